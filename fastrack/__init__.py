@@ -1,0 +1,80 @@
+"""Sealed tensors, from their owner to a device, without a detour through plaintext.
+
+The public names are loaded when they are first used, so that ``import fastrack`` costs little and needs no GPU.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from fastrack._version import __version__
+from fastrack.errors import (
+    AuthenticationError,
+    ClosedError,
+    DeviceError,
+    FastrackError,
+    FormatError,
+    KeyPermissionError,
+    UnknownKeyError,
+)
+
+if TYPE_CHECKING:
+    from fastrack.channel import Channel, to_device, to_host
+    from fastrack.files import SealedFile, load_file, save_file, seal_file
+    from fastrack.keys import Key, KeyRing
+    from fastrack.sealed import SealedRows, SealedTensor, seal, unseal
+
+__all__ = [
+    "AuthenticationError",
+    "Channel",
+    "ClosedError",
+    "DeviceError",
+    "FastrackError",
+    "FormatError",
+    "Key",
+    "KeyPermissionError",
+    "KeyRing",
+    "SealedFile",
+    "SealedRows",
+    "SealedTensor",
+    "UnknownKeyError",
+    "__version__",
+    "load_file",
+    "save_file",
+    "seal",
+    "seal_file",
+    "to_device",
+    "to_host",
+    "unseal",
+]
+
+_HOMES = {
+    "Channel": "fastrack.channel",
+    "Key": "fastrack.keys",
+    "KeyRing": "fastrack.keys",
+    "SealedFile": "fastrack.files",
+    "SealedRows": "fastrack.sealed",
+    "SealedTensor": "fastrack.sealed",
+    "load_file": "fastrack.files",
+    "save_file": "fastrack.files",
+    "seal": "fastrack.sealed",
+    "seal_file": "fastrack.files",
+    "to_device": "fastrack.channel",
+    "to_host": "fastrack.channel",
+    "unseal": "fastrack.sealed",
+}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+    value: object = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

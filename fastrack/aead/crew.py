@@ -1,0 +1,93 @@
+"""Threads that help with one native call.
+
+The caller works too, so that a run goes on however long its helpers wait for the interpreter, and nobody waits for a
+helper that came too late to find work.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+from fastrack.cobblestone import CHUNK
+
+_ALONE = 512 * 1024 // CHUNK  # runs shorter than this are done before a helper wakes up
+_HUGE_PAGE = 2 * 1024 * 1024 // CHUNK  # tickets this long keep two threads from touching one fresh huge page
+
+
+def run(kernel: Callable[..., int], arguments: tuple[Any, ...], count: int, threads: int, kept: object) -> int | None:
+    """Work `count` chunks on up to `threads` threads; the number of the first bad one, or None.
+
+    `kept` is what the kernel's addresses point into: it lives until the last thread has left the kernel.
+    """
+    from fastrack.aead import kernels
+
+    board = kernels.new_board()
+    place = int(board.__array_interface__["data"][0])
+    helpers = min(threads, count // _ALONE + 1) - 1
+    ticket = _ticket(count, helpers + 1)
+
+    def help_out() -> int:
+        return kernel(*arguments, ticket, place, False) if kept and board.size else 0
+
+    futures = _start(help_out, helpers)
+    try:
+        finished = kernel(*arguments, ticket, place, True)
+    except BaseException:
+        board[kernels.TICKET] = count
+        wait(futures)
+        raise
+    if not finished:
+        wait(futures)
+    bad = int(board[kernels.BAD])
+    return None if bad == kernels.ALL_GOOD else bad
+
+
+def default_threads() -> int:
+    """As many as the CPUs this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _ticket(count: int, threads: int) -> int:
+    """Chunks a thread takes at a time: whole huge pages if there are plenty, else an eighth of a fair share."""
+    share = count // threads
+    return _HUGE_PAGE if share >= 8 * _HUGE_PAGE else max(1, share // 8)
+
+
+def _start(work: Callable[[], int], helpers: int) -> list[Future[int]]:
+    if helpers < 1:
+        return []
+    try:
+        pool = _pool()
+        return [pool.submit(work) for _ in range(helpers)]
+    except RuntimeError:  # the interpreter is shutting down: the caller does it alone
+        return []
+
+
+_executor: ThreadPoolExecutor | None = None
+_lock = threading.Lock()
+
+
+def _pool() -> ThreadPoolExecutor:
+    global _executor  # noqa: PLW0603
+    if _executor is None:
+        with _lock:
+            if _executor is None:
+                _executor = ThreadPoolExecutor(max(32, default_threads()), thread_name_prefix="fastrack")
+    return _executor
+
+
+def _forget_threads() -> None:
+    """A forked child has none of its parent's threads: it starts its own when it needs them."""
+    global _executor, _lock  # noqa: PLW0603
+    _executor = None
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_threads)

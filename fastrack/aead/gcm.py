@@ -1,0 +1,430 @@
+"""AES-GCM of one chunk, as LLVM functions on vector instructions.
+
+Each builder adds one function to a module: `prepare` turns a message key into a *schedule*, and `open`, `verify` and
+`seal` work one chunk of up to 16 KiB with it (NIST SP 800-38D sections 7.1 and 7.2, with a 96-bit nonce, no associated
+data and a 128-bit tag). Counter mode and GHASH run interleaved, eight vectors at a time, in one pass over the data.
+
+No table is indexed by a secret and no branch depends on one, other than on the verdict itself. Ciphertext is read from
+memory once: the bytes that were authenticated are the bytes that are decrypted, though another process may be writing
+to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from llvmlite import ir
+
+from fastrack.aead.emit import I1, I8, I32, I64, Emitter, compile_for, declare
+
+_TARGETS = {  # by the width of the instructions: a microarchitecture level and what the code needs beside it
+    16: ("x86-64-v3", "+aes,+pclmul"),
+    32: ("x86-64-v3", "+aes,+pclmul,+vaes,+vpclmulqdq"),
+    64: ("x86-64-v4", "+aes,+pclmul,+vaes,+vpclmulqdq"),
+}
+
+_VECTORS = 8  # in flight at a time: enough to hide the latency of an AES round
+
+# A schedule, in bytes from a 64-byte boundary.
+_POWERS = 32  # of the hash key: as many as blocks are in flight at the widest
+_ROUND_KEYS = 0  # 15 round keys, each four times over so that any width loads them whole
+_HASH_KEYS = _ROUND_KEYS + 15 * 64  # H^32 ... H^1, byte-reversed and pre-shifted
+_HASH_HALVES = _HASH_KEYS + _POWERS * 16  # the sums of their words, for Karatsuba
+_NONCE = _HASH_HALVES + _POWERS * 16  # the base nonce and a zero counter, byte-reversed
+SCHEDULE_SIZE = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Which code to make: the key's bits, the vectors' bytes, and the widest instructions allowed."""
+
+    bits: int
+    width: int
+    native: int
+
+    @property
+    def rounds(self) -> int:
+        return {128: 10, 256: 14}[self.bits]
+
+    @property
+    def group(self) -> int:
+        """Bytes that one turn of the main loop works."""
+        return _VECTORS * self.width
+
+
+def chunk_function(module: ir.Module, form: Form, name: str) -> ir.Function:
+    """The function `name` ("prepare", "open", "verify" or "seal") of that form, built in `module` if it is not there yet.
+
+    `prepare(schedule, material)`; `open | seal(schedule, source, target, chunk, size) -> 1 or 0`;
+    `verify(schedule, source, chunk, size) -> 1 or 0`. Addresses, sizes and results are 64-bit integers.
+    """
+    build, arguments = _BUILDERS[name]
+    symbol = f"fastrack_{name}_{form.bits}_{form.width}_{form.native}"
+    known = module.globals.get(symbol)
+    if known is not None:
+        return known
+    function = ir.Function(module, ir.FunctionType(I64, [I64] * arguments), symbol)
+    function.linkage = "internal"
+    compile_for(function, *_TARGETS[form.native])
+    build(function, form)
+    return function
+
+
+# Preparing a key: FIPS 197 section 5.2 (expansion), SP 800-38D section 7.1 step 1 (hash key).
+
+
+def _build_prepare(function: ir.Function, form: Form) -> None:
+    schedule, material = function.args
+    builder = ir.IRBuilder(function.append_basic_block())
+    emit = Emitter(builder, 16)
+    wide = Emitter(builder, 64, native=16)
+
+    keys = _expand_128(emit, material) if form.bits == 128 else _expand_256(emit, material)
+    for index, key in enumerate(keys):
+        wide.store(wide.spread(key), schedule, _ROUND_KEYS + 64 * index, align=64)
+
+    hash_key = emit.words(0, 0)
+    hash_key = _encrypt_block(emit, hash_key, keys)
+    first = power = emit.times_x(emit.reverse_bytes(hash_key))
+    for exponent in range(1, _POWERS + 1):
+        place = (_POWERS - exponent) * 16
+        emit.store(power, schedule, _HASH_KEYS + place, align=16)
+        emit.store(emit.halves(power), schedule, _HASH_HALVES + place, align=16)
+        power = emit.multiply(power, first)
+
+    nonce = builder.add(material, ir.Constant(I64, form.bits // 8))
+    low = builder.zext(builder.load(builder.inttoptr(nonce, I64.as_pointer()), align=1), ir.IntType(128))
+    rest = builder.add(nonce, ir.Constant(I64, 8))
+    high = builder.zext(builder.load(builder.inttoptr(rest, I32.as_pointer()), align=1), ir.IntType(128))
+    block = builder.or_(low, builder.shl(high, ir.Constant(high.type, 64)))
+    emit.store(emit.reverse_bytes(builder.bitcast(block, emit.type)), schedule, _NONCE, align=16)
+    builder.ret(ir.Constant(I64, 1))
+
+
+def _expand_128(emit: Emitter, material: ir.Value) -> list[ir.Value]:
+    keys = [emit.load(material)]
+    for constant in (0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80, 0x1B, 0x36):
+        keys.append(_next_key(emit, keys[-1], keys[-1], constant, word=3))
+    return keys
+
+
+def _expand_256(emit: Emitter, material: ir.Value) -> list[ir.Value]:
+    keys = [emit.load(material), emit.load(material, 16)]
+    for constant in (0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40):
+        keys.append(_next_key(emit, keys[-2], keys[-1], constant, word=3))
+        keys.append(_next_key(emit, keys[-2], keys[-1], 0, word=2))
+    return keys[:15]
+
+
+def _next_key(emit: Emitter, before: ir.Value, last: ir.Value, constant: int, word: int) -> ir.Value:
+    builder = emit.builder
+    assist = declare(
+        builder.module, "llvm.x86.aesni.aeskeygenassist", ir.FunctionType(emit.type, [emit.type, I8])
+    )
+    words = builder.bitcast(builder.call(assist, [last, ir.Constant(I8, constant)]), ir.VectorType(I32, 4))
+    mask = ir.Constant(ir.VectorType(I32, 4), [ir.Constant(I32, word)] * 4)
+    mixed = builder.bitcast(builder.shuffle_vector(words, words, mask), emit.type)
+    running = builder.bitcast(before, ir.IntType(128))
+    for shift in (32, 64):
+        running = builder.xor(running, builder.shl(running, ir.Constant(running.type, shift)))
+    return emit.xor(builder.bitcast(running, emit.type), mixed)
+
+
+def _encrypt_block(emit: Emitter, block: ir.Value, keys: list[ir.Value]) -> ir.Value:
+    state = emit.xor(block, keys[0])
+    for key in keys[1:-1]:
+        state = emit.aes_round(state, key)
+    return emit.aes_last(state, keys[-1])
+
+
+# Working a chunk.
+
+
+def _build_open(function: ir.Function, form: Form) -> None:
+    schedule, source, target, chunk, size = function.args
+    work = _Chunk(function, form, schedule, chunk)
+    work.run(source, target, size, decrypt=True)
+    wanted = work.small.load(work.builder.add(source, size), once=True)
+    good = work.same(work.tag(size), wanted)
+    with work.builder.if_then(work.builder.icmp_unsigned("==", good, ir.Constant(I64, 0)), likely=False):
+        fill_zero(work.builder, target, size)
+    work.builder.ret(good)
+
+
+def _build_verify(function: ir.Function, form: Form) -> None:
+    schedule, source, chunk, size = function.args
+    work = _Chunk(function, form, schedule, chunk)
+    work.run(source, None, size, decrypt=True)
+    wanted = work.small.load(work.builder.add(source, size), once=True)
+    work.builder.ret(work.same(work.tag(size), wanted))
+
+
+def _build_seal(function: ir.Function, form: Form) -> None:
+    schedule, source, target, chunk, size = function.args
+    work = _Chunk(function, form, schedule, chunk)
+    work.run(source, target, size, decrypt=False)
+    work.small.store(work.tag(size), work.builder.add(target, size))
+    work.builder.ret(ir.Constant(I64, 1))
+
+
+_BUILDERS: dict[str, tuple[Callable[[ir.Function, Form], None], int]] = {
+    "prepare": (_build_prepare, 2),
+    "open": (_build_open, 5),
+    "verify": (_build_verify, 4),
+    "seal": (_build_seal, 5),
+}
+
+
+class _Chunk:
+    """The code of one chunk, being written: counter and hash travel through groups, then blocks, then the last bytes."""
+
+    def __init__(self, function: ir.Function, form: Form, schedule: ir.Value, chunk: ir.Value) -> None:
+        self.function = function
+        self.form = form
+        self.schedule = schedule
+        self.builder = ir.IRBuilder(function.append_basic_block())
+        self.small = Emitter(self.builder, 16)
+        self.wide = Emitter(self.builder, form.width, form.native)
+        self.scratch = self.builder.alloca(I8, 16)
+        # The nonce of chunk k is the base nonce XOR k, big-endian; byte-reversed, the counter is the lowest 32 bits.
+        number = self.builder.shl(self.builder.zext(chunk, ir.IntType(128)), ir.Constant(ir.IntType(128), 32))
+        base = self.small.load(schedule, _NONCE, align=16)
+        self.nonce = self.small.xor(base, self.builder.bitcast(number, base.type))
+        self.hash = self.small.words(0, 0)
+
+    def run(self, source: ir.Value, target: ir.Value | None, size: ir.Value, *, decrypt: bool) -> None:
+        group = ir.Constant(I64, self.form.group)
+        groups = self.builder.udiv(size, group)
+        self._groups(source, target, groups, decrypt=decrypt)
+        done = self.builder.mul(groups, group)
+        left = self.builder.sub(size, done)
+        counter = self.builder.add(self.builder.udiv(done, ir.Constant(I64, 16)), ir.Constant(I64, 2))
+        source = self.builder.add(source, done)
+        target = None if target is None else self.builder.add(target, done)
+        self._blocks(source, target, left, counter, decrypt=decrypt)
+
+    def tag(self, size: ir.Value) -> ir.Value:
+        """GHASH of the length block, masked with the encrypted first counter block."""
+        bits = self.builder.zext(self.builder.shl(size, ir.Constant(I64, 3)), ir.IntType(128))
+        self._absorb(self.small.reverse_bytes(self.builder.bitcast(bits, self.small.type)))
+        mask = self._keystream(ir.Constant(I64, 1))
+        return self.small.xor(self.small.reverse_bytes(self.hash), mask)
+
+    def same(self, left: ir.Value, right: ir.Value) -> ir.Value:
+        difference = self.builder.bitcast(self.small.xor(left, right), ir.IntType(128))
+        equal = self.builder.icmp_unsigned("==", difference, ir.Constant(difference.type, 0))
+        return self.builder.zext(equal, I64)
+
+    # The main loop. Deciphering hashes what it reads. Enciphering hashes what it wrote one turn before, kept in
+    # registers, so that the cipher and the hash of one turn do not wait for each other.
+
+    def _groups(self, source: ir.Value, target: ir.Value | None, groups: ir.Value, *, decrypt: bool) -> None:
+        builder, wide, form = self.builder, self.wide, self.form
+        entry = builder.block
+        loop, done = (self.function.append_basic_block() for _ in range(2))
+        first = wide.add32(wide.spread(self.nonce), wide.counters(range(2, 2 + wide.blocks)))
+        seeds = [wide.widen(self.hash)]
+        if not decrypt:
+            # The first turn has nothing to hash yet: it hashes zeros, which leave a hash of zero as it is.
+            seeds += [wide.words(0, 0)] * _VECTORS
+        builder.cbranch(builder.icmp_unsigned(">", groups, ir.Constant(I64, 0)), loop, done)
+
+        builder.position_at_end(loop)
+        turn = builder.phi(I64)
+        turn.add_incoming(ir.Constant(I64, 0), entry)
+        counter = builder.phi(wide.type)
+        counter.add_incoming(first, entry)
+        carried = [builder.phi(wide.type) for _ in seeds]
+        for phi, seed in zip(carried, seeds, strict=True):
+            phi.add_incoming(seed, entry)
+        offset = builder.mul(turn, ir.Constant(I64, form.group))
+        here = builder.add(source, offset)
+        texts = [wide.load(here, form.width * lane, once=True) for lane in range(_VECTORS)]
+        hashing = _Hashing(wide, self.schedule, carried[0], texts if decrypt else carried[1:])
+        if target is None:
+            for lane in range(_VECTORS):
+                hashing.absorb(lane)
+            result = []
+        else:
+            result = self._cipher(counter, texts, hashing)
+            there = builder.add(target, offset)
+            for lane, value in enumerate(result):
+                wide.store(value, there, form.width * lane)
+        turned = builder.add(turn, ir.Constant(I64, 1))
+        turn.add_incoming(turned, loop)
+        blocks = _VECTORS * wide.blocks
+        counter.add_incoming(wide.add32(counter, wide.counters([blocks] * wide.blocks)), loop)
+        folded = wide.fold(hashing.finish())
+        kept = [wide.widen(folded)] + ([] if decrypt else result)
+        for phi, value in zip(carried, kept, strict=True):
+            phi.add_incoming(value, loop)
+        builder.cbranch(builder.icmp_unsigned("<", turned, groups), loop, done)
+
+        builder.position_at_end(done)
+        ends = [builder.phi(folded.type)] + [builder.phi(wide.type) for _ in kept[1:]]
+        for phi, seed, value in zip(ends, [self.hash, *seeds[1:]], [folded, *kept[1:]], strict=True):
+            phi.add_incoming(seed, entry)
+            phi.add_incoming(value, loop)
+        self.hash = ends[0]
+        if not decrypt:
+            hashing = _Hashing(wide, self.schedule, wide.widen(ends[0]), ends[1:])
+            for lane in range(_VECTORS):
+                hashing.absorb(lane)
+            self.hash = wide.fold(hashing.finish())
+
+    def _cipher(self, counter: ir.Value, texts: list[ir.Value], hashing: _Hashing) -> list[ir.Value]:
+        wide, rounds = self.wide, self.form.rounds
+        states = []
+        key = self._round_key(0)
+        for lane in range(_VECTORS):
+            moved = wide.add32(counter, wide.counters([lane * wide.blocks] * wide.blocks)) if lane else counter
+            states.append(wide.xor(wide.reverse_bytes(moved), key))
+        due = [1 + lane * (rounds - 2) // _VECTORS for lane in range(_VECTORS)]
+        for step in range(1, rounds):
+            key = self._round_key(step)
+            states = [wide.aes_round(state, key) for state in states]
+            for lane in range(_VECTORS):
+                if due[lane] == step:
+                    hashing.absorb(lane)
+        key = self._round_key(rounds)
+        pairs = zip(states, texts, strict=True)
+        return [wide.aes_last(state, wide.xor(key, text)) for state, text in pairs]
+
+    def _round_key(self, step: int) -> ir.Value:
+        return self.wide.load(self.schedule, _ROUND_KEYS + 64 * step, align=self.form.width)
+
+    # What is left: whole blocks one by one, then a part of one.
+
+    def _blocks(
+        self, source: ir.Value, target: ir.Value | None, left: ir.Value, counter: ir.Value, *, decrypt: bool
+    ) -> None:
+        builder = self.builder
+        entry = builder.block
+        head, body, rest, partial, done = (self.function.append_basic_block() for _ in range(5))
+        builder.branch(head)
+
+        builder.position_at_end(head)
+        place, number = builder.phi(I64), builder.phi(I64)
+        running = builder.phi(self.small.type)
+        for phi, value in ((place, ir.Constant(I64, 0)), (number, counter), (running, self.hash)):
+            phi.add_incoming(value, entry)
+        after = builder.add(place, ir.Constant(I64, 16))
+        builder.cbranch(builder.icmp_unsigned("<=", after, left), body, rest)
+
+        builder.position_at_end(body)
+        self.hash = running
+        text = self.small.load(builder.add(source, place), once=True)
+        result = self._block(text, number, decrypt=decrypt, cipher=target is not None)
+        if target is not None:
+            self.small.store(result, builder.add(target, place))
+        place.add_incoming(after, body)
+        number.add_incoming(builder.add(number, ir.Constant(I64, 1)), body)
+        running.add_incoming(self.hash, body)
+        builder.branch(head)
+
+        builder.position_at_end(rest)
+        bytes_left = builder.sub(left, place)
+        builder.cbranch(builder.icmp_unsigned(">", bytes_left, ir.Constant(I64, 0)), partial, done)
+
+        builder.position_at_end(partial)
+        self.hash = running
+        last = self._last(
+            builder.add(source, place),
+            None if target is None else builder.add(target, place),
+            bytes_left,
+            number,
+            decrypt=decrypt,
+        )
+        builder.branch(done)
+
+        builder.position_at_end(done)
+        self.hash = builder.phi(self.small.type)
+        self.hash.add_incoming(running, rest)
+        self.hash.add_incoming(last, partial)
+
+    def _block(self, text: ir.Value, number: ir.Value, *, decrypt: bool, cipher: bool) -> ir.Value:
+        result = self.small.xor(text, self._keystream(number)) if cipher else text
+        self._absorb(text if decrypt else result)
+        return result
+
+    def _last(
+        self, source: ir.Value, target: ir.Value | None, size: ir.Value, number: ir.Value, *, decrypt: bool
+    ) -> ir.Value:
+        builder = self.builder
+        scratch = builder.ptrtoint(self.scratch, I64)
+        sixteen = ir.Constant(I64, 16)
+        fill_zero(builder, scratch, sixteen)
+        copy(builder, scratch, source, size)
+        text = self.small.load(scratch)
+        if target is None:
+            self._absorb(text)
+            return self.hash
+        result = self.small.xor(text, self._keystream(number))
+        self.small.store(result, scratch)
+        copy(builder, target, scratch, size)
+        fill_zero(builder, builder.add(scratch, size), builder.sub(sixteen, size))
+        self._absorb(text if decrypt else self.small.load(scratch))
+        fill_zero(builder, scratch, sixteen)
+        return self.hash
+
+    def _keystream(self, number: ir.Value) -> ir.Value:
+        counter = self.builder.bitcast(self.builder.zext(number, ir.IntType(128)), self.small.type)
+        block = self.small.reverse_bytes(self.small.add32(self.nonce, counter))
+        keys = [
+            self.small.load(self.schedule, _ROUND_KEYS + 64 * step, align=16)
+            for step in range(self.form.rounds + 1)
+        ]
+        return _encrypt_block(self.small, block, keys)
+
+    def _absorb(self, block: ir.Value) -> None:
+        place = (_POWERS - 1) * 16
+        key = self.small.load(self.schedule, _HASH_KEYS + place, align=16)
+        halves = self.small.load(self.schedule, _HASH_HALVES + place, align=16)
+        mixed = self.small.xor(self.hash, self.small.reverse_bytes(block))
+        self.hash = self.small.reduce(*self.small.product(mixed, key, halves))
+
+
+class _Hashing:
+    """GHASH of one group: every block times its own power of H, one reduction at the end."""
+
+    def __init__(self, wide: Emitter, schedule: ir.Value, start: ir.Value, texts: list[ir.Value]) -> None:
+        self.wide = wide
+        self.schedule = schedule
+        self.start = start
+        self.texts = texts
+        self.sums: tuple[ir.Value, ...] = ()
+
+    def absorb(self, lane: int) -> None:
+        wide = self.wide
+        text = wide.reverse_bytes(self.texts[lane])
+        if lane == 0:
+            text = wide.xor(text, self.start)
+        place = 16 * (_POWERS - _VECTORS * wide.blocks) + wide.width * lane
+        key = wide.load(self.schedule, _HASH_KEYS + place, align=wide.width)
+        halves = wide.load(self.schedule, _HASH_HALVES + place, align=wide.width)
+        product = wide.product(text, key, halves)
+        self.sums = tuple(map(wide.xor, self.sums, product)) if self.sums else product
+
+    def finish(self) -> ir.Value:
+        return self.wide.reduce(*self.sums)
+
+
+def fill_zero(builder: ir.IRBuilder, address: ir.Value, size: ir.Value) -> None:
+    """Overwrite memory with zeros, in a way that the optimiser may not leave out."""
+    pointer = I8.as_pointer()
+    signature = ir.FunctionType(ir.VoidType(), [pointer, I8, I64, I1])
+    fill = declare(builder.module, "llvm.memset.p0.i64", signature)
+    builder.call(fill, [builder.inttoptr(address, pointer), ir.Constant(I8, 0), size, ir.Constant(I1, 1)])
+
+
+def copy(builder: ir.IRBuilder, target: ir.Value, source: ir.Value, size: ir.Value) -> None:
+    """Copy memory that does not overlap."""
+    pointer = I8.as_pointer()
+    signature = ir.FunctionType(ir.VoidType(), [pointer, pointer, I64, I1])
+    move = declare(builder.module, "llvm.memcpy.p0.p0.i64", signature)
+    addresses = (builder.inttoptr(address, pointer) for address in (target, source))
+    builder.call(move, [*addresses, size, ir.Constant(I1, 0)])
+
+
+__all__ = ["SCHEDULE_SIZE", "Form", "chunk_function", "copy", "fill_zero"]

@@ -1,0 +1,269 @@
+"""Runs of chunks on the host's vector AES instructions, compiled by numba.
+
+`build(width, native)` gives the kernels for one vector width. Each is a single call without the GIL, and several threads
+may enter it on the same work: they draw *tickets* from a board until none is left, so that no thread waits for the
+interpreter between chunks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+from fastrack.aead import emit, gcm
+from fastrack.cobblestone import CHUNK, STRIDE
+
+# A board, in 64-bit words that lie on cache lines of their own.
+TICKET, BAD, DONE = 0, 8, 16
+BOARD_WORDS = 24
+ALL_GOOD = int(np.iinfo(np.int64).max)
+
+_BAD, _DONE = BAD * 8, DONE * 8
+_WAIT_CYCLES = 60_000_000  # some 20 ms: past that a thread is stuck, and the interpreter waits better
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The compiled entry points. Addresses and sizes are integers, `bits` is 128 or 256."""
+
+    prepare: Any
+    open_run: Any
+    verify_run: Any
+    seal_run: Any
+    open_pieces: Any
+
+
+def build(width: int, native: int) -> Kernels:
+    """Make the kernels for vectors of `width` bytes on instructions `native` bytes wide.
+
+    Nothing is compiled before the first call, and what was compiled is kept on disk. numba looks only at this file and at
+    what a kernel closes over to see whether that copy is still good, hence the digest in `form`.
+    """
+    form = f"{width}/{native}/{_source_digest()}"
+
+    @njit(nogil=True, cache=True)
+    def prepare(bits: int, schedule: int, material: int) -> None:
+        if bits == 256:
+            _prepare(form, 256, schedule, material)
+        else:
+            _prepare(form, 128, schedule, material)
+
+    @njit(nogil=True, cache=True)
+    def open_run(  # noqa: PLR0913
+        bits: int, schedule: int, source: int, target: int, first: int, count: int, size: int, grain: int,
+        board: int, wait: bool,
+    ) -> int:  # fmt: skip
+        while True:
+            start = _fetch_add(board, 1) * grain
+            if start >= count:
+                break
+            stop = min(start + grain, count)
+            for index in range(start, stop):
+                here, there = source + index * STRIDE, target + index * CHUNK
+                length = min(CHUNK, size - index * CHUNK)
+                if bits == 256:
+                    good = _open(form, 256, schedule, here, there, first + index, length)
+                else:
+                    good = _open(form, 128, schedule, here, there, first + index, length)
+                if not good:
+                    _fetch_min(board + _BAD, first + index)
+            _fetch_add(board + _DONE, stop - start)
+        return _finished(board, count, wait)
+
+    @njit(nogil=True, cache=True)
+    def verify_run(  # noqa: PLR0913
+        bits: int, schedule: int, source: int, first: int, count: int, size: int, grain: int, board: int, wait: bool
+    ) -> int:
+        while True:
+            start = _fetch_add(board, 1) * grain
+            if start >= count:
+                break
+            stop = min(start + grain, count)
+            for index in range(start, stop):
+                here = source + index * STRIDE
+                length = min(CHUNK, size - index * CHUNK)
+                if bits == 256:
+                    good = _verify(form, 256, schedule, here, first + index, length)
+                else:
+                    good = _verify(form, 128, schedule, here, first + index, length)
+                if not good:
+                    _fetch_min(board + _BAD, first + index)
+            _fetch_add(board + _DONE, stop - start)
+        return _finished(board, count, wait)
+
+    @njit(nogil=True, cache=True)
+    def seal_run(  # noqa: PLR0913
+        bits: int, schedule: int, source: int, target: int, first: int, count: int, size: int, grain: int,
+        board: int, wait: bool,
+    ) -> int:  # fmt: skip
+        while True:
+            start = _fetch_add(board, 1) * grain
+            if start >= count:
+                break
+            stop = min(start + grain, count)
+            for index in range(start, stop):
+                here, there = source + index * CHUNK, target + index * STRIDE
+                length = min(CHUNK, size - index * CHUNK)
+                if bits == 256:
+                    _seal(form, 256, schedule, here, there, first + index, length)
+                else:
+                    _seal(form, 128, schedule, here, there, first + index, length)
+            _fetch_add(board + _DONE, stop - start)
+        return _finished(board, count, wait)
+
+    @njit(nogil=True, cache=True)
+    def open_pieces(  # noqa: PLR0913
+        bits: int, schedule: int, source: int, target: int, chunks: Any, starts: Any, pieces: Any, size: int,
+        grain: int, board: int, wait: bool,
+    ) -> int:  # fmt: skip
+        count = chunks.size
+        buffer = np.empty(CHUNK, np.uint8)
+        scratch = buffer.ctypes.data
+        while True:
+            start = _fetch_add(board, 1) * grain
+            if start >= count:
+                break
+            stop = min(start + grain, count)
+            for index in range(start, stop):
+                chunk = chunks[index]
+                here = source + chunk * STRIDE
+                length = min(CHUNK, size - chunk * CHUNK)
+                low, high = starts[index], starts[index + 1]
+                whole = high - low == 1 and pieces[low, 2] == length
+                there = target + pieces[low, 1] if whole else scratch
+                if bits == 256:
+                    good = _open(form, 256, schedule, here, there, chunk, length)
+                else:
+                    good = _open(form, 128, schedule, here, there, chunk, length)
+                if not good:
+                    _fetch_min(board + _BAD, chunk)
+                if not whole:
+                    # The scratch of a bad chunk holds zeros, and so do its pieces then.
+                    for piece in range(low, high):
+                        _copy(target + pieces[piece, 1], scratch + pieces[piece, 0], pieces[piece, 2])
+            _fetch_add(board + _DONE, stop - start)
+        _wipe(scratch, CHUNK)
+        return _finished(board, count, wait)
+
+    return Kernels(prepare, open_run, verify_run, seal_run, open_pieces)
+
+
+def new_board() -> np.ndarray[Any, np.dtype[np.int64]]:
+    board = np.zeros(BOARD_WORDS, np.int64)
+    board[BAD] = ALL_GOOD
+    return board
+
+
+@njit(nogil=True, cache=True)
+def _finished(board: int, count: int, wait: bool) -> int:
+    """1 once every chunk is worked, 0 if others are still at it (after a short wait for them, if asked to)."""
+    since = _cycles()
+    while _fetch_add(board + _DONE, 0) < count:
+        if not wait or _cycles() - since > _WAIT_CYCLES:
+            return 0
+        _yield()
+    return 1
+
+
+def _source_digest() -> str:
+    text = b"".join(Path(module.__file__).read_bytes() for module in (emit, gcm))
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
+# The chunk functions as intrinsics. `form` and `bits` are literals that choose the code.
+
+
+@intrinsic(prefer_literal=True)
+def _prepare(typingctx: Any, form: Any, bits: Any, schedule: Any, material: Any) -> Any:
+    return _typed("prepare", form, bits, schedule, material)
+
+
+@intrinsic(prefer_literal=True)
+def _open(typingctx: Any, form: Any, bits: Any, schedule: Any, source: Any, target: Any, chunk: Any, size: Any) -> Any:
+    return _typed("open", form, bits, schedule, source, target, chunk, size)
+
+
+@intrinsic(prefer_literal=True)
+def _verify(typingctx: Any, form: Any, bits: Any, schedule: Any, source: Any, chunk: Any, size: Any) -> Any:
+    return _typed("verify", form, bits, schedule, source, chunk, size)
+
+
+@intrinsic(prefer_literal=True)
+def _seal(typingctx: Any, form: Any, bits: Any, schedule: Any, source: Any, target: Any, chunk: Any, size: Any) -> Any:
+    return _typed("seal", form, bits, schedule, source, target, chunk, size)
+
+
+def _typed(name: str, form: Any, bits: Any, *arguments: Any) -> Any:
+    width, native, _ = form.literal_value.split("/")
+    made = gcm.Form(bits.literal_value, int(width), int(native))
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
+        return builder.call(gcm.chunk_function(builder.module, made, name), values[2:])
+
+    return types.int64(form, bits, *[types.int64] * len(arguments)), codegen
+
+
+# Memory and threads.
+
+
+@intrinsic
+def _fetch_add(typingctx: Any, address: Any, value: Any) -> Any:
+    return types.int64(types.int64, types.int64), _atomic("add")
+
+
+@intrinsic
+def _fetch_min(typingctx: Any, address: Any, value: Any) -> Any:
+    return types.int64(types.int64, types.int64), _atomic("min")
+
+
+def _atomic(operation: str) -> Any:
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
+        address, value = values
+        pointer = builder.inttoptr(address, emit.I64.as_pointer())
+        return builder.atomic_rmw(operation, pointer, value, "seq_cst")
+
+    return codegen
+
+
+@intrinsic
+def _copy(typingctx: Any, target: Any, source: Any, size: Any) -> Any:
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
+        gcm.copy(builder, *values)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
+def _wipe(typingctx: Any, address: Any, size: Any) -> Any:
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
+        gcm.fill_zero(builder, *values)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@intrinsic
+def _cycles(typingctx: Any) -> Any:
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
+        counter = emit.declare(builder.module, "llvm.readcyclecounter", ir.FunctionType(emit.I64, []))
+        return builder.call(counter, [])
+
+    return types.int64(), codegen
+
+
+@intrinsic
+def _yield(typingctx: Any) -> Any:
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
+        yielding = emit.declare(builder.module, "sched_yield", ir.FunctionType(emit.I32, []))
+        builder.call(yielding, [])
+        return context.get_dummy_value()
+
+    return types.void(), codegen

@@ -1,0 +1,322 @@
+"""The message format: C2SP chunked encryption ("Cobblestone") as arithmetic and key derivation.
+
+A message is a header, then chunks. The header is a salt and a commitment. Every chunk holds 16 KiB of plaintext and a
+tag, but for the last, which is always shorter and may hold nothing but its tag::
+
+    | salt 24 | commitment 32 | 16384 + tag 16 | 16384 + tag 16 | ... | 0 to 16383 + tag 16 |
+    0         24              56               16456            32856
+
+Raw mode is the same without the header, for two sides that already share a message key. The format is specified at
+https://c2sp.org/chunked-encryption. Nothing here touches an array, a file or a device.
+"""
+
+from __future__ import annotations
+
+import hmac
+from typing import Final, NoReturn, Self
+
+from cryptography.hazmat.primitives.hashes import SHA512
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
+
+from fastrack.errors import AuthenticationError, ClosedError, FormatError
+
+__all__ = [
+    "CHUNK",
+    "COMMITMENT",
+    "HEADER",
+    "MAX_CHUNKS",
+    "MAX_PLAIN_SIZE",
+    "NONCE",
+    "SALT",
+    "STRIDE",
+    "TAG",
+    "MessageKey",
+    "chunk_count",
+    "chunk_nonce",
+    "chunk_offset",
+    "derive",
+    "message_size",
+    "open_header",
+    "plain_size",
+    "raw_plain_size",
+    "raw_size",
+]
+
+Bytes = bytes | bytearray | memoryview
+
+CHUNK: Final = 16384
+"""Bytes of plaintext in every chunk but the last."""
+TAG: Final = 16
+"""Bytes of the AES-GCM tag that ends every chunk."""
+STRIDE: Final = CHUNK + TAG
+"""Bytes from the start of one chunk to the start of the next."""
+SALT: Final = 24
+"""Bytes of random salt that open a message."""
+COMMITMENT: Final = 32
+"""Bytes of key commitment that follow the salt."""
+HEADER: Final = SALT + COMMITMENT
+"""Bytes before the first chunk."""
+NONCE: Final = 12
+"""Bytes of an AES-GCM nonce."""
+MAX_CHUNKS: Final = 2**38
+"""Chunks that a message may have at most: its chunk numbers have 38 bits."""
+MAX_PLAIN_SIZE: Final = MAX_CHUNKS * CHUNK - 1
+"""Bytes of plaintext that a message may hold at most, one short of 4 PiB."""
+
+_AEADS = {16: b"AEAD_AES_128_GCM", 32: b"AEAD_AES_256_GCM"}
+_LABEL = b"c2sp.org/chunked-encryption@v1+"
+_SHA512 = SHA512()
+
+
+class MessageKey:
+    """The secrets of one message: its AES key and its base nonce. Wiped when it goes away.
+
+    Parameters
+    ----------
+    material : bytearray
+        The AES key (16 or 32 bytes), then the base nonce (12 bytes). Taken over, not copied, and later wiped.
+    commitment : bytes
+        The 32 bytes that the header of the message holds; empty in raw mode.
+    """
+
+    __slots__ = ("_material", "_wiped", "commitment")
+
+    commitment: bytes
+
+    def __init__(self, material: bytearray, commitment: bytes = b"") -> None:
+        self._material = material
+        self._wiped = False
+        self.commitment = commitment
+        if len(material) - NONCE not in _AEADS:
+            message = f"a message key holds 28 or 44 bytes (key and base nonce), not {len(material)}"
+            raise FormatError(message)
+
+    @classmethod
+    def raw(cls, key: Bytes, nonce: Bytes) -> Self:
+        """Join a key and a base nonce that both sides already share, for raw mode.
+
+        Parameters
+        ----------
+        key : bytes-like
+            16 or 32 bytes.
+        nonce : bytes-like
+            12 bytes. A (key, nonce) pair may seal one message, ever.
+
+        Raises
+        ------
+        FormatError
+            If either has another length.
+        """
+        if len(key) not in _AEADS or len(nonce) != NONCE:
+            message = f"raw mode takes a key of 16 or 32 bytes and a nonce of 12, not {len(key)} and {len(nonce)}"
+            raise FormatError(message)
+        material = bytearray(len(key) + NONCE)
+        # Through a view: a slice assigned to a bytearray itself goes through a copy that nobody wipes.
+        view = memoryview(material)
+        view[:-NONCE] = key
+        view[-NONCE:] = nonce
+        return cls(material)
+
+    @property
+    def material(self) -> bytearray:
+        """The AES key and the base nonce after it: 28 or 44 bytes, in place, never to be copied.
+
+        Raises
+        ------
+        ClosedError
+            If it has been wiped.
+        """
+        if self._wiped:
+            message = "this message key was wiped; derive it again from the header of its message"
+            raise ClosedError(message)
+        return self._material
+
+    @property
+    def key(self) -> memoryview:
+        """The AES key: a read-only view of 16 or 32 bytes."""
+        return memoryview(self.material).toreadonly()[:-NONCE]
+
+    @property
+    def nonce(self) -> memoryview:
+        """The base nonce: a read-only view of 12 bytes."""
+        return memoryview(self.material).toreadonly()[-NONCE:]
+
+    def wipe(self) -> None:
+        """Overwrite the secrets with zeros, in place. Every view of them shows zeros from then on."""
+        self._wiped = True
+        self._material[:] = bytes(len(self._material))
+
+    def __del__(self) -> None:
+        self.wipe()
+
+    def __reduce__(self) -> NoReturn:
+        message = "a message key stays in the process that derived it; send the message and derive it there again"
+        raise TypeError(message)
+
+    def __repr__(self) -> str:
+        state = "wiped" if self._wiped else f"{8 * (len(self._material) - NONCE)}-bit"
+        return f"<MessageKey {state}>"
+
+
+def derive(secret: Bytes, salt: Bytes, context: Bytes) -> MessageKey:
+    """Derive the message key and the commitment: HKDF-Expand-SHA-512 as c2sp.org/chunked-encryption lays down.
+
+    Parameters
+    ----------
+    secret : bytes-like
+        The owner's key: 16 bytes for Cobblestone-128, 32 bytes for Cobblestone-256.
+    salt : bytes-like
+        24 bytes: fresh and random to seal a message, its first bytes to open it.
+    context : bytes-like
+        What the message is bound to; any length.
+
+    Returns
+    -------
+    MessageKey
+        With its commitment.
+
+    Raises
+    ------
+    FormatError
+        If the secret or the salt has another length.
+    """
+    size = len(secret)
+    aead = _AEADS.get(size)
+    if aead is None:
+        message = f"a key has 16 or 32 bytes, not {size}"
+        raise FormatError(message)
+    if len(salt) != SALT:
+        message = f"a salt has {SALT} bytes, not {len(salt)}"
+        raise FormatError(message)
+    info = b"".join((_LABEL, aead, b"\0", salt, context))
+    # Every step writes in place: an intermediate `bytes` could not be wiped, and shrinking a bytearray may move it.
+    output = bytearray(size + NONCE + COMMITMENT)
+    HKDFExpand(_SHA512, len(output), info).derive_into(secret, output)
+    material = bytearray(size + NONCE)
+    memoryview(material)[:] = memoryview(output)[:-COMMITMENT]
+    commitment = bytes(memoryview(output)[-COMMITMENT:])
+    output[:] = bytes(len(output))
+    return MessageKey(material, commitment)
+
+
+def open_header(header: Bytes, secret: Bytes, context: Bytes) -> MessageKey:
+    """Derive the key of a message from its header, and check that the header commits to it.
+
+    Parameters
+    ----------
+    header : bytes-like
+        The first 56 bytes of the message.
+    secret : bytes-like
+        The owner's key: 16 or 32 bytes.
+    context : bytes-like
+        What the message was bound to when it was sealed.
+
+    Returns
+    -------
+    MessageKey
+        The one that opens the chunks of this message.
+
+    Raises
+    ------
+    AuthenticationError
+        If the key or the context is another one, or the header was altered. No chunk has been looked at.
+    FormatError
+        If the header or the secret has another length.
+    """
+    if len(header) != HEADER:
+        message = f"a message starts with a header of {HEADER} bytes, not {len(header)}: it was cut short"
+        raise FormatError(message)
+    message_key = derive(secret, header[:SALT], context)
+    if not hmac.compare_digest(message_key.commitment, header[SALT:]):
+        message_key.wipe()
+        message = (
+            "the header does not match: another key sealed this message, or its context (name, dtype, shape or file) "
+            "is not the one it was sealed with, or its first 56 bytes were altered; check the key first, then get the "
+            "message again from its owner"
+        )
+        raise AuthenticationError(message)
+    return message_key
+
+
+def chunk_count(plain_size: int) -> int:
+    """Count the chunks of a message: at least one, since the last is always shorter than 16 KiB.
+
+    Parameters
+    ----------
+    plain_size : int
+        Bytes of plaintext.
+
+    Raises
+    ------
+    FormatError
+        If it is negative, or more than a message may hold.
+    """
+    if not 0 <= plain_size <= MAX_PLAIN_SIZE:
+        message = f"a message holds 0 to {MAX_PLAIN_SIZE} bytes, not {plain_size}: split the tensor"
+        raise FormatError(message)
+    return plain_size // CHUNK + 1
+
+
+def message_size(plain_size: int) -> int:
+    """Bytes of the message that holds so many bytes of plaintext. Raises as `chunk_count` does."""
+    return HEADER + raw_size(plain_size)
+
+
+def raw_size(plain_size: int) -> int:
+    """Bytes of the chunks alone, without a header, for so many of plaintext. Raises as `chunk_count` does."""
+    return plain_size + TAG * chunk_count(plain_size)
+
+
+def plain_size(message_size: int) -> int:
+    """Bytes of plaintext in a message of so many bytes.
+
+    Raises
+    ------
+    FormatError
+        If no message has that size: it was cut short, or something follows it.
+    """
+    if message_size < HEADER + TAG:
+        message = f"{message_size} bytes are no message: the shortest has {HEADER + TAG}; it was cut short"
+        raise FormatError(message)
+    return raw_plain_size(message_size - HEADER)
+
+
+def raw_plain_size(raw_size: int) -> int:
+    """Bytes of plaintext in so many bytes of chunks, without a header.
+
+    Raises
+    ------
+    FormatError
+        If no run of chunks has that size: the last must have a tag, and be shorter than the others.
+    """
+    full, last = divmod(raw_size, STRIDE)
+    if last < TAG or not 0 <= full < MAX_CHUNKS:
+        message = f"{raw_size} bytes of chunks do not end in a last chunk: they were cut short, or something follows"
+        raise FormatError(message)
+    return full * CHUNK + last - TAG
+
+
+def chunk_offset(chunk: int) -> int:
+    """Where a chunk starts, in bytes from the start of its message (header included)."""
+    return HEADER + chunk * STRIDE
+
+
+def chunk_nonce(base: Bytes, chunk: int) -> bytes:
+    """Give the AES-GCM nonce of one chunk: the base nonce XOR the chunk number, big-endian in the last 38 bits.
+
+    Parameters
+    ----------
+    base : bytes-like
+        The base nonce, 12 bytes.
+    chunk : int
+        The chunk number, from 0.
+
+    Raises
+    ------
+    FormatError
+        If the base has another length, or the number more than 38 bits.
+    """
+    if len(base) != NONCE or not 0 <= chunk < MAX_CHUNKS:
+        message = f"a nonce has {NONCE} bytes and a chunk number 38 bits, not {len(base)} and {chunk}"
+        raise FormatError(message)
+    return (int.from_bytes(base) ^ chunk).to_bytes(NONCE)

@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from fastrack.keys import KEY_FILE_VARIABLE
+
+# Makes `helpers` importable from every test folder.
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(autouse=True)
+def _no_key_from_the_environment(monkeypatch):
+    monkeypatch.delenv(KEY_FILE_VARIABLE, raising=False)

@@ -1,0 +1,368 @@
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+from cryptography import cobblestone as reference
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from helpers.vectors import cobblestone_128
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastrack import cobblestone
+from fastrack.cobblestone import (
+    CHUNK,
+    HEADER,
+    MAX_CHUNKS,
+    MAX_PLAIN_SIZE,
+    SALT,
+    STRIDE,
+    TAG,
+    MessageKey,
+    chunk_count,
+    chunk_nonce,
+    chunk_offset,
+    derive,
+    message_size,
+    open_header,
+    plain_size,
+    raw_plain_size,
+    raw_size,
+)
+from fastrack.errors import AuthenticationError, ClosedError, FormatError
+
+ENCRYPTORS = {16: reference.Cobblestone128Encryptor, 32: reference.Cobblestone256Encryptor}
+SECRETS = st.binary(min_size=16, max_size=16) | st.binary(min_size=32, max_size=32)
+PLAIN_SIZES = st.integers(0, 4 * CHUNK) | st.integers(0, MAX_PLAIN_SIZE)
+EDGES = [0, 1, TAG, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK - 1, 2 * CHUNK, 256 * CHUNK, 257 * CHUNK + 1]
+VECTORS = cobblestone_128()
+each_key_size = pytest.mark.parametrize("size", [16, 32])
+
+
+def sealed_elsewhere(secret, context, plain):
+    encryptor = ENCRYPTORS[len(secret)](secret, context)
+    return encryptor.update(plain) + encryptor.finalize()
+
+
+def opened_with(message_key, message):
+    """Open a message chunk by chunk with nothing but this module's arithmetic and plain AES-GCM."""
+    size = plain_size(len(message))
+    plain = b""
+    for chunk in range(chunk_count(size)):
+        start = chunk_offset(chunk)
+        nonce = chunk_nonce(message_key.nonce, chunk)
+        plain += AESGCM(message_key.key).decrypt(nonce, message[start : start + STRIDE], None)
+    return plain
+
+
+# Published vectors
+
+
+@pytest.mark.parametrize("vector", VECTORS)
+def test_a_published_header_opens_or_is_refused(vector):
+    if "HeaderFailure" in vector.flags:
+        with pytest.raises((AuthenticationError, FormatError)):
+            open_header(vector.message[:HEADER], vector.key, vector.context)
+    else:
+        message_key = open_header(vector.message[:HEADER], vector.key, vector.context)
+        assert bytes(message_key.key) == vector.aead_key
+        assert bytes(message_key.nonce) == vector.base_nonce
+
+
+@pytest.mark.parametrize("vector", VECTORS)
+def test_a_published_message_has_the_size_it_should(vector):
+    if vector.valid:
+        assert plain_size(len(vector.message)) == vector.plain_size
+        assert message_size(vector.plain_size) == len(vector.message)
+        assert raw_plain_size(len(vector.message) - HEADER) == vector.plain_size
+    elif "Truncation" in vector.flags and vector.number not in TRUNCATED_BUT_POSSIBLE:
+        with pytest.raises(FormatError):
+            plain_size(len(vector.message))
+
+
+# The second chunk of this one was cut in its middle: as short as a last chunk may be, so only its tag can tell.
+TRUNCATED_BUT_POSSIBLE = {32}
+
+
+@pytest.mark.parametrize("vector", VECTORS)
+def test_a_published_message_opens_chunk_by_chunk(vector):
+    if not vector.valid:
+        return
+    message_key = open_header(vector.message[:HEADER], vector.key, vector.context)
+    assert len(opened_with(message_key, vector.message)) == vector.plain_size
+
+
+# Agreement with the reference implementation
+
+
+@each_key_size
+@given(data=st.data(), context=st.binary(max_size=200))
+def test_the_reference_makes_headers_that_open_here(size, data, context):
+    secret = data.draw(st.binary(min_size=size, max_size=size))
+    message = sealed_elsewhere(secret, context, b"")
+    message_key = open_header(message[:HEADER], secret, context)
+    assert message_key.commitment == message[SALT:HEADER]
+    assert len(message_key.material) == size + 12
+
+
+@each_key_size
+@pytest.mark.parametrize("plain_bytes", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 258 * CHUNK + 5])
+def test_the_reference_makes_messages_that_open_here(size, plain_bytes):
+    secret, plain = bytes(range(size)), bytes(i % 251 for i in range(plain_bytes))
+    message = sealed_elsewhere(secret, b"context", plain)
+    assert len(message) == message_size(plain_bytes)
+    assert opened_with(open_header(message[:HEADER], secret, b"context"), message) == plain
+
+
+@each_key_size
+def test_the_reference_opens_a_message_made_by_this_arithmetic(size):
+    secret, salt = bytes(range(size)), bytes(range(SALT))
+    message_key = derive(secret, salt, b"context")
+    chunks = [bytes(CHUNK), bytes(CHUNK), b"end"]
+    message = salt + message_key.commitment
+    for number, chunk in enumerate(chunks):
+        message += AESGCM(message_key.key).encrypt(chunk_nonce(message_key.nonce, number), chunk, None)
+    decryptor = {16: reference.Cobblestone128Decryptor, 32: reference.Cobblestone256Decryptor}[size](secret, b"context")
+    assert decryptor.update(message) + decryptor.finalize() == b"".join(chunks)
+
+
+def test_chunks_are_bound_to_their_place():
+    secret = bytes(32)
+    message = sealed_elsewhere(secret, b"", bytes(2 * CHUNK))
+    first, second = chunk_offset(0), chunk_offset(1)
+    swapped = message[:first] + message[second : second + STRIDE] + message[first:second] + message[second + STRIDE :]
+    with pytest.raises(InvalidTag):
+        opened_with(open_header(swapped[:HEADER], secret, b""), swapped)
+
+
+# Headers
+
+
+def test_every_flipped_bit_of_a_header_is_refused():
+    secret = bytes(32)
+    header = sealed_elsewhere(secret, b"context", b"")[:HEADER]
+    for bit in range(8 * HEADER):
+        bad = bytearray(header)
+        bad[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(AuthenticationError):
+            open_header(bad, secret, b"context")
+
+
+def test_every_truncation_of_a_header_is_refused():
+    header = sealed_elsewhere(bytes(32), b"", b"")[:HEADER]
+    for size in range(HEADER):
+        with pytest.raises(FormatError, match="cut short"):
+            open_header(header[:size], bytes(32), b"")
+
+
+@pytest.mark.parametrize(
+    ("secret", "context"),
+    [
+        (b"\1" + bytes(31), b"context"),
+        (bytes(16), b"context"),
+        (bytes(32), b""),
+        (bytes(32), b"context\0"),
+        (bytes(32), b"Context"),
+    ],
+)
+def test_another_key_or_context_is_refused_before_any_chunk(secret, context):
+    header = sealed_elsewhere(bytes(32), b"context", b"")[:HEADER]
+    with pytest.raises(AuthenticationError, match=r"key .* context") as caught:
+        open_header(header, secret, context)
+    assert caught.value.chunk is None
+
+
+def test_a_header_may_be_a_view_of_a_mapped_file():
+    message = memoryview(bytearray(sealed_elsewhere(bytes(32), b"", b"abc")))
+    assert opened_with(open_header(message[:HEADER], memoryview(bytes(32)), bytearray()), message) == b"abc"
+
+
+@pytest.mark.parametrize("size", [0, 1, 15, 17, 24, 31, 33, 64])
+def test_a_secret_of_another_length_is_refused(size):
+    with pytest.raises(FormatError, match=f"not {size}"):
+        derive(bytes(size), bytes(SALT), b"")
+
+
+@pytest.mark.parametrize("size", [0, 23, 25, 32])
+def test_a_salt_of_another_length_is_refused(size):
+    with pytest.raises(FormatError, match=f"not {size}"):
+        derive(bytes(32), bytes(size), b"")
+
+
+@given(secret=SECRETS, salt=st.binary(min_size=SALT, max_size=SALT), context=st.binary(max_size=50))
+def test_every_input_changes_every_output(secret, salt, context):
+    one = derive(secret, salt, context)
+    flipped = bytes([salt[0] ^ 1]) + salt[1:]
+    for other in (derive(secret, flipped, context), derive(secret, salt, context + b"\0")):
+        assert bytes(one.key) != bytes(other.key)
+        assert bytes(one.nonce) != bytes(other.nonce)
+        assert one.commitment != other.commitment
+
+
+# Message keys
+
+
+def test_a_raw_message_key_joins_a_key_and_a_nonce():
+    message_key = MessageKey.raw(b"k" * 16, bytearray(b"n" * 12))
+    assert message_key.material == b"k" * 16 + b"n" * 12
+    assert (message_key.key, message_key.nonce, message_key.commitment) == (b"k" * 16, b"n" * 12, b"")
+
+
+@pytest.mark.parametrize(("key", "nonce"), [(15, 12), (28, 12), (44, 12), (0, 12), (16, 11), (32, 24), (32, 0)])
+def test_a_raw_message_key_of_another_size_is_refused(key, nonce):
+    with pytest.raises(FormatError, match=f"not {key} and {nonce}"):
+        MessageKey.raw(bytes(key), bytes(nonce))
+
+
+@pytest.mark.parametrize("size", [0, 12, 27, 29, 43, 45, 76])
+def test_material_of_another_size_is_refused(size):
+    with pytest.raises(FormatError, match=f"not {size}"):
+        MessageKey(bytearray(size))
+
+
+def test_wiping_a_message_key_overwrites_it_in_place():
+    message_key = derive(bytes(32), bytes(SALT), b"")
+    material, key, nonce = message_key.material, message_key.key, message_key.nonce
+    assert any(material)
+    message_key.wipe()
+    message_key.wipe()
+    assert bytes(material) == bytes(44)
+    assert bytes(key) + bytes(nonce) == bytes(44)
+
+
+@pytest.mark.parametrize("name", ["material", "key", "nonce"])
+def test_a_wiped_message_key_is_not_handed_out_as_zeros(name):
+    message_key = derive(bytes(32), bytes(SALT), b"")
+    message_key.wipe()
+    with pytest.raises(ClosedError, match="derive it again"):
+        getattr(message_key, name)
+
+
+def test_a_message_key_that_goes_away_wipes_itself():
+    message_key = derive(bytes(32), bytes(SALT), b"")
+    material = message_key.material
+    del message_key
+    assert bytes(material) == bytes(44)
+
+
+def test_a_message_key_whose_header_was_refused_is_wiped(monkeypatch):
+    derived = []
+    monkeypatch.setattr(cobblestone, "derive", lambda *given: derived.append(derive(*given)) or derived[-1])
+    with pytest.raises(AuthenticationError):
+        open_header(bytes(HEADER), bytes(32), b"")
+    assert "wiped" in repr(derived[0])
+
+
+def test_the_views_of_a_message_key_cannot_be_written_to():
+    message_key = MessageKey.raw(bytes(16), bytes(12))
+    assert message_key.key.readonly
+    assert message_key.nonce.readonly
+
+
+def test_a_repr_of_a_message_key_shows_no_secret():
+    assert repr(MessageKey.raw(b"k" * 32, b"n" * 12)) == "<MessageKey 256-bit>"
+    assert repr(MessageKey.raw(b"k" * 16, b"n" * 12)) == "<MessageKey 128-bit>"
+
+
+@pytest.mark.parametrize("duplicate", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_message_key_stays_in_its_process(duplicate):
+    with pytest.raises(TypeError, match="derive it there again"):
+        duplicate(MessageKey.raw(bytes(16), bytes(12)))
+
+
+# Sizes
+
+
+@given(PLAIN_SIZES)
+def test_sizes_are_inverse(size):
+    assert plain_size(message_size(size)) == size
+    assert raw_plain_size(raw_size(size)) == size
+    assert message_size(size) == HEADER + raw_size(size)
+
+
+@given(PLAIN_SIZES)
+def test_the_last_chunk_is_always_shorter_than_the_others(size):
+    last = message_size(size) - chunk_offset(chunk_count(size) - 1)
+    assert TAG <= last < STRIDE
+
+
+@given(st.integers(0, 4 * STRIDE) | st.integers(0, 2**60))
+def test_a_size_is_either_that_of_one_plaintext_or_refused(size):
+    try:
+        inside = plain_size(size)
+    except FormatError:
+        chunks = size - HEADER
+        assert chunks < TAG or chunks % STRIDE < TAG or chunks // STRIDE >= MAX_CHUNKS
+    else:
+        assert message_size(inside) == size
+
+
+@pytest.mark.parametrize("size", EDGES)
+def test_edges_of_chunks_are_counted_right(size):
+    full, last = divmod(size, CHUNK)
+    assert chunk_count(size) == full + 1
+    assert raw_size(size) == full * STRIDE + last + TAG
+
+
+@pytest.mark.parametrize(
+    "size", [-1, 0, 55, 56, 71, HEADER + STRIDE, HEADER + STRIDE + 15, HEADER + 5 * STRIDE, HEADER + 5 * STRIDE + 1]
+)
+def test_no_message_has_an_impossible_size(size):
+    with pytest.raises(FormatError, match="cut short"):
+        plain_size(size)
+    with pytest.raises(FormatError, match="cut short"):
+        raw_plain_size(size - HEADER)
+
+
+@pytest.mark.parametrize("size", [HEADER + TAG, HEADER + STRIDE - 1, HEADER + STRIDE + TAG])
+def test_the_shortest_and_longest_last_chunks_are_possible(size):
+    assert message_size(plain_size(size)) == size
+
+
+def test_a_message_ends_where_its_chunk_numbers_do():
+    assert chunk_count(MAX_PLAIN_SIZE) == MAX_CHUNKS
+    assert plain_size(message_size(MAX_PLAIN_SIZE)) == MAX_PLAIN_SIZE
+    with pytest.raises(FormatError, match="split the tensor"):
+        chunk_count(MAX_PLAIN_SIZE + 1)
+    with pytest.raises(FormatError):
+        plain_size(message_size(MAX_PLAIN_SIZE) + TAG + 1)
+
+
+@pytest.mark.parametrize("measure", [chunk_count, message_size, raw_size])
+def test_a_negative_size_is_refused(measure):
+    with pytest.raises(FormatError, match="-1"):
+        measure(-1)
+
+
+# Nonces
+
+
+@given(st.binary(min_size=12, max_size=12), st.integers(0, MAX_CHUNKS - 1))
+def test_a_chunk_number_changes_the_last_38_bits_alone(base, chunk):
+    nonce = chunk_nonce(base, chunk)
+    assert int.from_bytes(nonce, "big") ^ int.from_bytes(base, "big") == chunk
+    assert nonce[:7] == base[:7]
+    assert nonce[7] >> 6 == base[7] >> 6
+
+
+def test_nonces_count_in_big_endian():
+    assert chunk_nonce(bytes(12), 0x0102) == bytes(10) + b"\1\2"
+    assert chunk_nonce(b"\xff" * 12, MAX_CHUNKS - 1) == b"\xff" * 7 + b"\xc0\0\0\0\0"
+
+
+@pytest.mark.parametrize("chunk", [-1, MAX_CHUNKS])
+def test_a_chunk_number_past_38_bits_has_no_nonce(chunk):
+    with pytest.raises(FormatError, match=str(chunk)):
+        chunk_nonce(bytes(12), chunk)
+
+
+@pytest.mark.parametrize("size", [0, 11, 13, 16])
+def test_a_base_nonce_of_another_length_is_refused(size):
+    with pytest.raises(FormatError, match=f"not {size}"):
+        chunk_nonce(bytes(size), 0)
+
+
+def test_the_first_nonce_is_the_base_nonce_itself():
+    assert chunk_nonce(b"base nonce..", 0) == b"base nonce.."

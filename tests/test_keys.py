@@ -1,0 +1,478 @@
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import re
+import stat
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastrack import keys as keys_module
+from fastrack.errors import ClosedError, FormatError, KeyPermissionError, UnknownKeyError
+from fastrack.keys import KEY_FILE_VARIABLE, Key, KeyRing
+
+SECRET = bytes(range(100, 132))
+SECRETS = st.binary(min_size=16, max_size=16) | st.binary(min_size=32, max_size=32)
+
+
+@pytest.fixture
+def key():
+    return Key.from_bytes(SECRET)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "owner.key"
+
+
+def shows_the_secret(text, secret=SECRET):
+    return secret.hex() in text or repr(secret)[2:-1] in text or secret.hex()[:8] in text
+
+
+# Making keys
+
+
+def test_a_generated_key_has_256_bits():
+    assert Key.generate().bits == 256
+
+
+def test_a_generated_key_may_have_128_bits():
+    assert Key.generate(128).bits == 128
+    assert Key.generate(bits=128).material().nbytes == 16
+
+
+def test_no_two_generated_keys_are_equal():
+    assert len({Key.generate() for _ in range(50)}) == 50
+
+
+@pytest.mark.parametrize("bits", [0, 16, 32, 192, 512, "256", None])
+def test_a_key_of_another_size_is_not_generated(bits):
+    with pytest.raises(ValueError, match="256 or 128 bits"):
+        Key.generate(bits)
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_a_key_is_made_of_anything_like_bytes(kind):
+    assert bytes(Key.from_bytes(kind(SECRET)).material()) == SECRET
+
+
+@pytest.mark.parametrize("size", [0, 1, 15, 17, 24, 31, 33, 64])
+def test_a_key_of_another_length_is_refused(size):
+    with pytest.raises(FormatError, match=f"not {size}"):
+        Key.from_bytes(bytes(size))
+
+
+@pytest.mark.parametrize("wrong", ["a" * 32, 32, None, [1] * 32])
+def test_a_key_is_not_made_of_anything_else(wrong):
+    with pytest.raises(TypeError):
+        Key.from_bytes(wrong)
+
+
+def test_a_key_keeps_its_own_copy_of_the_secret():
+    secret = bytearray(SECRET)
+    key = Key.from_bytes(secret)
+    secret[:] = bytes(32)
+    assert bytes(key.material()) == SECRET
+
+
+# Identity
+
+
+def test_an_id_is_32_hexadecimal_digits(key):
+    assert re.fullmatch("[0-9a-f]{32}", key.id)
+
+
+def test_an_id_never_changes_from_one_version_to_the_next(key):
+    assert key.id == "f5045862d1232c7737680e93a12f5cab"
+    assert Key.from_bytes(SECRET[:16]).id == "01fac968081f5accfeb498d0e9fe7cb4"
+
+
+def test_a_short_key_and_the_same_key_padded_with_zeros_have_different_ids():
+    assert Key.from_bytes(SECRET[:16]).id != Key.from_bytes(SECRET[:16] + bytes(16)).id
+
+
+@given(secret=SECRETS, other=SECRETS)
+def test_keys_are_equal_when_their_secrets_are(secret, other):
+    assert Key.from_bytes(secret) == Key.from_bytes(secret)
+    assert (Key.from_bytes(secret) == Key.from_bytes(other)) is (secret == other)
+    assert (Key.from_bytes(secret).id == Key.from_bytes(other).id) is (secret == other)
+    assert hash(Key.from_bytes(secret)) == hash(Key.from_bytes(secret))
+
+
+def test_a_key_does_not_equal_its_bytes_or_its_id(key):
+    assert key != SECRET
+    assert key != key.id
+
+
+def test_two_wiped_keys_are_not_equal(key):
+    other = Key.generate()
+    key.wipe()
+    other.wipe()
+    assert key != other
+
+
+# Keeping the secret
+
+
+def test_a_repr_shows_the_id_and_the_size_and_no_secret(key):
+    assert repr(key) == f"<Key 256-bit id={key.id}>"
+    assert not shows_the_secret(repr(key) + str(key) + f"{key}")
+
+
+def test_a_key_has_no_attributes_to_leak(key):
+    assert not hasattr(key, "__dict__")
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_key_cannot_be_pickled(key, protocol):
+    with pytest.raises(TypeError, match=r"key\.save") as caught:
+        pickle.dumps(key, protocol)
+    assert not shows_the_secret(str(caught.value))
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
+def test_a_key_cannot_be_copied(key, duplicate):
+    with pytest.raises(TypeError, match="cannot be pickled or copied"):
+        duplicate(key)
+
+
+def test_the_material_cannot_be_written_to(key):
+    assert key.material().readonly
+    with pytest.raises(TypeError):
+        key.material()[0] = 0
+
+
+def test_wiping_overwrites_the_secret_in_place(key):
+    view = key.material()
+    key.wipe()
+    assert bytes(view) == bytes(32)
+
+
+def test_a_wiped_key_keeps_its_id_and_gives_nothing_else(key, path):
+    key_id = key.id
+    key.wipe()
+    key.wipe()
+    assert key.id == key_id
+    assert "wiped" in repr(key)
+    for use in (key.material, lambda: key.save(path)):
+        with pytest.raises(ClosedError, match="load it again"):
+            use()
+    assert not path.exists()
+
+
+def test_a_key_that_goes_away_wipes_itself(key):
+    view = key.material()
+    owner = Key.from_bytes(SECRET)
+    of_the_owner = owner.material()
+    del owner
+    assert bytes(of_the_owner) == bytes(32)
+    assert bytes(view) == SECRET
+
+
+# Key files
+
+
+@pytest.mark.parametrize("bits", [128, 256])
+def test_a_saved_key_loads_again(path, bits):
+    key = Key.generate(bits)
+    key.save(path)
+    assert Key.load(path) == key
+    assert Key.load(str(path)).id == key.id
+
+
+def test_a_key_file_is_two_lines_that_anyone_can_read(key, path):
+    key.save(path)
+    assert path.read_text() == f"# fastrack key, 256 bits, id {key.id}\nfastrack-key-1:{SECRET.hex()}\n"
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_only_its_owner_may_read_a_key_file(key, path, umask):
+    before = os.umask(umask)
+    try:
+        key.save(path)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660, 0o620, 0o602, 0o601, 0o777])
+def test_a_key_file_that_others_may_use_is_refused(key, path, mode):
+    key.save(path)
+    path.chmod(mode)
+    with pytest.raises(KeyPermissionError, match="chmod 600") as caught:
+        Key.load(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_key_file_that_cannot_even_be_written_by_its_owner_is_fine(key, path):
+    key.save(path)
+    path.chmod(0o400)
+    assert Key.load(path) == key
+
+
+def test_a_save_never_overwrites_a_file(key, path):
+    path.write_text("precious")
+    with pytest.raises(FileExistsError, match="choose another name"):
+        key.save(path)
+    assert path.read_text() == "precious"
+
+
+def test_a_save_does_not_follow_a_link_to_nowhere(key, path, tmp_path):
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FileExistsError):
+        key.save(path)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_save_leaves_nothing_else_behind(key, path, tmp_path):
+    key.save(path)
+    with pytest.raises(FileExistsError):
+        key.save(path)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_save_that_fails_on_a_full_disk_leaves_nothing_behind(key, path, tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(keys_module.os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        key.save(path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_of_many_saves_at_once_one_wins_whole(path):
+    contenders = [Key.generate() for _ in range(8)]
+    losers = []
+
+    def save(key):
+        try:
+            key.save(path)
+        except FileExistsError:
+            losers.append(key.id)
+
+    threads = [threading.Thread(target=save, args=(key,)) for key in contenders]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {Key.load(path).id, *losers} == {key.id for key in contenders}
+    assert len(losers) == 7
+
+
+def test_a_key_can_be_saved_in_the_working_directory(key, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    key.save("here.key")
+    assert Key.load("here.key") == key
+
+
+def test_a_missing_key_file_is_a_missing_file(path):
+    with pytest.raises(FileNotFoundError):
+        Key.load(path)
+
+
+def test_a_folder_is_not_a_key_file(tmp_path):
+    with pytest.raises(OSError, match="directory"):
+        Key.load(tmp_path)
+
+
+def write_private(path, content):
+    path.write_bytes(content)
+    path.chmod(0o600)
+    return path
+
+
+def test_a_final_newline_may_have_been_lost(key, path):
+    key.save(path)
+    write_private(path, path.read_bytes().removesuffix(b"\n"))
+    assert Key.load(path) == key
+
+
+def test_every_other_change_of_one_byte_in_a_key_file_is_refused(key, path):
+    key.save(path)
+    good = path.read_bytes()
+    for position in range(len(good)):
+        for flip in (1, 0x20, 0x80):
+            bad = bytearray(good)
+            bad[position] ^= flip
+            with pytest.raises(FormatError):
+                Key.load(write_private(path, bad))
+
+
+def test_every_truncation_of_a_key_file_is_refused(key, path):
+    key.save(path)
+    good = path.read_bytes()
+    for size in range(len(good) - 1):
+        with pytest.raises(FormatError):
+            Key.load(write_private(path, good[:size]))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text + b"\n",
+        lambda text: text + text,
+        lambda text: b"\n" + text,
+        lambda text: b"\xef\xbb\xbf" + text,
+        lambda text: text.replace(b"\n", b"\r\n"),
+        lambda text: text.upper(),
+        lambda text: text + bytes(10_000),
+        lambda text: text.replace(b"256 bits", b"128 bits"),
+        lambda text: text[:-33],
+        lambda text: text.splitlines(keepends=True)[1],
+        lambda _: b"",
+        lambda _: SECRET,
+        lambda _: SECRET.hex().encode(),
+    ],
+)
+def test_a_file_that_only_resembles_a_key_file_is_refused(key, path, change):
+    key.save(path)
+    with pytest.raises(FormatError) as caught:
+        Key.load(write_private(path, change(path.read_bytes())))
+    assert str(path) in str(caught.value)
+    assert not shows_the_secret(str(caught.value))
+
+
+def test_a_huge_file_is_refused_after_a_few_hundred_bytes(path):
+    with path.open("wb") as file:
+        file.truncate(2**40)
+    path.chmod(0o600)
+    with pytest.raises(FormatError):
+        Key.load(path)
+
+
+def test_a_key_file_may_come_through_a_pipe_in_pieces(key, path, tmp_path):
+    key.save(path)
+    text = path.read_bytes()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe, 0o600)
+
+    def feed():
+        with pipe.open("wb", buffering=0) as file:
+            for byte in text:
+                file.write(bytes([byte]))
+
+    feeder = threading.Thread(target=feed)
+    feeder.start()
+    assert Key.load(pipe) == key
+    feeder.join()
+
+
+# Key rings
+
+
+def test_a_ring_finds_a_key_by_its_id():
+    a, b = Key.generate(), Key.generate(128)
+    ring = KeyRing([a, b])
+    assert ring[a.id] is a
+    assert ring[b.id] is b
+
+
+def test_a_ring_takes_a_key_a_path_a_ring_and_any_nest_of_them(key, path):
+    key.save(path)
+    a, b, c = Key.generate(), Key.generate(), Key.generate()
+    ring = KeyRing([a, path, KeyRing([b]), (k for k in [c])])
+    assert list(ring) == [a, key, b, c]
+    assert list(KeyRing(a)) == [a]
+    assert list(KeyRing(path)) == list(KeyRing(str(path))) == [key]
+    assert list(KeyRing(ring)) == list(ring)
+    assert list(KeyRing()) == []
+
+
+def test_the_first_key_of_a_ring_seals():
+    a, b = Key.generate(), Key.generate()
+    assert KeyRing([a, b]).first is a
+    assert KeyRing([b, a]).first is b
+
+
+def test_an_empty_ring_has_no_first_key():
+    with pytest.raises(UnknownKeyError, match="empty"):
+        _ = KeyRing([]).first
+
+
+def test_a_key_that_comes_twice_is_kept_once(key):
+    assert len(KeyRing([key, Key.from_bytes(SECRET), key])) == 1
+
+
+def test_a_ring_knows_what_it_holds(key):
+    ring = KeyRing(key)
+    assert key in ring
+    assert key.id in ring
+    assert Key.generate() not in ring
+    assert "0" * 32 not in ring
+    assert 7 not in ring
+
+
+def test_a_missing_key_is_named_beside_those_given():
+    a, b = Key.generate(), Key.generate()
+    with pytest.raises(UnknownKeyError) as caught:
+        KeyRing([a, b])["f" * 32]
+    for wanted in ("f" * 32, a.id, b.id, "keys="):
+        assert wanted in str(caught.value)
+
+
+def test_a_missing_key_of_an_empty_ring_is_named_too():
+    with pytest.raises(UnknownKeyError, match="given: none"):
+        KeyRing()["f" * 32]
+
+
+@pytest.mark.parametrize("wrong", [7, 1.5, object(), None, [7], [None]])
+def test_a_ring_takes_nothing_else(wrong):
+    with pytest.raises(TypeError, match="keys= takes"):
+        KeyRing(wrong)
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_bytes_are_not_taken_for_keys_by_mistake(kind):
+    with pytest.raises(TypeError, match="from_bytes") as caught:
+        KeyRing(kind(SECRET))
+    assert not shows_the_secret(str(caught.value))
+
+
+def test_a_repr_of_a_ring_shows_ids_alone(key):
+    assert repr(KeyRing(key)) == f"<KeyRing {key.id}>"
+    assert repr(KeyRing()) == "<KeyRing empty>"
+
+
+def test_a_ring_cannot_be_pickled(key):
+    with pytest.raises(TypeError, match=r"key\.save"):
+        pickle.dumps(KeyRing(key))
+
+
+def test_keys_that_are_given_need_no_environment(key):
+    ring = KeyRing.resolve(key)
+    assert ring.first is key
+    assert KeyRing.resolve(ring) is ring
+
+
+def test_without_keys_the_environment_names_a_key_file(key, path, monkeypatch):
+    key.save(path)
+    monkeypatch.setenv(KEY_FILE_VARIABLE, str(path))
+    assert KeyRing.resolve().first == key
+    other = Key.generate()
+    assert list(KeyRing.resolve(other)) == [other]
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_without_either_the_error_names_both(value, monkeypatch):
+    if value is not None:
+        monkeypatch.setenv(KEY_FILE_VARIABLE, value)
+    with pytest.raises(UnknownKeyError, match=rf"keys=.*{KEY_FILE_VARIABLE}"):
+        KeyRing.resolve(None)
+
+
+def test_an_empty_choice_of_keys_does_not_fall_back_on_the_environment(key, path, monkeypatch):
+    key.save(path)
+    monkeypatch.setenv(KEY_FILE_VARIABLE, str(path))
+    assert len(KeyRing.resolve([])) == 0
+
+
+def test_a_bad_path_in_the_environment_is_blamed_on_the_environment(path, monkeypatch):
+    monkeypatch.setenv(KEY_FILE_VARIABLE, str(path))
+    with pytest.raises(FileNotFoundError) as caught:
+        KeyRing.resolve()
+    assert KEY_FILE_VARIABLE in caught.value.__notes__[0]
