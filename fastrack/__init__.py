@@ -21,9 +21,10 @@ from fastrack.errors import (
 
 if TYPE_CHECKING:
     from fastrack.channel import Channel, to_device, to_host
-    from fastrack.files import SealedFile, load_file, save_file, seal_file
+    from fastrack.files import SealedFile, load_file, verify_file
     from fastrack.keys import Key, KeyRing
     from fastrack.sealed import SealedRows, SealedTensor, seal, unseal
+    from fastrack.writer import save_file, seal_file, unseal_file
 
 __all__ = [
     "AuthenticationError",
@@ -47,6 +48,8 @@ __all__ = [
     "to_device",
     "to_host",
     "unseal",
+    "unseal_file",
+    "verify_file",
 ]
 
 _HOMES = {
@@ -57,12 +60,14 @@ _HOMES = {
     "SealedRows": "fastrack.sealed",
     "SealedTensor": "fastrack.sealed",
     "load_file": "fastrack.files",
-    "save_file": "fastrack.files",
+    "save_file": "fastrack.writer",
     "seal": "fastrack.sealed",
-    "seal_file": "fastrack.files",
+    "seal_file": "fastrack.writer",
     "to_device": "fastrack.channel",
     "to_host": "fastrack.channel",
     "unseal": "fastrack.sealed",
+    "unseal_file": "fastrack.writer",
+    "verify_file": "fastrack.files",
 }
 
 

@@ -13,6 +13,7 @@ https://c2sp.org/chunked-encryption. Nothing here touches an array, a file or a 
 from __future__ import annotations
 
 import hmac
+from collections.abc import Iterator
 from typing import Final, NoReturn, Self
 
 from cryptography.hazmat.primitives.hashes import SHA512
@@ -40,6 +41,8 @@ __all__ = [
     "plain_size",
     "raw_plain_size",
     "raw_size",
+    "run_size",
+    "runs",
 ]
 
 Bytes = bytes | bytearray | memoryview
@@ -320,3 +323,32 @@ def chunk_nonce(base: Bytes, chunk: int) -> bytes:
         message = f"a nonce has {NONCE} bytes and a chunk number 38 bits, not {len(base)} and {chunk}"
         raise FormatError(message)
     return (int.from_bytes(base) ^ chunk).to_bytes(NONCE)
+
+
+def runs(plain_size: int, limit: int) -> Iterator[tuple[int, int]]:
+    """Cut a message into runs of whole chunks.
+
+    Parameters
+    ----------
+    plain_size : int
+        Bytes of plaintext of the message.
+    limit : int
+        Bytes of plaintext a run may have; a multiple of 16384.
+
+    Yields
+    ------
+    first, size : int
+        The number of its first chunk, and its bytes of plaintext. The last run may be empty: it holds the message's end.
+    """
+    for start in range(0, plain_size + 1, limit):
+        size = min(limit, plain_size - start)
+        # A last chunk that is empty goes with the run before it.
+        if start and not size:
+            return
+        yield start // CHUNK, size
+
+
+def run_size(first: int, size: int, plain_size: int) -> int:
+    """Bytes that a run of `size` bytes of plaintext takes when sealed; the run at the end has one more chunk."""
+    end = first * CHUNK + size == plain_size
+    return size + TAG * (size // CHUNK + 1 if end else size // CHUNK)

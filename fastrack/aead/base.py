@@ -71,6 +71,21 @@ def chunks_between(sealed: int, plain: int) -> int:
     return count
 
 
+def check_buffers(source: Bytes, target: Bytes | None = None) -> None:
+    """Refuse buffers other than one-dimensional, contiguous `uint8` arrays, and a target that is read-only.
+
+    Raises
+    ------
+    ValueError
+        If one is. Native code relies on this check.
+    """
+    for array in (source,) if target is None else (source, target):
+        if array.dtype != np.uint8 or array.ndim != 1 or not array.flags.c_contiguous:
+            raise ValueError("a buffer is not a one-dimensional, contiguous uint8 array")
+    if target is not None and not target.flags.writeable:
+        raise ValueError("the target buffer is read-only")
+
+
 def check_pieces(pieces: Pieces, sealed: int, plain: int, target: int) -> None:
     """Refuse a plan that reaches outside its message of `plain` bytes or its result of `target` bytes.
 
@@ -81,17 +96,15 @@ def check_pieces(pieces: Pieces, sealed: int, plain: int, target: int) -> None:
     """
     chunks, starts, table = pieces.chunks, pieces.starts, pieces.table
     count = chunks_between(sealed, plain)
-    sound = starts.size == chunks.size + 1 and starts[0] == 0 and starts[-1] == len(table)
+    sound = all(array.dtype == np.int64 for array in (chunks, starts, table))
+    sound = sound and (chunks.ndim, starts.ndim, table.ndim) == (1, 1, 2) and table.shape[1] == 3
+    sound = sound and starts.size == chunks.size + 1 and bool(starts[0] == 0 and starts[-1] == len(table))
+    sound = sound and bool((np.diff(starts) >= 0).all() and (table >= 0).all())
     if sound and chunks.size:
-        lengths = np.minimum(plain - chunks * CHUNK, CHUNK)
-        inner = np.repeat(lengths, np.diff(starts)) if (np.diff(starts) >= 0).all() else np.zeros(len(table))
-        sound = bool(
-            chunks.min() >= 0
-            and chunks.max() < count
-            and len(inner) == len(table)
-            and (table >= 0).all()
-            and (table[:, 0] + table[:, 2] <= inner).all()
-            and (table[:, 1] + table[:, 2] <= target).all()
-        )
+        sound = bool(chunks.min() >= 0 and chunks.max() < count)
+    if sound and chunks.size:
+        inner = np.repeat(np.minimum(plain - chunks * CHUNK, CHUNK), np.diff(starts))
+        # No sums here: two numbers of a plan may add up to less than nothing.
+        sound = bool((table[:, 0] <= inner - table[:, 2]).all() and (table[:, 1] <= target - table[:, 2]).all())
     if not sound:
         raise ValueError("a gather reaches outside its message or its result")

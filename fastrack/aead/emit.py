@@ -128,9 +128,7 @@ class Emitter:
             parts.append(self.builder.call(call, [*pieces, *scalars]))
         while len(parts) > 1:
             size = parts[0].type.count
-            parts = [
-                self._pick(low, high, range(2 * size)) for low, high in zip(parts[::2], parts[1::2], strict=True)
-            ]
+            parts = [self._pick(low, high, range(2 * size)) for low, high in zip(parts[::2], parts[1::2], strict=True)]
         return parts[0]
 
     # The field of GHASH. Blocks are byte-reversed; one factor of each product carries an extra x ("pre-shifted"), which

@@ -119,9 +119,7 @@ def _expand_256(emit: Emitter, material: ir.Value) -> list[ir.Value]:
 
 def _next_key(emit: Emitter, before: ir.Value, last: ir.Value, constant: int, word: int) -> ir.Value:
     builder = emit.builder
-    assist = declare(
-        builder.module, "llvm.x86.aesni.aeskeygenassist", ir.FunctionType(emit.type, [emit.type, I8])
-    )
+    assist = declare(builder.module, "llvm.x86.aesni.aeskeygenassist", ir.FunctionType(emit.type, [emit.type, I8]))
     words = builder.bitcast(builder.call(assist, [last, ir.Constant(I8, constant)]), ir.VectorType(I32, 4))
     mask = ir.Constant(ir.VectorType(I32, 4), [ir.Constant(I32, word)] * 4)
     mixed = builder.bitcast(builder.shuffle_vector(words, words, mask), emit.type)
@@ -372,8 +370,7 @@ class _Chunk:
         counter = self.builder.bitcast(self.builder.zext(number, ir.IntType(128)), self.small.type)
         block = self.small.reverse_bytes(self.small.add32(self.nonce, counter))
         keys = [
-            self.small.load(self.schedule, _ROUND_KEYS + 64 * step, align=16)
-            for step in range(self.form.rounds + 1)
+            self.small.load(self.schedule, _ROUND_KEYS + 64 * step, align=16) for step in range(self.form.rounds + 1)
         ]
         return _encrypt_block(self.small, block, keys)
 

@@ -12,8 +12,9 @@ import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from fastrack.aead.base import Bytes, Pieces, check_pieces, chunks_between
+from fastrack.aead.base import Bytes, Pieces, check_buffers, check_pieces, chunks_between
 from fastrack.cobblestone import CHUNK, STRIDE, TAG, MessageKey, chunk_nonce
+from fastrack.errors import ClosedError
 
 
 class OpenSSLEngine:
@@ -26,39 +27,45 @@ class OpenSSLEngine:
         return OpenSSLSchedule(key)
 
     def open_run(self, schedule: OpenSSLSchedule, source: Bytes, target: Bytes, first: int) -> int | None:
+        check_buffers(source, target)
         count = chunks_between(source.size, target.size)
+        held = np.empty(STRIDE, np.uint8)
         bad = None
         for index, plain, sealed in _slices(count, target.size):
-            good = schedule.open(first + index, source[sealed], target[plain])
+            good = schedule.open(first + index, source[sealed], target[plain], held)
             bad = first + index if bad is None and not good else bad
         return bad
 
     def verify_run(self, schedule: OpenSSLSchedule, source: Bytes, first: int) -> int | None:
+        check_buffers(source)
         count = -(-source.size // STRIDE)
         size = source.size - count * TAG
         chunks_between(source.size, size)
-        scratch = np.empty(CHUNK, np.uint8)
+        held, scratch = np.empty(STRIDE, np.uint8), np.empty(CHUNK, np.uint8)
         bad = None
         for index, plain, sealed in _slices(count, size):
-            good = schedule.open(first + index, source[sealed], scratch[: plain.stop - plain.start])
+            good = schedule.open(first + index, source[sealed], scratch[: plain.stop - plain.start], held)
             bad = first + index if bad is None and not good else bad
         scratch.fill(0)
         return bad
 
     def seal_run(self, schedule: OpenSSLSchedule, source: Bytes, target: Bytes, first: int) -> None:
+        check_buffers(source, target)
         count = chunks_between(target.size, source.size)
+        held = np.empty(STRIDE, np.uint8)
         for index, plain, sealed in _slices(count, source.size):
-            schedule.seal(first + index, source[plain], target[sealed])
+            schedule.seal(first + index, source[plain], target[sealed], held)
 
     def open_pieces(self, schedule: OpenSSLSchedule, source: Bytes, target: Bytes, pieces: Pieces) -> int | None:
+        check_buffers(source, target)
         size = source.size - -(-source.size // STRIDE) * TAG
         check_pieces(pieces, source.size, size, target.size)
-        scratch = np.empty(CHUNK, np.uint8)
+        held, scratch = np.empty(STRIDE, np.uint8), np.empty(CHUNK, np.uint8)
         bad: int | None = None
         for place, number in enumerate(pieces.chunks.tolist()):
             length = min(CHUNK, size - number * CHUNK)
             here = source[number * STRIDE : number * STRIDE + length + TAG]
-            if not schedule.open(number, here, scratch[:length]):
+            if not schedule.open(number, here, scratch[:length], held):
                 bad = number if bad is None else min(bad, number)
             for offset, there, extent in pieces.table[pieces.starts[place] : pieces.starts[place + 1]].tolist():
                 target[there : there + extent] = scratch[offset : offset + extent]
@@ -67,7 +74,11 @@ class OpenSSLEngine:
 
 
 class OpenSSLSchedule:
-    """A cipher object and the base nonce. pyca keeps a copy of the key that cannot be overwritten from here."""
+    """A cipher object and the base nonce. pyca keeps a copy of the key that cannot be overwritten from here.
+
+    OpenSSL goes over ciphertext twice, and another process may write to the caller's buffers in between: what was hashed
+    would not be what was deciphered. So ciphertext passes through `held`, STRIDE bytes that nobody else knows.
+    """
 
     __slots__ = ("_cipher", "_nonce")
 
@@ -75,18 +86,25 @@ class OpenSSLSchedule:
         self._cipher: AESGCM | None = AESGCM(bytes(key.key))
         self._nonce = bytes(key.nonce)
 
-    def open(self, chunk: int, source: Bytes, target: Bytes) -> bool:
-        assert self._cipher is not None
+    def open(self, chunk: int, source: Bytes, target: Bytes, held: Bytes) -> bool:
+        still = held[: source.size]
+        still[:] = source
         try:
-            self._cipher.decrypt_into(chunk_nonce(self._nonce, chunk), memoryview(source), None, memoryview(target))
+            self._ready().decrypt_into(chunk_nonce(self._nonce, chunk), memoryview(still), None, memoryview(target))
         except InvalidTag:
             target.fill(0)  # OpenSSL leaves what it deciphered
             return False
         return True
 
-    def seal(self, chunk: int, source: Bytes, target: Bytes) -> None:
-        assert self._cipher is not None
-        self._cipher.encrypt_into(chunk_nonce(self._nonce, chunk), memoryview(source), None, memoryview(target))
+    def seal(self, chunk: int, source: Bytes, target: Bytes, held: Bytes) -> None:
+        still = held[: target.size]
+        self._ready().encrypt_into(chunk_nonce(self._nonce, chunk), memoryview(source), None, memoryview(still))
+        target[:] = still
+
+    def _ready(self) -> AESGCM:
+        if self._cipher is None:
+            raise ClosedError("this key schedule was wiped; prepare the message key again")
+        return self._cipher
 
     def wipe(self) -> None:
         self._cipher = None

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from fastrack.aead import crew
-from fastrack.aead.base import Bytes, Pieces, check_pieces, chunks_between
+from fastrack.aead.base import Bytes, Pieces, check_buffers, check_pieces, chunks_between
 from fastrack.cobblestone import STRIDE, TAG, MessageKey
+from fastrack.errors import ClosedError
 
 _ALIGNMENT = 64
 _SCHEDULE_SIZE = 2048
@@ -36,11 +37,13 @@ class VaesEngine:
         return schedule
 
     def open_run(self, schedule: VaesSchedule, source: Bytes, target: Bytes, first: int) -> int | None:
+        check_buffers(source, target)
         count = chunks_between(source.size, target.size)
-        where = (address(source), address(_writable(target)), first, count, target.size)
+        where = (address(source), address(target), first, count, target.size)
         return self._run(self._kernels.open_run, schedule, where, count, (source, target))
 
     def verify_run(self, schedule: VaesSchedule, source: Bytes, first: int) -> int | None:
+        check_buffers(source)
         count = -(-source.size // STRIDE)
         size = source.size - count * TAG
         chunks_between(source.size, size)
@@ -48,34 +51,40 @@ class VaesEngine:
         return self._run(self._kernels.verify_run, schedule, where, count, (source,))
 
     def seal_run(self, schedule: VaesSchedule, source: Bytes, target: Bytes, first: int) -> None:
+        check_buffers(source, target)
         count = chunks_between(target.size, source.size)
-        where = (address(source), address(_writable(target)), first, count, source.size)
+        where = (address(source), address(target), first, count, source.size)
         self._run(self._kernels.seal_run, schedule, where, count, (source, target))
 
     def open_pieces(self, schedule: VaesSchedule, source: Bytes, target: Bytes, pieces: Pieces) -> int | None:
+        check_buffers(source, target)
         size = source.size - -(-source.size // STRIDE) * TAG
         check_pieces(pieces, source.size, size, target.size)
-        where = (address(source), address(_writable(target)), pieces.chunks, pieces.starts, pieces.table, size)
+        where = (address(source), address(target), pieces.chunks, pieces.starts, pieces.table, size)
         return self._run(self._kernels.open_pieces, schedule, where, pieces.chunks.size, (source, target))
 
     def _run(
         self, kernel: Any, schedule: VaesSchedule, where: tuple[Any, ...], count: int, kept: tuple[Bytes, ...]
     ) -> int | None:
+        if schedule.wiped:  # its zeros are a key that everybody knows
+            raise ClosedError("this key schedule was wiped; prepare the message key again")
         return crew.run(kernel, (schedule.bits, schedule.address, *where), count, self.threads, (schedule, kept))
 
 
 class VaesSchedule:
     """Round keys, powers of the hash key and the base nonce, on an aligned boundary."""
 
-    __slots__ = ("_memory", "address", "bits")
+    __slots__ = ("_memory", "address", "bits", "wiped")
 
     def __init__(self, bits: int) -> None:
         self.bits = bits
+        self.wiped = False
         self._memory = np.zeros(_SCHEDULE_SIZE + _ALIGNMENT, np.uint8)
         start = address(self._memory)
         self.address = start + -start % _ALIGNMENT
 
     def wipe(self) -> None:
+        self.wiped = True
         self._memory.fill(0)
 
     def __del__(self) -> None:
@@ -103,14 +112,4 @@ def supported_width() -> int:
 
 def address(array: Bytes) -> int:
     """Where the bytes of a contiguous array lie."""
-    if not array.flags.c_contiguous:
-        raise ValueError("the buffer is not contiguous")
     return int(array.__array_interface__["data"][0])
-
-
-def _writable(array: Bytes) -> Bytes:
-    if not array.flags.writeable:
-        raise ValueError("the target buffer is read-only")
-    return array
-
-

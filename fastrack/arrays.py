@@ -1,0 +1,123 @@
+"""Arrays on the host, whatever framework they are of: what they are, their bytes, and fresh ones."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, Literal, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from fastrack import dtypes
+
+__all__ = ["Bytes", "Framework", "bytes_of", "describe", "empty_bytes", "framework_of", "from_bytes", "installed"]
+
+Bytes = npt.NDArray[np.uint8]
+Framework = Literal["torch", "numpy", "cupy"]
+FRAMEWORKS: tuple[Framework, ...] = ("torch", "numpy", "cupy")
+
+_ALIGNMENT = 64
+
+
+def framework_of(thing: object) -> Framework | None:
+    """Which framework's array this is, or None if it is no array. Imports nothing."""
+    if isinstance(thing, np.ndarray):
+        return "numpy"
+    for name, attribute in (("torch", "Tensor"), ("cupy", "ndarray")):
+        module = sys.modules.get(name)
+        if module is not None and isinstance(thing, getattr(module, attribute, ())):
+            return cast("Framework", name)
+    return None
+
+
+@cache
+def installed(framework: Framework) -> bool:
+    """Whether it can be imported, found out without importing it."""
+    return framework in sys.modules or find_spec(framework) is not None
+
+
+def describe(array: Any) -> tuple[str, tuple[int, ...]]:
+    """The safetensors dtype and shape of an array.
+
+    Raises
+    ------
+    TypeError
+        If it is no array, or of a type that safetensors lacks.
+    """
+    framework = framework_of(array)
+    if framework == "torch":
+        dtype = dtypes.from_torch(array.dtype)
+        return dtype, dtypes.shape_of_torch(dtype, array.shape)
+    if framework is None:
+        message = f"expected a NumPy array, a torch tensor or a CuPy array, not {type(array).__name__}"
+        raise TypeError(message)
+    return dtypes.from_numpy(array.dtype), tuple(array.shape)
+
+
+def bytes_of(array: Any, *, writable: bool = False) -> Bytes:
+    """The bytes of an array in host memory, as `uint8` (nbytes,).
+
+    A view, unless the array is not contiguous: then a copy, which `writable` refuses.
+
+    Raises
+    ------
+    TypeError
+        If it is no array, or lies on another device.
+    ValueError
+        If it is to be written and is not contiguous or is read-only.
+    """
+    if framework_of(array) == "torch":
+        array = _torch_bytes(array, writable=writable)
+    if not isinstance(array, np.ndarray):
+        message = f"expected an array in host memory, not {type(array).__name__}; move it to the host first"
+        raise TypeError(message)
+    if writable and not (array.flags.c_contiguous and array.flags.writeable):
+        message = "an array to be filled must be contiguous and writable"
+        raise ValueError(message)
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def empty_bytes(size: int) -> Bytes:
+    """Fresh memory for `size` bytes, on a 64-byte boundary.
+
+    The first touch of fresh memory costs more than the cipher does. Huge pages make it several times cheaper, and NumPy
+    asks the kernel for them from 4 MiB up.
+    """
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.__array_interface__["data"][0] % _ALIGNMENT
+    return memory[start : start + size]
+
+
+def from_bytes(memory: Bytes, dtype: str, shape: Sequence[int], framework: Framework) -> Any:
+    """An array of `framework` on this host memory, without a copy.
+
+    Raises
+    ------
+    TypeError
+        If the framework has no such dtype, or keeps no arrays in host memory.
+    """
+    if framework == "torch":
+        import torch
+
+        wanted = dtypes.to_torch(dtype)
+        return torch.from_numpy(memory).view(wanted).reshape(dtypes.torch_shape(dtype, shape))
+    if framework == "numpy":
+        return memory.view(dtypes.to_numpy(dtype)).reshape(tuple(shape))
+    message = f"{framework} keeps no arrays in host memory; ask for framework='numpy' or 'torch'"
+    raise TypeError(message)
+
+
+def _torch_bytes(tensor: Any, *, writable: bool) -> Any:
+    import torch
+
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        message = f"expected a dense tensor in host memory, not one on {tensor.device} ({tensor.layout})"
+        raise TypeError(message)
+    if writable and not tensor.is_contiguous():
+        message = "a tensor to be filled must be contiguous; call .contiguous() first"
+        raise ValueError(message)
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return plain.reshape(-1).view(torch.uint8).numpy()

@@ -1,0 +1,448 @@
+"""The transfer loop: source, ring, device, verdict. And `to_device` and `to_host`, its two directions."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from fastrack import aead, arrays, cobblestone
+from fastrack.aead import Bytes
+from fastrack.arrays import Framework
+from fastrack.cobblestone import HEADER
+from fastrack.devices import Device, Slab, Work, canonical, open_device
+from fastrack.errors import ClosedError
+from fastrack.keys import Key, KeyRing, KeySource
+from fastrack.nest import map_leaves
+from fastrack.sealed import Claim, SealedRows, SealedTensor, bad_chunk, new_file_id, write_header
+from fastrack.session import Session
+from fastrack.sources import PlainSource, RowSource, SealedSource, Source, slabs_of
+
+__all__ = ["Channel", "Stats", "to_device", "to_host"]
+
+_DEPTH = 3  # slabs of a ring: one being filled, one on its way, one being opened
+
+
+class Channel:
+    """A device, the keys it may use and a ring. May be shared by threads; close it, or use it in a ``with`` statement.
+
+    Parameters
+    ----------
+    device : str or torch.device, optional
+        "cpu", the default, or "cuda:N".
+    keys : Key, path or iterable of these, optional
+        Keys of sealed tensors. Absent, the environment variable ``FASTRACK_KEY_FILE`` names a key file, looked up when
+        the first sealed tensor comes. Plain tensors need no key.
+    threads : int, optional
+        How many of the host's threads may work on a transfer: by default as many as it has CPUs.
+
+    Raises
+    ------
+    DeviceError
+        If the device cannot be used.
+
+    Notes
+    -----
+    After a fork the child has a session secret of its own; the ring is shared by nobody.
+    """
+
+    def __init__(self, device: object = None, *, keys: KeySource | None = None, threads: int | None = None) -> None:
+        self._keys = None if keys is None else KeyRing(keys)
+        self._device = open_device(canonical(device), threads)
+        self._engine = aead.engine(threads=threads)
+        self._session = Session()
+        self._ring = _Ring(self._device, cobblestone.raw_size(self._device.slab), _DEPTH)
+        self._stats = _Recorder()
+        self._open = True
+
+    @property
+    def device(self) -> str:
+        """The device's name."""
+        return self._device.name
+
+    @property
+    def stats(self) -> Stats:
+        """What went through this channel so far."""
+        return self._stats.read()
+
+    def to_device(
+        self,
+        obj: Any,
+        *,
+        keys: KeySource | None = None,
+        framework: Framework | None = None,
+        out: Any = None,
+        non_blocking: bool = False,
+    ) -> Any:
+        """Move to the channel's device. Everything is as for `fastrack.to_device`; `keys` default to the channel's."""
+        self._require_open()
+        ring = _Keys(self._keys if keys is None else keys)
+        if out is None:
+            return map_leaves(lambda leaf: self._move(leaf, ring, framework, None), obj)
+        return map_leaves(lambda leaf, place: self._move(leaf, ring, framework, place), obj, out)
+
+    def to_host(self, x: Any, *, key: Key | None = None, name: str = "tensor") -> SealedTensor:
+        """Seal a tensor on the channel's device. Everything is as for `fastrack.to_host`."""
+        self._require_open()
+        key = key or _Keys(self._keys).ring.first
+        dtype, shape = arrays.describe(x)
+        claim = Claim(name, dtype, shape, new_file_id())
+        salt, message_key = claim.new_key(key)
+        with self._stats.transfer() as record:
+            source = self._device.view(x, writable=False)
+            nbytes = len(source)
+            message = arrays.empty_bytes(cobblestone.message_size(nbytes))
+            write_header(message, salt, message_key)
+
+            def step(work: Work, slab: Slab, slot: Bytes | None) -> None:
+                start = HEADER + cobblestone.STRIDE * slab.first
+                place = message[start : start + slab.sealed]
+                with record.stage("seal"):
+                    work.seal(slab, source, place if slot is None else slot[: slab.sealed])
+                    if slot is not None:
+                        place[:] = slot[: slab.sealed]
+
+            staged = not self._device.in_place
+            self._run(message_key, slabs_of(nbytes, self._device.slab if staged else None), step, staged=staged)
+            record.nbytes = nbytes
+        message.flags.writeable = False
+        return SealedTensor(claim, message, key.id)
+
+    def close(self) -> None:
+        """Wipe the session secret and the ring, and let go of the device."""
+        if self._open:
+            self._open = False
+            self._session.wipe()
+            self._ring.close()
+            self._device.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Channel to {self.device}{'' if self._open else ', closed'}>"
+
+    def __reduce__(self) -> str:
+        raise TypeError("a channel stays in its process; open another one where it is needed")
+
+    # One leaf.
+
+    def _move(self, leaf: Any, keys: _Keys, framework: Framework | None, out: Any) -> Any:
+        sealed = isinstance(leaf, (SealedTensor, SealedRows))
+        origin = None if sealed else arrays.framework_of(leaf)
+        if not sealed and origin is None:
+            return leaf
+        if sealed:
+            dtype, shape = leaf.dtype, leaf.shape
+        else:
+            dtype, shape = arrays.describe(leaf)
+        if out is None:
+            out = self._device.empty(dtype, shape, self._device.framework(framework or origin))
+        else:
+            _require_same(out, dtype, shape)
+        target = self._device.view(out, writable=True)
+        with self._stats.transfer() as record:
+            try:
+                message_key = leaf.open_header(keys.ring) if sealed else self._session.next_key()
+                source = self._source(leaf, message_key)
+                self._receive(source, message_key, target, record)
+            except BaseException:
+                self._device.clear(target)
+                raise
+            record.nbytes = len(target)
+        return out
+
+    def _source(self, leaf: Any, key: cobblestone.MessageKey) -> Source:
+        if isinstance(leaf, SealedTensor):
+            return SealedSource(leaf)
+        if isinstance(leaf, SealedRows):
+            return RowSource(leaf)
+        return PlainSource(arrays.bytes_of(leaf), key, self._engine)
+
+    def _receive(self, source: Source, key: cobblestone.MessageKey, target: Any, record: _Record) -> None:
+        staged = not (source.in_place and self._device.in_place)
+
+        def step(work: Work, slab: Slab, slot: Bytes | None) -> None:
+            with record.stage("fill"):
+                filled = source.fill(slab, slot)
+            with record.stage("open"):
+                work.open(slab, filled, target)
+
+        try:
+            bad = self._run(key, source.slabs(self._device.slab if staged else None), step, staged=staged)
+        finally:
+            source.finish()
+        if bad is not None:
+            raise bad_chunk(source.name, bad)
+
+    # The loop.
+
+    def _run(
+        self,
+        key: cobblestone.MessageKey,
+        slabs: Iterator[Slab],
+        step: Callable[[Work, Slab, Bytes | None], None],
+        *,
+        staged: bool,
+    ) -> int | None:
+        work = self._device.begin(key)
+        key.wipe()
+        try:
+            for slab in slabs:
+                slot = self._ring.take() if staged else None
+                try:
+                    step(work, slab, slot)
+                finally:
+                    if slot is not None:
+                        self._ring.give(slot)
+        finally:
+            bad = work.finish()
+        return bad
+
+    def _require_open(self) -> None:
+        if not self._open:
+            raise ClosedError("this channel was closed; open another one")
+
+
+def to_device(
+    obj: Any,
+    device: object = None,
+    *,
+    keys: KeySource | None = None,
+    framework: Framework | None = None,
+    out: Any = None,
+    non_blocking: bool = False,
+) -> Any:
+    """Move tensors to a device, sealed on the way.
+
+    A sealed tensor goes as its owner sealed it, and is authenticated and decrypted on the device, chunk by chunk and in
+    parallel. A plain tensor is sealed once, in parallel, under a key made for this transfer.
+
+    Parameters
+    ----------
+    obj : tensor, sealed tensor, rows of one, or a nest of these
+        Arrays of NumPy or torch in host memory, `SealedTensor`, `SealedRows`; or any nest of dicts, lists, tuples, named
+        tuples and dataclasses that holds them. Other leaves pass untouched.
+    device : str or torch.device, optional
+        "cpu", the default, or "cuda:N".
+    keys : Key, path or iterable of these, optional
+        Where the keys of sealed tensors are looked for. Absent, the environment variable ``FASTRACK_KEY_FILE`` names a
+        key file. Plain tensors need none.
+    framework : {"torch", "numpy", "cupy"}, optional
+        What the results are arrays of. Absent, the framework that came in; for sealed tensors torch if it is installed,
+        else numpy.
+    out : array or nest of arrays, optional
+        Arrays to fill, built like `obj`: same shapes and dtypes, contiguous, on the device. They are returned. Fresh
+        memory costs more to touch than the cipher does, so a loop that fills the same arrays again is faster.
+    non_blocking : bool
+        Return before the work is done, where the device can. "cpu" cannot, and finishes first.
+
+    Returns
+    -------
+    The same nest, with arrays on the device in it.
+
+    Raises
+    ------
+    AuthenticationError
+        If a chunk, a header or the key is not what the owner used. What was to receive the tensor holds zeros.
+    UnknownKeyError
+        If the key of a sealed tensor was not given.
+    DeviceError
+        If the device cannot be used.
+    TypeError, ValueError
+        If a tensor cannot be moved, or `out` does not fit.
+    """
+    channel = _shared_channel(canonical(device))
+    return channel.to_device(obj, keys=keys, framework=framework, out=out, non_blocking=non_blocking)
+
+
+def to_host(x: Any, *, key: Key, name: str = "tensor") -> SealedTensor:
+    """Seal a tensor where it is, and bring it to the host sealed.
+
+    Parameters
+    ----------
+    x : array
+        On any device.
+    key : Key
+        The key to seal it under.
+    name : str
+        What to call it. Part of what is authenticated.
+
+    Returns
+    -------
+    SealedTensor
+
+    Raises
+    ------
+    TypeError
+        If it is no array, or of a dtype that safetensors lacks.
+    """
+    return _shared_channel(_device_of(x)).to_host(x, key=key, name=name)
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Totals of a channel. Stages are parts of `seconds`; transfers that run at the same time each count their own.
+
+    transfers : tensors moved
+    bytes : bytes of plaintext moved
+    seconds : time spent moving them
+    fill, open, seal : seconds of that spent filling slabs, opening them on the device, and sealing them on the device
+    """
+
+    transfers: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    fill: float = 0.0
+    open: float = 0.0
+    seal: float = 0.0
+
+    @property
+    def gbps(self) -> float:
+        """Plaintext moved, in 1e9 bytes a second."""
+        return self.bytes / self.seconds / 1e9 if self.seconds else 0.0
+
+    def as_dict(self) -> dict[str, float]:
+        """The figures by name, for a program to read."""
+        return {**asdict(self), "gbps": self.gbps}
+
+
+class _Keys:
+    """A key ring that is made when the first sealed tensor asks for it."""
+
+    def __init__(self, keys: KeySource | None) -> None:
+        self._keys = keys
+        self._ring: KeyRing | None = None
+
+    @property
+    def ring(self) -> KeyRing:
+        if self._ring is None:
+            self._ring = KeyRing.resolve(self._keys)
+        return self._ring
+
+
+class _Ring:
+    """The staging slabs of a channel: made one by one when first needed, up to `depth`, then waited for."""
+
+    def __init__(self, device: Device, size: int, depth: int) -> None:
+        self._device = device
+        self._size = size
+        self._free: queue.LifoQueue[Bytes] = queue.LifoQueue()
+        self._unmade = depth
+        self._lock = threading.Lock()
+
+    def take(self) -> Bytes:
+        try:
+            return self._free.get_nowait()
+        except queue.Empty:
+            pass
+        with self._lock:
+            make = self._unmade > 0
+            self._unmade -= make
+        return self._device.staging(self._size) if make else self._free.get()
+
+    def give(self, slot: Bytes) -> None:
+        self._free.put(slot)
+
+    def close(self) -> None:
+        while not self._free.empty():
+            self._free.get().fill(0)
+
+
+class _Record:
+    """One transfer being measured."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self.seconds = 0.0
+        self.stages: dict[str, float] = {"fill": 0.0, "open": 0.0, "seal": 0.0}
+
+    def stage(self, name: str) -> _Stage:
+        return _Stage(self, name)
+
+
+class _Stage:
+    __slots__ = ("_name", "_record", "_start")
+
+    def __init__(self, record: _Record, name: str) -> None:
+        self._record = record
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._record.stages[self._name] += time.perf_counter() - self._start
+
+
+class _Recorder:
+    """Adds up the transfers that ended well."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._total = Stats()
+
+    def read(self) -> Stats:
+        return self._total
+
+    def transfer(self) -> _Transfer:
+        return _Transfer(self)
+
+    def add(self, record: _Record) -> None:
+        with self._lock:
+            total = self._total
+            self._total = Stats(
+                total.transfers + 1,
+                total.bytes + record.nbytes,
+                total.seconds + record.seconds,
+                *(getattr(total, name) + seconds for name, seconds in record.stages.items()),
+            )
+
+
+class _Transfer:
+    __slots__ = ("_record", "_recorder", "_start")
+
+    def __init__(self, recorder: _Recorder) -> None:
+        self._recorder = recorder
+
+    def __enter__(self) -> _Record:
+        self._record = _Record()
+        self._start = time.perf_counter()
+        return self._record
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._record.seconds = time.perf_counter() - self._start
+        if kind is None:
+            self._recorder.add(self._record)
+
+
+_channels: dict[str, Channel] = {}
+_channels_lock = threading.Lock()
+
+
+def _shared_channel(device: str) -> Channel:
+    """The channel that the module-level functions use for a device, opened when first needed."""
+    channel = _channels.get(device)
+    if channel is None:
+        with _channels_lock:
+            channel = _channels.setdefault(device, _channels.get(device) or Channel(device))
+    return channel
+
+
+def _device_of(array: Any) -> str:
+    return canonical(getattr(array, "device", None)) if arrays.framework_of(array) == "torch" else canonical()
+
+
+def _require_same(out: Any, dtype: str, shape: tuple[int, ...]) -> None:
+    found = arrays.describe(out)
+    if found != (dtype, shape):
+        raise ValueError(
+            f"out= must have the dtype and shape of what it receives: {dtype} {list(shape)}, "
+            f"not {found[0]} {list(found[1])}"
+        )

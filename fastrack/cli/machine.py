@@ -1,0 +1,116 @@
+"""What can be seen of this machine: its software, CPU and memory, and signs of a CPU TEE. Nothing here is attested."""
+
+import os
+import platform
+import re
+import resource
+import sys
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+__all__ = ["Cpu", "CpuTee", "Memory", "read_cpu", "read_memory", "read_software", "read_tee"]
+
+ROOT = Path("/")
+PACKAGES = ("fastrack", "numpy", "cryptography", "numba", "safetensors", "torch", "cupy")
+FEATURES = ("aes", "pclmulqdq", "vaes", "vpclmulqdq", "avx2", "avx512f")
+
+# Where Linux shows a guest of a CPU TEE to itself: the drivers that fetch attestation reports.
+_TEE_PATHS = {
+    "dev/sev-guest": "AMD SEV-SNP",
+    "dev/tdx_guest": "Intel TDX",
+    "dev/tdx-guest": "Intel TDX",
+    "sys/devices/platform/arm-cca-dev": "Arm CCA",
+    "sys/kernel/config/tsm/report": "a confidential VM",
+}
+# Hosts that can run such guests show some of the same flags, so these count under a hypervisor only.
+_TEE_FLAGS = {"sev_snp": "AMD SEV-SNP", "sev_es": "AMD SEV-ES", "sev": "AMD SEV", "tdx_guest": "Intel TDX"}
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """The CPU. `features` is empty where the system does not list them; `threads` are those this process may use."""
+
+    model: str
+    architecture: str
+    features: dict[str, bool]
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Sizes in bytes, and the kernel's setting for transparent huge pages; None where the system does not say."""
+
+    total: int | None
+    available: int | None
+    page: int
+    huge_pages: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CpuTee:
+    """Signs of a CPU TEE: what kind they speak for, and where they were seen."""
+
+    kind: str | None
+    seen: tuple[str, ...]
+
+
+def read_software() -> dict[str, str | None]:
+    """Versions of Python and of the packages that matter here, None for those that are absent. Imports none of them."""
+    return {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
+
+
+def _version(package: str) -> str | None:
+    names = (package, "cupy-cuda12x", "cupy-cuda13x") if package == "cupy" else (package,)
+    for name in names:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def read_cpu(root: Path = ROOT) -> Cpu:
+    """The CPU, as the kernel lists it."""
+    text = _read(root / "proc/cpuinfo")
+    model = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
+    flags = _flags(text)
+    return Cpu(
+        model=model[1].strip() if model else platform.processor() or "unknown",
+        architecture=platform.machine(),
+        features={name: name in flags for name in FEATURES} if flags else {},
+        threads=len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1,
+    )
+
+
+def read_memory(root: Path = ROOT) -> Memory:
+    """The memory, as the kernel lists it."""
+    sizes = dict(re.findall(r"^(\w+): +(\d+) kB$", _read(root / "proc/meminfo"), re.MULTILINE))
+    setting = re.search(r"\[(\w+)\]", _read(root / "sys/kernel/mm/transparent_hugepage/enabled"))
+    return Memory(
+        total=int(sizes["MemTotal"]) << 10 if "MemTotal" in sizes else None,
+        available=int(sizes["MemAvailable"]) << 10 if "MemAvailable" in sizes else None,
+        page=resource.getpagesize(),
+        huge_pages=setting[1] if setting else None,
+    )
+
+
+def read_tee(root: Path = ROOT) -> CpuTee:
+    """Signs that this machine is a guest of a CPU TEE. Whoever runs the machine can fake or hide every one of them."""
+    seen = {f"/{path}": kind for path, kind in _TEE_PATHS.items() if (root / path).exists()}
+    flags = _flags(_read(root / "proc/cpuinfo"))
+    if "hypervisor" in flags:
+        seen |= {f"CPU flag {flag}": kind for flag, kind in _TEE_FLAGS.items() if flag in flags}
+    return CpuTee(next(iter(seen.values()), None), tuple(seen))
+
+
+def _flags(cpuinfo: str) -> frozenset[str]:
+    line = re.search(r"^(?:flags|Features)\s*: (.+)$", cpuinfo, re.MULTILINE)
+    return frozenset(line[1].split()) if line else frozenset()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,26 @@
+"""Options that several commands take."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["Bits", "Force", "Json", "KeyFile", "KeyFiles"]
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, for a program to read; also on failure.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace TARGET if it exists.")]
+KeyFile = Annotated[
+    Path | None, typer.Option("--key", metavar="PATH", help="The key file. Absent, FASTRACK_KEY_FILE names it.")
+]
+KeyFiles = Annotated[
+    list[Path] | None,
+    typer.Option("--key", metavar="PATH", help="A key file; may be repeated. Absent, FASTRACK_KEY_FILE names it."),
+]
+
+
+class Bits(StrEnum):
+    """Sizes of an AES key."""
+
+    AES_256 = "256"
+    AES_128 = "128"

@@ -1,0 +1,86 @@
+"""``fastrack seal``: encrypt a file for whoever holds the key."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fastrack.cli.console import clean, counted, print_json, progress_bar, size_of, speed, stdout
+from fastrack.cli.files import check_target, open_ring
+from fastrack.cli.options import Force, Json, KeyFile
+from fastrack.errors import FormatError
+
+__all__ = ["seal"]
+
+
+def seal(
+    source: Annotated[
+        Path, typer.Argument(metavar="SOURCE", help="A .safetensors, .npy or .npz file, or any other, sealed as bytes.")
+    ],
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="The sealed file, a .safetensors by custom.")],
+    *,
+    key: KeyFile = None,
+    plain: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Store this tensor as it is, for anyone to read; may be repeated."),
+    ] = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Encrypt the tensors of a file. It may be larger than memory."""
+    from fastrack import aead
+    from fastrack.files import load_file
+    from fastrack.writer import seal_file
+
+    check_target(target, force=force)
+    owner = open_ring(key).first
+    total = source.stat().st_size
+    try:
+        if plain:
+            _check_names(source, plain)
+        aead.engine()  # loading it is no part of the time shown
+        begun = time.perf_counter()
+        with progress_bar("sealing", total) as progress:
+            seal_file(source, target, owner, plain=plain or (), progress=progress)
+    except TypeError as error:  # an array of text, say: the data's fault
+        raise FormatError(f"{source}: {error}") from None
+    seconds = time.perf_counter() - begun
+    with load_file(target) as file:
+        sealed = [file[name].nbytes for name in file.sealed]
+        left = sum(file.stored(name)[2].nbytes for name in file.plain)
+        count = len(file.plain)
+    size = sum(sealed) + left
+    if as_json:
+        document = {
+            "source": str(source),
+            "target": str(target),
+            "key_id": owner.id,
+            "tensors": len(sealed),
+            "bytes": sum(sealed),
+            "plain_tensors": count,
+            "plain_bytes": left,
+            "target_bytes": target.stat().st_size,
+            "seconds": seconds,
+            "gb_per_s": speed(size, seconds),
+        }
+        print_json(document)
+        return
+    line = f"{clean(str(target))}: sealed {counted(len(sealed), 'tensor')}, {size_of(sum(sealed))}"
+    if count:
+        line += f", and left {counted(count, 'tensor')} in plain, {size_of(left)}"
+    console = stdout()
+    console.print(f"{line}; {seconds:.2f} s, {speed(size, seconds):.2f} GB/s", soft_wrap=True)
+    console.print(f"key: {owner.id}")
+
+
+def _check_names(source: Path, names: list[str]) -> None:
+    from fastrack.writer import open_plain
+
+    with open_plain(source) as (tensors, _):
+        unknown = sorted(set(names) - set(tensors))
+        if unknown:
+            known = ", ".join(map(repr, tensors)) or "none"
+            raise typer.BadParameter(
+                f"no tensor {', '.join(map(repr, unknown))} in {source}; it has {known}", param_hint="--plain"
+            )

@@ -1,0 +1,146 @@
+"""``fastrack verify``: authenticate every chunk of a file."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fastrack.cli.console import clean, counted, new_table, print_json, progress_bar, size_of, speed, stdout
+from fastrack.cli.files import check_sealed, open_ring
+from fastrack.cli.guard import describe
+from fastrack.cli.options import Json, KeyFiles
+from fastrack.errors import FormatError
+
+if TYPE_CHECKING:
+    from fastrack.files import TensorCheck
+    from fastrack.keys import KeyRing
+
+__all__ = ["Report", "show_report", "verify", "verify_contents"]
+
+
+def verify(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="The sealed file.")],
+    *,
+    key: KeyFiles = None,
+    as_json: Json = False,
+) -> None:
+    """Check that every chunk of a file is what its owner sealed. Decrypts nothing, writes nothing."""
+    report = verify_contents(path, open_ring(key))
+    if as_json:
+        print_json(report.as_dict())
+    else:
+        show_report(report, stdout())
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What came of a verification. `plain` names what is not protected, and so was not checked."""
+
+    path: str
+    checks: "tuple[TensorCheck, ...]"
+    plain: tuple[str, ...]
+    checked_bytes: int
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether every sealed tensor is good."""
+        return all(check.error is None for check in self.checks)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report for a program to read."""
+        errors = [check.error for check in self.checks if check.error is not None]
+        document = {
+            "path": self.path,
+            "ok": self.ok,
+            "tensors": [
+                {
+                    "name": check.name,
+                    "dtype": check.dtype,
+                    "shape": list(check.shape),
+                    "bytes": check.nbytes,
+                    "ok": check.error is None,
+                    "chunk": getattr(check.error, "chunk", None),
+                    "message": None if check.error is None else str(check.error),
+                }
+                for check in self.checks
+            ],
+            "not_protected": list(self.plain),
+            "bytes": self.checked_bytes,
+            "seconds": self.seconds,
+            "gb_per_s": speed(self.checked_bytes, self.seconds),
+        }
+        return {**document, "error": describe(errors[0])} if errors else document
+
+
+def verify_contents(path: Path, ring: "KeyRing") -> Report:
+    """Verify a file.
+
+    Raises
+    ------
+    FormatError, UnknownKeyError, OSError
+        If it cannot be verified, one without anything sealed included.
+    """
+    from fastrack import aead
+    from fastrack.files import load_file, verify_file
+
+    with load_file(path) as file:
+        check_sealed(file, ring)
+        if not file.sealed:
+            raise FormatError(f"{path}: all its tensors are in plain, so there is nothing to verify")
+        plain = file.plain
+        total = sum(file[name].nbytes for name in file.sealed)
+    aead.engine()  # loading it is no part of the time shown
+    checked = 0
+    with progress_bar("verifying", total) as progress:
+
+        def count(size: int) -> None:
+            nonlocal checked
+            checked += size
+            progress(size)
+
+        begun = time.perf_counter()
+        checks = tuple(verify_file(path, ring, progress=count))
+        seconds = time.perf_counter() - begun
+    return Report(str(path), checks, plain, checked, seconds)
+
+
+def show_report(report: Report, console: Console) -> None:
+    """Print the report for people."""
+    table = new_table("", "name", "dtype", "shape", "size", "failed at", right=("size",))
+    for check in report.checks:
+        table.add_row(
+            "ok" if check.error is None else "FAILED",
+            clean(check.name),
+            check.dtype,
+            str(list(check.shape)),
+            size_of(check.nbytes),
+            _place(check),
+        )
+    console.print(table)
+    console.print()
+    for check in report.checks:
+        if check.error is not None:
+            console.print(clean(str(check.error)), soft_wrap=True)
+    if report.plain:
+        names = ", ".join(map(clean, report.plain))
+        console.print(f"not protected, so not checked: {names} (stored in plain)", soft_wrap=True)
+    failed = sum(check.error is not None for check in report.checks)
+    verdict = f"{failed} of {counted(len(report.checks), 'tensor')} FAILED" if failed else "every chunk is authentic"
+    rate = speed(report.checked_bytes, report.seconds)
+    console.print(
+        f"{clean(report.path)}: {verdict}; {size_of(report.checked_bytes)} in {report.seconds:.3f} s, {rate:.2f} GB/s",
+        soft_wrap=True,
+    )
+
+
+def _place(check: "TensorCheck") -> str:
+    if check.error is None:
+        return ""
+    chunk = getattr(check.error, "chunk", None)
+    return "header" if chunk is None else f"chunk {chunk}"

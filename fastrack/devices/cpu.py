@@ -1,0 +1,78 @@
+"""The embedded default: plaintext lies in host memory. For development, CI, laptops and CPU TEEs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastrack import aead, arrays
+from fastrack.aead import Bytes
+from fastrack.arrays import Framework
+from fastrack.cobblestone import MessageKey
+from fastrack.devices.base import Slab
+from fastrack.errors import DeviceError
+
+__all__ = ["CpuDevice"]
+
+
+class CpuDevice:
+    """`Device` on the host's own cores.
+
+    It opens chunks straight from where they lie into the result; a run of them is one native call a thread.
+    """
+
+    name = "cpu"
+    in_place = True
+    slab = 32 << 20  # sealing and opening are a call each: long ones, so that a busy interpreter delays few of them
+
+    def __init__(self, threads: int | None = None) -> None:
+        self.engine = aead.engine(threads=threads)
+
+    def framework(self, wanted: Framework | None) -> Framework:
+        if wanted == "cupy":
+            raise DeviceError("CuPy keeps no arrays on 'cpu'; ask for framework='numpy' or 'torch', or another device")
+        return wanted or ("torch" if arrays.installed("torch") else "numpy")
+
+    def empty(self, dtype: str, shape: Sequence[int], framework: Framework) -> Any:
+        from fastrack.dtypes import nbytes
+
+        return arrays.from_bytes(arrays.empty_bytes(nbytes(dtype, shape)), dtype, shape, framework)
+
+    def view(self, array: Any, *, writable: bool) -> Bytes:
+        return arrays.bytes_of(array, writable=writable)
+
+    def clear(self, target: Bytes) -> None:
+        target.fill(0)
+
+    def staging(self, size: int) -> Bytes:
+        return arrays.empty_bytes(size)
+
+    def begin(self, key: MessageKey) -> CpuWork:
+        return CpuWork(self.engine, key)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class CpuWork:
+    """`Work` that is done when the call returns."""
+
+    def __init__(self, engine: aead.Engine, key: MessageKey) -> None:
+        self._engine = engine
+        self._schedule = engine.prepare(key)
+        self._bad: int | None = None
+
+    def open(self, slab: Slab, staged: Bytes, target: Bytes) -> None:
+        if slab.pieces is not None:
+            bad = self._engine.open_pieces(self._schedule, staged, target, slab.pieces)
+        else:
+            bad = self._engine.open_run(self._schedule, staged, target[slab.start : slab.stop], slab.first)
+        if self._bad is None:
+            self._bad = bad
+
+    def seal(self, slab: Slab, source: Bytes, staged: Bytes) -> None:
+        self._engine.seal_run(self._schedule, source[slab.start : slab.stop], staged, slab.first)
+
+    def finish(self) -> int | None:
+        self._schedule.wipe()
+        return self._bad

@@ -1,0 +1,283 @@
+"""Sealed safetensors files: reading them lazily, and checking them.
+
+A sealed file is an ordinary safetensors file. A sealed tensor is a `U8` vector in it that holds a Cobblestone message;
+the file's metadata says what it decrypts to. The safetensors library itself reads and checks the header.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import safetensors
+
+from fastrack import arrays, cobblestone, dtypes
+from fastrack.arrays import Bytes
+from fastrack.errors import AuthenticationError, ClosedError, FormatError, UnknownKeyError
+from fastrack.keys import KeyRing, KeySource
+from fastrack.sealed import Claim, OpenMessage, SealedTensor, bad_chunk
+
+__all__ = ["SealedFile", "TensorCheck", "load_file", "verify_file"]
+
+_VERSION = "1"
+_HEX_ID = re.compile(r"[0-9a-f]{32}")
+_MAX_DIMENSIONS = 64
+_MAX_EXTENT = 2**63
+_VERIFY_RUN = 32 << 20  # bytes of plaintext between two reports of progress
+
+
+def load_file(path: str | os.PathLike[str]) -> SealedFile:
+    """Open a sealed file. Nothing is read yet but its header; nothing is decrypted, and no key is needed.
+
+    Returns
+    -------
+    SealedFile
+        A mapping of names to `SealedTensor`, and to NumPy arrays for tensors stored in plain. Close it, or use it in a
+        ``with`` statement.
+
+    Raises
+    ------
+    FormatError
+        If it is no safetensors file, or its fastrack metadata is not sound.
+    OSError
+        If it cannot be read.
+    """
+    return SealedFile(path)
+
+
+class SealedFile(Mapping[str, Any]):
+    """The tensors of a sealed file, mapped into memory and lazy. Made by `load_file`.
+
+    A sealed tensor that was taken out stays usable after `close`, as does the memory map under it.
+
+    Attributes
+    ----------
+    path : pathlib.Path
+    sealed : tuple of str
+        Names of the sealed tensors, in the order of the file.
+    plain : tuple of str
+        Names of the tensors stored in plain.
+    key_id : str or None
+        The id of the key that sealed them; None if nothing is sealed.
+    metadata : dict of str to str
+        The file's own metadata, without fastrack's. Neither encrypted nor authenticated.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        header = _read_header(self.path)
+        self._memory: Bytes | None = _map(self.path)
+        self._places = header.locate(self._memory.size)
+        marks = {key: value for key, value in header.metadata.items() if key.startswith("fastrack.")}
+        self.metadata = {key: value for key, value in header.metadata.items() if key not in marks}
+        self.key_id: str | None = None
+        self._claims: dict[str, Claim] = {}
+        if marks:
+            self._read_marks(marks)
+        self.sealed = tuple(name for name in self._places if name in self._claims)
+        self.plain = tuple(name for name in self._places if name not in self._claims)
+
+    def _read_marks(self, marks: dict[str, str]) -> None:
+        version = marks.get("fastrack.version")
+        if version != _VERSION:
+            raise FormatError(
+                f"{self.path} is of fastrack format {version!r:.20}, and this fastrack reads {_VERSION!r}; update it"
+            )
+        file, self.key_id = (_hex_id(marks.get(name), name, self.path) for name in ("fastrack.file", "fastrack.key"))
+        for name, entry in _read_json(marks.get("fastrack.tensors"), self.path).items():
+            place = self._places.get(name)
+            if place is None:
+                raise FormatError(f"{self.path} lists a sealed tensor {name!r:.80} that is not in it")
+            self._claims[name] = claim = _read_claim(name, entry, file, self.path)
+            expected = cobblestone.message_size(dtypes.nbytes(claim.dtype, claim.shape))
+            if place.dtype != "U8" or place.shape != (expected,):
+                raise FormatError(
+                    f"{self.path}: {name!r} of {claim.dtype} {list(claim.shape)} takes a U8 vector of {expected} bytes, "
+                    f"but is {place.dtype} {list(place.shape)}; the metadata or the file was altered"
+                )
+
+    def __getitem__(self, name: str) -> Any:
+        dtype, shape, memory = self.stored(name)
+        claim = self._claims.get(name)
+        if claim is None:
+            return arrays.from_bytes(memory, dtype, shape, "numpy")
+        assert self.key_id is not None
+        return SealedTensor(claim, memory, self.key_id)
+
+    def stored(self, name: str) -> tuple[str, tuple[int, ...], Bytes]:
+        """A tensor as safetensors has it: dtype, shape and a view of its bytes. A sealed one is a `U8` vector."""
+        place = self._places[name]
+        if self._memory is None:
+            raise ClosedError(f"{self.path} was closed; load_file opens it again")
+        return place.dtype, place.shape, self._memory[place.start : place.stop]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def close(self) -> None:
+        """Hand out no more tensors. The map goes when the last one that was handed out does."""
+        self._memory = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<SealedFile {str(self.path)!r}: {len(self.sealed)} sealed, {len(self.plain)} plain>"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorCheck:
+    """What `verify_file` found of one sealed tensor; `error` is None if every chunk of it is good."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    error: AuthenticationError | UnknownKeyError | None
+
+
+def verify_file(
+    path: str | os.PathLike[str],
+    keys: KeySource | None = None,
+    *,
+    progress: Callable[[int], None] | None = None,
+) -> Iterator[TensorCheck]:
+    """Authenticate every chunk of every sealed tensor of a file. Nothing is decrypted, and nothing is written.
+
+    Parameters
+    ----------
+    path : path
+        The sealed file.
+    keys : Key, path or iterable of these, optional
+        As for `unseal`.
+    progress : callable, optional
+        Called with the number of plaintext bytes checked since it was last called.
+
+    Yields
+    ------
+    TensorCheck
+        One a sealed tensor, in the order of the file. The `error` of a bad one names the first chunk that failed.
+
+    Raises
+    ------
+    FormatError, OSError
+        If the file cannot be read as one.
+    """
+    ring = KeyRing.resolve(keys)
+    with load_file(path) as file:
+        for name in file.sealed:
+            sealed = file[name]
+            error = _verify(sealed, ring, progress)
+            yield TensorCheck(name, sealed.dtype, sealed.shape, sealed.nbytes, error)
+
+
+def _verify(
+    sealed: SealedTensor, keys: KeyRing, progress: Callable[[int], None] | None
+) -> AuthenticationError | UnknownKeyError | None:
+    try:
+        opened = OpenMessage(sealed, keys)
+    except (AuthenticationError, UnknownKeyError) as error:
+        return error
+    with opened:
+        for first, size in cobblestone.runs(sealed.nbytes, _VERIFY_RUN):
+            bad = opened.verify_run(first, size)
+            if bad is not None:
+                return bad_chunk(sealed.name, bad)
+            if progress is not None:
+                progress(size)
+    return None
+
+
+# Reading a header. Every value in it may be a lie.
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    metadata: dict[str, str]
+    tensors: dict[str, tuple[str, tuple[int, ...]]]  # in the order in which their bytes lie
+
+    def locate(self, file_size: int) -> dict[str, _Place]:
+        """Where each tensor lies. safetensors refuses gaps and overlaps, so the last byte decides the first."""
+        sizes = {name: dtypes.nbytes(dtype, shape) for name, (dtype, shape) in self.tensors.items()}
+        start = file_size - sum(sizes.values())
+        if start < 0:
+            raise FormatError("the file is shorter than the tensors it lists; it was cut short")
+        places = {}
+        for name, (dtype, shape) in self.tensors.items():
+            places[name] = _Place(dtype, shape, start, start + sizes[name])
+            start += sizes[name]
+        return places
+
+
+def _read_header(path: Path) -> _Header:
+    path.stat()  # a missing file is an OSError, as everywhere
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            tensors = {}
+            for name in file.offset_keys():
+                part = file.get_slice(name)
+                tensors[name] = (part.get_dtype(), tuple(part.get_shape()))
+            return _Header(file.metadata() or {}, tensors)
+    except safetensors.SafetensorError as error:
+        raise FormatError(f"{path} is no safetensors file: {error}") from None
+
+
+def _map(path: Path) -> Bytes:
+    with path.open("rb") as file:
+        return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+
+
+def _hex_id(value: str | None, name: str, path: Path) -> str:
+    if value is None or not _HEX_ID.fullmatch(value):
+        raise FormatError(f"{path}: {name} must be 32 hexadecimal digits, not {value!r:.50}; the metadata was altered")
+    return value
+
+
+def _read_json(text: str | None, path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(text or "")
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise FormatError(f"{path}: fastrack.tensors must be a JSON object, not {text!r:.50}; the metadata was altered")
+    return value
+
+
+def _read_claim(name: str, entry: Any, file: str, path: Path) -> Claim:
+    sound = isinstance(entry, dict) and entry.keys() == {"dtype", "shape"}
+    if sound:
+        dtype, shape = entry["dtype"], entry["shape"]
+        sound = (
+            isinstance(dtype, str)
+            and isinstance(shape, list)
+            and len(shape) <= _MAX_DIMENSIONS
+            and all(type(extent) is int and 0 <= extent < _MAX_EXTENT for extent in shape)
+            and math.prod(extent for extent in shape if extent) < _MAX_EXTENT
+        )
+    if not sound:
+        raise FormatError(
+            f"{path}: the entry of {name!r:.80} must give a dtype and a shape, not {entry!r:.80}; the metadata was altered"
+        )
+    return Claim(name, dtype, tuple(shape), file)

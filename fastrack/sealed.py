@@ -1,0 +1,345 @@
+"""Sealed tensors in memory: `seal`, `unseal`, and the handles `SealedTensor` and `SealedRows`."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from fastrack import aead, arrays, cobblestone, dtypes
+from fastrack.aead import Pieces
+from fastrack.arrays import Bytes, Framework
+from fastrack.cobblestone import HEADER, SALT, MessageKey
+from fastrack.errors import AuthenticationError, FormatError
+from fastrack.keys import Key, KeyRing, KeySource
+from fastrack.rows import RowPlan, plan_rows
+
+__all__ = ["Claim", "SealedRows", "SealedTensor", "new_file_id", "seal", "unseal"]
+
+_CONTEXT = b"fastrack/tensor@1\0"
+
+
+def seal(tensor: Any, key: Key, name: str = "tensor") -> SealedTensor:
+    """Encrypt a tensor for whoever holds `key`, and bind it to its name, dtype and shape.
+
+    Parameters
+    ----------
+    tensor : numpy.ndarray or torch.Tensor
+        In host memory, of any dtype that safetensors has.
+    key : Key
+        The owner's key. 256 bits mean Cobblestone-256, 128 bits Cobblestone-128.
+    name : str
+        What the tensor is called. Part of what is authenticated.
+
+    Returns
+    -------
+    SealedTensor
+        Of 56 bytes more than the tensor, and 16 for each 16 KiB of it. Can be stored, sent and shown to anyone.
+
+    Raises
+    ------
+    TypeError
+        If it is no tensor in host memory, or its dtype has no safetensors name.
+    """
+    dtype, shape = arrays.describe(tensor)
+    plain = arrays.bytes_of(tensor)
+    claim = Claim(name, dtype, shape, new_file_id())
+    message = arrays.empty_bytes(cobblestone.message_size(plain.size))
+    salt, message_key = claim.new_key(key)
+    engine = aead.engine()
+    schedule = engine.prepare(message_key)
+    try:
+        engine.seal_run(schedule, plain, message[HEADER:], 0)
+    finally:
+        schedule.wipe()
+        message_key.wipe()
+    write_header(message, salt, message_key)
+    message.flags.writeable = False
+    return SealedTensor(claim, message, key.id)
+
+
+def unseal(
+    sealed: SealedTensor | SealedRows, keys: KeySource | None = None, *, framework: Framework | None = None
+) -> Any:
+    """Authenticate and decrypt a sealed tensor, or rows of one, into host memory.
+
+    This is the deliberate way to plaintext on the host; `to_device` is the way to a device.
+
+    Parameters
+    ----------
+    sealed : SealedTensor or SealedRows
+        What to open.
+    keys : Key, path or iterable of these, optional
+        Where the tensor's key is looked for. Absent, the environment variable ``FASTRACK_KEY_FILE`` names a key file.
+    framework : {"torch", "numpy"}, optional
+        What the result is an array of: torch if it is installed, else numpy.
+
+    Raises
+    ------
+    AuthenticationError
+        If the key is another one, or anything was altered. Nothing is returned then.
+    UnknownKeyError
+        If the key that sealed it is not among `keys`.
+    """
+    framework = framework or default_framework()
+    with OpenMessage(sealed, KeyRing.resolve(keys)) as opened:
+        memory = arrays.empty_bytes(sealed.nbytes)
+        result = arrays.from_bytes(memory, sealed.dtype, sealed.shape, framework)
+        opened.read(memory)
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a message claims to be; its key is derived from this, so a false claim fails before a chunk is opened."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+
+    def context(self) -> bytes:
+        """The bytes that bind a message to its claim: a label and canonical JSON.
+
+        Raises
+        ------
+        FormatError
+            If the name is no Unicode text.
+        """
+        claim = {"dtype": self.dtype, "file": self.file, "name": self.name, "shape": list(self.shape)}
+        text = json.dumps(claim, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        try:
+            return _CONTEXT + text.encode()
+        except UnicodeEncodeError:
+            raise FormatError(f"a tensor's name must be Unicode text, not {self.name!r}") from None
+
+    def new_key(self, key: Key) -> tuple[bytes, MessageKey]:
+        """A fresh salt and the message key that follows from it."""
+        salt = os.urandom(SALT)
+        return salt, cobblestone.derive(key.material(), salt, self.context())
+
+    def open_header(self, header: bytes, key: Key) -> MessageKey:
+        """The message key, after the header's commitment was checked.
+
+        Raises
+        ------
+        AuthenticationError
+            If the header is not that of a message with this claim under this key.
+        """
+        try:
+            return cobblestone.open_header(header, key.material(), self.context())
+        except AuthenticationError as error:
+            raise AuthenticationError(f"tensor {self.name!r}: {error}", tensor=self.name) from None
+
+
+class SealedTensor:
+    """One tensor, sealed. It holds no secret: it can be pickled, stored, sent and shown to anyone.
+
+    ``sealed[rows]`` is a handle on some of its rows (along the first dimension), given by an integer, a slice, an array
+    of integers or a boolean mask. Opening it opens only the chunks that hold those rows.
+
+    Attributes
+    ----------
+    name : str
+        What it is called.
+    dtype : str
+        Its element type, by its safetensors name, such as ``"F32"``.
+    shape : tuple of int
+        Its shape.
+    nbytes : int
+        Bytes of its plaintext.
+    message : memoryview
+        The Cobblestone message: header, then chunks.
+    key_id : str
+        The id of the key that opens it.
+    """
+
+    __slots__ = ("_message", "claim", "key_id", "nbytes")
+
+    def __init__(self, claim: Claim, message: Bytes, key_id: str) -> None:
+        self.claim = claim
+        self.key_id = key_id
+        self.nbytes = dtypes.nbytes(claim.dtype, claim.shape)
+        self._message = message
+        if message.size != cobblestone.message_size(self.nbytes):
+            raise FormatError(
+                f"tensor {claim.name!r} of {claim.dtype} {list(claim.shape)} takes a message of "
+                f"{cobblestone.message_size(self.nbytes)} bytes, but has {message.size}; it was cut short or mislabelled"
+            )
+
+    @property
+    def name(self) -> str:
+        return self.claim.name
+
+    @property
+    def dtype(self) -> str:
+        return self.claim.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.claim.shape
+
+    @property
+    def message(self) -> memoryview:
+        return self._message.data.toreadonly()
+
+    @property
+    def chunks(self) -> Bytes:
+        """The message without its header, as `uint8`."""
+        return self._message[HEADER:]
+
+    def open_header(self, keys: KeyRing) -> MessageKey:
+        """The message key, if the right key is among `keys` and the header is sound."""
+        return self.claim.open_header(self._message[:HEADER].tobytes(), keys[self.key_id])
+
+    def __getitem__(self, rows: Any) -> SealedRows:
+        return SealedRows(self, plan_rows(rows, self.shape, self.nbytes))
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a tensor without dimensions has no length")
+        return self.shape[0]
+
+    def __iter__(self) -> Any:
+        return (self[row] for row in range(len(self)))
+
+    def __repr__(self) -> str:
+        return f"<SealedTensor {self.name!r} {self.dtype} {list(self.shape)} key {self.key_id[:8]}>"
+
+    def __getstate__(self) -> tuple[Claim, bytes, str]:
+        return self.claim, self._message.tobytes(), self.key_id
+
+    def __setstate__(self, state: tuple[Claim, bytes, str]) -> None:
+        claim, message, key_id = state
+        self.__init__(claim, np.frombuffer(message, np.uint8), key_id)  # type: ignore[misc]
+
+
+class SealedRows:
+    """Rows of a sealed tensor: a handle, of which nothing is opened yet. Made by ``sealed[rows]``."""
+
+    __slots__ = ("_plan", "tensor")
+
+    def __init__(self, tensor: SealedTensor, plan: RowPlan) -> None:
+        self.tensor = tensor
+        self._plan = plan
+
+    @property
+    def name(self) -> str:
+        return self.tensor.name
+
+    @property
+    def dtype(self) -> str:
+        return self.tensor.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the result."""
+        return self._plan.shape
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the result."""
+        return self._plan.nbytes
+
+    @property
+    def key_id(self) -> str:
+        return self.tensor.key_id
+
+    @property
+    def chunks(self) -> Bytes:
+        """The whole message without its header."""
+        return self.tensor.chunks
+
+    def pieces(self) -> Pieces:
+        """Which chunks hold the rows, and where their bytes go."""
+        return self._plan.pieces()
+
+    def open_header(self, keys: KeyRing) -> MessageKey:
+        """As for the tensor."""
+        return self.tensor.open_header(keys)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a single row of a vector has no length")
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"<SealedRows of {self.name!r} {self.dtype} {list(self.shape)}>"
+
+
+class OpenMessage:
+    """A message whose header was checked, ready to be read on the host; a context that wipes its key."""
+
+    def __init__(self, sealed: SealedTensor | SealedRows, keys: KeyRing) -> None:
+        self._sealed = sealed
+        self._engine = aead.engine()
+        message_key = sealed.open_header(keys)
+        self._schedule = self._engine.prepare(message_key)
+        message_key.wipe()
+
+    def read(self, memory: Bytes) -> None:
+        """Open all of it into `memory`.
+
+        Raises
+        ------
+        AuthenticationError
+            If a chunk is not what was sealed; `memory` holds zeros then.
+        """
+        sealed = self._sealed
+        if isinstance(sealed, SealedRows):
+            bad = self._engine.open_pieces(self._schedule, sealed.chunks, memory, sealed.pieces())
+        else:
+            bad = self._engine.open_run(self._schedule, sealed.chunks, memory, 0)
+        if bad is not None:
+            memory.fill(0)
+            raise bad_chunk(sealed.name, bad)
+
+    def read_run(self, memory: Bytes, first: int) -> None:
+        """Open the run of whole chunks from `first` on that fills `memory`, or the message's end."""
+        bad = self._engine.open_run(self._schedule, self._run(first, memory.size), memory, first)
+        if bad is not None:
+            memory.fill(0)
+            raise bad_chunk(self._sealed.name, bad)
+
+    def verify_run(self, first: int, size: int) -> int | None:
+        """The first chunk whose tag is wrong among those that hold `size` bytes from chunk `first` on, or None."""
+        return self._engine.verify_run(self._schedule, self._run(first, size), first)
+
+    def _run(self, first: int, size: int) -> Bytes:
+        start = first * cobblestone.STRIDE
+        return self._sealed.chunks[start : start + cobblestone.run_size(first, size, self._sealed.nbytes)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._schedule.wipe()
+
+
+def write_header(message: Bytes, salt: bytes, key: MessageKey) -> None:
+    """Put the salt and the commitment in their place at the head of a message."""
+    message[:SALT] = np.frombuffer(salt, np.uint8)
+    message[SALT:HEADER] = np.frombuffer(key.commitment, np.uint8)
+
+
+def bad_chunk(name: str | None, chunk: int) -> AuthenticationError:
+    """The error for a chunk that is not what its owner sealed."""
+    return AuthenticationError(
+        f"tensor {name!r}, chunk {chunk}: the ciphertext or its tag was altered, so nothing of the tensor was handed "
+        "out; get the message again from its owner, and run `fastrack verify` on the file it came in",
+        tensor=name,
+        chunk=chunk,
+    )
+
+
+def default_framework() -> Framework:
+    """What a sealed tensor becomes where nobody says: torch if it is installed, else numpy."""
+    return "torch" if arrays.installed("torch") else "numpy"
+
+
+def new_file_id() -> str:
+    """A random name for a file, which its messages are bound to: 16 bytes, in hexadecimal."""
+    return os.urandom(16).hex()

@@ -1,0 +1,79 @@
+"""Keys for transfers: one for each, from a secret that never leaves this process."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from typing import NoReturn
+
+from fastrack import cobblestone
+from fastrack.cobblestone import MessageKey
+from fastrack.errors import ClosedError
+
+__all__ = ["Session"]
+
+_CONTEXT = b"fastrack/transfer@1\0"
+
+
+class Session:
+    """A random secret and a counter. No two transfers get the same key, and neither survives a fork or a pickle.
+
+    Parameters
+    ----------
+    bits : {256, 128}
+        The size of the AES keys.
+    """
+
+    def __init__(self, bits: int = 256) -> None:
+        self._bits = bits
+        self._renew()
+        _sessions.add(self)
+
+    def _renew(self) -> None:
+        self._lock = threading.Lock()
+        self._owner = os.getpid()
+        self._secret: bytearray | None = bytearray(os.urandom(self._bits // 8))
+        self._counter = 0
+
+    def next_key(self) -> MessageKey:
+        """The message key of one transfer, in raw mode: the counter takes the place of the salt.
+
+        Raises
+        ------
+        ClosedError
+            If the session was wiped.
+        """
+        if self._owner != os.getpid():  # a fork that Python was not told of
+            self._renew()
+        with self._lock:
+            if self._secret is None:
+                raise ClosedError("this session was wiped; open another channel")
+            self._counter += 1
+            return cobblestone.derive(self._secret, self._counter.to_bytes(cobblestone.SALT, "big"), _CONTEXT)
+
+    def wipe(self) -> None:
+        """Overwrite the secret: no more keys."""
+        with self._lock:
+            if self._secret is not None:
+                self._secret[:] = bytes(len(self._secret))
+            self._secret = None
+
+    def __del__(self) -> None:
+        if hasattr(self, "_lock"):
+            self.wipe()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a session's secret stays in its process; open a channel where it is needed")
+
+
+_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+def _renew_all() -> None:
+    for session in _sessions:
+        session._renew()  # noqa: SLF001
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_all)
