@@ -23,6 +23,7 @@ check: $(STAMP)  ## lint, formatting, types, documentation
 
 bench: $(STAMP)  ## measure; the machine should be idle
 	$(BIN)/python -m pytest bench --benchmark-only --benchmark-sort=name
+	$(BIN)/fastrack bench
 
 docs: $(STAMP)  ## build the documentation; warnings are errors
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html

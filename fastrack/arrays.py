@@ -116,8 +116,9 @@ def _torch_bytes(tensor: Any, *, writable: bool) -> Any:
     if tensor.device.type != "cpu" or tensor.layout != torch.strided:
         message = f"expected a dense tensor in host memory, not one on {tensor.device} ({tensor.layout})"
         raise TypeError(message)
-    if writable and not tensor.is_contiguous():
-        message = "a tensor to be filled must be contiguous; call .contiguous() first"
+    if writable and (not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg()):
+        message = "a tensor to be filled must be contiguous, and no view that conjugates or negates; fill a fresh one"
         raise ValueError(message)
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    return plain.reshape(-1).view(torch.uint8).numpy()
+    # A contiguous tensor of one row may keep a stride that `view` refuses.
+    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy()

@@ -1,9 +1,9 @@
 """The reference path, for measurement only: what today's stack does with sealed data on its way to a device.
 
 The host decrypts what the owner sealed, encrypts it again under the session key into a bounce buffer, copies that to
-the device, and the device decrypts it. Each step ends before the next begins. As favourable to it as can be: every buffer
-is made and touched beforehand, nothing is allocated on the way, and the owner's message is one AES-GCM ciphertext, which
-OpenSSL opens faster than a chunked one.
+the device, and the device decrypts it. Each step ends before the next begins. As favourable to it as can be: every
+buffer is made and touched beforehand, nothing is allocated on the way, and the owner's message is one AES-GCM
+ciphertext, which OpenSSL opens faster than a chunked one.
 """
 
 from __future__ import annotations

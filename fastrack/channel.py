@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import queue
 import threading
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from contextlib import nullcontext
 from typing import Any, Self
 
 from fastrack import aead, arrays, cobblestone
 from fastrack.aead import Bytes
 from fastrack.arrays import Framework
 from fastrack.cobblestone import HEADER
-from fastrack.devices import Device, Slab, Work, canonical, open_device
+from fastrack.devices import Slab, Work, canonical, open_device
 from fastrack.errors import ClosedError
+from fastrack.forks import renew_after_fork
 from fastrack.keys import Key, KeyRing, KeySource
 from fastrack.nest import map_leaves
+from fastrack.ring import Ring
 from fastrack.sealed import Claim, SealedRows, SealedTensor, bad_chunk, new_file_id, write_header
 from fastrack.session import Session
 from fastrack.sources import PlainSource, RowSource, SealedSource, Source, slabs_of
+from fastrack.trace import Recorder, Stats, Transfer
 
 __all__ = ["Channel", "Stats", "to_device", "to_host"]
 
@@ -54,8 +55,8 @@ class Channel:
         self._device = open_device(canonical(device), threads)
         self._engine = aead.engine(threads=threads)
         self._session = Session()
-        self._ring = _Ring(self._device, cobblestone.raw_size(self._device.slab), _DEPTH)
-        self._stats = _Recorder()
+        self._ring = Ring(self._device, cobblestone.raw_size(self._device.slab), _DEPTH)
+        self._stats = Recorder()
         self._open = True
 
     @property
@@ -66,7 +67,7 @@ class Channel:
     @property
     def stats(self) -> Stats:
         """What went through this channel so far."""
-        return self._stats.read()
+        return self._stats.total
 
     def to_device(
         self,
@@ -91,9 +92,9 @@ class Channel:
         dtype, shape = arrays.describe(x)
         claim = Claim(name, dtype, shape, new_file_id())
         salt, message_key = claim.new_key(key)
-        with self._stats.transfer() as record:
-            source = self._device.view(x, writable=False)
-            nbytes = len(source)
+        source = self._device.view(x, writable=False)
+        nbytes = len(source)
+        with self._stats.transfer(nbytes) as record:
             message = arrays.empty_bytes(cobblestone.message_size(nbytes))
             write_header(message, salt, message_key)
 
@@ -107,7 +108,6 @@ class Channel:
 
             staged = not self._device.in_place
             self._run(message_key, slabs_of(nbytes, self._device.slab if staged else None), step, staged=staged)
-            record.nbytes = nbytes
         message.flags.writeable = False
         return SealedTensor(claim, message, key.id)
 
@@ -147,7 +147,7 @@ class Channel:
         else:
             _require_same(out, dtype, shape)
         target = self._device.view(out, writable=True)
-        with self._stats.transfer() as record:
+        with self._stats.transfer(len(target)) as record:
             try:
                 message_key = leaf.open_header(keys.ring) if sealed else self._session.next_key()
                 source = self._source(leaf, message_key)
@@ -155,7 +155,6 @@ class Channel:
             except BaseException:
                 self._device.clear(target)
                 raise
-            record.nbytes = len(target)
         return out
 
     def _source(self, leaf: Any, key: cobblestone.MessageKey) -> Source:
@@ -165,7 +164,7 @@ class Channel:
             return RowSource(leaf)
         return PlainSource(arrays.bytes_of(leaf), key, self._engine)
 
-    def _receive(self, source: Source, key: cobblestone.MessageKey, target: Any, record: _Record) -> None:
+    def _receive(self, source: Source, key: cobblestone.MessageKey, target: Any, record: Transfer) -> None:
         staged = not (source.in_place and self._device.in_place)
 
         def step(work: Work, slab: Slab, slot: Bytes | None) -> None:
@@ -195,12 +194,8 @@ class Channel:
         key.wipe()
         try:
             for slab in slabs:
-                slot = self._ring.take() if staged else None
-                try:
+                with self._ring.slot() if staged else nullcontext() as slot:
                     step(work, slab, slot)
-                finally:
-                    if slot is not None:
-                        self._ring.give(slot)
         finally:
             bad = work.finish()
         return bad
@@ -258,7 +253,7 @@ def to_device(
     TypeError, ValueError
         If a tensor cannot be moved, or `out` does not fit.
     """
-    channel = _shared_channel(canonical(device))
+    channel = _shared.channel(canonical(device))
     return channel.to_device(obj, keys=keys, framework=framework, out=out, non_blocking=non_blocking)
 
 
@@ -283,34 +278,7 @@ def to_host(x: Any, *, key: Key, name: str = "tensor") -> SealedTensor:
     TypeError
         If it is no array, or of a dtype that safetensors lacks.
     """
-    return _shared_channel(_device_of(x)).to_host(x, key=key, name=name)
-
-
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """Totals of a channel. Stages are parts of `seconds`; transfers that run at the same time each count their own.
-
-    transfers : tensors moved
-    bytes : bytes of plaintext moved
-    seconds : time spent moving them
-    fill, open, seal : seconds of that spent filling slabs, opening them on the device, and sealing them on the device
-    """
-
-    transfers: int = 0
-    bytes: int = 0
-    seconds: float = 0.0
-    fill: float = 0.0
-    open: float = 0.0
-    seal: float = 0.0
-
-    @property
-    def gbps(self) -> float:
-        """Plaintext moved, in 1e9 bytes a second."""
-        return self.bytes / self.seconds / 1e9 if self.seconds else 0.0
-
-    def as_dict(self) -> dict[str, float]:
-        """The figures by name, for a program to read."""
-        return {**asdict(self), "gbps": self.gbps}
+    return _shared.channel(_device_of(x)).to_host(x, key=key, name=name)
 
 
 class _Keys:
@@ -327,112 +295,25 @@ class _Keys:
         return self._ring
 
 
-class _Ring:
-    """The staging slabs of a channel: made one by one when first needed, up to `depth`, then waited for."""
-
-    def __init__(self, device: Device, size: int, depth: int) -> None:
-        self._device = device
-        self._size = size
-        self._free: queue.LifoQueue[Bytes] = queue.LifoQueue()
-        self._unmade = depth
-        self._lock = threading.Lock()
-
-    def take(self) -> Bytes:
-        try:
-            return self._free.get_nowait()
-        except queue.Empty:
-            pass
-        with self._lock:
-            make = self._unmade > 0
-            self._unmade -= make
-        return self._device.staging(self._size) if make else self._free.get()
-
-    def give(self, slot: Bytes) -> None:
-        self._free.put(slot)
-
-    def close(self) -> None:
-        while not self._free.empty():
-            self._free.get().fill(0)
-
-
-class _Record:
-    """One transfer being measured."""
+class _Shared:
+    """The channels that the module-level functions use, one a device, opened when first needed."""
 
     def __init__(self) -> None:
-        self.nbytes = 0
-        self.seconds = 0.0
-        self.stages: dict[str, float] = {"fill": 0.0, "open": 0.0, "seal": 0.0}
+        self._channels: dict[str, Channel] = {}
+        self.renew()
+        renew_after_fork(self)
 
-    def stage(self, name: str) -> _Stage:
-        return _Stage(self, name)
-
-
-class _Stage:
-    __slots__ = ("_name", "_record", "_start")
-
-    def __init__(self, record: _Record, name: str) -> None:
-        self._record = record
-        self._name = name
-
-    def __enter__(self) -> None:
-        self._start = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self._record.stages[self._name] += time.perf_counter() - self._start
-
-
-class _Recorder:
-    """Adds up the transfers that ended well."""
-
-    def __init__(self) -> None:
+    def renew(self) -> None:
         self._lock = threading.Lock()
-        self._total = Stats()
 
-    def read(self) -> Stats:
-        return self._total
-
-    def transfer(self) -> _Transfer:
-        return _Transfer(self)
-
-    def add(self, record: _Record) -> None:
+    def channel(self, device: str) -> Channel:
         with self._lock:
-            total = self._total
-            self._total = Stats(
-                total.transfers + 1,
-                total.bytes + record.nbytes,
-                total.seconds + record.seconds,
-                *(getattr(total, name) + seconds for name, seconds in record.stages.items()),
-            )
+            if device not in self._channels:
+                self._channels[device] = Channel(device)
+            return self._channels[device]
 
 
-class _Transfer:
-    __slots__ = ("_record", "_recorder", "_start")
-
-    def __init__(self, recorder: _Recorder) -> None:
-        self._recorder = recorder
-
-    def __enter__(self) -> _Record:
-        self._record = _Record()
-        self._start = time.perf_counter()
-        return self._record
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        self._record.seconds = time.perf_counter() - self._start
-        if kind is None:
-            self._recorder.add(self._record)
-
-
-_channels: dict[str, Channel] = {}
-_channels_lock = threading.Lock()
-
-
-def _shared_channel(device: str) -> Channel:
-    """The channel that the module-level functions use for a device, opened when first needed."""
-    channel = _channels.get(device)
-    if channel is None:
-        with _channels_lock:
-            channel = _channels.setdefault(device, _channels.get(device) or Channel(device))
-    return channel
+_shared = _Shared()
 
 
 def _device_of(array: Any) -> str:

@@ -125,8 +125,17 @@ def to_torch(dtype: str) -> Any:
 
 
 def torch_shape(dtype: str, shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape torch gives a tensor that safetensors says has `shape`."""
+    """The shape torch gives a tensor that safetensors says has `shape`.
+
+    Raises
+    ------
+    TypeError
+        If its last dimension does not fall into pairs.
+    """
     if dtype == _PAIRED and shape:
+        if shape[-1] % 2:
+            message = f"torch keeps {dtype} in pairs, so a last dimension cannot be {shape[-1]}; seal the bytes as U8"
+            raise TypeError(message)
         return (*shape[:-1], shape[-1] // 2)
     return tuple(shape)
 

@@ -7,11 +7,10 @@ the file's metadata says what it decrypts to. The safetensors library itself rea
 from __future__ import annotations
 
 import json
-import math
 import mmap
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -30,7 +29,7 @@ __all__ = ["SealedFile", "TensorCheck", "load_file", "verify_file"]
 _VERSION = "1"
 _HEX_ID = re.compile(r"[0-9a-f]{32}")
 _MAX_DIMENSIONS = 64
-_MAX_EXTENT = 2**63
+_MAX_ELEMENTS = 2**56  # of all dimensions but the empty ones: past what a message holds, within what frameworks do
 _VERIFY_RUN = 32 << 20  # bytes of plaintext between two reports of progress
 
 
@@ -100,8 +99,8 @@ class SealedFile(Mapping[str, Any]):
             expected = cobblestone.message_size(dtypes.nbytes(claim.dtype, claim.shape))
             if place.dtype != "U8" or place.shape != (expected,):
                 raise FormatError(
-                    f"{self.path}: {name!r} of {claim.dtype} {list(claim.shape)} takes a U8 vector of {expected} bytes, "
-                    f"but is {place.dtype} {list(place.shape)}; the metadata or the file was altered"
+                    f"{self.path}: {name!r} of {claim.dtype} {list(claim.shape)} takes a U8 vector of {expected} "
+                    f"bytes, but is {place.dtype} {list(place.shape)}; the metadata or the file was altered"
                 )
 
     def __getitem__(self, name: str) -> Any:
@@ -118,6 +117,9 @@ class SealedFile(Mapping[str, Any]):
         if self._memory is None:
             raise ClosedError(f"{self.path} was closed; load_file opens it again")
         return place.dtype, place.shape, self._memory[place.start : place.stop]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
@@ -239,9 +241,23 @@ def _read_header(path: Path) -> _Header:
             for name in file.offset_keys():
                 part = file.get_slice(name)
                 tensors[name] = (part.get_dtype(), tuple(part.get_shape()))
+                if not _is_within_reach(tensors[name][1]):
+                    raise FormatError(f"{path}: the shape of {name!r:.80} is past what an array may have")
             return _Header(file.metadata() or {}, tensors)
     except safetensors.SafetensorError as error:
         raise FormatError(f"{path} is no safetensors file: {error}") from None
+
+
+def _is_within_reach(shape: Sequence[int]) -> bool:
+    """Whether a framework could hold it. No number of bytes bounds a shape that has a zero in it."""
+    if len(shape) > _MAX_DIMENSIONS:
+        return False
+    elements = 1
+    for extent in shape:
+        elements *= max(extent, 1)
+        if elements > _MAX_ELEMENTS:
+            return False
+    return True
 
 
 def _map(path: Path) -> Bytes:
@@ -272,12 +288,12 @@ def _read_claim(name: str, entry: Any, file: str, path: Path) -> Claim:
         sound = (
             isinstance(dtype, str)
             and isinstance(shape, list)
-            and len(shape) <= _MAX_DIMENSIONS
-            and all(type(extent) is int and 0 <= extent < _MAX_EXTENT for extent in shape)
-            and math.prod(extent for extent in shape if extent) < _MAX_EXTENT
+            and all(type(extent) is int and extent >= 0 for extent in shape)
+            and _is_within_reach(shape)
         )
     if not sound:
         raise FormatError(
-            f"{path}: the entry of {name!r:.80} must give a dtype and a shape, not {entry!r:.80}; the metadata was altered"
+            f"{path}: the entry of {name!r:.80} must give a dtype and a shape, not {entry!r:.80}; the metadata was "
+            "altered"
         )
     return Claim(name, dtype, tuple(shape), file)

@@ -46,7 +46,9 @@ class RowPlan:
             return np.empty(0, np.int64), np.empty(0, np.int64)
         if isinstance(self.rows, range) and self.rows.step == 1:
             return np.array([self.rows.start * self.row_bytes]), np.array([self.nbytes])
-        rows = np.asarray(self.rows, np.int64)
+        rows = self.rows
+        if isinstance(rows, range):
+            rows = np.arange(rows.start, rows.stop, rows.step)
         heads = np.flatnonzero(np.diff(rows, prepend=rows[0] - 2) != 1)
         counts = np.diff(heads, append=rows.size)
         return rows[heads] * self.row_bytes, counts * self.row_bytes
@@ -71,7 +73,10 @@ def plan_rows(rows: Any, shape: tuple[int, ...], nbytes: int) -> RowPlan:
     if isinstance(rows, slice):
         chosen = range(*rows.indices(count))
         return RowPlan((len(chosen), *shape[1:]), row_bytes, chosen)
-    if not isinstance(rows, (bool, np.bool_)):
+    if hasattr(rows, "__array__"):
+        # torch takes any tensor of one element for an integer, and NumPy only what has no dimensions.
+        rows = np.asarray(rows)
+    if not isinstance(rows, bool):
         try:
             row = operator.index(rows)
         except TypeError:
@@ -88,10 +93,10 @@ def _as_indices(rows: Any, count: int) -> Indices:
     array = np.asarray(rows)
     if array.size == 0 and not isinstance(rows, np.ndarray):
         array = array.astype(np.int64)
-    if array.ndim != 1 or array.dtype.kind not in "iub":
+    if array.ndim != 1 or array.dtype.kind not in "iub" or isinstance(rows, tuple):
         raise TypeError(
-            "rows are chosen along the first dimension, by an integer, a slice, a vector of integers or a boolean mask; "
-            f"not by {rows!r:.80}"
+            "rows are chosen along the first dimension, by an integer, a slice, a vector of integers or a boolean "
+            f"mask; not by {rows!r:.80}"
         )
     if array.dtype.kind == "b":
         if array.size != count:

@@ -83,7 +83,11 @@ def unseal(
         If the key is another one, or anything was altered. Nothing is returned then.
     UnknownKeyError
         If the key that sealed it is not among `keys`.
+    TypeError
+        If it is not sealed, or `framework` has no such dtype.
     """
+    if not isinstance(sealed, (SealedTensor, SealedRows)):
+        raise TypeError(f"expected a sealed tensor or rows of one, not {type(sealed).__name__}, which nobody sealed")
     framework = framework or default_framework()
     with OpenMessage(sealed, KeyRing.resolve(keys)) as opened:
         memory = arrays.empty_bytes(sealed.nbytes)
@@ -106,9 +110,11 @@ class Claim:
 
         Raises
         ------
-        FormatError
-            If the name is no Unicode text.
+        TypeError, FormatError
+            If the name is no text, or none that Unicode can encode.
         """
+        if not isinstance(self.name, str):
+            raise TypeError(f"a tensor's name must be text, not {self.name!r}")
         claim = {"dtype": self.dtype, "file": self.file, "name": self.name, "shape": list(self.shape)}
         text = json.dumps(claim, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         try:
@@ -167,7 +173,8 @@ class SealedTensor:
         if message.size != cobblestone.message_size(self.nbytes):
             raise FormatError(
                 f"tensor {claim.name!r} of {claim.dtype} {list(claim.shape)} takes a message of "
-                f"{cobblestone.message_size(self.nbytes)} bytes, but has {message.size}; it was cut short or mislabelled"
+                f"{cobblestone.message_size(self.nbytes)} bytes, but has {message.size}; it was cut short or "
+                "mislabelled"
             )
 
     @property

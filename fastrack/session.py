@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from typing import NoReturn
 
 from fastrack import cobblestone
 from fastrack.cobblestone import MessageKey
 from fastrack.errors import ClosedError
+from fastrack.forks import renew_after_fork
 
 __all__ = ["Session"]
 
@@ -27,10 +27,14 @@ class Session:
 
     def __init__(self, bits: int = 256) -> None:
         self._bits = bits
-        self._renew()
-        _sessions.add(self)
+        self.renew()
+        renew_after_fork(self)
 
-    def _renew(self) -> None:
+    def renew(self) -> None:
+        """Start over with a fresh secret."""
+        old: bytearray | None = getattr(self, "_secret", None)
+        if old is not None:
+            old[:] = bytes(len(old))
         self._lock = threading.Lock()
         self._owner = os.getpid()
         self._secret: bytearray | None = bytearray(os.urandom(self._bits // 8))
@@ -45,7 +49,7 @@ class Session:
             If the session was wiped.
         """
         if self._owner != os.getpid():  # a fork that Python was not told of
-            self._renew()
+            self.renew()
         with self._lock:
             if self._secret is None:
                 raise ClosedError("this session was wiped; open another channel")
@@ -65,15 +69,3 @@ class Session:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a session's secret stays in its process; open a channel where it is needed")
-
-
-_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
-
-
-def _renew_all() -> None:
-    for session in _sessions:
-        session._renew()  # noqa: SLF001
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_all)

@@ -1,4 +1,4 @@
-"""Writing files, sealed and plain: in one pass, with one slab in memory, and under the final name only once complete."""
+"""Writing files, sealed and plain: in one pass, with one slab in memory, and under the final name once complete."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import errno
 import json
 import os
 import secrets
+import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -25,8 +28,10 @@ __all__ = ["PlainTensor", "new_file", "open_plain", "save_file", "seal_file", "u
 
 Progress = Callable[[int], None]
 
+_UNSOUND = (ArithmeticError, EOFError, SyntaxError, TypeError, ValueError, TokenError, zipfile.BadZipFile, zlib.error)
 _SLAB = 32 << 20
 _ALIGNMENT = 8
+_HEADER_LIMIT = 100_000_000  # bytes; safetensors refuses to read more
 
 
 def save_file(
@@ -70,7 +75,7 @@ def save_file(
         if isinstance(tensor, (SealedTensor, SealedRows)):
             raise TypeError(f"{name!r} is sealed already, and bound to the file it came from; unseal it first")
         described[name] = PlainTensor.of(tensor)
-    _write_sealed(described, Path(path), key, frozenset(plain), metadata or {}, progress)
+    _write_sealed(described, Path(path), key, _names(plain), metadata or {}, progress)
 
 
 def seal_file(
@@ -100,7 +105,7 @@ def seal_file(
         If a file cannot be read or written. Nothing is left behind then.
     """
     with open_plain(source) as (tensors, metadata):
-        _write_sealed(tensors, Path(target), key, frozenset(plain), metadata, progress)
+        _write_sealed(tensors, Path(target), key, _names(plain), metadata, progress)
 
 
 def unseal_file(
@@ -108,9 +113,10 @@ def unseal_file(
     target: str | os.PathLike[str],
     keys: KeySource | None = None,
     *,
+    names: Iterable[str] | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Decrypt a sealed file into a plain safetensors file, slab by slab. Each slab is authenticated before it is written.
+    """Decrypt a sealed file into a plain safetensors file, slab by slab, each authenticated before it is written.
 
     Parameters
     ----------
@@ -118,6 +124,8 @@ def unseal_file(
         The sealed file, and the plain one to write.
     keys : Key, path or iterable of these, optional
         As for `unseal`.
+    names : iterable of str, optional
+        The tensors to write; absent, all of them.
     progress : callable, optional
         As for `save_file`.
 
@@ -125,12 +133,14 @@ def unseal_file(
     ------
     AuthenticationError, UnknownKeyError, FormatError
         As for `unseal` and `load_file`. Nothing is left behind then.
+    KeyError
+        If the file has no tensor of such a name.
     OSError
         If a file cannot be read or written. Nothing is left behind then.
     """
     ring = KeyRing.resolve(keys)
     with load_file(source) as file:
-        entries = {name: _described(file, name) for name in file}
+        entries = {name: _described(file, name) for name in (file if names is None else names)}
         order = _by_alignment(entries)
         with new_file(Path(target)) as out:
             out.write(_header({name: entries[name] for name in order}, file.metadata))
@@ -194,31 +204,52 @@ def open_plain(path: str | os.PathLike[str]) -> Iterator[tuple[Mapping[str, Plai
                 raise FormatError(f"{path} is sealed already; `fastrack unseal` opens it")
             yield {name: PlainTensor.stored(file, name) for name in file}, file.metadata
     elif suffix == ".npy":
-        yield {path.stem: PlainTensor.of(_load_numpy(path))}, {}
+        with _sound(path):
+            array = np.lib.format.open_memmap(path, mode="r")
+        yield {path.stem: PlainTensor.of(array)}, {}
     elif suffix == ".npz":
-        with _load_numpy(path) as archive:
-            yield {name: _from_archive(archive, name) for name in archive.files}, {}
+        with path.open("rb") as file, _open_archive(file, path) as archive:
+            yield {name: _from_archive(archive, name, path) for name in archive.files}, {}
     else:
         size = path.stat().st_size
         memory = np.memmap(path, np.uint8, "r") if size else np.empty(0, np.uint8)
         yield {path.name: PlainTensor.of(memory)}, {}
 
 
-def _load_numpy(path: Path) -> Any:
+def _open_archive(file: BinaryIO, path: Path) -> Any:
+    with _sound(path):
+        archive = np.load(file, allow_pickle=False)
+    if isinstance(archive, np.ndarray):
+        raise FormatError(f"{path} is no .npz file: it holds a single array; rename it to {path.stem}.npy")
+    return archive
+
+
+def _from_archive(archive: Any, name: str, path: Path) -> PlainTensor:
+    def read() -> Any:
+        with _sound(path):
+            return archive[name]
+
+    dtype, shape = arrays.describe(read())
+    # Read again when its turn comes, so that one array is in memory at a time.
+    return PlainTensor(dtype, shape, lambda: arrays.bytes_of(read()))
+
+
+@contextlib.contextmanager
+def _sound(path: Path) -> Iterator[None]:
+    """What NumPy, zipfile and zlib raise for a file that is not what its name says."""
     try:
-        return np.load(path, mmap_mode="r" if path.suffix.lower() == ".npy" else None, allow_pickle=False)
-    except (ValueError, EOFError) as error:
+        yield
+    except _UNSOUND as error:
         raise FormatError(f"{path} is no {path.suffix} file that can be sealed: {error}") from None
 
 
-def _from_archive(archive: Any, name: str) -> PlainTensor:
-    array = archive[name]
-    dtype, shape = arrays.describe(array)
-    # Read again when its turn comes, so that one array is in memory at a time.
-    return PlainTensor(dtype, shape, lambda: arrays.bytes_of(archive[name]))
-
-
 # Writing.
+
+
+def _names(plain: Iterable[str]) -> frozenset[str]:
+    if isinstance(plain, str):
+        raise TypeError(f"plain= takes names, not one text whose letters would be taken for names; give [{plain!r}]")
+    return frozenset(plain)
 
 
 def _write_sealed(
@@ -229,6 +260,10 @@ def _write_sealed(
     metadata: Mapping[str, str],
     progress: Progress | None,
 ) -> None:
+    texts: list[object] = [*tensors, *metadata, *metadata.values()]
+    wrong = next((text for text in texts if not isinstance(text, str)), None)
+    if wrong is not None:
+        raise TypeError(f"names and metadata must be text, not {wrong!r:.80}: safetensors holds nothing else")
     unknown = plain - tensors.keys()
     if unknown:
         raise KeyError(f"plain= names no tensor that is here: {', '.join(sorted(unknown))}")
@@ -299,7 +334,7 @@ def _by_alignment(entries: Mapping[str, tuple[str, tuple[int, ...]]]) -> list[st
 
 
 def _header(entries: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
-    """A safetensors header: the size of the JSON that follows (8 bytes, little-endian), and that, padded with spaces."""
+    """A safetensors header: the size of the JSON that follows (8 bytes, little-endian), and that, with spaces after."""
     described: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     start = 0
     for name, (dtype, shape) in entries.items():
@@ -308,14 +343,22 @@ def _header(entries: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mappin
         stop = start + dtypes.nbytes(dtype, shape)
         described[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, stop]}
         start = stop
-    text = json.dumps(described, separators=(",", ":"), ensure_ascii=False).encode()
+    try:
+        text = json.dumps(described, separators=(",", ":"), ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        wrong = error.object[error.start : error.end]
+        raise FormatError(f"names and metadata must be Unicode text, without {wrong!r}") from None
     text += b" " * (-len(text) % _ALIGNMENT)
+    if len(text) > _HEADER_LIMIT:
+        raise FormatError(f"safetensors reads no header of {len(text)} bytes; put fewer tensors into one file")
     return len(text).to_bytes(8, "little") + text
 
 
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
     """A file to write that takes the place of `path` when the block ends well, and vanishes if it does not."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "this is a directory; name a file in it", str(path))
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         with temporary.open("xb", buffering=0) as raw:
@@ -353,10 +396,10 @@ class _Whole:
 
 
 def _sync(directory: Path) -> None:
-    if os.name != "posix":
-        return
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    """Make the new name last. The file is whole already, so a directory that cannot be synced is no failure."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from fastrack.aead.base import Bytes, Engine, Pieces
 from fastrack.aead.crew import default_threads
@@ -10,6 +10,7 @@ from fastrack.aead.crew import default_threads
 ENGINES = ("vaes-512", "vaes-256", "openssl")
 
 
+@cache
 def available() -> tuple[str, ...]:
     """Names of the engines this machine can run, the fastest first."""
     from fastrack.aead.vaes import supported_width

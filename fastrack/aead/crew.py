@@ -13,8 +13,9 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from fastrack.cobblestone import CHUNK
+from fastrack.forks import after_fork
 
-_ALONE = 512 * 1024 // CHUNK  # runs shorter than this are done before a helper wakes up
+_ALONE = 2 * 1024 * 1024 // CHUNK  # runs shorter than this are done before a helper wakes up
 _HUGE_PAGE = 2 * 1024 * 1024 // CHUNK  # tickets this long keep two threads from touching one fresh huge page
 
 
@@ -27,7 +28,7 @@ def run(kernel: Callable[..., int], arguments: tuple[Any, ...], count: int, thre
 
     board = kernels.new_board()
     place = int(board.__array_interface__["data"][0])
-    helpers = min(threads, count // _ALONE + 1) - 1
+    helpers = min(threads - 1, count // _ALONE)
     ticket = _ticket(count, helpers + 1)
 
     def help_out() -> int:
@@ -89,5 +90,4 @@ def _forget_threads() -> None:
     _lock = threading.Lock()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_threads)
+after_fork(_forget_threads)

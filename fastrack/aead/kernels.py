@@ -124,8 +124,7 @@ def build(width: int, native: int) -> Kernels:
         grain: int, board: int, wait: bool,
     ) -> Any:  # fmt: skip
         count = chunks.size
-        buffer = np.empty(CHUNK, np.uint8)
-        scratch = buffer.ctypes.data
+        scratch = _scratch()
         while True:
             start = _fetch_add(board, 1) * grain
             if start >= count:
@@ -249,6 +248,21 @@ def _wipe(typingctx: Any, address: Any, size: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), codegen
+
+
+@intrinsic
+def _scratch(typingctx: Any) -> Any:
+    """The address of CHUNK bytes on the stack, which last until the kernel returns.
+
+    An array would not do: numba frees it after its last use by name, and an address is no use.
+    """
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
+        with builder.goto_entry_block():
+            place = builder.alloca(emit.I8, CHUNK)
+        return builder.ptrtoint(place, emit.I64)
+
+    return types.int64(), codegen
 
 
 @intrinsic

@@ -76,8 +76,8 @@ class OpenSSLEngine:
 class OpenSSLSchedule:
     """A cipher object and the base nonce. pyca keeps a copy of the key that cannot be overwritten from here.
 
-    OpenSSL goes over ciphertext twice, and another process may write to the caller's buffers in between: what was hashed
-    would not be what was deciphered. So ciphertext passes through `held`, STRIDE bytes that nobody else knows.
+    OpenSSL goes over ciphertext twice, and another process may write to the caller's buffers in between: what it hashed
+    would not be what it deciphers. So ciphertext passes through `held`, STRIDE bytes that nobody else knows.
     """
 
     __slots__ = ("_cipher", "_nonce")

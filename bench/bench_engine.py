@@ -1,0 +1,59 @@
+"""The engines alone: runs of chunks in cache and out of it, next to OpenSSL on whole buffers."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from conftest import MIB
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from fastrack import aead, cobblestone
+from fastrack.cobblestone import MessageKey
+
+SIZES = [64 << 10, MIB, 16 * MIB, 256 * MIB]
+ENGINES = [(name, threads) for name in aead.available() for threads in ((1,) if name == "openssl" else (1, None))]
+
+
+@pytest.fixture(params=ENGINES, ids=lambda engine: f"{engine[0]}-{engine[1] or 'all'}-threads")
+def engine(request):
+    name, threads = request.param
+    return aead.engine(name, threads=threads)
+
+
+@pytest.fixture(params=SIZES, ids=lambda size: f"{size >> 10}KiB")
+def size(request):
+    return request.param
+
+
+@pytest.fixture(params=[128, 256])
+def prepared(request, engine, size, plain, benchmark):
+    schedule = engine.prepare(MessageKey.raw(os.urandom(request.param // 8), os.urandom(12)))
+    message = np.zeros(cobblestone.raw_size(size), np.uint8)
+    engine.seal_run(schedule, plain[:size], message, 0)
+    benchmark.group = f"AES-{request.param}-GCM, {size >> 10} KiB"
+    return schedule, message
+
+
+def test_open(rate, engine, prepared, size, out):
+    schedule, message = prepared
+    assert rate(size, engine.open_run, schedule, message, out[:size], 0) is None
+
+
+def test_verify(rate, engine, prepared, size):
+    schedule, message = prepared
+    assert rate(size, engine.verify_run, schedule, message, 0) is None
+
+
+def test_seal(rate, engine, prepared, size, plain):
+    schedule, message = prepared
+    rate(size, engine.seal_run, schedule, plain[:size], message, 0)
+
+
+@pytest.mark.parametrize("bits", [128, 256])
+def test_openssl_whole_buffer(rate, bits, size, plain, out, benchmark):
+    benchmark.group = f"AES-{bits}-GCM, {size >> 10} KiB"
+    cipher, message = AESGCM(AESGCM.generate_key(bits)), np.zeros(size + 16, np.uint8)
+    cipher.encrypt_into(bytes(12), plain[:size].data, None, message.data)
+    rate(size, cipher.decrypt_into, bytes(12), message.data, None, out[:size].data)

@@ -1,0 +1,377 @@
+"""Transfers: what comes out is what went in, or an error and zeros."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from helpers.forking import in_forked_child
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fastrack
+from fastrack import AuthenticationError, Channel, ClosedError, DeviceError, Key, UnknownKeyError, aead
+from fastrack.sealed import SealedTensor
+
+CHUNK = 16384
+SIZES = [0, 1, 15, 16, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 5 * (1 << 20) + 7]
+
+
+@pytest.fixture(scope="module")
+def key():
+    return Key.generate()
+
+
+@pytest.fixture(scope="module")
+def channel(key):
+    with Channel("cpu", keys=key) as channel:
+        yield channel
+
+
+def data(size, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
+
+
+def tampered(sealed, place):
+    """The same sealed tensor with one bit of its message flipped."""
+    message = np.frombuffer(bytes(sealed.message), np.uint8).copy()
+    message[place] ^= 1
+    return SealedTensor(sealed.claim, message, sealed.key_id)
+
+
+class TestSealedTensors:
+    @pytest.mark.parametrize("size", SIZES)
+    def test_arrive_as_they_were_sealed(self, channel, key, size):
+        plain = data(size)
+        assert np.array_equal(channel.to_device(fastrack.seal(plain, key), framework="numpy"), plain)
+
+    @pytest.mark.parametrize("bits", [128, 256])
+    @pytest.mark.parametrize("engine", ["vaes-512", "vaes-256", "openssl"])
+    def test_arrive_through_every_engine(self, monkeypatch, bits, engine):
+        if engine not in aead.available():
+            pytest.skip(f"this CPU has no {engine}")
+        key, plain = Key.generate(bits), data(100_000)
+        sealed = fastrack.seal(plain, key)
+        chosen = aead.engine(engine)
+        monkeypatch.setattr(aead, "engine", lambda name=None, threads=None: chosen)
+        with Channel(keys=key) as channel:
+            assert np.array_equal(channel.to_device(sealed, framework="numpy"), plain)
+            assert np.array_equal(channel.to_device(plain), plain)
+            assert np.array_equal(channel.to_device(sealed[5:70_000:3], framework="numpy"), plain[5:70_000:3])
+            assert np.array_equal(fastrack.unseal(channel.to_host(plain), key, framework="numpy"), plain)
+
+    def test_become_torch_tensors_where_torch_is_installed(self, channel, key):
+        tensor = torch.randn(50, 20).to(torch.bfloat16)
+        moved = channel.to_device(fastrack.seal(tensor, key))
+        assert moved.dtype == torch.bfloat16
+        assert torch.equal(moved, tensor)
+
+    def test_become_numpy_arrays_where_it_is_not(self, channel, key, monkeypatch):
+        monkeypatch.setattr(fastrack.arrays, "installed", lambda framework: False)
+        assert isinstance(channel.to_device(fastrack.seal(np.arange(3), key)), np.ndarray)
+
+    def test_need_their_key(self, channel, key):
+        with pytest.raises(UnknownKeyError, match=r"add it to keys="):
+            channel.to_device(fastrack.seal(np.arange(3), Key.generate()))
+
+    def test_find_their_key_in_the_call(self, channel):
+        other = Key.generate()
+        moved = channel.to_device(fastrack.seal(np.arange(3), other), keys=other, framework="numpy")
+        assert moved.tolist() == [0, 1, 2]
+
+    def test_find_their_key_in_the_environment(self, tmp_path, monkeypatch):
+        key = Key.generate()
+        key.save(tmp_path / "key")
+        monkeypatch.setenv("FASTRACK_KEY_FILE", str(tmp_path / "key"))
+        assert fastrack.to_device(fastrack.seal(np.arange(3), key), framework="numpy").tolist() == [0, 1, 2]
+
+    def test_without_any_key_the_error_says_where_one_is_looked_for(self, key):
+        with Channel() as channel, pytest.raises(UnknownKeyError, match="FASTRACK_KEY_FILE"):
+            channel.to_device(fastrack.seal(np.arange(3), key))
+
+
+class TestRows:
+    @settings(max_examples=40, deadline=None)
+    @given(st.lists(st.integers(-300, 299), max_size=60))
+    def test_arrive_in_the_order_asked_for(self, rows):
+        key, plain = Key.generate(), data(300 * 784).reshape(300, 784)
+        moved = fastrack.to_device(fastrack.seal(plain, key)[rows], keys=key, framework="numpy")
+        assert np.array_equal(moved, plain[rows])
+
+    def test_of_one_integer_lose_the_first_dimension(self, channel, key):
+        plain = data(3000).reshape(30, 100)
+        assert np.array_equal(channel.to_device(fastrack.seal(plain, key)[7], framework="numpy"), plain[7])
+
+    def test_do_not_look_at_chunks_that_hold_none_of_them(self, channel, key):
+        plain = data(10 * CHUNK).reshape(10, CHUNK)
+        sealed = tampered(fastrack.seal(plain, key), 56 + 3 * 16400)
+        assert np.array_equal(channel.to_device(sealed[[0, 9]], framework="numpy"), plain[[0, 9]])
+        with pytest.raises(AuthenticationError) as caught:
+            channel.to_device(sealed[[0, 3, 9]])
+        assert caught.value.chunk == 3
+
+
+class TestPlainTensors:
+    @pytest.mark.parametrize("size", SIZES)
+    def test_arrive_as_they_are(self, channel, size):
+        plain = data(size)
+        moved = channel.to_device(plain)
+        assert np.array_equal(moved, plain)
+        assert not np.shares_memory(moved, plain)
+
+    def test_larger_than_a_slab_arrive(self, channel):
+        plain = data(70 << 20)
+        assert np.array_equal(channel.to_device(plain), plain)
+
+    def test_are_sealed_under_a_key_of_their_own(self, channel, monkeypatch):
+        seen = []
+        original = type(channel._session).next_key
+
+        def spy(session):
+            key = original(session)
+            seen.append(bytes(key.material))
+            return key
+
+        monkeypatch.setattr(type(channel._session), "next_key", spy)
+        channel.to_device([np.arange(3), np.arange(3)])
+        assert len(set(seen)) == 2
+
+    def test_tampered_with_on_the_way_are_refused(self, channel, monkeypatch):
+        original = fastrack.sources.PlainSource.fill
+
+        def fill(source, slab, slot):
+            staged = original(source, slab, slot)
+            staged[-1] ^= 1
+            return staged
+
+        monkeypatch.setattr(fastrack.sources.PlainSource, "fill", fill)
+        out = np.full(100, 7, np.uint8)
+        with pytest.raises(AuthenticationError):
+            channel.to_device(data(100), out=out)
+        assert not out.any()
+
+    @pytest.mark.parametrize(
+        "tensor",
+        [torch.arange(12).reshape(3, 4).t(), torch.tensor(3.5), torch.zeros(0, 3), torch.ones(3, requires_grad=True)],
+        ids=["transposed", "scalar", "empty", "with gradient"],
+    )
+    def test_of_torch_stay_of_torch(self, channel, tensor):
+        moved = channel.to_device(tensor)
+        assert isinstance(moved, torch.Tensor)
+        assert torch.equal(moved, tensor.detach())
+
+    def test_become_another_frameworks_on_request(self, channel):
+        assert isinstance(channel.to_device(np.arange(3), framework="torch"), torch.Tensor)
+        assert isinstance(channel.to_device(torch.arange(3), framework="numpy"), np.ndarray)
+
+    def test_of_cupy_have_no_place_here(self, channel):
+        with pytest.raises(DeviceError, match="CuPy keeps no arrays"):
+            channel.to_device(np.arange(3), framework="cupy")
+
+
+class TestNests:
+    def test_come_back_as_they_were(self, channel, key):
+        Batch = collections.namedtuple("Batch", ["x", "y"])  # noqa: PYI024
+
+        @dataclasses.dataclass
+        class Sample:
+            image: object
+            label: str
+
+        nest = {"batch": Batch(np.arange(3), [fastrack.seal(np.arange(4), key), "text"]), "s": Sample(np.ones(2), "l")}
+        moved = channel.to_device(nest, framework="numpy")
+        assert type(moved["batch"]) is Batch
+        assert moved["batch"].y[0].tolist() == [0, 1, 2, 3]
+        assert moved["batch"].y[1] == "text"
+        assert moved["s"].image.tolist() == [1, 1]
+        assert moved["s"].label == "l"
+
+    def test_leaves_that_are_no_tensors_pass_untouched(self, channel):
+        marker = object()
+        assert channel.to_device([marker, None, 3, "x", b"y"]) == [marker, None, 3, "x", b"y"]
+
+    def test_a_sealed_file_becomes_a_dict_of_tensors(self, tmp_path, channel, key):
+        fastrack.save_file({"a": np.arange(3), "b": np.ones(2)}, tmp_path / "f.safetensors", key, plain=["b"])
+        with fastrack.load_file(tmp_path / "f.safetensors") as file:
+            moved = channel.to_device(file, framework="numpy")
+        assert {name: value.tolist() for name, value in moved.items()} == {"a": [0, 1, 2], "b": [1, 1]}
+
+
+class TestOut:
+    def test_is_filled_and_returned(self, channel, key):
+        plain, out = data(50_000), np.zeros(50_000, np.uint8)
+        assert channel.to_device(fastrack.seal(plain, key), out=out) is out
+        assert np.array_equal(out, plain)
+
+    def test_may_be_a_nest(self, channel):
+        out = {"a": np.zeros(3, np.int64), "b": [torch.zeros(2)]}
+        moved = channel.to_device({"a": np.arange(3), "b": [torch.ones(2)]}, out=out)
+        assert moved["a"] is out["a"]
+        assert moved["b"][0] is out["b"][0]
+        assert out["a"].tolist() == [0, 1, 2]
+
+    @pytest.mark.parametrize(
+        ("out", "match"),
+        [
+            (np.zeros(4, np.int64), "dtype and shape"),
+            (np.zeros(3, np.int32), "dtype and shape"),
+            (np.zeros((3, 1), np.int64), "dtype and shape"),
+            (np.zeros(6, np.int64)[::2], "contiguous"),
+            (np.broadcast_to(np.zeros(1, np.int64), 3), "contiguous and writable"),
+        ],
+    )
+    def test_that_does_not_fit_is_refused(self, channel, out, match):
+        with pytest.raises(ValueError, match=match):
+            channel.to_device(np.arange(3), out=out)
+
+    @pytest.mark.parametrize("place", [0, 30, 56, 56 + 16400 + 5, -1], ids=["salt", "commitment", "0", "1", "last tag"])
+    def test_holds_zeros_after_a_refusal(self, channel, key, place):
+        plain = data(40_000)
+        out = np.full(40_000, 7, np.uint8)
+        with pytest.raises(AuthenticationError) as caught:
+            channel.to_device(tampered(fastrack.seal(plain, key, name="images"), place), out=out)
+        assert not out.any()
+        assert caught.value.tensor == "images"
+        assert caught.value.chunk == {0: None, 30: None, 56: 0, 56 + 16400 + 5: 1, -1: 2}[place]
+
+    def test_holds_zeros_after_any_other_fault(self, channel, key, monkeypatch):
+        def fail(*_):
+            raise MemoryError("no slab")
+
+        monkeypatch.setattr(fastrack.sources.SealedSource, "fill", fail)
+        out = np.full(100, 7, np.uint8)
+        with pytest.raises(MemoryError):
+            channel.to_device(fastrack.seal(data(100), key), out=out)
+        assert not out.any()
+
+    def test_every_byte_of_a_small_message_counts(self, channel, key):
+        plain = data(100)
+        sealed = fastrack.seal(plain, key)
+        for place in range(len(sealed.message)):
+            with pytest.raises(AuthenticationError):
+                channel.to_device(tampered(sealed, place))
+
+
+class TestToHost:
+    @pytest.mark.parametrize("size", SIZES)
+    def test_leaves_the_device_sealed(self, channel, key, size):
+        plain = data(size)
+        sealed = channel.to_host(plain, key=key, name="weights")
+        assert sealed.name == "weights"
+        assert np.array_equal(fastrack.unseal(sealed, key, framework="numpy"), plain)
+
+    def test_uses_the_channels_first_key(self, channel, key):
+        assert channel.to_host(np.arange(3)).key_id == key.id
+
+    def test_the_function_goes_both_ways(self, key):
+        tensor = torch.randn(10, 10).to(torch.float8_e4m3fn)
+        back = fastrack.to_device(fastrack.to_host(tensor, key=key), keys=key)
+        assert torch.equal(back.view(torch.uint8), tensor.view(torch.uint8))
+
+
+class TestChannel:
+    def test_says_where_it_leads(self, channel):
+        assert channel.device == "cpu"
+        assert repr(channel) == "<Channel to cpu>"
+
+    @pytest.mark.parametrize("device", ["cuda", "cuda:1", "tpu", "cpu:0", ""])
+    def test_to_a_device_that_is_not_there_is_refused(self, device):
+        with pytest.raises(DeviceError, match=r"cpu"):
+            Channel(device)
+
+    def test_takes_a_torch_device(self):
+        with Channel(torch.device("cpu")) as channel:
+            assert channel.device == "cpu"
+
+    def test_once_closed_moves_nothing(self, key):
+        channel = Channel(keys=key)
+        channel.close()
+        channel.close()
+        with pytest.raises(ClosedError, match="open another one"):
+            channel.to_device(np.arange(3))
+        with pytest.raises(ClosedError):
+            channel.to_host(np.arange(3), key=key)
+
+    def test_closing_wipes_the_session_and_the_ring(self, key):
+        channel = Channel(keys=key)
+        channel.to_device(data(100))
+        secret, slot = channel._session._secret, channel._ring._free.queue[0]
+        assert slot.any()
+        channel.close()
+        assert not any(secret)
+        assert not slot.any()
+
+    def test_cannot_be_pickled(self, channel):
+        with pytest.raises(TypeError, match="stays in its process"):
+            pickle.dumps(channel)
+
+    def test_counts_what_went_through(self, key):
+        with Channel(keys=key) as channel:
+            channel.to_device([data(1000), fastrack.seal(data(500), key)])
+            channel.to_host(data(100))
+            with pytest.raises(UnknownKeyError):
+                channel.to_device(fastrack.seal(data(500), Key.generate()))
+            stats = channel.stats
+        assert (stats.transfers, stats.bytes) == (3, 1600)
+        assert 0 < stats.fill + stats.open + stats.seal <= stats.seconds
+        assert stats.as_dict()["gbps"] == pytest.approx(1600 / stats.seconds / 1e9)
+
+    def test_sixteen_threads_share_one(self, channel, key):
+        plains = [data(3_000_000 + seed, seed) for seed in range(16)]
+        sealed = [fastrack.seal(plain, key) for plain in plains]
+        start = threading.Barrier(16)
+
+        def work(index):
+            start.wait()
+            good = True
+            for _ in range(4):
+                good &= np.array_equal(channel.to_device(sealed[index], framework="numpy"), plains[index])
+                good &= np.array_equal(channel.to_device(plains[index]), plains[index])
+                good &= np.array_equal(
+                    channel.to_device(sealed[index][100:90_000:7], framework="numpy"), plains[index][100:90_000:7]
+                )
+            return good
+
+        with ThreadPoolExecutor(16) as pool:
+            assert all(pool.map(work, range(16)))
+
+    def test_a_forked_child_uses_it_after_its_parent(self, channel, key):
+        plain = data(20 << 20)
+        sealed = fastrack.seal(plain, key)
+        channel.to_device([sealed, plain])
+
+        def child():
+            moved = channel.to_device([sealed, plain], framework="numpy")
+            with Channel(keys=key) as fresh:
+                moved.append(fresh.to_device(sealed, framework="numpy"))
+            moved.append(fastrack.to_device(plain))
+            return all(np.array_equal(array, plain) for array in moved)
+
+        assert in_forked_child(child)
+        assert np.array_equal(channel.to_device(plain), plain)
+
+    def test_a_fork_in_the_middle_of_transfers_blocks_nobody(self, channel, key):
+        plain = data(3_000_000)
+        sealed = fastrack.seal(plain, key)
+        stop = threading.Event()
+
+        def keep_moving():
+            while not stop.is_set():
+                channel.to_device([sealed, plain])
+
+        threads = [threading.Thread(target=keep_moving) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(5):
+                assert in_forked_child(lambda: bool((channel.to_device(plain) == plain).all()))
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()

@@ -1,0 +1,106 @@
+"""Nests keep their shape, their types and every leaf that is not asked to change."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from types import MappingProxyType
+from typing import NamedTuple
+
+import pytest
+
+from fastrack.nest import map_leaves
+
+class Pair(NamedTuple):
+    left: object
+    right: object
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    image: int
+    label: str
+    size: int = dataclasses.field(init=False, default=7)
+
+
+class Tagged(list):
+    tag = "kept"
+
+
+class Records(dict):
+    note = "none"
+
+
+def double(leaf):
+    return 2 * leaf if isinstance(leaf, int) else leaf
+
+
+@pytest.mark.parametrize(
+    ("nest", "expected"),
+    [
+        (3, 6),
+        ("text", "text"),
+        (None, None),
+        ([1, [2, (3,)]], [2, [4, (6,)]]),
+        ({"a": 1, "b": {"c": 2}}, {"a": 2, "b": {"c": 4}}),
+        (Pair(1, [2]), Pair(2, [4])),
+        ((), ()),
+        ({}, {}),
+    ],
+)
+def test_leaves_change_and_the_nest_stays(nest, expected):
+    changed = map_leaves(double, nest)
+    assert changed == expected
+    assert type(changed) is type(nest)
+
+
+def test_a_frozen_dataclass_keeps_its_type_and_its_other_fields():
+    before = Frozen(1, "one")
+    after = map_leaves(double, before)
+    assert (after.image, after.label, after.size) == (2, "one", 14)
+    assert before.image == 1
+
+
+def test_a_dataclass_type_is_a_leaf():
+    assert map_leaves(double, [Frozen]) == [Frozen]
+
+
+def test_an_ordered_dict_keeps_its_order():
+    nest = collections.OrderedDict([("z", 1), ("a", 2)])
+    assert list(map_leaves(double, nest).items()) == [("z", 2), ("a", 4)]
+
+
+def test_a_default_dict_keeps_its_factory():
+    nest = collections.defaultdict(list, {"a": 1})
+    assert map_leaves(double, nest)["missing"] == []
+
+
+def test_a_dict_subclass_keeps_its_attributes():
+    nest = Records(a=1)
+    nest.note = "mine"
+    changed = map_leaves(double, nest)
+    assert (type(changed), changed.note, changed["a"]) == (Records, "mine", 2)
+    assert nest["a"] == 1
+
+
+def test_a_list_subclass_keeps_its_type():
+    changed = map_leaves(double, Tagged([1]))
+    assert type(changed) is Tagged
+    assert changed == [2]
+
+
+def test_a_read_only_mapping_becomes_a_dict():
+    assert map_leaves(double, MappingProxyType({"a": 1})) == {"a": 2}
+
+
+def test_two_nests_are_walked_together():
+    assert map_leaves(lambda a, b: a + b, {"a": [1, 2]}, {"a": (10, 20)}) == {"a": [11, 22]}
+
+
+@pytest.mark.parametrize(
+    ("nest", "other"),
+    [({"a": 1}, {"b": 1}), ([1, 2], [1]), ([1], {"a": 1}), (Frozen(1, "x"), [1]), ({"a": 1}, [1])],
+)
+def test_nests_of_different_builds_are_refused(nest, other):
+    with pytest.raises(ValueError, match="built like"):
+        map_leaves(lambda a, b: a, nest, other)
