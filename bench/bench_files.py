@@ -38,7 +38,7 @@ def test_open_and_close(benchmark, path):
 
 
 @pytest.mark.benchmark(group="small things in a file")
-def test_one_row(benchmark, path, key, channel):
+def test_one_row(benchmark, path, channel):
     with load_file(path) as file:
         tensor = file["data"]
         assert isinstance(benchmark(lambda: channel.to_device(tensor[5 * MIB], framework="numpy")), np.ndarray)

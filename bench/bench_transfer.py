@@ -1,4 +1,4 @@
-"""Transfers to the `cpu` device: the direct path, the bounce path in both forms, and the plain copy that bounds them."""
+"""Transfers to the `cpu` device: the direct path, the bounce path in both forms, the plain copy that bounds them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_bounce_plain(rate, size, path, plain, out):
 
 
 @pytest.mark.parametrize("row", [784, 4096, 150_528])
-def test_shuffled_rows(rate, benchmark, row, channel, sealed, plain, key):
+def test_shuffled_rows(rate, benchmark, row, channel, plain, key):
     benchmark.group = f"256 rows of {row} bytes, shuffled"
     table = seal(plain[: len(plain) // row * row].reshape(-1, row), key)
     rows = np.random.default_rng(0).permutation(len(table))[:256]

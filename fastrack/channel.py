@@ -222,8 +222,8 @@ def to_device(
     Parameters
     ----------
     obj : tensor, sealed tensor, rows of one, or a nest of these
-        Arrays of NumPy or torch in host memory, `SealedTensor`, `SealedRows`; or any nest of dicts, lists, tuples, named
-        tuples and dataclasses that holds them. Other leaves pass untouched.
+        Arrays of NumPy or torch in host memory, `SealedTensor`, `SealedRows`; or any nest of dicts, lists, tuples,
+        named tuples and dataclasses that holds them. Other leaves pass untouched.
     device : str or torch.device, optional
         "cpu", the default, or "cuda:N".
     keys : Key, path or iterable of these, optional

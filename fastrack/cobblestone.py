@@ -338,7 +338,8 @@ def runs(plain_size: int, limit: int) -> Iterator[tuple[int, int]]:
     Yields
     ------
     first, size : int
-        The number of its first chunk, and its bytes of plaintext. The last run may be empty: it holds the message's end.
+        The number of its first chunk, and its bytes of plaintext. The last run holds the message's end,
+        and is empty if the message is.
     """
     for start in range(0, plain_size + 1, limit):
         size = min(limit, plain_size - start)

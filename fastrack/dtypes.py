@@ -141,8 +141,17 @@ def torch_shape(dtype: str, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def shape_of_torch(dtype: str, shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape safetensors gives a tensor that torch says has `shape`."""
-    if dtype == _PAIRED and shape:
+    """The shape safetensors gives a tensor that torch says has `shape`.
+
+    Raises
+    ------
+    TypeError
+        If it is a pair without a dimension to count it along.
+    """
+    if dtype == _PAIRED:
+        if not shape:
+            message = f"a tensor of {dtype} needs a dimension to be sealed; call tensor.reshape(1) first"
+            raise TypeError(message)
         return (*shape[:-1], shape[-1] * 2)
     return tuple(shape)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import lru_cache
 
 from fastrack.aead.base import Bytes, Engine, Pieces
 from fastrack.aead.crew import default_threads
@@ -10,7 +10,6 @@ from fastrack.aead.crew import default_threads
 ENGINES = ("vaes-512", "vaes-256", "openssl")
 
 
-@cache
 def available() -> tuple[str, ...]:
     """Names of the engines this machine can run, the fastest first."""
     from fastrack.aead.vaes import supported_width
@@ -27,13 +26,15 @@ def engine(name: str | None = None, *, threads: int | None = None) -> Engine:
     ValueError
         If this machine cannot run it.
     """
-    return _make(name or available()[0], threads or default_threads())
+    return _make(name, threads or default_threads())
 
 
 @lru_cache(maxsize=32)
-def _make(name: str, threads: int) -> Engine:
-    if name not in available():
-        raise ValueError(f"this machine has no engine {name!r}; it has {', '.join(available())}")
+def _make(name: str | None, threads: int) -> Engine:
+    names = available()
+    name = name or names[0]
+    if name not in names:
+        raise ValueError(f"this machine has no engine {name!r}; it has {', '.join(names)}")
     if name == "openssl":
         from fastrack.aead.openssl import OpenSSLEngine
 

@@ -31,8 +31,11 @@ def run(kernel: Callable[..., int], arguments: tuple[Any, ...], count: int, thre
     helpers = min(threads - 1, count // _ALONE)
     ticket = _ticket(count, helpers + 1)
 
+    held = (kept, board)  # in the closure of a helper, so for as long as one may touch them
+
     def help_out() -> int:
-        return kernel(*arguments, ticket, place, False) if kept and board.size else 0
+        assert held
+        return kernel(*arguments, ticket, place, False)
 
     futures = _start(help_out, helpers)
     try:

@@ -22,8 +22,8 @@ _POLYNOMIAL = (1, 0xC200000000000000)
 class Emitter:
     """Emits code on vectors of `width` bytes: 16, 32 or 64, each a row of 16-byte blocks.
 
-    `native` is the widest form of the AES and multiplier instructions that may be emitted. With `native < width` one wide
-    instruction becomes several narrow ones: the same code, testable on a CPU that lacks the wide instructions.
+    `native` is the widest form of the AES and multiplier instructions that may be emitted. With `native < width` one
+    wide instruction becomes several narrow ones: the same code, testable on a CPU that lacks the wide instructions.
     """
 
     def __init__(self, builder: ir.IRBuilder, width: int, native: int | None = None) -> None:
@@ -132,8 +132,8 @@ class Emitter:
         return parts[0]
 
     # The field of GHASH. Blocks are byte-reversed; one factor of each product carries an extra x ("pre-shifted"), which
-    # makes up for the reflected bit order. Method: Gueron and Kounavis, "Intel carry-less multiplication instruction and
-    # its usage for computing the GCM mode" (2010).
+    # makes up for the reflected bit order. Method: Gueron and Kounavis, "Intel carry-less multiplication instruction
+    # and its usage for computing the GCM mode" (2010).
 
     def product(self, left: ir.Value, right: ir.Value, halves: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
         """Unreduced Karatsuba product (low, crossed, high); `halves` is `self.halves(right)`, kept from before."""

@@ -54,7 +54,7 @@ class Form:
 
 
 def chunk_function(module: ir.Module, form: Form, name: str) -> ir.Function:
-    """The function `name` ("prepare", "open", "verify" or "seal") of that form, built in `module` if it is not there yet.
+    """The function `name` ("prepare", "open", "verify" or "seal") of that form, built in `module` unless it is there.
 
     `prepare(schedule, material)`; `open | seal(schedule, source, target, chunk, size) -> 1 or 0`;
     `verify(schedule, source, chunk, size) -> 1 or 0`. Addresses, sizes and results are 64-bit integers.
@@ -175,7 +175,7 @@ _BUILDERS: dict[str, tuple[Callable[[ir.Function, Form], None], int]] = {
 
 
 class _Chunk:
-    """The code of one chunk, being written: counter and hash travel through groups, then blocks, then the last bytes."""
+    """The code of one chunk, being written: groups of vectors first, then blocks, then the last bytes."""
 
     def __init__(self, function: ir.Function, form: Form, schedule: ir.Value, chunk: ir.Value) -> None:
         self.function = function
@@ -278,7 +278,8 @@ class _Chunk:
         for lane in range(_VECTORS):
             moved = wide.add32(counter, wide.counters([lane * wide.blocks] * wide.blocks)) if lane else counter
             states.append(wide.xor(wide.reverse_bytes(moved), key))
-        due = [1 + lane * (rounds - 2) // _VECTORS for lane in range(_VECTORS)]
+        # The first lane waits for the hash of the turn before, so it comes last.
+        due = [1 + (lane - 1) % _VECTORS * (rounds - 2) // _VECTORS for lane in range(_VECTORS)]
         for step in range(1, rounds):
             key = self._round_key(step)
             states = [wide.aes_round(state, key) for state in states]

@@ -1,8 +1,8 @@
 """Runs of chunks on the host's vector AES instructions, compiled by numba.
 
-`build(width, native)` gives the kernels for one vector width. Each is a single call without the GIL, and several threads
-may enter it on the same work: they draw *tickets* from a board until none is left, so that no thread waits for the
-interpreter between chunks.
+`build(width, native)` gives the kernels for one vector width. Each is a single call without the GIL, and several
+threads may enter it on the same work: they draw *tickets* from a board until none is left, so that no thread waits for
+the interpreter between chunks.
 """
 
 from __future__ import annotations
@@ -40,22 +40,30 @@ class Kernels:
     open_pieces: Any
 
 
+def _compiled(function: Any) -> Any:
+    """Compile without the GIL, and keep the code on disk if there is anywhere to keep it."""
+    try:
+        return njit(nogil=True, cache=True)(function)
+    except RuntimeError:  # neither this folder nor the user's cache folder can be written
+        return njit(nogil=True)(function)
+
+
 def build(width: int, native: int) -> Kernels:
     """Make the kernels for vectors of `width` bytes on instructions `native` bytes wide.
 
-    Nothing is compiled before the first call, and what was compiled is kept on disk. numba looks only at this file and at
-    what a kernel closes over to see whether that copy is still good, hence the digest in `form`.
+    Nothing is compiled before the first call, and what was compiled is kept on disk. numba looks only at this file and
+    at what a kernel closes over to see whether that copy is still good, hence the digest in `form`.
     """
     form = f"{width}/{native}/{_source_digest()}"
 
-    @njit(nogil=True, cache=True)
+    @_compiled
     def prepare(bits: int, schedule: int, material: int) -> None:
         if bits == 256:
             _prepare(form, 256, schedule, material)
         else:
             _prepare(form, 128, schedule, material)
 
-    @njit(nogil=True, cache=True)
+    @_compiled
     def open_run(
         bits: int, schedule: int, source: int, target: int, first: int, count: int, size: int, grain: int,
         board: int, wait: bool,
@@ -77,7 +85,7 @@ def build(width: int, native: int) -> Kernels:
             _fetch_add(board + _DONE, stop - start)
         return _finished(board, count, wait)
 
-    @njit(nogil=True, cache=True)
+    @_compiled
     def verify_run(
         bits: int, schedule: int, source: int, first: int, count: int, size: int, grain: int, board: int, wait: bool
     ) -> Any:
@@ -98,7 +106,7 @@ def build(width: int, native: int) -> Kernels:
             _fetch_add(board + _DONE, stop - start)
         return _finished(board, count, wait)
 
-    @njit(nogil=True, cache=True)
+    @_compiled
     def seal_run(
         bits: int, schedule: int, source: int, target: int, first: int, count: int, size: int, grain: int,
         board: int, wait: bool,
@@ -118,7 +126,7 @@ def build(width: int, native: int) -> Kernels:
             _fetch_add(board + _DONE, stop - start)
         return _finished(board, count, wait)
 
-    @njit(nogil=True, cache=True)
+    @_compiled
     def open_pieces(
         bits: int, schedule: int, source: int, target: int, chunks: Any, starts: Any, pieces: Any, size: int,
         grain: int, board: int, wait: bool,
@@ -155,12 +163,13 @@ def build(width: int, native: int) -> Kernels:
 
 
 def new_board() -> np.ndarray[Any, np.dtype[np.int64]]:
+    """A board with all tickets to be drawn and nothing bad."""
     board = np.zeros(BOARD_WORDS, np.int64)
     board[BAD] = ALL_GOOD
     return board
 
 
-@njit(nogil=True, cache=True)
+@_compiled
 def _finished(board: int, count: int, wait: bool) -> int:
     """1 once every chunk is worked, 0 if others are still at it (after a short wait for them, if asked to)."""
     since = _cycles()

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
-__all__ = ["clean", "counted", "new_table", "print_json", "progress_bar", "size_of", "speed", "stdout"]
+__all__ = ["clean", "counted", "new_table", "pace", "print_json", "progress_bar", "size_of", "speed", "stdout"]
 
 _WIDE = 160  # columns, where there is no terminal to ask
 _PATIENCE = 1.0  # seconds of work before a bar appears
@@ -48,7 +48,7 @@ def size_of(count: float) -> str:
     """A number of bytes for people, in powers of 1024."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+            return f"{count:.1f}".removesuffix(".0") + f" {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
 
@@ -56,6 +56,12 @@ def size_of(count: float) -> str:
 def counted(count: int, noun: str) -> str:
     """``1 tensor``, ``2 tensors``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def pace(count: int, seconds: float) -> str:
+    """How long it took, and how fast that was, if it was enough to tell."""
+    text = f"{seconds:.2f} s" if seconds >= 0.1 else f"{1000 * seconds:.1f} ms"
+    return f"{text}, {speed(count, seconds):.2f} GB/s" if count >= 1 << 20 else text
 
 
 def speed(count: int, seconds: float) -> float:

@@ -1,11 +1,12 @@
-"""What commands check before they touch a file or a key."""
+"""What commands see to before they touch a file or a key."""
 
 import errno
 import os
 import re
+import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from fastrack.files import SealedFile
     from fastrack.keys import KeyRing
 
-__all__ = ["check_directory", "check_sealed", "check_target", "open_ring"]
+__all__ = ["check_directory", "check_sealed", "check_source", "check_target", "load_engine", "open_ring"]
 
 _LOOKS_SECRET = re.compile(r"(fastrack-key-1:.*)|([0-9a-fA-F]{32}){1,2}")
 
@@ -34,6 +35,20 @@ def check_target(path: Path, *, force: bool) -> None:
         raise OSError(errno.EINVAL, "not a regular file, so it is not written over; choose another name", str(path))
     if os.path.lexists(path) and not force:
         raise FileExistsError(errno.EEXIST, "exists already; --force replaces it", str(path))
+
+
+def check_source(path: Path) -> int:
+    """The size of a file to read, in bytes. A pipe or a device would pass for an empty file, so it is refused.
+
+    Raises
+    ------
+    OSError
+        Then, or if there is nothing at the path.
+    """
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file; put what it gives into one first", str(path))
+    return status.st_size
 
 
 def check_directory(path: Path) -> None:
@@ -89,3 +104,22 @@ def check_sealed(file: "SealedFile", ring: "KeyRing") -> None:
             f"{clean(str(file.path))} was sealed under key {file.key_id}, which was not given (given: {given}); "
             "--key PATH names its file"
         )
+
+
+def load_engine(what: Literal["seal", "open", "verify"]) -> None:
+    """Do it once to nothing, so that loading native code is no part of the time that a command shows."""
+    import numpy as np
+
+    from fastrack import aead
+    from fastrack.cobblestone import TAG, MessageKey
+
+    engine = aead.engine()
+    schedule = engine.prepare(MessageKey.raw(bytes(16), bytes(12)))
+    empty, tag = np.empty(0, np.uint8), np.empty(TAG, np.uint8)
+    if what == "seal":
+        engine.seal_run(schedule, empty, tag, 0)
+    elif what == "open":
+        engine.open_run(schedule, tag, empty, 0)
+    else:
+        engine.verify_run(schedule, tag, 0)
+    schedule.wipe()

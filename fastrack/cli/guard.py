@@ -54,12 +54,12 @@ def _fail(error: BaseException, *, as_json: bool, status: int) -> NoReturn:
 
 def describe(error: BaseException) -> dict[str, Any]:
     """An error as a program reads it; `tensor` and `chunk` are null where it does not name any."""
-    known = isinstance(error, AuthenticationError)
+    place = (error.tensor, error.chunk) if isinstance(error, AuthenticationError) else (None, None)
     document: dict[str, Any] = {
         "type": type(error).__name__,
         "message": message_of(error),
-        "tensor": error.tensor if known else None,
-        "chunk": error.chunk if known else None,
+        "tensor": place[0],
+        "chunk": place[1],
     }
     notes = _notes(error)
     return {**document, "notes": notes} if notes else document

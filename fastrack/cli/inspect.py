@@ -89,13 +89,13 @@ def read_contents(path: Path) -> Contents:
         file_id = None
         for name in file:
             dtype, shape, memory = file.stored(name)
-            if name in file.sealed:
+            sealed = name in file.sealed
+            plain_bytes = memory.size
+            if sealed:
                 tensor = file[name]
-                file_id = tensor.claim.file
-                chunks = cobblestone.chunk_count(tensor.nbytes)
-                entries.append(Entry(name, tensor.dtype, tensor.shape, True, tensor.nbytes, memory.size, chunks))  # noqa: FBT003
-            else:
-                entries.append(Entry(name, dtype, shape, False, memory.size, memory.size, 0))  # noqa: FBT003
+                dtype, shape, plain_bytes, file_id = tensor.dtype, tensor.shape, tensor.nbytes, tensor.claim.file
+            chunks = cobblestone.chunk_count(plain_bytes) if sealed else 0
+            entries.append(Entry(name, dtype, shape, sealed, plain_bytes, memory.size, chunks))
         return Contents(
             path=str(path),
             format=None if file.key_id is None else "1",
@@ -112,9 +112,13 @@ def show_contents(contents: Contents, console: Console) -> None:
     sealed = [entry for entry in contents.tensors if entry.sealed]
     console.print(f"{clean(contents.path)}: {_summary(contents, len(sealed))}", soft_wrap=True)
     if contents.key_id is not None:
-        console.print(f"format {contents.format}, file {contents.file_id or 'unknown'}, key {contents.key_id}", soft_wrap=True)
+        console.print(
+            f"format {contents.format}, file {contents.file_id or 'unknown'}, key {contents.key_id}", soft_wrap=True
+        )
     if contents.tensors:
-        table = new_table("name", "dtype", "shape", "plain", "stored", "chunks", "", right=("plain", "stored", "chunks"))
+        table = new_table(
+            "name", "dtype", "shape", "plain", "stored", "chunks", "", right=("plain", "stored", "chunks")
+        )
         for entry in contents.tensors:
             table.add_row(
                 clean(entry.name),

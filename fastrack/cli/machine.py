@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from fastrack._version import __version__
+
 __all__ = ["Cpu", "CpuTee", "Memory", "read_cpu", "read_memory", "read_software", "read_tee"]
 
 ROOT = Path("/")
-PACKAGES = ("fastrack", "numpy", "cryptography", "numba", "safetensors", "torch", "cupy")
+PACKAGES = ("numpy", "cryptography", "numba", "safetensors", "torch", "cupy")
 FEATURES = ("aes", "pclmulqdq", "vaes", "vpclmulqdq", "avx2", "avx512f")
 
 # Where Linux shows a guest of a CPU TEE to itself: the drivers that fetch attestation reports.
@@ -57,7 +59,11 @@ class CpuTee:
 
 def read_software() -> dict[str, str | None]:
     """Versions of Python and of the packages that matter here, None for those that are absent. Imports none of them."""
-    return {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
+    return {
+        "python": platform.python_version(),
+        "fastrack": __version__,
+        **{name: _version(name) for name in PACKAGES},
+    }
 
 
 def _version(package: str) -> str | None:

@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 __all__ = ["Confidential", "Gpu", "Graphics", "read_graphics"]
@@ -47,8 +48,7 @@ class Graphics:
 
 def read_graphics(nvml: Any = None) -> Graphics:
     """Ask the driver, through the module `pynvml` or one like it. Never raises for what the driver does."""
-    if nvml is None:
-        import pynvml as nvml
+    nvml = nvml or import_module("pynvml")
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from fastrack.cli.console import clean, counted, print_json, progress_bar, size_of, speed, stdout
-from fastrack.cli.files import check_target, open_ring
+from fastrack.cli.console import clean, counted, pace, print_json, progress_bar, size_of, speed, stdout
+from fastrack.cli.files import check_source, check_target, load_engine, open_ring
 from fastrack.cli.options import Force, Json, KeyFile
 from fastrack.errors import FormatError
 
@@ -29,17 +29,16 @@ def seal(
     as_json: Json = False,
 ) -> None:
     """Encrypt the tensors of a file. It may be larger than memory."""
-    from fastrack import aead
     from fastrack.files import load_file
     from fastrack.writer import seal_file
 
     check_target(target, force=force)
     owner = open_ring(key).first
-    total = source.stat().st_size
+    total = check_source(source)
     try:
         if plain:
             _check_names(source, plain)
-        aead.engine()  # loading it is no part of the time shown
+        load_engine("seal")
         begun = time.perf_counter()
         with progress_bar("sealing", total) as progress:
             seal_file(source, target, owner, plain=plain or (), progress=progress)
@@ -70,7 +69,7 @@ def seal(
     if count:
         line += f", and left {counted(count, 'tensor')} in plain, {size_of(left)}"
     console = stdout()
-    console.print(f"{line}; {seconds:.2f} s, {speed(size, seconds):.2f} GB/s", soft_wrap=True)
+    console.print(f"{line}; {pace(size, seconds)}", soft_wrap=True)
     console.print(f"key: {owner.id}")
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastrack.cli.console import clean, counted, print_json, progress_bar, size_of, speed, stdout
-from fastrack.cli.files import check_sealed, check_target, open_ring
+from fastrack.cli.console import clean, counted, pace, print_json, progress_bar, size_of, speed, stdout
+from fastrack.cli.files import check_sealed, check_target, load_engine, open_ring
 from fastrack.cli.options import Force, Json, KeyFiles
 from fastrack.errors import FormatError
 
@@ -38,7 +38,6 @@ def unseal(
     as_json: Json = False,
 ) -> None:
     """Decrypt a file into a plain one. Every byte is authenticated before it is written."""
-    from fastrack import aead
     from fastrack.files import load_file
 
     check_target(target, force=force)
@@ -47,7 +46,7 @@ def unseal(
         check_sealed(file, ring)
         names = _choose(file, tensor)
         total = sum(_nbytes(file, name) for name in names)
-        aead.engine()  # loading it is no part of the time shown
+        load_engine("open")
         begun = time.perf_counter()
         with progress_bar("unsealing", total) as progress:
             _write(_Work(file, ring, progress), names, target)
@@ -64,8 +63,7 @@ def unseal(
         print_json(document)
         return
     stdout().print(
-        f"{clean(str(target))}: {counted(len(names), 'tensor')} in plain, {size_of(total)}; "
-        f"{seconds:.2f} s, {speed(total, seconds):.2f} GB/s",
+        f"{clean(str(target))}: {counted(len(names), 'tensor')} in plain, {size_of(total)}; {pace(total, seconds)}",
         soft_wrap=True,
     )
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fastrack.cli.console import clean, counted, new_table, print_json, progress_bar, size_of, speed, stdout
-from fastrack.cli.files import check_sealed, open_ring
+from fastrack.cli.console import clean, counted, new_table, pace, print_json, progress_bar, size_of, speed, stdout
+from fastrack.cli.files import check_sealed, load_engine, open_ring
 from fastrack.cli.guard import describe
 from fastrack.cli.options import Json, KeyFiles
 from fastrack.errors import FormatError
@@ -86,7 +86,6 @@ def verify_contents(path: Path, ring: "KeyRing") -> Report:
     FormatError, UnknownKeyError, OSError
         If it cannot be verified, one without anything sealed included.
     """
-    from fastrack import aead
     from fastrack.files import load_file, verify_file
 
     with load_file(path) as file:
@@ -95,7 +94,7 @@ def verify_contents(path: Path, ring: "KeyRing") -> Report:
             raise FormatError(f"{path}: all its tensors are in plain, so there is nothing to verify")
         plain = file.plain
         total = sum(file[name].nbytes for name in file.sealed)
-    aead.engine()  # loading it is no part of the time shown
+    load_engine("verify")
     checked = 0
     with progress_bar("verifying", total) as progress:
 
@@ -132,11 +131,8 @@ def show_report(report: Report, console: Console) -> None:
         console.print(f"not protected, so not checked: {names} (stored in plain)", soft_wrap=True)
     failed = sum(check.error is not None for check in report.checks)
     verdict = f"{failed} of {counted(len(report.checks), 'tensor')} FAILED" if failed else "every chunk is authentic"
-    rate = speed(report.checked_bytes, report.seconds)
-    console.print(
-        f"{clean(report.path)}: {verdict}; {size_of(report.checked_bytes)} in {report.seconds:.3f} s, {rate:.2f} GB/s",
-        soft_wrap=True,
-    )
+    size = report.checked_bytes
+    console.print(f"{clean(report.path)}: {verdict}; {size_of(size)} in {pace(size, report.seconds)}", soft_wrap=True)
 
 
 def _place(check: "TensorCheck") -> str:

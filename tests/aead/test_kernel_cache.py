@@ -1,0 +1,27 @@
+"""Compiled code is kept where it can be, and fastrack works where it cannot."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from fastrack import aead
+
+pytestmark = pytest.mark.skipif(aead.available()[0] == "openssl", reason="this CPU has no vector engine")
+
+WITHOUT_A_CACHE = """
+from numba.core import caching
+for kind in (caching.CompileResultCacheImpl, caching.CodeLibraryCacheImpl):
+    kind._locator_classes = []
+import numpy as np
+import fastrack
+key = fastrack.Key.generate()
+print(fastrack.unseal(fastrack.seal(np.arange(5), key), key, framework="numpy").tolist())
+"""
+
+
+def test_nowhere_to_keep_compiled_code_is_no_obstacle():
+    done = subprocess.run([sys.executable, "-c", WITHOUT_A_CACHE], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[0, 1, 2, 3, 4]"
