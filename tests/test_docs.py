@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fastrack
+from fastrack import cobblestone
+from fastrack.sealed import Claim
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+
+pytestmark = pytest.mark.skipif(not (DOCS / "index.md").exists(), reason="the tests run without the documentation")
+
+# Runs the blocks of a page in order, in one namespace and the current folder.
+RUN = """
+import importlib.machinery, json, shlex, subprocess, sys
+
+blocks, with_torch = json.load(sys.stdin)
+if not with_torch:
+    class NoTorch(importlib.machinery.PathFinder):
+        @classmethod
+        def find_spec(cls, name, path=None, target=None):
+            return None if name.partition(".")[0] == "torch" else super().find_spec(name, path, target)
+    finder = importlib.machinery.PathFinder
+    sys.meta_path[:] = [NoTorch if found is finder else found for found in sys.meta_path]
+
+space = {"__name__": "__main__"}
+for place, (language, text) in enumerate(blocks):
+    if language == "python":
+        exec(compile(text, f"<block {place}>", "exec"), space)
+    else:
+        for line in text.splitlines():
+            if line.startswith("$ fastrack "):
+                subprocess.run([sys.executable, "-m", "fastrack", *shlex.split(line)[2:]], check=True)
+assert with_torch or "torch" not in sys.modules
+"""
+
+
+def read(name):
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def find(pattern, name):
+    return re.findall(pattern, read(name), re.MULTILINE)
+
+
+def blocks_of(name, *languages):
+    found = re.findall(r"^```(\w+)\n(.*?)^```$", read(name), re.MULTILINE | re.DOTALL)
+    return [(language, text) for language, text in found if language in languages]
+
+
+def run_page(name, folder, *, with_torch):
+    blocks = blocks_of(name, "python", "console")
+    assert blocks
+    command = [sys.executable, "-W", "error", "-c", RUN]
+    given = json.dumps([blocks, with_torch])
+    done = subprocess.run(command, cwd=folder, input=given, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/quickstart.md"])
+def test_the_examples_run(name, tmp_path):
+    run_page(name, tmp_path, with_torch=importlib.util.find_spec("torch") is not None)
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/quickstart.md"])
+def test_the_examples_run_without_torch(name, tmp_path):
+    run_page(name, tmp_path, with_torch=False)
+
+
+# The format.
+
+
+@pytest.fixture
+def open_sealed():
+    (_, program), *others = blocks_of("docs/format.md", "python")
+    assert not others
+    assert "fastrack" not in re.findall(r"^(?:import|from) (\w+)", program, re.MULTILINE)
+    space = {}
+    exec(program, space)
+    return space["open_sealed"]
+
+
+def test_the_program_without_fastrack_has_no_more_lines_than_promised():
+    (_, program), *_ = blocks_of("docs/format.md", "python")
+    assert len([line for line in program.splitlines() if line.strip()]) <= 25
+
+
+@pytest.mark.parametrize("bits", [128, 256])
+@pytest.mark.parametrize("rows", [0, 1, 64, 1797])  # 64 rows fill a chunk
+def test_a_sealed_file_opens_without_fastrack(open_sealed, tmp_path, bits, rows):
+    key = fastrack.Key.generate(bits)
+    array = np.random.default_rng(0).random((rows, 64), dtype=np.float32)
+    path = tmp_path / "sealed.safetensors"
+    fastrack.save_file({'naïve "\n\x7f/名': array, "other": array}, path, key=key)
+    opened = open_sealed(path, 'naïve "\n\x7f/名', bytes(key.material()))
+    assert opened.dtype == array.dtype
+    assert np.array_equal(opened, array)
+
+
+def test_the_program_without_fastrack_refuses_an_altered_file(open_sealed, tmp_path):
+    from cryptography.exceptions import InvalidTag
+
+    key = fastrack.Key.generate()
+    path = tmp_path / "sealed.safetensors"
+    fastrack.save_file({"x": np.arange(10)}, path, key=key)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(InvalidTag):
+        open_sealed(path, "x", bytes(key.material()))
+
+
+def test_the_example_of_a_context_is_what_the_code_makes():
+    (line,) = find(r"^fastrack/tensor@1␀.*$", "docs/format.md")
+    claim = Claim("images", "F32", (1797, 64), bytes(range(16)).hex())
+    assert line.replace("␀", "\0").encode() == claim.context()
+
+
+def test_the_example_of_a_derivation_is_what_the_code_derives():
+    claim = Claim("images", "F32", (1797, 64), bytes(range(16)).hex())
+    made = cobblestone.derive(bytes(range(32)), bytes(range(24)), claim.context())
+    named = dict(find(r"^\| (key|base nonce|commitment|key id) \| `([0-9a-f]+)` \|$", "docs/format.md"))
+    assert named == {
+        "key": bytes(made.key).hex(),
+        "base nonce": bytes(made.nonce).hex(),
+        "commitment": made.commitment.hex(),
+        "key id": fastrack.Key(bytes(range(32))).id,
+    }
+
+
+def test_the_example_of_a_key_file_loads(tmp_path):
+    (text,) = find(r"^# fastrack key, .*\nfastrack-key-1:.*\n", "docs/format.md")
+    path = tmp_path / "a.key"
+    path.write_text(text)
+    path.chmod(0o600)
+    assert fastrack.Key.load(path) == fastrack.Key(bytes(range(32)))
+
+
+def test_the_table_of_sizes_is_right():
+    rows = [list(map(int, row)) for row in find(r"^\| (\d+) \| (\d+) \| (\d+) \|$", "docs/format.md")]
+    assert rows
+    for plain, chunks, message in rows:
+        assert (cobblestone.chunk_count(plain), cobblestone.message_size(plain)) == (chunks, message)
+
+
+# Names, commands and figures.
+
+
+def test_the_api_page_has_the_public_names_and_no_others():
+    named = find(r"^\.\. auto\w+:: fastrack\.(\w+)(?:\(\))?$", "docs/api.md")
+    assert sorted(named) == fastrack.__all__
+
+
+def test_the_api_page_names_what_a_channel_counts():
+    from dataclasses import fields
+
+    from fastrack.channel import Stats
+    from fastrack.files import TensorCheck
+
+    page = read("docs/api.md")
+    assert not [field.name for kind in (Stats, TensorCheck) for field in fields(kind) if f"`{field.name}`" not in page]
+
+
+def test_the_command_line_page_has_the_commands_and_their_options_and_no_others():
+    import typer
+
+    from fastrack.cli.app import app
+
+    sections = re.split(r"^## (\w+)$", read("docs/cli.md"), flags=re.MULTILINE)[1:]
+    page = {
+        name: (
+            re.findall(r"^\| `(--[\w-]+)", text, re.MULTILINE),
+            re.findall(rf"^fastrack {name}(.*)$", text, re.MULTILINE),
+        )
+        for name, text in zip(sections[::2], sections[1::2], strict=True)
+    }
+    known = {}
+    for name, command in typer.main.get_command(app).commands.items():
+        options = [found.opts[0] for found in command.params if found.param_type_name == "option"]
+        taken = [found.metavar for found in command.params if found.param_type_name == "argument"]
+        known[name] = (options, ["".join(f" {word}" for word in taken)])
+    assert page == known
+    assert list(page) == list(known)
+
+
+def test_the_errors_are_drawn_as_in_the_code():
+    import fastrack.errors
+
+    source = Path(fastrack.errors.__file__).read_text(encoding="utf-8")
+    tree = re.findall(r"^# (FastrackError|[├└]──.*)$", source, re.MULTILINE)
+    assert len(tree) > 1
+    assert "\n".join(tree) in read("docs/api.md")
+
+
+def test_the_figures_in_the_readme_are_those_of_the_documentation():
+    quoted = find(r"^\| .* \| [\d.]+ \| [\d.]+ \|.*\|$", "README.md")
+    assert quoted
+    assert set(quoted) <= set(read("docs/_figures.md").splitlines())
+
+
+# Links.
+
+
+@pytest.mark.parametrize(
+    "path", [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.glob("*.md"))], ids=lambda path: path.name
+)
+def test_relative_links_lead_somewhere(path):
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
+    assert not [link for link in links if "://" not in link and not (path.parent / link).exists()]
+
+
+def test_every_page_is_in_the_contents():
+    trees = re.findall(r"```\{toctree\}(.*?)```", read("docs/index.md"), re.DOTALL)
+    listed = re.findall(r"^[\w-]+$", "\n".join(trees), re.MULTILINE)
+    assert sorted(listed) == sorted(path.stem for path in DOCS.glob("[!_]*.md") if path.stem != "index")
