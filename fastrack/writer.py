@@ -208,7 +208,7 @@ def open_plain(path: str | os.PathLike[str]) -> Iterator[tuple[Mapping[str, Plai
             array = np.lib.format.open_memmap(path, mode="r")
         yield {path.stem: PlainTensor.of(array)}, {}
     elif suffix == ".npz":
-        with path.open("rb") as file, _open_archive(file, path) as archive:
+        with path.open("rb") as raw, _open_archive(raw, path) as archive:
             yield {name: _from_archive(archive, name, path) for name in archive.files}, {}
     else:
         size = path.stat().st_size
@@ -261,9 +261,9 @@ def _write_sealed(
     progress: Progress | None,
 ) -> None:
     texts: list[object] = [*tensors, *metadata, *metadata.values()]
-    wrong = next((text for text in texts if not isinstance(text, str)), None)
-    if wrong is not None:
-        raise TypeError(f"names and metadata must be text, not {wrong!r:.80}: safetensors holds nothing else")
+    for text in texts:
+        if not isinstance(text, str):
+            raise TypeError(f"names and metadata must be text, not {text!r:.80}: safetensors holds nothing else")
     unknown = plain - tensors.keys()
     if unknown:
         raise KeyError(f"plain= names no tensor that is here: {', '.join(sorted(unknown))}")

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from fastrack.cobblestone import CHUNK, TAG, MessageKey
+from fastrack.cobblestone import CHUNK, MAX_CHUNKS, TAG, MessageKey
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -57,17 +57,19 @@ class Engine(Protocol):
         """Open the chunks that `pieces` names out of the whole raw message `source` and scatter their bytes."""
 
 
-def chunks_between(sealed: int, plain: int) -> int:
+def chunks_between(sealed: int, plain: int, first: int = 0) -> int:
     """How many chunks a run has that takes `sealed` bytes with its tags and `plain` without.
 
     Raises
     ------
     ValueError
-        If no run of chunks has these sizes. Native code relies on this check.
+        If no run of chunks from `first` on has these sizes. Native code relies on this check.
     """
     count, rest = divmod(sealed - plain, TAG)
     if rest or count < 0 or not (count - 1) * CHUNK <= plain <= count * CHUNK:
         raise ValueError(f"no run of chunks takes {sealed} bytes sealed and {plain} bytes open")
+    if not 0 <= first <= MAX_CHUNKS - count:
+        raise ValueError(f"a message has no {count} chunks from number {first} on; the last has number 2^38 - 1")
     return count
 
 

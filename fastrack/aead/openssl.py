@@ -28,7 +28,7 @@ class OpenSSLEngine:
 
     def open_run(self, schedule: OpenSSLSchedule, source: Bytes, target: Bytes, first: int) -> int | None:
         check_buffers(source, target)
-        count = chunks_between(source.size, target.size)
+        count = chunks_between(source.size, target.size, first)
         held = np.empty(STRIDE, np.uint8)
         bad = None
         for index, plain, sealed in _slices(count, target.size):
@@ -40,7 +40,7 @@ class OpenSSLEngine:
         check_buffers(source)
         count = -(-source.size // STRIDE)
         size = source.size - count * TAG
-        chunks_between(source.size, size)
+        chunks_between(source.size, size, first)
         held, scratch = np.empty(STRIDE, np.uint8), np.empty(CHUNK, np.uint8)
         bad = None
         for index, plain, sealed in _slices(count, size):
@@ -51,7 +51,7 @@ class OpenSSLEngine:
 
     def seal_run(self, schedule: OpenSSLSchedule, source: Bytes, target: Bytes, first: int) -> None:
         check_buffers(source, target)
-        count = chunks_between(target.size, source.size)
+        count = chunks_between(target.size, source.size, first)
         held = np.empty(STRIDE, np.uint8)
         for index, plain, sealed in _slices(count, source.size):
             schedule.seal(first + index, source[plain], target[sealed], held)
@@ -90,7 +90,7 @@ class OpenSSLSchedule:
         still = held[: source.size]
         still[:] = source
         try:
-            self._ready().decrypt_into(chunk_nonce(self._nonce, chunk), memoryview(still), None, memoryview(target))
+            self._ready().decrypt_into(chunk_nonce(self._nonce, chunk), still.data, None, target.data)
         except InvalidTag:
             target.fill(0)  # OpenSSL leaves what it deciphered
             return False
@@ -98,7 +98,7 @@ class OpenSSLSchedule:
 
     def seal(self, chunk: int, source: Bytes, target: Bytes, held: Bytes) -> None:
         still = held[: target.size]
-        self._ready().encrypt_into(chunk_nonce(self._nonce, chunk), memoryview(source), None, memoryview(still))
+        self._ready().encrypt_into(chunk_nonce(self._nonce, chunk), source.data, None, still.data)
         target[:] = still
 
     def _ready(self) -> AESGCM:

@@ -38,7 +38,7 @@ class VaesEngine:
 
     def open_run(self, schedule: VaesSchedule, source: Bytes, target: Bytes, first: int) -> int | None:
         check_buffers(source, target)
-        count = chunks_between(source.size, target.size)
+        count = chunks_between(source.size, target.size, first)
         where = (address(source), address(target), first, count, target.size)
         return self._run(self._kernels.open_run, schedule, where, count, (source, target))
 
@@ -46,13 +46,13 @@ class VaesEngine:
         check_buffers(source)
         count = -(-source.size // STRIDE)
         size = source.size - count * TAG
-        chunks_between(source.size, size)
+        chunks_between(source.size, size, first)
         where = (address(source), first, count, size)
         return self._run(self._kernels.verify_run, schedule, where, count, (source,))
 
     def seal_run(self, schedule: VaesSchedule, source: Bytes, target: Bytes, first: int) -> None:
         check_buffers(source, target)
-        count = chunks_between(target.size, source.size)
+        count = chunks_between(target.size, source.size, first)
         where = (address(source), address(target), first, count, source.size)
         self._run(self._kernels.seal_run, schedule, where, count, (source, target))
 

@@ -27,17 +27,13 @@ _SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__p
 
 def demo(
     *,
-    directory: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where to put files meanwhile. [default: the system's place]")
-    ] = None,
+    directory: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to put files meanwhile.")] = None,
     picture: Annotated[Path, typer.Option(metavar="PATH", help="Where to save the figures as a bar chart.")] = Path(
         "fastrack-demo.png"
     ),
     size: Annotated[
         list[float] | None,
-        typer.Option(
-            metavar="MIB", min=1 / 1024, help="Size to measure in MiB; may be repeated. [default: 16, 64, 256]"
-        ),
+        typer.Option(metavar="MIB", min=1 / 1024, help="Size to measure in MiB; may be repeated."),
     ] = None,
     repeat: Annotated[int, typer.Option(metavar="N", min=1, help="Rounds of measurement.")] = 5,
 ) -> None:

@@ -72,7 +72,7 @@ def message_of(error: BaseException) -> str:
     if isinstance(error, typer.BadParameter):
         return error.format_message()
     if isinstance(error, KeyboardInterrupt):
-        return "interrupted; nothing was left behind"
+        return "interrupted"
     if isinstance(error, MemoryError):
         return "not enough memory"
     return str(error)

@@ -1,0 +1,179 @@
+"""Which buffers an engine takes, and which it refuses before a byte is touched."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import reference
+from helpers.buffers import as_array
+from helpers.reference import CHUNK, STRIDE, TAG, noise
+from helpers.runs import Runs, plan
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from fastrack.aead.base import check_buffers, chunks_between
+from fastrack.cobblestone import MessageKey
+
+KEY = bytes(range(32))
+PLAIN = noise(2 * CHUNK + 777).tobytes()
+SEALED = reference.seal(KEY, bytes(12), PLAIN)
+
+
+@pytest.fixture
+def runs(engine_under_test):
+    return Runs(engine_under_test, KEY)
+
+
+def target():
+    return np.full(len(PLAIN), 0xA5, np.uint8)
+
+
+def untouched(array):
+    return bool((array == 0xA5).all())
+
+
+@pytest.mark.parametrize("offset", range(64))
+def test_buffers_may_lie_at_any_address(runs, offset):
+    assert runs.seal(PLAIN, offset=offset) == SEALED
+    assert runs.open(SEALED, offset=offset) == (None, PLAIN)
+
+
+@pytest.mark.parametrize("offset", [0, 1, 15, 33, 63])
+@pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 255, 256, 257, 511, 512, 513])
+def test_short_chunks_may_lie_at_any_address(runs, size, offset):
+    sealed = reference.seal(KEY, bytes(12), PLAIN[:size])
+    assert runs.seal(PLAIN[:size], offset=offset) == sealed
+    assert runs.open(sealed, offset=offset) == (None, PLAIN[:size])
+
+
+def test_a_read_only_source_is_taken(runs):
+    out = target()
+    assert not as_array(SEALED).flags.writeable
+    assert runs.engine.open_run(runs.schedule, as_array(SEALED), out, 0) is None
+    assert out.tobytes() == PLAIN
+
+
+def test_a_read_only_target_is_refused(runs):
+    out = target()
+    out.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        runs.engine.open_run(runs.schedule, as_array(SEALED), out, 0)
+    with pytest.raises(ValueError, match="read-only"):
+        runs.engine.open_pieces(runs.schedule, as_array(SEALED), out, plan([(0, 10)])[0])
+    with pytest.raises(ValueError, match="read-only"):
+        runs.engine.seal_run(runs.schedule, as_array(SEALED[: len(PLAIN) - 3 * TAG]), out, 0)
+    assert untouched(out)
+
+
+UNFIT = {
+    "scattered": lambda array: np.repeat(array, 2)[::2],
+    "backwards": lambda array: array[::-1],
+    "in rows": lambda array: array[: array.size // 2 * 2].reshape(2, -1),
+    "of words": lambda array: array.astype(np.uint16),
+    "of signed bytes": lambda array: array.view(np.int8),
+}
+
+
+@pytest.mark.parametrize("unfit", UNFIT.values(), ids=UNFIT)
+def test_a_buffer_that_is_not_a_row_of_bytes_is_refused(runs, unfit):
+    engine, schedule, sealed, out = runs.engine, runs.schedule, as_array(SEALED), target()
+    odd = unfit(out)
+    for attempt in (
+        lambda: engine.open_run(schedule, unfit(sealed), out, 0),
+        lambda: engine.open_run(schedule, sealed, odd, 0),
+        lambda: engine.verify_run(schedule, unfit(sealed), 0),
+        lambda: engine.seal_run(schedule, unfit(as_array(PLAIN)), sealed.copy(), 0),
+        lambda: engine.seal_run(schedule, as_array(PLAIN), unfit(sealed.copy()), 0),
+        lambda: engine.open_pieces(schedule, unfit(sealed), out, plan([(0, 10)])[0]),
+        lambda: engine.open_pieces(schedule, sealed, odd, plan([(0, 10)])[0]),
+    ):
+        with pytest.raises(ValueError, match="one-dimensional, contiguous uint8"):
+            attempt()
+    assert untouched(out)
+    assert untouched(odd.astype(np.uint8))
+
+
+def test_a_fit_buffer_passes_the_check():
+    assert check_buffers(as_array(SEALED), target()) is None
+    assert check_buffers(as_array(b"")) is None
+
+
+# Sizes
+
+
+def is_a_run(sealed, plain):
+    """By the format: whole chunks, then one that may be shorter, each with a tag."""
+    if sealed == plain == 0:
+        return True
+    count, rest = divmod(sealed, STRIDE)
+    # A last chunk may be full; then nothing follows it, or an empty one that is all tag.
+    return plain == sealed - (count + (rest > 0)) * TAG and (rest == 0 or rest >= TAG)
+
+
+@given(st.integers(0, 5 * STRIDE), st.integers(0, 5 * CHUNK))
+@example(0, 0)
+@example(TAG, 0)
+@example(2 * TAG, 0)
+@example(TAG - 1, 0)
+@example(STRIDE, CHUNK)
+@example(STRIDE + TAG, CHUNK)
+@example(STRIDE + 2 * TAG, CHUNK)
+@example(STRIDE + TAG - 1, CHUNK)
+@example(STRIDE, CHUNK - TAG)
+@example(STRIDE + TAG, CHUNK - TAG)
+@example(STRIDE + TAG, CHUNK + TAG)
+@example(CHUNK, CHUNK)
+def test_only_sizes_of_runs_are_taken(sealed, plain):
+    if is_a_run(sealed, plain):
+        assert chunks_between(sealed, plain) == -(-sealed // STRIDE)
+    else:
+        with pytest.raises(ValueError, match="no run of chunks"):
+            chunks_between(sealed, plain)
+
+
+@given(st.integers(0, 40 * CHUNK), st.booleans())
+def test_the_sizes_of_every_run_are_taken(plain, ends):
+    count = plain // CHUNK + 1 if ends else -(-plain // CHUNK)
+    assert chunks_between(plain + count * TAG, plain) == count
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2 * STRIDE + 40), st.integers(0, 2 * CHUNK + 40))
+@example(STRIDE, CHUNK - 1)
+@example(STRIDE, CHUNK + 1)
+@example(0, 1)
+@example(15, 0)
+def test_an_engine_refuses_other_sizes(engine_under_test, sealed, plain):
+    runs = Runs(engine_under_test, KEY)
+    if is_a_run(sealed, plain):
+        return
+    closed, opened = np.full(sealed, 0xA5, np.uint8), np.full(plain, 0xA5, np.uint8)
+    with pytest.raises(ValueError, match="no run of chunks"):
+        runs.engine.open_run(runs.schedule, closed, opened, 0)
+    with pytest.raises(ValueError, match="no run of chunks"):
+        runs.engine.seal_run(runs.schedule, opened, closed, 0)
+    assert untouched(closed)
+    assert untouched(opened)
+
+
+@pytest.mark.parametrize("size", [1, TAG - 1, STRIDE + 1, STRIDE + TAG - 1, 5 * STRIDE + 3])
+def test_a_run_that_ends_within_a_tag_is_refused(runs, size):
+    closed, out = np.zeros(size, np.uint8), target()
+    with pytest.raises(ValueError, match="no run of chunks"):
+        runs.engine.verify_run(runs.schedule, closed, 0)
+    with pytest.raises(ValueError, match="no run of chunks"):
+        runs.engine.open_pieces(runs.schedule, closed, out, plan([(0, 1)])[0])
+    assert untouched(out)
+
+
+@pytest.mark.parametrize("first", [-1, 2**38, 2**38 - 1, 2**62])
+def test_a_run_outside_the_38_bits_of_chunk_numbers_is_refused(make_engine, first):
+    engine = make_engine(1)
+    schedule = engine.prepare(MessageKey.raw(bytes(16), bytes(12)))
+    plain, sealed = np.zeros(20_000, np.uint8), np.zeros(20_032, np.uint8)
+    with pytest.raises(ValueError, match="chunks from number"):
+        engine.seal_run(schedule, plain, sealed, first)
+    with pytest.raises(ValueError, match="chunks from number"):
+        engine.open_run(schedule, sealed, plain, first)
+    with pytest.raises(ValueError, match="chunks from number"):
+        engine.verify_run(schedule, sealed, first)

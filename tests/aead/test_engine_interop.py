@@ -1,0 +1,69 @@
+"""Messages go both ways between every engine and pyca/cryptography's own Cobblestone."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from cryptography import cobblestone as theirs
+from helpers.reference import CHUNK, noise
+from helpers.runs import Runs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastrack import cobblestone as ours
+from fastrack.cobblestone import HEADER, SALT
+
+ENCRYPTORS = {16: theirs.Cobblestone128Encryptor, 32: theirs.Cobblestone256Encryptor}
+DECRYPTORS = {16: theirs.Cobblestone128Decryptor, 32: theirs.Cobblestone256Decryptor}
+SIZES = [0, 1, 15, 16, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 1024**2, 5 * 1024**2 + 7]
+
+
+def sealed_by_them(key, context, plain):
+    encryptor = ENCRYPTORS[len(key)](key, context)
+    return encryptor.update(plain) + encryptor.finalize()
+
+
+def opened_by_them(key, context, message):
+    decryptor = DECRYPTORS[len(key)](key, context)
+    return decryptor.update(message) + decryptor.finalize()
+
+
+def sealed_by_us(engine, key, context, plain):
+    salt = os.urandom(SALT)
+    message_key = ours.derive(key, salt, context)
+    return salt + message_key.commitment + Runs(engine, message_key.key, message_key.nonce).seal(plain)
+
+
+def opened_by_us(engine, key, context, message):
+    message_key = ours.open_header(message[:HEADER], key, context)
+    bad, plain = Runs(engine, message_key.key, message_key.nonce).open(message[HEADER:])
+    assert bad is None
+    return plain
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_they_open_what_we_seal(engine_under_test, key, size):
+    plain = noise(size).tobytes()
+    assert (
+        opened_by_them(key, b"where it belongs", sealed_by_us(engine_under_test, key, b"where it belongs", plain))
+        == plain
+    )
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_we_open_what_they_seal(engine_under_test, key, size):
+    plain = noise(size).tobytes()
+    assert (
+        opened_by_us(engine_under_test, key, b"where it belongs", sealed_by_them(key, b"where it belongs", plain))
+        == plain
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data(), size=st.integers(0, 2100) | st.integers(0, 5 * CHUNK), context=st.binary(max_size=80))
+def test_any_message_goes_both_ways(engine_under_test, data, size, context):
+    key = data.draw(st.binary(min_size=16, max_size=16) | st.binary(min_size=32, max_size=32), label="key")
+    plain = noise(size, seed=size).tobytes()
+    assert opened_by_them(key, context, sealed_by_us(engine_under_test, key, context, plain)) == plain
+    assert opened_by_us(engine_under_test, key, context, sealed_by_them(key, context, plain)) == plain

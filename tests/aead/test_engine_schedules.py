@@ -1,0 +1,140 @@
+"""Key schedules: secrets that leave no trace, and that are of no use once wiped."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import gc
+import pickle
+
+import numpy as np
+import pytest
+from helpers import engines
+from helpers.runs import Runs, plan
+
+from fastrack.aead import gcm, vaes
+from fastrack.cobblestone import MessageKey
+from fastrack.errors import ClosedError
+
+NONCE = bytes.fromhex("f0e1d2c3b4a5968778695a4b")
+
+
+@pytest.fixture
+def schedule(engine_under_test, key):
+    return engine_under_test.prepare(MessageKey.raw(key, NONCE))
+
+
+@pytest.fixture(params=engines.VECTOR_NAMES)
+def vector_engine(request):
+    return engines.make(request.param)
+
+
+@pytest.fixture
+def vector_schedule(vector_engine, key):
+    return vector_engine.prepare(MessageKey.raw(key, NONCE))
+
+
+def test_a_schedule_outlives_the_message_key_it_was_made_from(engine_under_test, key):
+    message_key = MessageKey.raw(key, NONCE)
+    runs = Runs(engine_under_test, key, NONCE)
+    sealed = runs.seal(b"a secret")
+    runs.schedule = engine_under_test.prepare(message_key)
+    message_key.wipe()
+    assert runs.open(sealed) == (None, b"a secret")
+
+
+def test_a_wiped_message_key_is_not_prepared(engine_under_test, key):
+    message_key = MessageKey.raw(key, NONCE)
+    message_key.wipe()
+    with pytest.raises(ClosedError, match="wiped"):
+        engine_under_test.prepare(message_key)
+
+
+def test_wiping_leaves_zeros(vector_schedule, key):
+    memory = vector_schedule._memory
+    assert memory.any()
+    assert key in memory.tobytes()
+    vector_schedule.wipe()
+    assert not memory.any()
+    vector_schedule.wipe()
+    assert not memory.any()
+
+
+def test_a_schedule_that_goes_away_is_wiped(vector_engine, key):
+    schedule = vector_engine.prepare(MessageKey.raw(key, NONCE))
+    memory = schedule._memory
+    assert memory.any()
+    del schedule
+    gc.collect()
+    assert not memory.any()
+
+
+def test_a_wiped_openssl_schedule_drops_its_cipher_and_nonce(key):
+    schedule = engines.make("openssl").prepare(MessageKey.raw(key, NONCE))
+    schedule.wipe()
+    assert (schedule._cipher, schedule._nonce) == (None, b"")
+
+
+def test_a_wiped_schedule_works_nothing(engine_under_test, schedule):
+    engine = engine_under_test
+    plain, sealed, out = np.ones(100, np.uint8), np.ones(116, np.uint8), np.full(116, 0xA5, np.uint8)
+    schedule.wipe()
+    for attempt in (
+        lambda: engine.seal_run(schedule, plain, out, 0),
+        lambda: engine.open_run(schedule, sealed, out[:100], 0),
+        lambda: engine.verify_run(schedule, sealed, 0),
+        lambda: engine.open_pieces(schedule, sealed, out, plan([(0, 10)])[0]),
+    ):
+        with pytest.raises(ClosedError, match="wiped"):
+            attempt()
+    assert (out == 0xA5).all()
+
+
+def test_wiping_one_schedule_leaves_another_of_the_same_key_alone(engine_under_test, schedule, key):
+    runs = Runs(engine_under_test, key, NONCE)
+    sealed = runs.seal(b"a secret")
+    schedule.wipe()
+    assert runs.open(sealed) == (None, b"a secret")
+
+
+@pytest.mark.parametrize("duplicate", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_schedule_is_neither_pickled_nor_copied(schedule, duplicate):
+    with pytest.raises(TypeError, match="pickle"):
+        duplicate(schedule)
+
+
+def test_no_secret_is_in_what_a_schedule_shows(schedule, key):
+    shown = f"{schedule!r} {schedule}"
+    for secret in (key, NONCE):
+        assert secret.hex() not in shown
+        assert repr(secret)[2:-1] not in shown
+        assert str(list(secret))[1:-1] not in shown
+
+
+def test_a_vector_schedule_lies_on_a_cache_line_and_within_its_memory(vector_schedule):
+    memory = vector_schedule._memory
+    assert vector_schedule.address % 64 == 0
+    assert memory.ctypes.data <= vector_schedule.address
+    assert vector_schedule.address + 2048 <= memory.ctypes.data + memory.size
+
+
+def test_the_memory_of_a_schedule_has_the_size_that_the_code_needs():
+    assert gcm._NONCE + 16 <= gcm.SCHEDULE_SIZE == vaes._SCHEDULE_SIZE
+
+
+def test_preparing_writes_nothing_past_the_schedule(vector_schedule):
+    used = vector_schedule.address - vector_schedule._memory.ctypes.data + 2048
+    assert not vector_schedule._memory[used:].any()
+
+
+def test_a_vector_schedule_holds_the_round_keys_of_fips_197(vector_engine):
+    # FIPS 197 appendices A.1 and A.3: the key, and the last round key of its expansion.
+    for text, last in (
+        ("2b7e151628aed2a6abf7158809cf4f3c", "d014f9a8c9ee2589e13f0cc8b6630ca6"),
+        ("603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4", "fe4890d1e6188d0b046df344706c631e"),
+    ):
+        schedule = vector_engine.prepare(MessageKey.raw(bytes.fromhex(text), NONCE))
+        rounds = {32: 10, 64: 14}[len(text)]
+        for lane in range(4):
+            assert ctypes.string_at(schedule.address + 64 * rounds + 16 * lane, 16).hex() == last
+            assert ctypes.string_at(schedule.address + 16 * lane, 16).hex() == text[:32]

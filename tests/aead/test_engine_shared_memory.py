@@ -1,0 +1,85 @@
+"""Another process writes to the ciphertext while it is opened or sealed: what was verified is what comes out."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+from helpers import reference
+from helpers.meddler import shared_with_a_meddler
+from helpers.reference import CHUNK, STRIDE, TAG, noise
+from helpers.runs import Runs, plan
+
+KEY = bytes(range(32))
+# Whole groups, whole blocks and a part of one: every way in which an engine reads.
+PLAIN = noise(3 * CHUNK + 20 * 16 + 5)
+SEALED = reference.seal(KEY, bytes(12), PLAIN.tobytes())
+PLACES = [9000, STRIDE + 100, 2 * STRIDE + CHUNK - 1, 3 * STRIDE + 20 * 16 + 2]
+ROUNDS, PATIENCE = 800, 60.0
+
+
+@pytest.fixture
+def runs(engine_under_test):
+    return Runs(engine_under_test, KEY)
+
+
+def verdicts(opened):
+    """What became of each chunk: "opened", "refused" (zeros), or "forged" where it is neither."""
+    for start in range(0, PLAIN.size, CHUNK):
+        place, truth = opened[start : start + CHUNK], PLAIN[start : start + CHUNK]
+        yield "opened" if np.array_equal(place, truth) else "forged" if place.any() else "refused"
+
+
+def tally(attempt):
+    """Attempt it over and over, until both verdicts were seen so often that the meddler must have been at it."""
+    seen = Counter()
+    deadline = time.monotonic() + PATIENCE
+    rounds = 0
+    while rounds < ROUNDS or not (seen["opened"] > 50 and seen["refused"] > 50):
+        seen.update(verdicts(attempt()))
+        rounds += 1
+        assert time.monotonic() < deadline, f"the other process hardly ran: {seen}"
+    return seen
+
+
+def test_ciphertext_that_changes_while_it_is_opened_gives_plaintext_or_zeros(runs, tmp_path):
+    out = np.empty(PLAIN.size, np.uint8)
+    with shared_with_a_meddler(tmp_path / "sealed", SEALED, PLACES) as source:
+
+        def attempt():
+            bad = runs.engine.open_run(runs.schedule, source, out, 0)
+            refused = [chunk for chunk, verdict in enumerate(verdicts(out)) if verdict != "opened"]
+            assert bad == (refused[0] if refused else None)
+            return out
+
+        assert tally(attempt)["forged"] == 0
+
+
+def test_ciphertext_that_changes_while_it_is_gathered_gives_plaintext_or_zeros(runs, tmp_path):
+    out = np.empty(PLAIN.size, np.uint8)
+    halves = [(start, 5000) for start in range(0, PLAIN.size - 5000, 5000)]
+    pieces, size = plan([*halves, (halves[-1][0] + 5000, PLAIN.size - halves[-1][0] - 5000)])
+    assert size == PLAIN.size
+    with shared_with_a_meddler(tmp_path / "sealed", SEALED, PLACES) as source:
+
+        def attempt():
+            runs.engine.open_pieces(runs.schedule, source, out, pieces)
+            return out
+
+        assert tally(attempt)["forged"] == 0
+
+
+def test_ciphertext_that_changes_while_it_is_written_is_refused_or_opens_as_it_was(runs, tmp_path):
+    # An engine that read back what it wrote would put its tag under what the other process made of it.
+    out = np.empty(PLAIN.size, np.uint8)
+    with shared_with_a_meddler(tmp_path / "sealed", bytes(len(SEALED)), [*PLACES, PLACES[0] + 32]) as target:
+        assert target.size == PLAIN.size + 4 * TAG
+
+        def attempt():
+            runs.engine.seal_run(runs.schedule, PLAIN, target, 0)
+            runs.engine.open_run(runs.schedule, target.copy(), out, 0)
+            return out
+
+        assert tally(attempt)["forged"] == 0

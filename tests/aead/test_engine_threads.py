@@ -1,0 +1,182 @@
+"""Many threads, forks, a process that exits: an engine gives the same answers, and nobody waits forever."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from helpers import reference
+from helpers.buffers import as_array
+from helpers.forking import in_forked_child
+from helpers.reference import CHUNK, STRIDE, noise
+from helpers.runs import Runs, flip
+
+from fastrack.aead import crew, default_threads, kernels
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+
+
+def test_sixteen_threads_share_an_engine(make_engine):
+    engine = make_engine(4)
+
+    def work(number):
+        key, first = bytes([number]) * (16 if number % 2 else 32), number * 2**33
+        plain = noise(CHUNK * (5 * number + 40) + number, seed=number).tobytes()
+        runs = Runs(engine, key)
+        sealed = runs.seal(plain, first)
+        answers = [sealed == reference.seal(key, bytes(12), plain, first)]
+        for turn in range(5):
+            answers.append(runs.open(sealed, first) == (None, plain))
+            bad, _ = runs.open(flip(sealed, 8 * STRIDE * turn), first)
+            answers.append(bad == first + turn)
+            answers.append(runs.open(sealed, first + 1) == (first + 1, bytes(len(plain))))
+        return all(answers)
+
+    with ThreadPoolExecutor(16) as pool:
+        assert list(pool.map(work, range(16))) == [True] * 16
+
+
+# Forks
+
+
+@needs_fork
+def test_a_forked_child_starts_its_own_threads(make_engine):
+    runs = Runs(make_engine(4), bytes(32))
+    plain = noise(8 * 1024**2).tobytes()
+    sealed = runs.seal(plain)
+    assert runs.open(sealed) == (None, plain)
+    altered = flip(sealed, 8 * STRIDE * 300)
+
+    def work():
+        right = runs.open(sealed) == (None, plain) and runs.open(altered)[0] == 300
+        helped = any(thread.name.startswith("fastrack") for thread in threading.enumerate())
+        return right and helped == (runs.engine.threads > 1)
+
+    assert [in_forked_child(work) for _ in range(3)] == [True] * 3
+    assert runs.open(sealed) == (None, plain)
+
+
+@needs_fork
+def test_a_child_forked_in_the_middle_of_a_run_is_right_too(make_engine):
+    runs = Runs(make_engine(4), bytes(32))
+    plain = noise(8 * 1024**2).tobytes()
+    sealed = runs.seal(plain)
+    over = threading.Event()
+    answers = []
+
+    def keep_opening():
+        while not over.is_set():
+            answers.append(runs.open(sealed) == (None, plain))
+
+    other = threading.Thread(target=keep_opening)
+    other.start()
+    try:
+        in_children = [in_forked_child(lambda: runs.open(sealed) == (None, plain)) for _ in range(5)]
+    finally:
+        over.set()
+        other.join()
+    assert in_children == [True] * 5
+    assert answers
+    assert all(answers)
+
+
+def test_a_run_while_the_interpreter_exits_is_done_by_the_caller_alone():
+    code = """
+import atexit
+import numpy as np
+from fastrack.aead import engine
+from fastrack.cobblestone import MessageKey
+
+opener = engine(threads=4)
+schedule = opener.prepare(MessageKey.raw(bytes(32), bytes(12)))
+plain = np.arange(8 * 1024**2, dtype=np.uint8)
+sealed = np.empty(plain.size + 16 * 512, np.uint8)
+opener.seal_run(schedule, plain, sealed, 0)
+
+@atexit.register
+def last():
+    out = np.empty_like(plain)
+    print(opener.open_run(schedule, sealed, out, 0), (out == plain).all())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == ("None True\n", "")
+
+
+# The crew
+
+
+def board_at(place):
+    words = ctypes.c_int64 * kernels.BOARD_WORDS
+    return np.ctypeslib.as_array(words.from_address(place))
+
+
+def test_there_are_as_many_threads_as_cpus_to_run_on():
+    assert default_threads() >= 1
+    if hasattr(os, "sched_getaffinity"):
+        assert default_threads() == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 16, 64])
+@pytest.mark.parametrize("count", [0, 1, 31, 32, 33, 64, 1000, 5000, 2**20])
+def test_a_crew_covers_every_chunk_once(count, threads):
+    lock = threading.Lock()
+    drawn, crowd = [], []
+
+    def kernel(grain, place, wait):
+        """Draw tickets as the native kernels do."""
+        board = board_at(place)
+        crowd.append(wait)
+        while True:
+            with lock:
+                ticket = int(board[kernels.TICKET])
+                board[kernels.TICKET] += 1
+            start = ticket * grain
+            if start >= count:
+                break
+            stop = min(start + grain, count)
+            drawn.append((start, stop))
+            with lock:
+                board[kernels.DONE] += stop - start
+        return int(board[kernels.DONE] == count)
+
+    assert crew.run(kernel, (), count, threads, kept=("buffers",)) is None
+    drawn.sort()
+    assert [start for start, _ in drawn] == [0, *(stop for _, stop in drawn)][: len(drawn)]
+    assert (drawn[-1][1] if drawn else 0) == count
+    assert crowd.count(True) == 1
+    assert len(crowd) <= min(threads, count // 32 + 1)
+
+
+def test_an_interrupted_run_stops_its_helpers_before_it_raises():
+    tickets = []
+
+    def kernel(_grain, place, wait):
+        board = board_at(place)
+        if wait:
+            raise KeyboardInterrupt
+        time.sleep(0.05)
+        tickets.append(int(board[kernels.TICKET]))
+        return 0
+
+    with pytest.raises(KeyboardInterrupt):
+        crew.run(kernel, (), 1000, 4, kept=("buffers",))
+    assert tickets == [1000] * 3
+
+
+def test_a_caller_waits_for_a_helper_that_is_still_at_work(make_engine):
+    # More threads than CPUs, and a last ticket that anyone may hold when the caller runs out of work.
+    runs = Runs(make_engine(32), bytes(16))
+    plain = noise(600 * CHUNK).tobytes()
+    sealed = as_array(runs.seal(plain))
+    out = np.empty(len(plain), np.uint8)
+    for _ in range(30):
+        out.fill(0)
+        assert runs.engine.open_run(runs.schedule, sealed, out, 0) is None
+        assert out.tobytes() == plain

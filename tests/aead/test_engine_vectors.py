@@ -1,0 +1,163 @@
+"""Published vectors on every engine: Cobblestone-128 and AES-GCM of C2SP/wycheproof, AES-GCM of NIST."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+
+import numpy as np
+import pytest
+from helpers import reference
+from helpers.buffers import as_array
+from helpers.gcm_vectors import nist, wycheproof
+from helpers.reference import CHUNK, STRIDE, TAG
+from helpers.runs import Runs, plain_size_of
+from helpers.vectors import cobblestone_128
+
+from fastrack import cobblestone
+from fastrack.cobblestone import HEADER, SALT, MessageKey
+from fastrack.errors import AuthenticationError, FormatError
+
+VECTORS = cobblestone_128()
+GCM = {
+    "nist-decrypt-128": (nist("Decrypt", 128), 75, 41),
+    "nist-decrypt-256": (nist("Decrypt", 256), 75, 33),
+    "nist-encrypt-128": (nist("EncryptExtIV", 128), 75, 0),
+    "nist-encrypt-256": (nist("EncryptExtIV", 256), 75, 0),
+    "wycheproof-128": (wycheproof(128), 49, 27),
+    "wycheproof-256": (wycheproof(256), 48, 27),
+}
+
+
+def those(wanted):
+    """The vectors that satisfy `wanted`, and the one that stands for an absent file."""
+    return [parameter for parameter in VECTORS if parameter.values[0] is None or wanted(parameter.values[0])]
+
+
+RAW = those(lambda vector: "HeaderFailure" not in vector.flags)
+VALID = those(lambda vector: vector.valid)
+PARTIAL = those(lambda vector: "PartialPlaintext" in vector.flags)
+
+
+def digest(plain):
+    return hashlib.sha512(plain).digest()
+
+
+def open_whole(engine, message_key, raw):
+    """Open a whole message as a reader would, with nothing released unless every chunk was good."""
+    target = np.full(cobblestone.raw_plain_size(len(raw)), 0xA5, np.uint8)
+    bad = engine.open_run(engine.prepare(message_key), as_array(raw), target, 0)
+    if bad is not None:
+        raise AuthenticationError("refused", chunk=bad)
+    return target.tobytes()
+
+
+# Cobblestone-128
+
+
+def test_all_35_cobblestone_vectors_are_applied():
+    if VECTORS[0].values[0] is None:
+        pytest.skip("the Cobblestone-128 vectors are not at hand")
+    vectors = [parameter.values[0] for parameter in VECTORS]
+    assert {vector.number for vector in vectors} == set(range(1, 36))
+    assert Counter(vector.valid for vector in vectors) == {True: 10, False: 25}
+    flags = Counter(flag for vector in vectors for flag in vector.flags)
+    assert (flags["HeaderFailure"], flags["PartialPlaintext"]) == (10, 9)
+
+
+@pytest.mark.parametrize("vector", VECTORS)
+def test_a_published_message_opens_or_is_refused(engine_under_test, vector):
+    def read():
+        message_key = cobblestone.open_header(vector.message[:HEADER], vector.key, vector.context)
+        return open_whole(engine_under_test, message_key, vector.message[HEADER:])
+
+    if vector.valid:
+        plain = read()
+        assert len(plain) == vector.plain_size
+        assert digest(plain) == vector.plain_sha512
+    else:
+        with pytest.raises((AuthenticationError, FormatError)):
+            read()
+
+
+@pytest.mark.parametrize("vector", RAW)
+def test_a_published_message_opens_or_is_refused_in_raw_mode(engine_under_test, vector):
+    message_key = MessageKey.raw(vector.aead_key, vector.base_nonce)
+    if vector.valid:
+        assert digest(open_whole(engine_under_test, message_key, vector.message[HEADER:])) == vector.plain_sha512
+    else:
+        with pytest.raises((AuthenticationError, FormatError)):
+            open_whole(engine_under_test, message_key, vector.message[HEADER:])
+
+
+@pytest.mark.parametrize("vector", PARTIAL)
+def test_nothing_past_the_valid_prefix_of_a_published_message_comes_out(engine_under_test, vector):
+    raw = vector.message[HEADER:]
+    whole = len(raw) // STRIDE * STRIDE
+    sealed = raw if len(raw) - whole >= TAG else raw[:whole]  # an end that no chunk can have is left out
+    runs = Runs(engine_under_test, vector.aead_key, vector.base_nonce)
+    bad, plain = runs.open(sealed)
+    assert bad == (None if sealed is not raw or len(raw) == whole else vector.plain_size // CHUNK)
+    assert digest(plain[: vector.plain_size]) == vector.plain_sha512
+    if bad is not None:
+        assert not any(plain[bad * CHUNK : (bad + 1) * CHUNK])
+
+
+@pytest.mark.parametrize("vector", RAW)
+def test_slices_of_a_published_message_are_read_where_its_chunks_are_valid(engine_under_test, vector):
+    raw = vector.message[HEADER:]
+    try:
+        size = cobblestone.raw_plain_size(len(raw))
+    except FormatError:
+        assert not vector.valid
+        return
+    chunks = reference.open_each(vector.aead_key, vector.base_nonce, raw)
+    assert ("ValidFinalChunk" in vector.flags) == (not vector.valid and chunks[-1] is not None)
+    zeroed = b"".join(
+        bytes(min(CHUNK, size - index * CHUNK)) if chunk is None else chunk for index, chunk in enumerate(chunks)
+    )
+    runs = Runs(engine_under_test, vector.aead_key, vector.base_nonce)
+    edges = sorted({min(size, max(0, place)) for k in range(4) for place in (k * CHUNK - 1, k * CHUNK, k * CHUNK + 9)})
+    edges += [size // 2, max(0, size - 1), size]
+    lengths = [0, 1, 17, CHUNK, CHUNK + 2, 3 * CHUNK]
+    for start, length in {(start, min(length, size - start)) for start in edges for length in lengths}:
+        touched = range(start // CHUNK, (start + length - 1) // CHUNK + 1) if length else ()
+        bad = next((chunk for chunk in touched if chunks[chunk] is None), None)
+        assert runs.gather(raw, [(start, length)]) == (bad, [zeroed[start : start + length]])
+
+
+@pytest.mark.parametrize("vector", VALID)
+def test_sealing_with_a_published_key_and_salt_gives_the_published_bytes(engine_under_test, vector):
+    raw = vector.message[HEADER:]
+    plain = b"".join(reference.open_each(vector.aead_key, vector.base_nonce, raw))
+    assert Runs(engine_under_test, vector.aead_key, vector.base_nonce).seal(plain) == raw
+
+    salt = vector.message[:SALT]
+    message_key = cobblestone.derive(vector.key, salt, vector.context)
+    sealed = Runs(engine_under_test, message_key.key, message_key.nonce).seal(plain)
+    assert salt + message_key.commitment + sealed == vector.message
+
+
+# AES-GCM
+
+
+@pytest.mark.parametrize(("cases", "count", "wrong"), GCM.values(), ids=GCM)
+def test_every_published_gcm_case_that_a_chunk_can_have_is_loaded(cases, count, wrong):
+    assert len(cases) == count
+    assert sum(case.plain is None for case in cases) == wrong
+    assert len({case.name for case in cases}) == count
+    assert max(len(case.sealed) for case in cases) < STRIDE
+
+
+@pytest.mark.parametrize("chunk", [0, 1, 2**32 - 1, 2**33 + 5, 2**38 - 1])
+@pytest.mark.parametrize("cases", [cases for cases, _, _ in GCM.values()], ids=GCM)
+def test_a_published_gcm_case_is_a_chunk(engine_under_test, cases, chunk):
+    for case in cases:
+        # The published nonce is the one of that chunk.
+        runs = Runs(engine_under_test, case.key, reference.nonce_of(case.nonce, chunk))
+        bad, plain = runs.open(case.sealed, chunk)
+        if case.plain is None:
+            assert (case.name, bad, plain) == (case.name, chunk, bytes(plain_size_of(len(case.sealed))))
+        else:
+            assert (case.name, bad, plain) == (case.name, None, case.plain)
+            assert (case.name, runs.seal(case.plain, chunk)) == (case.name, case.sealed)

@@ -1,0 +1,115 @@
+"""The machine code of the vector kernels: the instructions it must have, and how often it reads what may change."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from functools import cache
+
+import pytest
+from llvmlite import binding, ir
+
+from fastrack.aead.gcm import Form, chunk_function
+
+TRIPLE = "x86_64-unknown-linux-gnu"
+REGISTERS = {16: "xmm", 32: "ymm", 64: "zmm"}
+LEVELS = {16: "x86-64-v3", 32: "x86-64-v3", 64: "x86-64-v4"}
+VECTORS = 8  # that the main loop holds at a time
+FORMS = [Form(bits, width, native) for bits in (128, 256) for width, native in ((32, 16), (32, 32), (64, 32), (64, 64))]
+each_form = pytest.mark.parametrize(
+    "form", FORMS, ids=[f"aes-{form.bits}-{form.width * 8}-on-{form.native * 8}" for form in FORMS]
+)
+each_native_form = pytest.mark.parametrize(
+    "form",
+    [form for form in FORMS if form.width == form.native],
+    ids=[f"aes-{form.bits}-{form.width * 8}" for form in FORMS if form.width == form.native],
+)
+
+
+@cache
+def compiled(name, form):
+    """One chunk function for a plain x86-64, whatever this CPU is: its optimised LLVM code, and its instructions."""
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
+    try:
+        target = binding.Target.from_triple(TRIPLE)
+    except RuntimeError:
+        pytest.skip("this LLVM compiles for other CPUs only")
+    machine = target.create_target_machine(cpu="x86-64", opt=3)
+    module = ir.Module()
+    chunk_function(module, form, name).linkage = "external"
+    parsed = binding.parse_assembly(str(module))
+    parsed.triple = TRIPLE
+    parsed.verify()
+    passes = binding.create_pass_builder(machine, binding.create_pipeline_tuning_options(speed_level=3))
+    passes.getModulePassManager().run(parsed, passes)
+    lines = (line.strip() for line in machine.emit_assembly(parsed).splitlines())
+    return str(parsed), [line for line in lines if line and line[0] not in ".#"]
+
+
+def count(code, mnemonic, register):
+    return sum(line.startswith(mnemonic + "\t") and register in line for line in code)
+
+
+@each_form
+@pytest.mark.parametrize("name", ["prepare", "open", "verify", "seal"])
+def test_every_function_compiles_for_its_own_cpu_level(name, form):
+    text, code = compiled(name, form)
+    assert f'"target-cpu"="{LEVELS[form.native]}"' in text
+    assert any(line.startswith("ret") for line in code)
+
+
+@each_native_form
+@pytest.mark.parametrize("name", ["open", "seal"])
+def test_the_main_loop_enciphers_whole_vectors(name, form):
+    _, code = compiled(name, form)
+    register = REGISTERS[form.width]
+    assert count(code, "vaesenc", register) == VECTORS * (form.rounds - 1)
+    assert count(code, "vaesenclast", register) == VECTORS
+
+
+@each_native_form
+@pytest.mark.parametrize(("name", "loops"), [("open", 1), ("verify", 1), ("seal", 2)])
+def test_the_main_loop_hashes_whole_vectors(name, loops, form):
+    # Three products a vector and two for the reduction. Sealing hashes its last group behind the loop.
+    _, code = compiled(name, form)
+    products = [line for line in code if line.startswith("vpclmul") and REGISTERS[form.width] in line]
+    assert len(products) == loops * (3 * VECTORS + 2)
+
+
+@each_form
+def test_no_instruction_is_wider_than_the_form_allows(form):
+    wider = [register for width, register in REGISTERS.items() if width > max(form.native, 32)]
+    for name in ("open", "verify", "seal"):
+        _, code = compiled(name, form)
+        assert not [line for line in code if any(register in line for register in wider)]
+        ciphers = [line for line in code if line.startswith(("vaes", "vpclmul"))]
+        assert ciphers
+        wide = [register for width, register in REGISTERS.items() if width > form.native]
+        assert not [line for line in ciphers if any(register in line for register in wide)]
+
+
+@each_form
+@pytest.mark.parametrize(("name", "reads"), [("open", VECTORS + 2), ("seal", VECTORS + 1)])
+def test_every_vector_of_the_text_is_read_by_a_load_that_may_not_be_repeated(name, reads, form):
+    # The main loop's, one for a lone block, and one for the tag to compare with. The last bytes are copied before use.
+    text, _ = compiled(name, form)
+    loads = re.findall(r"load volatile <(\d) x i64>, ptr [^,]+, align (\d+)", text)
+    assert len(loads) == reads
+    assert Counter(loads) == {(str(form.width // 8), "1"): VECTORS, ("2", "1"): reads - VECTORS}
+    # Whatever else is read lies aligned, in the schedule, or in the scratch block of the last bytes.
+    others = re.findall(r"load <\d x i64>, ptr ([^,]+), align 1\b", text)
+    assert len(set(others)) <= 1
+
+
+@each_native_form
+@pytest.mark.parametrize("name", ["open", "seal"])
+def test_the_machine_code_reads_every_vector_of_a_group_once(name, form):
+    # The text may lie anywhere, all else is aligned or on the stack: so unaligned moves of whole vectors read the text.
+    _, code = compiled(name, form)
+    moves = [re.match(rf"vmov(?:ups|upd|dqu\d*)\t(-?\d*\([^)]+\)), %{REGISTERS[form.width]}", line) for line in code]
+    places = [match[1] for match in moves if match and "%rsp" not in match[1] and "%rbp" not in match[1]]
+    assert len(places) == len(set(places)) == VECTORS
+    base = places[0][places[0].index("(") :]
+    assert all(place.endswith(base) for place in places)
+    assert sum(base in line for line in code) == VECTORS

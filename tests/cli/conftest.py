@@ -1,0 +1,91 @@
+"""Scripts of commands: each runs in a folder of its own, and says what status it expects."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fastrack.cli.app import app
+from fastrack.cobblestone import chunk_offset
+from fastrack.files import load_file
+
+
+class Script:
+    """Runs command lines. Whatever they print, it is no traceback and no key."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __call__(self, line, *, status=0):
+        result = CliRunner().invoke(app, shlex.split(line))
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert result.exit_code == status, result.output
+        assert not [secret for secret in self.secrets() if secret in result.output]
+        return result
+
+    def json(self, line, *, status=0):
+        result = self(f"{line} --json", status=status)
+        assert result.stderr == ""
+        return json.loads(result.stdout)
+
+    def error(self, line, *, status=1):
+        result = self(line, status=status)
+        assert result.stdout == ""
+        return result.stderr
+
+    def secrets(self):
+        texts = [path.read_bytes() for path in self.folder.iterdir() if path.is_file()]
+        return [found.decode() for text in texts for found in re.findall(rb"fastrack-key-1:([0-9a-f]+)", text)]
+
+    def names(self):
+        return sorted(path.name for path in self.folder.iterdir())
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def cli(folder):
+    return Script(folder)
+
+
+@pytest.fixture
+def key(cli):
+    cli("keygen owner.key")
+    return "--key owner.key"
+
+
+@pytest.fixture
+def arrays():
+    return {"x": np.arange(60_000, dtype=np.float32).reshape(-1, 6), "y": np.arange(7, dtype=np.int64)}
+
+
+@pytest.fixture
+def sealed(cli, key, arrays):
+    """A sealed file of the two arrays."""
+    np.savez("plain.npz", **arrays)
+    cli(f"seal plain.npz sealed.safetensors {key}")
+    return "sealed.safetensors"
+
+
+@pytest.fixture
+def flip(folder):
+    """Flips a bit of one chunk of a tensor of a file."""
+
+    def flipped(path, tensor, chunk):
+        data = bytearray((folder / path).read_bytes())
+        with load_file(path) as file:
+            start = data.index(bytes(file[tensor].message[:56]))
+        data[start + chunk_offset(chunk)] ^= 4
+        (folder / path).write_bytes(data)
+
+    return flipped

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from fastrack.cli import demo as demo_module
+
+QUICK = "demo --size 0.0625 --repeat 1 --picture chart.png --directory work"
+
+
+@pytest.fixture
+def work(folder):
+    (folder / "work").mkdir()
+    return folder / "work"
+
+
+def small(monkeypatch):
+    """A library of one page, so that the whole demo takes a moment."""
+    library = {"source": np.arange(50_000, dtype=np.uint8), "starts": np.zeros(1, np.int64)}
+    monkeypatch.setattr(demo_module, "_library", lambda: library)
+
+
+@pytest.mark.slow
+def test_the_demo_tells_its_story_and_leaves_a_picture(cli, folder, work):
+    said = cli(QUICK).stdout
+    steps = [line for line in said.splitlines() if line[:3] in {f"{number}. " for number in range(1, 7)}]
+    assert [line[0] for line in steps] == list("123456")
+    assert "images   float32  [1797, 64]" in said
+    for name in ("images", "labels", "source", "starts"):
+        assert f"{name:<8} arrived on cpu" in said
+    assert "refused: tensor 'source', chunk " in said
+    assert "1 of 4 tensors FAILED" in said
+    assert "parallel bounce" in said
+    assert f"Picture: {folder / 'chart.png'}" in said
+    assert (folder / "chart.png").read_bytes().startswith(b"\x89PNG")
+    assert list(work.iterdir()) == []
+    assert cli.names() == ["chart.png", "work"]
+
+
+def test_the_library_is_python_source():
+    library = demo_module._library()
+    starts = library["starts"]
+    assert library["source"].size == starts[-1] > 1_000_000
+    first = library["source"][: starts[1]].tobytes()
+    compile(first, "first", "exec")
+
+
+def test_a_demo_that_fails_leaves_nothing(cli, work, monkeypatch):
+    small(monkeypatch)
+
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo_module, "_forge", fail)
+    cli(QUICK, status=130)
+    assert list(work.iterdir()) == []
+    assert cli.names() == ["work"]
+
+
+@pytest.mark.usefixtures("work")
+@pytest.mark.parametrize("package", ["sklearn", "matplotlib"])
+def test_a_demo_without_its_packages_says_what_to_install(cli, monkeypatch, package):
+    monkeypatch.delitem(sys.modules, package, raising=False)
+    monkeypatch.setattr("fastrack.cli.bench.find_spec", lambda name: None if name == package else True)
+    assert cli.error(QUICK) == f"error: {package} is not installed: pip install 'fastrack[demo]'\n"
+
+
+def test_the_demo_needs_directories_that_are_there(cli):
+    assert "work: no such directory" in cli.error(QUICK)
+    assert "nowhere: no such directory" in cli.error("demo --picture nowhere/chart.png")

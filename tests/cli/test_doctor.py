@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+import pytest
+from test_nvml import FakeNvml
+
+from fastrack import aead
+from fastrack.cli import doctor as doctor_module
+from fastrack.cli.doctor import KeyFile, gather, read_key_file, state
+from fastrack.cli.machine import CpuTee
+from fastrack.cli.nvml import Confidential, Gpu, Graphics
+from fastrack.cli.selftest import check_engine
+from fastrack.keys import Key
+
+
+@pytest.fixture(scope="module")
+def facts():
+    """Of a machine with neither a CPU TEE nor a GPU."""
+    return dataclasses.replace(gather(), tee=CpuTee(None, ()), graphics=Graphics(absent="no NVIDIA driver"))
+
+
+def unprotected(facts, **others):
+    statements = state(dataclasses.replace(facts, **others))
+    return " ".join(statement.text for statement in statements if not statement.protected)
+
+
+def with_gpu(**mode):
+    return Graphics(driver="580", gpus=(Gpu("H100", 80 << 30),), confidential=Confidential(**mode))
+
+
+# The command
+
+
+def test_a_machine_is_examined(cli):
+    said = cli("doctor").stdout
+    for title in ("Software", "Machine", "Engine", "GPU", "Key file", "What is protected here", "What is not"):
+        assert f"{title}\n" in said
+    assert "ok against OpenSSL" in said
+    assert aead.available()[0] in said
+
+
+def test_a_machine_is_described_to_a_program(cli):
+    document = cli.json("doctor")
+    assert set(document) == {
+        "software",
+        "cpu",
+        "memory",
+        "engine",
+        "tee",
+        "graphics",
+        "key_file",
+        "statements",
+    }
+    assert document["engine"]["engine"] == aead.available()[0]
+    assert document["engine"]["problem"] is None
+    assert {statement["protected"] for statement in document["statements"]} == {True, False}
+
+
+@pytest.mark.parametrize(
+    ("nvml", "told"),
+    [
+        (FakeNvml(), ["GPU 0         NVIDIA H100, 80 GiB", "confidential  on", "environment   production"]),
+        (FakeNvml(feature=0), ["confidential  off", "GPU memory is not protected from its host"]),
+        (FakeNvml(devtools=1), ["dev tools     on", "Dev-tools mode is on"]),
+        (FakeNvml(fails={"nvmlInit": 12}), ["driver        no NVIDIA driver"]),
+        (FakeNvml(fails={"nvmlDeviceGetName": 15}), ["no answer     name of GPU 0: GPU is lost"]),
+    ],
+    ids=["on", "off", "devtools", "no driver", "a failure"],
+)
+def test_what_the_driver_says_is_shown(cli, monkeypatch, nvml, told):
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    said = cli("doctor").stdout
+    for text in told:
+        assert text in said
+    cli.json("doctor")
+
+
+def test_an_engine_that_fails_its_test_is_told_with_a_status(cli, monkeypatch):
+    check = dataclasses.replace(check_engine(), problem="it opens a chunk that was altered")
+    monkeypatch.setattr(doctor_module, "check_engine", lambda: check)
+    assert "FAILED: it opens a chunk that was altered" in cli("doctor", status=1).stdout
+    assert cli.json("doctor", status=1)["engine"]["problem"] == "it opens a chunk that was altered"
+
+
+# Statements
+
+
+def test_a_machine_without_a_tee_is_open_to_its_operator(facts):
+    assert "whoever operates this machine can read that memory" in unprotected(facts)
+    assert "has no CUDA device yet" in unprotected(facts)
+
+
+def test_signs_of_a_tee_are_not_taken_for_attestation(facts):
+    said = unprotected(facts, tee=CpuTee("Intel TDX", ("/dev/tdx_guest",)))
+    assert "Signs of Intel TDX (/dev/tdx_guest)" in said
+    assert "seen, not attested" in said
+    assert "whoever operates this machine can read" not in said
+
+
+@pytest.mark.parametrize(
+    ("graphics", "told"),
+    [
+        (with_gpu(enabled=False), "GPU memory is not protected from its host"),
+        (with_gpu(enabled=True, environment="production", devtools=True), "nothing on the GPU is protected"),
+        (with_gpu(enabled=True, environment="simulation", devtools=False), "which protects nothing"),
+        (with_gpu(enabled=True, environment="production", devtools=False), "This was not attested"),
+        (with_gpu(enabled=False, multi_gpu="protected PCIe", devtools=False), "protected PCIe is on"),
+        (with_gpu(), "did not say"),
+    ],
+)
+def test_what_a_gpu_protects_follows_from_its_mode(facts, graphics, told):
+    said = unprotected(facts, graphics=graphics)
+    assert told in said
+    assert "whatever the GPU protects" in said
+
+
+def test_no_gpu_ever_counts_as_protection(facts):
+    statements = state(dataclasses.replace(facts, graphics=with_gpu(enabled=True, environment="production")))
+    assert not [statement for statement in statements if statement.protected and "GPU" in statement.text]
+
+
+def test_what_is_never_protected_is_always_said(facts):
+    assert "Names, dtypes, shapes and sizes are visible" in unprotected(facts)
+    assert "An older version of a whole file is accepted" in unprotected(facts)
+
+
+# The key file
+
+
+def test_no_key_file_is_no_problem(cli):
+    assert read_key_file() == KeyFile()
+    assert "FASTRACK_KEY_FILE is not set" in cli("doctor").stdout
+
+
+@pytest.mark.usefixtures("key")
+def test_a_key_file_is_named_by_its_key(cli, monkeypatch):
+    monkeypatch.setenv("FASTRACK_KEY_FILE", "owner.key")
+    assert read_key_file() == KeyFile("owner.key", Key.load("owner.key").id)
+    assert Key.load("owner.key").id in cli("doctor").stdout
+
+
+@pytest.mark.usefixtures("key")
+def test_a_key_file_that_others_may_read_is_told(cli, folder, monkeypatch):
+    (folder / "owner.key").chmod(0o644)
+    monkeypatch.setenv("FASTRACK_KEY_FILE", "owner.key")
+    assert "mode 0644" in read_key_file().problem
+    assert "cannot be used: owner.key may be used by others" in cli("doctor").stdout
+
+
+def test_a_key_file_that_is_gone_is_told(monkeypatch):
+    monkeypatch.setenv("FASTRACK_KEY_FILE", "/nowhere/owner.key")
+    assert read_key_file().problem == "/nowhere/owner.key: No such file or directory"
+
+
+# The self-test
+
+
+class Wrong:
+    """An engine that goes wrong in one way."""
+
+    def __init__(self, **wrong):
+        self._engine = aead.engine(threads=1)
+        self.name, self.threads = self._engine.name, 1
+        self.__dict__.update({name: lambda *args, do=do: do(self._engine, *args) for name, do in wrong.items()})
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)
+
+
+@pytest.mark.parametrize("name", aead.available())
+def test_a_sound_engine_passes(name):
+    check = check_engine(aead.engine(name, threads=1))
+    assert check.problem is None
+    assert check.open_gbps > 0
+    assert check.seal_gbps > 0
+
+
+def test_an_engine_that_accepts_a_forgery_fails():
+    assert check_engine(Wrong(open_run=lambda engine, *args: engine.open_run(*args) and None)).problem == (
+        "it opens a chunk that was altered"
+    )
+
+
+def test_an_engine_that_seals_something_else_fails():
+    def seal_run(engine, schedule, source, target, first):
+        engine.seal_run(schedule, source[::-1].copy(), target, first)
+
+    assert check_engine(Wrong(seal_run=seal_run)).problem == "OpenSSL opens what it sealed to something else"
+
+
+def test_an_engine_with_wrong_tags_fails():
+    def seal_run(engine, schedule, source, target, first):
+        engine.seal_run(schedule, source, target, first)
+        target[-1] ^= 1
+
+    assert check_engine(Wrong(seal_run=seal_run)).problem == "OpenSSL refuses what it sealed"
+
+
+def test_an_engine_that_does_not_open_fails():
+    assert check_engine(Wrong(open_run=lambda *_: 0)).problem == "it does not open what it sealed"

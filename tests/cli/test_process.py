@@ -1,0 +1,103 @@
+"""The command as a process of its own: what CliRunner cannot show."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import fastrack
+
+
+def run(*line, **options):
+    return subprocess.run([sys.executable, "-m", "fastrack", *line], capture_output=True, check=False, **options)
+
+
+def test_the_version_is_shown():
+    done = run("--version")
+    assert (done.returncode, done.stdout.decode()) == (0, f"fastrack {fastrack.__version__}\n")
+
+
+def test_the_help_lists_every_command():
+    done = run("--help")
+    assert done.returncode == 0
+    commands = ("keygen", "seal", "unseal", "inspect", "verify", "doctor", "bench", "demo")
+    places = [done.stdout.decode().index(f" {command} ") for command in commands]
+    assert places == sorted(places)
+
+
+def test_no_command_is_bad_usage():
+    assert run().returncode == 2
+
+
+def test_the_command_line_loads_nothing_heavy_until_a_command_needs_it():
+    code = "import fastrack.cli, sys; print(*sys.modules)"
+    loaded = set(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout.decode().split())
+    assert not loaded & {"numpy", "numba", "torch", "cryptography", "safetensors", "pynvml", "matplotlib", "sklearn"}
+
+
+def test_a_file_goes_there_and_back(folder):
+    (folder / "notes.txt").write_bytes(b"not for everyone" * 5000)
+    environment = {**os.environ, "FASTRACK_KEY_FILE": "owner.key"}
+    for line in ("keygen owner.key", "seal notes.txt notes.sealed", "unseal notes.sealed back.txt"):
+        done = run(*line.split(), env=environment)
+        assert (done.returncode, done.stderr) == (0, b"")
+    assert (folder / "back.txt").read_bytes() == b"not for everyone" * 5000
+
+
+def test_an_error_is_one_line_on_stderr(folder):
+    done = run("inspect", "missing\x1b.bin", cwd=folder)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr == b"error: missing\\x1b.bin: No such file or directory\n"
+
+
+def test_an_error_for_a_program_is_one_document_on_stdout(folder):
+    done = run("inspect", "missing.bin", "--json", cwd=folder)
+    assert (done.returncode, done.stderr) == (1, b"")
+    assert json.loads(done.stdout)["error"]["type"] == "FileNotFoundError"
+
+
+def test_a_name_that_is_no_unicode_is_told_all_the_same(folder):
+    done = run(b"inspect", b"missing\xff.bin", cwd=folder)
+    assert (done.returncode, done.stderr) == (1, b"error: missing\\udcff.bin: No such file or directory\n")
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_it_cleanly(folder, number, status):
+    os.mkfifo(folder / "slow.key", 0o600)
+    (folder / "notes.txt").write_text("notes")
+    line = [sys.executable, "-m", "fastrack", "seal", "notes.txt", "notes.sealed", "--key", "slow.key"]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        pipe = os.open("slow.key", os.O_WRONLY)  # returns when the command has opened it too
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+        os.close(pipe)
+    assert (process.returncode, out) == (status, b"")
+    assert b"Traceback" not in err
+    assert sorted(path.name for path in folder.iterdir()) == ["notes.txt", "slow.key"]
+
+
+def test_a_reader_that_leaves_ends_it_quietly():
+    read, write = os.pipe()
+    os.close(read)
+    line = [sys.executable, "-m", "fastrack", "keygen", "--help"]
+    done = subprocess.run(line, stdout=write, stderr=subprocess.PIPE, check=False)
+    os.close(write)
+    assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("option", [(), ("--json",)])
+def test_a_reader_of_results_that_leaves_ends_it_quietly(folder, option):
+    save_file({"x": np.ones(4)}, folder / "plain.safetensors")
+    read, write = os.pipe()
+    os.close(read)
+    line = [sys.executable, "-m", "fastrack", "inspect", "plain.safetensors", *option]
+    done = subprocess.run(line, stdout=write, stderr=subprocess.PIPE, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, b"")

@@ -1,0 +1,298 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fastrack.keys import Key
+
+# Targets
+
+
+@pytest.mark.usefixtures("sealed")
+@pytest.mark.parametrize("line", ["seal plain.npz", "unseal sealed.safetensors"])
+def test_a_target_is_not_replaced(cli, key, folder, line):
+    (folder / "there.npz").write_text("mine")
+    assert cli.error(f"{line} there.npz {key}") == "error: there.npz: exists already; --force replaces it\n"
+    assert (folder / "there.npz").read_text() == "mine"
+
+
+@pytest.mark.usefixtures("sealed")
+@pytest.mark.parametrize("line", ["seal plain.npz", "unseal sealed.safetensors"])
+def test_a_target_is_replaced_by_force(cli, key, folder, line):
+    (folder / "there.npz").write_text("mine")
+    cli(f"{line} there.npz --force {key}")
+    assert (folder / "there.npz").stat().st_size > 1000
+
+
+def test_a_target_that_is_no_file_is_not_replaced_even_by_force(cli, key, sealed, folder):
+    (folder / "place").mkdir()
+    os.mkfifo(folder / "pipe")
+    for target in ("place", "pipe"):
+        assert "not a regular file" in cli.error(f"unseal {sealed} {target} --force --tensor y {key}")
+        assert not (folder / target).is_file()
+
+
+def test_a_link_to_nothing_counts_as_something(cli, key, sealed, folder):
+    (folder / "link.npz").symlink_to("elsewhere")
+    assert "exists already" in cli.error(f"unseal {sealed} link.npz {key}")
+
+
+def test_a_target_needs_a_directory_that_is_there(cli, key, sealed):
+    assert "nowhere: no such directory" in cli.error(f"unseal {sealed} nowhere/back.npz {key}")
+
+
+@contextlib.contextmanager
+def room_for(size):
+    """Lets no file of this process grow beyond so many bytes, as a full disk would."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("target", ["full.safetensors", "full.npz", "full.npy", "full.txt"])
+def test_a_full_disk_is_told_and_nothing_is_left(cli, key, folder, target):
+    (folder / "big.bin").write_bytes(bytes(200_000))
+    cli(f"seal big.bin big.sealed {key}")
+    before = cli.names()
+    with room_for(100_000):
+        assert "free some space" in cli.error(f"unseal big.sealed {target} {key}")
+    assert cli.names() == before
+
+
+def test_a_disk_that_fills_while_sealing_is_told_and_nothing_is_left(cli, key, folder):
+    (folder / "big.bin").write_bytes(bytes(200_000))
+    with room_for(100_000):
+        document = cli.json(f"seal big.bin big.sealed {key}", status=1)
+    assert document["error"]["type"] == "OSError"
+    assert cli.names() == ["big.bin", "owner.key"]
+
+
+@pytest.mark.usefixtures("sealed")
+@pytest.mark.parametrize(
+    ("command", "line"), [("seal", "plain.npz new.safetensors"), ("unseal", "sealed.safetensors new.npz")]
+)
+def test_an_interruption_leaves_nothing(cli, key, monkeypatch, command, line):
+    @contextlib.contextmanager
+    def interrupted(*_):
+        def progress(_):
+            raise KeyboardInterrupt
+
+        yield progress
+
+    monkeypatch.setattr(f"fastrack.cli.{command}.progress_bar", interrupted)
+    before = cli.names()
+    assert cli.error(f"{command} {line} {key}", status=130) == "error: interrupted\n"
+    assert cli.json(f"{command} {line} {key}", status=130)["error"]["type"] == "KeyboardInterrupt"
+    assert cli.names() == before
+
+
+# Sources
+
+
+@pytest.mark.parametrize("line", ["seal {} new", "unseal {} new", "inspect {}", "verify {}"])
+def test_a_missing_file_is_told(cli, key, line):
+    line = line.format("missing.bin") + ("" if "inspect" in line else f" {key}")
+    assert cli.error(line) == "error: missing.bin: No such file or directory\n"
+    assert cli.json(line, status=1)["error"]["type"] == "FileNotFoundError"
+
+
+def test_a_pipe_is_not_sealed_as_an_empty_file(cli, key, folder):
+    os.mkfifo(folder / "pipe")
+    assert "pipe: not a regular file" in cli.error(f"seal pipe new {key}")
+    assert "not a regular file" in cli.error(f"seal . new {key}")
+
+
+def test_a_sealed_file_is_not_sealed_again(cli, key, sealed):
+    assert "is sealed already" in cli.error(f"seal {sealed} again.safetensors {key}")
+
+
+@pytest.mark.parametrize("cut", [1, 1000, 200_000, 240_000])
+def test_a_file_cut_short_is_refused(cli, key, sealed, folder, cut):
+    data = (folder / sealed).read_bytes()
+    (folder / sealed).write_bytes(data[:-cut])
+    for line in (f"unseal {sealed} back.npz {key}", f"inspect {sealed}", f"verify {sealed} {key}"):
+        assert cli.json(line, status=1)["error"]["type"] == "FormatError"
+    assert "back.npz" not in cli.names()
+
+
+@pytest.mark.parametrize("line", ["unseal junk new", "inspect junk", "verify junk"])
+def test_a_file_of_something_else_is_refused(cli, key, folder, line):
+    (folder / "junk").write_bytes(b"PK\3\4" + bytes(500))
+    assert "is no safetensors file" in cli.error(f"{line} {'' if 'inspect' in line else key}")
+
+
+def npz(name, **arrays):
+    np.savez(name, **arrays)
+    return Path(name).read_bytes()
+
+
+def npy(name):
+    np.save(name, np.ones(9))
+    return Path(name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "told"),
+    [
+        ("text.npz", lambda: npz("text.npz", a=np.array(["a", "b"])), "cannot hold the NumPy dtype <U1"),
+        ("object.npz", lambda: npz("object.npz", a=np.array([{}], object)), "Object arrays cannot be loaded"),
+        ("cut.npz", lambda: npz("cut.npz", a=np.ones(99))[:400], "no .npz file that can be sealed"),
+        ("empty.npz", lambda: b"", "no .npz file that can be sealed"),
+        ("empty.npy", lambda: b"", "no .npy file that can be sealed"),
+        ("junk.npy", lambda: b"junk" * 99, "no .npy file that can be sealed"),
+        ("zip.npy", lambda: npz("zip.npz", a=np.ones(9)), "no .npy file that can be sealed"),
+        ("one.npz", lambda: npy("one.npy"), "rename it to one.npy"),
+        ("junk.safetensors", lambda: b"junk" * 99, "is no safetensors file"),
+    ],
+)
+def test_a_source_that_is_not_what_its_name_says_is_refused(cli, key, folder, name, make, told):
+    data = make()
+    (folder / name).write_bytes(data)
+    assert told in cli.error(f"seal {name} new.sealed {key}")
+    assert "new.sealed" not in cli.names()
+
+
+def test_an_archive_with_a_flipped_byte_is_not_sealed(cli, key, folder):
+    data = bytearray(npz("flipped.npz", a=np.ones(999)))
+    data[1000] ^= 1
+    (folder / "flipped.npz").write_bytes(data)
+    assert "Bad CRC-32" in cli.error(f"seal flipped.npz new.sealed {key}")
+
+
+# Tensors
+
+
+def test_a_flipped_bit_is_refused_and_nothing_is_written(cli, key, sealed, flip):
+    flip(sealed, "x", 9)
+    for target in ("back.npz", "back.safetensors", "x.npy --tensor x"):
+        assert "tensor 'x', chunk 9: " in cli.error(f"unseal {sealed} {target} {key}")
+    error = cli.json(f"unseal {sealed} back.npz {key}", status=1)["error"]
+    assert (error["type"], error["tensor"], error["chunk"]) == ("AuthenticationError", "x", 9)
+    assert cli.names() == ["owner.key", "plain.npz", "sealed.safetensors"]
+
+
+def test_what_is_sound_of_a_forged_file_can_still_be_had(cli, key, sealed, flip):
+    flip(sealed, "x", 9)
+    cli(f"unseal {sealed} y.npy --tensor y {key}")
+
+
+@pytest.mark.parametrize("target", ["back.npy", "back.txt"])
+def test_a_target_for_one_tensor_takes_one(cli, key, sealed, target):
+    said = cli.error(f"unseal {sealed} {target} {key}")
+    assert "gives 2: " in said
+    assert "--tensor" in said
+
+
+def test_bytes_are_made_of_bytes_only(cli, key, sealed):
+    assert "tensor 'y' is I64 [7]" in cli.error(f"unseal {sealed} y.txt --tensor y {key}")
+
+
+def test_a_tensor_that_is_not_there_is_told_with_those_that_are(cli, key, sealed):
+    said = cli.error(f"unseal {sealed} z.npy --tensor z {key}")
+    assert "no tensor 'z'" in said
+    assert "'x'" in said
+
+
+@pytest.mark.usefixtures("sealed")
+def test_a_tensor_to_leave_in_plain_must_be_there(cli, key):
+    assert "no tensor 'z'" in cli.error(f"seal plain.npz new.safetensors --plain z {key}", status=2)
+    document = cli.json(f"seal plain.npz new.safetensors --plain z {key}", status=2)
+    assert document["error"]["type"] == "BadParameter"
+
+
+@pytest.mark.parametrize("line", ["unseal plain.safetensors new.npz", "verify plain.safetensors"])
+def test_a_plain_file_does_not_pass_for_a_sealed_one(cli, key, sealed, line):
+    cli(f"unseal {sealed} plain.safetensors {key}")
+    assert "nothing in it is sealed" in cli.error(f"{line} {key}")
+
+
+@pytest.mark.usefixtures("sealed")
+def test_a_file_with_everything_left_in_plain_is_not_verified(cli, key):
+    cli(f"seal plain.npz open.safetensors --plain x --plain y {key}")
+    assert "nothing to verify" in cli.error(f"verify open.safetensors {key}")
+
+
+# Keys
+
+NEEDS_KEY = ["seal plain.npz new", "unseal sealed.safetensors new.npz", "verify sealed.safetensors"]
+
+
+@pytest.mark.usefixtures("sealed")
+@pytest.mark.parametrize("line", NEEDS_KEY)
+def test_a_command_without_a_key_says_how_to_give_one(cli, line):
+    said = cli.error(line)
+    assert "--key PATH" in said
+    assert "FASTRACK_KEY_FILE" in said
+
+
+@pytest.mark.usefixtures("sealed")
+@pytest.mark.parametrize("line", NEEDS_KEY[1:])
+def test_another_key_is_refused(cli, line):
+    cli("keygen other.key")
+    said = cli.error(f"{line} --key other.key")
+    assert f"was sealed under key {Key.load('owner.key').id}" in said
+    assert f"given: {Key.load('other.key').id}" in said
+    assert cli.json(f"{line} --key other.key", status=1)["error"]["type"] == "UnknownKeyError"
+
+
+@pytest.mark.usefixtures("sealed")
+@pytest.mark.parametrize("line", NEEDS_KEY)
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])
+def test_a_key_file_that_others_may_read_is_refused(cli, folder, line, mode):
+    (folder / "owner.key").chmod(mode)
+    said = cli.error(f"{line} --key owner.key")
+    assert "chmod 600 owner.key" in said
+    assert cli.json(f"{line} --key owner.key", status=1)["error"]["type"] == "KeyPermissionError"
+
+
+@pytest.mark.usefixtures("sealed")
+@pytest.mark.parametrize("line", NEEDS_KEY)
+def test_a_file_that_is_no_key_file_is_refused(cli, folder, line):
+    (folder / "junk.key").write_text("secret")
+    (folder / "junk.key").chmod(0o600)
+    assert "not a fastrack key file" in cli.error(f"{line} --key junk.key")
+
+
+@pytest.mark.usefixtures("sealed")
+@pytest.mark.parametrize("line", NEEDS_KEY)
+def test_a_key_on_the_command_line_is_bad_usage_and_is_not_repeated(cli, line):
+    for secret in ("0123456789abcdef" * 2, "0123456789abcdef" * 4, "fastrack-key-1:0123456789abcdef"):
+        assert "0123456789abcdef" not in cli.error(f"{line} --key {secret}", status=2)
+
+
+def test_a_note_on_an_error_is_shown(cli, sealed, monkeypatch):
+    monkeypatch.setenv("FASTRACK_KEY_FILE", "gone.key")
+    line = f"verify {sealed}"
+    assert cli.error(line) == (
+        "error: gone.key: No such file or directory\nnote: the path came from FASTRACK_KEY_FILE\n"
+    )
+    assert cli.json(line, status=1)["error"]["notes"] == ["the path came from FASTRACK_KEY_FILE"]
+
+
+# Usage
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "seal",
+        "seal one",
+        "unseal one",
+        "inspect",
+        "verify",
+        "nonsense",
+        "bench --size 0",
+        "demo --repeat 0",
+        "doctor x",
+    ],
+)
+def test_bad_usage_has_a_status_of_its_own(cli, line):
+    assert "Usage: " in cli.error(line, status=2)

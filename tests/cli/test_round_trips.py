@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file as load_plain
+from safetensors.numpy import save_file as save_plain
+
+NOTES = b"not for everyone\r\n\x00\xff" * 3000
+
+
+def same(found, expected):
+    assert found.dtype == expected.dtype
+    assert found.shape == expected.shape
+    assert found.tobytes() == expected.tobytes()
+
+
+def test_a_safetensors_file_comes_back(cli, key, arrays):
+    save_plain(arrays, "plain.safetensors", metadata={"made": "here"})
+    cli(f"seal plain.safetensors sealed.safetensors {key}")
+    cli(f"unseal sealed.safetensors back.safetensors {key}")
+    back = load_plain("back.safetensors")
+    for name, array in arrays.items():
+        same(back[name], array)
+    assert "made: here" in cli("inspect back.safetensors").stdout
+
+
+def test_an_npz_file_comes_back(cli, key, arrays):
+    np.savez("plain.npz", **arrays, scalar=np.float64(3.5), none=np.empty((0, 3), np.int8))
+    cli(f"seal plain.npz sealed.safetensors {key}")
+    cli(f"unseal sealed.safetensors back.npz {key}")
+    with np.load("plain.npz") as plain, np.load("back.npz") as back:
+        assert set(plain.files) == set(back.files)
+        for name in plain.files:
+            same(back[name], plain[name])
+
+
+@pytest.mark.parametrize("array", [np.float32(2.5), np.empty((0, 4)), np.eye(300), np.array([True, False])], ids=str)
+def test_an_npy_file_comes_back(cli, key, array):
+    np.save("one.npy", array)
+    cli(f"seal one.npy sealed.safetensors {key}")
+    cli(f"unseal sealed.safetensors back.npy {key}")
+    same(np.load("back.npy"), np.asarray(array))
+
+
+def test_an_npy_file_in_the_other_order_comes_back_in_ours(cli, key):
+    np.save("one.npy", np.asfortranarray(np.arange(12).reshape(3, 4)))
+    cli(f"seal one.npy sealed.safetensors {key}")
+    cli(f"unseal sealed.safetensors back.npy {key}")
+    np.testing.assert_array_equal(np.load("back.npy"), np.arange(12).reshape(3, 4))
+
+
+@pytest.mark.parametrize("data", [NOTES, b"", b"x", bytes(16384), bytes(16385)], ids=len)
+def test_any_file_comes_back(cli, key, folder, data):
+    (folder / "notes.txt").write_bytes(data)
+    cli(f"seal notes.txt notes.sealed {key}")
+    assert len(data) < 16 or data[:16] not in (folder / "notes.sealed").read_bytes()
+    cli(f"unseal notes.sealed back.txt {key}")
+    assert (folder / "back.txt").read_bytes() == data
+
+
+def test_a_file_sealed_with_128_bits_comes_back(cli, folder):
+    cli("keygen small.key --bits 128")
+    (folder / "notes.txt").write_bytes(NOTES)
+    cli("seal notes.txt notes.sealed --key small.key")
+    cli("unseal notes.sealed back.txt --key small.key")
+    assert (folder / "back.txt").read_bytes() == NOTES
+
+
+@pytest.mark.usefixtures("key")
+def test_the_key_file_may_come_from_the_environment(cli, folder, monkeypatch):
+    monkeypatch.setenv("FASTRACK_KEY_FILE", "owner.key")
+    (folder / "notes.txt").write_bytes(NOTES)
+    cli("seal notes.txt notes.sealed")
+    cli("verify notes.sealed")
+    cli("unseal notes.sealed back.txt")
+    assert (folder / "back.txt").read_bytes() == NOTES
+
+
+def test_several_keys_may_be_given_to_open_with(cli, sealed):
+    cli("keygen other.key")
+    cli(f"verify {sealed} --key other.key --key owner.key")
+    cli(f"unseal {sealed} back.npz --key other.key --key owner.key")
+
+
+def test_one_tensor_of_several_may_be_taken(cli, key, sealed, arrays):
+    cli(f"unseal {sealed} y.npy --tensor y {key}")
+    same(np.load("y.npy"), arrays["y"])
+    cli(f"unseal {sealed} y.safetensors --tensor y {key}")
+    assert set(load_plain("y.safetensors")) == {"y"}
+    cli(f"unseal {sealed} both.npz --tensor y --tensor x {key}")
+    assert set(np.load("both.npz").files) == {"x", "y"}
+
+
+def test_a_tensor_left_in_plain_comes_back_too(cli, key, arrays):
+    np.savez("plain.npz", **arrays)
+    said = cli(f"seal plain.npz sealed.safetensors --plain y {key}").stdout
+    assert "sealed 1 tensor, 234.4 KiB, and left 1 tensor in plain, 56 B" in said
+    same(load_plain("sealed.safetensors")["y"], arrays["y"])
+    for target in ("back.npz", "back.safetensors"):
+        cli(f"unseal sealed.safetensors {target} {key}")
+    same(np.load("back.npz")["y"], arrays["y"])
+    same(load_plain("back.safetensors")["y"], arrays["y"])
+
+
+def test_a_dtype_that_numpy_files_lack_needs_a_safetensors_file(cli, key):
+    save_plain({"b": np.ones(4, ml_dtypes.bfloat16)}, "plain.safetensors")
+    cli(f"seal plain.safetensors sealed.safetensors {key}")
+    for target in ("back.npy", "back.npz"):
+        assert "NumPy files have no BF16" in cli.error(f"unseal sealed.safetensors {target} {key}")
+    cli(f"unseal sealed.safetensors back.safetensors {key}")
+    assert load_plain("back.safetensors")["b"].dtype == ml_dtypes.bfloat16
+    assert cli.names() == ["back.safetensors", "owner.key", "plain.safetensors", "sealed.safetensors"]
+
+
+def test_sealing_tells_a_program_what_it_did(cli, key, arrays):
+    np.savez("plain.npz", **arrays)
+    document = cli.json(f"seal plain.npz sealed.safetensors --plain y {key}")
+    assert document["tensors"] == 1
+    assert document["bytes"] == arrays["x"].nbytes
+    assert document["plain_tensors"] == 1
+    assert document["plain_bytes"] == arrays["y"].nbytes
+    assert document["seconds"] > 0
+
+
+def test_unsealing_tells_a_program_what_it_did(cli, key, sealed, arrays):
+    document = cli.json(f"unseal {sealed} back.npz {key}")
+    assert sorted(document["tensors"]) == ["x", "y"]
+    assert document["bytes"] == sum(array.nbytes for array in arrays.values())

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+
+from fastrack.files import load_file
+
+
+def test_a_sound_file_is_authentic(cli, key, sealed):
+    before = cli.names()
+    said = cli(f"verify {sealed} {key}").stdout
+    assert [line.split()[:2] for line in said.splitlines() if line.startswith("ok")] == [["ok", "x"], ["ok", "y"]]
+    assert "every chunk is authentic; 234.4 KiB in " in said
+    assert cli.names() == before
+
+
+def test_a_program_is_told_that_a_file_is_sound(cli, key, sealed, arrays):
+    document = cli.json(f"verify {sealed} {key}")
+    assert document["ok"] is True
+    assert "error" not in document
+    assert document["bytes"] == sum(array.nbytes for array in arrays.values())
+    assert document["gb_per_s"] > 0
+    assert document["not_protected"] == []
+    assert document["tensors"][1] == {
+        "name": "y",
+        "dtype": "I64",
+        "shape": [7],
+        "bytes": 56,
+        "ok": True,
+        "chunk": None,
+        "message": None,
+    }
+
+
+def test_a_flipped_bit_is_found_and_placed(cli, key, sealed, flip):
+    flip(sealed, "x", 14)
+    said = cli(f"verify {sealed} {key}", status=1).stdout
+    assert next(line for line in said.splitlines() if line.startswith("FAILED")).rstrip().endswith("chunk 14")
+    assert "1 of 2 tensors FAILED" in said
+
+
+def test_a_program_is_told_which_chunk_failed(cli, key, sealed, flip):
+    flip(sealed, "x", 3)
+    document = cli.json(f"verify {sealed} {key}", status=1)
+    assert document["ok"] is False
+    assert [(check["name"], check["ok"], check["chunk"]) for check in document["tensors"]] == [
+        ("x", False, 3),
+        ("y", True, None),
+    ]
+    assert document["error"]["type"] == "AuthenticationError"
+    assert (document["error"]["tensor"], document["error"]["chunk"]) == ("x", 3)
+
+
+def test_every_bad_tensor_is_found(cli, key, sealed, flip):
+    flip(sealed, "x", 0)
+    flip(sealed, "y", 0)
+    assert "2 of 2 tensors FAILED" in cli(f"verify {sealed} {key}", status=1).stdout
+
+
+@pytest.mark.parametrize("place", [0, 23, 24, 55])
+def test_a_flipped_bit_of_a_header_is_found(cli, key, sealed, folder, place):
+    data = bytearray((folder / sealed).read_bytes())
+    with load_file(sealed) as file:
+        data[data.index(bytes(file["y"].message)) + place] ^= 128
+    (folder / sealed).write_bytes(data)
+    said = cli(f"verify {sealed} {key}", status=1).stdout
+    assert next(line for line in said.splitlines() if line.startswith("FAILED")).rstrip().endswith("header")
+
+
+def test_a_changed_claim_is_found(cli, key, sealed, folder):
+    data = (folder / sealed).read_bytes()
+    (folder / sealed).write_bytes(data.replace(b'\\"I64\\"', b'\\"F64\\"'))
+    assert "FAILED" in cli(f"verify {sealed} {key}", status=1).stdout
+
+
+@pytest.mark.usefixtures("sealed")
+def test_what_is_in_plain_is_said_not_to_be_checked(cli, key):
+    cli(f"seal plain.npz mixed.safetensors --plain y {key}")
+    assert "not protected, so not checked: y" in cli(f"verify mixed.safetensors {key}").stdout
+    assert cli.json(f"verify mixed.safetensors {key}")["not_protected"] == ["y"]

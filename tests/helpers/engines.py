@@ -1,0 +1,22 @@
+"""The engines to test: those of this machine, and wider forms that it can only emulate."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from fastrack.aead import available, engine
+from fastrack.aead.vaes import VaesEngine, supported_width
+
+# Each with as many bytes of vector, and of instruction.
+EMULATED = {"vaes-512-on-256": (64, 32), "vaes-256-on-128": (32, 16)} if supported_width() >= 32 else {}
+NAMES = [*available(), *EMULATED]
+VECTOR_NAMES = [name for name in NAMES if name.startswith("vaes")]
+THREADS = 4
+
+
+@cache
+def make(name, threads=THREADS):
+    if name in EMULATED:
+        width, native = EMULATED[name]
+        return VaesEngine(width, threads, native=native)
+    return engine(name, threads=threads)

@@ -1,0 +1,74 @@
+"""One engine, one key: runs of chunks in and out as bytes, checked on the way."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fastrack.aead import Pieces
+from fastrack.cobblestone import MessageKey
+from helpers.buffers import Fenced, as_array
+from helpers.reference import CHUNK, STRIDE, TAG
+
+
+class Runs:
+    """Runs an engine under one key. Every target has a fence, and every source must come out as it went in."""
+
+    def __init__(self, engine, key, nonce=bytes(12)):
+        self.engine = engine
+        self.schedule = engine.prepare(MessageKey.raw(key, nonce))
+
+    def seal(self, plain, first=0, *, ends=True, offset=0):
+        """Seal; `ends` adds the empty last chunk where the message needs one."""
+        count = len(plain) // CHUNK + 1 if ends else max(1, -(-len(plain) // CHUNK))
+        source = Fenced.holding(plain, offset)
+        target = Fenced(len(plain) + count * TAG, offset)
+        assert self.engine.seal_run(self.schedule, source.data, target.data, first) is None
+        assert target.stands
+        assert source.data.tobytes() == bytes(plain)
+        return target.data.tobytes()
+
+    def open(self, sealed, first=0, *, offset=0):
+        """Open and verify; gives the first bad chunk and the bytes, which hold what the target must hold."""
+        source = Fenced.holding(sealed, offset)
+        target = Fenced(plain_size_of(len(sealed)), 63 - offset)
+        bad = self.engine.open_run(self.schedule, source.data, target.data, first)
+        assert target.stands
+        assert source.data.tobytes() == bytes(sealed)
+        assert self.engine.verify_run(self.schedule, source.data, first) == bad
+        return bad, target.data.tobytes()
+
+    def gather(self, sealed, ranges):
+        """Open slices of the plaintext, given as (start, length): the first bad chunk, and the bytes of each."""
+        pieces, size = plan(ranges)
+        target = Fenced(size)
+        bad = self.engine.open_pieces(self.schedule, as_array(sealed), target.data, pieces)
+        assert target.stands
+        ends = np.cumsum([length for _, length in ranges], dtype=int)
+        return bad, [target.data[end - length : end].tobytes() for end, (_, length) in zip(ends, ranges, strict=True)]
+
+
+def plan(ranges):
+    """Lay slices of the plaintext, given as (start, length), end to end: the plan, and the size of the result."""
+    table = {}
+    size = 0
+    for start, length in ranges:
+        stop = start + length
+        for chunk in range(start // CHUNK, -(-stop // CHUNK) if length else 0):
+            low, high = max(start, chunk * CHUNK), min(stop, (chunk + 1) * CHUNK)
+            table.setdefault(chunk, []).append((low - chunk * CHUNK, size + low - start, high - low))
+        size += length
+    rows = [row for chunk in table.values() for row in chunk]
+    starts = np.cumsum([0, *map(len, table.values())], dtype=np.int64)
+    return Pieces(np.array(list(table), np.int64), starts, np.array(rows, np.int64).reshape(-1, 3)), size
+
+
+def plain_size_of(sealed):
+    return sealed - -(-sealed // STRIDE) * TAG
+
+
+def flip(sealed, *bits):
+    """Those bits turned over, counted from the first bit of the first byte."""
+    altered = bytearray(sealed)
+    for bit in bits:
+        altered[bit // 8] ^= 1 << bit % 8
+    return bytes(altered)
