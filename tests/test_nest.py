@@ -11,6 +11,7 @@ import pytest
 
 from fastrack.nest import map_leaves
 
+
 class Pair(NamedTuple):
     left: object
     right: object

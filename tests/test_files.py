@@ -1,0 +1,683 @@
+"""Reading sealed files: lazily, without fastrack too, and however wrong the header is."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import tracemalloc
+from collections.abc import Mapping
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+import safetensors.torch
+import torch
+from helpers import by_hand
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+import fastrack
+from fastrack import (
+    AuthenticationError,
+    ClosedError,
+    FastrackError,
+    FormatError,
+    Key,
+    SealedTensor,
+    UnknownKeyError,
+    files,
+    load_file,
+    save_file,
+    unseal,
+    verify_file,
+)
+from fastrack.keys import KEY_FILE_VARIABLE
+
+CHUNK, TAG, HEADER = 16384, 16, 56
+STRIDE = CHUNK + TAG
+KEY = Key.from_bytes(bytes(range(32)))
+FILE_ID = "5eed" * 8
+TENSORS = {
+    "images": np.arange(30_000, dtype=np.float32).reshape(300, 100),
+    "labels": np.arange(300, dtype=np.int64),
+    "names": np.frombuffer(b"ten", np.uint8),
+    "scale": np.array(2.5),
+    "nothing": np.empty((0, 7), np.float16),
+}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("files") / "train.safetensors"
+    save_file(TENSORS, path, KEY, plain=["labels"], metadata={"licence": "CC0", "epoch": "3"})
+    return path
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory, path):
+    # Once beforehand, so that the memory native code takes when it is loaded counts for no file.
+    assert all(check.error is None for check in verify_file(path, KEY))
+    assert len(opened(path)) == 4
+    return tmp_path_factory.mktemp("scratch") / "made.safetensors"
+
+
+def opened(path):
+    with load_file(path) as file:
+        return [unseal(file[name], KEY) for name in file.sealed]
+
+
+# A mapping
+
+
+def test_a_file_is_a_mapping_of_names_to_tensors(path):
+    with load_file(path) as file:
+        assert isinstance(file, Mapping)
+        assert set(file) == set(file.keys()) == set(TENSORS)
+        assert len(file) == 5
+        assert file.plain == ("labels",)
+        assert set(file.sealed) == set(TENSORS) - {"labels"}
+        assert "images" in file
+        assert "Images" not in file
+        assert None not in file
+        assert file.get("no such") is None
+        with pytest.raises(KeyError, match="no such"):
+            file["no such"]
+        assert file.path == path
+        assert file.key_id == KEY.id
+        assert file.metadata == {"licence": "CC0", "epoch": "3"}
+
+
+def test_a_sealed_tensor_comes_out_sealed(path):
+    with load_file(path) as file:
+        for name in file.sealed:
+            sealed = file[name]
+            assert isinstance(sealed, SealedTensor)
+            assert sealed.shape == TENSORS[name].shape
+            assert np.array_equal(unseal(sealed, KEY, framework="numpy"), TENSORS[name])
+
+
+def test_a_plain_tensor_comes_out_as_an_array_that_cannot_be_written_to(path):
+    with load_file(path) as file:
+        labels = file["labels"]
+    assert np.array_equal(labels, TENSORS["labels"])
+    assert labels.dtype == np.int64
+    assert not labels.flags.writeable
+
+
+def test_a_path_may_be_text(path):
+    with load_file(str(path)) as file:
+        assert len(file) == 5
+
+
+def test_a_repr_counts_what_is_in_it_and_shows_no_secret(path):
+    with load_file(path) as file:
+        assert repr(file) == f"<SealedFile {str(path)!r}: 4 sealed, 1 plain>"
+
+
+def test_rows_are_read_from_the_map(path):
+    with load_file(path) as file:
+        rows = file["images"][[7, -1]]
+    assert np.array_equal(unseal(rows, KEY, framework="numpy"), TENSORS["images"][[7, -1]])
+
+
+def test_a_closed_file_hands_out_nothing_more(path):
+    file = load_file(path)
+    file.close()
+    file.close()
+    for name in TENSORS:
+        with pytest.raises(ClosedError, match="was closed; load_file opens it again"):
+            file[name]
+    with pytest.raises(KeyError):
+        file["no such"]
+    assert "images" in file
+    assert len(file) == 5
+
+
+def test_tensors_that_were_taken_out_outlive_the_file(scratch):
+    save_file(TENSORS, scratch, KEY, plain=["labels"])
+    with load_file(scratch) as file:
+        images, labels = file["images"], file["labels"]
+    del file
+    scratch.unlink()
+    assert np.array_equal(unseal(images, KEY, framework="numpy"), TENSORS["images"])
+    assert np.array_equal(labels, TENSORS["labels"])
+
+
+def test_opening_a_file_reads_only_its_header(scratch):
+    save_file({"x": np.zeros(50_000_000, np.uint8)}, scratch, KEY)
+    load_file(scratch).close()
+    tracemalloc.start()
+    try:
+        with load_file(scratch) as file:
+            assert file["x"].shape == (50_000_000,)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_no_key_is_needed_until_a_tensor_is_opened(path, monkeypatch, tmp_path):
+    with load_file(path) as file, pytest.raises(UnknownKeyError):
+        unseal(file["images"])
+    KEY.save(tmp_path / "owner.key")
+    monkeypatch.setenv(KEY_FILE_VARIABLE, str(tmp_path / "owner.key"))
+    with load_file(path) as file:
+        assert unseal(file["scale"]).item() == 2.5
+
+
+def test_a_plain_safetensors_file_opens_as_one_without_sealed_tensors(scratch):
+    safetensors.numpy.save_file({"x": TENSORS["images"]}, scratch, metadata={"format": "np"})
+    with load_file(scratch) as file:
+        assert file.sealed == ()
+        assert file.key_id is None
+        assert file.metadata == {"format": "np"}
+        assert np.array_equal(file["x"], TENSORS["images"])
+
+
+def test_an_empty_file_of_tensors_opens(scratch):
+    safetensors.numpy.save_file({}, scratch)
+    with load_file(scratch) as file:
+        assert dict(file) == {}
+
+
+def test_a_plain_tensor_of_a_type_that_numpy_lacks_says_so_when_it_is_taken_out(scratch):
+    header = {"x": {"dtype": "F4", "shape": [4], "data_offsets": [0, 2]}}
+    scratch.write_bytes(by_hand.container(header, b"\1\2"))
+    with load_file(scratch) as file:
+        assert "x" in file
+        assert file.stored("x")[:2] == ("F4", (4,))
+        with pytest.raises(TypeError, match="NumPy has no F4"):
+            file["x"]
+
+
+# What is no sealed file
+
+
+def test_a_missing_file_is_missing(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        load_file(tmp_path / "missing.safetensors")
+
+
+def test_a_directory_is_no_file(tmp_path):
+    with pytest.raises(OSError, match=r".+"):
+        load_file(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_a_file_that_may_not_be_read_is_not(path, scratch):
+    scratch.write_bytes(path.read_bytes())
+    scratch.chmod(0)
+    try:
+        with pytest.raises(PermissionError):
+            load_file(scratch)
+    finally:
+        scratch.chmod(stat.S_IRUSR | stat.S_IWUSR)
+
+
+def exercise(path, *, sealed_by_us=False):
+    """Do everything a reader does with a file, and let only fastrack's own errors and the system's pass."""
+    size = path.stat().st_size
+    tracemalloc.start()
+    try:
+        with load_file(path) as file:
+            assert repr(file)
+            assert set(file.sealed) | set(file.plain) == set(file)
+            for name in file:
+                dtype, _, memory = file.stored(name)
+                assert memory.size <= size
+                if name in file.sealed:
+                    assert sealed_by_us or opening_fails(file[name])
+                elif not dtype.startswith(("F4", "F6")):
+                    assert file[name].nbytes == memory.size
+            checks = list(verify_file(path, KEY))
+            assert sealed_by_us or all(check.error is not None for check in checks)
+    except (FastrackError, OSError) as error:
+        return error
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 60 * size + (1 << 20)
+    return None
+
+
+def opening_fails(sealed):
+    with pytest.raises((AuthenticationError, UnknownKeyError)) as caught:
+        unseal(sealed, KEY)
+    return str(caught.value)
+
+
+fuzz = settings(deadline=None, max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@fuzz
+@given(content=st.binary(max_size=300))
+@example(content=b"")
+@example(content=b"\x08")
+@example(content=bytes(8))
+@example(content=b"\xff" * 8)
+@example(content=(2**63 - 1).to_bytes(8, "little") + b"{}")
+@example(content=(100_000_001).to_bytes(8, "little") + b"{}")
+@example(content=(99_999_999).to_bytes(8, "little") + b"{}")
+@example(content=(3).to_bytes(8, "little") + b"{}")
+def test_arbitrary_bytes_are_no_sealed_file(scratch, content):
+    scratch.write_bytes(content)
+    error = exercise(scratch)
+    assert error is None or isinstance(error, FormatError)
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.floats()
+    | st.integers()
+    | st.sampled_from(
+        [0, 1, -1, 2**31, 2**53, 2**63 - 1, 2**63, 2**64 - 1, 2**64, 2**200, 10**4000, "U8", "F32", "F64"]
+    )
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+def usually(value, other=json_values):
+    """The right value as a rule, and any other now and then."""
+    return st.integers(0, 5).flatmap(lambda dice: other if dice == 0 else st.just(value))
+
+
+@st.composite
+def headers(draw):
+    extents = st.sampled_from([0, 1, 2, 3, 72, 2**31, 2**62, 2**64 - 1])
+    tensors = {}
+    for name in draw(st.lists(st.sampled_from(["x", "y", "", "__metadata__", "\ud800", "é"]), max_size=3)):
+        shape = draw(usually([72], st.lists(extents, max_size=70)))
+        entry = {"dtype": draw(usually("U8", st.sampled_from(["F4", "F6_E2M3", "BF16", "F64", "C64", "Q8", 8]))),
+                 "shape": draw(usually(shape)), "data_offsets": draw(usually([0, 72]))}  # fmt: skip
+        if draw(st.integers(0, 9)) == 0:
+            entry.popitem()
+        tensors[name] = draw(usually(entry))
+    return json.dumps(draw(usually(tensors)))
+
+
+@fuzz
+@given(header=headers(), body=st.sampled_from([b"", bytes(72), bytes(144)]), lie=usually(0, st.integers(-9, 2**63)))
+@example(header='{"x":{"dtype":"U8","shape":[72],"data_offsets":[0,72]}}', body=bytes(72), lie=0)
+@example(header='{"x":{"dtype":"U8","shape":[72],"data_offsets":[0,72]}}', body=bytes(71), lie=0)
+@example(header='{"x":{"dtype":"U8","shape":[72],"data_offsets":[72,0]}}', body=bytes(72), lie=0)
+@example(header='{"x":{"dtype":"U8","shape":[72],"data_offsets":[8,80]}}', body=bytes(80), lie=0)
+@example(header='{"x":{"dtype":"F64","shape":[0,4611686018427387904],"data_offsets":[0,0]}}', body=b"", lie=0)
+@example(header='{"x":{"dtype":"U8","shape":[%s1],"data_offsets":[0,1]}}' % ("1," * 70), body=bytes(1), lie=0)
+@example(header='{"x":' + "[" * 100_000 + "]" * 100_000 + "}", body=b"", lie=0)
+@example(header='{"x":{"dtype":"F4","shape":[3],"data_offsets":[0,2]}}', body=bytes(2), lie=0)
+def test_a_lying_header_is_refused_or_harmless(scratch, header, body, lie):
+    content = bytearray(by_hand.container(header.encode(), body))
+    content[:8] = max(0, len(header.encode()) + lie).to_bytes(8, "little")
+    scratch.write_bytes(content)
+    exercise(scratch)
+
+
+def sealed_container(metadata, size=72, name="x"):
+    header = {"__metadata__": metadata, name: {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}
+    return by_hand.container(header, bytes(size))
+
+
+SOUND = by_hand.marks({"x": ("U8", (0,))}, KEY.id, FILE_ID)
+
+
+@fuzz
+@given(
+    version=usually("1", st.text(max_size=30)),
+    file=usually(FILE_ID, st.text(max_size=40)),
+    key=usually(KEY.id, st.text(max_size=40)),
+    tensors=usually(SOUND["fastrack.tensors"], st.text(max_size=40)),
+    other=st.dictionaries(st.text(max_size=5).map("fastrack.".__add__), st.text(max_size=5), max_size=2),
+    left_out=usually(None, st.sampled_from(sorted(SOUND))),
+)
+def test_arbitrary_metadata_is_refused_or_harmless(scratch, version, file, key, tensors, other, left_out):
+    metadata = {**other, "fastrack.version": version, "fastrack.file": file, "fastrack.key": key}
+    metadata["fastrack.tensors"] = tensors
+    metadata.pop(left_out, None)
+    scratch.write_bytes(sealed_container(metadata))
+    exercise(scratch)
+
+
+@settings(fuzz, max_examples=100)
+@given(listed=usually({"x": {"dtype": "U8", "shape": [0]}}), entry=json_values, shape=json_values, dtype=json_values)
+def test_arbitrary_claims_are_refused_or_harmless(scratch, listed, entry, shape, dtype):
+    for claims in (
+        listed,
+        {"x": entry},
+        {"x": {"dtype": "U8", "shape": shape}},
+        {"x": {"dtype": "U8", "shape": [0, shape]}},
+        {"x": {"dtype": dtype, "shape": [0]}},
+        {"x": {"dtype": "U8", "shape": [0]}, "y": entry},
+        {"x": {"dtype": "U8", "shape": [0], "more": entry}},
+    ):
+        scratch.write_bytes(sealed_container({**SOUND, "fastrack.tensors": json.dumps(claims)}))
+        exercise(scratch)
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        "",
+        "null",
+        "[]",
+        "1",
+        "NaN",
+        "{",
+        '{"x":null}',
+        '{"x":[]}',
+        '{"x":{}}',
+        '{"x":{"dtype":"U8"}}',
+        '{"x":{"shape":[0]}}',
+        '{"x":{"dtype":"U8","shape":[0],"more":1}}',
+        '{"x":{"dtype":["U8"],"shape":[0]}}',
+        '{"x":{"dtype":null,"shape":[0]}}',
+        '{"x":{"dtype":"U9","shape":[0]}}',
+        '{"x":{"dtype":"\\ud800","shape":[0]}}',
+        '{"x":{"dtype":"F4","shape":[1]}}',
+        '{"x":{"dtype":"U8","shape":0}}',
+        '{"x":{"dtype":"U8","shape":{"0":0}}}',
+        '{"x":{"dtype":"U8","shape":"0"}}',
+        '{"x":{"dtype":"U8","shape":[false]}}',
+        '{"x":{"dtype":"U8","shape":[0.0]}}',
+        '{"x":{"dtype":"U8","shape":[-0.0]}}',
+        '{"x":{"dtype":"U8","shape":[1e400]}}',
+        '{"x":{"dtype":"U8","shape":["0"]}}',
+        '{"x":{"dtype":"U8","shape":[null]}}',
+        '{"x":{"dtype":"U8","shape":[-1]}}',
+        '{"x":{"dtype":"U8","shape":[-1,-1]}}',
+        '{"x":{"dtype":"U8","shape":[1]}}',
+        '{"x":{"dtype":"U8","shape":[9223372036854775808]}}',
+        '{"x":{"dtype":"U8","shape":[0,9223372036854775808]}}',
+        '{"x":{"dtype":"F64","shape":[0,4611686018427387904]}}',
+        '{"x":{"dtype":"U8","shape":[0,4294967296,4294967296]}}',
+        '{"x":{"dtype":"U8","shape":[1' + "0" * 5000 + "]}}",
+        '{"x":{"dtype":"U8","shape":[0' + ",1" * 64 + "]}}",
+        '{"x":{"dtype":"U8","shape":[0]},"y":{"dtype":"U8","shape":[0]}}',
+        '{"\\ud800":{"dtype":"U8","shape":[0]}}',
+        '{"x":{"dtype":"U8","shape":[0]},"x":1}',
+        '{"x":' + "[" * 500 + "]" * 500 + "}",
+        '{"x":' + "[" * 100_000 + "]" * 100_000 + "}",
+        '{"x":' + '{"a":' * 950 + "1" + "}" * 950 + "}",
+    ],
+)
+def test_an_unsound_list_of_sealed_tensors_is_refused(scratch, listed):
+    scratch.write_bytes(sealed_container({**SOUND, "fastrack.tensors": listed}))
+    error = exercise(scratch)
+    assert isinstance(error, FormatError)
+    assert len(str(error)) < 600
+
+
+def test_the_sound_list_is_not_refused_before_its_header_is(scratch):
+    scratch.write_bytes(sealed_container(SOUND))
+    assert exercise(scratch) is None
+
+
+@pytest.mark.parametrize(
+    ("mark", "value", "match"),
+    [
+        ("fastrack.version", "2", "is of fastrack format '2', and this fastrack reads '1'; update it"),
+        ("fastrack.version", "", "fastrack format ''"),
+        ("fastrack.version", None, "fastrack format None"),
+        ("fastrack.file", "00", "fastrack.file must be 32 hexadecimal digits, not '00'"),
+        ("fastrack.file", "g" * 32, "32 hexadecimal digits"),
+        ("fastrack.file", "A" * 32, "32 hexadecimal digits"),
+        ("fastrack.file", "0" * 32 + "\n", "32 hexadecimal digits"),
+        ("fastrack.file", None, "32 hexadecimal digits, not None"),
+        ("fastrack.key", "0" * 33, "fastrack.key must be 32 hexadecimal digits"),
+        ("fastrack.key", None, "fastrack.key must be 32 hexadecimal digits"),
+        ("fastrack.tensors", None, "fastrack.tensors must be a JSON object, not None"),
+    ],
+)
+def test_an_unsound_mark_is_refused(scratch, mark, value, match):
+    metadata = {**SOUND, mark: value}
+    scratch.write_bytes(sealed_container({key: text for key, text in metadata.items() if text is not None}))
+    with pytest.raises(FormatError, match=match):
+        load_file(scratch)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"), [("I8", [72]), ("BOOL", [72]), ("U8", [8, 9]), ("U8", [72, 1]), ("F64", [9])]
+)
+def test_a_sealed_tensor_that_is_no_vector_of_bytes_is_refused(scratch, dtype, shape):
+    header = {"__metadata__": SOUND, "x": {"dtype": dtype, "shape": shape, "data_offsets": [0, 72]}}
+    scratch.write_bytes(by_hand.container(header, bytes(72)))
+    with pytest.raises(FormatError, match="takes a U8 vector of 72 bytes, but is"):
+        load_file(scratch)
+
+
+def test_a_shape_that_no_array_may_have_is_refused(scratch):
+    for shape in ([0, 2**62], [1] * 65 + [0]):
+        header = {"x": {"dtype": "F64", "shape": shape, "data_offsets": [0, 0]}}
+        scratch.write_bytes(by_hand.container(header))
+        with pytest.raises(FormatError, match="the shape of 'x' is past what an array may have"):
+            load_file(scratch)
+
+
+def test_a_file_that_shrinks_while_it_is_opened_is_refused(scratch, monkeypatch):
+    header = {"x": {"dtype": "U8", "shape": [500], "data_offsets": [0, 500]}}
+    scratch.write_bytes(by_hand.container(header, bytes(500)))
+    read_header = files._read_header
+
+    def read_then_shrink(path):
+        found = read_header(path)
+        os.truncate(path, 100)
+        return found
+
+    monkeypatch.setattr(files, "_read_header", read_then_shrink)
+    with pytest.raises(FormatError, match="it was cut short"):
+        load_file(scratch)
+
+
+def test_every_truncation_of_a_file_is_refused(scratch):
+    save_file({"x": np.arange(50, dtype=np.uint8)}, scratch, KEY)
+    content = scratch.read_bytes()
+    for size in range(len(content)):
+        scratch.write_bytes(content[:size])
+        with pytest.raises(FormatError):
+            load_file(scratch)
+
+
+def test_every_flipped_bit_of_a_file_is_refused_or_leaves_what_was_sealed(scratch):
+    plain = np.arange(20, dtype=np.uint8)
+    save_file({"x": plain}, scratch, KEY)
+    content = bytearray(scratch.read_bytes())
+    opened = 0
+    for bit in range(8 * len(content)):
+        content[bit // 8] ^= 1 << bit % 8
+        scratch.write_bytes(content)
+        content[bit // 8] ^= 1 << bit % 8
+        try:
+            with load_file(scratch) as file:
+                # Stripped of its marks or its name, it is no longer a sealed tensor called x.
+                sealed = [file[name] for name in file.sealed]
+                assert all(np.array_equal(unseal(tensor, KEY, framework="numpy"), plain) for tensor in sealed)
+                opened += bool(sealed)
+        except (FormatError, AuthenticationError, UnknownKeyError):
+            pass
+    assert opened < 8 * 40  # only spaces of the padding and the like
+
+
+# Verifying
+
+
+def test_a_sound_file_verifies(path):
+    seen = []
+    checks = list(verify_file(path, KEY, progress=seen.append))
+    assert {check.name for check in checks} == set(TENSORS) - {"labels"}
+    assert all(check.error is None for check in checks)
+    images = next(check for check in checks if check.name == "images")
+    assert (images.dtype, images.shape, images.nbytes) == ("F32", (300, 100), 120_000)
+    assert sum(seen) == sum(check.nbytes for check in checks)
+
+
+def altered(path, scratch, name, chunk, *, in_tag=False):
+    """The file with one bit of one chunk flipped; chunk -1 is the header of the message."""
+    content = bytearray(path.read_bytes())
+    with load_file(path) as file:
+        place = content.index(bytes(file[name].message))
+        size = len(file[name].message)
+    place += (HEADER + chunk * STRIDE) if chunk >= 0 else 30
+    content[min(place + STRIDE, place + size - HEADER - chunk * STRIDE) - 1 if in_tag else place] ^= 0x80
+    scratch.write_bytes(content)
+
+
+@pytest.mark.parametrize(("name", "chunk"), [("images", 0), ("images", 3), ("images", 7), ("nothing", 0), ("scale", 0)])
+@pytest.mark.parametrize("in_tag", [False, True])
+def test_a_bad_chunk_is_found_and_the_other_tensors_are_good(path, scratch, name, chunk, in_tag):
+    altered(path, scratch, name, chunk, in_tag=in_tag)
+    for check in verify_file(scratch, KEY):
+        if check.name != name:
+            assert check.error is None
+            continue
+        assert isinstance(check.error, AuthenticationError)
+        assert (check.error.tensor, check.error.chunk) == (name, chunk)
+
+
+def test_a_bad_header_is_found(path, scratch):
+    altered(path, scratch, "images", -1)
+    errors = {check.name: check.error for check in verify_file(scratch, KEY)}
+    assert errors.pop("images").chunk is None
+    assert set(errors.values()) == {None}
+
+
+def test_a_file_of_another_key_is_told_apart_from_an_altered_one(path):
+    for check in verify_file(path, Key.generate()):
+        assert isinstance(check.error, UnknownKeyError)
+
+
+def test_a_bad_chunk_far_behind_is_found_slab_by_slab(scratch, monkeypatch):
+    monkeypatch.setattr(files, "_VERIFY_RUN", 4 * CHUNK)
+    save_file({"x": np.zeros(20 * CHUNK, np.uint8)}, scratch, KEY)
+    seen = []
+    assert next(verify_file(scratch, KEY, progress=seen.append)).error is None
+    assert seen == [4 * CHUNK] * 5
+    for chunk in (0, 3, 4, 13, 19, 20):
+        save_file({"x": np.zeros(20 * CHUNK, np.uint8)}, scratch, KEY)
+        altered(scratch, scratch, "x", chunk)
+        assert next(verify_file(scratch, KEY)).error.chunk == chunk
+
+
+def test_verifying_what_is_no_sealed_file_says_so(scratch):
+    scratch.write_bytes(b"text")
+    with pytest.raises(FormatError, match="is no safetensors file"):
+        list(verify_file(scratch, KEY))
+
+
+# Tensors moved between names and files
+
+
+def rewritten(path, scratch, change):
+    """The file with its entries changed by `change(metadata, tensors)`, as someone without the key could."""
+    with safetensors.safe_open(path, framework="numpy") as file:
+        metadata = file.metadata()
+    tensors = safetensors.numpy.load_file(path)
+    change(metadata, tensors)
+    safetensors.numpy.save_file(tensors, scratch, metadata)
+
+
+def test_two_tensors_of_one_shape_cannot_change_places(scratch, tmp_path):
+    save_file({"a": np.zeros(100), "b": np.ones(100)}, tmp_path / "two", KEY)
+
+    def swap(_, tensors):
+        tensors["a"], tensors["b"] = tensors["b"], tensors["a"]
+
+    rewritten(tmp_path / "two", scratch, swap)
+    assert [check.error.chunk for check in verify_file(scratch, KEY)] == [None, None]
+
+
+def test_a_tensor_cannot_move_to_another_file(scratch, tmp_path):
+    for name in ("one", "two"):
+        save_file({"x": np.zeros(100), "y": np.zeros(3)}, tmp_path / name, KEY)
+    other = safetensors.numpy.load_file(tmp_path / "two")
+    rewritten(tmp_path / "one", scratch, lambda _, tensors: tensors.update(x=other["x"]))
+    errors = {check.name: check.error for check in verify_file(scratch, KEY)}
+    assert isinstance(errors["x"], AuthenticationError)
+    assert errors["y"] is None
+
+
+def test_a_tensor_cannot_change_its_type_or_shape(path, scratch):
+    for claim in ({"dtype": "I32", "shape": [300, 100]}, {"dtype": "F32", "shape": [100, 300]}):
+
+        def relabel(metadata, _, claim=claim):
+            listed = json.loads(metadata["fastrack.tensors"])
+            metadata["fastrack.tensors"] = json.dumps({**listed, "images": claim})
+
+        rewritten(path, scratch, relabel)
+        errors = {check.name: check.error for check in verify_file(scratch, KEY)}
+        assert isinstance(errors.pop("images"), AuthenticationError)
+        assert set(errors.values()) == {None}
+
+
+def test_a_sealed_tensor_without_its_mark_is_bytes_and_nothing_more(path, scratch):
+    def unlist(metadata, _):
+        listed = json.loads(metadata["fastrack.tensors"])
+        del listed["images"]
+        metadata["fastrack.tensors"] = json.dumps(listed)
+
+    rewritten(path, scratch, unlist)
+    with load_file(scratch) as file:
+        assert "images" in file.plain
+        with pytest.raises(TypeError, match="which nobody sealed"):
+            unseal(file["images"], KEY)
+
+
+def test_a_file_may_be_rewritten_by_others_who_keep_its_metadata(path, scratch):
+    rewritten(path, scratch, lambda metadata, _: metadata.update(extra="note"))
+    assert all(check.error is None for check in verify_file(scratch, KEY))
+
+
+# Interoperation
+
+
+@pytest.mark.parametrize("bits", [128, 256])
+def test_a_sealed_file_opens_without_fastrack(scratch, bits):
+    secret = bytes(range(bits // 8))
+    tensors = {**TENSORS, 'a "quoted" name, größer': np.arange(9, dtype=ml_dtypes.bfloat16)}
+    save_file(tensors, scratch, Key.from_bytes(secret), plain=["labels"])
+
+    with safetensors.safe_open(scratch, framework="numpy") as file:
+        metadata = file.metadata()
+    listed = json.loads(metadata["fastrack.tensors"])
+    for stored in (safetensors.numpy.load_file(scratch), safetensors.torch.load_file(scratch)):
+        assert set(stored) == set(tensors)
+        assert np.array_equal(stored["labels"], TENSORS["labels"])
+        for name, claim in listed.items():
+            context = by_hand.context(name, claim["dtype"], claim["shape"], metadata["fastrack.file"])
+            plain = by_hand.unseal(secret, context, np.asarray(stored[name]).tobytes())
+            assert plain == tensors[name].tobytes()
+            assert claim["shape"] == list(tensors[name].shape)
+        assert set(listed) | {"labels"} == set(tensors)
+
+
+@pytest.mark.parametrize("bits", [128, 256])
+@pytest.mark.parametrize("save", [safetensors.numpy.save_file, safetensors.torch.save_file])
+def test_a_file_made_without_fastrack_opens(scratch, bits, save):
+    secret = bytes(range(bits // 8))
+    key = Key.from_bytes(secret)
+    wrap = torch.from_numpy if save is safetensors.torch.save_file else np.asarray
+    claims, stored = {}, {"free": wrap(np.arange(5, dtype=np.float32))}
+    for name, array in TENSORS.items():
+        claims[name] = (fastrack.dtypes.from_numpy(array.dtype), array.shape)
+        message = by_hand.seal(secret, by_hand.context(name, *claims[name], FILE_ID), array.tobytes())
+        stored[name] = wrap(np.frombuffer(message, np.uint8).copy())
+    save(stored, scratch, metadata={"note": "by hand", **by_hand.marks(claims, key.id, FILE_ID)})
+
+    with load_file(scratch) as file:
+        assert set(file.sealed) == set(TENSORS)
+        assert file.plain == ("free",)
+        assert file.metadata == {"note": "by hand"}
+        for name, array in TENSORS.items():
+            back = unseal(file[name], key, framework="numpy")
+            assert (back.dtype, back.shape) == (array.dtype, array.shape)
+            assert np.array_equal(back, array)
+    assert all(check.error is None for check in verify_file(scratch, key))
+
+
+def test_tensors_lie_where_their_elements_are_aligned(path):
+    with load_file(path) as file:
+        assert file["labels"].flags.aligned
+        assert file.stored("labels")[2].ctypes.data % 8 == 0

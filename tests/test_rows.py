@@ -1,0 +1,195 @@
+"""Rows of a sealed tensor: the same as NumPy's, out of the chunks that hold them and no others."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import fastrack
+from fastrack import Key
+from fastrack.rows import plan_rows
+
+CHUNK = 16384
+# Bytes in a row: none, a few, next to a chunk, and more than one.
+WIDTHS = st.sampled_from([0, 1, 3, 64, 1000, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5])
+COUNTS = st.integers(0, 40)
+
+
+@st.composite
+def tables(draw):
+    width = draw(WIDTHS)
+    count = draw(COUNTS if width <= 1000 else st.integers(0, 6))
+    if draw(st.booleans()) and width in (3, 64):
+        count *= 300
+    return np.random.default_rng(count).integers(0, 256, (count, width), dtype=np.uint8)
+
+
+def indices(count):
+    """Everything that chooses rows among so many."""
+    bounds = st.none() | st.integers(-count - 3, count + 3)
+    steps = st.none() | st.integers(-7, 7).filter(bool)
+    masks = st.builds(_mask, st.just(count), st.integers(0, 1000), st.sampled_from([0, 0.01, 0.5, 1]))
+    kinds = [st.builds(slice, bounds, bounds, steps), masks]
+    if count:
+        row = st.integers(-count, count - 1)
+        several = st.lists(row, max_size=60)
+        kinds += [row, row.map(np.int64), row.map(np.array), row.map(torch.tensor)]
+        kinds += [several, several.map(_vector(np.int64)), several.map(_vector(np.int16)), several.map(_tensor)]
+        kinds += [st.lists(st.integers(0, count - 1), max_size=60).map(_vector(np.uint32))]
+    return st.one_of(kinds)
+
+
+def _mask(count, seed, share):
+    return np.random.default_rng(seed).random(count) < share
+
+
+def _vector(dtype):
+    return lambda rows: np.array(rows, dtype)
+
+
+def _tensor(rows):
+    return torch.tensor(rows, dtype=torch.int64)
+
+
+def as_numpy_takes_it(index):
+    return index.numpy() if isinstance(index, torch.Tensor) else index
+
+
+def gather(pieces, plain, size):
+    """Do by hand what an engine does with a plan."""
+    result = np.full(size, 0xEE, np.uint8)
+    written = np.zeros(size, int)
+    for i, chunk in enumerate(pieces.chunks):
+        content = plain[chunk * CHUNK : (chunk + 1) * CHUNK]
+        for start, target, length in pieces.table[pieces.starts[i] : pieces.starts[i + 1]]:
+            assert length > 0
+            assert start + length <= content.size
+            result[target : target + length] = content[start : start + length]
+            written[target : target + length] += 1
+    assert (written == 1).all()
+    return result
+
+
+def chunks_that_hold(rows, width):
+    return sorted({chunk for row in rows for chunk in range(row * width // CHUNK, -(-(row + 1) * width // CHUNK))})
+
+
+@settings(deadline=None, max_examples=400)
+@given(st.data(), tables())
+def test_rows_are_those_that_numpy_chooses_out_of_the_chunks_that_hold_them(data, table):
+    count, width = table.shape
+    index = data.draw(indices(count))
+    by_numpy = as_numpy_takes_it(index)
+    expected = table[by_numpy]
+
+    plan = plan_rows(index, table.shape, table.nbytes)
+    assert plan.shape == expected.shape
+    assert plan.nbytes == expected.nbytes
+    pieces = plan.pieces()
+    assert gather(pieces, table.reshape(-1), plan.nbytes).tobytes() == expected.tobytes()
+    chosen = np.atleast_1d(np.arange(count)[by_numpy])
+    assert pieces.chunks.tolist() == (chunks_that_hold(chosen, width) if width else [])
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.data(), tables())
+def test_rows_unseal_to_those_that_numpy_chooses(data, table):
+    key = Key.from_bytes(bytes(16))
+    index = data.draw(indices(len(table)))
+    rows = fastrack.seal(table, key)[index]
+    assert np.array_equal(fastrack.unseal(rows, key, framework="numpy"), table[as_numpy_takes_it(index)])
+
+
+@given(st.integers(1, 5), st.integers(-12, 12))
+def test_a_row_out_of_range_is_refused_wherever_it_stands(count, row):
+    for index in (row, [row], np.array([0, row]), torch.tensor([row]), np.int8(row)):
+        if -count <= row < count:
+            plan_rows(index, (count, 3), 3 * count)
+        else:
+            with pytest.raises(IndexError, match=f"row {row} is out of range: the tensor has {count} rows"):
+                plan_rows(index, (count, 3), 3 * count)
+
+
+@given(st.lists(st.booleans(), max_size=9).filter(lambda mask: len(mask) != 5))
+@example([True])
+def test_a_mask_of_another_length_is_refused(mask):
+    for index in (np.array(mask, bool), torch.tensor(mask, dtype=torch.bool), *([mask] if mask else [])):
+        with pytest.raises(IndexError, match=f"a mask of {len(mask)} does not fit 5 rows"):
+            plan_rows(index, (5, 3), 15)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        None,
+        ...,
+        True,
+        np.True_,
+        torch.tensor(True),
+        1.0,
+        np.float32(1),
+        "1",
+        b"\1",
+        (),
+        (1, 2),
+        (slice(None), 1),
+        [1.5],
+        [[1]],
+        [[]],
+        np.array([]),
+        np.array([1.0]),
+        np.array([[1]]),
+        np.array(1.0),
+        torch.tensor([[1]]),
+        torch.tensor([1.0]),
+        [2**70],
+        {1: 2},
+        object(),
+    ],
+)
+def test_what_chooses_no_rows_is_refused(index):
+    with pytest.raises(TypeError, match="rows are chosen along the first dimension"):
+        plan_rows(index, (5, 3), 15)
+
+
+def test_a_step_of_zero_is_refused():
+    with pytest.raises(ValueError, match="step cannot be zero"):
+        plan_rows(slice(None, None, 0), (5, 3), 15)
+
+
+def test_a_tensor_of_one_index_chooses_one_row_and_keeps_its_dimension():
+    assert plan_rows(torch.tensor([3]), (5, 3), 15).shape == (1, 3)
+    assert plan_rows(torch.tensor(3), (5, 3), 15).shape == (3,)
+    assert plan_rows(torch.tensor([True]), (1, 3), 3).shape == (1, 3)
+
+
+def test_a_tensor_without_dimensions_has_no_rows():
+    for index in (0, slice(None), [0], []):
+        with pytest.raises(IndexError, match="without dimensions has no rows"):
+            plan_rows(index, (), 4)
+
+
+def test_rows_that_end_inside_a_byte_are_refused():
+    with pytest.raises(TypeError, match="do not fill whole bytes; open it whole"):
+        plan_rows(0, (4, 3), 6)
+
+
+def test_neighbouring_rows_are_one_piece():
+    pieces = plan_rows([3, 4, 5, 9], (100, 8), 800).pieces()
+    assert pieces.table.tolist() == [[24, 0, 24], [72, 24, 8]]
+
+
+def test_a_row_that_is_chosen_twice_opens_its_chunk_once():
+    pieces = plan_rows([7, 7, 7], (10, CHUNK), 10 * CHUNK).pieces()
+    assert pieces.chunks.tolist() == [7]
+    assert pieces.table[:, 1].tolist() == [0, CHUNK, 2 * CHUNK]
+
+
+def test_a_million_strided_rows_are_planned_without_a_loop():
+    plan = plan_rows(slice(None, None, -2), (2_000_000, 8), 16_000_000)
+    pieces = plan.pieces()
+    assert pieces.table.shape == (1_000_000, 3)
+    assert pieces.chunks.size == 977

@@ -1,0 +1,669 @@
+"""Sealed tensors in memory: what was sealed comes out, or nothing and an error that names the place."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import traceback
+from dataclasses import replace
+from itertools import permutations
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from helpers import by_hand
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fastrack
+from fastrack import AuthenticationError, FormatError, Key, SealedTensor, UnknownKeyError, aead, arrays, dtypes
+from fastrack.errors import ClosedError
+from fastrack.keys import KEY_FILE_VARIABLE, KeyRing
+from fastrack.sealed import OpenMessage, SealedRows
+
+CHUNK, TAG, HEADER = 16384, 16, 56
+STRIDE = CHUNK + TAG
+SECRET = bytes(range(60, 92))
+PLAIN = np.random.default_rng(7).integers(1, 256, 2 * CHUNK + 100, dtype=np.uint8)  # three chunks, no zero in them
+
+
+@pytest.fixture(scope="module")
+def key():
+    return Key.from_bytes(SECRET)
+
+
+@pytest.fixture(scope="module")
+def sealed(key):
+    return fastrack.seal(PLAIN, key, name="images")
+
+
+@pytest.fixture
+def key_path(tmp_path, key):
+    key.save(tmp_path / "owner.key")
+    return tmp_path / "owner.key"
+
+
+def with_message(sealed, message):
+    return SealedTensor(sealed.claim, np.frombuffer(bytes(message), np.uint8), sealed.key_id)
+
+
+def with_claim(sealed, **changes):
+    return SealedTensor(replace(sealed.claim, **changes), np.frombuffer(sealed.message, np.uint8), sealed.key_id)
+
+
+def parts(sealed):
+    """The header, then each chunk."""
+    message = bytes(sealed.message)
+    return message[:HEADER], *(message[start : start + STRIDE] for start in range(HEADER, len(message), STRIDE))
+
+
+def refusal(sealed, key):
+    """The error of a message that must not open. Memory that was given to be filled holds zeros by then."""
+    with pytest.raises(AuthenticationError) as caught:
+        fastrack.unseal(sealed, key)
+    error = caught.value
+    assert error.tensor == sealed.name
+    assert repr(sealed.name) in str(error)
+    if error.chunk is not None:
+        memory = np.full(sealed.nbytes, 0xAA, np.uint8)
+        with OpenMessage(sealed, KeyRing(key)) as opened, pytest.raises(AuthenticationError) as again:
+            opened.read(memory)
+        assert again.value.chunk == error.chunk
+        assert not memory.any()
+    return error
+
+
+# What was sealed comes out
+
+
+@pytest.mark.parametrize("bits", [128, 256])
+@pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 3 * CHUNK + 5])
+def test_what_was_sealed_comes_out(bits, size):
+    key = Key.generate(bits)
+    plain = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
+    sealed = fastrack.seal(plain, key)
+    assert sealed.message.nbytes == HEADER + size + TAG * (size // CHUNK + 1)
+    assert np.array_equal(fastrack.unseal(sealed, key, framework="numpy"), plain)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 70_000), st.sampled_from([16, 32]), st.text(max_size=20))
+def test_any_size_under_any_name_comes_out(size, length, name):
+    plain = np.arange(size, dtype=np.uint32).astype(np.uint8)
+    key = Key.generate(8 * length)
+    try:
+        sealed = fastrack.seal(plain, key, name=name)
+    except FormatError:
+        assert any("\ud800" <= letter <= "\udfff" for letter in name)
+        return
+    assert np.array_equal(fastrack.unseal(sealed, key, framework="numpy"), plain)
+
+
+NUMPY_DTYPES = [name for name in dtypes.BITS if not name.startswith(("F4", "F6"))]
+TORCH_DTYPES = [name for name in dtypes.BITS if not name.startswith("F6")]
+
+
+@pytest.mark.parametrize("name", NUMPY_DTYPES)
+@pytest.mark.parametrize("shape", [(), (0,), (7,), (0, 3), (3, 5, 2)])
+def test_every_numpy_dtype_comes_out(key, name, shape):
+    memory = np.random.default_rng(1).integers(0, 2, dtypes.nbytes(name, shape), dtype=np.uint8)
+    array = memory.view(dtypes.to_numpy(name)).reshape(shape)
+    sealed = fastrack.seal(array, key)
+    assert (sealed.dtype, sealed.shape, sealed.nbytes) == (name, shape, array.nbytes)
+    back = fastrack.unseal(sealed, key, framework="numpy")
+    assert (back.dtype, back.shape) == (array.dtype, shape)
+    assert back.tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize("name", TORCH_DTYPES)
+@pytest.mark.parametrize("shape", [(1,), (0,), (7,), (0, 3), (3, 5, 2)])
+def test_every_torch_dtype_comes_out(key, name, shape):
+    dtype = dtypes.to_torch(name)
+    size = int(np.prod(shape)) * dtype.itemsize
+    tensor = torch.randint(0, 2, (size,), dtype=torch.uint8).view(dtype).reshape(shape)
+    back = fastrack.unseal(fastrack.seal(tensor, key), key, framework="torch")
+    assert (back.dtype, back.shape) == (dtype, shape)
+    assert torch.equal(back.view(torch.uint8), tensor.view(torch.uint8))
+
+
+def test_a_tensor_without_dimensions_comes_out(key):
+    assert fastrack.unseal(fastrack.seal(torch.tensor(2.5), key), key).item() == 2.5
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.asfortranarray(np.arange(12.0).reshape(3, 4)),
+        np.arange(12)[::-1],
+        np.arange(24).reshape(4, 6)[::-2, 1::2],
+        np.broadcast_to(np.arange(3), (4, 3)),
+        np.arange(4, dtype=ml_dtypes.bfloat16)[::2],
+    ],
+)
+def test_any_layout_comes_out_dense(key, array):
+    back = fastrack.unseal(fastrack.seal(array, key), key, framework="numpy")
+    assert np.array_equal(back, array)
+    assert back.flags.c_contiguous
+
+
+def test_a_tensor_that_wants_a_gradient_comes_out_without(key):
+    back = fastrack.unseal(fastrack.seal(torch.ones(3, requires_grad=True), key), key)
+    assert torch.equal(back, torch.ones(3))
+    assert not back.requires_grad
+
+
+def test_a_conjugated_view_comes_out_resolved(key):
+    tensor = torch.tensor([1 + 2j, 3 - 4j], dtype=torch.complex64)
+    back = fastrack.unseal(fastrack.seal(tensor.conj(), key), key)
+    assert torch.equal(back, tensor.conj().resolve_conj())
+    assert not back.is_conj()
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        np.array([None, 1]),
+        np.zeros(3, ">f4"),
+        np.array(["text"]),
+        np.zeros(3, "f4,i4"),
+        np.zeros(3, complex),
+        torch.zeros(3, dtype=torch.complex128),
+        torch.zeros(1, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)[0],
+        torch.zeros(3, device="meta"),
+        torch.eye(3).to_sparse(),
+        [1.0, 2.0],
+        "text",
+        None,
+    ],
+)
+def test_what_cannot_be_sealed_is_refused(key, tensor):
+    with pytest.raises(TypeError):
+        fastrack.seal(tensor, key)
+
+
+@pytest.mark.parametrize("name", [5, None, b"bytes"])
+def test_a_name_that_is_no_text_is_refused(key, name):
+    with pytest.raises(TypeError, match="a tensor's name must be text"):
+        fastrack.seal(PLAIN, key, name=name)
+
+
+def test_a_name_that_unicode_cannot_encode_is_refused(key):
+    with pytest.raises(FormatError, match=r"must be Unicode text, not '\\ud800'"):
+        fastrack.seal(PLAIN, key, name="\ud800")
+
+
+def test_no_two_messages_are_alike(key):
+    messages = [bytes(fastrack.seal(PLAIN, key).message) for _ in range(20)]
+    assert len({message[:24] for message in messages}) == 20
+    assert len({message[HEADER : HEADER + 32] for message in messages}) == 20
+
+
+def test_the_result_is_of_the_framework_asked_for(key, sealed):
+    assert isinstance(fastrack.unseal(sealed, key, framework="numpy"), np.ndarray)
+    assert isinstance(fastrack.unseal(sealed, key, framework="torch"), torch.Tensor)
+    assert isinstance(fastrack.unseal(sealed, key), torch.Tensor)
+
+
+def test_the_result_is_of_numpy_where_torch_is_not_installed(key, sealed, monkeypatch):
+    monkeypatch.setattr(arrays, "installed", lambda framework: False)
+    assert isinstance(fastrack.unseal(sealed, key), np.ndarray)
+
+
+def test_the_result_can_be_written_to(key, sealed):
+    for framework in ("numpy", "torch"):
+        result = fastrack.unseal(sealed, key, framework=framework)
+        result[0] = 1
+        assert np.array_equal(fastrack.unseal(sealed, key, framework="numpy"), PLAIN)
+
+
+@pytest.mark.parametrize("framework", ["cupy", "jax", 5])
+def test_a_framework_without_arrays_on_the_host_is_refused(key, sealed, framework):
+    with pytest.raises(TypeError, match="keeps no arrays in host memory"):
+        fastrack.unseal(sealed, key, framework=framework)
+
+
+@pytest.mark.parametrize("thing", [PLAIN, torch.zeros(3), b"message", None])
+def test_what_nobody_sealed_is_not_unsealed(key, thing):
+    with pytest.raises(TypeError, match=r"expected a sealed tensor or rows of one, not .* which nobody sealed"):
+        fastrack.unseal(thing, key)
+
+
+# Keys
+
+
+def test_a_key_may_be_given_in_many_ways(key, key_path, sealed, monkeypatch):
+    other = Key.generate()
+    for keys in (key, key_path, str(key_path), [other, key], (key for _ in "1"), [[other], key_path], KeyRing(key)):
+        assert np.array_equal(fastrack.unseal(sealed, keys, framework="numpy"), PLAIN)
+    monkeypatch.setenv(KEY_FILE_VARIABLE, str(key_path))
+    assert np.array_equal(fastrack.unseal(sealed, framework="numpy"), PLAIN)
+
+
+def test_a_key_that_is_not_given_is_named(key, sealed):
+    with pytest.raises(UnknownKeyError, match=f"key {key.id} is needed but was not given"):
+        fastrack.unseal(sealed, Key.generate())
+    with pytest.raises(UnknownKeyError, match="pass keys="):
+        fastrack.unseal(sealed)
+
+
+def test_a_wiped_key_opens_nothing(sealed):
+    key = Key.from_bytes(SECRET)
+    key.wipe()
+    with pytest.raises(ClosedError, match="was wiped; load it again"):
+        fastrack.unseal(sealed, key)
+
+
+def test_a_wiped_key_seals_nothing():
+    key = Key.generate()
+    key.wipe()
+    with pytest.raises(ClosedError):
+        fastrack.seal(PLAIN, key)
+
+
+# Altered messages
+
+
+def test_every_flipped_bit_of_the_header_is_refused(key, sealed):
+    message = bytearray(sealed.message)
+    ring = KeyRing(key)
+    for bit in range(8 * HEADER):
+        message[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(AuthenticationError, match="the header does not match") as caught:
+            OpenMessage(with_message(sealed, message), ring)
+        assert (caught.value.tensor, caught.value.chunk) == ("images", None)
+        message[bit // 8] ^= 1 << bit % 8
+
+
+def test_every_flipped_bit_of_the_chunks_is_refused(key, sealed):
+    # By the engine itself, chunk by chunk: a third of a million calls that would take minutes one layer up.
+    chunks = sealed.chunks.copy()
+    engine = aead.engine(threads=1)
+    message_key = sealed.open_header(KeyRing(key))
+    schedule = engine.prepare(message_key)
+    flips = 1 << np.arange(8, dtype=np.uint8)
+    for chunk in range(3):
+        source = chunks[chunk * STRIDE : (chunk + 1) * STRIDE]
+        target = np.full(source.size - TAG, 0xAA, np.uint8)
+        for place in range(source.size):
+            for flip in flips:
+                source[place] ^= flip
+                assert engine.open_run(schedule, source, target, chunk) == chunk
+                source[place] ^= flip
+            # Zeros over zeros show nothing, so the target is filled again for each byte.
+            assert not target.any()
+            target.fill(0xAA)
+        assert engine.open_run(schedule, source, target, chunk) is None
+        assert np.array_equal(target, PLAIN[chunk * CHUNK : (chunk + 1) * CHUNK])
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+def test_a_flipped_bit_names_its_tensor_and_chunk(key, sealed, framework):
+    for chunk in range(3):
+        content = len(parts(sealed)[chunk + 1])
+        for place in (0, content // 2, content - TAG - 1, content - TAG, content - 1):
+            message = bytearray(sealed.message)
+            message[HEADER + chunk * STRIDE + place] ^= 0x10
+            altered = with_message(sealed, message)
+            with pytest.raises(AuthenticationError, match=f"tensor 'images', chunk {chunk}: .* altered") as caught:
+                fastrack.unseal(altered, key, framework=framework)
+            assert (caught.value.tensor, caught.value.chunk) == ("images", chunk)
+            assert refusal(altered, key).chunk == chunk
+
+
+def test_the_first_of_several_bad_chunks_is_named(key, sealed):
+    message = bytearray(sealed.message)
+    for chunk in (2, 1):
+        message[HEADER + chunk * STRIDE] ^= 1
+    assert refusal(with_message(sealed, message), key).chunk == 1
+
+
+def test_every_truncation_is_refused(sealed):
+    message = np.frombuffer(sealed.message, np.uint8)
+    for size in range(message.size):
+        with pytest.raises(FormatError, match=r"tensor 'images' of U8 .* it was cut short or mislabelled"):
+            SealedTensor(sealed.claim, message[:size], sealed.key_id)
+
+
+def test_every_extension_is_refused(sealed):
+    message = np.append(np.frombuffer(sealed.message, np.uint8), np.zeros(2 * STRIDE, np.uint8))
+    for extra in (*range(1, 100), CHUNK, STRIDE, 2 * STRIDE):
+        with pytest.raises(FormatError):
+            SealedTensor(sealed.claim, message[: len(sealed.message) + extra], sealed.key_id)
+
+
+@pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK, CHUNK + 5, 2 * CHUNK, 2 * CHUNK + 99])
+def test_a_truncation_with_a_shape_to_fit_is_refused(key, sealed, size):
+    message = np.frombuffer(sealed.message, np.uint8)[: HEADER + size + TAG * (size // CHUNK + 1)]
+    cut = SealedTensor(replace(sealed.claim, shape=(size,)), message, sealed.key_id)
+    assert refusal(cut, key).chunk is None
+
+
+@pytest.fixture(scope="module")
+def long(key):
+    return fastrack.seal(np.arange(4 * CHUNK, dtype=np.uint32).astype(np.uint8), key, name="long")
+
+
+def test_every_other_order_of_chunks_is_refused(key, long):
+    header, *chunks, end = parts(long)
+    for order in permutations(range(4)):
+        shuffled = with_message(long, b"".join([header, *(chunks[i] for i in order), end]))
+        if order == (0, 1, 2, 3):
+            assert fastrack.unseal(shuffled, key).shape == long.shape
+            continue
+        moved = next(i for i in range(4) if order[i] != i)
+        assert refusal(shuffled, key).chunk == moved
+
+
+def test_every_repeated_chunk_is_refused(key, long):
+    header, *chunks, end = parts(long)
+    for place in range(4):
+        for other in set(range(4)) - {place}:
+            altered = [*chunks]
+            altered[place] = chunks[other]
+            assert refusal(with_message(long, b"".join([header, *altered, end])), key).chunk == place
+
+
+def test_every_removed_or_added_chunk_is_refused(key, long):
+    header, *chunks, end = parts(long)
+    for place in range(4):
+        rest = [*chunks[:place], *chunks[place + 1 :]]
+        removed = b"".join([header, *rest, end])
+        with pytest.raises(FormatError):
+            with_message(long, removed)
+        shorter = SealedTensor(replace(long.claim, shape=(3 * CHUNK,)), np.frombuffer(removed, np.uint8), long.key_id)
+        assert refusal(shorter, key).chunk is None
+        # With another chunk in the gap at the end, the size fits again.
+        filled = b"".join([header, *rest, chunks[place], end])
+        assert place == 3 or refusal(with_message(long, filled), key).chunk == place
+        with pytest.raises(FormatError):
+            with_message(long, b"".join([header, *chunks, chunks[place], end]))
+
+
+def test_a_chunk_from_another_message_of_the_same_key_is_refused(key, long):
+    other = fastrack.seal(fastrack.unseal(long, key), key, name="long")
+    header, *chunks = parts(long)
+    for place, foreign in enumerate(parts(other)[1:]):
+        spliced = [*chunks]
+        spliced[place] = foreign
+        assert refusal(with_message(long, b"".join([header, *spliced])), key).chunk == place
+
+
+def test_the_header_of_another_message_is_refused(key, long):
+    other = fastrack.seal(fastrack.unseal(long, key), key, name="long")
+    swapped = parts(other)[0] + b"".join(parts(long)[1:])
+    assert refusal(with_message(long, swapped), key).chunk is None
+    # Even where the header is sound under its own claim, its chunks are not those.
+    assert refusal(with_message(other, swapped), key).chunk == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": "labels"},
+        {"name": "images "},
+        {"name": ""},
+        {"dtype": "I8"},
+        {"dtype": "BOOL"},
+        {"shape": (2, CHUNK + 50)},
+        {"shape": (1, 2 * CHUNK + 100)},
+        {"shape": (2 * CHUNK + 100, 1)},
+        {"file": "0" * 32},
+        {"file": ""},
+    ],
+)
+def test_a_claim_it_was_not_sealed_under_is_refused(key, sealed, change):
+    error = refusal(with_claim(sealed, **change), key)
+    assert error.chunk is None
+    assert "check the key first" in str(error)
+
+
+@pytest.mark.parametrize(("dtype", "shape"), [("F32", (2 * CHUNK + 100,)), ("U8", (5,)), ("F99", (3,)), ("U8", (-1,))])
+def test_a_claim_of_another_size_is_no_sealed_tensor(sealed, dtype, shape):
+    with pytest.raises(FormatError):
+        with_claim(sealed, dtype=dtype, shape=shape)
+
+
+def test_another_key_under_the_id_of_the_right_one_is_refused(sealed):
+    for other in (Key.generate(256), Key.generate(128)):
+        posing = SealedTensor(sealed.claim, np.frombuffer(sealed.message, np.uint8), other.id)
+        assert refusal(posing, other).chunk is None
+
+
+# Rows
+
+
+@pytest.fixture(scope="module")
+def table():
+    return np.random.default_rng(3).integers(1, 1 << 16, (100, 1500), dtype=np.uint16)  # 3000 bytes a row, 19 chunks
+
+
+@pytest.fixture(scope="module")
+def sealed_table(key, table):
+    return fastrack.seal(table, key, name="table")
+
+
+def test_rows_come_out_in_the_order_that_was_asked(key, table, sealed_table):
+    chosen = [99, 0, -1, 5, 5, 50]
+    rows = sealed_table[chosen]
+    assert (rows.name, rows.dtype, rows.shape, rows.nbytes) == ("table", "U16", (6, 1500), 18000)
+    assert rows.key_id == key.id
+    assert np.array_equal(fastrack.unseal(rows, key, framework="numpy"), table[chosen])
+    assert torch.equal(fastrack.unseal(rows, key, framework="torch"), torch.from_numpy(table[chosen]))
+
+
+def test_a_tensor_is_a_sequence_of_its_rows(key, table, sealed_table):
+    assert len(sealed_table) == 100
+    rows = list(sealed_table)
+    assert len(rows) == 100
+    assert np.array_equal(fastrack.unseal(rows[42], key, framework="numpy"), table[42])
+    assert len(sealed_table[3:7]) == 4
+    assert len(sealed_table[3]) == 1500
+
+
+def test_one_number_of_a_vector_is_a_row_too(key):
+    row = fastrack.seal(np.arange(10.0), key)[-1]
+    assert row.shape == ()
+    assert fastrack.unseal(row, key).item() == 9
+    with pytest.raises(TypeError, match="a single row of a vector has no length"):
+        len(row)
+
+
+def test_a_tensor_without_dimensions_has_neither_rows_nor_length(key):
+    sealed = fastrack.seal(np.array(3.0), key)
+    with pytest.raises(TypeError, match="has no length"):
+        len(sealed)
+    with pytest.raises(IndexError, match="has no rows"):
+        sealed[0]
+
+
+def test_a_bad_chunk_matters_only_to_the_rows_it_holds(key, table, sealed_table):
+    for chunk in range(19):
+        message = bytearray(sealed_table.message)
+        message[HEADER + chunk * STRIDE + 7] ^= 4
+        altered = with_message(sealed_table, message)
+        held = [row for row in range(100) if row * 3000 < (chunk + 1) * CHUNK and (row + 1) * 3000 > chunk * CHUNK]
+        others = [row for row in range(100) if row not in held]
+        assert np.array_equal(fastrack.unseal(altered[others], key, framework="numpy"), table[others])
+        for rows in (altered[held], altered[held[0]], altered[:], altered[[*others, held[-1]]]):
+            assert refusal(rows, key).chunk == chunk
+
+
+def test_rows_of_a_tensor_with_another_header_are_refused(key, sealed_table):
+    for rows in ([], slice(0, 3), 7):
+        assert refusal(with_claim(sealed_table, name="other")[rows], key).chunk is None
+
+
+def test_no_rows_are_an_empty_array(key, sealed_table):
+    assert fastrack.unseal(sealed_table[[]], key).shape == (0, 1500)
+    assert fastrack.unseal(fastrack.seal(np.empty((0, 5)), key)[:], key).shape == (0, 5)
+    assert fastrack.unseal(fastrack.seal(np.empty((5, 0)), key)[[1, 2]], key).shape == (2, 0)
+
+
+def test_rows_that_are_not_there_are_refused_at_once(sealed_table):
+    with pytest.raises(IndexError):
+        sealed_table[100]
+    with pytest.raises(TypeError):
+        sealed_table["name"]
+
+
+# What a handle shows, and what it does not
+
+
+def test_a_handle_says_what_it_is(sealed, key):
+    assert (sealed.name, sealed.dtype, sealed.shape) == ("images", "U8", (2 * CHUNK + 100,))
+    assert repr(sealed) == f"<SealedTensor 'images' U8 [32868] key {key.id[:8]}>"
+    assert repr(sealed[:3]) == "<SealedRows of 'images' U8 [3]>"
+
+
+def test_a_message_cannot_be_written_to(sealed):
+    assert sealed.message.readonly
+    with pytest.raises(TypeError):
+        sealed.message[0] = 0
+    with pytest.raises(ValueError, match="read-only"):
+        sealed.chunks[0] = 0
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_sealed_tensor_travels_without_its_key_or_its_plaintext(sealed, key, protocol):
+    data = pickle.dumps(sealed, protocol)
+    assert SECRET not in data
+    assert SECRET.hex().encode() not in data
+    assert PLAIN[:32].tobytes() not in data
+    back = pickle.loads(data)
+    assert (back.claim, back.key_id, back.nbytes) == (sealed.claim, sealed.key_id, sealed.nbytes)
+    assert bytes(back.message) == bytes(sealed.message)
+    assert np.array_equal(fastrack.unseal(back, key, framework="numpy"), PLAIN)
+    with pytest.raises(UnknownKeyError):
+        fastrack.unseal(back)
+
+
+def test_rows_travel_too(sealed_table, key):
+    for rows in (sealed_table[5], sealed_table[::-3], sealed_table[[1, 1, 2]]):
+        back = pickle.loads(pickle.dumps(rows))
+        assert isinstance(back, SealedRows)
+        assert np.array_equal(fastrack.unseal(back, key), fastrack.unseal(rows, key))
+
+
+def test_a_pickle_that_was_cut_short_is_refused(sealed):
+    claim, message, key_id = sealed.__getstate__()
+    with pytest.raises(FormatError, match="it was cut short"):
+        SealedTensor.__new__(SealedTensor).__setstate__((claim, message[:-1], key_id))
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
+def test_a_copy_opens_like_the_original(sealed, key, duplicate):
+    assert np.array_equal(fastrack.unseal(duplicate(sealed), key, framework="numpy"), PLAIN)
+
+
+def shows_a_secret(text):
+    secrets = (SECRET, PLAIN[:16].tobytes(), PLAIN[-16:].tobytes())
+    return any(
+        form in text
+        for secret in secrets
+        for form in (secret.hex(), repr(secret)[2:-1], repr(bytearray(secret))[12:-2], str(list(secret))[1:-1])
+    )
+
+
+def test_no_error_shows_a_secret_even_with_the_values_of_variables(sealed, key):
+    message = bytearray(sealed.message)
+    message[-1] ^= 1
+    last = with_message(sealed, message)
+    message[0] ^= 1
+    first = with_message(sealed, message)
+    wiped = Key.from_bytes(SECRET)
+    wiped.wipe()
+    failures = [
+        lambda: fastrack.unseal(last, key),
+        lambda: fastrack.unseal(last[-1], key),
+        lambda: fastrack.unseal(first, key),
+        lambda: fastrack.unseal(first, [Key.generate()]),
+        lambda: fastrack.unseal(sealed, wiped),
+        lambda: fastrack.unseal(sealed, key, framework="cupy"),
+        lambda: fastrack.seal("text", key),
+        lambda: fastrack.seal(torch.zeros(3, device="meta"), key),
+        lambda: fastrack.seal(np.zeros(3), key, "\ud800"),
+        lambda: fastrack.seal(np.zeros(3), wiped),
+        lambda: pickle.dumps((sealed, key)),
+    ]
+    for fail in failures:
+        with pytest.raises(Exception) as caught:  # noqa: PT011
+            fail()
+        told = traceback.TracebackException.from_exception(caught.value, capture_locals=True)
+        frames = told.stack[1:]  # the first is this test, which has the plaintext in its hands
+        told.stack = traceback.StackSummary.from_list(frames)
+        assert not shows_a_secret("".join(told.format()) + repr(caught.value) + str(caught.value))
+
+
+def test_bytes_that_are_given_for_a_key_are_not_repeated(sealed):
+    with pytest.raises(TypeError, match="keys= takes no bytes") as caught:
+        fastrack.unseal(sealed, SECRET)
+    assert not shows_a_secret("".join(traceback.format_exception(caught.value)))
+
+
+def test_the_check_for_secrets_would_find_one():
+    assert shows_a_secret(f"x {SECRET.hex()}")
+    assert shows_a_secret(repr(SECRET))
+    assert shows_a_secret(repr(bytearray(SECRET)))
+    assert shows_a_secret(repr(list(SECRET)))
+
+
+# One run of chunks at a time
+
+
+def test_a_run_of_chunks_opens_on_its_own(key, long):
+    plain = fastrack.unseal(long, key, framework="numpy")
+    with OpenMessage(long, KeyRing(key)) as opened:
+        for first, size in [(0, CHUNK), (1, 2 * CHUNK), (3, CHUNK), (0, 4 * CHUNK), (4, 0)]:
+            memory = np.full(size, 0xAA, np.uint8)
+            opened.read_run(memory, first)
+            assert np.array_equal(memory, plain[first * CHUNK : first * CHUNK + size])
+            assert opened.verify_run(first, size) is None
+
+
+def test_a_bad_chunk_is_found_in_its_run_alone(key, long):
+    message = bytearray(long.message)
+    message[HEADER + 2 * STRIDE] ^= 1
+    with OpenMessage(with_message(long, message), KeyRing(key)) as opened:
+        assert opened.verify_run(0, 2 * CHUNK) is None
+        assert opened.verify_run(1, 2 * CHUNK) == 2
+        memory = np.full(2 * CHUNK, 0xAA, np.uint8)
+        with pytest.raises(AuthenticationError, match="chunk 2") as caught:
+            opened.read_run(memory, 1)
+        assert caught.value.chunk == 2
+        assert not memory.any()
+
+
+def test_an_empty_last_chunk_is_checked_as_well(key, long):
+    message = bytearray(long.message)
+    message[-1] ^= 1
+    altered = with_message(long, message)
+    assert refusal(altered, key).chunk == 4
+    with OpenMessage(altered, KeyRing(key)) as opened:
+        assert opened.verify_run(3, CHUNK) == 4
+
+
+# Interoperation
+
+
+@pytest.mark.parametrize("bits", [128, 256])
+@pytest.mark.parametrize("name", ["images", "", 'a "quoted" \\ name', "größe 数据", "two\nlines\t\x7f\x01"])
+def test_a_message_opens_by_hand(bits, name):
+    secret = bytes(range(bits // 8))
+    sealed = fastrack.seal(PLAIN.reshape(2, -1), Key.from_bytes(secret), name=name)
+    context = by_hand.context(name, "U8", (2, PLAIN.size // 2), sealed.claim.file)
+    assert by_hand.unseal(secret, context, sealed.message) == PLAIN.tobytes()
+
+
+@pytest.mark.parametrize("bits", [128, 256])
+@pytest.mark.parametrize(("dtype", "shape"), [("U8", (PLAIN.size,)), ("F32", (PLAIN.size // 4,)), ("U8", (2, 2, 8217))])
+def test_a_message_made_by_hand_opens(bits, dtype, shape, sealed):
+    secret = bytes(range(bits // 8))
+    key = Key.from_bytes(secret)
+    message = by_hand.seal(secret, by_hand.context("x", dtype, shape, "f" * 32), PLAIN.tobytes())
+    made = SealedTensor(
+        replace(sealed.claim, name="x", dtype=dtype, shape=shape, file="f" * 32),
+        np.frombuffer(message, np.uint8),
+        key.id,
+    )
+    assert fastrack.unseal(made, key, framework="numpy").tobytes() == PLAIN.tobytes()

@@ -1,0 +1,823 @@
+"""Writing files: whole or not at all, slab by slab, and plain again when they are unsealed."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import traceback
+import zipfile
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+import safetensors.torch
+import torch
+from helpers import by_hand
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import fastrack
+from fastrack import (
+    AuthenticationError,
+    ClosedError,
+    FastrackError,
+    FormatError,
+    Key,
+    UnknownKeyError,
+    load_file,
+    save_file,
+    seal_file,
+    unseal,
+    unseal_file,
+    verify_file,
+    writer,
+)
+
+CHUNK = 16384
+SECRET = bytes(range(80, 112))
+KEY = Key.from_bytes(SECRET)
+ROOT = Path(fastrack.__file__).parents[1]
+TENSORS = {
+    "images": np.arange(40_000, dtype=np.float32).reshape(400, 100),
+    "labels": np.arange(400, dtype=np.int64) % 7,
+    "names": np.frombuffer(b"seven", np.uint8),
+    "scale": np.array(0.25),
+    "nothing": np.empty((3, 0), np.int16),
+    "half": np.arange(50, dtype=ml_dtypes.bfloat16),
+}
+
+
+@pytest.fixture
+def target(tmp_path):
+    return tmp_path / "new" / "out.safetensors" if (tmp_path / "new").mkdir() is None else None
+
+
+@pytest.fixture
+def small_slabs(monkeypatch):
+    monkeypatch.setattr(writer, "_SLAB", 2 * CHUNK)
+
+
+def opened(path, key=KEY):
+    with load_file(path) as file:
+        return {
+            name: unseal(file[name], key, framework="numpy") if name in file.sealed else file[name] for name in file
+        }
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(
+        (one[name].dtype, one[name].shape, one[name].tobytes())
+        == (other[name].dtype, other[name].shape, other[name].tobytes())
+        for name in one
+    )
+
+
+def leftovers(target):
+    return sorted(path.name for path in target.parent.iterdir() if path != target)
+
+
+# Saving
+
+
+@pytest.mark.usefixtures("small_slabs")
+def test_what_was_saved_comes_out(target):
+    save_file(TENSORS, target, KEY)
+    assert same(opened(target), TENSORS)
+    assert not leftovers(target)
+
+
+@pytest.mark.usefixtures("small_slabs")
+@pytest.mark.parametrize("size", [0, 1, CHUNK, 2 * CHUNK - 1, 2 * CHUNK, 2 * CHUNK + 1, 4 * CHUNK, 4 * CHUNK + 5])
+def test_tensors_that_end_at_a_slab_come_out(target, size):
+    plain = np.arange(size, dtype=np.uint32).astype(np.uint8)
+    save_file({"x": plain}, target, KEY)
+    assert np.array_equal(opened(target)["x"], plain)
+    unseal_file(target, target, KEY)
+    assert np.array_equal(safetensors.numpy.load_file(target)["x"], plain)
+
+
+def test_torch_tensors_are_saved_as_well(target):
+    tensors = {
+        "a": torch.randn(30, 4, requires_grad=True),
+        "b": torch.arange(12).reshape(3, 4).T,
+        "c": torch.zeros(2, 8, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
+        "d": torch.randn(5).to(torch.float8_e4m3fn),
+        "e": torch.tensor([1 + 2j], dtype=torch.complex64).conj(),
+    }
+    save_file(tensors, target, KEY)
+    with load_file(target) as file:
+        for name, tensor in tensors.items():
+            back = unseal(file[name], KEY, framework="torch")
+            assert (back.dtype, back.shape) == (tensor.dtype, tensor.shape)
+            dense = tensor.detach().resolve_conj().contiguous()
+            assert torch.equal(back.view(torch.uint8), dense.view(torch.uint8))
+
+
+def test_no_tensors_make_a_file_too(target):
+    save_file({}, target, KEY)
+    with load_file(target) as file:
+        assert len(file) == 0
+        assert file.key_id == KEY.id
+
+
+def test_tensors_may_be_left_in_plain(target):
+    save_file(TENSORS, target, KEY, plain=["labels", "half"])
+    with load_file(target) as file:
+        assert set(file.plain) == {"labels", "half"}
+    assert same(opened(target), TENSORS)
+    stored = safetensors.numpy.load_file(target)
+    assert np.array_equal(stored["labels"], TENSORS["labels"])
+    content = target.read_bytes()
+    assert TENSORS["labels"].tobytes() in content
+    assert TENSORS["images"][:4].tobytes() not in content
+
+
+def test_a_name_to_leave_in_plain_must_be_there(target):
+    with pytest.raises(KeyError, match="plain= names no tensor that is here: label, x"):
+        save_file(TENSORS, target, KEY, plain=["x", "labels", "label"])
+    assert not target.exists()
+
+
+def test_one_text_is_not_taken_for_the_names_of_its_letters(target):
+    with pytest.raises(TypeError, match=r"give \['ab'\]"):
+        save_file({"a": TENSORS["scale"], "b": TENSORS["scale"]}, target, KEY, plain="ab")
+
+
+def test_metadata_goes_with_the_file(target):
+    metadata = {"licence": "CC0", "größe": '"1"\n', "": ""}
+    save_file(TENSORS, target, KEY, metadata=metadata)
+    with load_file(target) as file:
+        assert file.metadata == metadata
+    with safetensors.safe_open(target, framework="numpy") as file:
+        assert metadata.items() <= file.metadata().items()
+
+
+def test_metadata_of_the_format_is_refused(target):
+    with pytest.raises(FormatError, match=r"metadata under 'fastrack.' belongs to the format: fastrack.key"):
+        save_file(TENSORS, target, KEY, metadata={"fastrack.key": "x"})
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    ("tensors", "metadata"),
+    [({5: "x"}, {}), ({b"x": "x"}, {}), ({None: "x"}, {}), ({"x": "x"}, {"epoch": 5}), ({"x": "x"}, {5: "epoch"})],
+)
+@pytest.mark.parametrize("plain", [False, True])
+def test_names_and_metadata_that_are_no_text_are_refused(target, tensors, metadata, plain):
+    tensors = dict.fromkeys(tensors, np.zeros(3))
+    with pytest.raises(TypeError, match="names and metadata must be text, not"):
+        save_file(tensors, target, KEY, plain=tensors if plain else (), metadata=metadata)
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(("name", "metadata"), [("\ud800", {}), ("x", {"\ud800": ""}), ("x", {"a": "b\udfff"})])
+@pytest.mark.parametrize("plain", [False, True])
+def test_text_that_unicode_cannot_encode_is_refused(target, name, metadata, plain):
+    with pytest.raises(FormatError, match="must be Unicode text"):
+        save_file({name: np.zeros(3)}, target, KEY, plain=[name] if plain else (), metadata=metadata)
+    assert not leftovers(target)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_the_name_of_the_metadata_is_no_name_for_a_tensor(target, plain):
+    with pytest.raises(FormatError, match="a tensor cannot be called '__metadata__'"):
+        save_file({"__metadata__": np.zeros(3)}, target, KEY, plain=["__metadata__"] if plain else ())
+    assert not leftovers(target)
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    names=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=12), max_size=5, unique=True),
+    metadata=st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=9), st.just("ü\0\u2028")),
+    plain=st.sets(st.integers(0, 4)),
+)
+def test_any_names_and_metadata_come_out(tmp_path, names, metadata, plain):
+    tensors = {name: np.array([place], np.int16) for place, name in enumerate(names)}
+    left = [name for place, name in enumerate(names) if place in plain]
+    save_file(tensors, tmp_path / "any", KEY, plain=left, metadata=metadata)
+    assert same(opened(tmp_path / "any"), tensors)
+    with load_file(tmp_path / "any") as file:
+        assert file.metadata == metadata
+        assert set(file.plain) == set(left)
+
+
+def test_a_header_that_nobody_could_read_is_not_written(target, monkeypatch):
+    monkeypatch.setattr(writer, "_HEADER_LIMIT", 1000)
+    with pytest.raises(FormatError, match="put fewer tensors into one file"):
+        save_file({str(i): TENSORS["scale"] for i in range(20)}, target, KEY)
+    assert not leftovers(target)
+
+
+def test_what_is_sealed_already_is_not_sealed_again(target):
+    sealed = fastrack.seal(TENSORS["images"], KEY)
+    for thing in (sealed, sealed[:3]):
+        with pytest.raises(TypeError, match="'x' is sealed already, and bound to the file it came from"):
+            save_file({"x": thing}, target, KEY)
+
+
+@pytest.mark.parametrize(
+    "tensor", [None, [1, 2], np.array([None]), np.zeros(3, ">i4"), torch.zeros(2, dtype=torch.complex128)]
+)
+def test_what_is_no_tensor_is_refused_before_a_file_is_begun(target, tensor, monkeypatch):
+    monkeypatch.setattr(writer, "new_file", lambda path: pytest.fail(f"began {path}"))
+    with pytest.raises(TypeError):
+        save_file({"good": TENSORS["scale"], "bad": tensor}, target, KEY)
+
+
+def test_a_wiped_key_seals_no_file(target):
+    key = Key.generate()
+    key.wipe()
+    with pytest.raises(ClosedError):
+        save_file(TENSORS, target, key)
+    assert not leftovers(target)
+
+
+def test_every_file_has_an_id_of_its_own(target):
+    ids = set()
+    for _ in range(10):
+        save_file({"x": TENSORS["scale"]}, target, KEY)
+        with load_file(target) as file:
+            ids.add(file["x"].claim.file)
+    assert len(ids) == 10
+
+
+def test_tensors_of_a_file_share_no_salt(target):
+    save_file({str(i): TENSORS["scale"] for i in range(30)}, target, KEY)
+    with load_file(target) as file:
+        assert len({bytes(file[name].message[:24]) for name in file}) == 30
+
+
+def test_progress_counts_every_byte_once(target):
+    seen = []
+    save_file(TENSORS, target, KEY, plain=["labels"], progress=seen.append)
+    assert sum(seen) == sum(array.nbytes for array in TENSORS.values())
+    del seen[:]
+    unseal_file(target, target, KEY, progress=seen.append)
+    assert sum(seen) == sum(array.nbytes for array in TENSORS.values())
+
+
+def test_every_tensor_lies_at_a_multiple_of_its_element(target):
+    arrays = {name: np.zeros(3, name) for name in ("u1", "f8", "i2", "f4", "c8", "?")}
+    save_file(arrays, target, KEY, plain=arrays)
+    with load_file(target) as file:
+        for name in file:
+            assert file.stored(name)[2].ctypes.data % np.dtype(name).itemsize % 8 == 0
+
+
+# Sealing files
+
+
+def test_a_safetensors_file_is_sealed_with_its_metadata(tmp_path, target):
+    source = tmp_path / "plain.safetensors"
+    safetensors.torch.save_file({"w": torch.randn(30, 50).bfloat16(), "b": torch.zeros(5)}, source, {"format": "pt"})
+    seal_file(source, target, KEY, plain=["b"])
+    with load_file(target) as file:
+        assert file.metadata == {"format": "pt"}
+        assert (file.sealed, file.plain) == (("w",), ("b",))
+    assert same(opened(target), opened(source))
+    unseal_file(target, tmp_path / "back.safetensors", KEY)
+    with safetensors.safe_open(tmp_path / "back.safetensors", framework="numpy") as file:
+        assert file.metadata() == {"format": "pt"}
+    assert same(opened(tmp_path / "back.safetensors"), opened(source))
+
+
+def test_types_that_numpy_lacks_pass_through_files(tmp_path, target):
+    header = {
+        "a": {"dtype": "F4", "shape": [2, 3], "data_offsets": [0, 3]},
+        "b": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [3, 6]},
+    }
+    (tmp_path / "odd.safetensors").write_bytes(by_hand.container(header, b"abcdef"))
+    seal_file(tmp_path / "odd.safetensors", target, KEY, plain=["b"])
+    assert [check.error for check in verify_file(target, KEY)] == [None]
+    unseal_file(target, target, KEY)
+    with load_file(target) as file:
+        assert file.stored("a")[:2] == ("F4", (2, 3))
+        assert file.stored("a")[2].tobytes() + file.stored("b")[2].tobytes() == b"abcdef"
+
+
+@pytest.mark.usefixtures("small_slabs")
+@pytest.mark.parametrize(
+    "array",
+    [
+        TENSORS["images"],
+        TENSORS["scale"],
+        TENSORS["nothing"],
+        np.asfortranarray(TENSORS["images"]),
+        np.zeros((3, 2), bool),
+    ],
+)
+def test_a_numpy_file_is_sealed_under_its_own_name(tmp_path, target, array):
+    np.save(tmp_path / "points.npy", array)
+    seal_file(tmp_path / "points.npy", target, KEY)
+    assert same(opened(target), {"points": array})
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_an_archive_of_numpy_files_is_sealed_name_by_name(tmp_path, target, save):
+    arrays = {name: array for name, array in TENSORS.items() if name != "half"}
+    save(tmp_path / "all.npz", **arrays)
+    seal_file(str(tmp_path / "all.npz"), str(target), KEY, plain=["labels"])
+    assert same(opened(target), arrays)
+
+
+@pytest.mark.parametrize("content", [b"", b"text", bytes(range(256)) * 300])
+def test_any_other_file_is_sealed_whole(tmp_path, target, content):
+    (tmp_path / "notes.bin").write_bytes(content)
+    seal_file(tmp_path / "notes.bin", target, KEY)
+    assert opened(target)["notes.bin"].tobytes() == content
+
+
+def test_a_file_may_be_sealed_and_unsealed_in_place(tmp_path):
+    path = tmp_path / "x.safetensors"
+    safetensors.numpy.save_file({"x": TENSORS["images"]}, path)
+    seal_file(path, path, KEY)
+    assert same(opened(path), {"x": TENSORS["images"]})
+    unseal_file(path, path, KEY)
+    assert same(safetensors.numpy.load_file(path), {"x": TENSORS["images"]})
+
+
+def test_a_sealed_file_is_not_sealed_again(tmp_path, target):
+    save_file(TENSORS, target, KEY)
+    with pytest.raises(FormatError, match="is sealed already; `fastrack unseal` opens it"):
+        seal_file(target, tmp_path / "twice", KEY)
+    assert not (tmp_path / "twice").exists()
+
+
+def numpy_file(header, body=bytes(12)):
+    return b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header + body
+
+
+def zipped(content, name="x.npy"):
+    memory = io.BytesIO()
+    with zipfile.ZipFile(memory, "w") as archive:
+        archive.writestr(name, content)
+    return memory.getvalue()
+
+
+def saved(save, **arrays):
+    memory = io.BytesIO()
+    save(memory, *arrays.values()) if save is np.save else save(memory, **arrays)
+    return memory.getvalue()
+
+
+SOUND_NPY = saved(np.save, x=np.arange(3.0))
+SOUND_NPZ = saved(np.savez, x=np.arange(3.0))
+UNSOUND = [
+    b"",
+    b"text",
+    SOUND_NPY[:20],
+    SOUND_NPY[:-1],
+    numpy_file(b"\0"),
+    numpy_file(b"(" * 3000),
+    numpy_file(b"{'descr':'<f4'("),
+    numpy_file(b"{'descr':'<f4,,','fortran_order':False,'shape':()}"),
+    numpy_file(b"{'descr':[('a',)],'fortran_order':False,'shape':()}"),
+    numpy_file(b"{'descr':'<f4','fortran_order':False,'shape':(-1,)}"),
+    numpy_file(b"{'descr':'<f4','fortran_order':False,'shape':(True,)}"),
+    numpy_file(b"{'descr':'<f4','fortran_order':False,'shape':(9999999999999999999999,)}"),
+    numpy_file(b"{'descr':'<f4','fortran_order':False,'shape':(4611686018427387904, 4)}"),
+    saved(np.save, x=np.array([{"an": "object"}])),
+]
+
+
+@pytest.mark.parametrize("content", [*UNSOUND, SOUND_NPZ])
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+def test_what_is_no_numpy_file_is_refused(tmp_path, target, content):
+    (tmp_path / "x.npy").write_bytes(content)
+    with pytest.raises(FormatError, match=r"x\.npy is no \.npy file"):
+        seal_file(tmp_path / "x.npy", target, KEY)
+    assert not leftovers(target)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [*map(zipped, UNSOUND[2:]), b"", SOUND_NPY, SOUND_NPZ[:100], b"PK\3\4" + bytes(60), SOUND_NPZ.replace(b"@", b"A")],
+)
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+def test_what_is_no_archive_of_numpy_files_is_refused(tmp_path, target, content):
+    (tmp_path / "x.npz").write_bytes(content)
+    with pytest.raises(FormatError, match=r"x\.npz is no \.npz file"):
+        seal_file(tmp_path / "x.npz", target, KEY)
+    assert not leftovers(target)
+
+
+def test_an_archive_with_another_thing_in_it_is_refused(tmp_path, target):
+    (tmp_path / "x.npz").write_bytes(zipped(b"text", "readme.txt"))
+    with pytest.raises(TypeError, match="not bytes"):
+        seal_file(tmp_path / "x.npz", target, KEY)
+
+
+def test_a_file_in_the_other_byte_order_is_refused(tmp_path, target):
+    np.save(tmp_path / "x.npy", np.zeros(3, ">f8"))
+    with pytest.raises(TypeError, match="convert it first"):
+        seal_file(tmp_path / "x.npy", target, KEY)
+
+
+def test_what_is_no_safetensors_file_is_refused(tmp_path, target):
+    (tmp_path / "x.safetensors").write_bytes(b"text")
+    with pytest.raises(FormatError, match="is no safetensors file"):
+        seal_file(tmp_path / "x.safetensors", target, KEY)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".npy", ".npz", ".bin"])
+def test_a_missing_source_is_missing(tmp_path, target, suffix):
+    with pytest.raises(FileNotFoundError):
+        seal_file(tmp_path / f"missing{suffix}", target, KEY)
+
+
+# Unsealing files
+
+
+def test_an_unsealed_file_is_an_ordinary_safetensors_file(tmp_path, target):
+    save_file(TENSORS, target, KEY, plain=["labels"], metadata={"note": "kept"})
+    back = tmp_path / "back.safetensors"
+    unseal_file(target, back, KEY)
+    assert same(safetensors.numpy.load_file(back), TENSORS)
+    with safetensors.safe_open(back, framework="numpy") as file:
+        assert file.metadata() == {"note": "kept"}
+
+
+def test_chosen_tensors_are_unsealed_alone(tmp_path, target):
+    save_file(TENSORS, target, KEY, plain=["labels"])
+    back = tmp_path / "back.safetensors"
+    unseal_file(target, back, KEY, names=["labels", "scale"])
+    assert same(safetensors.numpy.load_file(back), {name: TENSORS[name] for name in ("labels", "scale")})
+    with pytest.raises(KeyError, match="no such"):
+        unseal_file(target, back, KEY, names=["no such"])
+
+
+@pytest.mark.usefixtures("small_slabs")
+@pytest.mark.parametrize("chunk", [0, 1, 2, 9])
+def test_a_bad_chunk_leaves_no_plaintext_behind(tmp_path, target, chunk):
+    save_file({"images": TENSORS["images"]}, target, KEY)
+    content = bytearray(target.read_bytes())
+    place = len(content) - 160_000 - 10 * 16 + chunk * (CHUNK + 16)
+    content[place] ^= 1
+    target.write_bytes(content)
+    back = tmp_path / "back"
+    back.mkdir()
+    (back / "x").write_bytes(b"old")
+    with pytest.raises(AuthenticationError) as caught:
+        unseal_file(target, back / "x", KEY)
+    assert (caught.value.tensor, caught.value.chunk) == ("images", chunk)
+    assert (back / "x").read_bytes() == b"old"
+    assert not leftovers(back / "x")
+
+
+@pytest.mark.usefixtures("small_slabs")
+def test_no_slab_is_written_before_it_was_authenticated():
+    plain = np.random.default_rng(0).integers(1, 256, 6 * CHUNK, dtype=np.uint8)
+    sealed = fastrack.seal(plain, KEY)
+    message = np.frombuffer(sealed.message, np.uint8).copy()
+    message[56 + 3 * (CHUNK + 16)] ^= 1
+    out = io.BytesIO()
+    with pytest.raises(AuthenticationError):
+        writer.write_plaintext(fastrack.SealedTensor(sealed.claim, message, sealed.key_id), fastrack.KeyRing(KEY), out)
+    assert out.getvalue() == plain[: 2 * CHUNK].tobytes()
+
+
+def test_another_key_unseals_no_file(tmp_path, target):
+    save_file(TENSORS, target, KEY)
+    with pytest.raises(UnknownKeyError):
+        unseal_file(target, tmp_path / "back", Key.generate())
+    with pytest.raises(UnknownKeyError):
+        unseal_file(target, tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+
+
+# Whole or not at all
+
+
+OLD = b"what was there before"
+
+
+@pytest.fixture(params=["first", "again"])
+def before(request, target):
+    """What is under the final name before, and must be there still."""
+    if request.param == "first":
+        return None
+    target.write_bytes(OLD)
+    return OLD
+
+
+def untouched(target, before):
+    return (target.read_bytes() if target.exists() else None) == before and not leftovers(target)
+
+
+class BreaksError(Exception):
+    pass
+
+
+@pytest.mark.usefixtures("small_slabs")
+@pytest.mark.parametrize("after", [1, 3, 5])
+def test_a_failure_on_the_way_leaves_what_was_there(target, before, after):
+    calls = []
+
+    def give_up(size):
+        calls.append(size)
+        if len(calls) == after:
+            raise BreaksError
+
+    with pytest.raises(BreaksError):
+        save_file({"images": TENSORS["images"]}, target, KEY, progress=give_up)
+    assert untouched(target, before)
+
+
+def test_a_source_that_fails_on_the_way_leaves_what_was_there(target, before):
+    tensors = {"a": TENSORS["images"], "b": torch.zeros(5, device="meta")}
+    with pytest.raises(TypeError, match="expected a dense tensor in host memory"):
+        save_file(tensors, target, KEY)
+    assert untouched(target, before)
+
+
+def test_an_interrupt_leaves_what_was_there(target, before):
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        save_file(TENSORS, target, KEY, progress=interrupt)
+    assert untouched(target, before)
+
+
+FULL = [errno.ENOSPC, errno.EDQUOT, errno.EFBIG]
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+@pytest.mark.parametrize("number", [*FULL, errno.EIO])
+def test_a_disk_that_is_full_at_the_last_moment_leaves_what_was_there(target, before, monkeypatch, call, number):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, call, refuse)
+    with pytest.raises(OSError, match=os.strerror(number)) as caught:
+        save_file(TENSORS, target, KEY)
+    monkeypatch.undo()
+    assert caught.value.errno == number
+    if number in FULL:
+        assert "free some space and try again; nothing was left of it" in str(caught.value)
+        assert caught.value.filename == str(target)
+    assert untouched(target, before)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGXFSZ"), reason="this system has no limit on the size of files")
+def test_a_disk_that_is_full_on_the_way_leaves_what_was_there(target, before):
+    done = subprocess.run(
+        [sys.executable, "-c", _SEAL_WITH_LITTLE_ROOM, str(target)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    number, _, text = done.stdout.strip().partition(" ")
+    assert int(number) == errno.EFBIG
+    assert "free some space and try again" in text
+    assert untouched(target, before)
+
+
+_SEAL_WITH_LITTLE_ROOM = """
+import resource, signal, sys
+import numpy as np
+import fastrack
+key = fastrack.Key.generate()
+tensor = np.zeros(3_000_000, np.uint8)
+fastrack.seal(tensor, key)
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
+try:
+    fastrack.save_file({"x": tensor}, sys.argv[1], key)
+except OSError as error:
+    print(error.errno, error)
+"""
+
+
+@pytest.fixture
+def little_disk(tmp_path):
+    """A file system of 1 MiB."""
+    mount, umount = shutil.which("mount"), shutil.which("umount")
+    place = tmp_path / "little"
+    place.mkdir()
+    if not mount or not umount:
+        pytest.skip("there is no mount here")
+    command = [mount, "-t", "tmpfs", "-o", "size=1m", "fastrack-test", place]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("this user may mount nothing")
+    yield place
+    subprocess.run([umount, place], check=True)
+
+
+def test_a_disk_without_space_leaves_what_was_there(little_disk):
+    target = little_disk / "out"
+    for before in (None, OLD):
+        if before:
+            target.write_bytes(before)
+        with pytest.raises(OSError, match="No space left on device: free some space") as caught:
+            save_file({"x": np.zeros(3_000_000, np.uint8)}, target, KEY)
+        assert caught.value.errno == errno.ENOSPC
+        assert untouched(target, before)
+    save_file(TENSORS, target, KEY)
+    assert same(opened(target), TENSORS)
+
+
+def test_a_missing_directory_is_missing(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        save_file(TENSORS, tmp_path / "missing" / "out", KEY)
+    assert not leftovers(tmp_path / "out")
+
+
+def test_a_directory_is_no_target(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "folder", "", ".", "/"):
+        with pytest.raises(IsADirectoryError, match="name a file in it"):
+            save_file(TENSORS, path, KEY)
+    assert not leftovers(tmp_path / "folder")
+
+
+def test_a_directory_that_cannot_be_synced_holds_the_file_all_the_same(target, monkeypatch):
+    real = os.open
+
+    def refuse(path, flags, *rest, **more):
+        if Path(path) == target.parent:
+            raise PermissionError(errno.EACCES, "no listing")
+        return real(path, flags, *rest, **more)
+
+    monkeypatch.setattr(os, "open", refuse)
+    save_file(TENSORS, target, KEY)
+    monkeypatch.undo()
+    assert same(opened(target), TENSORS)
+
+
+def test_short_writes_are_completed():
+    class Slow(io.BytesIO):
+        def write(self, data):
+            return super().write(bytes(data[:7]))
+
+    raw = Slow()
+    assert writer._Whole(raw).write(bytes(range(100))) == 100
+    assert raw.getvalue() == bytes(range(100))
+
+
+def test_a_file_that_another_one_has_open_stays_as_it_was(target):
+    save_file({"x": TENSORS["images"]}, target, KEY)
+    with load_file(target) as file:
+        sealed = file["x"]
+        save_file({"x": np.zeros(3)}, target, KEY)
+        assert np.array_equal(unseal(sealed, KEY, framework="numpy"), TENSORS["images"])
+
+
+def test_no_error_shows_the_key(tmp_path, target):
+    wiped = Key.from_bytes(SECRET)
+    wiped.wipe()
+    save_file(TENSORS, target, KEY)
+    failures = [
+        lambda: save_file(TENSORS, tmp_path / "missing" / "x", KEY),
+        lambda: save_file({"\ud800": TENSORS["scale"]}, target, KEY),
+        lambda: save_file({"x": torch.zeros(3, device="meta")}, target, KEY),
+        lambda: save_file({"x": TENSORS["scale"]}, target, wiped),
+        lambda: unseal_file(target, tmp_path / "missing" / "x", KEY),
+        lambda: unseal_file(target, target, KEY, names=["y"]),
+        lambda: seal_file(target, target, KEY),
+    ]
+    for fail in failures:
+        with pytest.raises((FastrackError, OSError, TypeError, KeyError)) as caught:
+            fail()
+        told = "".join(traceback.TracebackException.from_exception(caught.value, capture_locals=True).format())
+        assert SECRET.hex() not in told
+        assert repr(bytes(SECRET[:8]))[2:-1] not in told
+
+
+# What takes longer
+
+
+def run_script(source, *arguments, timeout=300):
+    done = subprocess.run(
+        [sys.executable, "-c", source, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        cwd=ROOT,
+        timeout=timeout,
+    )
+    return json.loads(done.stdout)
+
+
+_HUGE = 3 << 30
+_MARKS = {0: b"start", (1 << 30) - 2: b"across", _HUGE - 5: b"end.."}
+
+_SEAL_VERIFY_UNSEAL = """
+import json, sys, threading, time
+import fastrack
+source, sealed, back = sys.argv[1:]
+
+def resident():
+    with open("/proc/self/status") as status:
+        fields = dict(line.split(":", 1) for line in status)
+    return sum(int(fields[name].split()[0]) for name in ("RssAnon", "RssShmem"))  # in KiB
+
+def watch():
+    while not done.wait(0.005):
+        peak[0] = max(peak[0], resident())
+
+done, peak = threading.Event(), [resident()]
+watcher = threading.Thread(target=watch)
+watcher.start()
+try:
+    key = fastrack.Key.generate()
+    fastrack.seal_file(source, sealed, key)
+    errors = [str(check.error) for check in fastrack.verify_file(sealed, key) if check.error]
+    fastrack.unseal_file(sealed, back, key)
+finally:
+    done.set()
+    watcher.join()
+print(json.dumps({"peak": peak[0] * 1024, "errors": errors}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="nothing here tells how much memory is resident")
+def test_three_gibibytes_are_sealed_verified_and_unsealed_in_half_of_one(tmp_path):
+    if shutil.disk_usage(tmp_path).free < 12 << 30:
+        pytest.skip("this takes 12 GiB of disk")
+    source, sealed, back = (tmp_path / name for name in ("huge", "sealed", "back"))
+    with source.open("wb") as file:
+        for place, mark in _MARKS.items():
+            file.seek(place)
+            file.write(mark)
+    try:
+        told = run_script(_SEAL_VERIFY_UNSEAL, source, sealed, back)
+        assert told["errors"] == []
+        assert told["peak"] < 512 << 20
+        with load_file(back) as file:
+            dtype, shape, content = file.stored("huge")
+            assert (dtype, shape) == ("U8", (_HUGE,))
+            for place, mark in _MARKS.items():
+                assert content[place : place + len(mark)].tobytes() == mark
+            assert not content[100 : 32 << 20].any()
+            del content
+    finally:
+        for path in (source, sealed, back):
+            path.unlink(missing_ok=True)
+
+
+_SEAL_WHEN_TOLD = """
+import sys
+import numpy as np
+import fastrack
+source, target, path = sys.argv[1:]
+key = fastrack.Key.load(path)
+fastrack.seal(np.zeros(100_000, np.uint8), key)
+print("ready", flush=True)
+fastrack.seal_file(source, target, key)
+print("done", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_seal_leaves_no_part_of_a_file_under_its_name(tmp_path, target):
+    source, key_path = tmp_path / "plain.bin", tmp_path / "owner.key"
+    KEY.save(key_path)
+    with source.open("wb") as file:
+        file.truncate(200 << 20)
+    command = [sys.executable, "-c", _SEAL_WHEN_TOLD, source, target, key_path]
+
+    def seal(kill_after=None):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+            assert process.stdout.readline() == "ready\n"
+            start = time.monotonic()
+            if kill_after is None:
+                assert process.stdout.readline() == "done\n"
+            else:
+                time.sleep(kill_after)
+                process.send_signal(signal.SIGKILL)
+            process.wait(60)
+            return time.monotonic() - start
+
+    seconds = seal()
+    moments = random.Random(5)
+    killed = 0
+    for attempt in range(10):
+        before = OLD if attempt % 2 else None
+        target.unlink(missing_ok=True)
+        if before:
+            target.write_bytes(before)
+        seal(kill_after=moments.uniform(0, seconds))
+        if target.exists() and target.read_bytes()[: len(OLD)] != OLD:
+            assert [check.error for check in verify_file(target, KEY)] == [None]  # it was done already
+        else:
+            assert (target.read_bytes() if target.exists() else None) == before
+            killed += 1
+        for part in leftovers(target):
+            assert part.startswith(".out.safetensors.")
+            (target.parent / part).unlink()
+    assert killed >= 3
