@@ -39,7 +39,7 @@ def load_file(path: str | os.PathLike[str]) -> SealedFile:
     Returns
     -------
     SealedFile
-        A mapping of names to `SealedTensor`, and to NumPy arrays for tensors stored in plain. Close it, or use it in a
+        A mapping of names to `SealedTensor`. Tensors stored in plain are in its `plain`. Close it, or use it in a
         ``with`` statement.
 
     Raises
@@ -52,22 +52,26 @@ def load_file(path: str | os.PathLike[str]) -> SealedFile:
     return SealedFile(path)
 
 
-class SealedFile(Mapping[str, Any]):
-    """The tensors of a sealed file, mapped into memory and lazy. Made by `load_file`.
+class SealedFile(Mapping[str, SealedTensor]):
+    """The sealed tensors of a file by name, mapped into memory and lazy. Made by `load_file`.
 
-    A sealed tensor that was taken out stays usable after `close`, as does the memory map under it.
+    Tensors that the file stores in plain are in `plain`, and there only: nobody can slip one in where a sealed tensor
+    is expected. A tensor that was taken out stays usable after `close`, as does the memory map under it.
 
     Attributes
     ----------
     path : pathlib.Path
-    sealed : tuple of str
-        Names of the sealed tensors, in the order of the file.
-    plain : tuple of str
-        Names of the tensors stored in plain.
-    key_id : str or None
-        The id of the key that sealed them; None if nothing is sealed.
+        Where the file is.
+    names : tuple of str
+        The names of all tensors, sealed and plain, in the order of the file.
+    plain : mapping of str to numpy.ndarray
+        The tensors stored in plain, as read-only arrays on the map. Neither encrypted nor authenticated.
     metadata : dict of str to str
         The file's own metadata, without fastrack's. Neither encrypted nor authenticated.
+    file_id : str or None
+        What binds the sealed tensors to this file: 32 hexadecimal digits; None if nothing is sealed.
+    key_id : str or None
+        The id of the key that sealed them; None if nothing is sealed.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -77,12 +81,13 @@ class SealedFile(Mapping[str, Any]):
         self._places = header.locate(self._memory.size)
         marks = {key: value for key, value in header.metadata.items() if key.startswith("fastrack.")}
         self.metadata = {key: value for key, value in header.metadata.items() if key not in marks}
+        self.file_id: str | None = None
         self.key_id: str | None = None
         self._claims: dict[str, Claim] = {}
         if marks:
             self._read_marks(marks)
-        self.sealed = tuple(name for name in self._places if name in self._claims)
-        self.plain = tuple(name for name in self._places if name not in self._claims)
+        self.names = tuple(self._places)
+        self.plain: Mapping[str, Any] = _PlainTensors(self, [name for name in self.names if name not in self._claims])
 
     def _read_marks(self, marks: dict[str, str]) -> None:
         version = marks.get("fastrack.version")
@@ -90,12 +95,14 @@ class SealedFile(Mapping[str, Any]):
             raise FormatError(
                 f"{self.path} is of fastrack format {version!r:.20}, and this fastrack reads {_VERSION!r}; update it"
             )
-        file, self.key_id = (_hex_id(marks.get(name), name, self.path) for name in ("fastrack.file", "fastrack.key"))
+        self.file_id, self.key_id = (
+            _hex_id(marks.get(name), name, self.path) for name in ("fastrack.file", "fastrack.key")
+        )
         for name, entry in _read_json(marks.get("fastrack.tensors"), self.path).items():
             place = self._places.get(name)
             if place is None:
                 raise FormatError(f"{self.path} lists a sealed tensor {name!r:.80} that is not in it")
-            self._claims[name] = claim = _read_claim(name, entry, file, self.path)
+            self._claims[name] = claim = _read_claim(name, entry, self.file_id, self.path)
             expected = cobblestone.message_size(dtypes.nbytes(claim.dtype, claim.shape))
             if place.dtype != "U8" or place.shape != (expected,):
                 raise FormatError(
@@ -103,13 +110,14 @@ class SealedFile(Mapping[str, Any]):
                     f"bytes, but is {place.dtype} {list(place.shape)}; the metadata or the file was altered"
                 )
 
-    def __getitem__(self, name: str) -> Any:
-        dtype, shape, memory = self.stored(name)
+    def __getitem__(self, name: str) -> SealedTensor:
         claim = self._claims.get(name)
         if claim is None:
-            return arrays.from_bytes(memory, dtype, shape, "numpy")
+            if name in self._places:
+                raise KeyError(f"{name!r} is not sealed but stored in plain; file.plain[{name!r}] gives it")
+            raise KeyError(name)
         assert self.key_id is not None
-        return SealedTensor(claim, memory, self.key_id)
+        return SealedTensor(claim, self.stored(name)[2], self.key_id)
 
     def stored(self, name: str) -> tuple[str, tuple[int, ...], Bytes]:
         """A tensor as safetensors has it: dtype, shape and a view of its bytes. A sealed one is a `U8` vector."""
@@ -119,13 +127,16 @@ class SealedFile(Mapping[str, Any]):
         return place.dtype, place.shape, self._memory[place.start : place.stop]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._places
+        return name in self._claims
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return (name for name in self.names if name in self._claims)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._claims)
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
     def close(self) -> None:
         """Hand out no more tensors. The map goes when the last one that was handed out does."""
@@ -138,7 +149,36 @@ class SealedFile(Mapping[str, Any]):
         self.close()
 
     def __repr__(self) -> str:
-        return f"<SealedFile {str(self.path)!r}: {len(self.sealed)} sealed, {len(self.plain)} plain>"
+        return f"<SealedFile {str(self.path)!r}: {len(self)} sealed, {len(self.plain)} plain>"
+
+
+class _PlainTensors(Mapping[str, Any]):
+    """The plain tensors of a file."""
+
+    def __init__(self, file: SealedFile, names: Sequence[str]) -> None:
+        self._file = file
+        self._names = dict.fromkeys(names)
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._names:
+            raise KeyError(name)
+        dtype, shape, memory = self._file.stored(name)
+        return arrays.from_bytes(memory, dtype, shape, "numpy")
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return f"<plain tensors: {', '.join(self._names) or 'none'}>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +221,7 @@ def verify_file(
     """
     ring = KeyRing.resolve(keys)
     with load_file(path) as file:
-        for name in file.sealed:
-            sealed = file[name]
+        for name, sealed in file.items():
             error = _verify(sealed, ring, progress)
             yield TensorCheck(name, sealed.dtype, sealed.shape, sealed.nbytes, error)
 

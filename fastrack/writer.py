@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import json
 import os
-import secrets
-import zipfile
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from tokenize import TokenError
 from typing import Any, BinaryIO
-
-import numpy as np
 
 from fastrack import aead, arrays, cobblestone, dtypes
 from fastrack.arrays import Bytes
 from fastrack.errors import FormatError
 from fastrack.files import SealedFile, load_file
 from fastrack.keys import Key, KeyRing, KeySource
+from fastrack.newfile import new_file
+from fastrack.plain import PlainTensor, open_plain
 from fastrack.sealed import Claim, OpenMessage, SealedRows, SealedTensor, new_file_id
 
-__all__ = ["PlainTensor", "new_file", "open_plain", "save_file", "seal_file", "unseal_file", "write_plaintext"]
+__all__ = ["save_file", "seal_file", "unseal_file", "write_plaintext"]
 
 Progress = Callable[[int], None]
 
-_UNSOUND = (ArithmeticError, EOFError, SyntaxError, TypeError, ValueError, TokenError, zipfile.BadZipFile, zlib.error)
 _SLAB = 32 << 20
 _ALIGNMENT = 8
 _HEADER_LIMIT = 100_000_000  # bytes; safetensors refuses to read more
@@ -118,6 +110,8 @@ def unseal_file(
 ) -> None:
     """Decrypt a sealed file into a plain safetensors file, slab by slab, each authenticated before it is written.
 
+    Tensors that the file stores in plain are copied as they are; nothing vouches for those.
+
     Parameters
     ----------
     source, target : path
@@ -140,12 +134,12 @@ def unseal_file(
     """
     ring = KeyRing.resolve(keys)
     with load_file(source) as file:
-        entries = {name: _described(file, name) for name in (file if names is None else names)}
+        entries = {name: _described(file, name) for name in (file.names if names is None else names)}
         order = _by_alignment(entries)
         with new_file(Path(target)) as out:
             out.write(_header({name: entries[name] for name in order}, file.metadata))
             for name in order:
-                if name in file.sealed:
+                if name in file:
                     write_plaintext(file[name], ring, out, progress)
                 else:
                     _write_plain(PlainTensor.stored(file, name), out, progress)
@@ -163,84 +157,11 @@ def write_plaintext(tensor: SealedTensor, keys: KeyRing, out: BinaryIO, progress
             memory.fill(0)
 
 
-@dataclass(frozen=True, slots=True)
-class PlainTensor:
-    """A plain tensor's type, and a way to its bytes that may be slow and large."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    load: Callable[[], Bytes]
-
-    @classmethod
-    def of(cls, array: Any) -> PlainTensor:
-        dtype, shape = arrays.describe(array)
-        return cls(dtype, shape, lambda: arrays.bytes_of(array))
-
-    @classmethod
-    def stored(cls, file: SealedFile, name: str) -> PlainTensor:
-        dtype, shape, memory = file.stored(name)
-        return cls(dtype, shape, lambda: memory)
-
-    @property
-    def nbytes(self) -> int:
-        return dtypes.nbytes(self.dtype, self.shape)
-
-
 def _described(file: SealedFile, name: str) -> tuple[str, tuple[int, ...]]:
-    if name in file.sealed:
+    if name in file:
         sealed = file[name]
         return sealed.dtype, sealed.shape
     return file.stored(name)[:2]
-
-
-@contextlib.contextmanager
-def open_plain(path: str | os.PathLike[str]) -> Iterator[tuple[Mapping[str, PlainTensor], dict[str, str]]]:
-    """The plain tensors of a file and its metadata; mapped where its format allows."""
-    path = Path(path)
-    suffix = path.suffix.lower()
-    if suffix == ".safetensors":
-        with load_file(path) as file:
-            if file.sealed:
-                raise FormatError(f"{path} is sealed already; `fastrack unseal` opens it")
-            yield {name: PlainTensor.stored(file, name) for name in file}, file.metadata
-    elif suffix == ".npy":
-        with _sound(path):
-            array = np.lib.format.open_memmap(path, mode="r")
-        yield {path.stem: PlainTensor.of(array)}, {}
-    elif suffix == ".npz":
-        with path.open("rb") as raw, _open_archive(raw, path) as archive:
-            yield {name: _from_archive(archive, name, path) for name in archive.files}, {}
-    else:
-        size = path.stat().st_size
-        memory = np.memmap(path, np.uint8, "r") if size else np.empty(0, np.uint8)
-        yield {path.name: PlainTensor.of(memory)}, {}
-
-
-def _open_archive(file: BinaryIO, path: Path) -> Any:
-    with _sound(path):
-        archive = np.load(file, allow_pickle=False)
-    if isinstance(archive, np.ndarray):
-        raise FormatError(f"{path} is no .npz file: it holds a single array; rename it to {path.stem}.npy")
-    return archive
-
-
-def _from_archive(archive: Any, name: str, path: Path) -> PlainTensor:
-    def read() -> Any:
-        with _sound(path):
-            return archive[name]
-
-    dtype, shape = arrays.describe(read())
-    # Read again when its turn comes, so that one array is in memory at a time.
-    return PlainTensor(dtype, shape, lambda: arrays.bytes_of(read()))
-
-
-@contextlib.contextmanager
-def _sound(path: Path) -> Iterator[None]:
-    """What NumPy, zipfile and zlib raise for a file that is not what its name says."""
-    try:
-        yield
-    except _UNSOUND as error:
-        raise FormatError(f"{path} is no {path.suffix} file that can be sealed: {error}") from None
 
 
 # Writing.
@@ -303,22 +224,21 @@ def _write_message(tensor: PlainTensor, claim: Claim, key: Key, out: BinaryIO, p
     message_key.wipe()
     try:
         out.write(salt + commitment)
-        plain = tensor.load()
+        read = tensor.load()
         memory = arrays.empty_bytes(cobblestone.raw_size(min(_SLAB, tensor.nbytes)))
         for first, size in cobblestone.runs(tensor.nbytes, _SLAB):
             start = first * cobblestone.CHUNK
-            stop = start + size
             sealed = memory[: cobblestone.run_size(first, size, tensor.nbytes)]
-            engine.seal_run(schedule, plain[start:stop], sealed, first)
+            engine.seal_run(schedule, read(start, start + size), sealed, first)
             _write(out, sealed, size, progress)
     finally:
         schedule.wipe()
 
 
 def _write_plain(tensor: PlainTensor, out: BinaryIO, progress: Progress | None) -> None:
-    memory = tensor.load()
-    for start in range(0, memory.size, _SLAB):
-        piece = memory[start : start + _SLAB]
+    read = tensor.load()
+    for start in range(0, tensor.nbytes, _SLAB):
+        piece = read(start, min(start + _SLAB, tensor.nbytes))
         _write(out, piece, piece.size, progress)
 
 
@@ -352,54 +272,3 @@ def _header(entries: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mappin
     if len(text) > _HEADER_LIMIT:
         raise FormatError(f"safetensors reads no header of {len(text)} bytes; put fewer tensors into one file")
     return len(text).to_bytes(8, "little") + text
-
-
-@contextlib.contextmanager
-def new_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that takes the place of `path` when the block ends well, and vanishes if it does not."""
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, "this is a directory; name a file in it", str(path))
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    try:
-        with temporary.open("xb", buffering=0) as raw:
-            yield _Whole(raw)  # type: ignore[misc]
-            os.fsync(raw.fileno())
-        os.replace(temporary, path)  # noqa: PTH105
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
-            raise OSError(
-                error.errno,
-                f"{os.strerror(error.errno)}: free some space and try again; nothing was left of it",
-                str(path),
-            ) from error
-        raise
-    _sync(path.parent)
-
-
-class _Whole:
-    """A raw file whose `write` writes everything."""
-
-    def __init__(self, raw: Any) -> None:
-        self._raw = raw
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B") if len(data) else memoryview(b"")
-        done = 0
-        while done < len(view):
-            done += self._raw.write(view[done:])
-        return done
-
-    def flush(self) -> None:
-        """Nothing is held back."""
-
-
-def _sync(directory: Path) -> None:
-    """Make the new name last. The file is whole already, so a directory that cannot be synced is no failure."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -199,8 +199,9 @@ class TestNests:
     def test_a_sealed_file_becomes_a_dict_of_tensors(self, tmp_path, channel, key):
         fastrack.save_file({"a": np.arange(3), "b": np.ones(2)}, tmp_path / "f.safetensors", key, plain=["b"])
         with fastrack.load_file(tmp_path / "f.safetensors") as file:
-            moved = channel.to_device(file, framework="numpy")
-        assert {name: value.tolist() for name, value in moved.items()} == {"a": [0, 1, 2], "b": [1, 1]}
+            moved, plain = channel.to_device([file, file.plain], framework="numpy")
+        assert {name: value.tolist() for name, value in moved.items()} == {"a": [0, 1, 2]}
+        assert {name: value.tolist() for name, value in plain.items()} == {"b": [1, 1]}
 
 
 class TestOut:

@@ -66,7 +66,7 @@ def scratch(tmp_path_factory, path):
 
 def opened(path):
     with load_file(path) as file:
-        return [unseal(file[name], KEY) for name in file.sealed]
+        return [unseal(sealed, KEY) for sealed in file.values()]
 
 
 # A mapping
@@ -75,10 +75,10 @@ def opened(path):
 def test_a_file_is_a_mapping_of_names_to_tensors(path):
     with load_file(path) as file:
         assert isinstance(file, Mapping)
-        assert set(file) == set(file.keys()) == set(TENSORS)
-        assert len(file) == 5
-        assert file.plain == ("labels",)
-        assert set(file.sealed) == set(TENSORS) - {"labels"}
+        assert set(file) == set(file.keys()) == set(TENSORS) - {"labels"}
+        assert len(file) == 4
+        assert set(file.plain) == {"labels"}
+        assert set(file.names) == set(TENSORS)
         assert "images" in file
         assert "Images" not in file
         assert None not in file
@@ -92,8 +92,7 @@ def test_a_file_is_a_mapping_of_names_to_tensors(path):
 
 def test_a_sealed_tensor_comes_out_sealed(path):
     with load_file(path) as file:
-        for name in file.sealed:
-            sealed = file[name]
+        for name, sealed in file.items():
             assert isinstance(sealed, SealedTensor)
             assert sealed.shape == TENSORS[name].shape
             assert np.array_equal(unseal(sealed, KEY, framework="numpy"), TENSORS[name])
@@ -101,7 +100,7 @@ def test_a_sealed_tensor_comes_out_sealed(path):
 
 def test_a_plain_tensor_comes_out_as_an_array_that_cannot_be_written_to(path):
     with load_file(path) as file:
-        labels = file["labels"]
+        labels = file.plain["labels"]
     assert np.array_equal(labels, TENSORS["labels"])
     assert labels.dtype == np.int64
     assert not labels.flags.writeable
@@ -109,7 +108,35 @@ def test_a_plain_tensor_comes_out_as_an_array_that_cannot_be_written_to(path):
 
 def test_a_path_may_be_text(path):
     with load_file(str(path)) as file:
-        assert len(file) == 5
+        assert len(file) == 4
+
+
+def test_a_plain_tensor_is_not_among_the_sealed_ones(path):
+    with load_file(path) as file:
+        assert "labels" not in file
+        with pytest.raises(KeyError, match=r"stored in plain; file\.plain\['labels'\] gives it"):
+            file["labels"]
+        with pytest.raises(KeyError):
+            file.plain["images"]
+        assert "labels" in repr(file.plain)
+
+
+def test_a_plain_tensor_put_in_the_place_of_a_sealed_one_is_not_taken_for_it(scratch):
+    save_file({"x": np.arange(3)}, scratch, KEY)
+    with safetensors.safe_open(scratch, framework="numpy") as file:
+        metadata = file.metadata()
+    metadata["fastrack.tensors"] = "{}"
+    safetensors.numpy.save_file({"x": np.arange(3)[::-1].copy()}, scratch, metadata)
+    with load_file(scratch) as file, pytest.raises(KeyError, match="not sealed"):
+        fastrack.to_device(file["x"], keys=KEY)
+
+
+def test_two_files_are_the_same_only_if_they_are_one(path):
+    with load_file(path) as file, load_file(path) as again:
+        assert file == file  # noqa: PLR0124
+        assert file != again
+        assert file.plain != again.plain
+        assert len({file, again}) == 2
 
 
 def test_a_repr_counts_what_is_in_it_and_shows_no_secret(path):
@@ -127,19 +154,20 @@ def test_a_closed_file_hands_out_nothing_more(path):
     file = load_file(path)
     file.close()
     file.close()
-    for name in TENSORS:
-        with pytest.raises(ClosedError, match="was closed; load_file opens it again"):
-            file[name]
+    for tensors in (file, file.plain):
+        for name in tensors:
+            with pytest.raises(ClosedError, match="was closed; load_file opens it again"):
+                tensors[name]
     with pytest.raises(KeyError):
         file["no such"]
     assert "images" in file
-    assert len(file) == 5
+    assert len(file) == 4
 
 
 def test_tensors_that_were_taken_out_outlive_the_file(scratch):
     save_file(TENSORS, scratch, KEY, plain=["labels"])
     with load_file(scratch) as file:
-        images, labels = file["images"], file["labels"]
+        images, labels = file["images"], file.plain["labels"]
     del file
     scratch.unlink()
     assert np.array_equal(unseal(images, KEY, framework="numpy"), TENSORS["images"])
@@ -170,10 +198,10 @@ def test_no_key_is_needed_until_a_tensor_is_opened(path, monkeypatch, tmp_path):
 def test_a_plain_safetensors_file_opens_as_one_without_sealed_tensors(scratch):
     safetensors.numpy.save_file({"x": TENSORS["images"]}, scratch, metadata={"format": "np"})
     with load_file(scratch) as file:
-        assert file.sealed == ()
+        assert not file
         assert file.key_id is None
         assert file.metadata == {"format": "np"}
-        assert np.array_equal(file["x"], TENSORS["images"])
+        assert np.array_equal(file.plain["x"], TENSORS["images"])
 
 
 def test_an_empty_file_of_tensors_opens(scratch):
@@ -186,10 +214,10 @@ def test_a_plain_tensor_of_a_type_that_numpy_lacks_says_so_when_it_is_taken_out(
     header = {"x": {"dtype": "F4", "shape": [4], "data_offsets": [0, 2]}}
     scratch.write_bytes(by_hand.container(header, b"\1\2"))
     with load_file(scratch) as file:
-        assert "x" in file
+        assert "x" in file.plain
         assert file.stored("x")[:2] == ("F4", (4,))
         with pytest.raises(TypeError, match="NumPy has no F4"):
-            file["x"]
+            file.plain["x"]
 
 
 # What is no sealed file
@@ -223,14 +251,14 @@ def exercise(path, *, sealed_by_us=False):
     try:
         with load_file(path) as file:
             assert repr(file)
-            assert set(file.sealed) | set(file.plain) == set(file)
-            for name in file:
+            assert set(file) | set(file.plain) == set(file.names)
+            for name in file.names:
                 dtype, _, memory = file.stored(name)
                 assert memory.size <= size
-                if name in file.sealed:
+                if name in file:
                     assert sealed_by_us or opening_fails(file[name])
                 elif not dtype.startswith(("F4", "F6")):
-                    assert file[name].nbytes == memory.size
+                    assert file.plain[name].nbytes == memory.size
             checks = list(verify_file(path, KEY))
             assert sealed_by_us or all(check.error is not None for check in checks)
     except (FastrackError, OSError) as error:
@@ -493,7 +521,7 @@ def test_every_flipped_bit_of_a_file_is_refused_or_leaves_what_was_sealed(scratc
         try:
             with load_file(scratch) as file:
                 # Stripped of its marks or its name, it is no longer a sealed tensor called x.
-                sealed = [file[name] for name in file.sealed]
+                sealed = list(file.values())
                 assert all(np.array_equal(unseal(tensor, KEY, framework="numpy"), plain) for tensor in sealed)
                 opened += bool(sealed)
         except (FormatError, AuthenticationError, UnknownKeyError):
@@ -622,7 +650,9 @@ def test_a_sealed_tensor_without_its_mark_is_bytes_and_nothing_more(path, scratc
     with load_file(scratch) as file:
         assert "images" in file.plain
         with pytest.raises(TypeError, match="which nobody sealed"):
-            unseal(file["images"], KEY)
+            unseal(file.plain["images"], KEY)
+        with pytest.raises(KeyError, match="not sealed"):
+            file["images"]
 
 
 def test_a_file_may_be_rewritten_by_others_who_keep_its_metadata(path, scratch):
@@ -667,8 +697,8 @@ def test_a_file_made_without_fastrack_opens(scratch, bits, save):
     save(stored, scratch, metadata={"note": "by hand", **by_hand.marks(claims, key.id, FILE_ID)})
 
     with load_file(scratch) as file:
-        assert set(file.sealed) == set(TENSORS)
-        assert file.plain == ("free",)
+        assert set(file) == set(TENSORS)
+        assert set(file.plain) == {"free"}
         assert file.metadata == {"note": "by hand"}
         for name, array in TENSORS.items():
             back = unseal(file[name], key, framework="numpy")
@@ -679,5 +709,5 @@ def test_a_file_made_without_fastrack_opens(scratch, bits, save):
 
 def test_tensors_lie_where_their_elements_are_aligned(path):
     with load_file(path) as file:
-        assert file["labels"].flags.aligned
+        assert file.plain["labels"].flags.aligned
         assert file.stored("labels")[2].ctypes.data % 8 == 0

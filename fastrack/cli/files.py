@@ -98,7 +98,7 @@ def check_sealed(file: "SealedFile", ring: "KeyRing") -> None:
     """
     if file.key_id is None:
         raise FormatError(f"{file.path}: nothing in it is sealed; `fastrack seal` seals it")
-    if file.sealed and file.key_id not in ring:
+    if file and file.key_id not in ring:
         given = ", ".join(key.id for key in ring)
         raise UnknownKeyError(
             f"{clean(str(file.path))} was sealed under key {file.key_id}, which was not given (given: {given}); "

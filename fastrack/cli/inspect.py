@@ -86,20 +86,19 @@ def read_contents(path: Path) -> Contents:
 
     with load_file(path) as file:
         entries = []
-        file_id = None
-        for name in file:
+        for name in file.names:
             dtype, shape, memory = file.stored(name)
-            sealed = name in file.sealed
+            sealed = name in file
             plain_bytes = memory.size
             if sealed:
                 tensor = file[name]
-                dtype, shape, plain_bytes, file_id = tensor.dtype, tensor.shape, tensor.nbytes, tensor.claim.file
+                dtype, shape, plain_bytes = tensor.dtype, tensor.shape, tensor.nbytes
             chunks = cobblestone.chunk_count(plain_bytes) if sealed else 0
             entries.append(Entry(name, dtype, shape, sealed, plain_bytes, memory.size, chunks))
         return Contents(
             path=str(path),
             format=None if file.key_id is None else "1",
-            file_id=file_id,
+            file_id=file.file_id,
             key_id=file.key_id,
             file_bytes=path.stat().st_size,
             tensors=tuple(entries),

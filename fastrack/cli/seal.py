@@ -46,7 +46,7 @@ def seal(
         raise FormatError(f"{source}: {error}") from None
     seconds = time.perf_counter() - begun
     with load_file(target) as file:
-        sealed = [file[name].nbytes for name in file.sealed]
+        sealed = [tensor.nbytes for tensor in file.values()]
         left = sum(file.stored(name)[2].nbytes for name in file.plain)
         count = len(file.plain)
     size = sum(sealed) + left
@@ -74,7 +74,7 @@ def seal(
 
 
 def _check_names(source: Path, names: list[str]) -> None:
-    from fastrack.writer import open_plain
+    from fastrack.plain import open_plain
 
     with open_plain(source) as (tensors, _):
         unknown = sorted(set(names) - set(tensors))

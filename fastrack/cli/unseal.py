@@ -45,6 +45,7 @@ def unseal(
     with load_file(source) as file:
         check_sealed(file, ring)
         names = _choose(file, tensor)
+        copied = [name for name in names if name in file.plain]
         total = sum(_nbytes(file, name) for name in names)
         load_engine("open")
         begun = time.perf_counter()
@@ -57,24 +58,28 @@ def unseal(
             "target": str(target),
             "tensors": names,
             "bytes": total,
+            "not_protected": copied,
             "seconds": seconds,
             "gb_per_s": speed(total, seconds),
         }
         print_json(document)
         return
-    stdout().print(
+    console = stdout()
+    if copied:
+        console.print(f"not protected, copied as stored: {', '.join(map(clean, copied))}", soft_wrap=True)
+    console.print(
         f"{clean(str(target))}: {counted(len(names), 'tensor')} in plain, {size_of(total)}; {pace(total, seconds)}",
         soft_wrap=True,
     )
 
 
 def _choose(file: "SealedFile", wanted: Sequence[str] | None) -> list[str]:
-    unknown = sorted(set(wanted or ()) - set(file))
+    unknown = sorted(set(wanted or ()) - set(file.names))
     if unknown:
         raise FormatError(
-            f"{file.path} has no tensor {', '.join(map(repr, unknown))}; it has {', '.join(map(repr, file))}"
+            f"{file.path} has no tensor {', '.join(map(repr, unknown))}; it has {', '.join(map(repr, file.names))}"
         )
-    return [name for name in file if not wanted or name in wanted]
+    return [name for name in file.names if not wanted or name in wanted]
 
 
 class _Work:
@@ -86,7 +91,7 @@ class _Work:
         self.progress = progress
 
     def described(self, name: str) -> tuple[str, tuple[int, ...]]:
-        if name in self.file.sealed:
+        if name in self.file:
             tensor = self.file[name]
             return tensor.dtype, tensor.shape
         return self.file.stored(name)[:2]
@@ -94,7 +99,7 @@ class _Work:
     def write(self, name: str, out: Any) -> None:
         from fastrack.writer import write_plaintext
 
-        if name in self.file.sealed:
+        if name in self.file:
             write_plaintext(self.file[name], self.ring, out, self.progress)
         else:
             memory = self.file.stored(name)[2]
@@ -121,7 +126,7 @@ def _write_safetensors(work: _Work, names: list[str], target: Path) -> None:
 
 
 def _write_npz(work: _Work, names: list[str], target: Path) -> None:
-    from fastrack.writer import new_file
+    from fastrack.newfile import new_file
 
     headers = {name: _npy_header(*work.described(name)) for name in names}
     with new_file(target) as out, zipfile.ZipFile(out, "w") as archive:
@@ -133,7 +138,7 @@ def _write_npz(work: _Work, names: list[str], target: Path) -> None:
 
 
 def _write_npy(work: _Work, name: str, target: Path) -> None:
-    from fastrack.writer import new_file
+    from fastrack.newfile import new_file
 
     header = _npy_header(*work.described(name))
     with new_file(target) as out:
@@ -142,7 +147,7 @@ def _write_npy(work: _Work, name: str, target: Path) -> None:
 
 
 def _write_bytes(work: _Work, name: str, target: Path) -> None:
-    from fastrack.writer import new_file
+    from fastrack.newfile import new_file
 
     dtype, shape = work.described(name)
     if dtype != "U8":
@@ -185,4 +190,4 @@ def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
 
 
 def _nbytes(file: "SealedFile", name: str) -> int:
-    return int(file[name].nbytes) if name in file.sealed else file.stored(name)[2].nbytes
+    return int(file[name].nbytes) if name in file else file.stored(name)[2].nbytes

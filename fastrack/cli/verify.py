@@ -90,10 +90,10 @@ def verify_contents(path: Path, ring: "KeyRing") -> Report:
 
     with load_file(path) as file:
         check_sealed(file, ring)
-        if not file.sealed:
+        if not file:
             raise FormatError(f"{path}: all its tensors are in plain, so there is nothing to verify")
-        plain = file.plain
-        total = sum(file[name].nbytes for name in file.sealed)
+        plain = tuple(file.plain)
+        total = sum(tensor.nbytes for tensor in file.values())
     load_engine("verify")
     checked = 0
     with progress_bar("verifying", total) as progress:
@@ -130,7 +130,8 @@ def show_report(report: Report, console: Console) -> None:
         names = ", ".join(map(clean, report.plain))
         console.print(f"not protected, so not checked: {names} (stored in plain)", soft_wrap=True)
     failed = sum(check.error is not None for check in report.checks)
-    verdict = f"{failed} of {counted(len(report.checks), 'tensor')} FAILED" if failed else "every chunk is authentic"
+    count = counted(len(report.checks), "sealed tensor")
+    verdict = f"{failed} of {count} FAILED" if failed else f"every chunk of {count} is authentic"
     size = report.checked_bytes
     console.print(f"{clean(report.path)}: {verdict}; {size_of(size)} in {pace(size, report.seconds)}", soft_wrap=True)
 

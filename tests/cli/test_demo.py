@@ -31,7 +31,7 @@ def test_the_demo_tells_its_story_and_leaves_a_picture(cli, folder, work):
     for name in ("images", "labels", "source", "starts"):
         assert f"{name:<8} arrived on cpu" in said
     assert "refused: tensor 'source', chunk " in said
-    assert "1 of 4 tensors FAILED" in said
+    assert "1 of 4 sealed tensors FAILED" in said
     assert "parallel bounce" in said
     assert f"Picture: {folder / 'chart.png'}" in said
     assert (folder / "chart.png").read_bytes().startswith(b"\x89PNG")

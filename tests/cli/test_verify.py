@@ -9,7 +9,7 @@ def test_a_sound_file_is_authentic(cli, key, sealed):
     before = cli.names()
     said = cli(f"verify {sealed} {key}").stdout
     assert [line.split()[:2] for line in said.splitlines() if line.startswith("ok")] == [["ok", "x"], ["ok", "y"]]
-    assert "every chunk is authentic; 234.4 KiB in " in said
+    assert "every chunk of 2 sealed tensors is authentic; 234.4 KiB in " in said
     assert cli.names() == before
 
 
@@ -35,7 +35,7 @@ def test_a_flipped_bit_is_found_and_placed(cli, key, sealed, flip):
     flip(sealed, "x", 14)
     said = cli(f"verify {sealed} {key}", status=1).stdout
     assert next(line for line in said.splitlines() if line.startswith("FAILED")).rstrip().endswith("chunk 14")
-    assert "1 of 2 tensors FAILED" in said
+    assert "1 of 2 sealed tensors FAILED" in said
 
 
 def test_a_program_is_told_which_chunk_failed(cli, key, sealed, flip):
@@ -53,7 +53,7 @@ def test_a_program_is_told_which_chunk_failed(cli, key, sealed, flip):
 def test_every_bad_tensor_is_found(cli, key, sealed, flip):
     flip(sealed, "x", 0)
     flip(sealed, "y", 0)
-    assert "2 of 2 tensors FAILED" in cli(f"verify {sealed} {key}", status=1).stdout
+    assert "2 of 2 sealed tensors FAILED" in cli(f"verify {sealed} {key}", status=1).stdout
 
 
 @pytest.mark.parametrize("place", [0, 23, 24, 55])

@@ -1,0 +1,111 @@
+"""Plain tensors that are about to be sealed, from memory and from files of every kind that holds some."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tokenize import TokenError
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from fastrack import arrays, dtypes
+from fastrack.arrays import Bytes
+from fastrack.errors import FormatError
+from fastrack.files import SealedFile, load_file
+
+__all__ = ["PlainTensor", "open_plain"]
+
+_UNSOUND = (ArithmeticError, EOFError, SyntaxError, TypeError, ValueError, TokenError, zipfile.BadZipFile, zlib.error)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainTensor:
+    """A plain tensor's type, and a way to its bytes.
+
+    `load` may be slow and take memory; what it returns gives the bytes from a start to a stop, on multiples of 16 KiB.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    load: Callable[[], Callable[[int, int], Bytes]]
+
+    @classmethod
+    def of(cls, array: Any) -> PlainTensor:
+        """A tensor in memory, or mapped."""
+        dtype, shape = arrays.describe(array)
+        return cls(dtype, shape, lambda: _reader(array))
+
+    @classmethod
+    def stored(cls, file: SealedFile, name: str) -> PlainTensor:
+        """A tensor as a file has it."""
+        dtype, shape, memory = file.stored(name)
+        return cls(dtype, shape, lambda: _reader(memory))
+
+    @property
+    def nbytes(self) -> int:
+        return dtypes.nbytes(self.dtype, self.shape)
+
+
+@contextlib.contextmanager
+def open_plain(path: str | os.PathLike[str]) -> Iterator[tuple[Mapping[str, PlainTensor], dict[str, str]]]:
+    """The plain tensors of a file and its metadata; mapped where its format allows."""
+    path = Path(path)
+    suffix = path.suffix.lower()
+    if suffix == ".safetensors":
+        with load_file(path) as file:
+            if file:
+                raise FormatError(f"{path} is sealed already; `fastrack unseal` opens it")
+            yield {name: PlainTensor.stored(file, name) for name in file.names}, file.metadata
+    elif suffix == ".npy":
+        with _sound(path):
+            array = np.lib.format.open_memmap(path, mode="r")
+        yield {path.stem: PlainTensor.of(array)}, {}
+    elif suffix == ".npz":
+        with path.open("rb") as raw, _open_archive(raw, path) as archive:
+            yield {name: _from_archive(archive, name, path) for name in archive.files}, {}
+    else:
+        size = path.stat().st_size
+        memory = np.memmap(path, np.uint8, "r") if size else np.empty(0, np.uint8)
+        yield {path.name: PlainTensor.of(memory)}, {}
+
+
+def _reader(array: Any) -> Callable[[int, int], Bytes]:
+    if isinstance(array, np.ndarray) and not array.flags.c_contiguous:
+        # Put in order slab by slab, so that a mapped array of another layout is never in memory as a whole.
+        flat, width = array.flat, array.itemsize
+        return lambda start, stop: flat[start // width : stop // width].view(np.uint8)
+    memory = arrays.bytes_of(array)
+    return lambda start, stop: memory[start:stop]
+
+
+def _open_archive(file: BinaryIO, path: Path) -> Any:
+    with _sound(path):
+        archive = np.load(file, allow_pickle=False)
+    if isinstance(archive, np.ndarray):
+        raise FormatError(f"{path} is no .npz file: it holds a single array; rename it to {path.stem}.npy")
+    return archive
+
+
+def _from_archive(archive: Any, name: str, path: Path) -> PlainTensor:
+    def read() -> Any:
+        with _sound(path):
+            return archive[name]
+
+    dtype, shape = arrays.describe(read())
+    # Read again when its turn comes, so that one array is in memory at a time.
+    return PlainTensor(dtype, shape, lambda: _reader(read()))
+
+
+@contextlib.contextmanager
+def _sound(path: Path) -> Iterator[None]:
+    """What NumPy, zipfile and zlib raise for a file that is not what its name says."""
+    try:
+        yield
+    except _UNSOUND as error:
+        raise FormatError(f"{path} is no {path.suffix} file that can be sealed: {error}") from None
