@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 from llvmlite import ir
 
@@ -24,7 +25,14 @@ _TARGETS = {  # by the width of the instructions: a microarchitecture level and 
     64: ("x86-64-v4", "+aes,+pclmul,+vaes,+vpclmulqdq"),
 }
 
+Texts = Callable[[int], ir.Value]  # the vectors of a group, by number
+
 _VECTORS = 8  # in flight at a time: enough to hide the latency of an AES round
+
+_ORDER = (
+    *range(1, _VECTORS),
+    0,
+)  # of hashing: the first vector waits for the hash of the turn before, so it comes last
 
 # A schedule, in bytes from a 64-byte boundary.
 _POWERS = 32  # of the hash key: as many as blocks are in flight at the widest
@@ -238,14 +246,15 @@ class _Chunk:
             phi.add_incoming(seed, entry)
         offset = builder.mul(turn, ir.Constant(I64, form.group))
         here = builder.add(source, offset)
-        texts = [wide.load(here, form.width * lane, once=True) for lane in range(_VECTORS)]
-        hashing = _Hashing(wide, self.schedule, carried[0], texts if decrypt else carried[1:])
+        # A text is loaded where it is first used: all at once would not fit into the registers.
+        text = cache(lambda lane: wide.load(here, form.width * lane, once=True))
+        hashing = _Hashing(wide, self.schedule, carried[0], text if decrypt else carried[1:].__getitem__)
         if target is None:
-            for lane in range(_VECTORS):
+            for lane in _ORDER:
                 hashing.absorb(lane)
             result = []
         else:
-            result = self._cipher(counter, texts, hashing)
+            result = self._cipher(counter, text, hashing)
             there = builder.add(target, offset)
             for lane, value in enumerate(result):
                 wide.store(value, there, form.width * lane)
@@ -266,29 +275,25 @@ class _Chunk:
             phi.add_incoming(value, loop)
         self.hash = ends[0]
         if not decrypt:
-            hashing = _Hashing(wide, self.schedule, wide.widen(ends[0]), ends[1:])
+            hashing = _Hashing(wide, self.schedule, wide.widen(ends[0]), ends[1:].__getitem__)
             for lane in range(_VECTORS):
                 hashing.absorb(lane)
             self.hash = wide.fold(hashing.finish())
 
-    def _cipher(self, counter: ir.Value, texts: list[ir.Value], hashing: _Hashing) -> list[ir.Value]:
+    def _cipher(self, counter: ir.Value, text: Texts, hashing: _Hashing) -> list[ir.Value]:
         wide, rounds = self.wide, self.form.rounds
         states = []
         key = self._round_key(0)
         for lane in range(_VECTORS):
             moved = wide.add32(counter, wide.counters([lane * wide.blocks] * wide.blocks)) if lane else counter
             states.append(wide.xor(wide.reverse_bytes(moved), key))
-        # The first lane waits for the hash of the turn before, so it comes last.
-        due = [1 + (lane - 1) % _VECTORS * (rounds - 2) // _VECTORS for lane in range(_VECTORS)]
         for step in range(1, rounds):
             key = self._round_key(step)
             states = [wide.aes_round(state, key) for state in states]
-            for lane in range(_VECTORS):
-                if due[lane] == step:
-                    hashing.absorb(lane)
+            for lane in _ORDER[(step - 1) * _VECTORS // (rounds - 1) : step * _VECTORS // (rounds - 1)]:
+                hashing.absorb(lane)
         key = self._round_key(rounds)
-        pairs = zip(states, texts, strict=True)
-        return [wide.aes_last(state, wide.xor(key, text)) for state, text in pairs]
+        return [wide.aes_last(state, wide.xor(key, text(lane))) for lane, state in enumerate(states)]
 
     def _round_key(self, step: int) -> ir.Value:
         return self.wide.load(self.schedule, _ROUND_KEYS + 64 * step, align=self.form.width)
@@ -386,16 +391,16 @@ class _Chunk:
 class _Hashing:
     """GHASH of one group: every block times its own power of H, one reduction at the end."""
 
-    def __init__(self, wide: Emitter, schedule: ir.Value, start: ir.Value, texts: list[ir.Value]) -> None:
+    def __init__(self, wide: Emitter, schedule: ir.Value, start: ir.Value, text: Texts) -> None:
         self.wide = wide
         self.schedule = schedule
         self.start = start
-        self.texts = texts
+        self.text = text
         self.sums: tuple[ir.Value, ...] = ()
 
     def absorb(self, lane: int) -> None:
         wide = self.wide
-        text = wide.reverse_bytes(self.texts[lane])
+        text = wide.reverse_bytes(self.text(lane))
         if lane == 0:
             text = wide.xor(text, self.start)
         place = 16 * (_POWERS - _VECTORS * wide.blocks) + wide.width * lane
