@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from fastrack.cobblestone import CHUNK
@@ -19,7 +19,7 @@ _ALONE = 2 * 1024 * 1024 // CHUNK  # runs shorter than this are done before a he
 _HUGE_PAGE = 2 * 1024 * 1024 // CHUNK  # tickets this long keep two threads from touching one fresh huge page
 
 
-def run(kernel: Callable[..., int], arguments: tuple[Any, ...], count: int, threads: int, kept: object) -> int | None:
+def run(kernel: Callable[..., None], arguments: tuple[Any, ...], count: int, threads: int, kept: object) -> int | None:
     """Work `count` chunks on up to `threads` threads; the number of the first bad one, or None.
 
     `kept` is what the kernel's addresses point into: it lives until the last thread has left the kernel.
@@ -33,19 +33,17 @@ def run(kernel: Callable[..., int], arguments: tuple[Any, ...], count: int, thre
 
     held = (kept, board)  # in the closure of a helper, so for as long as one may touch them
 
-    def help_out() -> int:
+    def help_out() -> None:
         assert held
-        return kernel(*arguments, ticket, place, False)
+        kernel(*arguments, ticket, place)
 
-    futures = _start(help_out, helpers)
     try:
-        finished = kernel(*arguments, ticket, place, True)
-    except BaseException:
-        board[kernels.TICKET] = count
-        wait(futures)
-        raise
-    if not finished:
-        wait(futures)
+        _start(help_out, helpers)
+        kernel(*arguments, ticket, place)
+    finally:
+        # Whatever happened: from here on nobody reads or writes what belongs to the caller. A helper that comes late
+        # finds no ticket. The board is what counts; the pool's futures may be late, or lost.
+        kernels.settle(place, ticket, count)
     bad = int(board[kernels.BAD])
     return None if bad == kernels.ALL_GOOD else bad
 
@@ -63,14 +61,12 @@ def _ticket(count: int, threads: int) -> int:
     return _HUGE_PAGE if share >= 8 * _HUGE_PAGE else max(1, share // 8)
 
 
-def _start(work: Callable[[], int], helpers: int) -> list[Future[int]]:
-    if helpers < 1:
-        return []
+def _start(work: Callable[[], None], helpers: int) -> None:
     try:
-        pool = _pool()
-        return [pool.submit(work) for _ in range(helpers)]
-    except RuntimeError:  # the interpreter is shutting down: the caller does it alone
-        return []
+        for _ in range(helpers):
+            _pool().submit(work)
+    except RuntimeError:
+        pass  # no more threads to be had, or the interpreter is shutting down: the caller does without
 
 
 _executor: ThreadPoolExecutor | None = None

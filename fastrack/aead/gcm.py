@@ -64,8 +64,8 @@ class Form:
 def chunk_function(module: ir.Module, form: Form, name: str) -> ir.Function:
     """The function `name` ("prepare", "open", "verify" or "seal") of that form, built in `module` unless it is there.
 
-    `prepare(schedule, material)`; `open | seal(schedule, source, target, chunk, size) -> 1 or 0`;
-    `verify(schedule, source, chunk, size) -> 1 or 0`. Addresses, sizes and results are 64-bit integers.
+    `prepare(schedule, material)`, and the others `(schedule, source, target, chunk, size) -> 1 or 0`, the verdict;
+    `verify` leaves its target alone. Addresses, sizes and results are 64-bit integers.
     """
     build, arguments = _BUILDERS[name]
     symbol = f"fastrack_{name}_{form.bits}_{form.width}_{form.native}"
@@ -159,7 +159,7 @@ def _build_open(function: ir.Function, form: Form) -> None:
 
 
 def _build_verify(function: ir.Function, form: Form) -> None:
-    schedule, source, chunk, size = function.args
+    schedule, source, _, chunk, size = function.args
     work = _Chunk(function, form, schedule, chunk)
     work.run(source, None, size, decrypt=True)
     wanted = work.small.load(work.builder.add(source, size), once=True)
@@ -177,7 +177,7 @@ def _build_seal(function: ir.Function, form: Form) -> None:
 _BUILDERS: dict[str, tuple[Callable[[ir.Function, Form], None], int]] = {
     "prepare": (_build_prepare, 2),
     "open": (_build_open, 5),
-    "verify": (_build_verify, 4),
+    "verify": (_build_verify, 5),
     "seal": (_build_seal, 5),
 }
 

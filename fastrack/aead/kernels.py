@@ -2,7 +2,7 @@
 
 `build(width, native)` gives the kernels for one vector width. Each is a single call without the GIL, and several
 threads may enter it on the same work: they draw *tickets* from a board until none is left, so that no thread waits for
-the interpreter between chunks.
+the interpreter between chunks. `settle` then waits for those that still hold one.
 """
 
 from __future__ import annotations
@@ -25,27 +25,24 @@ TICKET, BAD, DONE = 0, 8, 16
 BOARD_WORDS = 24
 ALL_GOOD = int(np.iinfo(np.int64).max)
 
-_BAD, _DONE = BAD * 8, DONE * 8
-_WAIT_CYCLES = 60_000_000  # some 20 ms: past that a thread is stuck, and the interpreter waits better
+_BAD, _DONE = BAD * 8, DONE * 8  # in bytes
+_NO_MORE = 1 << 40  # tickets; further than any run goes
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The compiled entry points. Addresses and sizes are integers, `bits` is 128 or 256."""
+    """The compiled entry points. Addresses and sizes are integers, `bits` is 128 or 256.
+
+    `prepare(bits, schedule, material)`; the runs `(bits, schedule, source, target, first, count, size, grain, board)`,
+    of which `verify_run` has no use for a target; `open_pieces(bits, schedule, source, target, chunks, starts, pieces,
+    size, grain, board)`.
+    """
 
     prepare: Any
     open_run: Any
     verify_run: Any
     seal_run: Any
     open_pieces: Any
-
-
-def _compiled(function: Any) -> Any:
-    """Compile without the GIL, and keep the code on disk if there is anywhere to keep it."""
-    try:
-        return njit(nogil=True, cache=True)(function)
-    except RuntimeError:  # neither this folder nor the user's cache folder can be written
-        return njit(nogil=True)(function)
 
 
 def build(width: int, native: int) -> Kernels:
@@ -63,74 +60,45 @@ def build(width: int, native: int) -> Kernels:
         else:
             _prepare(form, 128, schedule, material)
 
+    return Kernels(
+        prepare,
+        open_run=_build_run(form, "open", STRIDE, CHUNK),
+        verify_run=_build_run(form, "verify", STRIDE, 0),
+        seal_run=_build_run(form, "seal", CHUNK, STRIDE),
+        open_pieces=_build_gather(form),
+    )
+
+
+def _build_run(form: str, name: str, source_step: int, target_step: int) -> Any:
     @_compiled
-    def open_run(
-        bits: int, schedule: int, source: int, target: int, first: int, count: int, size: int, grain: int,
-        board: int, wait: bool,
-    ) -> Any:  # fmt: skip
+    def run(
+        bits: int, schedule: int, source: int, target: int, first: int, count: int, size: int, grain: int, board: int
+    ) -> None:
         while True:
             start = _fetch_add(board, 1) * grain
             if start >= count:
                 break
             stop = min(start + grain, count)
             for index in range(start, stop):
-                here, there = source + index * STRIDE, target + index * CHUNK
+                here, there = source + index * source_step, target + index * target_step
                 length = min(CHUNK, size - index * CHUNK)
                 if bits == 256:
-                    good = _open(form, 256, schedule, here, there, first + index, length)
+                    good = _chunk(form, name, 256, schedule, here, there, first + index, length)
                 else:
-                    good = _open(form, 128, schedule, here, there, first + index, length)
+                    good = _chunk(form, name, 128, schedule, here, there, first + index, length)
                 if not good:
                     _fetch_min(board + _BAD, first + index)
             _fetch_add(board + _DONE, stop - start)
-        return _finished(board, count, wait)
 
-    @_compiled
-    def verify_run(
-        bits: int, schedule: int, source: int, first: int, count: int, size: int, grain: int, board: int, wait: bool
-    ) -> Any:
-        while True:
-            start = _fetch_add(board, 1) * grain
-            if start >= count:
-                break
-            stop = min(start + grain, count)
-            for index in range(start, stop):
-                here = source + index * STRIDE
-                length = min(CHUNK, size - index * CHUNK)
-                if bits == 256:
-                    good = _verify(form, 256, schedule, here, first + index, length)
-                else:
-                    good = _verify(form, 128, schedule, here, first + index, length)
-                if not good:
-                    _fetch_min(board + _BAD, first + index)
-            _fetch_add(board + _DONE, stop - start)
-        return _finished(board, count, wait)
+    return run
 
-    @_compiled
-    def seal_run(
-        bits: int, schedule: int, source: int, target: int, first: int, count: int, size: int, grain: int,
-        board: int, wait: bool,
-    ) -> Any:  # fmt: skip
-        while True:
-            start = _fetch_add(board, 1) * grain
-            if start >= count:
-                break
-            stop = min(start + grain, count)
-            for index in range(start, stop):
-                here, there = source + index * CHUNK, target + index * STRIDE
-                length = min(CHUNK, size - index * CHUNK)
-                if bits == 256:
-                    _seal(form, 256, schedule, here, there, first + index, length)
-                else:
-                    _seal(form, 128, schedule, here, there, first + index, length)
-            _fetch_add(board + _DONE, stop - start)
-        return _finished(board, count, wait)
 
+def _build_gather(form: str) -> Any:
     @_compiled
     def open_pieces(
         bits: int, schedule: int, source: int, target: int, chunks: Any, starts: Any, pieces: Any, size: int,
-        grain: int, board: int, wait: bool,
-    ) -> Any:  # fmt: skip
+        grain: int, board: int,
+    ) -> None:  # fmt: skip
         count = chunks.size
         scratch = _scratch()
         while True:
@@ -146,9 +114,9 @@ def build(width: int, native: int) -> Kernels:
                 whole = high - low == 1 and pieces[low, 2] == length
                 there = target + pieces[low, 1] if whole else scratch
                 if bits == 256:
-                    good = _open(form, 256, schedule, here, there, chunk, length)
+                    good = _chunk(form, "open", 256, schedule, here, there, chunk, length)
                 else:
-                    good = _open(form, 128, schedule, here, there, chunk, length)
+                    good = _chunk(form, "open", 128, schedule, here, there, chunk, length)
                 if not good:
                     _fetch_min(board + _BAD, chunk)
                 if not whole:
@@ -157,9 +125,16 @@ def build(width: int, native: int) -> Kernels:
                         _copy(target + pieces[piece, 1], scratch + pieces[piece, 0], pieces[piece, 2])
             _fetch_add(board + _DONE, stop - start)
         _wipe(scratch, CHUNK)
-        return _finished(board, count, wait)
 
-    return Kernels(prepare, open_run, verify_run, seal_run, open_pieces)
+    return open_pieces
+
+
+def _compiled(function: Any) -> Any:
+    """Compile without the GIL, and keep the code on disk if there is anywhere to keep it."""
+    try:
+        return njit(nogil=True, cache=True)(function)
+    except RuntimeError:  # neither this folder nor the user's cache folder can be written
+        return njit(nogil=True)(function)
 
 
 def new_board() -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -170,14 +145,11 @@ def new_board() -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 @_compiled
-def _finished(board: int, count: int, wait: bool) -> int:
-    """1 once every chunk is worked, 0 if others are still at it (after a short wait for them, if asked to)."""
-    since = _cycles()
-    while _fetch_add(board + _DONE, 0) < count:
-        if not wait or _cycles() - since > _WAIT_CYCLES:
-            return 0
+def settle(board: int, grain: int, count: int) -> None:
+    """Take all tickets that are left, and wait until the work of those that others drew is done."""
+    drawn = min(_fetch_add(board, _NO_MORE) * grain, count)
+    while _fetch_add(board + _DONE, 0) < drawn:
         _yield()
-    return 1
 
 
 def _source_digest() -> str:
@@ -186,37 +158,30 @@ def _source_digest() -> str:
     return hashlib.sha256(text).hexdigest()[:16]
 
 
-# The chunk functions as intrinsics. `form` and `bits` are literals that choose the code.
+# The chunk functions as intrinsics. `form`, `name` and `bits` are literals that choose the code.
 
 
 @intrinsic(prefer_literal=True)
 def _prepare(typingctx: Any, form: Any, bits: Any, schedule: Any, material: Any) -> Any:
-    return _typed("prepare", form, bits, schedule, material)
+    return types.int64(form, bits, types.int64, types.int64), _calling(form, "prepare", bits, skip=2)
 
 
 @intrinsic(prefer_literal=True)
-def _open(typingctx: Any, form: Any, bits: Any, schedule: Any, source: Any, target: Any, chunk: Any, size: Any) -> Any:
-    return _typed("open", form, bits, schedule, source, target, chunk, size)
+def _chunk(
+    typingctx: Any, form: Any, name: Any, bits: Any, schedule: Any, source: Any, target: Any, chunk: Any, size: Any
+) -> Any:
+    signature = types.int64(form, name, bits, *[types.int64] * 5)
+    return signature, _calling(form, name.literal_value, bits, skip=3)
 
 
-@intrinsic(prefer_literal=True)
-def _verify(typingctx: Any, form: Any, bits: Any, schedule: Any, source: Any, chunk: Any, size: Any) -> Any:
-    return _typed("verify", form, bits, schedule, source, chunk, size)
-
-
-@intrinsic(prefer_literal=True)
-def _seal(typingctx: Any, form: Any, bits: Any, schedule: Any, source: Any, target: Any, chunk: Any, size: Any) -> Any:
-    return _typed("seal", form, bits, schedule, source, target, chunk, size)
-
-
-def _typed(name: str, form: Any, bits: Any, *arguments: Any) -> Any:
+def _calling(form: Any, name: str, bits: Any, skip: int) -> Any:
     width, native, _ = form.literal_value.split("/")
     made = gcm.Form(bits.literal_value, int(width), int(native))
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        return builder.call(gcm.chunk_function(builder.module, made, name), values[2:])
+        return builder.call(gcm.chunk_function(builder.module, made, name), values[skip:])
 
-    return types.int64(form, bits, *[types.int64] * len(arguments)), codegen
+    return codegen
 
 
 # Memory and threads.
@@ -270,15 +235,6 @@ def _scratch(typingctx: Any) -> Any:
         with builder.goto_entry_block():
             place = builder.alloca(emit.I8, CHUNK)
         return builder.ptrtoint(place, emit.I64)
-
-    return types.int64(), codegen
-
-
-@intrinsic
-def _cycles(typingctx: Any) -> Any:
-    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        counter = emit.declare(builder.module, "llvm.readcyclecounter", ir.FunctionType(emit.I64, []))
-        return builder.call(counter, [])
 
     return types.int64(), codegen
 

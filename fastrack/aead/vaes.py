@@ -47,7 +47,7 @@ class VaesEngine:
         count = -(-source.size // STRIDE)
         size = source.size - count * TAG
         chunks_between(source.size, size, first)
-        where = (address(source), first, count, size)
+        where = (address(source), 0, first, count, size)
         return self._run(self._kernels.verify_run, schedule, where, count, (source,))
 
     def seal_run(self, schedule: VaesSchedule, source: Bytes, target: Bytes, first: int) -> None:

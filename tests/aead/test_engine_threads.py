@@ -123,51 +123,132 @@ def test_there_are_as_many_threads_as_cpus_to_run_on():
         assert default_threads() == len(os.sched_getaffinity(0))
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3, 16, 64])
-@pytest.mark.parametrize("count", [0, 1, 31, 32, 33, 64, 1000, 5000, 2**20])
-def test_a_crew_covers_every_chunk_once(count, threads):
-    lock = threading.Lock()
-    drawn, crowd = [], []
+class Stub:
+    """A kernel in Python. It draws tickets as the native ones do; `at_work` is called with the ticket it holds."""
 
-    def kernel(grain, place, wait):
-        """Draw tickets as the native kernels do."""
+    def __init__(self, count, at_work=lambda ticket: None):
+        self.count = count
+        self.at_work = at_work
+        self.lock = threading.Lock()
+        self.drawn, self.crowd = [], []
+
+    def __call__(self, grain, place):
         board = board_at(place)
-        crowd.append(wait)
+        self.crowd.append(threading.current_thread())
         while True:
-            with lock:
+            with self.lock:
                 ticket = int(board[kernels.TICKET])
                 board[kernels.TICKET] += 1
             start = ticket * grain
-            if start >= count:
+            if start >= self.count:
                 break
-            stop = min(start + grain, count)
-            drawn.append((start, stop))
-            with lock:
+            self.at_work(ticket)
+            stop = min(start + grain, self.count)
+            self.drawn.append((start, stop))
+            with self.lock:
                 board[kernels.DONE] += stop - start
-        return int(board[kernels.DONE] == count)
 
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 16, 64])
+@pytest.mark.parametrize("count", [0, 1, 31, 32, 33, 64, 1000, 5000, 2**20])
+def test_a_crew_covers_every_chunk_once(count, threads):
+    kernel = Stub(count)
     assert crew.run(kernel, (), count, threads, kept=("buffers",)) is None
-    drawn.sort()
+    drawn = sorted(kernel.drawn)
     assert [start for start, _ in drawn] == [0, *(stop for _, stop in drawn)][: len(drawn)]
     assert (drawn[-1][1] if drawn else 0) == count
-    assert crowd.count(True) == 1
-    assert len(crowd) <= min(threads, count // 32 + 1)
+    assert kernel.crowd.count(threading.current_thread()) == 1
+    assert len(kernel.crowd) <= min(threads, count // 32 + 1)
 
 
-def test_an_interrupted_run_stops_its_helpers_before_it_raises():
-    tickets = []
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_a_run_that_fails_ends_after_its_helpers(error):
+    caller, helping = threading.current_thread(), threading.Event()
 
-    def kernel(_grain, place, wait):
-        board = board_at(place)
-        if wait:
-            raise KeyboardInterrupt
-        time.sleep(0.05)
-        tickets.append(int(board[kernels.TICKET]))
-        return 0
+    def at_work(_):
+        helping.set()
+        time.sleep(0.2)
 
+    kernel = Stub(1000, at_work)
+    with pytest.raises(error):
+        crew.run(WithoutACaller(kernel, caller, helping, error), (), 1000, 4, kept=("buffers",))
+    held = len(kernel.drawn)
+    assert held >= 1
+    time.sleep(0.4)
+    assert len(kernel.drawn) == held
+
+
+class WithoutACaller:
+    """A kernel that fails on the calling thread before it draws a ticket, once a helper holds one."""
+
+    def __init__(self, kernel, caller, helping, error):
+        self.kernel, self.caller, self.helping, self.error = kernel, caller, helping, error
+
+    def __call__(self, grain, place):
+        if threading.current_thread() is self.caller:
+            self.helping.wait(10)
+            raise self.error
+        self.kernel(grain, place)
+
+
+class Executor:
+    """A pool whose `submit` fails at its n-th call, after it has taken the work, as the real one may."""
+
+    def __init__(self, fails_at, error):
+        self.calls, self.fails_at, self.error = 0, fails_at, error
+        self.threads = []
+
+    def submit(self, work):
+        self.calls += 1
+        thread = threading.Thread(target=work)
+        self.threads.append(thread)
+        thread.start()
+        if self.calls == self.fails_at:
+            raise self.error
+
+
+@pytest.mark.parametrize("fails_at", [1, 2, 3])
+def test_helpers_that_the_pool_lost_are_waited_for(monkeypatch, fails_at):
+    pool = Executor(fails_at, RuntimeError("can't start new thread"))
+    monkeypatch.setattr(crew, "_pool", lambda: pool)
+    caller = threading.current_thread()
+    kernel = Stub(1000, lambda _: time.sleep(0 if threading.current_thread() is caller else 0.1))
+    assert crew.run(kernel, (), 1000, 4, kept=("buffers",)) is None
+    assert sum(stop - start for start, stop in kernel.drawn) == 1000
+    for thread in pool.threads:
+        thread.join()
+    assert pool.calls == fails_at
+
+
+@pytest.mark.parametrize("fails_at", [1, 2])
+def test_an_interrupt_while_helpers_are_called_leaves_none_at_work(monkeypatch, fails_at):
+    pool = Executor(fails_at, KeyboardInterrupt())
+    monkeypatch.setattr(crew, "_pool", lambda: pool)
+    kernel = Stub(1000, lambda _: time.sleep(0.05))
     with pytest.raises(KeyboardInterrupt):
         crew.run(kernel, (), 1000, 4, kept=("buffers",))
-    assert tickets == [1000] * 3
+    held = list(kernel.drawn)
+    for thread in pool.threads:
+        thread.join()
+    assert kernel.drawn == held
+    assert len(held) < 1000
+
+
+def test_a_helper_that_comes_late_finds_nothing_to_do(monkeypatch):
+    late = []
+
+    class Late:
+        def submit(self, work):
+            late.append(work)
+
+    monkeypatch.setattr(crew, "_pool", Late)
+    kernel = Stub(1000)
+    assert crew.run(kernel, (), 1000, 4, kept=("buffers",)) is None
+    drawn = list(kernel.drawn)
+    for work in late:
+        work()
+    assert len(late) == 3
+    assert kernel.drawn == drawn
 
 
 def test_a_caller_waits_for_a_helper_that_is_still_at_work(make_engine):
