@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.util import find_spec
 from typing import Any, Literal, cast
@@ -13,11 +13,21 @@ import numpy.typing as npt
 
 from fastrack import dtypes
 
-__all__ = ["Bytes", "Framework", "bytes_of", "describe", "empty_bytes", "framework_of", "from_bytes", "installed"]
+__all__ = [
+    "Bytes",
+    "Framework",
+    "bytes_of",
+    "default_framework",
+    "describe",
+    "empty_bytes",
+    "framework_of",
+    "from_bytes",
+    "installed",
+    "reader",
+]
 
 Bytes = npt.NDArray[np.uint8]
 Framework = Literal["torch", "numpy", "cupy"]
-FRAMEWORKS: tuple[Framework, ...] = ("torch", "numpy", "cupy")
 
 _ALIGNMENT = 64
 
@@ -36,7 +46,12 @@ def framework_of(thing: object) -> Framework | None:
 @cache
 def installed(framework: Framework) -> bool:
     """Whether it can be imported, found out without importing it."""
-    return framework in sys.modules or find_spec(framework) is not None
+    return find_spec(framework) is not None
+
+
+def default_framework() -> Framework:
+    """What a sealed tensor becomes where nobody says: torch if it is installed, else numpy."""
+    return "torch" if installed("torch") else "numpy"
 
 
 def describe(array: Any) -> tuple[str, tuple[int, ...]]:
@@ -51,6 +66,8 @@ def describe(array: Any) -> tuple[str, tuple[int, ...]]:
     if framework == "torch":
         dtype = dtypes.from_torch(array.dtype)
         return dtype, dtypes.shape_of_torch(dtype, array.shape)
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError("a masked array would lose its mask; fill it first, with array.filled, or move its two parts")
     if framework is None:
         message = f"expected a NumPy array, a torch tensor or a CuPy array, not {type(array).__name__}"
         raise TypeError(message)
@@ -78,6 +95,25 @@ def bytes_of(array: Any, *, writable: bool = False) -> Bytes:
         message = "an array to be filled must be contiguous and writable"
         raise ValueError(message)
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def reader(array: Any) -> Callable[[int, int], Bytes]:
+    """A function that gives the bytes of an array in host memory from a start to a stop, on multiples of its element.
+
+    An array that is not contiguous is put in order piece by piece, so that there is never a copy of all of it.
+
+    Raises
+    ------
+    TypeError
+        If it is no array in host memory.
+    """
+    if framework_of(array) == "torch" and not (array.is_contiguous() or array.is_conj() or array.is_neg()):
+        array = _torch_words(array)
+    if isinstance(array, np.ndarray) and not array.flags.c_contiguous:
+        flat, width = array.flat, array.itemsize
+        return lambda start, stop: flat[start // width : stop // width].view(np.uint8)
+    memory = bytes_of(array)
+    return lambda start, stop: memory[start:stop]
 
 
 def empty_bytes(size: int) -> Bytes:
@@ -110,6 +146,14 @@ def from_bytes(memory: Bytes, dtype: str, shape: Sequence[int], framework: Frame
     raise TypeError(message)
 
 
+def _torch_words(tensor: Any) -> Any:
+    """A tensor's elements as integers of the same size, in NumPy and in their places."""
+    import torch
+
+    words = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    return tensor.detach().view(words).numpy()
+
+
 def _torch_bytes(tensor: Any, *, writable: bool) -> Any:
     import torch
 
@@ -119,6 +163,10 @@ def _torch_bytes(tensor: Any, *, writable: bool) -> Any:
     if writable and (not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg()):
         message = "a tensor to be filled must be contiguous, and no view that conjugates or negates; fill a fresh one"
         raise ValueError(message)
+    if writable and tensor.requires_grad:
+        raise ValueError("a tensor that requires a gradient cannot be filled: autograd would not know; pass .detach()")
+    if writable and not tensor.is_inference():
+        torch.autograd.graph.increment_version(tensor)  # what autograd saved of it is no longer what it holds
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
     # A contiguous tensor of one row may keep a stride that `view` refuses.
     return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy()

@@ -19,12 +19,11 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from fastrack import aead, arrays, cobblestone
 from fastrack.aead import Bytes
-from fastrack.cobblestone import MessageKey
+from fastrack.cobblestone import TAG, MessageKey
 from fastrack.errors import AuthenticationError
 
 __all__ = ["BouncePath", "ParallelBouncePath"]
 
-_TAG = 16
 _ALTERED = "the message on the bounce path was altered"
 
 
@@ -43,12 +42,12 @@ class BouncePath:
         self._owner = AESGCM(AESGCM.generate_key(bits))
         self._session = AESGCM(AESGCM.generate_key(bits))
         self._plain = _touched(nbytes)
-        self._bounce = _touched(nbytes + _TAG)
-        self._device = _touched(nbytes + _TAG)
+        self._bounce = _touched(nbytes + TAG)
+        self._device = _touched(nbytes + TAG)
 
     def seal(self, plain: Bytes) -> Bytes:
         """What the owner does, once: `plain` as one AES-GCM message."""
-        message = _touched(12 + plain.size + _TAG)
+        message = _touched(12 + plain.size + TAG)
         nonce = os.urandom(12)
         message[:12] = np.frombuffer(nonce, np.uint8)
         self._owner.encrypt_into(nonce, plain.data, None, message[12:].data)
@@ -81,6 +80,7 @@ class ParallelBouncePath:
     """
 
     def __init__(self, nbytes: int, bits: int = 256, threads: int | None = None) -> None:
+        self._bits = bits
         self._engine = aead.engine(threads=threads)
         # The engine has a pool of its own; this one copies.
         self._pool = ThreadPoolExecutor(self._engine.threads)
@@ -103,8 +103,8 @@ class ParallelBouncePath:
 
     def plain_to_device(self, plain: Bytes, out: Bytes) -> None:
         """Move a plain tensor into `out`."""
-        # A fixed session nonce would repeat: one session key a transfer, as the channel has it.
-        self._session = MessageKey.raw(self._session.key, os.urandom(12))
+        # One session key a transfer, as the channel has it: no nonce is used twice under it.
+        self._session = MessageKey.raw(os.urandom(self._bits // 8), os.urandom(12))
         self._seal(self._session, plain, self._bounce)
         self._copy(self._device, self._bounce)
         self._open(self._session, self._device, out)

@@ -7,14 +7,16 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any, Self
 
+import numpy as np
+
 from fastrack import aead, arrays, cobblestone
 from fastrack.aead import Bytes
 from fastrack.arrays import Framework
 from fastrack.cobblestone import HEADER
 from fastrack.devices import Slab, Work, canonical, open_device
-from fastrack.errors import ClosedError
+from fastrack.errors import AuthenticationError, ClosedError
 from fastrack.forks import renew_after_fork
-from fastrack.keys import Key, KeyRing, KeySource
+from fastrack.keys import Key, KeyLike, KeyRing, KeySource
 from fastrack.nest import map_leaves
 from fastrack.ring import Ring
 from fastrack.sealed import Claim, SealedRows, SealedTensor, bad_chunk, new_file_id, write_header
@@ -51,6 +53,8 @@ class Channel:
     """
 
     def __init__(self, device: object = None, *, keys: KeySource | None = None, threads: int | None = None) -> None:
+        if threads is not None and threads < 1:
+            raise ValueError(f"threads= must be 1 or more, not {threads}")
         self._keys = None if keys is None else KeyRing(keys)
         self._device = open_device(canonical(device), threads)
         self._engine = aead.engine(threads=threads)
@@ -83,12 +87,15 @@ class Channel:
         ring = _Keys(self._keys if keys is None else keys)
         if out is None:
             return map_leaves(lambda leaf: self._move(leaf, ring, framework, None), obj)
+        if framework is not None:
+            raise ValueError("give framework= or out=, not both: arrays to fill are of a framework already")
+        map_leaves(self._require_fit, obj, out)
         return map_leaves(lambda leaf, place: self._move(leaf, ring, framework, place), obj, out)
 
-    def to_host(self, x: Any, *, key: Key | None = None, name: str = "tensor") -> SealedTensor:
+    def to_host(self, x: Any, *, key: KeyLike | None = None, name: str = "tensor") -> SealedTensor:
         """Seal a tensor on the channel's device. Everything is as for `fastrack.to_host`."""
         self._require_open()
-        key = key or _Keys(self._keys).ring.first
+        key = _Keys(self._keys).ring.first if key is None else Key.of(key)
         dtype, shape = arrays.describe(x)
         claim = Claim(name, dtype, shape, new_file_id())
         salt, message_key = claim.new_key(key)
@@ -115,6 +122,7 @@ class Channel:
         """Wipe the session secret and the ring, and let go of the device."""
         if self._open:
             self._open = False
+            self._keys = None
             self._session.wipe()
             self._ring.close()
             self._device.close()
@@ -134,28 +142,44 @@ class Channel:
     # One leaf.
 
     def _move(self, leaf: Any, keys: _Keys, framework: Framework | None, out: Any) -> Any:
-        sealed = isinstance(leaf, (SealedTensor, SealedRows))
-        origin = None if sealed else arrays.framework_of(leaf)
-        if not sealed and origin is None:
+        if not _is_tensor(leaf):
             return leaf
-        if sealed:
-            dtype, shape = leaf.dtype, leaf.shape
-        else:
-            dtype, shape = arrays.describe(leaf)
         if out is None:
+            dtype, shape = _describe(leaf)
+            origin = arrays.framework_of(leaf)
             out = self._device.empty(dtype, shape, self._device.framework(framework or origin))
-        else:
-            _require_same(out, dtype, shape)
         target = self._device.view(out, writable=True)
         with self._stats.transfer(len(target)) as record:
+            message_key = self._message_key(leaf, keys, target)
+            source = self._source(leaf, message_key)
+            _require_apart(target, source.memory)
             try:
-                message_key = leaf.open_header(keys.ring) if sealed else self._session.next_key()
-                source = self._source(leaf, message_key)
                 self._receive(source, message_key, target, record)
             except BaseException:
                 self._device.clear(target)
                 raise
         return out
+
+    def _message_key(self, leaf: Any, keys: _Keys, target: Any) -> cobblestone.MessageKey:
+        if not isinstance(leaf, (SealedTensor, SealedRows)):
+            return self._session.next_key()
+        try:
+            return leaf.open_header(keys.ring)
+        except AuthenticationError:
+            self._device.clear(target)
+            raise
+
+    def _require_fit(self, leaf: Any, out: Any) -> None:
+        """Find out whether `out` can take `leaf`, before anything is moved."""
+        if not _is_tensor(leaf):
+            return
+        wanted, found = _describe(leaf), arrays.describe(out)
+        if found != wanted:
+            raise ValueError(
+                f"out= must have the dtype and shape of what it receives: {wanted[0]} {list(wanted[1])}, "
+                f"not {found[0]} {list(found[1])}"
+            )
+        self._device.view(out, writable=True)
 
     def _source(self, leaf: Any, key: cobblestone.MessageKey) -> Source:
         if isinstance(leaf, SealedTensor):
@@ -233,8 +257,9 @@ def to_device(
         What the results are arrays of. Absent, the framework that came in; for sealed tensors torch if it is installed,
         else numpy.
     out : array or nest of arrays, optional
-        Arrays to fill, built like `obj`: same shapes and dtypes, contiguous, on the device. They are returned. Fresh
-        memory costs more to touch than the cipher does, so a loop that fills the same arrays again is faster.
+        Arrays to fill, built like `obj`: same shapes and dtypes, contiguous, on the device, in memory of their own, and
+        not both this and `framework`. They are returned. Fresh memory costs more to touch than the cipher does, so a
+        loop that fills the same arrays again is faster.
     non_blocking : bool
         Return before the work is done, where the device can. "cpu" cannot, and finishes first.
 
@@ -245,7 +270,8 @@ def to_device(
     Raises
     ------
     AuthenticationError
-        If a chunk, a header or the key is not what the owner used. What was to receive the tensor holds zeros.
+        If a chunk, a header or the key is not what the owner used. What was to receive the tensor holds zeros; tensors
+        of the nest that were moved before it stay.
     UnknownKeyError
         If the key of a sealed tensor was not given.
     DeviceError
@@ -257,15 +283,15 @@ def to_device(
     return channel.to_device(obj, keys=keys, framework=framework, out=out, non_blocking=non_blocking)
 
 
-def to_host(x: Any, *, key: Key, name: str = "tensor") -> SealedTensor:
+def to_host(x: Any, *, key: KeyLike, name: str = "tensor") -> SealedTensor:
     """Seal a tensor where it is, and bring it to the host sealed.
 
     Parameters
     ----------
     x : array
         On any device.
-    key : Key
-        The key to seal it under.
+    key : Key or path
+        The key to seal it under, or its key file.
     name : str
         What to call it. Part of what is authenticated.
 
@@ -320,10 +346,14 @@ def _device_of(array: Any) -> str:
     return canonical(getattr(array, "device", None)) if arrays.framework_of(array) == "torch" else canonical()
 
 
-def _require_same(out: Any, dtype: str, shape: tuple[int, ...]) -> None:
-    found = arrays.describe(out)
-    if found != (dtype, shape):
-        raise ValueError(
-            f"out= must have the dtype and shape of what it receives: {dtype} {list(shape)}, "
-            f"not {found[0]} {list(found[1])}"
-        )
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, (SealedTensor, SealedRows)) or arrays.framework_of(leaf) is not None
+
+
+def _describe(leaf: Any) -> tuple[str, tuple[int, ...]]:
+    return (leaf.dtype, leaf.shape) if isinstance(leaf, (SealedTensor, SealedRows)) else arrays.describe(leaf)
+
+
+def _require_apart(target: Any, source: Bytes) -> None:
+    if isinstance(target, np.ndarray) and np.may_share_memory(target, source):
+        raise ValueError("out= lies in the same memory as what it receives; give it memory of its own")

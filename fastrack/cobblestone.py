@@ -12,6 +12,7 @@ https://c2sp.org/chunked-encryption. Nothing here touches an array, a file or a 
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 from collections.abc import Iterator
 from typing import Final, NoReturn, Self
@@ -150,7 +151,8 @@ class MessageKey:
         self._material[:] = bytes(len(self._material))
 
     def __del__(self) -> None:
-        self.wipe()
+        with contextlib.suppress(AttributeError):  # it may have failed to become one
+            self.wipe()
 
     def __reduce__(self) -> NoReturn:
         message = "a message key stays in the process that derived it; send the message and derive it there again"

@@ -24,12 +24,14 @@ from fastrack.errors import AuthenticationError, ClosedError, FormatError, Unkno
 from fastrack.keys import KeyRing, KeySource
 from fastrack.sealed import Claim, OpenMessage, SealedTensor, bad_chunk
 
-__all__ = ["SealedFile", "TensorCheck", "load_file", "verify_file"]
+__all__ = ["SealedFile", "TensorCheck", "check_file", "load_file", "verify_file"]
 
-_VERSION = "1"
+FORMAT_VERSION = "1"
 _HEX_ID = re.compile(r"[0-9a-f]{32}")
 _MAX_DIMENSIONS = 64
 _MAX_ELEMENTS = 2**56  # of all dimensions but the empty ones: past what a message holds, within what frameworks do
+_PREFIX = 8  # bytes at the start of a safetensors file: the size of the header, little-endian
+_ATTEMPTS = 100
 _VERIFY_RUN = 32 << 20  # bytes of plaintext between two reports of progress
 
 
@@ -76,9 +78,9 @@ class SealedFile(Mapping[str, SealedTensor]):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        header = _read_header(self.path)
-        self._memory: Bytes | None = _map(self.path)
-        self._places = header.locate(self._memory.size)
+        header, memory = _open(self.path)
+        self._memory: Bytes | None = memory
+        self._places = header.locate(memory)
         marks = {key: value for key, value in header.metadata.items() if key.startswith("fastrack.")}
         self.metadata = {key: value for key, value in header.metadata.items() if key not in marks}
         self.file_id: str | None = None
@@ -91,9 +93,9 @@ class SealedFile(Mapping[str, SealedTensor]):
 
     def _read_marks(self, marks: dict[str, str]) -> None:
         version = marks.get("fastrack.version")
-        if version != _VERSION:
+        if version != FORMAT_VERSION:
             raise FormatError(
-                f"{self.path} is of fastrack format {version!r:.20}, and this fastrack reads {_VERSION!r}; update it"
+                f"{self.path} is of fastrack format {version!r:.20}, and this one reads {FORMAT_VERSION!r}; update it"
             )
         self.file_id, self.key_id = (
             _hex_id(marks.get(name), name, self.path) for name in ("fastrack.file", "fastrack.key")
@@ -148,6 +150,9 @@ class SealedFile(Mapping[str, SealedTensor]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __reduce__(self) -> tuple[object, tuple[Path]]:
+        return load_file, (self.path,)
+
     def __repr__(self) -> str:
         return f"<SealedFile {str(self.path)!r}: {len(self)} sealed, {len(self.plain)} plain>"
 
@@ -183,7 +188,7 @@ class _PlainTensors(Mapping[str, Any]):
 
 @dataclass(frozen=True, slots=True)
 class TensorCheck:
-    """What `verify_file` found of one sealed tensor; `error` is None if every chunk of it is good."""
+    """What `check_file` found of one sealed tensor; `error` is None if every chunk of it is good."""
 
     name: str
     dtype: str
@@ -197,7 +202,7 @@ def verify_file(
     keys: KeySource | None = None,
     *,
     progress: Callable[[int], None] | None = None,
-) -> Iterator[TensorCheck]:
+) -> None:
     """Authenticate every chunk of every sealed tensor of a file. Nothing is decrypted, and nothing is written.
 
     Parameters
@@ -209,21 +214,40 @@ def verify_file(
     progress : callable, optional
         Called with the number of plaintext bytes checked since it was last called.
 
-    Yields
-    ------
-    TensorCheck
-        One a sealed tensor, in the order of the file. The `error` of a bad one names the first chunk that failed.
-
     Raises
     ------
-    FormatError, OSError
-        If the file cannot be read as one.
+    AuthenticationError
+        If a tensor is not what was sealed: for the first such tensor and its first such chunk, after all were checked.
+        The others are in the error's notes.
+    UnknownKeyError
+        If the key is not among `keys`.
+    FormatError
+        If it is no such file, or nothing in it is sealed.
+    OSError
+        If it cannot be read.
     """
+    errors = [check.error for check in check_file(path, keys, progress=progress) if check.error is not None]
+    for error in errors[:1]:
+        for other in errors[1:]:
+            error.add_note(str(other))
+        raise error
+
+
+def check_file(
+    path: str | os.PathLike[str],
+    keys: KeySource | None = None,
+    *,
+    progress: Callable[[int], None] | None = None,
+) -> list[TensorCheck]:
+    """Do what `verify_file` does, but report: one `TensorCheck` a sealed tensor, in the order of the file."""
     ring = KeyRing.resolve(keys)
     with load_file(path) as file:
-        for name, sealed in file.items():
-            error = _verify(sealed, ring, progress)
-            yield TensorCheck(name, sealed.dtype, sealed.shape, sealed.nbytes, error)
+        if not file:
+            raise FormatError(f"{path}: nothing in it is sealed, so there is nothing to verify")
+        return [
+            TensorCheck(name, sealed.dtype, sealed.shape, sealed.nbytes, _verify(sealed, ring, progress))
+            for name, sealed in file.items()
+        ]
 
 
 def _verify(
@@ -259,12 +283,14 @@ class _Header:
     metadata: dict[str, str]
     tensors: dict[str, tuple[str, tuple[int, ...]]]  # in the order in which their bytes lie
 
-    def locate(self, file_size: int) -> dict[str, _Place]:
-        """Where each tensor lies. safetensors refuses gaps and overlaps, so the last byte decides the first."""
+    def locate(self, memory: Bytes) -> dict[str, _Place]:
+        """Where each tensor lies. safetensors refuses gaps and overlaps, so they follow one another to the end."""
         sizes = {name: dtypes.nbytes(dtype, shape) for name, (dtype, shape) in self.tensors.items()}
-        start = file_size - sum(sizes.values())
-        if start < 0:
-            raise FormatError("the file is shorter than the tensors it lists; it was cut short")
+        start = _PREFIX + int.from_bytes(memory[:_PREFIX].tobytes(), "little")
+        if start + sum(sizes.values()) != memory.size:
+            raise FormatError(
+                "the file is not as long as its header says; it was cut short, or changed while it was read"
+            )
         places = {}
         for name, (dtype, shape) in self.tensors.items():
             places[name] = _Place(dtype, shape, start, start + sizes[name])
@@ -272,8 +298,22 @@ class _Header:
         return places
 
 
+def _open(path: Path) -> tuple[_Header, Bytes]:
+    """Map a file and read its header: of one version of the file, though it may be replaced meanwhile."""
+    for _ in range(_ATTEMPTS):
+        with path.open("rb") as file:
+            header = _read_header(path)
+            memory = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+            if _version_of(os.fstat(file.fileno())) == _version_of(path.stat()):
+                return header, memory
+    raise FormatError(f"{path} changes all the time; wait until it is written, and open it again")
+
+
+def _version_of(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
 def _read_header(path: Path) -> _Header:
-    path.stat()  # a missing file is an OSError, as everywhere
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             tensors = {}
@@ -297,11 +337,6 @@ def _is_within_reach(shape: Sequence[int]) -> bool:
         if elements > _MAX_ELEMENTS:
             return False
     return True
-
-
-def _map(path: Path) -> Bytes:
-    with path.open("rb") as file:
-        return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
 
 
 def _hex_id(value: str | None, name: str, path: Path) -> str:

@@ -24,13 +24,16 @@ from cryptography.hazmat.primitives.hashes import SHA512
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from fastrack.errors import ClosedError, FormatError, KeyPermissionError, UnknownKeyError
+from fastrack.newfile import sync_directory
 
-__all__ = ["KEY_FILE_VARIABLE", "Key", "KeyRing", "KeySource"]
+__all__ = ["KEY_FILE_VARIABLE", "Key", "KeyLike", "KeyRing", "KeySource"]
 
 KEY_FILE_VARIABLE = "FASTRACK_KEY_FILE"
 """The environment variable that names the key file to use where no ``keys=`` is given."""
 
 Bytes = bytes | bytearray | memoryview
+KeyLike: TypeAlias = Union["Key", str, os.PathLike[str]]
+"""What a ``key=`` takes: a key, or the path of a key file."""
 KeySource: TypeAlias = Union["Key", "KeyRing", str, os.PathLike[str], "Iterable[KeySource]"]
 """What a ``keys=`` takes: a key, the path of a key file, a ring, or any iterable of these."""
 
@@ -190,6 +193,28 @@ class Key:
         """The size of the AES key: 128 or 256."""
         return _BITS[len(self._secret)]
 
+    @property
+    def is_wiped(self) -> bool:
+        """Whether the secret was overwritten."""
+        return self._wiped
+
+    @classmethod
+    def of(cls, key: Key | str | os.PathLike[str]) -> Key:
+        """Make a key of a ``key=`` argument: itself, or the one in the key file of that path.
+
+        Raises
+        ------
+        TypeError
+            If it is neither.
+        FormatError, KeyPermissionError, OSError
+            As for `load`.
+        """
+        if isinstance(key, Key):
+            return key
+        if isinstance(key, (str, os.PathLike)):
+            return cls.load(key)
+        raise TypeError(f"key= takes a Key or the path of a key file, not {type(key).__name__}")
+
     def material(self) -> memoryview:
         """View the secret itself, in place and read-only: for key derivation, and never to be copied or kept.
 
@@ -253,7 +278,9 @@ class KeyRing:
     def __init__(self, keys: KeySource = ()) -> None:
         self._keys: dict[str, Key] = {}
         for key in _flatten(keys):
-            self._keys.setdefault(key.id, key)
+            known = self._keys.get(key.id)
+            if known is None or known.is_wiped:
+                self._keys[key.id] = key
 
     @classmethod
     def resolve(cls, keys: KeySource | None = None) -> KeyRing:
@@ -367,21 +394,21 @@ def _write_new(path: Path, text: bytearray) -> None:
                     written += file.write(view[written:])
             os.fsync(file.fileno())
         try:
-            # A rename would replace a file that is already there; a link does not.
-            os.link(temporary, path)
+            _rename_new(temporary, path)
         except FileExistsError as error:
             message = f"{path} exists and was left as it is: choose another name, or move it away first"
             raise FileExistsError(error.errno, message) from None
     finally:
-        Path(temporary).unlink()
-    _sync_directory(path.parent)
+        Path(temporary).unlink(missing_ok=True)
+    sync_directory(path.parent)
 
 
-def _sync_directory(path: Path) -> None:
-    if os.name != "posix":
-        return
-    descriptor = os.open(path, os.O_RDONLY)
+def _rename_new(temporary: str, path: Path) -> None:
+    """Give a file its name, unless there is one of that name. A rename would replace it; a link does not."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links: first take the name, then replace what holds it, which is ours
+        path.touch(mode=0o600, exist_ok=False)
+        os.replace(temporary, path)  # noqa: PTH105

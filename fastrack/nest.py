@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections import UserDict
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
@@ -32,6 +33,8 @@ def map_leaves(change: Callable[..., Any], nest: Any, *others: Any) -> Any:
             _require(type(other) is type(nest), nest, other)
         changed = copy.copy(nest)
         for field in dataclasses.fields(nest):
+            if not hasattr(nest, field.name):
+                continue  # declared, and never set
             value = map_leaves(change, getattr(nest, field.name), *(getattr(other, field.name) for other in others))
             object.__setattr__(changed, field.name, value)  # a frozen one refuses setattr
         return changed
@@ -41,21 +44,22 @@ def map_leaves(change: Callable[..., Any], nest: Any, *others: Any) -> Any:
 def _like_mapping(nest: Mapping[Any, Any], made: dict[Any, Any]) -> Any:
     if type(nest) is dict:
         return made
-    if isinstance(nest, MutableMapping):
+    if isinstance(nest, (dict, UserDict)) or (isinstance(nest, MutableMapping) and hasattr(nest, "__copy__")):
         changed = copy.copy(nest)  # keeps a default factory, an order and attributes
-        changed.update(made)
+        for key, value in made.items():
+            changed[key] = value
         return changed
-    return made  # a read-only mapping, such as a sealed file: its tensors in a dict
+    return made  # one that cannot be written to, such as a sealed file, or not be copied: what it maps, in a dict
 
 
 def _like_sequence(nest: Any, made: list[Any]) -> Any:
     if isinstance(nest, tuple):
-        return type(nest)(*made) if hasattr(nest, "_fields") else _rebuild(tuple, type(nest), made)
-    return _rebuild(list, type(nest), made)
-
-
-def _rebuild(base: type, kind: type, made: list[Any]) -> Any:
-    return base(made) if kind is base else kind(made)
+        return nest._make(made) if hasattr(nest, "_make") else type(nest)(made)
+    if type(nest) is list:
+        return made
+    changed = copy.copy(nest)
+    changed[:] = made
+    return changed
 
 
 def _require(alike: bool, nest: Any, other: Any) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-__all__ = ["new_file"]
+__all__ = ["new_file", "sync_directory"]
 
 
 @contextlib.contextmanager
@@ -19,6 +19,8 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
     """A file to write that takes the place of `path` when the block ends well, and vanishes if it does not."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "this is a directory; name a file in it", str(path))
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "this is no ordinary file, and would be replaced by one; name another", str(path))
     path = path.resolve()  # a link stays, and the file it leads to is replaced
     temporary = path.with_name(f".fastrack-{secrets.token_hex(8)}.part")
     try:
@@ -38,7 +40,7 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
                 str(path),
             ) from error
         raise
-    _sync(path.parent)
+    sync_directory(path.parent)
 
 
 class _Whole:
@@ -58,7 +60,7 @@ class _Whole:
         """Nothing is held back."""
 
 
-def _sync(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
     """Make the new name last. The file is whole already, so a directory that cannot be synced is no failure."""
     with contextlib.suppress(OSError):
         descriptor = os.open(directory, os.O_RDONLY)

@@ -39,13 +39,13 @@ class PlainTensor:
     def of(cls, array: Any) -> PlainTensor:
         """A tensor in memory, or mapped."""
         dtype, shape = arrays.describe(array)
-        return cls(dtype, shape, lambda: _reader(array))
+        return cls(dtype, shape, lambda: arrays.reader(array))
 
     @classmethod
     def stored(cls, file: SealedFile, name: str) -> PlainTensor:
         """A tensor as a file has it."""
         dtype, shape, memory = file.stored(name)
-        return cls(dtype, shape, lambda: _reader(memory))
+        return cls(dtype, shape, lambda: arrays.reader(memory))
 
     @property
     def nbytes(self) -> int:
@@ -75,15 +75,6 @@ def open_plain(path: str | os.PathLike[str]) -> Iterator[tuple[Mapping[str, Plai
         yield {path.name: PlainTensor.of(memory)}, {}
 
 
-def _reader(array: Any) -> Callable[[int, int], Bytes]:
-    if isinstance(array, np.ndarray) and not array.flags.c_contiguous:
-        # Put in order slab by slab, so that a mapped array of another layout is never in memory as a whole.
-        flat, width = array.flat, array.itemsize
-        return lambda start, stop: flat[start // width : stop // width].view(np.uint8)
-    memory = arrays.bytes_of(array)
-    return lambda start, stop: memory[start:stop]
-
-
 def _open_archive(file: BinaryIO, path: Path) -> Any:
     with _sound(path):
         archive = np.load(file, allow_pickle=False)
@@ -99,7 +90,7 @@ def _from_archive(archive: Any, name: str, path: Path) -> PlainTensor:
 
     dtype, shape = arrays.describe(read())
     # Read again when its turn comes, so that one array is in memory at a time.
-    return PlainTensor(dtype, shape, lambda: _reader(read()))
+    return PlainTensor(dtype, shape, lambda: arrays.reader(read()))
 
 
 @contextlib.contextmanager

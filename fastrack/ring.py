@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from fastrack.aead import Bytes
 from fastrack.devices import Device
@@ -24,6 +24,7 @@ class Ring:
         self._device = device
         self._size = size
         self._depth = depth
+        self._closed = False
         self.renew()
         renew_after_fork(self)
 
@@ -45,11 +46,15 @@ class Ring:
                 yield slot
             finally:
                 free.put(slot)
+                if self._closed:
+                    self._wipe()
 
     def close(self) -> None:
-        """Wipe the slots and let go of them."""
-        while True:
-            try:
+        """Wipe the slots and let go of them: those in use when they come back."""
+        self._closed = True
+        self._wipe()
+
+    def _wipe(self) -> None:
+        with suppress(queue.Empty):
+            while True:
                 self._free.get_nowait().fill(0)
-            except queue.Empty:
-                return

@@ -14,7 +14,7 @@ from fastrack.aead import Pieces
 from fastrack.arrays import Bytes, Framework
 from fastrack.cobblestone import HEADER, SALT, MessageKey
 from fastrack.errors import AuthenticationError, FormatError
-from fastrack.keys import Key, KeyRing, KeySource
+from fastrack.keys import Key, KeyLike, KeyRing, KeySource
 from fastrack.rows import RowPlan, plan_rows
 
 __all__ = ["Claim", "SealedRows", "SealedTensor", "new_file_id", "seal", "unseal"]
@@ -22,14 +22,14 @@ __all__ = ["Claim", "SealedRows", "SealedTensor", "new_file_id", "seal", "unseal
 _CONTEXT = b"fastrack/tensor@1\0"
 
 
-def seal(tensor: Any, key: Key, name: str = "tensor") -> SealedTensor:
+def seal(tensor: Any, key: KeyLike, name: str = "tensor") -> SealedTensor:
     """Encrypt a tensor for whoever holds `key`, and bind it to its name, dtype and shape.
 
     Parameters
     ----------
     tensor : numpy.ndarray or torch.Tensor
         In host memory, of any dtype that safetensors has.
-    key : Key
+    key : Key or path
         The owner's key. 256 bits mean Cobblestone-256, 128 bits Cobblestone-128.
     name : str
         What the tensor is called. Part of what is authenticated.
@@ -44,6 +44,7 @@ def seal(tensor: Any, key: Key, name: str = "tensor") -> SealedTensor:
     TypeError
         If it is no tensor in host memory, or its dtype has no safetensors name.
     """
+    key = Key.of(key)
     dtype, shape = arrays.describe(tensor)
     plain = arrays.bytes_of(tensor)
     claim = Claim(name, dtype, shape, new_file_id())
@@ -88,7 +89,7 @@ def unseal(
     """
     if not isinstance(sealed, (SealedTensor, SealedRows)):
         raise TypeError(f"expected a sealed tensor or rows of one, not {type(sealed).__name__}, which nobody sealed")
-    framework = framework or default_framework()
+    framework = framework or arrays.default_framework()
     with OpenMessage(sealed, KeyRing.resolve(keys)) as opened:
         memory = arrays.empty_bytes(sealed.nbytes)
         result = arrays.from_bytes(memory, sealed.dtype, sealed.shape, framework)
@@ -340,11 +341,6 @@ def bad_chunk(name: str | None, chunk: int) -> AuthenticationError:
         tensor=name,
         chunk=chunk,
     )
-
-
-def default_framework() -> Framework:
-    """What a sealed tensor becomes where nobody says: torch if it is installed, else numpy."""
-    return "torch" if arrays.installed("torch") else "numpy"
 
 
 def new_file_id() -> str:

@@ -27,18 +27,20 @@ class Session:
 
     def __init__(self, bits: int = 256) -> None:
         self._bits = bits
+        self._secret: bytearray | None = bytearray(os.urandom(bits // 8))
         self.renew()
         renew_after_fork(self)
 
     def renew(self) -> None:
-        """Start over with a fresh secret."""
-        old: bytearray | None = getattr(self, "_secret", None)
-        if old is not None:
-            old[:] = bytes(len(old))
+        """Start over with a fresh secret, unless the session was wiped."""
         self._lock = threading.Lock()
+        self._replace()
+
+    def _replace(self) -> None:
         self._owner = os.getpid()
-        self._secret: bytearray | None = bytearray(os.urandom(self._bits // 8))
         self._counter = 0
+        if self._secret is not None:
+            self._secret[:] = os.urandom(len(self._secret))
 
     def next_key(self) -> MessageKey:
         """The message key of one transfer, in raw mode: the counter takes the place of the salt.
@@ -48,9 +50,9 @@ class Session:
         ClosedError
             If the session was wiped.
         """
-        if self._owner != os.getpid():  # a fork that Python was not told of
-            self.renew()
         with self._lock:
+            if self._owner != os.getpid():  # a fork that Python was not told of
+                self._replace()
             if self._secret is None:
                 raise ClosedError("this session was wiped; open another channel")
             self._counter += 1

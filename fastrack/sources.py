@@ -25,10 +25,13 @@ class Source(Protocol):
         What the tensor is called, for errors.
     in_place : bool
         Whether its ciphertext lies in host memory already.
+    memory : numpy.ndarray
+        What it reads.
     """
 
     name: str | None
     in_place: bool
+    memory: Bytes
 
     def slabs(self, limit: int | None) -> Iterator[Slab]:
         """The slabs of the message, of at most `limit` bytes of plaintext; one for all of it if None."""
@@ -47,7 +50,7 @@ class SealedSource:
 
     def __init__(self, sealed: SealedTensor) -> None:
         self.name: str | None = sealed.name
-        self._chunks = sealed.chunks
+        self.memory = sealed.chunks
         self._nbytes = sealed.nbytes
 
     def slabs(self, limit: int | None) -> Iterator[Slab]:
@@ -55,7 +58,7 @@ class SealedSource:
 
     def fill(self, slab: Slab, slot: Bytes | None) -> Bytes:
         start = slab.first * cobblestone.STRIDE
-        here = self._chunks[start : start + slab.sealed]
+        here = self.memory[start : start + slab.sealed]
         if slot is None:
             return here
         np.copyto(slot[: slab.sealed], here)
@@ -72,15 +75,15 @@ class RowSource:
 
     def __init__(self, sealed: SealedRows) -> None:
         self.name: str | None = sealed.name
-        self._chunks = sealed.chunks
+        self.memory = sealed.chunks
         self._pieces = sealed.pieces()
         self._nbytes = sealed.tensor.nbytes
 
     def slabs(self, limit: int | None) -> Iterator[Slab]:
-        yield Slab(0, 0, self._nbytes, self._chunks.size, self._pieces)
+        yield Slab(0, 0, self._nbytes, self.memory.size, self._pieces)
 
     def fill(self, slab: Slab, slot: Bytes | None) -> Bytes:
-        return self._chunks
+        return self.memory
 
     def finish(self) -> None:
         """Nothing is secret."""
@@ -93,17 +96,17 @@ class PlainSource:
 
     def __init__(self, plain: Bytes, key: MessageKey, engine: aead.Engine) -> None:
         self.name: str | None = None
-        self._plain = plain
+        self.memory = plain
         self._engine = engine
         self._schedule = engine.prepare(key)
 
     def slabs(self, limit: int | None) -> Iterator[Slab]:
-        return slabs_of(self._plain.size, limit)
+        return slabs_of(self.memory.size, limit)
 
     def fill(self, slab: Slab, slot: Bytes | None) -> Bytes:
         assert slot is not None
         staged = slot[: slab.sealed]
-        self._engine.seal_run(self._schedule, self._plain[slab.start : slab.stop], staged, slab.first)
+        self._engine.seal_run(self._schedule, self.memory[slab.start : slab.stop], staged, slab.first)
         return staged
 
     def finish(self) -> None:

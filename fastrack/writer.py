@@ -11,8 +11,8 @@ from typing import Any, BinaryIO
 from fastrack import aead, arrays, cobblestone, dtypes
 from fastrack.arrays import Bytes
 from fastrack.errors import FormatError
-from fastrack.files import SealedFile, load_file
-from fastrack.keys import Key, KeyRing, KeySource
+from fastrack.files import FORMAT_VERSION, SealedFile, load_file
+from fastrack.keys import Key, KeyLike, KeyRing, KeySource
 from fastrack.newfile import new_file
 from fastrack.plain import PlainTensor, open_plain
 from fastrack.sealed import Claim, OpenMessage, SealedRows, SealedTensor, new_file_id
@@ -29,7 +29,7 @@ _HEADER_LIMIT = 100_000_000  # bytes; safetensors refuses to read more
 def save_file(
     tensors: Mapping[str, Any],
     path: str | os.PathLike[str],
-    key: Key,
+    key: KeyLike,
     *,
     plain: Iterable[str] = (),
     metadata: Mapping[str, str] | None = None,
@@ -46,8 +46,8 @@ def save_file(
         In host memory.
     path : path
         The file to write; a ``.safetensors`` suffix is customary.
-    key : Key
-        The owner's key.
+    key : Key or path
+        The owner's key, or its key file.
     plain : iterable of str
         Names of tensors to store as they are, for anyone to read.
     metadata : mapping of str to str, optional
@@ -67,13 +67,13 @@ def save_file(
         if isinstance(tensor, (SealedTensor, SealedRows)):
             raise TypeError(f"{name!r} is sealed already, and bound to the file it came from; unseal it first")
         described[name] = PlainTensor.of(tensor)
-    _write_sealed(described, Path(path), key, _names(plain), metadata or {}, progress)
+    _write_sealed(described, Path(path), Key.of(key), _names(plain), metadata or {}, progress)
 
 
 def seal_file(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
-    key: Key,
+    key: KeyLike,
     *,
     plain: Iterable[str] = (),
     progress: Progress | None = None,
@@ -93,11 +93,13 @@ def seal_file(
     ------
     FormatError
         If the source is not what its name says, or is sealed already.
+    TypeError
+        If an array in it is of a dtype that safetensors lacks, such as text, objects or the other byte order.
     OSError
         If a file cannot be read or written. Nothing is left behind then.
     """
     with open_plain(source) as (tensors, metadata):
-        _write_sealed(tensors, Path(target), key, _names(plain), metadata, progress)
+        _write_sealed(tensors, Path(target), Key.of(key), _names(plain), metadata, progress)
 
 
 def unseal_file(
@@ -201,7 +203,7 @@ def _write_sealed(
     }
     listed = {name: {"dtype": claim.dtype, "shape": list(claim.shape)} for name, claim in claims.items()}
     marks = {
-        "fastrack.version": "1",
+        "fastrack.version": FORMAT_VERSION,
         "fastrack.file": file_id,
         "fastrack.key": key.id,
         "fastrack.tensors": json.dumps(listed, separators=(",", ":"), ensure_ascii=False),

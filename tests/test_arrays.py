@@ -104,7 +104,7 @@ def test_the_bytes_of_a_contiguous_array_are_a_view():
         torch.zeros(()),
         torch.zeros(2, 3),
         torch.zeros(9)[::9],
-        torch.zeros(3, requires_grad=True),
+        torch.zeros(3, requires_grad=True).detach(),
     ],
 )
 def test_an_array_to_be_filled_is_filled_in_place(array):

@@ -170,6 +170,10 @@ class TestPlainTensors:
         assert isinstance(channel.to_device(np.arange(3), framework="torch"), torch.Tensor)
         assert isinstance(channel.to_device(torch.arange(3), framework="numpy"), np.ndarray)
 
+    def test_with_a_mask_are_refused(self, channel):
+        with pytest.raises(TypeError, match="lose its mask"):
+            channel.to_device(np.ma.array([1, 2, 3], mask=[0, 1, 0]))
+
     def test_of_cupy_have_no_place_here(self, channel):
         with pytest.raises(DeviceError, match="CuPy keeps no arrays"):
             channel.to_device(np.arange(3), framework="cupy")
@@ -241,6 +245,46 @@ class TestOut:
         assert caught.value.tensor == "images"
         assert caught.value.chunk == {0: None, 30: None, 56: 0, 56 + 16400 + 5: 1, -1: 2}[place]
 
+    def test_stays_as_it_was_if_the_key_is_not_there(self, channel):
+        out = np.full(3, 7)
+        with pytest.raises(UnknownKeyError):
+            channel.to_device(fastrack.seal(np.arange(3), Key.generate()), out=out)
+        assert out.tolist() == [7, 7, 7]
+
+    def test_that_does_not_fit_somewhere_is_touched_nowhere(self, channel):
+        out = [np.full(3, 7), np.full(4, 7)]
+        with pytest.raises(ValueError, match="dtype and shape"):
+            channel.to_device([np.arange(3), np.arange(3)], out=out)
+        assert out[0].tolist() == [7, 7, 7]
+
+    def test_in_the_memory_of_its_source_is_refused(self, channel, key):
+        buffer = data(100_000)
+        before = buffer.copy()
+        with pytest.raises(ValueError, match="same memory"):
+            channel.to_device(buffer[:90_000], out=buffer[4096:94_096])
+        assert np.array_equal(buffer, before)
+        sealed = fastrack.seal(buffer, key)
+        message = np.frombuffer(bytes(sealed.message), np.uint8).copy()
+        inside = SealedTensor(sealed.claim, message, sealed.key_id)
+        with pytest.raises(ValueError, match="same memory"):
+            channel.to_device(inside, out=message[:100_000])
+        assert bytes(message) == bytes(sealed.message)
+
+    def test_goes_not_together_with_a_framework(self, channel):
+        with pytest.raises(ValueError, match="not both"):
+            channel.to_device(np.arange(3), out=np.zeros(3, np.int64), framework="torch")
+
+    def test_that_requires_a_gradient_is_refused(self, channel):
+        with pytest.raises(ValueError, match="autograd would not know"):
+            channel.to_device(torch.ones(3), out=torch.zeros(3, requires_grad=True))
+
+    def test_that_autograd_has_saved_is_known_to_have_changed(self, channel):
+        weight, saved = torch.ones(3, requires_grad=True), torch.full((3,), 2.0)
+        loss = (weight * saved).sum()
+        channel.to_device(torch.full((3,), 100.0), out=saved)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
     def test_holds_zeros_after_any_other_fault(self, channel, key, monkeypatch):
         def fail(*_):
             raise MemoryError("no slab")
@@ -286,6 +330,11 @@ class TestChannel:
         with pytest.raises(DeviceError, match=r"cpu"):
             Channel(device)
 
+    @pytest.mark.parametrize("threads", [0, -1])
+    def test_needs_a_thread(self, threads):
+        with pytest.raises(ValueError, match="1 or more"):
+            Channel(threads=threads)
+
     def test_takes_a_torch_device(self):
         with Channel(torch.device("cpu")) as channel:
             assert channel.device == "cpu"
@@ -307,6 +356,7 @@ class TestChannel:
         channel.close()
         assert not any(secret)
         assert not slot.any()
+        assert channel._keys is None
 
     def test_cannot_be_pickled(self, channel):
         with pytest.raises(TypeError, match="stays in its process"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import stat
 import tracemalloc
 from collections.abc import Mapping
@@ -34,6 +35,7 @@ from fastrack import (
     unseal,
     verify_file,
 )
+from fastrack.files import check_file
 from fastrack.keys import KEY_FILE_VARIABLE
 
 CHUNK, TAG, HEADER = 16384, 16, 56
@@ -59,7 +61,7 @@ def path(tmp_path_factory):
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory, path):
     # Once beforehand, so that the memory native code takes when it is loaded counts for no file.
-    assert all(check.error is None for check in verify_file(path, KEY))
+    assert all(check.error is None for check in check_file(path, KEY))
     assert len(opened(path)) == 4
     return tmp_path_factory.mktemp("scratch") / "made.safetensors"
 
@@ -259,7 +261,7 @@ def exercise(path, *, sealed_by_us=False):
                     assert sealed_by_us or opening_fails(file[name])
                 elif not dtype.startswith(("F4", "F6")):
                     assert file.plain[name].nbytes == memory.size
-            checks = list(verify_file(path, KEY))
+            checks = check_file(path, KEY)
             assert sealed_by_us or all(check.error is not None for check in checks)
     except (FastrackError, OSError) as error:
         return error
@@ -447,7 +449,7 @@ def test_the_sound_list_is_not_refused_before_its_header_is(scratch):
 @pytest.mark.parametrize(
     ("mark", "value", "match"),
     [
-        ("fastrack.version", "2", "is of fastrack format '2', and this fastrack reads '1'; update it"),
+        ("fastrack.version", "2", "is of fastrack format '2', and this one reads '1'; update it"),
         ("fastrack.version", "", "fastrack format ''"),
         ("fastrack.version", None, "fastrack format None"),
         ("fastrack.file", "00", "fastrack.file must be 32 hexadecimal digits, not '00'"),
@@ -534,7 +536,7 @@ def test_every_flipped_bit_of_a_file_is_refused_or_leaves_what_was_sealed(scratc
 
 def test_a_sound_file_verifies(path):
     seen = []
-    checks = list(verify_file(path, KEY, progress=seen.append))
+    checks = check_file(path, KEY, progress=seen.append)
     assert {check.name for check in checks} == set(TENSORS) - {"labels"}
     assert all(check.error is None for check in checks)
     images = next(check for check in checks if check.name == "images")
@@ -557,7 +559,7 @@ def altered(path, scratch, name, chunk, *, in_tag=False):
 @pytest.mark.parametrize("in_tag", [False, True])
 def test_a_bad_chunk_is_found_and_the_other_tensors_are_good(path, scratch, name, chunk, in_tag):
     altered(path, scratch, name, chunk, in_tag=in_tag)
-    for check in verify_file(scratch, KEY):
+    for check in check_file(scratch, KEY):
         if check.name != name:
             assert check.error is None
             continue
@@ -567,13 +569,13 @@ def test_a_bad_chunk_is_found_and_the_other_tensors_are_good(path, scratch, name
 
 def test_a_bad_header_is_found(path, scratch):
     altered(path, scratch, "images", -1)
-    errors = {check.name: check.error for check in verify_file(scratch, KEY)}
+    errors = {check.name: check.error for check in check_file(scratch, KEY)}
     assert errors.pop("images").chunk is None
     assert set(errors.values()) == {None}
 
 
 def test_a_file_of_another_key_is_told_apart_from_an_altered_one(path):
-    for check in verify_file(path, Key.generate()):
+    for check in check_file(path, Key.generate()):
         assert isinstance(check.error, UnknownKeyError)
 
 
@@ -581,18 +583,18 @@ def test_a_bad_chunk_far_behind_is_found_slab_by_slab(scratch, monkeypatch):
     monkeypatch.setattr(files, "_VERIFY_RUN", 4 * CHUNK)
     save_file({"x": np.zeros(20 * CHUNK, np.uint8)}, scratch, KEY)
     seen = []
-    assert next(verify_file(scratch, KEY, progress=seen.append)).error is None
+    assert check_file(scratch, KEY, progress=seen.append)[0].error is None
     assert seen == [4 * CHUNK] * 5
     for chunk in (0, 3, 4, 13, 19, 20):
         save_file({"x": np.zeros(20 * CHUNK, np.uint8)}, scratch, KEY)
         altered(scratch, scratch, "x", chunk)
-        assert next(verify_file(scratch, KEY)).error.chunk == chunk
+        assert check_file(scratch, KEY)[0].error.chunk == chunk
 
 
 def test_verifying_what_is_no_sealed_file_says_so(scratch):
     scratch.write_bytes(b"text")
     with pytest.raises(FormatError, match="is no safetensors file"):
-        list(verify_file(scratch, KEY))
+        check_file(scratch, KEY)
 
 
 # Tensors moved between names and files
@@ -614,7 +616,7 @@ def test_two_tensors_of_one_shape_cannot_change_places(scratch, tmp_path):
         tensors["a"], tensors["b"] = tensors["b"], tensors["a"]
 
     rewritten(tmp_path / "two", scratch, swap)
-    assert [check.error.chunk for check in verify_file(scratch, KEY)] == [None, None]
+    assert [check.error.chunk for check in check_file(scratch, KEY)] == [None, None]
 
 
 def test_a_tensor_cannot_move_to_another_file(scratch, tmp_path):
@@ -622,7 +624,7 @@ def test_a_tensor_cannot_move_to_another_file(scratch, tmp_path):
         save_file({"x": np.zeros(100), "y": np.zeros(3)}, tmp_path / name, KEY)
     other = safetensors.numpy.load_file(tmp_path / "two")
     rewritten(tmp_path / "one", scratch, lambda _, tensors: tensors.update(x=other["x"]))
-    errors = {check.name: check.error for check in verify_file(scratch, KEY)}
+    errors = {check.name: check.error for check in check_file(scratch, KEY)}
     assert isinstance(errors["x"], AuthenticationError)
     assert errors["y"] is None
 
@@ -635,7 +637,7 @@ def test_a_tensor_cannot_change_its_type_or_shape(path, scratch):
             metadata["fastrack.tensors"] = json.dumps({**listed, "images": claim})
 
         rewritten(path, scratch, relabel)
-        errors = {check.name: check.error for check in verify_file(scratch, KEY)}
+        errors = {check.name: check.error for check in check_file(scratch, KEY)}
         assert isinstance(errors.pop("images"), AuthenticationError)
         assert set(errors.values()) == {None}
 
@@ -657,7 +659,7 @@ def test_a_sealed_tensor_without_its_mark_is_bytes_and_nothing_more(path, scratc
 
 def test_a_file_may_be_rewritten_by_others_who_keep_its_metadata(path, scratch):
     rewritten(path, scratch, lambda metadata, _: metadata.update(extra="note"))
-    assert all(check.error is None for check in verify_file(scratch, KEY))
+    assert all(check.error is None for check in check_file(scratch, KEY))
 
 
 # Interoperation
@@ -704,10 +706,72 @@ def test_a_file_made_without_fastrack_opens(scratch, bits, save):
             back = unseal(file[name], key, framework="numpy")
             assert (back.dtype, back.shape) == (array.dtype, array.shape)
             assert np.array_equal(back, array)
-    assert all(check.error is None for check in verify_file(scratch, key))
+    assert all(check.error is None for check in check_file(scratch, key))
 
 
 def test_tensors_lie_where_their_elements_are_aligned(path):
     with load_file(path) as file:
         assert file.plain["labels"].flags.aligned
         assert file.stored("labels")[2].ctypes.data % 8 == 0
+
+
+# Verifying, for a program that wants an exception
+
+
+def test_a_sound_file_passes(path):
+    assert verify_file(path, KEY) is None
+
+
+def test_a_bad_tensor_raises_and_the_other_bad_ones_are_in_the_notes(scratch):
+    save_file({name: np.zeros(3 * CHUNK, np.uint8) for name in "abc"}, scratch, KEY)
+    altered(scratch, scratch, "a", 1)
+    altered(scratch, scratch, "c", 2)
+    with pytest.raises(AuthenticationError) as caught:
+        verify_file(scratch, KEY)
+    assert (caught.value.tensor, caught.value.chunk) == ("a", 1)
+    assert [note[:20] for note in caught.value.__notes__] == ["tensor 'c', chunk 2:"]
+
+
+def test_a_file_with_nothing_sealed_is_no_verified_one(scratch):
+    safetensors.numpy.save_file({"x": np.arange(3)}, scratch)
+    with pytest.raises(FormatError, match="nothing in it is sealed"):
+        verify_file(scratch, KEY)
+
+
+def test_verifying_a_missing_file_raises_at_once(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        verify_file(tmp_path / "missing.safetensors", KEY)
+
+
+# Files that change
+
+
+def test_a_file_that_is_replaced_while_it_is_opened_is_read_whole_from_one_version(scratch, monkeypatch):
+    first, second = {"x": np.zeros(10_000, np.uint8)}, {"x": np.ones(20_000, np.uint8)}
+    save_file(first, scratch, KEY)
+    original = files._read_header
+
+    def replaced_meanwhile(path):
+        monkeypatch.setattr(files, "_read_header", original)
+        save_file(second, scratch, KEY)
+        return original(path)
+
+    monkeypatch.setattr(files, "_read_header", replaced_meanwhile)
+    with load_file(scratch) as file:
+        assert np.array_equal(unseal(file["x"], KEY, framework="numpy"), second["x"])
+
+
+def test_a_file_that_never_holds_still_is_refused(scratch, monkeypatch):
+    save_file({"x": np.arange(3)}, scratch, KEY)
+    versions = iter(range(10**6))
+    monkeypatch.setattr(files, "_version_of", lambda status: next(versions))
+    with pytest.raises(FormatError, match="changes all the time"):
+        load_file(scratch)
+
+
+def test_a_file_pickles_as_its_path(path):
+    with load_file(path) as file:
+        pickled = pickle.dumps(file)
+    assert len(pickled) < 500
+    with pickle.loads(pickled) as again:
+        assert list(again) == list(file)

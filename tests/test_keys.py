@@ -476,3 +476,35 @@ def test_a_bad_path_in_the_environment_is_blamed_on_the_environment(path, monkey
     with pytest.raises(FileNotFoundError) as caught:
         KeyRing.resolve()
     assert KEY_FILE_VARIABLE in caught.value.__notes__[0]
+
+
+def test_a_wiped_key_does_not_hide_a_good_one():
+    key = Key.generate()
+    wiped = Key.from_bytes(key.material())
+    wiped.wipe()
+    for keys in ([wiped, key], [key, wiped]):
+        assert KeyRing(keys)[key.id].material() == key.material()
+
+
+def test_a_file_system_without_links_takes_a_key_all_the_same(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    key = Key.generate()
+    key.save(tmp_path / "a.key")
+    assert Key.load(tmp_path / "a.key") == key
+    with pytest.raises(FileExistsError, match="left as it is"):
+        Key.generate().save(tmp_path / "a.key")
+    assert Key.load(tmp_path / "a.key") == key
+    assert [path.name for path in tmp_path.iterdir()] == ["a.key"]
+
+
+def test_a_key_argument_is_a_key_or_a_path(tmp_path):
+    key = Key.generate()
+    key.save(tmp_path / "a.key")
+    assert Key.of(key) is key
+    assert Key.of(tmp_path / "a.key") == key
+    assert Key.of(str(tmp_path / "a.key")) == key
+    with pytest.raises(TypeError, match="key= takes a Key or the path"):
+        Key.of(b"0" * 32)

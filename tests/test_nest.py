@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from collections.abc import MutableMapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -105,3 +106,73 @@ def test_two_nests_are_walked_together():
 def test_nests_of_different_builds_are_refused(nest, other):
     with pytest.raises(ValueError, match="built like"):
         map_leaves(lambda a, b: a, nest, other)
+
+
+class Caseless(MutableMapping):
+    """A mapping of its own kind, that `copy` would copy only in part."""
+
+    def __init__(self, items):
+        self.items_ = {key.lower(): value for key, value in items.items()}
+
+    def __getitem__(self, key):
+        return self.items_[key.lower()]
+
+    def __setitem__(self, key, value):
+        self.items_[key.lower()] = value
+
+    def __delitem__(self, key):
+        del self.items_[key.lower()]
+
+    def __iter__(self):
+        return iter(self.items_)
+
+    def __len__(self):
+        return len(self.items_)
+
+
+def test_a_mapping_that_cannot_be_copied_becomes_a_dict_and_stays_as_it_was():
+    nest = Caseless({"A": 1})
+    assert map_leaves(double, nest) == {"a": 2}
+    assert nest["a"] == 1
+
+
+def test_a_counter_is_set_and_not_added_to():
+    assert map_leaves(double, collections.Counter(a=1, b=5)) == collections.Counter(a=2, b=10)
+
+
+def test_a_user_dict_keeps_its_type():
+    nest = collections.UserDict(a=1)
+    changed = map_leaves(double, nest)
+    assert type(changed) is collections.UserDict
+    assert (changed["a"], nest["a"]) == (2, 1)
+
+
+def test_a_named_tuple_with_a_constructor_of_its_own_is_made_all_the_same():
+    class Named(collections.namedtuple("Base", ["x", "y"])):  # noqa: PYI024
+        __slots__ = ()
+
+        def __new__(cls, both):
+            return super().__new__(cls, both, both)
+
+    assert map_leaves(double, Named(1)) == (2, 2)
+
+
+def test_a_list_with_a_constructor_of_its_own_is_made_all_the_same():
+    class Pairs(list):
+        def __init__(self, left, right):
+            super().__init__([left, right])
+
+    changed = map_leaves(double, Pairs(1, 2))
+    assert type(changed) is Pairs
+    assert changed == [2, 4]
+
+
+def test_a_field_that_was_never_set_stays_so():
+    @dataclasses.dataclass
+    class Late:
+        now: int
+        later: int = dataclasses.field(init=False)
+
+    changed = map_leaves(double, Late(1))
+    assert changed.now == 2
+    assert not hasattr(changed, "later")

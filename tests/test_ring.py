@@ -81,3 +81,11 @@ def test_closing_wipes_every_slot():
     ring.close()
     assert not first.any()
     assert not second.any()
+
+
+def test_a_slot_that_is_in_use_at_closing_is_wiped_when_it_comes_back():
+    ring = Ring(Host(), 10, 2)
+    with ring.slot() as slot:
+        ring.close()
+        assert slot.any()
+    assert not slot.any()

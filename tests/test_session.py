@@ -78,3 +78,17 @@ def test_a_session_cannot_be_pickled():
 def test_its_repr_shows_no_secret():
     session = Session()
     assert bytes(session._secret).hex() not in repr(session)
+
+
+def test_a_wiped_session_stays_wiped_in_a_forked_child():
+    session = Session()
+    session.wipe()
+
+    def child():
+        try:
+            session.next_key()
+        except ClosedError:
+            return True
+        return False
+
+    assert in_forked_child(child)

@@ -43,9 +43,9 @@ from fastrack import (
     seal_file,
     unseal,
     unseal_file,
-    verify_file,
     writer,
 )
+from fastrack.files import check_file
 
 CHUNK = 16384
 SECRET = bytes(range(80, 112))
@@ -303,7 +303,7 @@ def test_types_that_numpy_lacks_pass_through_files(tmp_path, target):
     }
     (tmp_path / "odd.safetensors").write_bytes(by_hand.container(header, b"abcdef"))
     seal_file(tmp_path / "odd.safetensors", target, KEY, plain=["b"])
-    assert [check.error for check in verify_file(target, KEY)] == [None]
+    assert [check.error for check in check_file(target, KEY)] == [None]
     unseal_file(target, target, KEY)
     with load_file(target) as file:
         assert file.stored("a")[:2] == ("F4", (2, 3))
@@ -739,7 +739,7 @@ watcher.start()
 try:
     key = fastrack.Key.generate()
     fastrack.seal_file(source, sealed, key)
-    errors = [str(check.error) for check in fastrack.verify_file(sealed, key) if check.error]
+    errors = [str(check.error) for check in fastrack.files.check_file(sealed, key) if check.error]
     fastrack.unseal_file(sealed, back, key)
 finally:
     done.set()
@@ -817,7 +817,7 @@ def test_a_killed_seal_leaves_no_part_of_a_file_under_its_name(tmp_path, target)
             target.write_bytes(before)
         seal(kill_after=moments.uniform(0, seconds))
         if target.exists() and target.read_bytes()[: len(OLD)] != OLD:
-            assert [check.error for check in verify_file(target, KEY)] == [None]  # it was done already
+            assert [check.error for check in check_file(target, KEY)] == [None]  # it was done already
         else:
             assert (target.read_bytes() if target.exists() else None) == before
             killed += 1
@@ -859,3 +859,31 @@ def test_a_name_may_be_as_long_as_the_file_system_allows(target):
     long = target.with_name("x" * 255)
     save_file({"x": np.arange(3)}, long, KEY)
     assert list(opened(long)) == ["x"]
+
+
+@pytest.mark.usefixtures("small_slabs")
+def test_a_torch_tensor_of_another_layout_is_put_in_order_slab_by_slab(target, monkeypatch):
+    tensors = {
+        "half": torch.randn(300, 200).to(torch.bfloat16).t(),
+        "complex": torch.randn(30, 200, dtype=torch.complex64).t(),
+        "bool": torch.randn(300, 50).t() > 0,
+    }
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "contiguous", lambda given: pytest.fail("copied whole"))
+        save_file(tensors, target, KEY)
+    with load_file(target) as file:
+        assert all(torch.equal(unseal(file[name], KEY), tensor) for name, tensor in tensors.items())
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
+def test_what_is_no_ordinary_file_is_not_replaced_by_one(target):
+    os.mkfifo(target)
+    with pytest.raises(OSError, match="no ordinary file"):
+        save_file({"x": np.arange(3)}, target, KEY)
+    assert stat.S_ISFIFO(target.stat().st_mode)
+
+
+def test_a_key_may_be_the_path_of_its_file(target, tmp_path):
+    KEY.save(tmp_path / "owner.key")
+    save_file({"x": np.arange(3)}, target, tmp_path / "owner.key")
+    assert opened(target, tmp_path / "owner.key")["x"].tolist() == [0, 1, 2]

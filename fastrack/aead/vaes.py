@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Any
 
@@ -88,7 +89,8 @@ class VaesSchedule:
         self._memory.fill(0)
 
     def __del__(self) -> None:
-        self.wipe()
+        with contextlib.suppress(AttributeError):  # it may have failed to become one
+            self.wipe()
 
     def __reduce__(self) -> str:
         raise TypeError("a key schedule holds a secret and cannot be pickled")

@@ -86,7 +86,7 @@ def verify_contents(path: Path, ring: "KeyRing") -> Report:
     FormatError, UnknownKeyError, OSError
         If it cannot be verified, one without anything sealed included.
     """
-    from fastrack.files import load_file, verify_file
+    from fastrack.files import check_file, load_file
 
     with load_file(path) as file:
         check_sealed(file, ring)
@@ -104,7 +104,7 @@ def verify_contents(path: Path, ring: "KeyRing") -> Report:
             progress(size)
 
         begun = time.perf_counter()
-        checks = tuple(verify_file(path, ring, progress=count))
+        checks = tuple(check_file(path, ring, progress=count))
         seconds = time.perf_counter() - begun
     return Report(str(path), checks, plain, checked, seconds)
 

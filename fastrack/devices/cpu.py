@@ -31,7 +31,7 @@ class CpuDevice:
     def framework(self, wanted: Framework | None) -> Framework:
         if wanted == "cupy":
             raise DeviceError("CuPy keeps no arrays on 'cpu'; ask for framework='numpy' or 'torch', or another device")
-        return wanted or ("torch" if arrays.installed("torch") else "numpy")
+        return wanted or arrays.default_framework()
 
     def empty(self, dtype: str, shape: Sequence[int], framework: Framework) -> Any:
         from fastrack.dtypes import nbytes
