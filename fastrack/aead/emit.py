@@ -56,10 +56,18 @@ class Emitter:
         """The block (low, high) in every lane."""
         return ir.Constant(self.type, [ir.Constant(I64, word) for word in (low, high) * self.blocks])
 
-    def counters(self, values: Iterable[int]) -> ir.Value:
-        """One 32-bit value in the lowest word of each block, zeros elsewhere."""
-        words = [ir.Constant(I64, word) for value in values for word in (value, 0)]
-        return ir.Constant(self.type, words)
+    def counters(self, values: Iterable[int]) -> ir.Constant:
+        """One value a block, as 32 bits, big-endian, in its last four bytes; zeros elsewhere."""
+        words = [word for value in values for word in (0, int.from_bytes(value.to_bytes(8, "big"), "little"))]
+        return ir.Constant(self.type, [ir.Constant(I64, word) for word in words])
+
+    def choose(self, left: ir.Value, right: ir.Value, wanted: Sequence[bool]) -> ir.Value:
+        """The blocks of `right` where they are wanted, else those of `left`."""
+        if not any(wanted):
+            return left
+        words = 2 * self.blocks
+        order = [word + words * wanted[word // 2] for word in range(words)]
+        return self._pick(left, right, order)
 
     def spread(self, block: ir.Value) -> ir.Value:
         """A 16-byte block, repeated in every lane."""

@@ -29,10 +29,8 @@ Texts = Callable[[int], ir.Value]  # the vectors of a group, by number
 
 _VECTORS = 8  # in flight at a time: enough to hide the latency of an AES round
 
-_ORDER = (
-    *range(1, _VECTORS),
-    0,
-)  # of hashing: the first vector waits for the hash of the turn before, so it comes last
+# The order of hashing: the first vector waits for the hash of the turn before, so it comes last.
+_ORDER = (*range(1, _VECTORS), 0)
 
 # A schedule, in bytes from a 64-byte boundary.
 _POWERS = 32  # of the hash key: as many as blocks are in flight at the widest
@@ -229,7 +227,7 @@ class _Chunk:
         builder, wide, form = self.builder, self.wide, self.form
         entry = builder.block
         loop, done = (self.function.append_basic_block() for _ in range(2))
-        first = wide.add32(wide.spread(self.nonce), wide.counters(range(2, 2 + wide.blocks)))
+        origin = wide.xor(wide.spread(self.small.reverse_bytes(self.nonce)), self._round_key(0))
         seeds = [wide.widen(self.hash)]
         if not decrypt:
             # The first turn has nothing to hash yet: it hashes zeros, which leave a hash of zero as it is.
@@ -239,11 +237,13 @@ class _Chunk:
         builder.position_at_end(loop)
         turn = builder.phi(I64)
         turn.add_incoming(ir.Constant(I64, 0), entry)
-        counter = builder.phi(wide.type)
-        counter.add_incoming(first, entry)
+        start = builder.phi(wide.type)  # the first counter block less 2, after round key 0, in every lane
+        start.add_incoming(origin, entry)
         carried = [builder.phi(wide.type) for _ in seeds]
         for phi, seed in zip(carried, seeds, strict=True):
             phi.add_incoming(seed, entry)
+        turned = builder.add(turn, ir.Constant(I64, 1))
+        after = wide.xor(origin, self._counter(builder.mul(turned, ir.Constant(I64, form.group // 16))))
         offset = builder.mul(turn, ir.Constant(I64, form.group))
         here = builder.add(source, offset)
         # A text is loaded where it is first used: all at once would not fit into the registers.
@@ -254,14 +254,12 @@ class _Chunk:
                 hashing.absorb(lane)
             result = []
         else:
-            result = self._cipher(counter, text, hashing)
+            result = self._cipher(self._first_states(start, after), text, hashing)
             there = builder.add(target, offset)
             for lane, value in enumerate(result):
                 wide.store(value, there, form.width * lane)
-        turned = builder.add(turn, ir.Constant(I64, 1))
         turn.add_incoming(turned, loop)
-        blocks = _VECTORS * wide.blocks
-        counter.add_incoming(wide.add32(counter, wide.counters([blocks] * wide.blocks)), loop)
+        start.add_incoming(after, loop)
         folded = wide.fold(hashing.finish())
         kept = [wide.widen(folded)] + ([] if decrypt else result)
         for phi, value in zip(carried, kept, strict=True):
@@ -280,13 +278,30 @@ class _Chunk:
                 hashing.absorb(lane)
             self.hash = wide.fold(hashing.finish())
 
-    def _cipher(self, counter: ir.Value, text: Texts, hashing: _Hashing) -> list[ir.Value]:
-        wide, rounds = self.wide, self.form.rounds
+    def _counter(self, number: ir.Value) -> ir.Value:
+        """`number` in the place of the counter, big-endian, in every lane."""
+        swap = declare(self.builder.module, "llvm.bswap.i32", ir.FunctionType(I32, [I32]))
+        swapped = self.builder.call(swap, [self.builder.trunc(number, I32)])
+        words = ir.Constant(ir.VectorType(I32, 4), [ir.Constant(I32, 0)] * 4)
+        block = self.builder.insert_element(words, swapped, ir.Constant(I32, 3))
+        return self.wide.spread(self.builder.bitcast(block, self.small.type))
+
+    def _first_states(self, start: ir.Value, after: ir.Value) -> list[ir.Value]:
+        """The counter blocks of a group after round key 0.
+
+        Counters start at 2, so those of a group are `start` XOR 2, 3 and so on, without a carry; all but the last two,
+        which are `after`, where the next group starts, XOR 0 and 1. One instruction a vector makes them.
+        """
+        wide, count = self.wide, self.form.group // 16
         states = []
-        key = self._round_key(0)
         for lane in range(_VECTORS):
-            moved = wide.add32(counter, wide.counters([lane * wide.blocks] * wide.blocks)) if lane else counter
-            states.append(wide.xor(wide.reverse_bytes(moved), key))
+            numbers = range(2 + lane * wide.blocks, 2 + (lane + 1) * wide.blocks)
+            base = wide.choose(start, after, [number >= count for number in numbers])
+            states.append(wide.xor(base, wide.counters([number % count for number in numbers])))
+        return states
+
+    def _cipher(self, states: list[ir.Value], text: Texts, hashing: _Hashing) -> list[ir.Value]:
+        wide, rounds = self.wide, self.form.rounds
         for step in range(1, rounds):
             key = self._round_key(step)
             states = [wide.aes_round(state, key) for state in states]

@@ -14,7 +14,6 @@ from fastrack.cobblestone import STRIDE, TAG, MessageKey
 from fastrack.errors import ClosedError
 
 _ALIGNMENT = 64
-_SCHEDULE_SIZE = 2048
 
 
 class VaesEngine:
@@ -25,15 +24,16 @@ class VaesEngine:
     """
 
     def __init__(self, width: int, threads: int, native: int | None = None) -> None:
-        from fastrack.aead import kernels  # imports numba, a third of a second: when first used
+        from fastrack.aead import gcm, kernels  # imports numba, a third of a second: when first used
 
         self.name = f"vaes-{width * 8}"
         self.threads = threads
+        self._schedule_size = gcm.SCHEDULE_SIZE
         self._kernels = kernels.build(width, native or width)
 
     def prepare(self, key: MessageKey) -> VaesSchedule:
         material = np.frombuffer(key.material, np.uint8)
-        schedule = VaesSchedule(material.size * 8 - 96)
+        schedule = VaesSchedule(material.size * 8 - 96, self._schedule_size)
         self._kernels.prepare(schedule.bits, schedule.address, address(material))
         return schedule
 
@@ -77,10 +77,10 @@ class VaesSchedule:
 
     __slots__ = ("_memory", "address", "bits", "wiped")
 
-    def __init__(self, bits: int) -> None:
+    def __init__(self, bits: int, size: int) -> None:
         self.bits = bits
         self.wiped = False
-        self._memory = np.zeros(_SCHEDULE_SIZE + _ALIGNMENT, np.uint8)
+        self._memory = np.zeros(size + _ALIGNMENT, np.uint8)
         start = address(self._memory)
         self.address = start + -start % _ALIGNMENT
 
