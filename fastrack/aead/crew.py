@@ -6,10 +6,14 @@ helper that came too late to find work.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 import threading
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 from fastrack.cobblestone import CHUNK
@@ -33,17 +37,24 @@ def run(kernel: Callable[..., None], arguments: tuple[Any, ...], count: int, thr
 
     held = (kept, board)  # in the closure of a helper, so for as long as one may touch them
 
+    others = _other_cpus() if helpers else frozenset()
+
     def help_out() -> None:
         assert held
-        kernel(*arguments, ticket, place)
+        if others:
+            with suppress(OSError):  # a sandbox may not allow it
+                os.sched_setaffinity(0, others)
+        kernel(*arguments, ticket, place, False)
 
+    # When this is over, nobody reads or writes what belongs to the caller, whatever happened. The board is what counts:
+    # the pool's futures may be late, or lost, and a helper that comes late finds no ticket. The kernel itself waits for
+    # the others, since every return to the interpreter may cost a busy one's whole turn.
     try:
         _start(help_out, helpers)
-        kernel(*arguments, ticket, place)
-    finally:
-        # Whatever happened: from here on nobody reads or writes what belongs to the caller. A helper that comes late
-        # finds no ticket. The board is what counts; the pool's futures may be late, or lost.
+        kernel(*arguments, ticket, place, True)
+    except BaseException:
         kernels.settle(place, ticket, count)
+        raise
     bad = int(board[kernels.BAD])
     return None if bad == kernels.ALL_GOOD else bad
 
@@ -53,6 +64,15 @@ def default_threads() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def _other_cpus() -> AbstractSet[int]:
+    """The CPUs that this thread may run on but for the one it is on; none where that cannot be said.
+
+    A scheduler likes to wake a thread where its waker runs. If something else keeps the other CPUs busy it may leave it
+    there, and the two would share one CPU.
+    """
+    return frozenset() if _current_cpu is None else os.sched_getaffinity(0) - {_current_cpu()}
 
 
 def _ticket(count: int, threads: int) -> int:
@@ -69,6 +89,7 @@ def _start(work: Callable[[], None], helpers: int) -> None:
         pass  # no more threads to be had, or the interpreter is shutting down: the caller does without
 
 
+_current_cpu = getattr(ctypes.PyDLL(None), "sched_getcpu", None) if sys.platform == "linux" else None
 _executor: ThreadPoolExecutor | None = None
 _lock = threading.Lock()
 

@@ -33,9 +33,9 @@ _NO_MORE = 1 << 40  # tickets; further than any run goes
 class Kernels:
     """The compiled entry points. Addresses and sizes are integers, `bits` is 128 or 256.
 
-    `prepare(bits, schedule, material)`; the runs `(bits, schedule, source, target, first, count, size, grain, board)`,
-    of which `verify_run` has no use for a target; `open_pieces(bits, schedule, source, target, chunks, starts, pieces,
-    size, grain, board)`.
+    `prepare(bits, schedule, material)`; the runs `(bits, schedule, source, target, first, count, size, grain, board,
+    wait)`, of which `verify_run` has no use for a target; `open_pieces(bits, schedule, source, target, chunks, starts,
+    pieces, size, grain, board, wait)`. With `wait` they return when all of the work is done, whoever does it.
     """
 
     prepare: Any
@@ -53,7 +53,7 @@ def build(width: int, native: int) -> Kernels:
     """
     form = f"{width}/{native}/{_source_digest()}"
 
-    @_compiled
+    @_compiled_for(nogil=False)  # so short that to give the lock away would cost more, where others want it
     def prepare(bits: int, schedule: int, material: int) -> None:
         if bits == 256:
             _prepare(form, 256, schedule, material)
@@ -72,8 +72,9 @@ def build(width: int, native: int) -> Kernels:
 def _build_run(form: str, name: str, source_step: int, target_step: int) -> Any:
     @_compiled
     def run(
-        bits: int, schedule: int, source: int, target: int, first: int, count: int, size: int, grain: int, board: int
-    ) -> None:
+        bits: int, schedule: int, source: int, target: int, first: int, count: int, size: int, grain: int, board: int,
+        wait: bool,
+    ) -> None:  # fmt: skip
         while True:
             start = _fetch_add(board, 1) * grain
             if start >= count:
@@ -89,6 +90,8 @@ def _build_run(form: str, name: str, source_step: int, target_step: int) -> Any:
                 if not good:
                     _fetch_min(board + _BAD, first + index)
             _fetch_add(board + _DONE, stop - start)
+        if wait:
+            _await(board, count)
 
     return run
 
@@ -97,7 +100,7 @@ def _build_gather(form: str) -> Any:
     @_compiled
     def open_pieces(
         bits: int, schedule: int, source: int, target: int, chunks: Any, starts: Any, pieces: Any, size: int,
-        grain: int, board: int,
+        grain: int, board: int, wait: bool,
     ) -> None:  # fmt: skip
         count = chunks.size
         scratch = _scratch()
@@ -125,16 +128,25 @@ def _build_gather(form: str) -> Any:
                         _copy(target + pieces[piece, 1], scratch + pieces[piece, 0], pieces[piece, 2])
             _fetch_add(board + _DONE, stop - start)
         _wipe(scratch, CHUNK)
+        if wait:
+            _await(board, count)
 
     return open_pieces
 
 
-def _compiled(function: Any) -> Any:
-    """Compile without the GIL, and keep the code on disk if there is anywhere to keep it."""
-    try:
-        return njit(nogil=True, cache=True)(function)
-    except RuntimeError:  # neither this folder nor the user's cache folder can be written
-        return njit(nogil=True)(function)
+def _compiled_for(*, nogil: bool) -> Any:
+    """Compile, and keep the code on disk if there is anywhere to keep it."""
+
+    def compiled(function: Any) -> Any:
+        try:
+            return njit(nogil=nogil, cache=True)(function)
+        except RuntimeError:  # neither this folder nor the user's cache folder can be written
+            return njit(nogil=nogil)(function)
+
+    return compiled
+
+
+_compiled = _compiled_for(nogil=True)
 
 
 def new_board() -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -147,8 +159,12 @@ def new_board() -> np.ndarray[Any, np.dtype[np.int64]]:
 @_compiled
 def settle(board: int, grain: int, count: int) -> None:
     """Take all tickets that are left, and wait until the work of those that others drew is done."""
-    drawn = min(_fetch_add(board, _NO_MORE) * grain, count)
-    while _fetch_add(board + _DONE, 0) < drawn:
+    _await(board, min(_fetch_add(board, _NO_MORE) * grain, count))
+
+
+@_compiled
+def _await(board: int, done: int) -> None:
+    while _fetch_add(board + _DONE, 0) < done:
         _yield()
 
 

@@ -132,7 +132,7 @@ class Stub:
         self.lock = threading.Lock()
         self.drawn, self.crowd = [], []
 
-    def __call__(self, grain, place):
+    def __call__(self, grain, place, wait):
         board = board_at(place)
         self.crowd.append(threading.current_thread())
         while True:
@@ -147,6 +147,8 @@ class Stub:
             self.drawn.append((start, stop))
             with self.lock:
                 board[kernels.DONE] += stop - start
+        while wait and board[kernels.DONE] < self.count:
+            time.sleep(0.001)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 16, 64])
@@ -184,11 +186,11 @@ class WithoutACaller:
     def __init__(self, kernel, caller, helping, error):
         self.kernel, self.caller, self.helping, self.error = kernel, caller, helping, error
 
-    def __call__(self, grain, place):
+    def __call__(self, grain, place, wait):
         if threading.current_thread() is self.caller:
             self.helping.wait(10)
             raise self.error
-        self.kernel(grain, place)
+        self.kernel(grain, place, wait)
 
 
 class Executor:
@@ -232,6 +234,22 @@ def test_an_interrupt_while_helpers_are_called_leaves_none_at_work(monkeypatch, 
         thread.join()
     assert kernel.drawn == held
     assert len(held) < 1000
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system does not say which CPUs a thread may use")
+@pytest.mark.skipif(default_threads() < 2, reason="there is one CPU")
+def test_helpers_leave_the_callers_cpu_to_the_caller():
+    allowed, caller, seen = os.sched_getaffinity(0), threading.current_thread(), []
+
+    def at_work(_):
+        if threading.current_thread() is not caller:
+            seen.append(os.sched_getaffinity(0))
+        time.sleep(0.01)
+
+    crew.run(Stub(1000, at_work), (), 1000, 2, kept=("buffers",))
+    assert seen
+    assert all(len(cpus) == len(allowed) - 1 and cpus < allowed for cpus in seen)
+    assert os.sched_getaffinity(0) == allowed
 
 
 def test_a_helper_that_comes_late_finds_nothing_to_do(monkeypatch):

@@ -24,7 +24,7 @@ def test_a_gather_keeps_its_scratch_on_the_stack():
     source = as_array(reference.seal(bytes(32), bytes(12), bytes(range(100))))
     target, board = np.empty(size, np.uint8), kernels.new_board()
     where = (source.ctypes.data, target.ctypes.data, pieces.chunks, pieces.starts, pieces.table, 100, 1)
-    fresh(runs.schedule.bits, runs.schedule.address, *where, board.ctypes.data)
+    fresh(runs.schedule.bits, runs.schedule.address, *where, board.ctypes.data, True)
     assert (board[kernels.DONE], board[kernels.BAD]) == (1, kernels.ALL_GOOD)
     assert target.tolist() == list(range(10, 30))
     (code,) = fresh.inspect_llvm().values()
