@@ -46,6 +46,15 @@ class Emitter:
     def store(self, value: ir.Value, address: ir.Value, offset: int = 0, align: int = 1) -> None:
         self.builder.store(value, self._pointer(address, offset), align=align)
 
+    def prefetch(self, address: ir.Value, offset: int, *, write: bool) -> None:
+        """Ask for the cache line at an address that will be read or written soon. It need not be a valid one."""
+        pointer = I8.as_pointer()
+        place = self.builder.inttoptr(self.builder.add(address, ir.Constant(I64, offset)), pointer)
+        hint = declare(
+            self.builder.module, "llvm.prefetch.p0", ir.FunctionType(ir.VoidType(), [pointer, I32, I32, I32])
+        )
+        self.builder.call(hint, [place, *(ir.Constant(I32, value) for value in (int(write), 3, 1))])
+
     def _pointer(self, address: ir.Value, offset: int) -> ir.Value:
         moved = self.builder.add(address, ir.Constant(I64, offset)) if offset else address
         return self.builder.inttoptr(moved, self.type.as_pointer())

@@ -106,7 +106,7 @@ def supported_width() -> int:
         features = binding.get_host_cpu_features()
     except RuntimeError:  # LLVM does not know this machine
         return 0
-    if not all(features.get(name, False) for name in ("aes", "pclmul", "avx2", "bmi2", "vaes", "vpclmulqdq")):
+    if not all(features.get(name, False) for name in ("aes", "pclmul", "avx2", "bmi2", "prfchw", "vaes", "vpclmulqdq")):
         return 0
     wide = all(features.get(name, False) for name in ("avx512f", "avx512bw", "avx512vl", "avx512cd", "avx512dq"))
     return 64 if wide else 32

@@ -11,7 +11,7 @@ from llvmlite import binding
 from fastrack import aead
 from fastrack.aead import available, engine, vaes
 
-VAES = ("aes", "pclmul", "avx2", "bmi2", "vaes", "vpclmulqdq")
+VAES = ("aes", "pclmul", "avx2", "bmi2", "prfchw", "vaes", "vpclmulqdq")
 WIDE = ("avx512f", "avx512bw", "avx512vl", "avx512cd", "avx512dq")
 
 
