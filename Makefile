@@ -9,7 +9,7 @@ STAMP := .venv/.installed
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' Makefile
 
-demo: $(STAMP)  ## seal a data set, train on it, watch it refuse a forgery
+demo: $(STAMP)  ## seal two data sets, open them, watch a forgery be refused
 	$(BIN)/fastrack demo
 
 test: $(STAMP)  ## run the tests
