@@ -69,7 +69,10 @@ class SealedSource:
 
 
 class RowSource:
-    """Rows of a sealed tensor: the chunks that hold them, each once."""
+    """Rows of a sealed tensor: the chunks that hold them, each once.
+
+    For devices that read ciphertext where it lies, which is what it gives: it packs nothing into a slot.
+    """
 
     in_place = True
 
@@ -83,6 +86,7 @@ class RowSource:
         yield Slab(0, 0, self._nbytes, self.memory.size, self._pieces)
 
     def fill(self, slab: Slab, slot: Bytes | None) -> Bytes:
+        assert slot is None
         return self.memory
 
     def finish(self) -> None:
