@@ -1,0 +1,240 @@
+"""The CUDA kernels on the host: compiled by g++ through the shim, and called as the device side would call them."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import itertools
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from helpers.buffers import Fenced
+from helpers.reference import CHUNK, STRIDE, TAG
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "kernels/fastrack.cu"
+SHIM = ROOT / "tests/kernels/shim"
+COMPILER = "g++"
+COMMON = ("-std=c++17", "-fPIC", "-fno-strict-aliasing", "-g")
+# `watched`: a hook before every access to memory. `sanitized`: for a process that preloads the sanitizers' libraries.
+WATCH = (
+    "-O2",
+    "-fsanitize=thread",
+    "--param=tsan-instrument-func-entry-exit=0",
+    "--param=tsan-distinguish-volatile=1",
+    "-fsanitize=alignment",
+    "-fno-sanitize-recover=all",
+)
+SANITIZE = ("-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
+FLAGS = {"watched": (WATCH, ("-O2", "-DSHIM_WATCH")), "sanitized": (SANITIZE, SANITIZE)}
+LINK = {"watched": (), "sanitized": ("-fsanitize=address,undefined",)}
+GOOD = 2**64 - 1
+MESSAGE = 1024
+
+
+class LaunchError(AssertionError):
+    """What the shim has against a kernel: a divergent barrier, a race, an access out of bounds."""
+
+
+def build(source, folder, variant="watched"):
+    """Compile a .cu file into a library in `folder`, or take the one that is there: its path."""
+    inputs = [source, *sorted(SOURCE.parent.glob("*.cu*")), *sorted(SHIM.glob("shim.*"))]
+    digest = hashlib.sha256(repr((COMMON, FLAGS[variant], LINK[variant])).encode())
+    for path in inputs:
+        digest.update(path.read_bytes())
+    library = folder / f"{source.stem}-{variant}-{digest.hexdigest()[:16]}.so"
+    if library.exists():
+        return library
+    kernel_flags, shim_flags = FLAGS[variant]
+    kernels, shim, linked = (folder / f"{os.getpid()}-{library.name}{end}" for end in (".cu.o", ".o", ""))
+    head = (
+        *COMMON,
+        *kernel_flags,
+        "-Wno-unknown-pragmas",
+        "-I",
+        SOURCE.parent,
+        "-include",
+        SHIM / "shim.h",
+        "-x",
+        "c++",
+    )
+    try:
+        _compile(*head, "-c", source, "-o", kernels)
+        _compile(*COMMON, *shim_flags, "-Wall", "-Wextra", "-Werror", "-c", SHIM / "shim.cpp", "-o", shim)
+        _compile("-shared", *LINK[variant], kernels, shim, "-o", linked, "-ldl")
+        for old in folder.glob(f"{source.stem}-{variant}-*.so"):
+            old.unlink(missing_ok=True)
+        linked.replace(library)
+    finally:
+        for path in (kernels, shim, linked):
+            path.unlink(missing_ok=True)
+    return library
+
+
+def is_there():
+    return shutil.which(COMPILER) is not None
+
+
+def constants(source):
+    """The sizes that the kernels declare, by name."""
+    lines = re.findall(r"^#define FASTRACK_(\w+) (\d+)$", source.read_text(), re.MULTILINE)
+    return {name: int(value) for name, value in lines}
+
+
+def _compile(*arguments):
+    done = subprocess.run([COMPILER, *map(str, arguments)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+class _Buffer(ctypes.Structure):
+    _fields_ = (("start", ctypes.c_uint64), ("size", ctypes.c_uint64), ("writable", ctypes.c_uint64))
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """A library that `build` made. `launch` runs one kernel of it over a grid."""
+
+    shared: ctypes.CDLL
+
+    @classmethod
+    def load(cls, path):
+        shared = ctypes.CDLL(str(path))
+        shared.shim_launch.restype = ctypes.c_uint64
+        shared.shim_remains.restype = ctypes.c_void_p
+        return cls(shared)
+
+    def launch(self, kernel, *arguments, grid=1, threads=512, shared=0, seed=0):
+        """Run a kernel. An array among the arguments is a buffer; one that NumPy may write, the kernel may write."""
+        arrays = [argument for argument in arguments if isinstance(argument, np.ndarray)]
+        values = [each.ctypes.data if isinstance(each, np.ndarray) else each for each in arguments]
+        buffers = (_Buffer * len(arrays))(*((a.ctypes.data, a.nbytes, a.flags.writeable) for a in arrays))
+        message = ctypes.create_string_buffer(MESSAGE)
+        numbers = (ctypes.c_uint64(number) for number in (len(values), grid, threads, shared, seed))
+        count, *sizes = numbers
+        failed = self.shared.shim_launch(
+            ctypes.cast(getattr(self.shared, kernel), ctypes.c_void_p),
+            (ctypes.c_uint64 * len(values))(*values),
+            count,
+            *sizes,
+            buffers,
+            ctypes.c_uint64(len(arrays)),
+            message,
+            ctypes.c_uint64(MESSAGE),
+        )
+        if failed:
+            raise LaunchError(f"{kernel}: {self._with_lines(message.value.decode())}")
+
+    def remains(self, size):
+        """What the last block of the last launch left in shared memory."""
+        return ctypes.string_at(self.shared.shim_remains(), size)
+
+    def _with_lines(self, message):
+        """Name the lines of the code that a message gives an address of, innermost first."""
+        found = re.search(r"code before 0x([0-9a-f]+)$", message)
+        if not found or not shutil.which("addr2line"):
+            return message
+        command = ["addr2line", "-i", "-s", "-e", self.shared._name, hex(int(found[1], 16) - 1)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return message[: found.start()] + " in ".join(done.stdout.split("\n")[:-1])
+
+
+class Host:
+    """fastrack's kernels under the shim. Every buffer has its exact size and stands between fences.
+
+    Each launch draws a new order of threads and new shared memory, unless it is given a seed.
+    """
+
+    def __init__(self, library, sizes):
+        self._library = library
+        self._sizes = sizes
+        self._seeds = itertools.count()
+
+    def prepare(self, key, nonce, *, seed=None, offset=0, before=0x11):
+        """The state of a message key, in memory that held `before`."""
+        state = Fenced(self._sizes["STATE_BYTES"], 16)
+        state.data[:] = before
+        material = read_only(Fenced.holding(key + nonce, offset))
+        self._launch(f"prepare_{8 * len(key)}", material, state.data, seed=seed)
+        assert state.stands
+        return State(read_only(state), 8 * len(key))
+
+    def open_run(self, state, sealed, first=0, *, blocks=1, offset=0, seed=None, verdict=GOOD):
+        """Open a run of chunks: the lowest bad number or None, and the plaintext."""
+        count, size = count_of(sealed), size_of(sealed)
+        target = Fenced(size, offset)
+        lowest = Fenced.holding(verdict.to_bytes(8, "little"), 8)
+        source = read_only(Fenced.holding(sealed, 16))
+        arguments = (state.data, source, target.data, first, count, size, lowest.data)
+        self._launch(f"open_{state.bits}", *arguments, grid=blocks, seed=seed)
+        assert target.stands
+        return verdict_of(lowest), target.data.tobytes()
+
+    def seal_run(self, state, plain, first=0, *, ends=True, blocks=1, offset=0, seed=None):
+        """Seal a run of chunks; `ends` adds the empty last chunk where the message needs one."""
+        count = len(plain) // CHUNK + 1 if ends else max(1, -(-len(plain) // CHUNK))
+        target = Fenced(len(plain) + count * TAG, 16)
+        source = read_only(Fenced.holding(plain, offset))
+        arguments = (state.data, source, target.data, first, count, len(plain))
+        self._launch(f"seal_{state.bits}", *arguments, grid=blocks, seed=seed)
+        assert target.stands
+        return target.data.tobytes()
+
+    def gather(self, state, packed, pieces, total, result_size, *, blocks=1, offset=0, seed=None):
+        """Scatter pieces of packed chunks: the lowest bad number or None, and the result.
+
+        What no piece names keeps the 0xA5 that it held before.
+        """
+        target = Fenced(result_size, offset)
+        lowest = Fenced.holding(GOOD.to_bytes(8, "little"), 8)
+        plan = [read_only(Fenced.holding(part.tobytes(), 8)) for part in (pieces.chunks, pieces.starts, pieces.table)]
+        source = read_only(Fenced.holding(packed, 16))
+        arguments = (state.data, source, target.data, *plan, len(pieces.chunks), total, lowest.data)
+        self._launch(f"gather_{state.bits}", *arguments, grid=blocks, seed=seed, shared="GATHER_SHARED_BYTES")
+        assert target.stands
+        return verdict_of(lowest), target.data.tobytes()
+
+    def remains(self):
+        """What the last launch left in shared memory."""
+        return self._library.remains(self._sizes["GATHER_SHARED_BYTES"])
+
+    def _launch(self, kernel, *arguments, seed, shared="SHARED_BYTES", **options):
+        seed = next(self._seeds) if seed is None else seed
+        sizes = {"threads": self._sizes["THREADS"], "shared": self._sizes[shared]}
+        self._library.launch(kernel, *arguments, seed=seed, **sizes, **options)
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    data: np.ndarray
+    bits: int
+
+
+def read_only(fenced):
+    fenced.data.flags.writeable = False
+    return fenced.data
+
+
+def verdict_of(fenced):
+    assert fenced.stands
+    number = int(fenced.data.view(np.uint64)[0])
+    return None if number == GOOD else number
+
+
+def count_of(sealed):
+    return -(-len(sealed) // STRIDE)
+
+
+def size_of(sealed):
+    return len(sealed) - TAG * count_of(sealed)
+
+
+def pack(sealed, chunks):
+    """Those chunks of a message, each at a multiple of 16400. Nothing follows the last."""
+    parts = [sealed[chunk * STRIDE : (chunk + 1) * STRIDE] for chunk in chunks]
+    return b"".join([part.ljust(STRIDE, b"\0") for part in parts[:-1]] + parts[-1:])

@@ -1,0 +1,245 @@
+"""Runs of chunks through the CUDA kernels, against pyca/cryptography: right ones, and wrong ones at every place."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import reference
+from helpers.kernel_host import State, size_of
+from helpers.reference import CHUNK, STRIDE, TAG, noise
+from helpers.runs import flip, plan
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+# Around every place where a chunk falls to other threads, and every remainder next to them.
+LENGTHS = sorted(
+    {
+        *range(36),
+        *(48, 63, 64, 65, 255, 256, 257, 511, 512, 513, 1000, 4095, 4096, 4097, 12345),
+        *range(8176, 8210),
+        *range(16350, 16384),
+    }
+)
+FIRSTS = [0, 1, 2**32 - 3, 2**32 - 1, 2**32, 2**38 - 5]
+OFFSETS = st.integers(0, 15)
+GRIDS = st.integers(1, 7)
+
+
+def opened(key, nonce, sealed, first=0):
+    """What the kernels must give: the lowest bad number, and the plaintext with zeros for every bad chunk."""
+    chunks = reference.open_each(key, nonce, sealed, first)
+    sizes = [min(CHUNK, size_of(sealed) - index * CHUNK) for index in range(len(chunks))]
+    plain = [bytes(size) if chunk is None else chunk for size, chunk in zip(sizes, chunks, strict=True)]
+    bad = next((first + index for index, chunk in enumerate(chunks) if chunk is None), None)
+    return bad, b"".join(plain)
+
+
+@pytest.fixture(scope="module")
+def message(key, nonce):
+    """Five chunks, the last of them short."""
+    return reference.seal(key, nonce, noise(4 * CHUNK + 1234, seed=5).tobytes(), 7)
+
+
+# Right
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_a_last_chunk_of_any_length_opens_and_seals(host, state, key, nonce, length):
+    plain = noise(length, seed=length).tobytes()
+    sealed = reference.seal(key, nonce, plain, 3)
+    assert host.open_run(state, sealed, 3, offset=length % 7) == (None, plain)
+    assert host.seal_run(state, plain, 3, offset=length % 5) == sealed
+
+
+@pytest.mark.parametrize("first", FIRSTS)
+@pytest.mark.parametrize("blocks", [1, 2, 3, 9])
+def test_a_run_of_chunks_opens_and_seals_under_any_number(host, state, key, nonce, first, blocks):
+    plain = noise(4 * CHUNK + 99, seed=first % 1000).tobytes()
+    sealed = reference.seal(key, nonce, plain, first)
+    assert host.open_run(state, sealed, first, blocks=blocks) == (None, plain)
+    assert host.seal_run(state, plain, first, blocks=blocks) == sealed
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 3])
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_run_may_end_with_a_full_chunk_or_an_empty_one(host, state, key, nonce, chunks, ends):
+    plain = noise(chunks * CHUNK, seed=chunks).tobytes()
+    sealed = reference.seal(key, nonce, plain, 11, ends=ends)
+    assert host.open_run(state, sealed, 11, blocks=2) == (None, plain)
+    assert host.seal_run(state, plain, 11, ends=ends, blocks=2) == sealed
+
+
+@settings(max_examples=40, deadline=None)
+@given(size=st.integers(0, 3 * CHUNK), first=st.integers(0, 2**38 - 4), blocks=GRIDS, offset=OFFSETS, seed=OFFSETS)
+def test_any_run_opens_and_seals(host, state, key, nonce, size, first, blocks, offset, seed):
+    plain = noise(size, seed).tobytes()
+    sealed = reference.seal(key, nonce, plain, first)
+    assert host.open_run(state, sealed, first, blocks=blocks, offset=offset) == (None, plain)
+    assert host.seal_run(state, plain, first, blocks=blocks, offset=offset) == sealed
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    key=st.binary(min_size=16, max_size=16) | st.binary(min_size=32, max_size=32),
+    nonce=st.binary(min_size=12, max_size=12),
+)
+def test_any_key_and_nonce_open_and_seal(host, key, nonce):
+    plain = noise(CHUNK + 77).tobytes()
+    state = host.prepare(key, nonce)
+    sealed = reference.seal(key, nonce, plain, 2**37 + 1)
+    assert host.open_run(state, sealed, 2**37 + 1) == (None, plain)
+    assert host.seal_run(state, plain, 2**37 + 1) == sealed
+
+
+def test_a_key_prepared_at_any_address_gives_the_same_state(host, key, nonce):
+    states = [host.prepare(key, nonce, offset=offset).data.tobytes() for offset in range(4)]
+    assert states == states[:1] * 4
+
+
+def test_what_shared_memory_held_before_changes_nothing(host, key, nonce, message):
+    # Every seed fills shared memory with other noise, and runs the threads in another order.
+    states = [host.prepare(key, nonce, seed=seed).data.tobytes() for seed in range(6)]
+    assert states == states[:1] * 6
+    state = host.prepare(key, nonce)
+    assert {host.open_run(state, message, 7, seed=seed) for seed in range(6)} == {opened(key, nonce, message, 7)}
+    plain = opened(key, nonce, message, 7)[1]
+    assert {host.seal_run(state, plain, 7, seed=seed) for seed in range(6)} == {message}
+
+
+def test_what_the_state_held_before_changes_nothing(host, key, nonce, message):
+    states = [host.prepare(key, nonce, before=before) for before in (0x00, 0xFF, 0x5A)]
+    results = {host.open_run(state, message, 7) for state in states}
+    assert results == {opened(key, nonce, message, 7)}
+
+
+# Wrong
+
+
+@pytest.mark.parametrize("length", [0, 1, 16, 100, 8192, 16383])
+def test_every_byte_of_a_tag_counts(host, state, key, nonce, length):
+    sealed = reference.seal(key, nonce, noise(length).tobytes(), 5)
+    for byte in range(TAG):
+        for bit in {0, 7, byte % 8}:
+            altered = flip(sealed, 8 * (length + byte) + bit)
+            assert host.open_run(state, altered, 5) == (5, bytes(length)), (byte, bit)
+
+
+def test_every_bit_of_a_tag_counts(host, state, key, nonce):
+    sealed = reference.seal(key, nonce, b"tag", 5)
+    for bit in range(8 * TAG):
+        assert host.open_run(state, flip(sealed, 8 * 3 + bit), 5) == (5, bytes(3)), bit
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 33])
+def test_every_byte_of_a_short_ciphertext_counts(host, state, key, nonce, length):
+    sealed = reference.seal(key, nonce, noise(length).tobytes(), 5)
+    for byte in range(length):
+        assert host.open_run(state, flip(sealed, 8 * byte + byte % 8), 5) == (5, bytes(length)), byte
+
+
+@pytest.mark.parametrize("byte", [0, 1, 15, 16, 511, 4095, 8175, 8176, 8191, 8192, 8193, 12288, 16367, 16368, 16383])
+def test_a_byte_at_any_place_of_a_full_chunk_counts(host, state, key, nonce, message, byte):
+    altered = flip(message, 8 * (STRIDE + byte) + 3)
+    bad, plain = host.open_run(state, altered, 7, blocks=2)
+    assert (bad, plain) == opened(key, nonce, altered, 7)
+    assert bad == 8
+    assert not any(plain[CHUNK : 2 * CHUNK])
+    assert all(plain[:CHUNK] + plain[2 * CHUNK :])
+
+
+def test_a_tag_of_zeros_is_wrong(host, state, message):
+    bad, plain = host.open_run(state, message[: 4 * STRIDE + 1234] + bytes(TAG), 7)
+    assert bad == 11
+    assert not any(plain[4 * CHUNK :])
+
+
+@pytest.mark.parametrize("first", [0, 6, 8, 7 + 2**32, 7 ^ 2**37])
+def test_a_chunk_under_another_number_is_refused(host, state, message, first):
+    assert host.open_run(state, message, first) == (first, bytes(4 * CHUNK + 1234))
+
+
+def test_a_chunk_under_another_key_or_nonce_is_refused(host, state, key, nonce, message):
+    zeros = bytes(4 * CHUNK + 1234)
+    for bit in (0, 31, 64, 8 * len(key) - 1):
+        assert host.open_run(host.prepare(flip(key, bit), nonce), message, 7) == (7, zeros)
+    for bit in (0, 31, 32, 50, 95):
+        assert host.open_run(host.prepare(key, flip(nonce, bit)), message, 7) == (7, zeros)
+    assert host.open_run(state, message, 7)[0] is None
+
+
+def test_swapped_and_repeated_chunks_are_refused(host, state, key, nonce, message):
+    chunks = [message[start : start + STRIDE] for start in range(0, len(message), STRIDE)]
+    for order in ([1, 0, 2, 3, 4], [0, 1, 1, 3, 4], [0, 2, 1, 3, 4]):
+        altered = b"".join(chunks[index] for index in order)
+        result = host.open_run(state, altered, 7, blocks=3)
+        assert result == opened(key, nonce, altered, 7)
+        assert result[0] == 7 + next(place for place, index in enumerate(order) if place != index)
+
+
+@pytest.mark.parametrize("cut", [1, 15, 16, 17, 1000, 1234])
+def test_a_chunk_that_was_cut_short_is_refused(host, state, key, nonce, message, cut):
+    altered = message[:-cut]
+    result = host.open_run(state, altered, 7, blocks=2)
+    assert result == opened(key, nonce, altered, 7)
+    assert result[0] == 11
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("bad", [{0, 1, 2, 3, 4}, {4, 1}, {3, 2}, {4}, {0, 4}])
+def test_the_lowest_bad_number_is_reported_whatever_the_order(host, state, key, nonce, message, blocks, bad):
+    altered = flip(message, *(8 * (chunk * STRIDE + 50 * chunk) for chunk in bad))
+    for seed in (0, 1, 2):
+        result = host.open_run(state, altered, 7, blocks=blocks, seed=seed)
+        assert result == opened(key, nonce, altered, 7)
+        assert result[0] == 7 + min(bad)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    size=st.integers(0, 2 * CHUNK + 100),
+    places=st.lists(st.integers(0, 2**31), max_size=4),
+    blocks=GRIDS,
+    offset=OFFSETS,
+)
+def test_any_altered_run_opens_as_far_as_it_is_right(host, state, key, nonce, size, places, blocks, offset):
+    sealed = reference.seal(key, nonce, noise(size).tobytes(), 1)
+    altered = flip(sealed, *(place % (8 * len(sealed)) for place in places))
+    assert host.open_run(state, altered, 1, blocks=blocks, offset=offset) == opened(key, nonce, altered, 1)
+
+
+def test_a_verdict_that_stands_is_only_ever_lowered(host, state, message):
+    altered = flip(message, 8 * 2 * STRIDE)
+    assert host.open_run(state, altered, 7, verdict=8)[0] == 8
+    assert host.open_run(state, altered, 7, verdict=9)[0] == 9
+    assert host.open_run(state, altered, 7, verdict=10)[0] == 9
+    assert host.open_run(state, message, 7, verdict=10)[0] == 10
+
+
+def test_an_altered_state_opens_nothing(host, state, message):
+    # The kernels have nothing but the state: one that was wiped is no key.
+    wiped = State(np.zeros_like(state.data), state.bits)
+    wiped.data.flags.writeable = False
+    assert host.open_run(wiped, message, 7) == (7, bytes(4 * CHUNK + 1234))
+
+
+# Secrets
+
+
+def test_no_kernel_leaves_a_secret_in_shared_memory(host, key, nonce):
+    plain = noise(700).tobytes()
+    sealed = reference.seal(key, nonce, plain)
+    state = host.prepare(key, nonce)
+    pieces, size = plan([(0, 700)])
+    launches = {
+        "prepare": lambda: host.prepare(key, nonce),
+        "open": lambda: host.open_run(state, sealed),
+        "seal": lambda: host.seal_run(state, plain),
+        "gather": lambda: host.gather(state, sealed, pieces, 700, size),
+    }
+    material = state.data.tobytes() + key + plain
+    secrets = {material[start : start + 8] for start in range(0, len(material) - 8, 4)} - {bytes(8)}
+    for name, launch in launches.items():
+        launch()
+        remains = host.remains()
+        found = [start for start in range(0, len(remains), 4) if remains[start : start + 8] in secrets]
+        assert (name, found) == (name, [])

@@ -1,0 +1,160 @@
+"""Gathers through the CUDA kernels: pieces of packed chunks, scattered into a result."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import reference
+from helpers.kernel_host import pack
+from helpers.reference import CHUNK, STRIDE, noise
+from helpers.runs import flip, plan
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastrack.aead import Pieces
+from fastrack.rows import plan_rows
+
+SIZE = 5 * CHUNK + 1234
+PLAIN = noise(SIZE, seed=1).tobytes()
+GRIDS = st.integers(1, 7)
+OFFSETS = st.integers(0, 15)
+RANGES = st.lists(
+    st.tuples(st.integers(0, SIZE - 1), st.integers(0, 300) | st.just(CHUNK) | st.integers(0, SIZE)).map(
+        lambda pair: (pair[0], min(pair[1], SIZE - pair[0]))
+    ),
+    max_size=40,
+)
+UNTOUCHED = 0xA5
+
+
+@pytest.fixture(scope="module")
+def sealed(key, nonce):
+    return reference.seal(key, nonce, PLAIN)
+
+
+def gather(host, state, sealed, pieces, size, **options):
+    """Stage the chunks that a plan names, as they are staged for a device, and gather out of them."""
+    return host.gather(state, pack(sealed, pieces.chunks.tolist()), pieces, SIZE, size, **options)
+
+
+def as_pieces(chunks, starts, table):
+    rows = np.array(table, np.int64) if len(table) else np.empty((0, 3), np.int64)
+    return Pieces(np.array(chunks, np.int64), np.array(starts, np.int64), rows)
+
+
+def slices(plain, ranges):
+    return b"".join(plain[start : start + length] for start, length in ranges)
+
+
+@settings(max_examples=50, deadline=None)
+@given(ranges=RANGES, blocks=GRIDS, offset=OFFSETS)
+def test_pieces_are_slices_of_the_plaintext(host, state, sealed, ranges, blocks, offset):
+    pieces, size = plan(ranges)
+    assert gather(host, state, sealed, pieces, size, blocks=blocks, offset=offset) == (None, slices(PLAIN, ranges))
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    ranges=RANGES, bad=st.sets(st.integers(0, 5), min_size=1), byte=st.integers(0, 1249), blocks=GRIDS, offset=OFFSETS
+)
+def test_pieces_of_bad_chunks_are_zeros_and_all_others_right(host, state, sealed, ranges, bad, byte, blocks, offset):
+    altered = flip(sealed, *(8 * (chunk * STRIDE + byte) for chunk in bad))
+    zeroed = bytearray(PLAIN)
+    for chunk in bad:
+        zeroed[chunk * CHUNK : (chunk + 1) * CHUNK] = bytes(min(CHUNK, SIZE - chunk * CHUNK))
+    pieces, size = plan(ranges)
+    lowest = min(bad & set(pieces.chunks.tolist()), default=None)
+    result = gather(host, state, altered, pieces, size, blocks=blocks, offset=offset)
+    assert result == (lowest, slices(bytes(zeroed), ranges))
+
+
+# SIZE is 83154 = 2 * 3 * 13859 bytes.
+@pytest.mark.parametrize("row_bytes", [1, 2, 3, 6, 13859, 27718, 41577])
+def test_rows_are_those_that_numpy_chooses(host, state, sealed, row_bytes):
+    rows = np.frombuffer(PLAIN, np.uint8).reshape(-1, row_bytes)
+    random = np.random.default_rng(row_bytes)
+    count = len(rows)
+    picks = [
+        random.integers(-count, count, min(count, 300)),
+        random.integers(0, count, 3),
+        np.repeat(random.integers(0, count, 2), 5),
+        np.arange(count)[::-1][:200],
+        random.random(count) < 0.01,
+        slice(None),
+        slice(1, None, 2) if row_bytes > 6 else slice(3, 4000, 7),
+        count - 1,
+        [],
+    ]
+    for blocks, pick in enumerate(picks, start=1):
+        chosen = plan_rows(pick, rows.shape, SIZE)
+        result = gather(host, state, sealed, chosen.pieces(), chosen.nbytes, blocks=blocks, offset=blocks)
+        assert result == (None, rows[pick].tobytes())
+
+
+@pytest.mark.parametrize("offset", range(16))
+def test_any_alignment_of_source_and_target_is_copied(host, state, sealed, offset):
+    # Of every length from 0 to 40, so that heads, words and tails of every kind are met; many pieces, then one by one.
+    ranges = [(1000 + 50 * length + length % 16, length) for length in range(41)]
+    pieces, size = plan(ranges)
+    assert gather(host, state, sealed, pieces, size, offset=offset) == (None, slices(PLAIN, ranges))
+    for start, length in [(3, 1), (17, 5), (CHUNK - 9, 9), (offset, CHUNK - offset), (SIZE - 7, 7), (SIZE - 1, 1)]:
+        pieces, size = plan([(start, length)])
+        assert gather(host, state, sealed, pieces, size, offset=offset) == (None, PLAIN[start : start + length])
+
+
+@pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 31, 33, 100])
+def test_a_chunk_may_have_few_pieces_or_many(host, state, sealed, count):
+    ranges = [(97 * index % 16000, 1 + 53 * index % 700) for index in range(count)]
+    pieces, size = plan([(start, min(length, CHUNK - start)) for start, length in ranges])
+    expected = b"".join(PLAIN[start : start + min(length, CHUNK - start)] for start, length in ranges)
+    assert gather(host, state, sealed, pieces, size) == (None, expected)
+
+
+def test_what_no_piece_names_is_left_alone(host, state, sealed):
+    pieces = as_pieces([1, 5], [0, 2, 3], [(0, 3, 5), (100, 50, 0), (1230, 90, 4)])
+    for altered, bad in ((sealed, None), (flip(sealed, 8 * STRIDE), 1)):
+        expected = bytearray([UNTOUCHED] * 100)
+        expected[3:8] = PLAIN[CHUNK : CHUNK + 5] if bad is None else bytes(5)
+        expected[90:94] = PLAIN[-4:]
+        assert gather(host, state, altered, pieces, 100) == (bad, bytes(expected))
+
+
+def test_a_chunk_without_pieces_is_still_verified(host, state, sealed):
+    pieces = as_pieces([2, 3], [0, 0, 0], [])
+    assert gather(host, state, sealed, pieces, 0) == (None, b"")
+    assert gather(host, state, flip(sealed, 8 * 3 * STRIDE), pieces, 0) == (3, b"")
+
+
+def test_the_order_of_the_chunks_is_free_and_the_lowest_bad_one_reported(host, state, sealed):
+    altered = flip(sealed, 8 * 4 * STRIDE, 8 * 1 * STRIDE)
+    pieces, size = plan([(chunk * CHUNK + 3, 5) for chunk in (3, 4, 0, 1)])
+    expected = [PLAIN[chunk * CHUNK + 3 : chunk * CHUNK + 8] for chunk in (3, 4, 0, 1)]
+    expected[1] = expected[3] = bytes(5)
+    for blocks in (1, 2, 5):
+        assert gather(host, state, altered, pieces, size, blocks=blocks) == (1, b"".join(expected))
+
+
+def test_a_chunk_of_any_number_is_gathered(host, state, key, nonce):
+    number = 2**38 - 2
+    sealed = reference.seal(key, nonce, PLAIN[:700], number)
+    pieces = as_pieces([number], [0, 1], [(650, 0, 50)])
+    total = number * CHUNK + 700
+    assert host.gather(state, sealed, pieces, total, 50) == (None, PLAIN[650:700])
+    assert host.gather(state, flip(sealed, 0), pieces, total, 50) == (number, bytes(50))
+
+
+@pytest.mark.parametrize("last", [0, 1, 15, 16, 17, 8192, CHUNK - 1])
+def test_a_last_chunk_of_any_length_is_gathered(host, state, key, nonce, last):
+    plain = noise(CHUNK + last, seed=last).tobytes()
+    sealed = reference.seal(key, nonce, plain)
+    table = [(0, 0, last)] if last else []
+    pieces = as_pieces([1], [0, len(table)], table)
+    result = host.gather(state, sealed[STRIDE:], pieces, CHUNK + last, last, offset=5)
+    assert result == (None, plain[CHUNK:])
+
+
+def test_what_shared_memory_held_before_changes_nothing(host, state, sealed):
+    ranges = [(start, 777) for start in range(0, SIZE - 777, 5000)]
+    pieces, size = plan(ranges)
+    results = {gather(host, state, sealed, pieces, size, blocks=2, seed=seed) for seed in range(6)}
+    assert results == {(None, slices(PLAIN, ranges))}

@@ -1,0 +1,68 @@
+"""Published vectors through the CUDA kernels: AES-GCM of NIST and C2SP/wycheproof, and Cobblestone-128."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+from helpers import reference
+from helpers.gcm_vectors import nist, wycheproof
+from helpers.reference import CHUNK
+from helpers.vectors import cobblestone_128
+
+from fastrack.cobblestone import HEADER, raw_plain_size
+from fastrack.errors import FormatError
+
+GCM = {
+    "nist-decrypt-128": nist("Decrypt", 128),
+    "nist-decrypt-256": nist("Decrypt", 256),
+    "nist-encrypt-128": nist("EncryptExtIV", 128),
+    "nist-encrypt-256": nist("EncryptExtIV", 256),
+    "wycheproof-128": wycheproof(128),
+    "wycheproof-256": wycheproof(256),
+}
+BLOCKS = 3
+
+
+def is_a_run(vector):
+    """Whether its sizes are those of a message; the host refuses any other before a kernel runs."""
+    try:
+        raw_plain_size(len(vector.message) - HEADER)
+    except FormatError:
+        return False
+    return vector.aead_key is not None
+
+
+RUNS = [each for each in cobblestone_128() if each.values[0] is None or is_a_run(each.values[0])]
+
+
+@pytest.mark.parametrize("chunk", [0, 2**33 + 5])
+@pytest.mark.parametrize("cases", GCM.values(), ids=GCM)
+def test_a_published_gcm_case_is_a_chunk(host, cases, chunk):
+    for offset, case in enumerate(cases):
+        # The published nonce is the one of that chunk.
+        state = host.prepare(case.key, reference.nonce_of(case.nonce, chunk))
+        bad, plain = host.open_run(state, case.sealed, chunk, offset=offset % 16)
+        if case.plain is None:
+            assert (case.name, bad, plain) == (case.name, chunk, bytes(len(case.sealed) - 16))
+        else:
+            assert (case.name, bad, plain) == (case.name, None, case.plain)
+            sealed = host.seal_run(state, case.plain, chunk, offset=offset % 16)
+            assert (case.name, sealed) == (case.name, case.sealed)
+
+
+@pytest.mark.parametrize("vector", RUNS)
+def test_a_published_message_opens_or_is_refused(host, vector):
+    raw = vector.message[HEADER:]
+    state = host.prepare(vector.aead_key, vector.base_nonce)
+    bad, plain = host.open_run(state, raw, blocks=BLOCKS)
+    if vector.valid:
+        assert bad is None
+        assert hashlib.sha512(plain).digest() == vector.plain_sha512
+        assert host.seal_run(state, plain, blocks=BLOCKS) == raw
+    else:
+        chunks = reference.open_each(vector.aead_key, vector.base_nonce, raw)
+        assert bad == chunks.index(None)
+        for number, chunk in enumerate(chunks):
+            place = plain[number * CHUNK : (number + 1) * CHUNK]
+            assert place == (bytes(len(place)) if chunk is None else chunk)
