@@ -20,10 +20,11 @@ from fastrack.errors import (
 )
 
 if TYPE_CHECKING:
-    from fastrack.channel import Channel, to_device, to_host
+    from fastrack.channel import Channel
     from fastrack.files import SealedFile, load_file, verify_file
     from fastrack.keys import Key, KeyRing
     from fastrack.sealed import SealedRows, SealedTensor, seal, unseal
+    from fastrack.shared import synchronize, to_device, to_host
     from fastrack.writer import save_file, seal_file, unseal_file
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "save_file",
     "seal",
     "seal_file",
+    "synchronize",
     "to_device",
     "to_host",
     "unseal",
@@ -63,8 +65,9 @@ _HOMES = {
     "save_file": "fastrack.writer",
     "seal": "fastrack.sealed",
     "seal_file": "fastrack.writer",
-    "to_device": "fastrack.channel",
-    "to_host": "fastrack.channel",
+    "synchronize": "fastrack.shared",
+    "to_device": "fastrack.shared",
+    "to_host": "fastrack.shared",
     "unseal": "fastrack.sealed",
     "unseal_file": "fastrack.writer",
     "verify_file": "fastrack.files",

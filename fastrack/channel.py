@@ -1,10 +1,11 @@
-"""The transfer loop: source, ring, device, verdict. And `to_device` and `to_host`, its two directions."""
+"""The transfer loop: source, ring, device, verdict. And `Channel`, which has it in both directions."""
 
 from __future__ import annotations
 
-import threading
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, suppress
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -12,19 +13,20 @@ import numpy as np
 from fastrack import aead, arrays, cobblestone
 from fastrack.aead import Bytes
 from fastrack.arrays import Framework
-from fastrack.cobblestone import HEADER
-from fastrack.devices import Slab, Work, canonical, open_device
-from fastrack.errors import AuthenticationError, ClosedError
-from fastrack.forks import renew_after_fork
+from fastrack.cobblestone import HEADER, STRIDE, MessageKey
+from fastrack.devices import Slab, Slot, Work, canonical, open_device
+from fastrack.door import Door
+from fastrack.errors import AuthenticationError, DeviceError
 from fastrack.keys import Key, KeyLike, KeyRing, KeySource
 from fastrack.nest import map_leaves
+from fastrack.pending import Pending
 from fastrack.ring import Ring
 from fastrack.sealed import Claim, SealedRows, SealedTensor, bad_chunk, new_file_id, write_header
 from fastrack.session import Session
-from fastrack.sources import PlainSource, RowSource, SealedSource, Source, slabs_of
+from fastrack.sources import PlainSource, RowSource, SealedSource, Sizes, Source, slabs_of
 from fastrack.trace import Recorder, Stats, Transfer
 
-__all__ = ["Channel", "Stats", "to_device", "to_host"]
+__all__ = ["Channel", "Stats"]
 
 _DEPTH = 3  # slabs of a ring: one being filled, one on its way, one being opened
 
@@ -41,27 +43,44 @@ class Channel:
         the first sealed tensor comes. Plain tensors need no key.
     threads : int, optional
         How many of the host's threads may work on a transfer: by default as many as it has CPUs.
+    share : float, optional
+        On a GPU, the share of its multiprocessors that transfers may take, above 0 and at most 1: by default all.
+        Without meaning on "cpu".
 
     Raises
     ------
     DeviceError
         If the device cannot be used.
+    ValueError
+        If there is no such number of threads, or no such share.
 
     Notes
     -----
     After a fork the child has a session secret of its own; the ring is shared by nobody.
     """
 
-    def __init__(self, device: object = None, *, keys: KeySource | None = None, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        device: object = None,
+        *,
+        keys: KeySource | None = None,
+        threads: int | None = None,
+        share: float | None = None,
+    ) -> None:
         if threads is not None and threads < 1:
             raise ValueError(f"threads= must be 1 or more, not {threads}")
+        if share is not None and not 0 < share <= 1:
+            raise ValueError(f"share= must be above 0 and at most 1, not {share}")
         self._keys = None if keys is None else KeyRing(keys)
-        self._device = open_device(canonical(device), threads)
+        self._threads = threads or aead.default_threads()
+        self._device = open_device(canonical(device), threads, share)
         self._engine = aead.engine(threads=threads)
         self._session = Session()
+        self._sizes = Sizes(self._device.lead, self._device.slab)
         self._ring = Ring(self._device, cobblestone.raw_size(self._device.slab), _DEPTH)
+        self._pending = Pending()
         self._stats = Recorder()
-        self._open = True
+        self._door = Door("this channel was closed; open another one")
 
     @property
     def device(self) -> str:
@@ -83,49 +102,55 @@ class Channel:
         non_blocking: bool = False,
     ) -> Any:
         """Move to the channel's device. Everything is as for `fastrack.to_device`; `keys` default to the channel's."""
-        self._require_open()
-        ring = _Keys(self._keys if keys is None else keys)
-        if out is None:
-            return map_leaves(lambda leaf: self._move(leaf, ring, framework, None), obj)
-        if framework is not None:
-            raise ValueError("give framework= or out=, not both: arrays to fill are of a framework already")
-        map_leaves(self._require_fit, obj, out)
-        return map_leaves(lambda leaf, place: self._move(leaf, ring, framework, place), obj, out)
+        order = _Order(self._keys if keys is None else keys, framework, non_blocking)
+        with self._door:
+            if non_blocking:
+                self._pending.prune()
+            else:
+                self._pending.wait()
+            if out is None:
+                return map_leaves(lambda leaf: self._move(leaf, order, None), obj)
+            if framework is not None:
+                raise ValueError("give framework= or out=, not both: arrays to fill are of a framework already")
+            map_leaves(self._require_fit, obj, out)
+            return map_leaves(lambda leaf, place: self._move(leaf, order, place), obj, out)
 
     def to_host(self, x: Any, *, key: KeyLike | None = None, name: str = "tensor") -> SealedTensor:
         """Seal a tensor on the channel's device. Everything is as for `fastrack.to_host`."""
-        self._require_open()
-        key = _Keys(self._keys).ring.first if key is None else Key.of(key)
-        dtype, shape = arrays.describe(x)
-        claim = Claim(name, dtype, shape, new_file_id())
-        salt, message_key = claim.new_key(key)
-        source = self._device.view(x, writable=False)
-        nbytes = len(source)
-        with self._stats.transfer(nbytes) as record:
-            message = arrays.empty_bytes(cobblestone.message_size(nbytes))
-            write_header(message, salt, message_key)
-
-            def step(work: Work, slab: Slab, slot: Bytes | None) -> None:
-                start = HEADER + cobblestone.STRIDE * slab.first
-                place = message[start : start + slab.sealed]
-                with record.stage("seal"):
-                    work.seal(slab, source, place if slot is None else slot[: slab.sealed])
-                    if slot is not None:
-                        place[:] = slot[: slab.sealed]
-
-            staged = not self._device.in_place
-            self._run(message_key, slabs_of(nbytes, self._device.slab if staged else None), step, staged=staged)
+        with self._door:
+            self._pending.wait()
+            key = KeyRing.resolve(self._keys).first if key is None else Key.of(key)
+            dtype, shape = arrays.describe(x)
+            claim = Claim(name, dtype, shape, new_file_id())
+            salt, message_key = claim.new_key(key)
+            memory = self._device.view(x, writable=False)
+            with self._stats.transfer(len(memory)) as record:
+                message = arrays.empty_bytes(cobblestone.message_size(len(memory)))
+                write_header(message, salt, message_key)
+                self._send(message_key, memory, message[HEADER:], record)
         message.flags.writeable = False
         return SealedTensor(claim, message, key.id)
 
+    def synchronize(self) -> None:
+        """Wait for every transfer of this channel that was not waited for. As for `fastrack.synchronize`."""
+        with self._door:
+            self._pending.wait()
+
     def close(self) -> None:
-        """Wipe the session secret and the ring, and let go of the device."""
-        if self._open:
-            self._open = False
-            self._keys = None
-            self._session.wipe()
-            self._ring.close()
-            self._device.close()
+        """Wait for what is under way, wipe the session secret and the ring, and let go of the device.
+
+        Raises
+        ------
+        AuthenticationError, DeviceError
+            If a transfer that was not waited for has failed. The channel is closed all the same.
+        """
+        if self._door.shut():
+            with ExitStack() as closing:  # each of them, whatever happens to another
+                closing.callback(self._device.close)
+                closing.callback(self._ring.close)
+                closing.callback(self._session.wipe)
+                self._keys = None
+                self._pending.wait()
 
     def __enter__(self) -> Self:
         return self
@@ -134,40 +159,49 @@ class Channel:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Channel to {self.device}{'' if self._open else ', closed'}>"
+        return f"<Channel to {self.device}{'' if self._door.is_open else ', closed'}>"
 
     def __reduce__(self) -> str:
         raise TypeError("a channel stays in its process; open another one where it is needed")
 
     # One leaf.
 
-    def _move(self, leaf: Any, keys: _Keys, framework: Framework | None, out: Any) -> Any:
+    def _move(self, leaf: Any, order: _Order, out: Any) -> Any:
         if not _is_tensor(leaf):
             return leaf
         if out is None:
             dtype, shape = _describe(leaf)
-            origin = arrays.framework_of(leaf)
-            out = self._device.empty(dtype, shape, self._device.framework(framework or origin))
+            framework = self._device.framework(order.framework, arrays.framework_of(leaf))
+            out = self._device.empty(dtype, shape, framework)
         target = self._device.view(out, writable=True)
         with self._stats.transfer(len(target)) as record:
-            message_key = self._message_key(leaf, keys, target)
+            message_key = self._message_key(leaf, order, target)
             source = self._source(leaf, message_key)
             _require_apart(target, source.memory)
             try:
-                self._receive(source, message_key, target, record)
+                work = self._receive(source, message_key, target, record)
+                if order.non_blocking and not work.done():
+                    self._pending.add(work, source.name)
+                else:
+                    _require_good(work, source.name)
             except BaseException:
-                self._device.clear(target)
+                self._clear(target)
                 raise
         return out
 
-    def _message_key(self, leaf: Any, keys: _Keys, target: Any) -> cobblestone.MessageKey:
+    def _message_key(self, leaf: Any, order: _Order, target: Any) -> MessageKey:
         if not isinstance(leaf, (SealedTensor, SealedRows)):
             return self._session.next_key()
         try:
-            return leaf.open_header(keys.ring)
+            return leaf.open_header(order.ring)
         except AuthenticationError:
-            self._device.clear(target)
+            self._clear(target)
             raise
+
+    def _clear(self, target: Any) -> None:
+        """Leave zeros after an error, which is the one to tell even if the device now has another."""
+        with suppress(DeviceError):
+            self._device.clear(target)
 
     def _require_fit(self, leaf: Any, out: Any) -> None:
         """Find out whether `out` can take `leaf`, before anything is moved."""
@@ -181,169 +215,117 @@ class Channel:
             )
         self._device.view(out, writable=True)
 
-    def _source(self, leaf: Any, key: cobblestone.MessageKey) -> Source:
+    def _source(self, leaf: Any, key: MessageKey) -> Source:
         if isinstance(leaf, SealedTensor):
-            return SealedSource(leaf)
+            return SealedSource(leaf, self._threads)
         if isinstance(leaf, SealedRows):
-            return RowSource(leaf)
+            return RowSource(leaf, self._threads)
         return PlainSource(arrays.bytes_of(leaf), key, self._engine)
 
-    def _receive(self, source: Source, key: cobblestone.MessageKey, target: Any, record: Transfer) -> None:
+    # The two directions.
+
+    def _receive(self, source: Source, key: MessageKey, target: Any, record: Transfer) -> Work:
+        """Open a message into `target`; perhaps it is not done yet."""
         staged = not (source.in_place and self._device.in_place)
 
-        def step(work: Work, slab: Slab, slot: Bytes | None) -> None:
+        def step(work: Work, slab: Slab, slot: Slot | None) -> None:
             with record.stage("fill"):
-                filled = source.fill(slab, slot)
+                filled = source.fill(slab, None if slot is None else slot.memory)
             with record.stage("open"):
-                work.open(slab, filled, target)
+                work.open(slab, filled, slot)
 
         try:
-            bad = self._run(key, source.slabs(self._device.slab if staged else None), step, staged=staged)
+            return self._run(key, target, source.slabs(self._sizes if staged else None), step, None, staged=staged)
         finally:
             source.finish()
-        if bad is not None:
-            raise bad_chunk(source.name, bad)
+
+    def _send(self, key: MessageKey, memory: Any, message: Bytes, record: Transfer) -> None:
+        """Seal what is in `memory` into `message`, which has no header."""
+        staged = not self._device.in_place
+
+        def place_of(slab: Slab) -> Bytes:
+            return message[STRIDE * slab.first :][: slab.sealed]
+
+        def step(work: Work, slab: Slab, slot: Slot | None) -> None:
+            with record.stage("seal"):
+                work.seal(slab, place_of(slab) if slot is None else slot.memory[: slab.sealed], slot)
+
+        def land(slab: Slab, slot: Slot) -> None:
+            from fastrack import packing
+
+            with record.stage("seal"):
+                slot.wait()
+                packing.copy(place_of(slab), slot.memory[: slab.sealed], self._threads)
+
+        slabs = slabs_of(len(memory), self._sizes if staged else None)
+        self._run(key, memory, slabs, step, land, staged=staged).verdict()
 
     # The loop.
 
     def _run(
         self,
-        key: cobblestone.MessageKey,
+        key: MessageKey,
+        memory: Any,
         slabs: Iterator[Slab],
-        step: Callable[[Work, Slab, Bytes | None], None],
+        step: Callable[[Work, Slab, Slot | None], None],
+        land: Callable[[Slab, Slot], None] | None,
         *,
         staged: bool,
-    ) -> int | None:
-        work = self._device.begin(key)
-        key.wipe()
+    ) -> Work:
+        """Hand a message to the device, slab by slab, and end it.
+
+        Where the device writes to a slot, `land` takes the slab out of it when it is there. Until then slots are in
+        flight, and others that share the ring may have none: so whoever has any does not wait for more.
+        """
         try:
-            for slab in slabs:
-                with self._ring.slot() if staged else nullcontext() as slot:
-                    step(work, slab, slot)
+            work = self._device.begin(key, memory)
         finally:
-            bad = work.finish()
-        return bad
+            key.wipe()
+        flight: deque[tuple[Slab, Slot]] = deque()
 
-    def _require_open(self) -> None:
-        if not self._open:
-            raise ClosedError("this channel was closed; open another one")
+        def take() -> Slot:
+            while (slot := self._ring.take(patient=not flight)) is None:
+                land_oldest()
+            return slot
 
+        def land_oldest() -> None:
+            assert land is not None
+            land(*flight[0])
+            self._ring.put(flight.popleft()[1])
 
-def to_device(
-    obj: Any,
-    device: object = None,
-    *,
-    keys: KeySource | None = None,
-    framework: Framework | None = None,
-    out: Any = None,
-    non_blocking: bool = False,
-) -> Any:
-    """Move tensors to a device, sealed on the way.
-
-    A sealed tensor goes as its owner sealed it, and is authenticated and decrypted on the device, chunk by chunk and in
-    parallel. A plain tensor is sealed once, in parallel, under a key made for this transfer.
-
-    Parameters
-    ----------
-    obj : tensor, sealed tensor, rows of one, or a nest of these
-        Arrays of NumPy or torch in host memory, `SealedTensor`, `SealedRows`; or any nest of dicts, lists, tuples,
-        named tuples and dataclasses that holds them. Other leaves pass untouched.
-    device : str or torch.device, optional
-        "cpu", the default, or "cuda:N".
-    keys : Key, path or iterable of these, optional
-        Where the keys of sealed tensors are looked for. Absent, the environment variable ``FASTRACK_KEY_FILE`` names a
-        key file. Plain tensors need none.
-    framework : {"torch", "numpy", "cupy"}, optional
-        What the results are arrays of. Absent, the framework that came in; for sealed tensors torch if it is installed,
-        else numpy.
-    out : array or nest of arrays, optional
-        Arrays to fill, built like `obj`: same shapes and dtypes, contiguous, on the device, in memory of their own, and
-        not both this and `framework`. They are returned. Fresh memory costs more to touch than the cipher does, so a
-        loop that fills the same arrays again is faster.
-    non_blocking : bool
-        Return before the work is done, where the device can. "cpu" cannot, and finishes first.
-
-    Returns
-    -------
-    The same nest, with arrays on the device in it.
-
-    Raises
-    ------
-    AuthenticationError
-        If a chunk, a header or the key is not what the owner used. What was to receive the tensor holds zeros; tensors
-        of the nest that were moved before it stay.
-    UnknownKeyError
-        If the key of a sealed tensor was not given.
-    DeviceError
-        If the device cannot be used.
-    TypeError, ValueError
-        If a tensor cannot be moved, or `out` does not fit.
-    """
-    channel = _shared.channel(canonical(device))
-    return channel.to_device(obj, keys=keys, framework=framework, out=out, non_blocking=non_blocking)
+        try:
+            with _Ending(work):
+                for slab in slabs:
+                    slot = take() if staged else None
+                    try:
+                        step(work, slab, slot)
+                    finally:
+                        if slot is not None and land is not None:
+                            flight.append((slab, slot))
+                        elif slot is not None:
+                            self._ring.put(slot)  # the device may still read it, and the ring knows
+                while flight:
+                    land_oldest()
+        except BaseException:
+            for _, slot in flight:
+                self._ring.put(slot)
+            with suppress(Exception):  # the first error is the one to tell
+                work.verdict()
+            raise
+        return work
 
 
-def to_host(x: Any, *, key: KeyLike, name: str = "tensor") -> SealedTensor:
-    """Seal a tensor where it is, and bring it to the host sealed.
+class _Order:
+    """What was asked of one call. The key ring is made when the first sealed tensor asks for it."""
 
-    Parameters
-    ----------
-    x : array
-        On any device.
-    key : Key or path
-        The key to seal it under, or its key file.
-    name : str
-        What to call it. Part of what is authenticated.
-
-    Returns
-    -------
-    SealedTensor
-
-    Raises
-    ------
-    TypeError
-        If it is no array, or of a dtype that safetensors lacks.
-    """
-    return _shared.channel(_device_of(x)).to_host(x, key=key, name=name)
-
-
-class _Keys:
-    """A key ring that is made when the first sealed tensor asks for it."""
-
-    def __init__(self, keys: KeySource | None) -> None:
+    def __init__(self, keys: KeySource | None, framework: Framework | None, non_blocking: bool) -> None:
         self._keys = keys
-        self._ring: KeyRing | None = None
+        self.framework = framework
+        self.non_blocking = non_blocking
 
-    @property
+    @cached_property
     def ring(self) -> KeyRing:
-        if self._ring is None:
-            self._ring = KeyRing.resolve(self._keys)
-        return self._ring
-
-
-class _Shared:
-    """The channels that the module-level functions use, one a device, opened when first needed."""
-
-    def __init__(self) -> None:
-        self._channels: dict[str, Channel] = {}
-        self.renew()
-        renew_after_fork(self)
-
-    def renew(self) -> None:
-        self._lock = threading.Lock()
-
-    def channel(self, device: str) -> Channel:
-        with self._lock:
-            if device not in self._channels:
-                self._channels[device] = Channel(device)
-            return self._channels[device]
-
-
-_shared = _Shared()
-
-
-def _device_of(array: Any) -> str:
-    return canonical(getattr(array, "device", None)) if arrays.framework_of(array) == "torch" else canonical()
+        return KeyRing.resolve(self._keys)
 
 
 def _is_tensor(leaf: Any) -> bool:
@@ -357,3 +339,26 @@ def _describe(leaf: Any) -> tuple[str, tuple[int, ...]]:
 def _require_apart(target: Any, source: Bytes) -> None:
     if isinstance(target, np.ndarray) and np.may_share_memory(target, source):
         raise ValueError("out= lies in the same memory as what it receives; give it memory of its own")
+
+
+def _require_good(work: Work, name: str | None) -> None:
+    bad = work.verdict()
+    if bad is not None:
+        raise bad_chunk(name, bad)
+
+
+class _Ending:
+    """Ends work, whatever happens. An error from before that is the one to tell."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self._work.end()
+            return
+        with suppress(Exception):
+            self._work.end()

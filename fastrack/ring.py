@@ -1,14 +1,11 @@
-"""The ring of staging slabs between a source and a device."""
+"""The ring of staging slots between a source and a device."""
 
 from __future__ import annotations
 
-import queue
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack
 
-from fastrack.aead import Bytes
-from fastrack.devices import Device
+from fastrack.devices import Device, Slot
 from fastrack.forks import renew_after_fork
 
 __all__ = ["Ring"]
@@ -17,7 +14,8 @@ __all__ = ["Ring"]
 class Ring:
     """At most `depth` slots of `size` bytes, made when first needed and then used again.
 
-    May be shared by threads. A forked child makes slots of its own.
+    A slot may come back while the device still works on it: it is dealt again once that is over. May be shared by
+    threads. A forked child makes slots of its own.
     """
 
     def __init__(self, device: Device, size: int, depth: int) -> None:
@@ -30,31 +28,72 @@ class Ring:
 
     def renew(self) -> None:
         """Forget all slots: those of a forked child's parent stay with the parent."""
-        self._free: queue.LifoQueue[Bytes] = queue.LifoQueue()
-        self._permits = threading.Semaphore(self._depth)
+        self._returned: list[Slot] = []  # the one that came back first stands first
+        self._made = 0
+        self._change = threading.Condition()
 
-    @contextmanager
-    def slot(self) -> Iterator[Bytes]:
-        """Lend a slot, after waiting for one if all are in use."""
-        permits, free = self._permits, self._free
-        with permits:
-            try:
-                slot = free.get_nowait()  # the one used last, which the caches still know
-            except queue.Empty:
-                slot = self._device.staging(self._size)
-            try:
-                yield slot
-            finally:
-                free.put(slot)
-                if self._closed:
-                    self._wipe()
+    def take(self, *, patient: bool) -> Slot | None:
+        """Deal a slot that the device is done with. If all are taken, wait for one if `patient`, else give None.
+
+        Whoever holds slots already must not be patient: others may hold the rest and wait as well.
+        """
+        with self._change:
+            while not self._returned and self._made == self._depth:
+                if not patient:
+                    return None
+                self._change.wait()
+            slot = self._choose()
+        if slot is None:
+            return self._make()
+        try:
+            slot.wait()
+        except BaseException:
+            self.put(slot)
+            raise
+        return slot
+
+    def put(self, slot: Slot) -> None:
+        """Bring a slot back, whether or not the device is done with it."""
+        with self._change:
+            if not self._closed:
+                self._returned.append(slot)
+                self._change.notify()
+                return
+            self._made -= 1
+            self._change.notify()
+        _wipe([slot])
 
     def close(self) -> None:
-        """Wipe the slots and let go of them: those in use when they come back."""
-        self._closed = True
-        self._wipe()
+        """Wipe the slots and let go of them: those that are taken when they come back."""
+        with self._change:
+            self._closed = True
+            returned, self._returned = self._returned, []
+            self._made -= len(returned)
+            self._change.notify_all()
+        _wipe(returned)
 
-    def _wipe(self) -> None:
-        with suppress(queue.Empty):
-            while True:
-                self._free.get_nowait().fill(0)
+    def _choose(self) -> Slot | None:
+        """The slot to deal next, or None, with its place taken, if it is to be made."""
+        for place in reversed(range(len(self._returned))):  # the one used last, which the caches still know
+            if self._returned[place].ready():
+                return self._returned.pop(place)
+        if self._made < self._depth:
+            self._made += 1
+            return None
+        return self._returned.pop(0)  # the device will be done with it first
+
+    def _make(self) -> Slot:
+        try:
+            return self._device.slot(self._size)
+        except BaseException:
+            with self._change:
+                self._made -= 1
+                self._change.notify()
+            raise
+
+
+def _wipe(slots: list[Slot]) -> None:
+    with ExitStack() as wiping:  # all of them, whatever happens to one
+        for slot in slots:
+            wiping.callback(slot.wipe)
+            wiping.callback(slot.wait)

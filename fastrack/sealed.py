@@ -333,11 +333,13 @@ def write_header(message: Bytes, salt: bytes, key: MessageKey) -> None:
     message[SALT:HEADER] = np.frombuffer(key.commitment, np.uint8)
 
 
-def bad_chunk(name: str | None, chunk: int) -> AuthenticationError:
+def bad_chunk(
+    name: str | None, chunk: int, outcome: str = "nothing of the tensor was handed out"
+) -> AuthenticationError:
     """The error for a chunk that is not what its owner sealed."""
     return AuthenticationError(
-        f"tensor {name!r}, chunk {chunk}: the ciphertext or its tag was altered, so nothing of the tensor was handed "
-        "out; get the message again from its owner, and run `fastrack verify` on the file it came in",
+        f"tensor {name!r}, chunk {chunk}: the ciphertext or its tag was altered, so {outcome}; get the message again "
+        "from its owner, and run `fastrack verify` on the file it came in",
         tensor=name,
         chunk=chunk,
     )

@@ -3,17 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from fastrack import aead, cobblestone
-from fastrack.aead import Bytes
-from fastrack.cobblestone import MessageKey
+from fastrack.aead import Bytes, Pieces
+from fastrack.cobblestone import CHUNK, STRIDE, MessageKey
 from fastrack.devices import Slab
 from fastrack.sealed import SealedRows, SealedTensor
 
-__all__ = ["PlainSource", "RowSource", "SealedSource", "Source", "slabs_of"]
+__all__ = ["PlainSource", "RowSource", "SealedSource", "Sizes", "Source", "gathers_of", "slabs_of"]
+
+_WORD = 8  # bytes of each number of a plan
+_PIECE = 3 * _WORD
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How large staged slabs are, in bytes of plaintext and multiples of 16384.
+
+    lead : the first one at most; each that follows is twice as large, up to the limit
+    limit : the largest, two chunks or more
+    """
+
+    lead: int
+    limit: int
+
+    def __iter__(self) -> Iterator[int]:
+        size = self.lead
+        while True:
+            yield size
+            size = min(2 * size, self.limit)
 
 
 class Source(Protocol):
@@ -33,11 +55,11 @@ class Source(Protocol):
     in_place: bool
     memory: Bytes
 
-    def slabs(self, limit: int | None) -> Iterator[Slab]:
-        """The slabs of the message, of at most `limit` bytes of plaintext; one for all of it if None."""
+    def slabs(self, sizes: Sizes | None) -> Iterator[Slab]:
+        """The slabs of the message: of these sizes if they are to be staged, one for all of it if None."""
 
-    def fill(self, slab: Slab, slot: Bytes | None) -> Bytes:
-        """The slab's ciphertext: put into `slot`, or where it lies already if there is none."""
+    def fill(self, slab: Slab, place: Bytes | None) -> Bytes:
+        """The slab's ciphertext: put into `place`, a slot's memory, or where it lies already if there is none."""
 
     def finish(self) -> None:
         """Wipe what is secret."""
@@ -48,46 +70,56 @@ class SealedSource:
 
     in_place = True
 
-    def __init__(self, sealed: SealedTensor) -> None:
+    def __init__(self, sealed: SealedTensor, threads: int) -> None:
         self.name: str | None = sealed.name
         self.memory = sealed.chunks
         self._nbytes = sealed.nbytes
+        self._threads = threads
 
-    def slabs(self, limit: int | None) -> Iterator[Slab]:
-        return slabs_of(self._nbytes, limit)
+    def slabs(self, sizes: Sizes | None) -> Iterator[Slab]:
+        return slabs_of(self._nbytes, sizes)
 
-    def fill(self, slab: Slab, slot: Bytes | None) -> Bytes:
-        start = slab.first * cobblestone.STRIDE
+    def fill(self, slab: Slab, place: Bytes | None) -> Bytes:
+        start = slab.first * STRIDE
         here = self.memory[start : start + slab.sealed]
-        if slot is None:
+        if place is None:
             return here
-        np.copyto(slot[: slab.sealed], here)
-        return slot[: slab.sealed]
+        from fastrack import packing
+
+        staged = place[: slab.sealed]
+        packing.copy(staged, here, self._threads)
+        return staged
 
     def finish(self) -> None:
         """Nothing is secret."""
 
 
 class RowSource:
-    """Rows of a sealed tensor: the chunks that hold them, each once.
-
-    For devices that read ciphertext where it lies, which is what it gives: it packs nothing into a slot.
-    """
+    """Rows of a sealed tensor: the chunks that hold them, side by side if they are staged."""
 
     in_place = True
 
-    def __init__(self, sealed: SealedRows) -> None:
+    def __init__(self, sealed: SealedRows, threads: int) -> None:
         self.name: str | None = sealed.name
         self.memory = sealed.chunks
         self._pieces = sealed.pieces()
         self._nbytes = sealed.tensor.nbytes
+        self._threads = threads
 
-    def slabs(self, limit: int | None) -> Iterator[Slab]:
-        yield Slab(0, 0, self._nbytes, self.memory.size, self._pieces)
+    def slabs(self, sizes: Sizes | None) -> Iterator[Slab]:
+        if sizes is None:
+            return iter([Slab(0, 0, self._nbytes, self.memory.size, self._pieces)])
+        return gathers_of(self._pieces, self._nbytes, sizes)
 
-    def fill(self, slab: Slab, slot: Bytes | None) -> Bytes:
-        assert slot is None
-        return self.memory
+    def fill(self, slab: Slab, place: Bytes | None) -> Bytes:
+        if place is None:
+            return self.memory
+        from fastrack import packing
+
+        assert slab.pieces is not None
+        staged = place[: slab.sealed]
+        packing.pack(staged, self.memory, slab.pieces.chunks, self._threads)
+        return staged
 
     def finish(self) -> None:
         """Nothing is secret."""
@@ -104,12 +136,12 @@ class PlainSource:
         self._engine = engine
         self._schedule = engine.prepare(key)
 
-    def slabs(self, limit: int | None) -> Iterator[Slab]:
-        return slabs_of(self.memory.size, limit)
+    def slabs(self, sizes: Sizes | None) -> Iterator[Slab]:
+        return slabs_of(self.memory.size, sizes)
 
-    def fill(self, slab: Slab, slot: Bytes | None) -> Bytes:
-        assert slot is not None
-        staged = slot[: slab.sealed]
+    def fill(self, slab: Slab, place: Bytes | None) -> Bytes:
+        assert place is not None
+        staged = place[: slab.sealed]
         self._engine.seal_run(self._schedule, self.memory[slab.start : slab.stop], staged, slab.first)
         return staged
 
@@ -117,9 +149,45 @@ class PlainSource:
         self._schedule.wipe()
 
 
-def slabs_of(nbytes: int, limit: int | None) -> Iterator[Slab]:
-    """Cut a message of `nbytes` of plaintext into slabs of at most `limit`, or into one."""
-    whole = max(cobblestone.CHUNK, -(-nbytes // cobblestone.CHUNK) * cobblestone.CHUNK)
-    for first, size in cobblestone.runs(nbytes, limit or whole):
-        start = first * cobblestone.CHUNK
-        yield Slab(first, start, start + size, cobblestone.run_size(first, size, nbytes))
+def slabs_of(nbytes: int, sizes: Sizes | None) -> Iterator[Slab]:
+    """Cut a message of `nbytes` of plaintext into slabs of these sizes, or into one."""
+    start = 0
+    for size in sizes or [nbytes]:
+        stop = min(start + size, nbytes)
+        # A last chunk that is empty goes with the slab before it.
+        yield Slab(start // CHUNK, start, stop, cobblestone.run_size(start // CHUNK, stop - start, nbytes))
+        if stop == nbytes:
+            return
+        start = stop
+
+
+def gathers_of(pieces: Pieces, nbytes: int, sizes: Sizes) -> Iterator[Slab]:
+    """Cut the gather out of a message of `nbytes` of plaintext into slabs whose chunks and plan fit into a slot.
+
+    The device puts the plan behind the chunks. What a slab takes there is thus its chunks, to a multiple of 16 bytes,
+    and three words for each piece, one for each chunk's number, and one for each chunk's start and for the end. A chunk
+    with too many pieces for one slab is in several.
+    """
+    chunks, starts, table = pieces.chunks, pieces.starts, pieces.table
+    sealed = np.minimum(cobblestone.raw_size(nbytes) - chunks * STRIDE, STRIDE)
+    fixed = sealed + -sealed % 16 + 2 * _WORD
+    before = np.concatenate([[0], np.cumsum(fixed + _PIECE * np.diff(starts))])  # taken by the chunks before each
+    chunk = piece = 0
+    for size in sizes:
+        if chunk == chunks.size:
+            return
+        room = cobblestone.raw_size(max(size, 2 * CHUNK)) - _WORD
+        done = before[chunk] + _PIECE * (piece - starts[chunk])
+        after = int(np.searchsorted(before, done + room, side="right")) - 1
+        if after > chunk:
+            end = int(starts[after])
+        else:
+            after, end = chunk + 1, piece + (room - int(fixed[chunk])) // _PIECE
+        yield Slab(
+            0,
+            0,
+            nbytes,
+            int(sealed[chunk:after].sum()),
+            Pieces(chunks[chunk:after], np.clip(starts[chunk : after + 1], piece, end) - piece, table[piece:end]),
+        )
+        chunk, piece = after if end == starts[after] else chunk, end

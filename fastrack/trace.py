@@ -20,11 +20,11 @@ class Stats:
     Attributes
     ----------
     transfers : int
-        Tensors moved. One that failed is not counted.
+        Tensors moved. One that failed is not counted, unless it was not waited for.
     bytes : int
         Bytes of plaintext moved.
     seconds : float
-        Time spent moving them.
+        Time spent moving them; for a transfer that was not waited for, until it was in the device's hands.
     fill, open, seal : float
         Seconds of that spent filling slabs on the host, opening them on the device, and sealing them on the device.
     """

@@ -1,4 +1,5 @@
-"""Transfers: what comes out is what went in, or an error and zeros."""
+"""Transfers: what comes out is what went in, or an error and zeros. To a device that shares the host's memory, and to
+one that has everything staged and works later."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 from helpers.forking import in_forked_child
+from helpers.staged import staged_channel
+from helpers.tampering import tampered
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,21 +31,19 @@ def key():
     return Key.generate()
 
 
+@pytest.fixture(scope="module", params=[Channel, staged_channel], ids=["cpu", "staged"])
+def new_channel(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def channel(key):
-    with Channel("cpu", keys=key) as channel:
+def channel(new_channel, key):
+    with new_channel(keys=key) as channel:
         yield channel
 
 
 def data(size, seed=0):
     return np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
-
-
-def tampered(sealed, place):
-    """The same sealed tensor with one bit of its message flipped."""
-    message = np.frombuffer(bytes(sealed.message), np.uint8).copy()
-    message[place] ^= 1
-    return SealedTensor(sealed.claim, message, sealed.key_id)
 
 
 class TestSealedTensors:
@@ -53,14 +54,14 @@ class TestSealedTensors:
 
     @pytest.mark.parametrize("bits", [128, 256])
     @pytest.mark.parametrize("engine", ["vaes-512", "vaes-256", "openssl"])
-    def test_arrive_through_every_engine(self, monkeypatch, bits, engine):
+    def test_arrive_through_every_engine(self, new_channel, monkeypatch, bits, engine):
         if engine not in aead.available():
             pytest.skip(f"this CPU has no {engine}")
         key, plain = Key.generate(bits), data(100_000)
         sealed = fastrack.seal(plain, key)
         chosen = aead.engine(engine)
         monkeypatch.setattr(aead, "engine", lambda name=None, threads=None: chosen)
-        with Channel(keys=key) as channel:
+        with new_channel(keys=key) as channel:
             assert np.array_equal(channel.to_device(sealed, framework="numpy"), plain)
             assert np.array_equal(channel.to_device(plain), plain)
             assert np.array_equal(channel.to_device(sealed[5:70_000:3], framework="numpy"), plain[5:70_000:3])
@@ -85,24 +86,40 @@ class TestSealedTensors:
         moved = channel.to_device(fastrack.seal(np.arange(3), other), keys=other, framework="numpy")
         assert moved.tolist() == [0, 1, 2]
 
-    def test_find_their_key_in_the_environment(self, tmp_path, monkeypatch):
+    def test_find_their_key_in_the_environment(self, new_channel, tmp_path, monkeypatch):
         key = Key.generate()
         key.save(tmp_path / "key")
         monkeypatch.setenv("FASTRACK_KEY_FILE", str(tmp_path / "key"))
-        assert fastrack.to_device(fastrack.seal(np.arange(3), key), framework="numpy").tolist() == [0, 1, 2]
+        with new_channel() as channel:
+            assert channel.to_device(fastrack.seal(np.arange(3), key), framework="numpy").tolist() == [0, 1, 2]
 
-    def test_without_any_key_the_error_says_where_one_is_looked_for(self, key):
-        with Channel() as channel, pytest.raises(UnknownKeyError, match="FASTRACK_KEY_FILE"):
+    def test_without_any_key_the_error_says_where_one_is_looked_for(self, new_channel, key):
+        with new_channel() as channel, pytest.raises(UnknownKeyError, match="FASTRACK_KEY_FILE"):
             channel.to_device(fastrack.seal(np.arange(3), key))
 
 
 class TestRows:
     @settings(max_examples=40, deadline=None)
     @given(st.lists(st.integers(-300, 299), max_size=60))
-    def test_arrive_in_the_order_asked_for(self, rows):
-        key, plain = Key.generate(), data(300 * 784).reshape(300, 784)
-        moved = fastrack.to_device(fastrack.seal(plain, key)[rows], keys=key, framework="numpy")
+    def test_arrive_in_the_order_asked_for(self, channel, key, rows):
+        plain = data(300 * 784).reshape(300, 784)
+        moved = channel.to_device(fastrack.seal(plain, key)[rows], framework="numpy")
         assert np.array_equal(moved, plain[rows])
+
+    @pytest.mark.parametrize("width", [1, 100, CHUNK, 3 * CHUNK + 5])
+    def test_may_be_many_and_the_same(self, channel, key, width):
+        plain = data(40 * width).reshape(40, width)
+        rows = np.random.default_rng(1).integers(0, 40, 5000 if width == 1 else 300)
+        assert np.array_equal(channel.to_device(fastrack.seal(plain, key)[rows], framework="numpy"), plain[rows])
+        rows[:] = 39
+        assert np.array_equal(channel.to_device(fastrack.seal(plain, key)[rows], framework="numpy"), plain[rows])
+
+    def test_of_many_chunks_arrive(self, channel, key):
+        plain = data(50 * CHUNK + 77).reshape(-1, 1)
+        assert np.array_equal(channel.to_device(fastrack.seal(plain, key)[::3], framework="numpy"), plain[::3])
+
+    def test_may_be_none(self, channel, key):
+        assert channel.to_device(fastrack.seal(data(100), key)[3:3], framework="numpy").tolist() == []
 
     def test_of_one_integer_lose_the_first_dimension(self, channel, key):
         plain = data(3000).reshape(30, 100)
@@ -314,16 +331,18 @@ class TestToHost:
     def test_uses_the_channels_first_key(self, channel, key):
         assert channel.to_host(np.arange(3)).key_id == key.id
 
-    def test_the_function_goes_both_ways(self, key):
+    def test_takes_a_tensor_of_torch(self, channel):
         tensor = torch.randn(10, 10).to(torch.float8_e4m3fn)
-        back = fastrack.to_device(fastrack.to_host(tensor, key=key), keys=key)
+        back = channel.to_device(channel.to_host(tensor))
         assert torch.equal(back.view(torch.uint8), tensor.view(torch.uint8))
 
 
 class TestChannel:
-    def test_says_where_it_leads(self, channel):
-        assert channel.device == "cpu"
-        assert repr(channel) == "<Channel to cpu>"
+    def test_says_where_it_leads(self):
+        with Channel() as channel:
+            assert channel.device == "cpu"
+            assert repr(channel) == "<Channel to cpu>"
+        assert repr(channel) == "<Channel to cpu, closed>"
 
     @pytest.mark.parametrize("device", ["cuda", "cuda:1", "tpu", "cpu:0", ""])
     def test_to_a_device_that_is_not_there_is_refused(self, device):
@@ -339,31 +358,54 @@ class TestChannel:
         with Channel(torch.device("cpu")) as channel:
             assert channel.device == "cpu"
 
-    def test_once_closed_moves_nothing(self, key):
-        channel = Channel(keys=key)
+    def test_once_closed_moves_nothing(self, new_channel, key):
+        channel = new_channel(keys=key)
         channel.close()
         channel.close()
         with pytest.raises(ClosedError, match="open another one"):
             channel.to_device(np.arange(3))
         with pytest.raises(ClosedError):
             channel.to_host(np.arange(3), key=key)
+        with pytest.raises(ClosedError):
+            channel.synchronize()
 
-    def test_closing_wipes_the_session_and_the_ring(self, key):
-        channel = Channel(keys=key)
+    def test_closing_wipes_the_session_and_the_ring(self, new_channel, key):
+        channel = new_channel(keys=key)
         channel.to_device(data(100))
-        secret, slot = channel._session._secret, channel._ring._free.queue[0]
-        assert slot.any()
+        secret, slot = channel._session._secret, channel._ring._returned[0]
+        assert slot.memory.any()
         channel.close()
         assert not any(secret)
-        assert not slot.any()
+        assert not slot.memory.any()
         assert channel._keys is None
 
     def test_cannot_be_pickled(self, channel):
         with pytest.raises(TypeError, match="stays in its process"):
             pickle.dumps(channel)
 
-    def test_counts_what_went_through(self, key):
-        with Channel(keys=key) as channel:
+    def test_closing_waits_for_the_transfers_of_other_threads(self, new_channel, key, monkeypatch):
+        inside, go_on = threading.Event(), threading.Event()
+        original = fastrack.sources.PlainSource.fill
+
+        def fill(*arguments):
+            inside.set()
+            assert go_on.wait(60)
+            return original(*arguments)
+
+        monkeypatch.setattr(fastrack.sources.PlainSource, "fill", fill)
+        channel, plain = new_channel(keys=key), data(100_000)
+        with ThreadPoolExecutor(2) as pool:
+            moving = pool.submit(channel.to_device, plain)
+            assert inside.wait(60)
+            closing = pool.submit(channel.close)
+            with pytest.raises(TimeoutError):
+                closing.result(0.1)
+            go_on.set()
+            assert np.array_equal(moving.result(60), plain)
+            closing.result(60)
+
+    def test_counts_what_went_through(self, new_channel, key):
+        with new_channel(keys=key) as channel:
             channel.to_device([data(1000), fastrack.seal(data(500), key)])
             channel.to_host(data(100))
             with pytest.raises(UnknownKeyError):
@@ -392,14 +434,14 @@ class TestChannel:
         with ThreadPoolExecutor(16) as pool:
             assert all(pool.map(work, range(16)))
 
-    def test_a_forked_child_uses_it_after_its_parent(self, channel, key):
+    def test_a_forked_child_uses_it_after_its_parent(self, channel, new_channel, key):
         plain = data(20 << 20)
         sealed = fastrack.seal(plain, key)
         channel.to_device([sealed, plain])
 
         def child():
             moved = channel.to_device([sealed, plain], framework="numpy")
-            with Channel(keys=key) as fresh:
+            with new_channel(keys=key) as fresh:
                 moved.append(fresh.to_device(sealed, framework="numpy"))
             moved.append(fastrack.to_device(plain))
             return all(np.array_equal(array, plain) for array in moved)

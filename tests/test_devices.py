@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import inspect
 
+import numpy as np
 import pytest
 import torch
 
-from fastrack import DeviceError
-from fastrack.devices import Device, canonical, open_device
+from fastrack import Channel, DeviceError, arrays
+from fastrack.aead import engine
+from fastrack.cobblestone import MessageKey
+from fastrack.devices import Device, Slab, canonical, open_device
 from fastrack.devices.cpu import CpuDevice
 
 
@@ -39,3 +42,77 @@ def test_a_device_has_ten_methods_at_most():
 
 def test_slabs_are_whole_chunks():
     assert CpuDevice.slab % 16384 == 0
+
+
+# The host itself.
+
+
+@pytest.fixture
+def cpu():
+    return open_device("cpu", threads=2)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "origin", "found"),
+    [
+        ("numpy", "torch", "numpy"),
+        ("torch", None, "torch"),
+        ("torch", "cupy", "torch"),
+        (None, "numpy", "numpy"),
+        (None, "torch", "torch"),
+        (None, "cupy", "torch"),
+        (None, None, "torch"),
+    ],
+)
+def test_the_host_keeps_what_is_wanted_else_what_came(cpu, wanted, origin, found):
+    assert cpu.framework(wanted, origin) == found
+
+
+def test_the_host_keeps_numpys_arrays_where_torch_is_not_installed(cpu, monkeypatch):
+    monkeypatch.setattr(arrays, "installed", lambda framework: False)
+    assert cpu.framework(None, None) == cpu.framework(None, "cupy") == "numpy"
+
+
+@pytest.mark.parametrize("origin", [None, "cupy", "numpy"])
+def test_the_host_keeps_nothing_of_cupy(cpu, origin):
+    with pytest.raises(DeviceError, match="ask for framework='numpy' or 'torch'"):
+        cpu.framework("cupy", origin)
+
+
+def test_the_host_is_done_when_it_returns(cpu):
+    slot = cpu.slot(100)
+    slot.memory.fill(7)
+    slot.wait()
+    assert slot.ready()
+    slot.wipe()
+    assert not slot.memory.any()
+
+    key, plain, sealed = MessageKey.raw(bytes(32), bytes(12)), np.arange(84, dtype=np.uint8), slot.memory
+    slab = Slab(0, 0, 84, 100)
+    sealing = cpu.begin(key, plain)
+    sealing.seal(slab, sealed, slot)
+    sealing.end()
+    assert (sealing.done(), sealing.verdict()) == (True, None)
+    opened = np.zeros(84, np.uint8)
+    assert engine().open_run(engine().prepare(key), sealed, opened, 0) is None
+    assert np.array_equal(opened, plain)
+
+    cpu.clear(opened)
+    assert not opened.any()
+    sealed[0] ^= 1
+    opening = cpu.begin(key, opened)
+    opening.open(slab, sealed, slot)
+    opening.end()
+    assert (opening.done(), opening.verdict()) == (True, 0)
+    assert not opened.any()
+
+
+@pytest.mark.parametrize("share", [0, -1, 1.5])
+def test_a_channel_takes_no_share_that_there_is_not(share):
+    with pytest.raises(ValueError, match="share="):
+        Channel(share=share)
+
+
+def test_a_share_has_no_meaning_on_the_host():
+    with Channel(share=0.25) as channel:
+        assert channel.to_device(np.arange(3)).tolist() == [0, 1, 2]

@@ -1,91 +1,246 @@
-"""A ring lends each slot to one transfer at a time, and makes no more than it was told to."""
+"""A ring deals each slot to one transfer at a time, when the device is done with it, and makes no more than it may."""
 
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from helpers.forking import in_forked_child
 
 from fastrack.ring import Ring
 
 
+class Slot:
+    """One that a device is busy with while `busy` is set."""
+
+    def __init__(self, size):
+        self.memory = np.ones(size, np.uint8)
+        self.idle = threading.Event()
+        self.idle.set()
+
+    @property
+    def busy(self):
+        return not self.idle.is_set()
+
+    @busy.setter
+    def busy(self, busy):
+        (self.idle.clear if busy else self.idle.set)()
+
+    def ready(self):
+        return self.idle.is_set()
+
+    def wait(self):
+        assert self.idle.wait(60)
+
+    def wipe(self):
+        assert not self.busy
+        self.memory.fill(0)
+
+
 class Host:
-    """A device of which only `staging` is used."""
+    """A device of which only `slot` is used."""
 
     def __init__(self):
-        self.made = 0
+        self.made = []
 
-    def staging(self, size):
-        self.made += 1
-        return np.ones(size, np.uint8)
+    def slot(self, size):
+        self.made.append(Slot(size))
+        return self.made[-1]
 
 
-def test_slots_are_made_when_first_needed_and_used_again():
-    host = Host()
+@pytest.fixture
+def host():
+    return Host()
+
+
+def take(ring, count=1):
+    return [ring.take(patient=True) for _ in range(count)]
+
+
+def put_back(ring, slots):
+    for slot in slots:
+        ring.put(slot)
+
+
+def test_slots_are_made_when_first_needed_and_used_again(host):
     ring = Ring(host, 100, 3)
-    assert host.made == 0
+    assert not host.made
     for _ in range(5):
-        with ring.slot() as slot:
-            assert slot.size == 100
-    assert host.made == 1
+        slot = ring.take(patient=True)
+        assert slot.memory.size == 100
+        ring.put(slot)
+    assert len(host.made) == 1
 
 
-def test_a_slot_comes_back_after_an_error():
-    host = Host()
+def test_the_one_that_came_back_last_is_dealt_first(host):
+    ring = Ring(host, 10, 3)
+    slots = take(ring, 3)
+    put_back(ring, slots)
+    assert take(ring, 3) == slots[::-1]
+
+
+def test_one_that_the_device_is_busy_with_is_passed_over(host):
+    ring = Ring(host, 10, 3)
+    first, second, third = slots = take(ring, 3)
+    put_back(ring, slots)
+    third.busy = True
+    assert take(ring) == [second]
+    assert take(ring) == [first]
+    third.busy = False
+    assert take(ring) == [third]
+
+
+def test_while_the_device_is_busy_with_all_another_is_made(host):
+    ring = Ring(host, 10, 2)
+    (first,) = take(ring)
+    first.busy = True
+    ring.put(first)
+    (second,) = take(ring)
+    assert second is not first
+
+
+@pytest.mark.parametrize("patient", [True, False])
+def test_while_the_device_is_busy_with_all_there_may_be_the_first_to_come_back_is_waited_for(host, patient):
+    ring = Ring(host, 10, 2)
+    first, second = take(ring, 2)
+    first.busy = second.busy = True
+    put_back(ring, [second, first])
+    with ThreadPoolExecutor(1) as pool:
+        taking = pool.submit(ring.take, patient=patient)
+        with pytest.raises(TimeoutError):
+            taking.result(0.05)
+        first.busy = False
+        with pytest.raises(TimeoutError):
+            taking.result(0.05)
+        second.busy = False
+        assert taking.result(60) is second
+
+
+def test_a_wait_that_is_interrupted_loses_no_slot(host, monkeypatch):
     ring = Ring(host, 10, 1)
+    (slot,) = take(ring)
+    slot.busy = True
+    ring.put(slot)
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(slot, "wait", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            ring.take(patient=True)
+    slot.busy = False
+    assert take(ring) == [slot]
+
+
+def test_a_slot_that_cannot_be_made_takes_no_place(host):
+    ring = Ring(host, 10, 1)
+    host.slot, slot = None, host.slot
     for _ in range(3):
-        with pytest.raises(RuntimeError), ring.slot():
-            raise RuntimeError
-    assert host.made == 1
+        with pytest.raises(TypeError):
+            ring.take(patient=False)
+    host.slot = slot
+    assert take(ring)[0].memory.size == 10
 
 
-def test_a_slot_that_cannot_be_made_takes_no_place():
-    host = Host()
+def test_whoever_waits_may_make_the_slot_that_another_could_not(host):
     ring = Ring(host, 10, 1)
-    host.staging, staging = None, host.staging
-    with pytest.raises(TypeError), ring.slot():
-        pass
-    host.staging = staging
-    with ring.slot() as slot:
-        assert slot.size == 10
+    making, go_on = threading.Event(), threading.Event()
+    slot = host.slot
+
+    def fail(_):
+        making.set()
+        assert go_on.wait(60)
+        host.slot = slot
+        raise MemoryError
+
+    host.slot = fail
+    with ThreadPoolExecutor(2) as pool:
+        unlucky = pool.submit(ring.take, patient=True)
+        assert making.wait(60)
+        waiting = pool.submit(ring.take, patient=True)
+        with pytest.raises(TimeoutError):
+            waiting.result(0.05)
+        go_on.set()
+        assert isinstance(unlucky.exception(60), MemoryError)
+        assert waiting.result(60) is host.made[0]
 
 
-def test_whoever_comes_when_all_are_lent_waits():
-    ring = Ring(Host(), 10, 2)
-    lent, worst, lock = [0], [0], threading.Lock()
+def test_whoever_is_not_patient_gets_none_when_all_are_taken(host):
+    ring = Ring(host, 10, 2)
+    slots = take(ring, 2)
+    assert ring.take(patient=False) is None
+    ring.put(slots[0])
+    assert ring.take(patient=False) is slots[0]
+
+
+def test_whoever_is_patient_waits_when_all_are_taken(host):
+    ring = Ring(host, 10, 2)
+    taken, worst, lock = [0], [0], threading.Lock()
     gate = threading.Barrier(8)
 
     def borrow():
         gate.wait()
         for _ in range(50):
-            with ring.slot():
-                with lock:
-                    lent[0] += 1
-                    worst[0] = max(worst[0], lent[0])
-                with lock:
-                    lent[0] -= 1
+            slot = ring.take(patient=True)
+            with lock:
+                taken[0] += 1
+                worst[0] = max(worst[0], taken[0])
+            with lock:
+                taken[0] -= 1
+            ring.put(slot)
 
-    threads = [threading.Thread(target=borrow) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        for borrowing in [pool.submit(borrow) for _ in range(8)]:
+            borrowing.result(60)
     assert 1 <= worst[0] <= 2
+    assert len(host.made) <= 2
 
 
-def test_closing_wipes_every_slot():
-    ring = Ring(Host(), 10, 2)
-    with ring.slot() as first, ring.slot() as second:
-        pass
-    ring.close()
-    assert not first.any()
-    assert not second.any()
+def test_closing_waits_for_every_slot_and_wipes_it(host):
+    ring = Ring(host, 10, 2)
+    slots = take(ring, 2)
+    slots[0].busy = True
+    put_back(ring, slots)
+    with ThreadPoolExecutor(1) as pool:
+        closing = pool.submit(ring.close)
+        with pytest.raises(TimeoutError):
+            closing.result(0.05)
+        slots[0].busy = False
+        closing.result(60)
+    assert not any(slot.memory.any() for slot in slots)
 
 
-def test_a_slot_that_is_in_use_at_closing_is_wiped_when_it_comes_back():
-    ring = Ring(Host(), 10, 2)
-    with ring.slot() as slot:
+def test_closing_wipes_what_it_can(host):
+    ring = Ring(host, 10, 3)
+    slots = take(ring, 3)
+    put_back(ring, slots)
+    slots[1].wipe = None
+    with pytest.raises(TypeError):
         ring.close()
-        assert slot.any()
-    assert not slot.any()
+    assert [bool(slot.memory.any()) for slot in slots] == [False, True, False]
+
+
+def test_a_slot_that_is_taken_at_closing_is_wiped_when_it_comes_back(host):
+    ring = Ring(host, 10, 2)
+    (slot,) = take(ring)
+    ring.close()
+    assert slot.memory.any()
+    ring.put(slot)
+    assert not slot.memory.any()
+    assert ring.take(patient=False) is not slot
+
+
+def test_a_forked_child_makes_slots_of_its_own(host):
+    ring = Ring(host, 10, 2)
+    slots = take(ring, 2)
+    slots[0].busy = True
+    ring.put(slots[0])
+
+    def child():
+        mine = take(ring, 2)
+        return not {*map(id, mine)} & {*map(id, slots)} and ring.take(patient=False) is None
+
+    assert in_forked_child(child)

@@ -105,8 +105,8 @@ def _library() -> dict[str, Any]:
 
 
 def _deliver(path: Path, key: "Key", tensors: dict[str, Any], console: Console) -> None:
-    from fastrack.channel import to_device
     from fastrack.files import load_file
+    from fastrack.shared import to_device
 
     with load_file(path) as file:
         for name, original in tensors.items():
@@ -130,10 +130,10 @@ def _require_same(name: str, arrived: Any, original: Any) -> None:
 
 
 def _forge(path: Path, forged: Path, key: "Key", console: Console) -> None:
-    from fastrack.channel import to_device
     from fastrack.cobblestone import CHUNK, chunk_offset
     from fastrack.files import load_file
     from fastrack.keys import KeyRing
+    from fastrack.shared import to_device
 
     data = bytearray(path.read_bytes())
     with load_file(path) as file:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from fastrack.devices.base import Device, Slab, Work
+from fastrack.devices.base import Device, Slab, Slot, Work
 from fastrack.errors import DeviceError
 
-__all__ = ["DEFAULT", "Device", "Slab", "Work", "canonical", "open_device"]
+__all__ = ["DEFAULT", "Device", "Slab", "Slot", "Work", "canonical", "open_device"]
 
 DEFAULT = "cpu"
 
@@ -36,16 +36,26 @@ def canonical(device: object = None) -> str:
     raise DeviceError(f"no such device: {name!r}; there are 'cpu' and 'cuda:N'")
 
 
-def open_device(name: str, threads: int | None = None) -> Device:
+def open_device(name: str, threads: int | None = None, share: float | None = None) -> Device:
     """Open a device by its canonical name.
+
+    Parameters
+    ----------
+    threads : int, optional
+        How many of the host's threads "cpu" may use: by default as many as it has CPUs.
+    share : float, optional
+        The share of a GPU's multiprocessors that fastrack may take, above 0 and at most 1: by default all of them.
 
     Raises
     ------
     DeviceError
-        If this machine or this version of fastrack cannot use it.
+        If this machine cannot use it; says what to install, or to use instead.
     """
     if name == "cpu":
         from fastrack.devices.cpu import CpuDevice
 
         return CpuDevice(threads)
-    raise DeviceError(f"{name} cannot be used: this version of fastrack has no CUDA device yet; use device='cpu'")
+    from fastrack.devices.cuda import CudaDevice
+    from fastrack.devices.cupy_driver import CupyDriver
+
+    return CudaDevice(CupyDriver(int(name.removeprefix("cuda:"))), share=1.0 if share is None else share)

@@ -10,7 +10,7 @@ from fastrack.aead import Bytes, Pieces
 from fastrack.arrays import Framework
 from fastrack.cobblestone import MessageKey
 
-__all__ = ["Device", "Slab", "Work"]
+__all__ = ["Device", "Slab", "Slot", "Work"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,8 @@ class Slab:
     first : number of its first chunk
     start, stop : the bytes of the message's plaintext that it holds
     sealed : bytes it takes when sealed
-    pieces : for a gather, which chunks it takes and where their bytes go; the other fields then speak of the message
+    pieces : for a gather, which chunks it takes and where their bytes go; the other fields then speak of the message,
+        but for `sealed`
     """
 
     first: int
@@ -30,20 +31,64 @@ class Slab:
     pieces: Pieces | None = None
 
 
+class Slot(Protocol):
+    """Host memory that copies to and from a device are fast from, with room for one slab.
+
+    Attributes
+    ----------
+    memory : numpy.ndarray
+        Its bytes.
+    """
+
+    memory: Bytes
+
+    def ready(self) -> bool:
+        """Whether the device is done with it."""
+
+    def wait(self) -> None:
+        """Wait until the device is done with it. What went wrong is told by the `Work` it went wrong for."""
+
+    def wipe(self) -> None:
+        """Overwrite it with zeros, here and on the device, once the device is done with it."""
+
+
 class Work(Protocol):
-    """One message being opened or sealed on a device, under its own key. `finish` it, whatever happens."""
+    """One message being opened or sealed on a device, under its own key. `end` it, whatever happens."""
 
-    def open(self, slab: Slab, staged: Bytes, target: Any) -> None:
-        """Authenticate and decrypt a slab into its place in `target`, the result's bytes on the device.
+    def open(self, slab: Slab, sealed: Bytes, slot: Slot | None) -> None:
+        """Authenticate and decrypt a slab into its place.
 
-        May return before it is done. Nothing of a chunk whose tag is wrong is ever in `target`: its place holds zeros.
+        May return before it is done. Nothing of a chunk whose tag is wrong is ever seen: its place holds zeros.
+
+        Parameters
+        ----------
+        sealed : numpy.ndarray
+            The slab's chunks. Those of a gather follow each other as `slab.pieces` lists them if they are staged, and
+            lie where they lie in the message if not.
+        slot : Slot or None
+            What holds them, if they are staged. Filled again only after its `wait`.
         """
 
-    def seal(self, slab: Slab, source: Any, staged: Bytes) -> None:
-        """Encrypt the slab's part of `source`, bytes on the device, into `staged`, in host memory."""
+    def seal(self, slab: Slab, sealed: Bytes, slot: Slot | None) -> None:
+        """Encrypt a slab into `sealed`, in host memory. Complete once `slot`, if it is staged, has been waited for."""
 
-    def finish(self) -> int | None:
-        """Wait for all of it, wipe the key, and tell the first chunk whose tag was wrong, or None."""
+    def end(self) -> None:
+        """Say that no slab follows. Wipes the key when the device needs it no longer.
+
+        Work that the caller hands to the device from now on finds the result complete.
+        """
+
+    def done(self) -> bool:
+        """After `end`: whether `verdict` would not wait."""
+
+    def verdict(self) -> int | None:
+        """After `end`: wait for all of it, and tell the first chunk whose tag was wrong, or None.
+
+        Raises
+        ------
+        DeviceError
+            If the device failed.
+        """
 
 
 class Device(Protocol):
@@ -56,30 +101,43 @@ class Device(Protocol):
     in_place : bool
         Whether it can read ciphertext where it lies on the host, so that nothing needs to be staged for it.
     slab : int
-        Bytes of plaintext of a staged slab; a multiple of 16384.
+        Bytes of plaintext of a staged slab at most; a multiple of 16384.
+    lead : int
+        The same for the first slab of a message; those that follow double in size up to `slab`. A device that works
+        while the next slab is filled starts the sooner for it.
     """
 
     name: str
     in_place: bool
     slab: int
+    lead: int
 
-    def framework(self, wanted: Framework | None) -> Framework:
-        """The framework of a result: what is wanted, if it keeps arrays here, else the device's own choice."""
+    def framework(self, wanted: Framework | None, origin: Framework | None) -> Framework:
+        """The framework of a result: what is wanted, else the one that came in if it keeps arrays here, else another.
+
+        Raises
+        ------
+        DeviceError
+            If what is wanted keeps no arrays here.
+        """
 
     def empty(self, dtype: str, shape: Sequence[int], framework: Framework) -> Any:
         """A fresh array on the device; its contents are undefined."""
 
     def view(self, array: Any, *, writable: bool) -> Any:
-        """The bytes of an array that lies on this device, to be given to `Work`."""
+        """The bytes of an array that lies on this device, to be given to `begin`. Its `len` counts them."""
 
-    def clear(self, target: Any) -> None:
-        """Overwrite a view with zeros."""
+    def clear(self, memory: Any) -> None:
+        """Overwrite a view with zeros, before this returns."""
 
-    def staging(self, size: int) -> Bytes:
-        """Host memory that copies to and from this device are fast from: page-locked where that means something."""
+    def slot(self, size: int) -> Slot:
+        """Memory for staged slabs of up to `size` bytes, page-locked where that means something."""
 
-    def begin(self, key: MessageKey) -> Work:
-        """Take a message key to the device."""
+    def begin(self, key: MessageKey, memory: Any) -> Work:
+        """Take a message key to the device, to open a message into `memory`, a view, or to seal it from there.
+
+        The key's material is not looked at after this returns.
+        """
 
     def close(self) -> None:
-        """Give back what the device holds."""
+        """Give back what the device holds, after all work has ended and the slots were wiped."""

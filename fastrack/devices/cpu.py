@@ -9,7 +9,7 @@ from fastrack import aead, arrays
 from fastrack.aead import Bytes
 from fastrack.arrays import Framework
 from fastrack.cobblestone import MessageKey
-from fastrack.devices.base import Slab
+from fastrack.devices.base import Slab, Slot
 from fastrack.errors import DeviceError
 
 __all__ = ["CpuDevice"]
@@ -24,14 +24,15 @@ class CpuDevice:
     name = "cpu"
     in_place = True
     slab = 32 << 20  # sealing and opening are a call each: long ones, so that a busy interpreter delays few of them
+    lead = slab  # nothing goes on while the next slab is filled
 
     def __init__(self, threads: int | None = None) -> None:
         self.engine = aead.engine(threads=threads)
 
-    def framework(self, wanted: Framework | None) -> Framework:
+    def framework(self, wanted: Framework | None, origin: Framework | None) -> Framework:
         if wanted == "cupy":
             raise DeviceError("CuPy keeps no arrays on 'cpu'; ask for framework='numpy' or 'torch', or another device")
-        return wanted or arrays.default_framework()
+        return wanted or (origin if origin != "cupy" else None) or arrays.default_framework()
 
     def empty(self, dtype: str, shape: Sequence[int], framework: Framework) -> Any:
         from fastrack.dtypes import nbytes
@@ -41,38 +42,60 @@ class CpuDevice:
     def view(self, array: Any, *, writable: bool) -> Bytes:
         return arrays.bytes_of(array, writable=writable)
 
-    def clear(self, target: Bytes) -> None:
-        target.fill(0)
+    def clear(self, memory: Bytes) -> None:
+        memory.fill(0)
 
-    def staging(self, size: int) -> Bytes:
-        return arrays.empty_bytes(size)
+    def slot(self, size: int) -> CpuSlot:
+        return CpuSlot(arrays.empty_bytes(size))
 
-    def begin(self, key: MessageKey) -> CpuWork:
-        return CpuWork(self.engine, key)
+    def begin(self, key: MessageKey, memory: Bytes) -> CpuWork:
+        return CpuWork(self.engine, key, memory)
 
     def close(self) -> None:
         """Nothing is held."""
 
 
+class CpuSlot:
+    """`Slot` that is done with when the call that used it returns."""
+
+    def __init__(self, memory: Bytes) -> None:
+        self.memory = memory
+
+    def ready(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        """Nothing goes on."""
+
+    def wipe(self) -> None:
+        self.memory.fill(0)
+
+
 class CpuWork:
     """`Work` that is done when the call returns."""
 
-    def __init__(self, engine: aead.Engine, key: MessageKey) -> None:
+    def __init__(self, engine: aead.Engine, key: MessageKey, memory: Bytes) -> None:
         self._engine = engine
         self._schedule = engine.prepare(key)
+        self._memory = memory
         self._bad: int | None = None
 
-    def open(self, slab: Slab, staged: Bytes, target: Bytes) -> None:
+    def open(self, slab: Slab, sealed: Bytes, slot: Slot | None) -> None:
         if slab.pieces is not None:
-            bad = self._engine.open_pieces(self._schedule, staged, target, slab.pieces)
+            bad = self._engine.open_pieces(self._schedule, sealed, self._memory, slab.pieces)
         else:
-            bad = self._engine.open_run(self._schedule, staged, target[slab.start : slab.stop], slab.first)
+            bad = self._engine.open_run(self._schedule, sealed, self._memory[slab.start : slab.stop], slab.first)
         if self._bad is None:
             self._bad = bad
 
-    def seal(self, slab: Slab, source: Bytes, staged: Bytes) -> None:
-        self._engine.seal_run(self._schedule, source[slab.start : slab.stop], staged, slab.first)
+    def seal(self, slab: Slab, sealed: Bytes, slot: Slot | None) -> None:
+        self._engine.seal_run(self._schedule, self._memory[slab.start : slab.stop], sealed, slab.first)
 
-    def finish(self) -> int | None:
+    def end(self) -> None:
         self._schedule.wipe()
+
+    def done(self) -> bool:
+        return True
+
+    def verdict(self) -> int | None:
         return self._bad

@@ -1,0 +1,156 @@
+"""`to_device`, `to_host` and `synchronize`, on channels that the whole process shares."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from fastrack import arrays
+from fastrack.arrays import Framework
+from fastrack.channel import Channel
+from fastrack.devices import canonical
+from fastrack.forks import renew_after_fork
+from fastrack.keys import KeyLike, KeySource
+from fastrack.sealed import SealedTensor
+
+__all__ = ["synchronize", "to_device", "to_host"]
+
+
+def to_device(
+    obj: Any,
+    device: object = None,
+    *,
+    keys: KeySource | None = None,
+    framework: Framework | None = None,
+    out: Any = None,
+    non_blocking: bool = False,
+) -> Any:
+    """Move tensors to a device, sealed on the way.
+
+    A sealed tensor goes as its owner sealed it, and is authenticated and decrypted on the device, chunk by chunk and in
+    parallel. A plain tensor is sealed once, in parallel, under a key made for this transfer.
+
+    Parameters
+    ----------
+    obj : tensor, sealed tensor, rows of one, or a nest of these
+        Arrays of NumPy or torch in host memory, `SealedTensor`, `SealedRows`; or any nest of dicts, lists, tuples,
+        named tuples and dataclasses that holds them. Other leaves pass untouched.
+    device : str or torch.device, optional
+        "cpu", the default, or "cuda:N".
+    keys : Key, path or iterable of these, optional
+        Where the keys of sealed tensors are looked for. Absent, the environment variable ``FASTRACK_KEY_FILE`` names a
+        key file. Plain tensors need none.
+    framework : {"torch", "numpy", "cupy"}, optional
+        What the results are arrays of. Absent, the framework that came in; for sealed tensors torch if it is installed,
+        else numpy.
+    out : array or nest of arrays, optional
+        Arrays to fill, built like `obj`: same shapes and dtypes, contiguous, on the device, in memory of their own, and
+        not both this and `framework`. They are returned. Fresh memory costs more to touch than the cipher does, so a
+        loop that fills the same arrays again is faster.
+    non_blocking : bool
+        Return before the work is done, where the device can; what is handed to the device from then on finds the
+        results complete. A failure is raised by the next call that waits for this device: `synchronize`, or `to_device`
+        or `to_host` before they move anything. The place of a chunk that failed holds zeros from the start, and the
+        rest of the result what was sealed. "cpu" finishes first.
+
+    Returns
+    -------
+    The same nest, with arrays on the device in it.
+
+    Raises
+    ------
+    AuthenticationError
+        If a chunk, a header or the key is not what the owner used. What was to receive the tensor holds zeros; tensors
+        of the nest that were moved before it stay.
+    UnknownKeyError
+        If the key of a sealed tensor was not given.
+    DeviceError
+        If the device cannot be used, or fails.
+    TypeError, ValueError
+        If a tensor cannot be moved, or `out` does not fit.
+
+    Notes
+    -----
+    The first two may also tell of an earlier transfer to this device that was not waited for; then nothing was moved.
+    """
+    channel = _shared.channel(canonical(device))
+    return channel.to_device(obj, keys=keys, framework=framework, out=out, non_blocking=non_blocking)
+
+
+def to_host(x: Any, *, key: KeyLike, name: str = "tensor") -> SealedTensor:
+    """Seal a tensor where it is, and bring it to the host sealed.
+
+    Parameters
+    ----------
+    x : array
+        On any device.
+    key : Key or path
+        The key to seal it under, or its key file.
+    name : str
+        What to call it. Part of what is authenticated.
+
+    Returns
+    -------
+    SealedTensor
+
+    Raises
+    ------
+    TypeError
+        If it is no array, or of a dtype that safetensors lacks.
+    AuthenticationError, DeviceError
+        If the device fails, or an earlier transfer from or to it that was not waited for has failed.
+    """
+    return _shared.channel(_device_of(x)).to_host(x, key=key, name=name)
+
+
+def synchronize(device: object = None) -> None:
+    """Wait for every transfer of `to_device` to a device that was not waited for.
+
+    Parameters
+    ----------
+    device : str or torch.device, optional
+        "cpu", the default, or "cuda:N".
+
+    Raises
+    ------
+    AuthenticationError
+        If a chunk was not what its owner sealed: the first such tensor and chunk, with a note if more failed. What was
+        returned for it is not to be used. The next call tells of later transfers only.
+    DeviceError
+        If the device failed.
+    """
+    channel = _shared.find(canonical(device))
+    if channel is not None:
+        channel.synchronize()
+
+
+class _Shared:
+    """The channels, one a device, opened when first needed."""
+
+    def __init__(self) -> None:
+        self._channels: dict[str, Channel] = {}
+        self.renew()
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        self._lock = threading.Lock()
+
+    def channel(self, device: str) -> Channel:
+        with self._lock:
+            if device not in self._channels:
+                self._channels[device] = Channel(device)
+            return self._channels[device]
+
+    def find(self, device: str) -> Channel | None:
+        with self._lock:
+            return self._channels.get(device)
+
+
+_shared = _Shared()
+
+
+def _device_of(array: Any) -> str:
+    framework = arrays.framework_of(array)
+    if framework == "cupy":
+        return canonical(f"cuda:{array.device.id}")
+    return canonical(array.device if framework == "torch" else None)

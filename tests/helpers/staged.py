@@ -1,0 +1,237 @@
+"""A device that reads nothing where it lies on the host, and does its work later, on a thread of its own."""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import fastrack.channel
+from fastrack import Channel, DeviceError, arrays
+from fastrack.aead import Pieces
+from fastrack.cobblestone import CHUNK, STRIDE
+from fastrack.devices.cpu import CpuDevice
+from fastrack.forks import renew_after_fork
+
+PATIENCE = 30  # seconds after which a test that waits has failed
+
+
+def staged_channel(**options):
+    """A channel to such a device."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fastrack.channel, "open_device", lambda name, threads, share: StagedDevice(threads))
+        return Channel(**options)
+
+
+class StagedDevice(CpuDevice):
+    """Its arrays are NumPy's and torch's, its cipher is the host's; what differs is how it gets its work.
+
+    `meddle(kind, slab)` is called on its thread before each piece of work: it may wait, and a `DeviceError` that it
+    raises is the device's. `begun` has all work, `made` all slots.
+    """
+
+    name = "staged"
+    in_place = False
+    slab = 4 * CHUNK
+    lead = CHUNK
+
+    def __init__(self, threads=None):
+        super().__init__(threads)
+        self.meddle = Jitter()
+        self.begun, self.made = [], []
+        self.closed = False
+        self.renew()
+        renew_after_fork(self)
+
+    def renew(self):
+        self._jobs = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread = None
+
+    def slot(self, size):
+        slot = StagedSlot(arrays.empty_bytes(size))
+        self.made.append(slot)
+        return slot
+
+    def begin(self, key, memory):
+        work = StagedWork(self, key, memory)
+        self.begun.append(work)
+        return work
+
+    def close(self):
+        assert not self.closed
+        assert all(work.done() for work in self.begun)
+        assert all(slot.ready() and not slot.memory.any() for slot in self.made)
+        self.closed = True
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join(PATIENCE)
+
+    def do(self, job):
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, daemon=True)
+                self._thread.start()
+        self._jobs.put(job)
+
+    def _work(self):
+        while (job := self._jobs.get()) is not None:
+            job()
+
+
+class Jitter:
+    """Delays of up to a fifth of a millisecond, half of them none; the same in every run."""
+
+    def __init__(self):
+        self._random = random.Random(0)
+
+    def __call__(self, kind, slab):
+        time.sleep(max(0, self._random.uniform(-2e-4, 2e-4)))
+
+
+class Gate:
+    """Lets the device's work of a kind wait until it is opened."""
+
+    def __init__(self, kind="open"):
+        self._kind = kind
+        self._opened = threading.Event()
+
+    def __call__(self, kind, slab):
+        if kind == self._kind:
+            assert self._opened.wait(PATIENCE)
+
+    def open(self):
+        self._opened.set()
+
+
+def fail_at(kind, first):
+    """Has the device fail when it comes to the slab that starts with that chunk."""
+
+    def meddle(now, slab):
+        if now == kind and slab.first == first:
+            raise DeviceError("the device fell off the bus")
+
+    return meddle
+
+
+class StagedSlot:
+    def __init__(self, memory):
+        self.memory = memory
+        self._idle = threading.Event()
+        self._idle.set()
+
+    def ready(self):
+        return self._idle.is_set()
+
+    def wait(self):
+        assert self._idle.wait(PATIENCE)
+
+    def wipe(self):
+        self.wait()
+        self.memory.fill(0)
+
+    def lend(self):
+        assert self.ready(), "a slot was filled while the device still worked on it"
+        self._idle.clear()
+
+    def give_back(self):
+        self._idle.set()
+
+
+class StagedWork:
+    def __init__(self, device, key, memory):
+        self._device = device
+        self._engine = device.engine
+        self._schedule = self._engine.prepare(key)
+        self._memory = memory
+        self._bad, self._error = [], None
+        self._over = threading.Event()
+        self._ended = False
+
+    def open(self, slab, sealed, slot):
+        if slab.pieces is None:
+            self._do("open", slab, sealed, slot, self._open_run)
+        else:
+            put_plan(slot.memory, sealed.size, slab.pieces)
+            self._do("open", slab, sealed, slot, self._open_gather)
+
+    def seal(self, slab, sealed, slot):
+        self._do("seal", slab, sealed, slot, self._seal_run)
+
+    def end(self):
+        assert not self._ended, "work was ended twice"
+        self._ended = True
+        self._device.do(self._finish)
+
+    def done(self):
+        return self._over.is_set()
+
+    def verdict(self):
+        assert self._ended
+        assert self._over.wait(PATIENCE)
+        if self._error is not None:
+            raise self._error
+        return min(self._bad, default=None)
+
+    def _do(self, kind, slab, sealed, slot, job):
+        assert not self._ended
+        assert np.shares_memory(sealed, slot.memory)
+        slot.lend()
+
+        def work():
+            try:
+                self._device.meddle(kind, slab)
+                job(slab, sealed, slot)
+            except DeviceError as error:
+                self._error = self._error or error
+            finally:
+                slot.give_back()
+
+        self._device.do(work)
+
+    def _finish(self):
+        self._device.meddle("end", None)
+        self._schedule.wipe()
+        self._over.set()
+
+    def _open_run(self, slab, sealed, slot):
+        self._note(self._engine.open_run(self._schedule, sealed, self._memory[slab.start : slab.stop], slab.first))
+
+    def _open_gather(self, slab, sealed, slot):
+        pieces = get_plan(slot.memory, sealed.size, slab.pieces)
+        for place, number in enumerate(pieces.chunks.tolist()):
+            plain = np.empty(min(CHUNK, slab.stop - number * CHUNK), np.uint8)
+            here = sealed[place * STRIDE :][:STRIDE]
+            self._note(self._engine.open_run(self._schedule, here, plain, number))
+            for offset, there, length in pieces.table[pieces.starts[place] : pieces.starts[place + 1]].tolist():
+                self._memory[there : there + length] = plain[offset : offset + length]
+
+    def _seal_run(self, slab, sealed, slot):
+        self._engine.seal_run(self._schedule, self._memory[slab.start : slab.stop], sealed, slab.first)
+
+    def _note(self, bad):
+        if bad is not None:
+            self._bad.append(bad)
+
+
+def put_plan(memory, sealed, pieces):
+    """Write a gather's plan behind its chunks, as a device does."""
+    words = np.concatenate([pieces.chunks, pieces.starts, pieces.table.reshape(-1)])
+    _plan_in(memory, sealed, words.size)[:] = words
+
+
+def get_plan(memory, sealed, shape):
+    """Read it back, given one of the same shape."""
+    count, extent = shape.chunks.size, len(shape.table)
+    words = _plan_in(memory, sealed, 2 * count + 1 + 3 * extent).copy()
+    return Pieces(words[:count], words[count : 2 * count + 1], words[2 * count + 1 :].reshape(-1, 3))
+
+
+def _plan_in(memory, sealed, words):
+    start = sealed + -sealed % 16
+    assert start + 8 * words <= memory.size, "the plan does not fit behind the chunks"
+    return memory[start : start + 8 * words].view(np.int64)

@@ -1,0 +1,163 @@
+"""Copies of ciphertext, on several threads: all of it, nothing else, and nowhere else."""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from helpers.buffers import Fenced
+from helpers.forking import in_forked_child
+from helpers.reference import noise
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastrack import packing
+from fastrack.cobblestone import STRIDE
+
+MIB = 1 << 20
+THREADS = [1, 2, 4]
+
+
+def chunks_of(*numbers):
+    return np.array(numbers, np.int64)
+
+
+def side_by_side(source, numbers):
+    return b"".join(source[number * STRIDE : (number + 1) * STRIDE].tobytes() for number in numbers)
+
+
+@pytest.mark.parametrize("threads", THREADS)
+@pytest.mark.parametrize("size", [0, 1, STRIDE, 2 * MIB - 1, 2 * MIB, 5 * MIB + 7, 40 * MIB + 1])
+def test_a_run_is_copied(size, threads):
+    source, target = Fenced.holding(noise(size), 3), Fenced(size, 17)
+    packing.copy(target.data, source.data, threads)
+    assert np.array_equal(target.data, noise(size))
+    assert target.stands
+
+
+@pytest.mark.parametrize("threads", THREADS)
+@pytest.mark.parametrize("count", [1, 3, 300, 2500])
+def test_chunks_are_packed(count, threads):
+    size = (count - 1) * STRIDE + 1000
+    source = noise(size)
+    numbers = np.flatnonzero(np.random.default_rng(count).random(count) < 0.6)
+    numbers = np.union1d(numbers, [count - 1])
+    target = Fenced((numbers.size - 1) * STRIDE + 1000, 17)
+    packing.pack(target.data, source, numbers, threads)
+    assert target.data.tobytes() == side_by_side(source, numbers.tolist())
+    assert target.stands
+
+
+@settings(deadline=None)
+@given(st.integers(1, 30), st.integers(1, STRIDE), st.data())
+def test_chunks_are_packed_in_the_order_given(count, last, data):
+    source = noise((count - 1) * STRIDE + last)
+    numbers = [] if count == 1 else data.draw(st.lists(st.integers(0, count - 2), max_size=20))
+    if data.draw(st.booleans()):
+        numbers.append(count - 1)
+    expected = side_by_side(source, numbers)
+    target = Fenced(len(expected))
+    packing.pack(target.data, source, chunks_of(*numbers), 2)
+    assert target.data.tobytes() == expected
+    assert target.stands
+
+
+@pytest.mark.parametrize(
+    ("target", "source"),
+    [
+        (np.zeros(9, np.uint8), np.zeros(10, np.uint8)),
+        (np.zeros(10, np.uint8), np.zeros(9, np.uint8)),
+        (np.zeros(5, np.uint16), np.zeros(10, np.uint8)),
+        (np.zeros(20, np.uint8)[::2], np.zeros(10, np.uint8)),
+        (np.zeros(10, np.uint8), np.zeros((2, 5), np.uint8)),
+        (np.frombuffer(bytes(10), np.uint8), np.zeros(10, np.uint8)),
+    ],
+    ids=["short", "long", "of words", "with gaps", "of two dimensions", "read-only"],
+)
+def test_buffers_that_do_not_fit_are_refused(target, source):
+    for threads in (1, 2):
+        with pytest.raises(ValueError, match=r"buffer|bytes are not"):
+            packing.copy(target, source, threads)
+    with pytest.raises(ValueError, match=r"buffer|bytes are not|of .* bytes"):
+        packing.pack(target, source, chunks_of(0), 2)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "size"),
+    [
+        (chunks_of(-1), STRIDE),
+        (chunks_of(3), STRIDE),
+        (chunks_of(2**62), STRIDE),
+        (chunks_of(-(2**62), 1), 2 * STRIDE),
+        (chunks_of(2, 1), 2 * STRIDE),
+        (chunks_of(2, 2), 10 + STRIDE),
+        (chunks_of(0, 1), 2 * STRIDE - 1),
+        (chunks_of(0, 1), 2 * STRIDE + 1),
+        (chunks_of(0, 2), 2 * STRIDE),
+        (chunks_of(), 1),
+        (chunks_of(0, 9, 1, 9)[::2], 2 * STRIDE),
+        (chunks_of(0).astype(np.int32), STRIDE),
+        (chunks_of(0).reshape(1, 1), STRIDE),
+    ],
+)
+def test_chunks_that_are_not_there_are_refused(numbers, size):
+    target = np.zeros(size, np.uint8)
+    with pytest.raises(ValueError, match="chunk"):
+        packing.pack(target, np.ones(2 * STRIDE + 10, np.uint8), numbers, 2)
+    assert not target.any()
+
+
+def test_a_message_that_ends_with_a_whole_chunk_is_packed_too():
+    source, target = noise(2 * STRIDE), np.zeros(STRIDE, np.uint8)
+    packing.pack(target, source, chunks_of(1), 2)
+    assert np.array_equal(target, source[STRIDE:])
+
+
+def test_threads_pack_side_by_side():
+    source = noise(600 * STRIDE)
+
+    def work(seed):
+        numbers = np.random.default_rng(seed).integers(0, 599, 400)
+        target = np.zeros(400 * STRIDE, np.uint8)
+        packing.pack(target, source, numbers, 4)
+        copied = np.zeros_like(source)
+        packing.copy(copied, source, 4)
+        whole = source.reshape(-1, STRIDE)
+        return np.array_equal(target.reshape(-1, STRIDE), whole[numbers]) and np.array_equal(copied, source)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(24)))
+
+
+def test_a_forked_child_packs():
+    source, target = noise(8 * MIB), np.zeros(8 * MIB, np.uint8)
+    packing.copy(target, source, 4)
+    target.fill(0)
+
+    def child():
+        packing.copy(target, source, 4)
+        return np.array_equal(target, source)
+
+    assert in_forked_child(child)
+    assert not target.any()
+
+
+@pytest.mark.parametrize("build", [packing._build_run, packing._build_gather])
+def test_a_kernel_on_disk_is_known_by_all_that_it_is_made_of(build):
+    code = [build(form).py_func for form in ("one", "other")]
+    assert [[cell.cell_contents for cell in function.__closure__] for function in code] == [["one"], ["other"]]
+    assert re.fullmatch("[0-9a-f]{16}", packing._source_digest())
+
+
+def test_the_digest_covers_the_file_that_holds_the_pieces(monkeypatch, tmp_path):
+    for name in ("emit.py", "gcm.py", "kernels.py"):
+        (tmp_path / name).write_text(name)
+    monkeypatch.setattr(packing.crew, "__file__", str(tmp_path / "crew.py"))
+    before = packing._source_digest()
+    for name in ("emit.py", "gcm.py", "kernels.py"):
+        (tmp_path / name).write_text(f"{name}, altered")
+        after = packing._source_digest()
+        assert after != before
+        before = after

@@ -1,0 +1,92 @@
+"""The functions of the package move tensors on channels that the whole process shares."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from helpers.staged import staged_channel
+from helpers.tampering import tampered
+
+import fastrack
+import fastrack.shared
+from fastrack import AuthenticationError, DeviceError, Key
+
+
+@pytest.fixture
+def shared(monkeypatch):
+    """The channels, of which none is open yet; one to another device is opened for "cuda:0"."""
+    channels = fastrack.shared._Shared()
+    monkeypatch.setattr(fastrack.shared, "_shared", channels)
+    opened = []
+
+    def open_channel(device):
+        opened.append((device, staged_channel() if device == "cuda:0" else fastrack.Channel(device)))
+        return opened[-1][1]
+
+    monkeypatch.setattr(fastrack.shared, "Channel", open_channel)
+    yield opened
+    for _, channel in opened:
+        channel.close()
+
+
+def test_one_channel_a_device_is_opened_when_first_needed(shared):
+    assert not shared
+    for device in ("cpu", None, "cuda", "cuda:0", torch.device("cpu")):
+        fastrack.to_device(np.arange(3), device)
+    assert [device for device, _ in shared] == ["cpu", "cuda:0"]
+
+
+def test_keys_are_found_in_the_environment(tmp_path, monkeypatch):
+    key = Key.generate()
+    key.save(tmp_path / "key")
+    monkeypatch.setenv("FASTRACK_KEY_FILE", str(tmp_path / "key"))
+    assert fastrack.to_device(fastrack.seal(np.arange(3), key), framework="numpy").tolist() == [0, 1, 2]
+
+
+def test_a_tensor_goes_both_ways():
+    key = Key.generate()
+    tensor = torch.randn(10, 10).to(torch.float8_e4m3fn)
+    back = fastrack.to_device(fastrack.to_host(tensor, key=key), keys=key)
+    assert torch.equal(back.view(torch.uint8), tensor.view(torch.uint8))
+
+
+def test_another_kind_of_device_is_refused():
+    with pytest.raises(DeviceError, match="no such device"):
+        fastrack.to_device(np.arange(3), "tpu")
+
+
+class Array:
+    """What is looked at of an array of CuPy."""
+
+    class device:  # noqa: N801
+        id = 1
+
+
+def test_a_tensor_leaves_the_device_it_is_on(monkeypatch):
+    assert fastrack.shared._device_of(np.arange(3)) == "cpu"
+    assert fastrack.shared._device_of(torch.arange(3)) == "cpu"
+    monkeypatch.setattr(fastrack.arrays, "framework_of", lambda array: "cupy")
+    assert fastrack.shared._device_of(Array()) == "cuda:1"
+
+
+def test_synchronizing_opens_no_channel(shared):
+    fastrack.synchronize()
+    fastrack.synchronize("cuda:7")
+    assert not shared
+
+
+def test_synchronizing_waits_for_one_device_and_tells_what_failed_there(shared):
+    key = Key.generate()
+    sealed = tampered(fastrack.seal(np.arange(3), key, name="x"), -1)
+    fastrack.to_device(sealed, "cuda:0", keys=key, non_blocking=True)
+    fastrack.synchronize("cpu")
+    with pytest.raises(AuthenticationError, match="'x', chunk 0"):
+        fastrack.synchronize("cuda")
+    fastrack.synchronize("cuda:0")
+    assert [device for device, _ in shared] == ["cuda:0"]
+
+
+def test_synchronizing_with_another_kind_of_device_is_refused():
+    with pytest.raises(DeviceError, match="no such device"):
+        fastrack.synchronize("tpu")

@@ -1,0 +1,211 @@
+"""Slabs: how messages and gathers are cut into them, and what fills them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import fastrack
+from fastrack import Key, cobblestone
+from fastrack.aead import Pieces, engine
+from fastrack.cobblestone import CHUNK, STRIDE, MessageKey
+from fastrack.rows import plan_rows
+from fastrack.sources import PlainSource, RowSource, SealedSource, Sizes, gathers_of, slabs_of
+
+
+@st.composite
+def sizes(draw, least=1):
+    limit = draw(st.integers(least, 40))
+    return Sizes(draw(st.integers(1, limit)) * CHUNK, limit * CHUNK)
+
+
+# Whole messages.
+
+
+@settings(deadline=None)
+@given(st.integers(0, 200), st.sampled_from([0, 1, CHUNK - 1]), st.none() | sizes())
+def test_slabs_are_the_message_in_order(chunks, rest, sizes):
+    nbytes = chunks * CHUNK + rest
+    slabs = list(slabs_of(nbytes, sizes))
+    start = sealed = 0
+    for slab in slabs:
+        assert (slab.start, slab.first * STRIDE) == (start, sealed)
+        assert slab.start == slab.first * CHUNK
+        assert slab.pieces is None
+        start, sealed = slab.stop, sealed + slab.sealed
+    assert (start, sealed) == (nbytes, cobblestone.raw_size(nbytes))
+    if sizes is None:
+        assert len(slabs) == 1
+    else:
+        assert all(slab.sealed <= cobblestone.raw_size(sizes.limit) for slab in slabs)
+        assert all(slab.stop > slab.start for slab in slabs) or nbytes == 0
+
+
+def test_slabs_double_up_to_the_limit():
+    slabs = slabs_of(20 * CHUNK + 5, Sizes(CHUNK, 6 * CHUNK))
+    assert [(slab.stop - slab.start) / CHUNK for slab in slabs] == pytest.approx([1, 2, 4, 6, 6, 1], abs=0.001)
+
+
+def test_a_lead_as_large_as_the_limit_makes_them_all_alike():
+    slabs = slabs_of(10 * CHUNK, Sizes(4 * CHUNK, 4 * CHUNK))
+    assert [slab.stop - slab.start for slab in slabs] == [4 * CHUNK, 4 * CHUNK, 2 * CHUNK]
+
+
+# Gathers.
+
+
+def entries(pieces):
+    """A plan as (chunk, offset, target, length), in its order."""
+    numbers = np.repeat(pieces.chunks, np.diff(pieces.starts))
+    return np.column_stack([numbers, pieces.table])
+
+
+def check_gathers(pieces, nbytes, sizes):
+    slabs = list(gathers_of(pieces, nbytes, sizes))
+    last = nbytes // CHUNK
+    for slab, size in zip(slabs, sizes, strict=False):
+        part = slab.pieces
+        count = part.chunks.size
+        assert count > 0
+        assert (slab.first, slab.start, slab.stop) == (0, 0, nbytes)
+        assert (np.diff(part.chunks) > 0).all()
+        assert slab.sealed == sum(
+            cobblestone.raw_size(nbytes) - last * STRIDE if chunk == last else STRIDE for chunk in part.chunks.tolist()
+        )
+        assert (part.starts[0], part.starts[-1], part.starts.size) == (0, len(part.table), count + 1)
+        assert (np.diff(part.starts) > 0).all()
+        assert all(
+            array.dtype == np.int64 and array.flags.c_contiguous for array in (part.chunks, part.starts, part.table)
+        )
+        plan = 8 * (count + count + 1 + 3 * len(part.table))
+        taken = slab.sealed + -slab.sealed % 16 + plan
+        assert taken <= cobblestone.raw_size(max(size, 2 * CHUNK)) <= cobblestone.raw_size(sizes.limit)
+    found = np.concatenate([entries(slab.pieces) for slab in slabs]) if slabs else np.empty((0, 4), np.int64)
+    assert np.array_equal(found, entries(pieces))
+    return slabs
+
+
+@st.composite
+def plans(draw):
+    """Any plan whose chunks ascend, for a message of some size; with few pieces a chunk, or with many."""
+    count = draw(st.integers(1, 100))
+    nbytes = (count - 1) * CHUNK + draw(st.integers(1, CHUNK - 1))
+    chunks = draw(st.sets(st.integers(0, count - 1)).map(sorted))
+    most = st.sampled_from([1, 3, 600, 700, 5000])
+    counts = [draw(st.integers(1, draw(most))) for _ in chunks]
+    starts = np.cumsum([0, *counts])
+    table = np.arange(3 * starts[-1]).reshape(-1, 3)
+    return Pieces(np.array(chunks, np.int64), starts.astype(np.int64), table.astype(np.int64)), nbytes
+
+
+@settings(deadline=None, max_examples=200)
+@given(plans(), sizes(least=2))
+def test_gathers_are_the_plan_in_order_and_fit_into_a_slot(plan, sizes):
+    check_gathers(*plan, sizes)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 3000), st.lists(st.integers(0, 2**20), max_size=200), sizes(least=2))
+@example(1, [0] * 200, Sizes(CHUNK, 2 * CHUNK))
+def test_gathers_of_rows_are_their_plan_in_order_and_fit_into_a_slot(width, rows, sizes):
+    count = max(1, 300_000 // width)
+    plan = plan_rows(np.array(rows, np.int64) % count, (count, width), count * width)
+    check_gathers(plan.pieces(), count * width, sizes)
+
+
+@pytest.mark.parametrize("spare", [-1, 0, 1])
+def test_a_chunk_is_split_exactly_where_it_does_not_fit(spare):
+    # A slot for two chunks holds one, its number, its two starts, and 683 pieces.
+    assert cobblestone.raw_size(2 * CHUNK) - STRIDE - 8 * 3 == 24 * 683
+    pieces = Pieces(np.array([4]), np.array([0, 683 + spare]), np.zeros((683 + spare, 3), np.int64))
+    slabs = check_gathers(pieces, 5 * CHUNK, Sizes(CHUNK, 2 * CHUNK))
+    assert [len(slab.pieces.table) for slab in slabs] == ([683, 1] if spare == 1 else [683 + spare])
+
+
+def test_a_plan_starts_at_a_multiple_of_sixteen_bytes_behind_a_short_chunk():
+    pieces = Pieces(np.array([5]), np.array([0, 1364]), np.zeros((1364, 3), np.int64))
+    slabs = check_gathers(pieces, 5 * CHUNK + 33, Sizes(CHUNK, 2 * CHUNK))
+    assert [len(slab.pieces.table) for slab in slabs] == [1363, 1]
+
+
+def test_what_is_left_of_a_split_chunk_shares_a_slab_with_those_that_follow():
+    pieces = Pieces(np.array([1, 2, 5]), np.array([0, 2000, 2001, 2002]), np.zeros((2002, 3), np.int64))
+    slabs = check_gathers(pieces, 6 * CHUNK, Sizes(4 * CHUNK, 4 * CHUNK))
+    assert [slab.pieces.chunks.tolist() for slab in slabs] == [[1], [2, 5]]
+    slabs = check_gathers(pieces, 6 * CHUNK, Sizes(2 * CHUNK, 4 * CHUNK))
+    assert [slab.pieces.chunks.tolist() for slab in slabs] == [[1], [1, 2], [5]]
+
+
+def test_a_gather_of_nothing_has_no_slab():
+    nothing = Pieces(np.empty(0, np.int64), np.zeros(1, np.int64), np.empty((0, 3), np.int64))
+    assert not list(gathers_of(nothing, 100, Sizes(CHUNK, 2 * CHUNK)))
+
+
+# What fills them.
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return np.random.default_rng(0).integers(0, 256, 20 * CHUNK + 5, dtype=np.uint8)
+
+
+@pytest.fixture(scope="module")
+def sealed(plain):
+    return fastrack.seal(plain, Key.generate())
+
+
+@pytest.fixture
+def slot():
+    return np.zeros(cobblestone.raw_size(4 * CHUNK), np.uint8)
+
+
+STAGED = Sizes(CHUNK, 4 * CHUNK)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_sealed_tensor_is_copied_as_it_is(sealed, slot, threads):
+    source = SealedSource(sealed, threads)
+    filled = []
+    for slab in source.slabs(STAGED):
+        staged = source.fill(slab, slot)
+        assert np.shares_memory(staged, slot)
+        filled.append(staged.copy())
+    assert np.array_equal(np.concatenate(filled), sealed.chunks)
+
+
+def test_a_sealed_tensor_that_is_not_staged_is_not_copied(sealed):
+    for source in (SealedSource(sealed, 1), RowSource(sealed[:5], 1)):
+        (slab,) = source.slabs(None)
+        found = source.fill(slab, None)
+        assert found.ctypes.data == sealed.chunks.ctypes.data
+        assert found.size == slab.sealed == sealed.chunks.size
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_chunks_of_rows_lie_side_by_side(sealed, slot, threads):
+    rows = [0, 3 * CHUNK, 3 * CHUNK + 1, 9 * CHUNK, 10 * CHUNK, 11 * CHUNK, 20 * CHUNK + 4]
+    source = RowSource(sealed[rows], threads)
+    seen = []
+    for slab in source.slabs(STAGED):
+        staged = source.fill(slab, slot)
+        for place, number in enumerate(slab.pieces.chunks.tolist()):
+            here = staged[place * STRIDE :][:STRIDE]
+            assert np.array_equal(here, sealed.chunks[number * STRIDE :][:STRIDE])
+            seen.append(number)
+    assert seen == [0, 3, 9, 10, 11, 20]
+
+
+def test_a_plain_tensor_is_sealed_on_the_way(plain, slot):
+    key = MessageKey.raw(bytes(32), bytes(12))
+    source = PlainSource(plain, key, engine())
+    opener = engine().prepare(key)
+    opened = np.zeros_like(plain)
+    for slab in source.slabs(STAGED):
+        staged = source.fill(slab, slot)
+        assert engine().open_run(opener, staged, opened[slab.start : slab.stop], slab.first) is None
+    assert np.array_equal(opened, plain)
+    source.finish()
+    with pytest.raises(fastrack.ClosedError):
+        source.fill(next(slabs_of(plain.size, STAGED)), slot)

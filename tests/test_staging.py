@@ -1,0 +1,183 @@
+"""Transfers to a device that has everything staged and works later: slots, overlap, and what goes wrong meanwhile."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from helpers import staged as staged_helper
+from helpers.staged import Gate, fail_at, staged_channel
+from helpers.tampering import tampered
+
+import fastrack
+import fastrack.packing
+from fastrack import AuthenticationError, DeviceError, Key
+
+CHUNK = 16384
+
+
+@pytest.fixture(scope="module")
+def key():
+    return Key.generate()
+
+
+def data(size, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
+
+
+@pytest.fixture
+def staged(key):
+    with staged_channel(keys=key, threads=2) as channel:
+        yield channel
+
+
+def falling(method):
+    """The same, followed by a failure of the device."""
+
+    def fall(*arguments):
+        method(*arguments)
+        raise DeviceError("the device fell off the bus")
+
+    return fall
+
+
+def no_memory(*_):
+    raise MemoryError("no memory")
+
+
+def test_starts_with_a_small_slab_and_doubles_it(staged):
+    sizes = []
+    staged._device.meddle = lambda kind, slab: slab and sizes.append((slab.stop - slab.start) // CHUNK)
+    staged.to_device(data(13 * CHUNK))
+    assert sizes == [1, 2, 4, 4, 2]
+
+
+def test_takes_no_more_slots_than_the_ring_has(staged, key):
+    plain = data(100 * CHUNK)
+    for _ in range(3):
+        assert np.array_equal(staged.to_device(plain), plain)
+        assert np.array_equal(fastrack.unseal(staged.to_host(plain), key, framework="numpy"), plain)
+    assert 1 <= len(staged._device.made) <= 3
+
+
+def test_hands_over_a_slab_while_another_is_worked_on(staged, key):
+    plain, gate = data(20 * CHUNK), Gate("seal")
+    staged._device.meddle = gate
+    with ThreadPoolExecutor(1) as pool:
+        sealing = pool.submit(staged.to_host, plain)
+        while len(staged._device.made) < 3:
+            assert not sealing.done()
+        gate.open()
+        assert np.array_equal(fastrack.unseal(sealing.result(60), key, framework="numpy"), plain)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_with_a_short_ring_threads_do_not_wait_for_one_another_forever(monkeypatch, key, depth):
+    monkeypatch.setattr(fastrack.channel, "_DEPTH", depth)
+    plain = data(15 * CHUNK)
+
+    def work(number):
+        if number % 2:
+            return np.array_equal(channel.to_device(plain), plain)
+        return np.array_equal(fastrack.unseal(channel.to_host(plain), key, framework="numpy"), plain)
+
+    with staged_channel(keys=key) as channel, ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(work, range(64))) == [True] * 64
+        assert len(channel._device.made) <= depth
+
+
+@pytest.mark.parametrize("first", [0, 1, 7, 15], ids=["first", "second", "later", "last"])
+def test_a_device_that_fails_is_reported_and_nothing_is_handed_out(staged, key, first):
+    plain, out = data(17 * CHUNK), np.full(17 * CHUNK, 7, np.uint8)
+    staged._device.meddle = fail_at("open", first)
+    with pytest.raises(DeviceError, match="fell off"):
+        staged.to_device(fastrack.seal(plain, key), out=out)
+    assert not out.any()
+    staged._device.meddle = fail_at("seal", first)
+    with pytest.raises(DeviceError, match="fell off"):
+        staged.to_host(plain)
+    assert np.array_equal(staged.to_device(plain, out=out), plain)
+    assert all(work._schedule.wiped for work in staged._device.begun)
+
+
+def test_the_error_of_one_transfer_is_not_anothers(staged, key):
+    plain = data(17 * CHUNK)
+    good, bad = fastrack.seal(plain, key), tampered(fastrack.seal(plain, key), 56 + 5 * 16400)
+
+    def work(number):
+        if number % 2:
+            with pytest.raises(AuthenticationError) as caught:
+                staged.to_device(bad)
+            return caught.value.chunk == 5
+        return np.array_equal(staged.to_device(good, framework="numpy"), plain)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(work, range(32))) == [True] * 32
+
+
+def test_a_fault_on_the_host_waits_for_the_device(staged, key, monkeypatch):
+    original = fastrack.sources.SealedSource.fill
+
+    def fill(source, slab, place):
+        if slab.first == 7:
+            raise MemoryError("no memory")
+        return original(source, slab, place)
+
+    monkeypatch.setattr(fastrack.sources.SealedSource, "fill", fill)
+    staged._device.meddle = lambda kind, slab: time.sleep(0.01)
+    out = np.full(17 * CHUNK, 7, np.uint8)
+    with pytest.raises(MemoryError):
+        staged.to_device(fastrack.seal(data(17 * CHUNK), key), out=out)
+    assert not out.any()
+    (work,) = staged._device.begun
+    assert work.done()
+    assert work._schedule.wiped
+
+
+def test_the_first_of_two_errors_is_told(staged, key, monkeypatch):
+    monkeypatch.setattr(fastrack.sources.SealedSource, "fill", no_memory)
+    for name in ("end", "verdict"):
+        monkeypatch.setattr(staged_helper.StagedWork, name, falling(getattr(staged_helper.StagedWork, name)))
+    monkeypatch.setattr(staged._device, "clear", falling(staged._device.clear))
+    with pytest.raises(MemoryError):
+        staged.to_device(fastrack.seal(data(100), key))
+
+
+def test_a_device_that_fails_at_the_end_is_waited_for(staged, monkeypatch):
+    staged._device.meddle = lambda kind, slab: time.sleep(0.01)
+    monkeypatch.setattr(staged_helper.StagedWork, "end", falling(staged_helper.StagedWork.end))
+    out = np.full(100, 7, np.uint8)
+    with pytest.raises(DeviceError):
+        staged.to_device(data(100), out=out)
+    assert staged._device.begun[0].done()
+    assert not out.any()
+
+
+def test_slots_come_back_when_a_slab_cannot_be_landed(staged, key, monkeypatch):
+    plain = data(17 * CHUNK)
+    with monkeypatch.context() as patch:
+        patch.setattr(fastrack.packing, "copy", falling(fastrack.packing.copy))
+        with pytest.raises(DeviceError):
+            staged.to_host(plain)
+    assert np.array_equal(fastrack.unseal(staged.to_host(plain), key, framework="numpy"), plain)
+    assert len(staged._device.made) == len(staged._ring._returned)
+
+
+def test_a_key_is_wiped_whether_or_not_the_device_takes_it(staged, monkeypatch):
+    seen = []
+    original = staged._device.begin
+
+    def begin(message_key, memory):
+        seen.append(message_key)
+        if len(seen) > 1:
+            raise DeviceError("no room for a key")
+        return original(message_key, memory)
+
+    monkeypatch.setattr(staged._device, "begin", begin)
+    staged.to_device(data(100))
+    for refused in (staged.to_host, staged.to_device):
+        with pytest.raises(DeviceError):
+            refused(data(100))
+    assert [repr(message_key) for message_key in seen] == ["<MessageKey wiped>"] * 3
