@@ -20,6 +20,7 @@ __all__ = [
     "default_framework",
     "describe",
     "empty_bytes",
+    "flat_torch",
     "framework_of",
     "from_bytes",
     "installed",
@@ -87,7 +88,7 @@ def bytes_of(array: Any, *, writable: bool = False) -> Bytes:
         If it is to be written and is not contiguous or is read-only.
     """
     if framework_of(array) == "torch":
-        array = _torch_bytes(array, writable=writable)
+        array = flat_torch(array, "cpu", writable=writable).numpy()
     if not isinstance(array, np.ndarray):
         message = f"expected an array in host memory, not {type(array).__name__}; move it to the host first"
         raise TypeError(message)
@@ -146,19 +147,14 @@ def from_bytes(memory: Bytes, dtype: str, shape: Sequence[int], framework: Frame
     raise TypeError(message)
 
 
-def _torch_words(tensor: Any) -> Any:
-    """A tensor's elements as integers of the same size, in NumPy and in their places."""
+def flat_torch(tensor: Any, device: str, *, writable: bool = False) -> Any:
+    """The bytes of a torch tensor on that device, as a tensor of `uint8` (nbytes,) there. Else as `bytes_of`."""
     import torch
 
-    words = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    return tensor.detach().view(words).numpy()
-
-
-def _torch_bytes(tensor: Any, *, writable: bool) -> Any:
-    import torch
-
-    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
-        message = f"expected a dense tensor in host memory, not one on {tensor.device} ({tensor.layout})"
+    here = "cpu" if tensor.device.type == "cpu" else str(tensor.device)
+    if here != device or tensor.layout != torch.strided:
+        place = "in host memory" if device == "cpu" else f"on {device}"
+        message = f"expected a dense tensor {place}, not one on {tensor.device} ({tensor.layout})"
         raise TypeError(message)
     if writable and (not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg()):
         message = "a tensor to be filled must be contiguous, and no view that conjugates or negates; fill a fresh one"
@@ -169,4 +165,12 @@ def _torch_bytes(tensor: Any, *, writable: bool) -> Any:
         torch.autograd.graph.increment_version(tensor)  # what autograd saved of it is no longer what it holds
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
     # A contiguous tensor of one row may keep a stride that `view` refuses.
-    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy()
+    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)
+
+
+def _torch_words(tensor: Any) -> Any:
+    """A tensor's elements as integers of the same size, in NumPy and in their places."""
+    import torch
+
+    words = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    return tensor.detach().view(words).numpy()

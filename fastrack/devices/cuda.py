@@ -1,0 +1,332 @@
+"""An NVIDIA GPU: slabs are copied there as they are, and authenticated and decrypted by kernels, chunk by chunk.
+
+The order of things on the device is kept by events alone. For a message that is opened::
+
+    the caller's stream    started ─┐                                                          ┌─ goes on
+    uploads                key ─┐   │   slab 0 ─┐  slab 1 ─┐                                   │
+    kernels                     └───┴ prepare   └ open 0   └ open 1   wipe key, verdict ── finished
+
+A slab's host memory is free when it was `copied`, and its memory on the device when it was `used`. A message that is
+sealed goes the other way: kernel, `used`, download, `copied`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from fastrack import arrays
+from fastrack.aead import Bytes, Pieces
+from fastrack.aead.base import check_pieces, chunks_between
+from fastrack.arrays import Framework
+from fastrack.cobblestone import CHUNK, NONCE, STRIDE, TAG, MessageKey, raw_size
+from fastrack.devices.base import Slab, Slot
+from fastrack.devices.cuda_memory import UNKNOWN, Controls, CudaSlot, align
+from fastrack.devices.driver import Driver, View
+from fastrack.devices.pipeline import Pipeline
+from fastrack.errors import DeviceError, FastrackError
+
+__all__ = ["CudaDevice"]
+
+SLAB = 8 << 20
+LEAD = 1 << 20
+BLOCKS = 2  # of a kernel that run on a multiprocessor at once
+
+_GOOD = 2**64 - 1  # the verdict on a message without a bad chunk
+
+
+class CudaDevice:
+    """`Device` on an NVIDIA GPU.
+
+    Parameters
+    ----------
+    driver : Driver
+        The GPU.
+    share : float
+        The share of its multiprocessors that kernels may take, above 0 and at most 1. The rest stays free for what else
+        runs there.
+
+    Raises
+    ------
+    ValueError
+        If there is no such share.
+    """
+
+    in_place = False
+    slab = SLAB
+    lead = LEAD
+
+    def __init__(self, driver: Driver, *, share: float = 1.0) -> None:
+        if not 0 < share <= 1:
+            raise ValueError(f"share= must be above 0 and at most 1, not {share}")
+        self.name = driver.name
+        self._pipeline = Pipeline(driver)
+        self._controls = Controls(driver)
+        self._blocks = max(1, int(share * driver.multiprocessors) * BLOCKS)
+
+    def framework(self, wanted: Framework | None, origin: Framework | None) -> Framework:
+        if wanted == "numpy":
+            raise DeviceError(
+                f"NumPy keeps no arrays on {self.name!r}; ask for framework='torch' or 'cupy', or another device"
+            )
+        if wanted is not None:
+            return wanted
+        if origin is None:
+            return "torch" if arrays.installed("torch") else "cupy"
+        return "cupy" if origin == "numpy" else origin
+
+    def empty(self, dtype: str, shape: Sequence[int], framework: Framework) -> Any:
+        self._pipeline.require_usable()
+        return self._pipeline.driver.empty(dtype, shape, framework)
+
+    def view(self, array: Any, *, writable: bool) -> View:
+        self._pipeline.require_usable()
+        return self._pipeline.driver.view(array, writable=writable)
+
+    def clear(self, memory: View) -> None:
+        self._pipeline.require_usable()
+        driver, kernels = self._pipeline.driver, self._pipeline.kernels
+        event = driver.event()
+        driver.record(event, memory.stream)
+        driver.wait(kernels, event)
+        if memory.nbytes:
+            driver.fill(memory.pointer, 0, memory.nbytes, kernels)
+        driver.record(event, kernels)
+        driver.synchronize(event)
+
+    def slot(self, size: int) -> CudaSlot:
+        self._pipeline.require_usable()
+        return CudaSlot(self._pipeline, size)
+
+    def begin(self, key: MessageKey, memory: View) -> CudaWork:
+        self._pipeline.require_usable()
+        return CudaWork(self._pipeline, self._controls, self._blocks, key, memory)
+
+    def close(self) -> None:
+        if not self._pipeline.forked and self._pipeline.close():
+            self._controls.wipe(self._pipeline)
+
+
+class CudaWork:
+    """`Work` whose slabs the copy thread puts on the device's streams.
+
+    What fails there is kept: later slabs are left out, slots come back all the same, and `verdict` tells.
+    """
+
+    def __init__(self, pipeline: Pipeline, controls: Controls, blocks: int, key: MessageKey, memory: View) -> None:
+        self._pipeline = pipeline
+        self._driver = pipeline.driver
+        self._blocks = blocks
+        self._pointer = memory.pointer
+        self._size = memory.nbytes
+        self._stream = memory.stream
+        self._array = memory.array
+        self._bits = 8 * (len(key.material) - NONCE)
+        self._error: BaseException | None = None
+        self._ended = False
+        self._finished = threading.Event()
+        self._reading = threading.Lock()
+        self._word = UNKNOWN
+        self._known = False
+        self._controls = controls
+        self._control = control = controls.take()
+        try:
+            control.put(key)
+            # The array may still be written to or read by what its owner started before.
+            self._driver.record(control.started, self._stream)
+            pipeline.submit(self._start)
+        except BaseException:
+            control.forget()
+            controls.give_back(control)
+            raise
+
+    def open(self, slab: Slab, sealed: Bytes, slot: Slot | None) -> None:
+        self._pipeline.require_usable()  # a forked child may not even write to the slot
+        self._require_good()
+        assert isinstance(slot, CudaSlot)
+        if slab.pieces is None:
+            count = self._require_run(slab, slot)
+            place = self._pointer + slab.start
+            arguments = [place, slab.first, count, slab.stop - slab.start]
+            self._submit(slot, partial(self._open, slot, slab.sealed, "open", count, arguments))
+            return
+        count = self._require_gather(slab, slab.pieces, slot)
+        *plan, end = self._write_plan(slab, slab.pieces, slot)
+        if count:
+            arguments = [self._pointer, *plan, count, slab.stop]
+            self._submit(slot, partial(self._open, slot, end, "gather", count, arguments))
+
+    def seal(self, slab: Slab, sealed: Bytes, slot: Slot | None) -> None:
+        self._require_good()
+        assert isinstance(slot, CudaSlot)
+        count = self._require_run(slab, slot)
+        source = self._pointer + slab.start
+        arguments = [source, slot.twin, slab.first, count, slab.stop - slab.start]
+        self._submit(slot, partial(self._seal, slot, slab.sealed, count, arguments))
+
+    def end(self) -> None:
+        if self._ended or self._pipeline.forked:
+            return
+        self._ended = True
+        try:
+            self._pipeline.submit(self._finish)
+        except FastrackError as error:  # closed or given up; closing wipes what is left
+            self._error = self._error or error
+            return
+        # To wait for an event is to wait for what was recorded by then: so `finished` must have been recorded.
+        self._finished.wait()
+        try:  # even after a failure: a slab from before it may be under way, and the array's memory free soon
+            self._driver.wait(self._stream, self._control.finished)
+        except DeviceError as error:
+            self.fail(error)
+        self._array = None
+
+    def done(self) -> bool:
+        if self._error is not None or self._known or self._pipeline.forked:
+            return True
+        try:
+            return self._driver.done(self._control.finished)
+        except DeviceError:  # `verdict` will find out, and tell
+            return True
+
+    def verdict(self) -> int | None:
+        if self._pipeline.forked:
+            self._pipeline.require_usable()
+        assert self._ended
+        with self._reading:  # or the control would come back twice, and serve two messages at once
+            if self._error is None and not self._known:
+                try:
+                    self._driver.synchronize(self._control.finished)
+                    self._word, self._known = self._control.word, True
+                    self._controls.give_back(self._control)
+                except DeviceError as error:
+                    self.fail(error)
+        self._require_good()
+        return None if self._word == _GOOD else self._word
+
+    def fail(self, error: BaseException) -> None:
+        """Wait until the device leaves alone what it was given, and keep what went wrong."""
+        self._pipeline.settle()
+        self._error = self._error or error
+
+    def __del__(self) -> None:
+        # One that nobody asked for its verdict. `finished` tells when its control may be used again.
+        if getattr(self, "_ended", False) and not self._known:
+            self._controls.give_back(self._control)
+
+    # What the copy thread does.
+
+    def _start(self) -> None:
+        driver, control, pipeline = self._driver, self._control, self._pipeline
+        try:
+            driver.wait(pipeline.kernels, control.started)
+            driver.upload(control.material, control.key, pipeline.uploads)
+            driver.record(control.sent, pipeline.uploads)
+            driver.wait(pipeline.kernels, control.sent)
+            driver.fill(control.verdict, 0xFF, control.answer.size, pipeline.kernels)
+            driver.launch(f"prepare_{self._bits}", 1, [control.material, control.state], pipeline.kernels)
+            driver.synchronize(control.sent)
+        except Exception as error:  # noqa: BLE001 - told by `verdict`
+            self.fail(error)
+        finally:
+            control.forget()
+
+    def _open(self, slot: CudaSlot, size: int, kernel: str, count: int, arguments: Sequence[int]) -> None:
+        driver, control, pipeline = self._driver, self._control, self._pipeline
+        arguments = [control.state, slot.twin, *arguments, control.verdict]
+        try:
+            if self._error is None:
+                driver.wait(pipeline.uploads, slot.used)
+                driver.upload(slot.twin, slot.memory[:size], pipeline.uploads)
+                driver.record(slot.copied, pipeline.uploads)
+                driver.wait(pipeline.kernels, slot.copied)
+                driver.launch(f"{kernel}_{self._bits}", min(count, self._blocks), arguments, pipeline.kernels)
+                driver.record(slot.used, pipeline.kernels)
+        except Exception as error:  # noqa: BLE001 - told by `verdict`
+            self.fail(error)
+        finally:
+            slot.release()
+
+    def _seal(self, slot: CudaSlot, size: int, count: int, arguments: Sequence[int]) -> None:
+        driver, pipeline = self._driver, self._pipeline
+        arguments = [self._control.state, *arguments]
+        try:
+            if self._error is None:
+                # The twin is free: whoever has the slot has waited for its last copy, and kernels follow each other.
+                driver.launch(f"seal_{self._bits}", min(count, self._blocks), arguments, pipeline.kernels)
+                driver.record(slot.used, pipeline.kernels)
+                driver.wait(pipeline.downloads, slot.used)
+                driver.download(slot.memory[:size], slot.twin, pipeline.downloads)
+                driver.record(slot.copied, pipeline.downloads)
+        except Exception as error:  # noqa: BLE001 - told by `verdict`
+            self.fail(error)
+        finally:
+            slot.release()
+
+    def _finish(self) -> None:
+        driver, control, kernels = self._driver, self._control, self._pipeline.kernels
+        try:
+            if self._error is None:
+                driver.download(control.answer, control.verdict, kernels)
+            control.clear(driver, kernels)
+            driver.record(control.finished, kernels)
+        except Exception as error:  # noqa: BLE001 - told by `verdict`
+            self.fail(error)
+            self._wipe_again()
+        finally:
+            self._finished.set()
+
+    def _wipe_again(self) -> None:
+        """Wipe the key after something else failed, if the device still can."""
+        try:
+            self._control.clear(self._driver, self._pipeline.kernels)
+            self._pipeline.settle()
+        except Exception as error:  # noqa: BLE001 - told by `verdict`
+            self._error = self._error or error
+
+    # What the caller's thread does.
+
+    def _submit(self, slot: CudaSlot, job: partial[None]) -> None:
+        slot.lend(self.fail)
+        try:
+            self._pipeline.submit(job)
+        except BaseException:
+            slot.release()
+            raise
+
+    def _require_good(self) -> None:
+        if self._error is not None:
+            raise DeviceError(f"{self._driver.name} failed: {self._error}") from self._error
+
+    def _require_run(self, slab: Slab, slot: CudaSlot) -> int:
+        """Count the chunks of a slab that lies within its message and its slot. The kernels rely on this check."""
+        count = chunks_between(slab.sealed, slab.stop - slab.start, slab.first)
+        if slab.start != slab.first * CHUNK or not slab.stop <= self._size or not slab.sealed <= slot.memory.size:
+            raise ValueError(f"a slab reaches outside its message or its slot: {slab}")
+        return count
+
+    def _require_gather(self, slab: Slab, pieces: Pieces, slot: CudaSlot) -> int:
+        """Count the chunks of a gather that reaches for nothing it may not. The kernels rely on this check."""
+        check_pieces(pieces, raw_size(slab.stop), slab.stop, self._size)
+        count = pieces.chunks.size
+        ends = np.arange(count) * STRIDE + np.minimum(slab.stop - pieces.chunks * CHUNK, CHUNK) + TAG
+        if (count and ends.max() > slab.sealed) or align(slab.sealed) + _plan_size(pieces) > slot.memory.size:
+            raise ValueError("a gather does not fit into its slot, with its plan behind its chunks")
+        return count
+
+    def _write_plan(self, slab: Slab, pieces: Pieces, slot: CudaSlot) -> list[int]:
+        """Put the plan behind the chunks, to go with them. Where its parts will be on the device, and its end here."""
+        places, start = [], align(slab.sealed)
+        for part in (pieces.chunks, pieces.starts, pieces.table):
+            places.append(slot.twin + start)
+            slot.memory[start : start + part.nbytes].view(np.int64)[:] = part.reshape(-1)
+            start += part.nbytes
+        return [*places, start]
+
+
+def _plan_size(pieces: Pieces) -> int:
+    return pieces.chunks.nbytes + pieces.starts.nbytes + pieces.table.nbytes

@@ -1,0 +1,168 @@
+"""A CUDA device over a driver made for tests, some slots, and a loop that is as plain as can be."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from fastrack.aead import Pieces, engine
+from fastrack.cobblestone import CHUNK, STRIDE, MessageKey, raw_size, run_size, runs
+from fastrack.devices import Slab
+from fastrack.devices.cuda import CudaDevice
+from helpers.fake_cuda import FakeDriver
+
+PLAN = 4096  # bytes of a slot that are left for the plan of a gather
+
+
+class Message:
+    """A message, its key, and what it says."""
+
+    def __init__(self, nbytes, bits=256, seed=0):
+        random = np.random.default_rng((nbytes, bits, seed))
+        self.secret = random.bytes(bits // 8)
+        self.nonce = random.bytes(12)
+        self.plain = random.integers(0, 256, nbytes, np.uint8)
+        self.sealed = np.empty(raw_size(nbytes), np.uint8)
+        host = engine("openssl")
+        host.seal_run(host.prepare(self.key()), self.plain, self.sealed, 0)
+
+    def key(self):
+        return MessageKey.raw(self.secret, self.nonce)
+
+    def spoilt(self, *chunks):
+        """The same with the last byte of these chunks' tags changed, and zeros in their places of what it says."""
+        self.sealed, self.plain = self.sealed.copy(), self.plain.copy()
+        for chunk in chunks:
+            self.sealed[min(STRIDE * (chunk + 1), self.sealed.size) - 1] ^= 1
+            self.plain[CHUNK * chunk : CHUNK * (chunk + 1)] = 0
+        return self
+
+
+class Rig:
+    def __init__(self, mode="lazy", seed=0, *, slots=2, chunks=2, share=1.0, multiprocessors=4):
+        self.driver = FakeDriver(mode, seed, multiprocessors)
+        self.device = CudaDevice(self.driver, share=share)
+        self.chunks = chunks
+        self.slots = [self.device.slot(chunks * STRIDE + 16 + PLAN) for _ in range(slots)]
+        self._turn = 0
+
+    def take(self):
+        slot = self.slots[self._turn % len(self.slots)]
+        self._turn += 1
+        slot.wait()
+        return slot
+
+    def begin(self, message, array, *, writable=True):
+        key = message.key()
+        try:
+            return self.device.begin(key, self.device.view(array, writable=writable))
+        finally:
+            key.wipe()
+
+    def open(self, message, array):
+        """Open a message into an array, and end the work."""
+        return self._ended(self.begin(message, array), self._open_slabs, message)
+
+    def gather(self, message, pieces, array):
+        return self._ended(self.begin(message, array), self._gather_slabs, message, pieces)
+
+    def seal(self, message, array):
+        """Seal an array as the message says. Gives the work and the sealed bytes."""
+        out = np.zeros(message.sealed.size, np.uint8)
+        return self._ended(self.begin(message, array, writable=False), self._seal_slabs, message, out), out
+
+    def array(self, nbytes):
+        return self.driver.empty("U8", (nbytes,), "cupy")
+
+    def beside(self):
+        """Another one on the same device, with slots of its own."""
+        other = object.__new__(Rig)
+        other.__dict__.update(self.__dict__, slots=[self.device.slot(slot.memory.size) for slot in self.slots])
+        return other
+
+    def leave(self):
+        while self.slots:
+            self.slots.pop().wipe()
+        self.device.close()
+
+    def close(self, arrays=None):
+        """End all, and find nothing wrong, and nothing left but so many arrays if that is to be known."""
+        self.leave()
+        self.driver.stop()
+        del self.device
+        assert self.driver.violations == []
+        assert arrays is None or self.driver.left() == arrays
+
+    def slabs(self, message):
+        size = message.plain.size
+        for first, extent in runs(size, self.chunks * CHUNK):
+            yield Slab(first, first * CHUNK, first * CHUNK + extent, run_size(first, extent, size))
+
+    def _ended(self, work, use, *arguments):
+        try:
+            use(work, *arguments)
+        finally:
+            work.end()
+        return work
+
+    def _open_slabs(self, work, message):
+        for slab in self.slabs(message):
+            slot = self.take()
+            slot.memory[: slab.sealed] = message.sealed[STRIDE * slab.first :][: slab.sealed]
+            work.open(slab, slot.memory[: slab.sealed], slot)
+
+    def _gather_slabs(self, work, message, pieces):
+        size = message.plain.size
+        for slab in cut(pieces, size, self.chunks):
+            slot = self.take()
+            parts = [message.sealed[STRIDE * chunk :][:STRIDE] for chunk in slab.pieces.chunks]
+            slot.memory[: slab.sealed] = np.concatenate(parts)
+            work.open(slab, slot.memory[: slab.sealed], slot)
+
+    def _seal_slabs(self, work, message, out):
+        flight = []
+
+        def land():
+            slab, slot = flight.pop(0)
+            slot.wait()
+            out[STRIDE * slab.first :][: slab.sealed] = slot.memory[: slab.sealed]
+
+        for slab in self.slabs(message):
+            if len(flight) == len(self.slots):
+                land()
+            slot = self.take()
+            work.seal(slab, slot.memory[: slab.sealed], slot)
+            flight.append((slab, slot))
+        while flight:
+            land()
+
+
+def cut(pieces, nbytes, limit):
+    """Slabs of a gather, of so many chunks."""
+    sizes = np.minimum(raw_size(nbytes) - pieces.chunks * STRIDE, STRIDE)
+    for start in range(0, pieces.chunks.size, limit):
+        stop = min(start + limit, pieces.chunks.size)
+        bounds = pieces.starts[start : stop + 1]
+        part = Pieces(pieces.chunks[start:stop], bounds - bounds[0], pieces.table[bounds[0] : bounds[-1]])
+        yield Slab(0, 0, nbytes, int(sizes[start:stop].sum()), part)
+
+
+def within(seconds, action):
+    """What `action` returns or raises, if it does in time."""
+    outcome = []
+
+    def run():
+        try:
+            outcome.append((True, action()))
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            outcome.append((False, error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert outcome, f"nothing happened for {seconds} seconds"
+    good, result = outcome[0]
+    if not good:
+        raise result
+    return result

@@ -1,0 +1,370 @@
+"""A CUDA device made of host memory, for tests, which does what it is asked as late, and in as odd an order, as it may.
+
+Streams are queues. `lazy` runs an operation only when somebody asks whether another one is done, and picks the stream
+by a seed: whatever order events leave open is taken at some seed. `threads` gives each stream a thread and random
+delays. `serial` runs everything in the calling thread at once, as confidential mode does. What no program may do is
+kept in `violations`.
+"""
+
+from __future__ import annotations
+
+import bisect
+import gc
+import os
+import random
+import sys
+import threading
+import time
+import types
+import weakref
+from collections import Counter, deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from fastrack import dtypes
+from fastrack.devices.driver import View
+from fastrack.errors import DeviceError
+from helpers.fake_kernels import STATE, run_kernel
+
+MODES = ("lazy", "threads", "serial")
+_POISON = 0xA5
+_PATIENCE = 20
+
+
+class FakeDriver:
+    """`Driver`, and what tests ask of it besides."""
+
+    def __init__(self, mode="lazy", seed=0, multiprocessors=4):
+        self.name = "cuda:0"
+        self.multiprocessors = multiprocessors
+        self.state = STATE
+        self.mode = mode
+        self.violations = []
+        self.launches = []
+        self.calls = Counter()
+        self.failed = None  # the operation that failed as it was told to
+        self.flips = {}  # number of an upload: the byte of it that the bus turns over
+        self.space = Space(self.violations)
+        self._random = random.Random(seed)
+        self._streams = []
+        self._hosts = []
+        self._changed = threading.Condition(threading.RLock())
+        self._fail_at = None
+        self._since = 0
+        self._sticky = False
+        self._stopped = False
+        self._process = os.getpid()
+        self.user = self._new_stream()
+
+    # Memory, streams and events.
+
+    def host(self, size):
+        self._enter("host")
+        block = np.full(size, _POISON, np.uint8)
+        self._hosts.append(weakref.ref(block))
+        return block
+
+    def memory(self, size):
+        self._enter("memory")
+        return FakeMemory(self.space, size)
+
+    def stream(self, *, urgent):
+        self._enter("stream")
+        return self._new_stream()
+
+    def event(self):
+        self._enter("event")
+        return FakeEvent()
+
+    # What is put on streams.
+
+    def upload(self, pointer, source, stream):
+        number = self._enter("upload")
+        held = _Held(self.violations, source, "uploaded")
+
+        def run():
+            place = self.space.at(pointer, held.size)
+            place[:] = held.checked()
+            if number in self.flips:
+                place[self.flips[number] % held.size] ^= 1
+
+        self._put(stream, run)
+
+    def download(self, target, pointer, stream):
+        self._enter("download")
+        held = _Held(self.violations, target, "downloaded to")
+
+        def run():
+            held.checked()[:] = self.space.at(pointer, held.size)
+
+        self._put(stream, run)
+
+    def fill(self, pointer, value, size, stream):
+        self._enter("fill")
+        self._put(stream, lambda: self.space.at(pointer, size).fill(value))
+
+    def launch(self, kernel, blocks, arguments, stream):
+        self._enter("launch")
+        self.launches.append((kernel, blocks, tuple(arguments)))
+        if blocks < 1 or not all(isinstance(argument, int) and argument >= 0 for argument in arguments):
+            self.violations.append(f"launched {kernel} with {blocks} blocks and {arguments}")
+        self._put(stream, lambda: run_kernel(self.space, self.violations, kernel, arguments))
+
+    def record(self, event, stream):
+        self._enter("record")
+        with self._changed:
+            event.mark = mark = _Mark()
+            self._put(stream, mark.set)
+
+    def wait(self, stream, event):
+        self._enter("wait")
+        with self._changed:
+            if event.mark is not None:
+                self._put(stream, lambda: None, event.mark)
+
+    def done(self, event):
+        self._enter("done")
+        with self._changed:
+            if self.mode == "lazy":
+                for _ in range(self._random.randrange(3)):
+                    self._step()
+            return event.mark is None or event.mark.happened
+
+    def synchronize(self, event):
+        self._enter("synchronize")
+        with self._changed:
+            if event.mark is not None:
+                self._run_until(lambda mark=event.mark: mark.happened)
+
+    # Arrays.
+
+    def empty(self, dtype, shape, framework):
+        self._enter("empty")
+        return FakeArray(self, dtypes.to_numpy(dtype), shape)
+
+    def view(self, array, *, writable):
+        self._enter("view")
+        if not isinstance(array, FakeArray):
+            raise TypeError(f"expected an array on {self.name}, not {type(array).__name__}")
+        return View(array.pointer, array.nbytes, array.stream, array)
+
+    # What tests ask.
+
+    def fail_at(self, number, *, sticky=False):
+        """Let the call of that number from now on fail, the first being 1; all after it too if `sticky`."""
+        self._fail_at, self._since, self._sticky, self.failed = number, 0, sticky, None
+
+    def array(self, content):
+        array = FakeArray(self, content.dtype, content.shape)
+        self.space.at(array.pointer, array.nbytes)[:] = np.ascontiguousarray(content).reshape(-1).view(np.uint8)
+        return array
+
+    def later(self, action, stream=None):
+        """Put something on the caller's stream."""
+        self._put(stream or self.user, action)
+
+    def read(self, array):
+        """What a kernel of the caller would find there, put on the caller's stream now."""
+        found = []
+        self.later(lambda: found.append(self.space.at(array.pointer, array.nbytes).copy()), array.stream)
+        with self._changed:
+            self._run_until(lambda: found)
+        return found[0].view(array.dtype).reshape(array.shape)
+
+    def finish(self):
+        with self._changed:
+            self._run_until(lambda: not any(stream.ops for stream in self._streams))
+
+    def stop(self):
+        self.finish()
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        for stream in self._streams:
+            if stream.thread is not None:
+                stream.thread.join(_PATIENCE)
+
+    def holds(self, secret):
+        """Whether these bytes are anywhere on the device or in page-locked memory."""
+        return any(bytes(secret) in block.tobytes() for block in [*self.space.blocks.values(), *self.hosts()])
+
+    def hosts(self):
+        return [block for ref in self._hosts if (block := ref()) is not None]
+
+    def left(self):
+        """How many pieces of memory were not given back."""
+        gc.collect()
+        return len(self.space.blocks) + len(self.hosts())
+
+    # How it works.
+
+    def _enter(self, operation):
+        with self._changed:
+            assert os.getpid() == self._process, f"{operation} in a forked child"
+            self.calls[operation] += 1
+            self._since += 1
+            if self._fail_at is not None and (
+                self._since == self._fail_at or (self._sticky and self._since > self._fail_at)
+            ):
+                self.failed = operation
+                raise DeviceError(f"injected into {operation}")
+            return self.calls[operation]
+
+    def _new_stream(self):
+        stream = _Stream(weight=self._random.choice([1, 8, 64]))
+        self._streams.append(stream)
+        if self.mode == "threads":
+            stream.thread = threading.Thread(target=self._serve, args=(stream,), daemon=True)
+            stream.thread.start()
+        return stream
+
+    def _put(self, stream, run, after=None):
+        with self._changed:
+            stream.ops.append(_Operation(run, after))
+            if self.mode == "serial":
+                self._run_until(lambda: not stream.ops)
+            self._changed.notify_all()
+
+    def _run_until(self, reached):
+        if self.mode == "threads":
+            if not self._changed.wait_for(reached, _PATIENCE):
+                self.violations.append("waited for what never happens")
+            return
+        while not reached():
+            if not self._step():
+                self.violations.append("waited for what never happens")
+                return
+
+    def _step(self):
+        ready = [stream for stream in self._streams if stream.ops and stream.ops[0].ready]
+        if not ready:
+            return False
+        (stream,) = self._random.choices(ready, [stream.weight for stream in ready])
+        self._run(stream.ops.popleft())
+        return True
+
+    def _serve(self, stream):
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopped or (stream.ops and stream.ops[0].ready))
+                if self._stopped:
+                    return
+            time.sleep(self._random.choice([0, 0, 0.0005]))
+            self._run(stream.ops[0])
+            with self._changed:
+                stream.ops.popleft()
+                self._changed.notify_all()
+
+    def _run(self, operation):
+        try:
+            operation.run()
+        except Exception as error:  # noqa: BLE001 - a plan that is not there yet may be anything
+            self.violations.append(f"{type(error).__name__}: {error}")
+
+
+class Space:
+    """Addresses of the device. What is read or written must lie in one piece of memory that is still there."""
+
+    def __init__(self, violations):
+        self.blocks = {}
+        self._violations = violations
+        self._next = 0x7F00_0000_0000
+        self._lock = threading.Lock()
+
+    def allocate(self, size):
+        with self._lock:
+            base = self._next
+            self._next += -(-(size + 4096) // 256) * 256
+            self.blocks[base] = np.full(size, _POISON, np.uint8)
+        return base
+
+    def at(self, pointer, size):
+        if not size:
+            return np.empty(0, np.uint8)
+        with self._lock:
+            bases = sorted(self.blocks)
+            place = bisect.bisect_right(bases, pointer) - 1
+            block = self.blocks[bases[place]] if place >= 0 else np.empty(0, np.uint8)
+            start = pointer - bases[place] if place >= 0 else 0
+        assert start + size <= block.size, f"{size} bytes at {pointer:#x} are not memory of the device"
+        return block[start : start + size]
+
+
+class FakeMemory:
+    def __init__(self, space, size):
+        self._space = space
+        self.pointer = space.allocate(size)
+
+    def __del__(self):
+        self._space.blocks.pop(self.pointer, None)
+
+
+class FakeArray:
+    """What the module `cupy` of these tests keeps arrays in."""
+
+    def __init__(self, driver, dtype, shape, stream=None):
+        self.dtype = np.dtype(dtype)
+        self.shape = tuple(shape)
+        self.nbytes = self.dtype.itemsize * int(np.prod(self.shape))
+        self.stream = stream or driver.user
+        self._memory = FakeMemory(driver.space, self.nbytes + 1)  # at an odd address, as a slice of another may be
+        self.pointer = self._memory.pointer + 1
+
+
+class FakeEvent:
+    mark = None
+
+
+class _Mark:
+    happened = False
+
+    def set(self):
+        self.happened = True
+
+
+class _Stream:
+    def __init__(self, weight):
+        self.weight = weight
+        self.ops = deque()
+        self.thread = None
+
+
+@dataclass
+class _Operation:
+    run: object
+    after: _Mark | None
+
+    @property
+    def ready(self):
+        return self.after is None or self.after.happened
+
+
+class _Held:
+    """Host memory that a copy will use, which must stay there, and as it is, until then."""
+
+    def __init__(self, violations, memory, what):
+        root = memory
+        while isinstance(root.base, np.ndarray):
+            root = root.base
+        self.size = memory.size
+        self._root = weakref.ref(root)
+        self._start = memory.ctypes.data - root.ctypes.data
+        self._before = memory.tobytes()
+        self._violations = violations
+        self._what = what
+
+    def checked(self):
+        root = self._root()
+        assert root is not None, f"page-locked memory was given back while it was {self._what}"
+        memory = root[self._start : self._start + self.size]
+        if memory.tobytes() != self._before:
+            self._violations.append(f"page-locked memory was written to while it was {self._what}")
+        return memory
+
+
+def install(monkeypatch):
+    """Have arrays of this device taken for CuPy's."""
+    module = types.ModuleType("cupy")
+    module.ndarray = FakeArray
+    monkeypatch.setitem(sys.modules, "cupy", module)

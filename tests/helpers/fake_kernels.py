@@ -1,0 +1,73 @@
+"""What the kernels do, by pyca: for a device that is made of host memory."""
+
+from __future__ import annotations
+
+import numpy as np
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from fastrack.cobblestone import CHUNK, STRIDE, TAG, chunk_nonce
+
+STATE = 8704
+_MAGIC = b"prepared"
+
+
+def run_kernel(space, violations, kernel, arguments):
+    name, bits = kernel.split("_")
+    aligned = {"prepare": [1], "open": [0, 1, 6], "seal": [0, 2], "gather": [0, 1, 3, 4, 5, 8]}[name]
+    if any(arguments[place] % (8 if place >= 3 else 16) for place in aligned):
+        violations.append(f"{kernel} takes aligned addresses, not {[hex(argument) for argument in arguments]}")
+    {"prepare": _prepare, "open": _open, "seal": _seal, "gather": _gather}[name](space, int(bits) // 8, *arguments)
+
+
+def _prepare(space, size, material, state):
+    place = space.at(state, STATE)
+    place[:] = 0x5A
+    place[:8] = np.frombuffer(_MAGIC, np.uint8)
+    place[8 : 8 + size + 12] = space.at(material, size + 12)
+
+
+def _key(space, size, state):
+    """Whatever is there, as a key: before `prepare` or after the wipe it fits nothing."""
+    place = space.at(state, STATE).tobytes()
+    return AESGCM(place[8 : 8 + size]), place[8 + size : 20 + size]
+
+
+def _open(space, key_size, state, sealed, target, first, count, size, verdict):
+    key, nonce = _key(space, key_size, state)
+    for index in range(count):
+        length = min(CHUNK, size - CHUNK * index)
+        plain = _open_chunk(space, key, nonce, first + index, sealed + STRIDE * index, length, verdict)
+        space.at(target + CHUNK * index, length)[:] = plain
+
+
+def _gather(space, key_size, state, sealed, target, chunks, starts, table, count, total, verdict):
+    key, nonce = _key(space, key_size, state)
+    numbers = space.at(chunks, 8 * count).view(np.int64)
+    bounds = space.at(starts, 8 * (count + 1)).view(np.int64)
+    rows = space.at(table, 24 * int(bounds[-1])).view(np.int64).reshape(-1, 3)
+    for index, number in enumerate(numbers.tolist()):
+        length = min(CHUNK, total - CHUNK * number)
+        plain = _open_chunk(space, key, nonce, number, sealed + STRIDE * index, length, verdict)
+        for offset, place, extent in rows[bounds[index] : bounds[index + 1]].tolist():
+            space.at(target + place, extent)[:] = plain[offset : offset + extent]
+
+
+def _seal(space, key_size, state, source, sealed, first, count, size):
+    key, nonce = _key(space, key_size, state)
+    for index in range(count):
+        length = min(CHUNK, size - CHUNK * index)
+        plain = space.at(source + CHUNK * index, length).tobytes()
+        whole = key.encrypt(chunk_nonce(nonce, first + index), plain, None)
+        space.at(sealed + STRIDE * index, length + TAG)[:] = np.frombuffer(whole, np.uint8)
+
+
+def _open_chunk(space, key, nonce, number, place, length, verdict):
+    assert 0 <= length <= CHUNK, f"chunk {number} is none of this message"
+    try:
+        plain = key.decrypt(chunk_nonce(nonce, number), space.at(place, length + TAG).tobytes(), None)
+    except InvalidTag:
+        word = space.at(verdict, 8).view(np.uint64)
+        word[0] = min(int(word[0]), number)
+        plain = bytes(length)
+    return np.frombuffer(plain, np.uint8)

@@ -1,0 +1,380 @@
+"""The CUDA device opens, seals and gathers as it should, whatever order events leave open."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from helpers import fake_cuda
+from helpers.cuda_rig import Message, Rig, within
+from helpers.fake_cuda import MODES
+
+from fastrack import DeviceError, arrays
+from fastrack.aead import Pieces
+from fastrack.cobblestone import CHUNK
+from fastrack.devices import Slab
+from fastrack.devices.cuda import CudaDevice
+from fastrack.rows import plan_rows
+
+SIZES = [0, 1, 16, CHUNK - 1, CHUNK, CHUNK + 1, 4 * CHUNK, 9 * CHUNK + 77]
+SEEDS = range(50)
+LONG = Message(9 * CHUNK + 77)
+OTHER = Message(7 * CHUNK + 5, seed=1)
+
+
+def pieces_of(message, rows, row=1000):
+    count = message.plain.size // row
+    plan = plan_rows(np.asarray(rows), (count, row), count * row)
+    expected = message.plain[: count * row].reshape(count, row)[rows].reshape(-1)
+    return plan.pieces(), expected
+
+
+@pytest.fixture(autouse=True)
+def _cupy(monkeypatch):
+    fake_cuda.install(monkeypatch)
+
+
+# What comes out.
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("bits", [128, 256])
+@pytest.mark.parametrize("size", SIZES)
+def test_a_message_is_opened(size, bits, mode):
+    message = Message(size, bits)
+    rig = Rig(mode)
+    array = rig.array(size)
+    assert rig.open(message, array).verdict() is None
+    assert np.array_equal(rig.driver.read(array), message.plain)
+    assert not rig.driver.holds(message.secret)
+    rig.close(arrays=1)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("bits", [128, 256])
+@pytest.mark.parametrize("size", SIZES)
+def test_a_message_is_sealed(size, bits, mode):
+    message = Message(size, bits)
+    rig = Rig(mode)
+    work, sealed = rig.seal(message, rig.driver.array(message.plain))
+    assert work.verdict() is None
+    assert np.array_equal(sealed, message.sealed)
+    assert not rig.driver.holds(message.secret)
+    rig.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("bits", [128, 256])
+def test_rows_are_gathered(bits, mode):
+    message = Message(9 * CHUNK + 77, bits)
+    rig = Rig(mode)
+    pieces, expected = pieces_of(message, [140, 0, 3, 17, 99, 100, 16, 3])
+    array = rig.array(expected.size)
+    assert rig.gather(message, pieces, array).verdict() is None
+    assert np.array_equal(rig.driver.read(array), expected)
+    rig.close()
+
+
+def test_the_short_last_chunk_is_gathered():
+    rig = Rig()
+    size = LONG.plain.size
+    pieces = Pieces(np.array([2, 9]), np.array([0, 1, 2]), np.array([[5, 70, 10], [7, 0, 70]]))
+    array = rig.array(80)
+    assert rig.gather(LONG, pieces, array).verdict() is None
+    expected = np.concatenate([LONG.plain[size - 70 :], LONG.plain[2 * CHUNK + 5 :][:10]])
+    assert np.array_equal(rig.driver.read(array), expected)
+
+
+def test_a_gather_of_nothing_asks_for_nothing():
+    rig = Rig()
+    work = rig.begin(LONG, rig.array(0))
+    none = np.empty(0, np.int64)
+    slot = rig.take()
+    work.open(
+        Slab(0, 0, LONG.plain.size, 0, Pieces(none, np.zeros(1, np.int64), none.reshape(0, 3))), slot.memory, slot
+    )
+    work.end()
+    assert work.verdict() is None
+    assert [name for name, *_ in rig.driver.launches] == ["prepare_256"]
+
+
+# Order.
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_opening_keeps_its_order(seed):
+    rig = Rig(seed=seed)
+    array = rig.array(LONG.plain.size)
+    before, after = [], []
+    memory = rig.driver.space.at(array.pointer, array.nbytes)
+    rig.driver.later(lambda: before.append(memory.copy()))
+    work = rig.open(LONG, array)
+    rig.driver.later(lambda: after.append(memory.copy()))
+    rig.driver.finish()
+    assert (before[0] == 0xA5).all(), "the array was written to while its owner was still at work on it"
+    assert np.array_equal(after[0], LONG.plain), "the caller's stream went on before the result was there"
+    assert work.done()
+    assert work.verdict() is None
+    assert not rig.driver.holds(LONG.secret)
+    rig.close()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_sealing_keeps_its_order(seed):
+    rig = Rig(seed=seed)
+    array = rig.array(LONG.plain.size)
+    memory = rig.driver.space.at(array.pointer, array.nbytes)
+    rig.driver.later(lambda: np.copyto(memory, LONG.plain))
+    work = rig.begin(LONG, array, writable=False)
+    out = np.zeros(LONG.sealed.size, np.uint8)
+    for slab in list(rig.slabs(LONG)):
+        slot = rig.take()
+        work.seal(slab, slot.memory[: slab.sealed], slot)
+        if slab.stop == LONG.plain.size:  # the last one is under way when the work ends
+            work.end()
+            rig.driver.later(lambda: memory.fill(0))
+        slot.wait()
+        out[slab.first * 16400 :][: slab.sealed] = slot.memory[: slab.sealed]
+    assert np.array_equal(out, LONG.sealed)
+    assert work.verdict() is None
+    rig.close()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_gathering_keeps_its_order(seed):
+    rig = Rig(seed=seed)
+    pieces, expected = pieces_of(LONG, list(range(0, 147, 5)))
+    array = rig.array(expected.size)
+    work = rig.gather(LONG, pieces, array)
+    found = rig.driver.read(array)
+    assert np.array_equal(found, expected)
+    assert work.verdict() is None
+    rig.close()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_messages_in_both_directions_share_slots_and_controls(seed):
+    rig = Rig(seed=seed)
+    first, second, third = rig.array(LONG.plain.size), rig.driver.array(OTHER.plain), rig.array(OTHER.plain.size)
+    opened = rig.open(LONG, first)
+    sealed, bytes_ = rig.seal(OTHER, second)
+    again = rig.open(OTHER, third)
+    for work in (again, sealed, opened):
+        assert work.verdict() is None
+    assert np.array_equal(bytes_, OTHER.sealed)
+    assert np.array_equal(rig.driver.read(first), LONG.plain)
+    assert np.array_equal(rig.driver.read(third), OTHER.plain)
+    last = rig.array(LONG.plain.size)
+    assert rig.open(LONG, last).verdict() is None
+    assert np.array_equal(rig.driver.read(last), LONG.plain)
+    assert not rig.driver.holds(LONG.secret)
+    assert not rig.driver.holds(OTHER.secret)
+    rig.close()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_clearing_waits_for_the_owner_and_is_done_when_it_returns(seed):
+    rig = Rig(seed=seed)
+    array = rig.array(100)
+    memory = rig.driver.space.at(array.pointer, array.nbytes)
+    rig.driver.later(lambda: memory.fill(7))
+    rig.device.clear(rig.device.view(array, writable=True))
+    assert not memory.any()
+    rig.driver.finish()
+    assert not memory.any()
+
+
+def test_clearing_nothing_is_no_error():
+    rig = Rig()
+    rig.device.clear(rig.device.view(rig.array(0), writable=True))
+    assert rig.driver.violations == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_messages_whose_verdict_nobody_asks_for_leave_nothing(mode):
+    rig = Rig(mode)
+    results = []
+    for _ in range(12):
+        results.append(rig.array(OTHER.plain.size))
+        rig.open(OTHER, results[-1])
+    for array in results:
+        assert np.array_equal(rig.driver.read(array), OTHER.plain)
+    rig.driver.finish()
+    assert not rig.driver.holds(OTHER.secret)
+    rig.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_threads_share_a_device(mode):
+    rig = Rig(mode)
+    messages = [Message((3 + n) * CHUNK + n, seed=n) for n in range(4)]
+    rigs = [rig.beside() for _ in messages]
+    failures = []
+
+    def transfer(own, message):
+        try:
+            for _ in range(4):
+                array = own.array(message.plain.size)
+                work = own.open(message, array)
+                assert work.verdict() is None
+                assert np.array_equal(own.driver.read(array), message.plain)
+                work, sealed = own.seal(message, array)
+                assert work.verdict() is None
+                assert np.array_equal(sealed, message.sealed)
+        except BaseException as error:  # noqa: BLE001 - told below
+            failures.append(error)
+
+    threads = [threading.Thread(target=transfer, args=pair, daemon=True) for pair in zip(rigs, messages, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    assert failures == []
+    rigs.clear()
+    rig.close()
+
+
+# Chunks that are not what was sealed.
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("chunks", [(0,), (9,), (4, 3), (8, 5, 9)])
+def test_a_wrong_tag_gives_zeros_and_the_number_of_the_first(chunks, mode):
+    message = Message(9 * CHUNK + 77).spoilt(*chunks)
+    rig = Rig(mode)
+    array = rig.array(message.plain.size)
+    work = rig.open(message, array)
+    assert work.verdict() == min(chunks)
+    assert work.verdict() == min(chunks)
+    assert np.array_equal(rig.driver.read(array), message.plain)
+    assert rig.open(LONG, array).verdict() is None
+    assert np.array_equal(rig.driver.read(array), LONG.plain)
+
+
+def test_a_wrong_tag_of_a_gather_gives_zeros_and_its_number():
+    message = Message(9 * CHUNK + 77).spoilt(6, 9)
+    rig = Rig()
+    pieces, expected = pieces_of(message, list(range(0, 147, 5)))
+    array = rig.array(expected.size)
+    assert rig.gather(message, pieces, array).verdict() == 6
+    assert np.array_equal(rig.driver.read(array), expected)
+
+
+def test_the_tag_of_an_empty_message_is_checked():
+    rig = Rig()
+    message = Message(0).spoilt(0)
+    assert rig.open(message, rig.array(0)).verdict() == 0
+
+
+@pytest.mark.parametrize("place", [0, 16383, 16384, 16399, 16400, -1])
+def test_a_byte_that_is_turned_over_on_the_bus_is_noticed(place):
+    rig = Rig()
+    slab = list(rig.slabs(LONG))[1]
+    rig.driver.flips = {3: place}  # the first upload is the key's, the third the second slab's
+    array = rig.array(LONG.plain.size)
+    bad = slab.first + (place % slab.sealed) // 16400
+    assert rig.open(LONG, array).verdict() == bad
+    expected = LONG.plain.copy()
+    expected[bad * CHUNK : (bad + 1) * CHUNK] = 0
+    assert np.array_equal(rig.driver.read(array), expected)
+
+
+# What it is asked.
+
+
+@pytest.mark.parametrize(
+    ("share", "multiprocessors", "grids"),
+    [(1.0, 4, {8}), (0.5, 4, {4}), (0.25, 132, {16}), (0.01, 4, {1}), (1.0, 132, {16}), (1.0, 1, {2})],
+)
+def test_a_share_of_the_multiprocessors_bounds_the_grid(share, multiprocessors, grids):
+    message = Message(16 * CHUNK - 1)
+    rig = Rig(chunks=16, share=share, multiprocessors=multiprocessors)
+    rig.open(message, rig.array(message.plain.size)).verdict()
+    assert {blocks for name, blocks, _ in rig.driver.launches if name.startswith("open")} == grids
+    assert {blocks for name, blocks, _ in rig.driver.launches if name.startswith("prepare")} == {1}
+
+
+@pytest.mark.parametrize("share", [0, -1, 1.01, float("nan")])
+def test_a_share_is_above_0_and_at_most_1(share):
+    with pytest.raises(ValueError, match="share="):
+        CudaDevice(fake_cuda.FakeDriver(), share=share)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "origin", "framework"),
+    [("torch", "numpy", "torch"), ("cupy", "torch", "cupy"), (None, "torch", "torch"), (None, "cupy", "cupy"),
+     (None, "numpy", "cupy")],
+)  # fmt: skip
+def test_a_result_is_of_the_framework_that_came_in(wanted, origin, framework):
+    assert Rig().device.framework(wanted, origin) == framework
+
+
+@pytest.mark.parametrize(("torch", "framework"), [(True, "torch"), (False, "cupy")])
+def test_a_sealed_tensor_becomes_torchs_if_that_is_installed(torch, framework, monkeypatch):
+    monkeypatch.setattr(arrays, "installed", lambda name: torch)
+    assert Rig().device.framework(None, None) == framework
+
+
+def test_numpy_keeps_nothing_there():
+    with pytest.raises(DeviceError, match="framework='torch' or 'cupy'"):
+        Rig().device.framework("numpy", None)
+
+
+@pytest.mark.parametrize(
+    "slab",
+    [
+        Slab(0, 0, 3 * CHUNK, 3 * 16400),  # more than the slot holds
+        Slab(9, 9 * CHUNK, 9 * CHUNK + 78, 78 + 16),  # past the array
+        Slab(1, 0, 100, 116),  # at another chunk's place
+        Slab(0, 0, 100, 100),  # no tag
+        Slab(0, 0, 0, 0, Pieces(np.array([0]), np.array([0, 1]), np.array([[0, 0, 1]]))),  # past the message
+    ],
+)
+def test_what_reaches_outside_is_refused(slab):
+    rig = Rig()
+    work = rig.begin(LONG, rig.array(LONG.plain.size))
+    slot = rig.take()
+    for act in (work.open, work.seal) if slab.pieces is None else (work.open,):
+        with pytest.raises(ValueError, match=r"reaches outside|no run of chunks"):
+            act(slab, slot.memory[: slab.sealed], slot)
+    work.end()
+    assert work.verdict() is None
+
+
+@pytest.mark.parametrize(("sealed", "pieces"), [(16399, 1), (2 * 16400, 200)])
+def test_a_gather_that_does_not_fit_its_slot_is_refused(sealed, pieces):
+    rig = Rig()
+    work = rig.begin(LONG, rig.array(1000))
+    slot = rig.take()
+    table = np.array([[n, n, 1] for n in range(pieces)])
+    slab = Slab(0, 0, LONG.plain.size, sealed, Pieces(np.array([0]), np.array([0, pieces]), table))
+    with pytest.raises(ValueError, match="does not fit into its slot"):
+        work.open(slab, slot.memory[:sealed], slot)
+    work.end()
+
+
+def test_slabs_are_whole_chunks_and_begin_small():
+    assert CudaDevice.slab % CHUNK == 0
+    assert CudaDevice.lead % CHUNK == 0
+    assert not CudaDevice.in_place
+
+
+def test_a_copy_that_blocks_holds_up_nobody_but_the_copy_thread():
+    rig = Rig("serial")
+    gate = threading.Event()
+    uploads = rig.driver.upload
+    rig.driver.upload = lambda *arguments: (gate.wait(20), uploads(*arguments))
+    array = rig.array(100)
+    message = Message(100)
+    work = rig.begin(message, array)
+    slot = rig.take()
+    slot.memory[:116] = message.sealed
+    work.open(Slab(0, 0, 100, 116), slot.memory[:116], slot)
+    assert not slot.ready()
+    gate.set()
+    within(20, work.end)
+    assert work.verdict() is None
+    assert slot.ready()
+    assert np.array_equal(rig.driver.read(array), message.plain)

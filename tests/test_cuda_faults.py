@@ -1,0 +1,425 @@
+"""Whatever fails on a CUDA device: it is told, nothing waits for ever, no key stays, and the next transfer works."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+
+import numpy as np
+import pytest
+from helpers import fake_cuda
+from helpers.cuda_rig import Message, Rig, cut, within
+from helpers.fake_cuda import MODES
+from helpers.forking import in_forked_child
+
+from fastrack import ClosedError, DeviceError
+from fastrack.aead import Pieces
+from fastrack.cobblestone import CHUNK
+
+MESSAGE = Message(5 * CHUNK + 77)
+PIECES = Pieces(np.array([0, 2, 3, 5]), np.arange(5), np.array([[0, 50 * n, 50] for n in range(4)]))
+ROWS = np.concatenate([MESSAGE.plain[CHUNK * chunk :][:50] for chunk in PIECES.chunks])
+SECONDS = 60
+
+
+@pytest.fixture(autouse=True)
+def _cupy(monkeypatch):
+    fake_cuda.install(monkeypatch)
+
+
+def opened(rig):
+    array = rig.array(MESSAGE.plain.size)
+    assert rig.open(MESSAGE, array).verdict() is None
+    return np.array_equal(rig.driver.read(array), MESSAGE.plain)
+
+
+def sealed(rig):
+    work, out = rig.seal(MESSAGE, rig.driver.array(MESSAGE.plain))
+    assert work.verdict() is None
+    return np.array_equal(out, MESSAGE.sealed)
+
+
+def gathered(rig):
+    array = rig.array(ROWS.size)
+    assert rig.gather(MESSAGE, PIECES, array).verdict() is None
+    return np.array_equal(rig.driver.read(array), ROWS)
+
+
+def polled(rig):
+    """One whose caller asks whether it is done, and whether slots are ready, before it waits."""
+    array = rig.array(MESSAGE.plain.size)
+    work = rig.open(MESSAGE, array)
+    while not (work.done() and all(slot.ready() for slot in rig.slots)):
+        time.sleep(0)
+    assert work.verdict() is None
+    return np.array_equal(rig.driver.read(array), MESSAGE.plain)
+
+
+def cleared(rig):
+    array = rig.driver.array(MESSAGE.plain)
+    rig.device.clear(rig.device.view(array, writable=True))
+    return not rig.driver.read(array).any()
+
+
+def outcome(action):
+    """What an action gives, and the error if it failed as it should."""
+    try:
+        return within(SECONDS, action), None
+    except DeviceError as error:
+        return None, error
+
+
+ACTIONS = [opened, sealed, gathered, polled, cleared]
+
+
+# Calls that fail.
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("action", ACTIONS)
+def test_a_call_that_fails_is_told_and_leaves_nothing_behind(action, mode):
+    """The first one, the second, and so on, until none is left to fail."""
+    for number in range(1, 500):
+        rig = Rig(mode, seed=number)
+        driver = rig.driver
+        driver.fail_at(number)
+        good, error = outcome(lambda rig=rig: action(rig))
+        failed = driver.failed
+        driver.fail_at(None)
+        if error is None:
+            # A slot that nobody uses yet may fail to say that it is free: then the device is asked to settle, and does.
+            assert good, number
+            assert failed in {None, "synchronize", "done"}, number
+        else:
+            assert f"injected into {failed}" in str(error)
+            driver.finish()
+            assert not driver.holds(MESSAGE.secret), number
+        assert outcome(lambda rig=rig: opened(rig)) == (True, None), number
+        within(SECONDS, rig.close)
+        if failed is None:
+            assert number > 5
+            return
+    pytest.fail("there is no end to the calls")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("action", ACTIONS)
+def test_a_device_that_answers_no_more_is_given_up(action, mode):
+    for number in range(1, 5 if action is cleared else 60, 3):
+        rig = Rig(mode, seed=number)
+        rig.driver.fail_at(number, sticky=True)
+        while outcome(lambda rig=rig: action(rig)) == (True, None):
+            pass
+        for again in ACTIONS:
+            assert isinstance(outcome(lambda rig=rig, again=again: again(rig))[1], DeviceError)
+        within(SECONDS, rig.leave)
+        rig.driver.stop()
+        assert not any(MESSAGE.secret in block.tobytes() for block in rig.driver.hosts())
+
+
+def test_a_device_that_was_given_up_is_not_trusted_again():
+    rig = Rig("serial")
+    array = rig.array(MESSAGE.plain.size)
+    view = rig.device.view(array, writable=True)
+    work = rig.begin(MESSAGE, array)
+    slot = rig.take()
+    rig.driver.fail_at(1, sticky=True)
+    work.open(next(rig.slabs(MESSAGE)), slot.memory, slot)
+    work.end()
+    rig.driver.fail_at(None)
+    with pytest.raises(DeviceError, match="injected"):
+        work.verdict()
+    with pytest.raises(DeviceError, match="does not answer any more"):
+        rig.device.begin(MESSAGE.key(), view)
+
+
+def test_what_fails_while_a_device_is_closed_is_no_error():
+    for number in range(1, 100):
+        rig = Rig(seed=number)
+        work = rig.begin(MESSAGE, rig.array(MESSAGE.plain.size))  # never ended: its key is there to be wiped
+        rig.driver.fail_at(number)
+        within(SECONDS, rig.leave)
+        rig.driver.finish()
+        if rig.driver.failed is None:
+            assert not rig.driver.holds(MESSAGE.secret)
+            assert number > 5
+            return
+        del work
+    pytest.fail("there is no end to the calls")
+
+
+def test_slabs_after_a_failure_are_refused_and_the_next_message_is_not():
+    rig = Rig("serial")
+    array = rig.array(MESSAGE.plain.size)
+    work = rig.begin(MESSAGE, array)
+    (first, second, *_), slot = rig.slabs(MESSAGE), rig.take()
+    work.open(first, slot.memory, slot)
+    slot.wait()
+    rig.driver.fail_at(1)
+    work.open(second, slot.memory, slot)
+    slot.wait()
+    with pytest.raises(DeviceError, match=r"cuda:0 failed: injected"):
+        work.seal(second, slot.memory, slot)
+    with pytest.raises(DeviceError, match=r"cuda:0 failed: injected") as failure:
+        work.open(second, slot.memory, slot)
+    assert isinstance(failure.value.__cause__, DeviceError)
+    work.end()
+    assert work.done()
+    with pytest.raises(DeviceError, match="injected"):
+        work.verdict()
+    assert not rig.driver.holds(MESSAGE.secret)
+    assert opened(rig)
+
+
+def test_a_verdict_that_never_came_is_not_good():
+    rig = Rig()
+    rig.driver.download = lambda *_: None
+    work = rig.open(MESSAGE, rig.array(MESSAGE.plain.size))
+    assert work.verdict() == 0
+
+
+def test_a_kernel_that_never_ran_is_found_out(monkeypatch):
+    rig = Rig()
+    launch = rig.driver.launch
+
+    def lose_the_key(kernel, *arguments):
+        if not kernel.startswith("prepare"):
+            launch(kernel, *arguments)
+
+    monkeypatch.setattr(rig.driver, "launch", lose_the_key)
+    array = rig.array(MESSAGE.plain.size)
+    assert rig.open(MESSAGE, array).verdict() == 0
+    assert not rig.driver.read(array).any()
+
+
+# Keys.
+
+
+def test_the_key_is_there_while_it_is_needed_and_at_no_other_time():
+    rig = Rig("serial")
+    array = rig.array(MESSAGE.plain.size)
+    assert not rig.driver.holds(MESSAGE.secret)
+    work = rig.begin(MESSAGE, array)
+    slot = rig.take()
+    work.open(next(rig.slabs(MESSAGE)), slot.memory, slot)
+    slot.wait()
+    assert rig.driver.holds(MESSAGE.secret)  # or the search finds nothing
+    assert not any(MESSAGE.secret in block.tobytes() for block in rig.driver.hosts())
+    work.end()
+    assert not rig.driver.holds(MESSAGE.secret)
+
+
+def test_the_nonce_goes_with_the_key():
+    rig = Rig()
+    assert opened(rig)
+    assert not rig.driver.holds(MESSAGE.nonce)
+
+
+def test_a_key_is_not_looked_at_after_begin():
+    rig = Rig("lazy")
+    key = MESSAGE.key()
+    array = rig.array(MESSAGE.plain.size)
+    work = rig.device.begin(key, rig.device.view(array, writable=True))
+    key.wipe()
+    rig._open_slabs(work, MESSAGE)
+    work.end()
+    assert work.verdict() is None
+
+
+def test_slots_are_wiped_here_and_on_the_device():
+    rig = Rig()
+    assert opened(rig)
+    slot = rig.slots[0]
+    twin = rig.driver.space.at(slot.twin, slot.memory.size)
+    assert slot.memory.any()
+    assert twin.any()
+    slot.wipe()
+    assert not slot.memory.any()
+    assert not twin.any()
+
+
+def test_what_a_message_needs_is_used_again_whether_or_not_its_verdict_was_asked_for():
+    rig = Rig()
+    asked = rig.driver.calls["host"]
+    for turn in range(40):
+        work = rig.open(MESSAGE, rig.array(MESSAGE.plain.size))
+        rig.driver.finish()
+        if turn % 2:
+            assert work.verdict() is None
+    assert rig.driver.calls["host"] - asked <= 2
+
+
+def test_threads_that_ask_for_one_verdict_give_back_one_control():
+    rig = Rig("threads")
+    work = rig.open(MESSAGE, rig.array(MESSAGE.plain.size))
+    gate, verdicts = threading.Barrier(8), []
+
+    def ask():
+        gate.wait(SECONDS)
+        verdicts.append(work.verdict())
+
+    threads = [threading.Thread(target=ask, daemon=True) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+    assert verdicts == [None] * 8
+    assert len(rig.device._controls._returned) == 1
+
+
+def test_a_work_that_ended_does_not_hold_its_array():
+    rig = Rig()
+    array = rig.array(MESSAGE.plain.size)
+    there = weakref.ref(array)
+    work = rig.open(MESSAGE, array)
+    del array
+    gc.collect()
+    assert there() is None
+    work.end()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_slot_is_wiped_when_the_device_is_done_with_it(seed):
+    rig = Rig(seed=seed)
+    array = rig.array(MESSAGE.plain.size)
+    work = rig.open(MESSAGE, array)
+    slot = rig.slots[0]
+    slot.wipe()
+    assert np.array_equal(rig.driver.read(array), MESSAGE.plain)
+    assert work.verdict() is None
+    assert not slot.memory.any()
+    assert not rig.driver.space.at(slot.twin, slot.memory.size).any()
+    rig.close()
+
+
+# Closing.
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_closing_in_the_middle_wipes_the_key_and_stops_the_work(mode):
+    rig = Rig(mode)
+    device, array = rig.device, rig.array(MESSAGE.plain.size)
+    work = rig.begin(MESSAGE, array)
+    slot = rig.take()
+    slab = next(rig.slabs(MESSAGE))
+    work.open(slab, slot.memory, slot)
+    within(SECONDS, device.close)
+    assert not rig.driver.holds(MESSAGE.secret)
+    with pytest.raises(ClosedError):
+        work.open(slab, slot.memory, slot)
+    within(SECONDS, work.end)
+    with pytest.raises(DeviceError, match="closed"):
+        work.verdict()
+    device.close()
+    rig.close()
+
+
+def test_a_closed_device_does_nothing_more():
+    rig = Rig()
+    view = rig.device.view(rig.array(10), writable=True)
+    rig.device.close()
+    for use in (
+        lambda: rig.begin(MESSAGE, rig.array(10)),
+        lambda: rig.device.begin(MESSAGE.key(), view),
+        lambda: rig.device.slot(100),
+        lambda: rig.device.empty("U8", (1,), "cupy"),
+        lambda: rig.device.view(view.array, writable=True),
+        lambda: rig.device.clear(view),
+    ):
+        with pytest.raises(ClosedError, match="open another channel"):
+            use()
+
+
+def test_a_verdict_can_be_had_after_closing():
+    rig = Rig()
+    works = [rig.open(message, rig.array(MESSAGE.plain.size)) for message in (MESSAGE, Message(CHUNK).spoilt(0))]
+    rig.device.close()
+    assert [work.verdict() for work in works] == [None, 0]
+
+
+def test_the_copy_thread_ends_with_its_device():
+    before = set(threading.enumerate())
+    rigs = [Rig(), Rig()]
+    assert all(map(opened, rigs))
+    assert len(set(threading.enumerate()) - before) == 2
+    rigs[0].close()
+    del rigs[1:]
+    gc.collect()
+    deadline = time.monotonic() + 10
+    while set(threading.enumerate()) - before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not set(threading.enumerate()) - before
+
+
+def test_no_thread_is_started_before_there_is_work():
+    before = set(threading.enumerate())
+    Rig()
+    assert set(threading.enumerate()) == before
+
+
+# Forks.
+
+
+def test_a_forked_child_is_told_and_touches_nothing():
+    rig = Rig("serial")
+    array = rig.array(MESSAGE.plain.size)
+    view = rig.device.view(array, writable=True)
+    assert opened(rig)
+    work = rig.begin(MESSAGE, array)
+    slot = rig.take()
+    slab = next(rig.slabs(MESSAGE))
+    work.open(slab, slot.memory, slot)
+    slot.wait()
+    content = slot.memory.copy()
+
+    def child():
+        told = 0
+        for use in (
+            lambda: rig.device.begin(MESSAGE.key(), view),
+            lambda: rig.device.empty("U8", (1,), "cupy"),
+            lambda: rig.device.view(array, writable=True),
+            lambda: rig.device.clear(view),
+            lambda: rig.device.slot(10),
+            lambda: work.open(slab, slot.memory, slot),
+            lambda: work.open(next(cut(PIECES, MESSAGE.plain.size, 2)), slot.memory, slot),
+            lambda: work.seal(slab, slot.memory, slot),
+            work.verdict,
+        ):
+            try:
+                use()
+            except DeviceError as error:
+                told += "does not survive a fork" in str(error) and "'spawn' or 'forkserver'" in str(error)
+        work.end()
+        slot.wipe()
+        slot.wait()
+        rig.device.close()
+        return told, work.done(), slot.ready(), np.array_equal(slot.memory, content)
+
+    assert in_forked_child(child) == (9, True, True, True)
+    work.end()
+    assert work.verdict() == 0  # it was given what another message left in the slot
+    rig.close()
+
+
+def test_a_child_does_not_wait_for_a_thread_it_does_not_have():
+    rig = Rig("serial")
+    gate = threading.Event()
+    uploads = rig.driver.upload
+    rig.driver.upload = lambda *arguments: (gate.wait(SECONDS), uploads(*arguments))
+    work = rig.begin(MESSAGE, rig.array(MESSAGE.plain.size))
+    slot = rig.take()
+    work.open(next(rig.slabs(MESSAGE)), slot.memory, slot)
+
+    def child():
+        slot.wait()
+        work.end()
+        slot.wipe()
+        rig.device.close()
+        return slot.ready()
+
+    assert in_forked_child(child, seconds=20)
+    gate.set()
+    work.end()
+    rig.close()

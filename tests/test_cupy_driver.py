@@ -1,0 +1,362 @@
+"""The CUDA driver says what is missing, finds its kernels, and makes the calls it should: all that needs no GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers.forking import in_forked_child
+
+import fastrack
+from fastrack import DeviceError
+from fastrack.devices import kernels, open_device
+from fastrack.devices.cupy_driver import CupyDriver
+
+FOLDER = Path(fastrack.__file__).parent.parent / "kernels"
+
+
+class FakeError(RuntimeError):
+    def __init__(self, status):
+        self.status = status
+        super().__init__(f"cudaError {status}")
+
+
+class NoMemoryError(MemoryError):
+    pass
+
+
+class Runtime:
+    """`cupy.cuda.runtime` of a machine with two GPUs, that writes down what it is asked."""
+
+    CUDARuntimeError = FakeError
+
+    def __init__(self):
+        self.attributes = {75: 9, 76: 0, 16: 132}
+        self.count = 2
+        self.current = 0
+        self.calls = []
+        self.status = 0
+        self._kept = {}
+
+    def __getattr__(self, name):
+        def call(*arguments):
+            self.calls.append((name, self.current, *arguments))
+            return len(self.calls)
+
+        return call
+
+    def getDeviceCount(self):  # noqa: N802 - CUDA's name
+        if isinstance(self.count, Exception):
+            raise self.count
+        return self.count
+
+    def getDevice(self):  # noqa: N802
+        return self.current
+
+    def setDevice(self, index):  # noqa: N802
+        self.current = index
+
+    def deviceGetAttribute(self, number, index):  # noqa: N802
+        return self.attributes[number]
+
+    def hostAlloc(self, size, flags):  # noqa: N802
+        block = ctypes.create_string_buffer(size)
+        self._kept[ctypes.addressof(block)] = block
+        self.calls.append(("hostAlloc", self.current, size, flags))
+        return ctypes.addressof(block)
+
+    def eventQuery(self, event):  # noqa: N802
+        return self.status
+
+
+class Kernel:
+    def __init__(self, runtime, name):
+        self.kernel = self
+        self.runtime = runtime
+        self.name = name
+        self.max_dynamic_shared_size_bytes = None
+
+    def __call__(self, grid, block, arguments, *, shared_mem, stream):
+        assert shared_mem == self.max_dynamic_shared_size_bytes
+        self.runtime.calls.append((self.name, self.runtime.current, grid, block, arguments, shared_mem, stream.ptr))
+
+
+@pytest.fixture
+def runtime(monkeypatch):
+    """A machine with GPUs, and a CuPy that is no more than this file uses of it."""
+    runtime = Runtime()
+    cupy = types.ModuleType("cupy")
+    cupy.ndarray = type("ndarray", (), {})
+    cupy.cuda = types.SimpleNamespace(
+        runtime=runtime,
+        driver=types.SimpleNamespace(CUDADriverError=FakeError),
+        memory=types.SimpleNamespace(OutOfMemoryError=NoMemoryError),
+        get_current_stream=lambda: types.SimpleNamespace(ptr=7),
+    )
+
+    def module(*, code, options, backend):
+        runtime.compiled = (code, options, backend)
+        return types.SimpleNamespace(get_function=lambda name: Kernel(runtime, name))
+
+    cupy.RawModule = module
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    return runtime
+
+
+# What is missing.
+
+
+def test_without_cupy_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(DeviceError, match=r"(?s)needs CuPy.*fastrack\[cu13\].*fastrack\[cu12\].*use device='cpu'"):
+        open_device("cuda:0")
+    with pytest.raises(DeviceError, match="needs CuPy"):
+        fastrack.to_device(np.zeros(3), "cuda")
+
+
+@pytest.mark.parametrize(
+    ("count", "message"),
+    [
+        (FakeError(35), "no NVIDIA driver, or one too old.*use device='cpu'"),
+        (FakeError(100), "finds no GPU.*use device='cpu'"),
+        (FakeError(999), "cudaError 999.*use device='cpu'"),
+        (0, "finds no GPU.*use device='cpu'"),
+        (1, "no such device: 'cuda:3'; this machine has only cuda:0"),
+        (2, "no such device: 'cuda:3'; this machine has cuda:0 to cuda:1"),
+    ],
+)
+def test_a_gpu_that_is_not_there_is_said_so(runtime, count, message):
+    runtime.count = count
+    with pytest.raises(DeviceError, match=message):
+        open_device("cuda:3")
+
+
+@pytest.mark.parametrize(("major", "minor", "good"), [(7, 5, False), (8, 0, True), (9, 0, True), (12, 0, True)])
+def test_an_old_gpu_is_refused(runtime, major, minor, good):
+    runtime.attributes |= {75: major, 76: minor}
+    if good:
+        assert open_device("cuda:1").name == "cuda:1"
+    else:
+        with pytest.raises(DeviceError, match=r"compute capability 7\.5, and the kernels need 8\.0.*use device='cpu'"):
+            open_device("cuda:1")
+
+
+@pytest.mark.usefixtures("runtime")
+@pytest.mark.parametrize("error", [RuntimeError("libnvrtc.so is missing"), OSError("libnvrtc.so is missing")])
+def test_kernels_that_do_not_compile_are_said_so(monkeypatch, error):
+    def module(**_):
+        raise error
+
+    monkeypatch.setattr(sys.modules["cupy"], "RawModule", module)
+    with pytest.raises(DeviceError, match=r"(?s)kernels do not compile.*use device='cpu'.*libnvrtc.so is missing"):
+        open_device("cuda:0")
+
+
+@pytest.mark.usefixtures("runtime")
+def test_a_share_is_passed_on():
+    with pytest.raises(ValueError, match="share="):
+        open_device("cuda:0", share=2.0)
+    assert open_device("cuda:0", share=0.5).slab
+
+
+# The kernels' sources.
+
+
+def test_the_kernels_of_the_checkout_are_found_and_known():
+    found = kernels.find_kernels()
+    assert found.folder == FOLDER
+    assert found.threads == 512
+    assert found.state % 16 == 0
+    for kernel in kernels.KERNELS:
+        assert f"{kernel.partition('_')[0]}_" in found.code
+        assert 0 < found.shared(kernel) <= 99 * 1024  # what every GPU from 8.0 on gives a block
+    assert f"-I{FOLDER}" in found.options
+    assert f"-DFASTRACK_SOURCES={found.digest}" in found.options
+
+
+def test_the_kernels_of_an_installed_package_come_first(tmp_path, monkeypatch):
+    package = tmp_path / "fastrack"
+    for folder, threads in ((package / "kernels", 1), (tmp_path / "kernels", 2)):
+        folder.mkdir(parents=True)
+        (folder / "fastrack.cu").write_text(f"#define FASTRACK_THREADS {threads}\n")
+    monkeypatch.setattr(kernels, "files", lambda name: package)
+    assert kernels.find_kernels().threads == 1
+    (package / "kernels" / "fastrack.cu").unlink()
+    assert kernels.find_kernels().threads == 2
+    (tmp_path / "kernels" / "fastrack.cu").unlink()
+    with pytest.raises(DeviceError, match="install fastrack again"):
+        kernels.find_kernels()
+
+
+def test_a_header_that_changes_changes_the_digest(tmp_path):
+    main, header = tmp_path / "fastrack.cu", tmp_path / "aes.cuh"
+    main.write_text('#include "aes.cuh"\n')
+    digests = []
+    for content in ("", "// a", "// b"):
+        header.write_text(content)
+        digests.append(kernels.read_kernels(tmp_path).digest)
+    header.rename(tmp_path / "ghash.cuh")
+    digests.append(kernels.read_kernels(tmp_path).digest)
+    assert len(set(digests)) == 4
+
+
+def test_sources_that_lack_a_number_are_refused(tmp_path):
+    (tmp_path / "fastrack.cu").write_text("#define FASTRACK_THREADS 64 // not a plain line\n")
+    with pytest.raises(DeviceError, match="FASTRACK_THREADS"):
+        _ = kernels.read_kernels(tmp_path).threads
+
+
+# Calls.
+
+
+def test_calls_are_made_on_their_device_and_the_callers_is_put_back(runtime):
+    driver = CupyDriver(1)
+    assert runtime.compiled == ((FOLDER / "fastrack.cu").read_text(), kernels.find_kernels().options, "nvrtc")
+    assert (driver.name, driver.multiprocessors, driver.state) == ("cuda:1", 132, kernels.find_kernels().state)
+    stream, event, memory, host = driver.stream(urgent=True), driver.event(), driver.memory(64), driver.host(32)
+    slow = driver.stream(urgent=False)
+    del runtime.calls[:]
+    driver.upload(memory.pointer + 8, host[4:20], stream)
+    driver.download(host[:8], memory.pointer, stream)
+    driver.fill(memory.pointer, 255, 8, stream)
+    driver.launch("gather_256", 3, [1, 2], stream)
+    driver.record(event, stream)
+    driver.wait(slow, event)
+    driver.synchronize(event)
+    where = host.ctypes.data
+    assert runtime.calls == [
+        ("memcpyAsync", 1, memory.pointer + 8, where + 4, 16, 1, stream.ptr),
+        ("memcpyAsync", 1, where, memory.pointer, 8, 2, stream.ptr),
+        ("memsetAsync", 1, memory.pointer, 255, 8, stream.ptr),
+        ("gather_256", 1, (3,), (512,), (1, 2), kernels.find_kernels().shared("gather_256"), stream.ptr),
+        ("eventRecord", 1, event.ptr, stream.ptr),
+        ("streamWaitEvent", 1, slow.ptr, event.ptr),
+        ("eventSynchronize", 1, event.ptr),
+    ]
+    assert runtime.current == 0
+
+
+def test_streams_do_not_wait_for_the_default_one_and_differ_in_priority(runtime):
+    driver = CupyDriver(0)
+    del runtime.calls[:]
+    streams = driver.stream(urgent=True), driver.stream(urgent=False), driver.event()
+    assert [call[2:] for call in runtime.calls] == [(1, -5), (1, 0), (2,)]
+    assert len({handle.ptr for handle in streams}) == 3
+
+
+def test_what_is_dropped_is_given_back_once_and_not_by_a_child(runtime):
+    driver = CupyDriver(1)
+    things = [driver.stream(urgent=True), driver.event(), driver.memory(64), driver.host(32)[3:]]
+    pointers = [thing.ptr for thing in things[:3]] + [things[3].ctypes.data - 3]
+    del runtime.calls[:]
+
+    def child():
+        things.clear()
+        gc.collect()
+        return runtime.calls
+
+    assert in_forked_child(child) == []
+    things.clear()
+    gc.collect()
+    names = ["streamDestroy", "eventDestroy", "free", "freeHost"]
+    assert sorted(runtime.calls) == sorted(zip(names, [1] * 4, pointers, strict=True))
+    assert runtime.current == 0
+
+
+def test_page_locked_memory_is_of_the_size_that_was_asked_for(runtime):
+    host = CupyDriver(0).host(16401)
+    assert (host.size, host.dtype, host.flags.writeable) == (16401, np.uint8, True)
+    assert ("hostAlloc", 0, 16401, 1) in runtime.calls
+
+
+@pytest.mark.parametrize(("status", "done"), [(0, True), (600, False)])
+def test_an_event_happened_or_not(runtime, status, done):
+    driver = CupyDriver(0)
+    runtime.status = status
+    assert driver.done(driver.event()) is done
+
+
+def test_what_cuda_says_is_said_again(runtime):
+    driver = CupyDriver(1)
+    runtime.status = 700
+    with pytest.raises(DeviceError, match="cuda:1 failed: cudaError 700"):
+        driver.done(driver.event())
+    for error in (NoMemoryError("none"), FakeError(2)):
+        with pytest.raises(DeviceError, match="no memory left"), driver._current():
+            raise error
+    with pytest.raises(KeyError), driver._current():
+        raise KeyError
+    assert runtime.current == 0
+
+
+# Arrays.
+
+
+class CupyArray:
+    def __init__(self, *, index=0, contiguous=True):
+        self.device = types.SimpleNamespace(id=index)
+        self.flags = types.SimpleNamespace(c_contiguous=contiguous)
+        self.data = types.SimpleNamespace(ptr=4096)
+        self.nbytes = 12
+
+
+@pytest.fixture
+def cupy(runtime, monkeypatch):
+    assert runtime.count
+    cupy = sys.modules["cupy"]
+    monkeypatch.setattr(cupy, "ndarray", CupyArray)
+    copy = CupyArray()
+    copy.data.ptr = 8192
+    cupy.ascontiguousarray = lambda array: array if array.flags.c_contiguous else copy
+    return cupy
+
+
+@pytest.mark.usefixtures("cupy")
+def test_a_view_of_a_cupy_array_knows_the_callers_stream():
+    view = CupyDriver(0).view(CupyArray(), writable=True)
+    assert (view.pointer, len(view), view.stream.ptr) == (4096, 12, 7)
+
+
+@pytest.mark.usefixtures("cupy")
+def test_an_array_that_is_not_contiguous_is_copied_there_or_refused():
+    driver = CupyDriver(0)
+    assert driver.view(CupyArray(contiguous=False), writable=False).pointer == 8192
+    with pytest.raises(ValueError, match="contiguous"):
+        driver.view(CupyArray(contiguous=False), writable=True)
+
+
+@pytest.mark.usefixtures("cupy")
+@pytest.mark.parametrize("array", [np.zeros(3), CupyArray(index=1), torch.zeros(3), 5])
+def test_an_array_elsewhere_is_refused(array):
+    with pytest.raises(TypeError, match="expected a"):
+        CupyDriver(0).view(array, writable=True)
+
+
+def test_cupy_makes_arrays_of_the_dtypes_it_has(cupy):
+    made = []
+
+    def empty(shape, dtype):
+        if dtype.name == "bfloat16":
+            raise ValueError
+        made.append((shape, dtype))
+
+    cupy.empty = empty
+    driver = CupyDriver(0)
+    driver.empty("F32", [2, 3], "cupy")
+    assert made == [((2, 3), np.dtype("float32"))]
+    for dtype in ("BF16", "F4"):
+        with pytest.raises(TypeError, match="ask for framework='torch'"):
+            driver.empty(dtype, [2], "cupy")
+
+
+@pytest.mark.usefixtures("runtime")
+def test_a_torch_without_cuda_is_said_so(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(DeviceError, match=r"this torch .* cannot use cuda:0.*framework='cupy'"):
+        CupyDriver(0).empty("F32", [2], "torch")
