@@ -14,7 +14,7 @@ from fastrack.cli.guard import message_of
 from fastrack.cli.machine import Cpu, CpuTee, Memory, read_cpu, read_memory, read_software, read_tee
 from fastrack.cli.nvml import Graphics, read_graphics
 from fastrack.cli.options import Json
-from fastrack.cli.selftest import EngineCheck, check_engine
+from fastrack.cli.selftest import CudaCheck, EngineCheck, check_cuda, check_engine
 from fastrack.errors import FastrackError
 
 __all__ = ["Facts", "KeyFile", "Statement", "doctor", "gather", "read_key_file", "show_facts", "state"]
@@ -51,6 +51,7 @@ class Facts:
     engine: EngineCheck
     tee: CpuTee
     graphics: Graphics
+    cuda: CudaCheck | None  # None where no GPU was seen
     key_file: KeyFile
 
 
@@ -64,13 +65,15 @@ class Statement:
 
 def gather() -> Facts:
     """Look at everything."""
+    graphics = read_graphics()
     return Facts(
         software=read_software(),
         cpu=read_cpu(),
         memory=read_memory(),
         engine=check_engine(),
         tee=read_tee(),
-        graphics=read_graphics(),
+        graphics=graphics,
+        cuda=check_cuda() if graphics.gpus else None,
         key_file=read_key_file(),
     )
 
@@ -92,7 +95,7 @@ def read_key_file() -> KeyFile:
 
 def state(facts: Facts) -> list[Statement]:
     """What follows from the facts, the good first. Claims nothing that was not seen."""
-    lacking = (*_about_host(facts.tee), *_about_gpus(facts.graphics), *_ALWAYS)
+    lacking = (*_about_host(facts.tee), *_about_gpus(facts), *_ALWAYS)
     return [
         *(Statement(protected=True, text=text) for text in _PROTECTED),
         *(Statement(protected=False, text=text) for text in lacking),
@@ -121,13 +124,14 @@ def _about_host(tee: CpuTee) -> list[str]:
     return found
 
 
-def _about_gpus(graphics: Graphics) -> list[str]:
-    if not graphics.gpus:
-        return ["This version has no CUDA device yet: everything is opened on the host."]
-    return [
-        _about_mode(graphics),
-        "This version has no CUDA device yet: everything is opened on the host, whatever the GPU protects.",
-    ]
+def _about_gpus(facts: Facts) -> list[str]:
+    if facts.cuda is None:
+        return ["No GPU was seen: everything is opened on the host."]
+    if facts.cuda.usable:
+        where = "an opened tensor lies in the memory of the GPU, and the owner's key in that of this machine."
+    else:
+        where = f"{facts.cuda.problem}. Everything is opened on the host, whatever the GPU protects."
+    return [_about_mode(facts.graphics), f"Device cuda: {where}"]
 
 
 def _about_mode(graphics: Graphics) -> str:
@@ -188,7 +192,7 @@ def _sections(facts: Facts) -> dict[str, list[tuple[str, str]]]:
             ),
         ],
         "Engine": _engine_lines(facts.engine),
-        "GPU": _gpu_lines(facts.graphics),
+        "GPU": _gpu_lines(facts.graphics, facts.cuda),
         "Key file": _key_lines(facts.key_file),
     }
 
@@ -204,12 +208,14 @@ def _engine_lines(engine: EngineCheck) -> list[tuple[str, str]]:
     ]
 
 
-def _gpu_lines(graphics: Graphics) -> list[tuple[str, str]]:
+def _gpu_lines(graphics: Graphics, cuda: CudaCheck | None) -> list[tuple[str, str]]:
     if graphics.absent is not None:
         return [("driver", graphics.absent)]
     lines = [("driver", graphics.driver or "unknown version")]
     for index, gpu in enumerate(graphics.gpus):
         lines.append((f"GPU {index}", f"{gpu.name or 'unknown'}, {_maybe_size(gpu.memory)}"))
+    if cuda is not None:
+        lines.append(("self-test", "ok against the host" if cuda.usable else f"not usable: {cuda.problem}"))
     mode = graphics.confidential
     lines.append(("confidential", _word(mode.enabled, "on", "off")))
     if mode.environment is not None:

@@ -1,4 +1,4 @@
-"""Whether the AEAD engine of this machine does what OpenSSL does, and how fast."""
+"""Whether the AEAD engine of this machine, and its GPU, do what OpenSSL does."""
 
 import os
 import time
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["EngineCheck", "check_engine"]
+__all__ = ["CudaCheck", "EngineCheck", "check_cuda", "check_engine"]
 
 _SIZE = 1 << 20
 _PATIENCE = 0.2  # seconds for each of the two timings
@@ -21,6 +21,14 @@ class EngineCheck:
     threads: int
     seal_gbps: float | None
     open_gbps: float | None
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CudaCheck:
+    """What came of the test of the first GPU: `usable`, or why not."""
+
+    usable: bool
     problem: str | None
 
 
@@ -47,6 +55,41 @@ def check_engine(engine: Any = None) -> EngineCheck:
         schedule.wipe()
         key.wipe()
     return EngineCheck(engine.name, aead.available(), aead.engine().threads, seal_gbps, open_gbps, problem)
+
+
+def check_cuda() -> CudaCheck:
+    """Open a sealed MiB on the first GPU, seal it there and open that here, and see that a flipped bit is refused."""
+    import numpy as np
+
+    from fastrack.channel import Channel
+    from fastrack.cobblestone import HEADER, STRIDE
+    from fastrack.errors import AuthenticationError, FastrackError
+    from fastrack.keys import Key
+    from fastrack.sealed import SealedTensor, seal, unseal
+
+    key = Key.generate()
+    plain = np.frombuffer(os.urandom(_SIZE), np.uint8)
+    sealed = seal(plain, key)
+    message = np.frombuffer(sealed.message, np.uint8).copy()
+    message[_SIZE // 2] ^= 1
+    problem = "it opens a chunk that was altered"
+    forged = False
+    try:
+        with Channel("cuda", keys=key) as channel:
+            back = channel.to_host(channel.to_device(sealed), key=key)
+            if not np.array_equal(unseal(back, key, framework="numpy"), plain):
+                return CudaCheck(usable=False, problem="what came back from it is not what went there")
+            forged = True
+            channel.to_device(SealedTensor(sealed.claim, message, key.id))
+    except AuthenticationError as error:
+        if forged and error.chunk == (_SIZE // 2 - HEADER) // STRIDE:
+            return CudaCheck(usable=True, problem=None)
+        problem = str(error)
+    except FastrackError as error:
+        problem = str(error)
+    finally:
+        key.wipe()
+    return CudaCheck(usable=False, problem=problem)
 
 
 def _compare(engine: Any, schedule: Any, key: Any, plain: Any, sealed: Any, opened: Any) -> str | None:

@@ -11,14 +11,14 @@ from fastrack.cli import doctor as doctor_module
 from fastrack.cli.doctor import KeyFile, gather, read_key_file, state
 from fastrack.cli.machine import CpuTee
 from fastrack.cli.nvml import Confidential, Gpu, Graphics
-from fastrack.cli.selftest import check_engine
+from fastrack.cli.selftest import CudaCheck, check_cuda, check_engine
 from fastrack.keys import Key
 
 
 @pytest.fixture(scope="module")
 def facts():
     """Of a machine with neither a CPU TEE nor a GPU."""
-    return dataclasses.replace(gather(), tee=CpuTee(None, ()), graphics=Graphics(absent="no NVIDIA driver"))
+    return dataclasses.replace(gather(), tee=CpuTee(None, ()), graphics=Graphics(absent="no NVIDIA driver"), cuda=None)
 
 
 def unprotected(facts, **others):
@@ -50,6 +50,7 @@ def test_a_machine_is_described_to_a_program(cli):
         "engine",
         "tee",
         "graphics",
+        "cuda",
         "key_file",
         "statements",
     }
@@ -84,12 +85,24 @@ def test_an_engine_that_fails_its_test_is_told_with_a_status(cli, monkeypatch):
     assert cli.json("doctor", status=1)["engine"]["problem"] == "it opens a chunk that was altered"
 
 
+def test_a_gpu_that_cannot_be_used_is_told_with_what_to_install(cli, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
+    said = cli("doctor").stdout
+    assert "self-test     not usable: " in said
+    assert "fastrack[cu13]" in said
+
+
+def test_the_test_of_a_gpu_knows_a_device_that_works(monkeypatch):
+    monkeypatch.setattr("fastrack.channel.canonical", lambda device: "cpu")
+    assert check_cuda() == CudaCheck(True, None)
+
+
 # Statements
 
 
 def test_a_machine_without_a_tee_is_open_to_its_operator(facts):
     assert "whoever operates this machine can read that memory" in unprotected(facts)
-    assert "has no CUDA device yet" in unprotected(facts)
+    assert "No GPU was seen: everything is opened on the host." in unprotected(facts)
 
 
 def test_signs_of_a_tee_are_not_taken_for_attestation(facts):
@@ -111,13 +124,20 @@ def test_signs_of_a_tee_are_not_taken_for_attestation(facts):
     ],
 )
 def test_what_a_gpu_protects_follows_from_its_mode(facts, graphics, told):
-    said = unprotected(facts, graphics=graphics)
-    assert told in said
+    assert told in unprotected(facts, graphics=graphics, cuda=CudaCheck(True, None))
+
+
+def test_where_an_opened_tensor_lies_follows_from_the_gpus_test(facts):
+    graphics = with_gpu(enabled=True)
+    assert "lies in the memory of the GPU" in unprotected(facts, graphics=graphics, cuda=CudaCheck(True, None))
+    said = unprotected(facts, graphics=graphics, cuda=CudaCheck(False, "CuPy is absent"))
+    assert "Device cuda: CuPy is absent. Everything is opened on the host" in said
     assert "whatever the GPU protects" in said
 
 
 def test_no_gpu_ever_counts_as_protection(facts):
-    statements = state(dataclasses.replace(facts, graphics=with_gpu(enabled=True, environment="production")))
+    graphics = with_gpu(enabled=True, environment="production")
+    statements = state(dataclasses.replace(facts, graphics=graphics, cuda=CudaCheck(True, None)))
     assert not [statement for statement in statements if statement.protected and "GPU" in statement.text]
 
 
