@@ -10,11 +10,10 @@ import weakref
 import numpy as np
 import pytest
 from helpers import fake_cuda
-from helpers.cuda_rig import Message, Rig, cut, within
+from helpers.cuda_rig import Message, Rig, within
 from helpers.fake_cuda import MODES
-from helpers.forking import in_forked_child
 
-from fastrack import ClosedError, DeviceError
+from fastrack import DeviceError
 from fastrack.aead import Pieces
 from fastrack.cobblestone import CHUNK
 
@@ -291,135 +290,4 @@ def test_a_slot_is_wiped_when_the_device_is_done_with_it(seed):
     assert work.verdict() is None
     assert not slot.memory.any()
     assert not rig.driver.space.at(slot.twin, slot.memory.size).any()
-    rig.close()
-
-
-# Closing.
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_closing_in_the_middle_wipes_the_key_and_stops_the_work(mode):
-    rig = Rig(mode)
-    device, array = rig.device, rig.array(MESSAGE.plain.size)
-    work = rig.begin(MESSAGE, array)
-    slot = rig.take()
-    slab = next(rig.slabs(MESSAGE))
-    work.open(slab, slot.memory, slot)
-    within(SECONDS, device.close)
-    assert not rig.driver.holds(MESSAGE.secret)
-    with pytest.raises(ClosedError):
-        work.open(slab, slot.memory, slot)
-    within(SECONDS, work.end)
-    with pytest.raises(DeviceError, match="closed"):
-        work.verdict()
-    device.close()
-    rig.close()
-
-
-def test_a_closed_device_does_nothing_more():
-    rig = Rig()
-    view = rig.device.view(rig.array(10), writable=True)
-    rig.device.close()
-    for use in (
-        lambda: rig.begin(MESSAGE, rig.array(10)),
-        lambda: rig.device.begin(MESSAGE.key(), view),
-        lambda: rig.device.slot(100),
-        lambda: rig.device.empty("U8", (1,), "cupy"),
-        lambda: rig.device.view(view.array, writable=True),
-        lambda: rig.device.clear(view),
-    ):
-        with pytest.raises(ClosedError, match="open another channel"):
-            use()
-
-
-def test_a_verdict_can_be_had_after_closing():
-    rig = Rig()
-    works = [rig.open(message, rig.array(MESSAGE.plain.size)) for message in (MESSAGE, Message(CHUNK).spoilt(0))]
-    rig.device.close()
-    assert [work.verdict() for work in works] == [None, 0]
-
-
-def test_the_copy_thread_ends_with_its_device():
-    before = set(threading.enumerate())
-    rigs = [Rig(), Rig()]
-    assert all(map(opened, rigs))
-    assert len(set(threading.enumerate()) - before) == 2
-    rigs[0].close()
-    del rigs[1:]
-    gc.collect()
-    deadline = time.monotonic() + 10
-    while set(threading.enumerate()) - before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not set(threading.enumerate()) - before
-
-
-def test_no_thread_is_started_before_there_is_work():
-    before = set(threading.enumerate())
-    Rig()
-    assert set(threading.enumerate()) == before
-
-
-# Forks.
-
-
-def test_a_forked_child_is_told_and_touches_nothing():
-    rig = Rig("serial")
-    array = rig.array(MESSAGE.plain.size)
-    view = rig.device.view(array, writable=True)
-    assert opened(rig)
-    work = rig.begin(MESSAGE, array)
-    slot = rig.take()
-    slab = next(rig.slabs(MESSAGE))
-    work.open(slab, slot.memory, slot)
-    slot.wait()
-    content = slot.memory.copy()
-
-    def child():
-        told = 0
-        for use in (
-            lambda: rig.device.begin(MESSAGE.key(), view),
-            lambda: rig.device.empty("U8", (1,), "cupy"),
-            lambda: rig.device.view(array, writable=True),
-            lambda: rig.device.clear(view),
-            lambda: rig.device.slot(10),
-            lambda: work.open(slab, slot.memory, slot),
-            lambda: work.open(next(cut(PIECES, MESSAGE.plain.size, 2)), slot.memory, slot),
-            lambda: work.seal(slab, slot.memory, slot),
-            work.verdict,
-        ):
-            try:
-                use()
-            except DeviceError as error:
-                told += "does not survive a fork" in str(error) and "'spawn' or 'forkserver'" in str(error)
-        work.end()
-        slot.wipe()
-        slot.wait()
-        rig.device.close()
-        return told, work.done(), slot.ready(), np.array_equal(slot.memory, content)
-
-    assert in_forked_child(child) == (9, True, True, True)
-    work.end()
-    assert work.verdict() == 0  # it was given what another message left in the slot
-    rig.close()
-
-
-def test_a_child_does_not_wait_for_a_thread_it_does_not_have():
-    rig = Rig("serial")
-    gate = threading.Event()
-    uploads = rig.driver.upload
-    rig.driver.upload = lambda *arguments: (gate.wait(SECONDS), uploads(*arguments))
-    work = rig.begin(MESSAGE, rig.array(MESSAGE.plain.size))
-    slot = rig.take()
-    work.open(next(rig.slabs(MESSAGE)), slot.memory, slot)
-
-    def child():
-        slot.wait()
-        work.end()
-        slot.wipe()
-        rig.device.close()
-        return slot.ready()
-
-    assert in_forked_child(child, seconds=20)
-    gate.set()
-    work.end()
     rig.close()
