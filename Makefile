@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help demo test check bench docs clean
+.PHONY: help demo test check bench gpu docs clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' Makefile
@@ -24,6 +24,13 @@ check: $(STAMP)  ## lint, formatting, types, documentation
 bench: $(STAMP)  ## measure; the machine should be idle
 	$(BIN)/python -m pytest bench --benchmark-only --benchmark-sort=name
 	$(BIN)/fastrack bench
+
+# Installs nothing, so that a machine without a network will do; says what it skips, and why.
+GPU_PYTHON ?= $(shell $(BIN)/python -c 'import cupy' 2>/dev/null && echo $(BIN)/python || echo python3)
+GPU_OPTIONS ?=
+
+gpu:  ## check and measure on a GPU; GPU_OPTIONS=--quick takes a minute
+	$(GPU_PYTHON) -m bench.gpu $(GPU_OPTIONS)
 
 docs: $(STAMP)  ## build the documentation; warnings are errors
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html

@@ -9,6 +9,11 @@ from fastrack.keys import KEY_FILE_VARIABLE
 
 # Makes `helpers` importable from every test folder.
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parents[1]))  # and `bench`, which opens a GPU for tests/gpu
+
+
+def pytest_addoption(parser):
+    parser.addoption("--gpu", metavar="DEVICE", default="cuda:0", help="the GPU that tests/gpu use, if it is there")
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,29 @@
+"""Channels to the GPU whose settings are those of a measurement rather than fastrack's."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from unittest.mock import patch
+
+from fastrack import Channel, channel
+from fastrack.devices.cuda import CudaDevice
+
+
+@contextmanager
+def channel_on(driver, key, *, share=1.0, slab=None, lead=None, depth=None):
+    """A channel over this driver. What is not given is as fastrack has it."""
+    device = CudaDevice(driver, share=share)
+    device.slab = slab or device.slab
+    device.lead = min(lead or device.lead, device.slab)
+    with (
+        patch.object(channel, "open_device", lambda *_, **__: device),
+        patch.object(channel, "_DEPTH", depth or channel._DEPTH),
+    ):
+        opened = Channel(driver.name, keys=key)
+    with opened:
+        yield opened
+
+
+def defaults():
+    """What fastrack does where nobody says."""
+    return {"slab": CudaDevice.slab, "lead": CudaDevice.lead, "depth": channel._DEPTH}

@@ -1,0 +1,117 @@
+"""How fast the kernels are, on memory of the device and by its clock, next to a copy from the device to itself."""
+
+from __future__ import annotations
+
+import os
+
+from bench.gpu.gpu import WrongResultError
+from bench.gpu.host_data import noise, require_same, sets_of
+from bench.gpu.launches import GOOD, Launches
+from bench.gpu.plan import MIB, fraction, size_of
+from bench.gpu.timing import Row, interleave, on_device
+from fastrack.cobblestone import CHUNK, NONCE, chunk_count, raw_size
+
+COPY = "copy on the device"
+_AHEAD = 1 << 30  # bytes that are filled while the runs are queued
+_TILE = 64 * MIB
+
+
+def measure(gpu, plan, say):
+    """Rows for every size, key size and share of the multiprocessors."""
+    launches = Launches(gpu)
+    scratch = launches.driver.memory(_ahead_of(plan))
+    tile = launches.driver.host(min(_TILE, max(plan.kernel_sizes)))
+    tile[:] = noise(tile.size)
+    for size in plan.kernel_sizes:
+        for bits in (128, 256):
+            say(f"    {size_of(size)}, AES-{bits}")
+            yield from _Case(launches, size, bits, tile, scratch, plan).rows()
+
+
+def _ahead_of(plan):
+    return min(_AHEAD, 4 * max(plan.kernel_sizes))
+
+
+class _Case:
+    """Sets of buffers of one size, under one key."""
+
+    def __init__(self, launches, size, bits, tile, scratch, plan):
+        self._launches, self._size, self._bits, self._plan = launches, size, bits, plan
+        self._scratch, self._tile = scratch, tile
+        self._count = chunk_count(size)
+        driver = launches.driver
+        self._state = driver.memory(driver.state)
+        self._material = driver.memory(bits // 8 + NONCE)
+        launches.put(self._material.pointer, os.urandom(bits // 8 + NONCE))
+        launches.prepare(self._material.pointer, self._state.pointer, bits)
+        self._group = max(1, plan.group // size)
+        self._sets = [_Set(driver, size) for _ in range(max(self._group, sets_of(size, plan, most=4 * self._group)))]
+        for each in self._sets:
+            self._fill(each)
+
+    def rows(self):
+        found = interleave(self._runs(), self._plan)
+        self._require_right()
+        for (path, share), times in found.items():
+            settings = {"share": share} if share else {}
+            yield Row("kernels", path, self._size, times, {"bits": self._bits, **settings})
+
+    def _runs(self):
+        runs = {}
+        for share in self._plan.kernel_shares:
+            blocks = self._launches.blocks(share, self._count)
+            runs["open", fraction(share)] = lambda _, blocks=blocks: self._time(self._open, blocks)
+            runs["seal", fraction(share)] = lambda _, blocks=blocks: self._time(self._seal, blocks)
+        runs[COPY, None] = lambda _: self._time(self._copy, None)
+        return runs
+
+    def _time(self, job, blocks):
+        jobs = [lambda each=each: job(each, blocks) for each in self._sets]
+        return on_device(self._launches.gpu, self._launches.stream, jobs, self._group, self._ahead)
+
+    def _ahead(self):
+        for _ in range(4):
+            self._launches.driver.fill(self._scratch.pointer, 0, _ahead_of(self._plan), self._launches.stream)
+
+    def _open(self, each, blocks):
+        where = (self._state.pointer, each.sealed.pointer, each.target.pointer, 0, self._count, self._size)
+        self._launches.open(self._bits, blocks, *where, each.verdict.pointer)
+
+    def _seal(self, each, blocks):
+        where = (self._state.pointer, each.plain.pointer, each.sealed.pointer, 0, self._count, self._size)
+        self._launches.seal(self._bits, blocks, *where)
+
+    def _copy(self, each, _):
+        self._launches.gpu.copy(each.target.pointer, each.plain.pointer, self._size, self._launches.stream)
+
+    def _fill(self, each):
+        """Random plaintext, its ciphertext, and no bad chunk so far."""
+        driver, stream = self._launches.driver, self._launches.stream
+        for start in range(0, self._size, self._tile.size):
+            part = self._tile[: min(self._tile.size, self._size - start)]
+            driver.upload(each.plain.pointer + start, part, stream)
+        driver.fill(each.verdict.pointer, 0xFF, 8, stream)
+        self._seal(each, self._launches.blocks(1, self._count))
+        self._launches.wait()
+
+    def _require_right(self):
+        """Open every set once more, into memory that holds something else."""
+        driver, launches = self._launches.driver, self._launches
+        part = self._tile[: min(self._size, self._tile.size)]
+        for each in self._sets:
+            driver.fill(each.target.pointer, 0x5A, self._size, launches.stream)
+            self._open(each, launches.blocks(1, self._count))
+            if int.from_bytes(launches.get(each.verdict.pointer, 8), "little") != GOOD:
+                raise WrongResultError(f"a chunk of {size_of(self._size)} that nobody altered was refused")
+        last = self._sets[-1].target.pointer
+        require_same("the kernels", driver, last, part, launches.stream, launches.gpu.wait)
+        tail = (self._size - 1) // CHUNK * CHUNK
+        place = tail % self._tile.size
+        ending = self._tile[place : place + self._size - tail]
+        require_same("the kernels", driver, last + tail, ending, launches.stream, launches.gpu.wait)
+
+
+class _Set:
+    def __init__(self, driver, size):
+        self.plain, self.target = driver.memory(size), driver.memory(size)
+        self.sealed, self.verdict = driver.memory(raw_size(size)), driver.memory(8)

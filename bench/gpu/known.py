@@ -1,0 +1,127 @@
+"""Known answers, through the kernels themselves: published cases, and random messages as pyca/cryptography has them."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from bench.gpu.gpu import WrongResultError
+from bench.gpu.launches import ByteRuns
+from fastrack.aead import Pieces
+from fastrack.cobblestone import CHUNK, STRIDE, chunk_nonce
+
+_KEY = "feffe9928665731c6d6a8f9467308308"
+_NONCE = "cafebabefacedbaddecaf888"
+_TEXT = (
+    "d9313225f88406e5a55909c5aff5269a86a7a9531534f7da2e4c303d8a318a72"
+    "1c3c0c95956809532fcf0e2449a6b525b16aedf5aa0de657ba637b391aafd255"
+)
+
+# McGrew and Viega, "The Galois/Counter Mode of Operation (GCM)", appendix B, as submitted to NIST for SP 800-38D: the
+# cases with a nonce of 96 bits and no associated data. Number, key, nonce, plaintext, ciphertext and tag.
+CASES = (
+    (1, "00" * 16, "00" * 12, "", "58e2fccefa7e3061367f1d57a4e7455a"),
+    (2, "00" * 16, "00" * 12, "00" * 16, "0388dace60b6a392f328c2b971b2fe78ab6e47d42cec13bdf53a67b21257bddf"),
+    (
+        3,
+        _KEY,
+        _NONCE,
+        _TEXT,
+        (
+            "42831ec2217774244b7221b784d0d49ce3aa212f2c02a4e035c17e2329aca12e"
+            "21d514b25466931c7d8f6a5aac84aa051ba30b396a0aac973d58e091473f5985"
+            "4d5c2af327cd64a62cf35abd2ba6fab4"
+        ),
+    ),
+    (13, "00" * 32, "00" * 12, "", "530f8afbc74536b9a963b4f1c4cb738b"),
+    (14, "00" * 32, "00" * 12, "00" * 16, "cea7403d4d606b6e074ec5d3baf39d18d0d1c8a799996bf0265b98b5d48ab919"),
+    (
+        15,
+        2 * _KEY,
+        _NONCE,
+        _TEXT,
+        (
+            "522dc1f099567d07f47f37a32a84427d643a8cdcbfe5c0c97598a2bd2555d1aa"
+            "8cb08e48590dbb3da7b08b1056828838c5f61e6393ba7a0abcc9f662898015ad"
+            "b094dac5d93471bdec1a502270e3cc6c"
+        ),
+    ),
+)
+# Bytes of plaintext of random messages: ends that are empty, short, odd and full but for a byte.
+SIZES = (0, 1, 16, 17, CHUNK - 1, CHUNK, 2 * CHUNK + 8191, 5 * CHUNK + 1234)
+
+
+def check(gpu, sizes=SIZES, blocks=(1, 3)):
+    """Run them all. Tells how many answers were right.
+
+    Raises
+    ------
+    WrongResultError
+        At the first that was not.
+    """
+    runs = ByteRuns(gpu)
+    done = sum(_published(runs, *case) for case in CASES)
+    for bits in (128, 256):
+        for number, size in enumerate(sizes):
+            done += _random(runs, bits, size, number % 16, blocks[number % len(blocks)])
+    return done
+
+
+def seal(key, nonce, plain, first=0):
+    """A whole run by pyca, with its last chunk."""
+    cipher = AESGCM(key)
+    starts = range(0, len(plain) + 1, CHUNK)
+    return b"".join(
+        cipher.encrypt(chunk_nonce(nonce, first + index), plain[start : start + CHUNK], None)
+        for index, start in enumerate(starts)
+    )
+
+
+def _published(runs, number, key, nonce, plain, sealed):
+    key, nonce, plain, sealed = (bytes.fromhex(field) for field in (key, nonce, plain, sealed))
+    state = runs.prepare(key, nonce)
+    case = f"GCM test case {number}"
+    _expect(f"{case}, opened", runs.open_run(state, sealed), (None, plain))
+    _expect(f"{case}, sealed", runs.seal_run(state, plain), sealed)
+    wrong = bytes([*sealed[:-1], sealed[-1] ^ 1])
+    _expect(f"{case}, its tag altered", runs.open_run(state, wrong), (0, bytes(len(plain))))
+    return 3
+
+
+def _random(runs, bits, size, offset, blocks):
+    key, nonce, plain = os.urandom(bits // 8), os.urandom(12), os.urandom(size)
+    first = 2**33 + 5
+    sealed, state = seal(key, nonce, plain, first), runs.prepare(key, nonce, offset=offset % 4)
+    case, options = f"AES-{bits}, {size} bytes at offset {offset}", {"blocks": blocks, "offset": offset}
+    _expect(f"{case}, opened", runs.open_run(state, sealed, first, **options), (None, plain))
+    _expect(f"{case}, sealed", runs.seal_run(state, plain, first, **options), sealed)
+    last = size // CHUNK
+    wrong = bytes([*sealed[:-1], sealed[-1] ^ 0x80])
+    expected = (first + last, plain[: last * CHUNK] + bytes(size - last * CHUNK))
+    _expect(f"{case}, its last tag altered", runs.open_run(state, wrong, first, **options), expected)
+    return 3 + _gather(runs, state, case, seal(key, nonce, plain), plain, options)
+
+
+def _gather(runs, state, case, sealed, plain, options):
+    """100 bytes out of every 300, of all chunks, in another order; the message's last one stays last."""
+    last = len(plain) // CHUNK
+    order = [*reversed(range(last)), last]
+    table, starts, expected = [], [0], b""
+    for number in order:
+        here = plain[number * CHUNK : (number + 1) * CHUNK]
+        for start in range(0, max(len(here) - 100, 0), 300):
+            table.append((start, len(expected), 100))
+            expected += here[start : start + 100]
+        starts.append(len(table))
+    packed = b"".join(sealed[number * STRIDE : (number + 1) * STRIDE] for number in order)
+    pieces = Pieces(np.array(order, np.int64), np.array(starts, np.int64), np.array(table, np.int64).reshape(-1, 3))
+    found = runs.gather(state, packed, pieces, len(plain), len(expected), **options)
+    _expect(f"{case}, gathered", found, (None, expected))
+    return 1
+
+
+def _expect(what, found, expected):
+    if found != expected:
+        raise WrongResultError(f"{what}: the kernel gave another answer")

@@ -1,0 +1,159 @@
+"""The kernels, launched by hand: on memory that is on the device already, and from bytes to bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from bench.gpu.gpu import WrongResultError
+from fastrack.cobblestone import CHUNK, STRIDE, TAG
+
+GOOD = 2**64 - 1
+_FENCE = 256
+_GUARD = 0xA5
+
+
+class Launches:
+    """Puts kernels on a stream of its own. Arguments are addresses on the device."""
+
+    def __init__(self, gpu):
+        self.gpu = gpu
+        self.driver = gpu.driver
+        self.stream = self.driver.stream(urgent=False)
+        self._staging = self.driver.host(1 << 16)
+
+    def blocks(self, share, count):
+        """The grid that fastrack would take."""
+        return max(1, min(count, int(share * self.driver.multiprocessors) * 2))
+
+    def prepare(self, material, state, bits):
+        self.driver.launch(f"prepare_{bits}", 1, [material, state], self.stream)
+
+    def open(self, bits, blocks, *arguments):
+        """State, sealed, target, first, count, size, verdict."""
+        self.driver.launch(f"open_{bits}", blocks, arguments, self.stream)
+
+    def seal(self, bits, blocks, *arguments):
+        """State, source, sealed, first, count, size."""
+        self.driver.launch(f"seal_{bits}", blocks, arguments, self.stream)
+
+    def gather(self, bits, blocks, *arguments):
+        """State, sealed, target, chunks, starts, table, count, total, verdict."""
+        self.driver.launch(f"gather_{bits}", blocks, arguments, self.stream)
+
+    def wait(self):
+        self.gpu.wait(self.stream)
+
+    def put(self, pointer, content):
+        """Bring bytes to the device."""
+        content = np.frombuffer(content, np.uint8)
+        if content.size:
+            staged = self._staged(content.size)
+            staged[:] = content
+            self.driver.upload(pointer, staged, self.stream)
+            self.wait()
+
+    def get(self, pointer, size):
+        """Bring bytes here."""
+        if not size:
+            return b""
+        staged = self._staged(size)
+        self.driver.download(staged, pointer, self.stream)
+        self.wait()
+        return staged.tobytes()
+
+    def _staged(self, size):
+        if self._staging.size < size:
+            self._staging = self.driver.host(2 * size)
+        return self._staging[:size]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What `prepare` made of a key, as bytes on the host."""
+
+    data: np.ndarray
+    bits: int
+
+
+class ByteRuns:
+    """Runs of chunks from bytes to bytes. Every buffer on the device stands between fences, which must hold."""
+
+    def __init__(self, gpu):
+        self._launches = Launches(gpu)
+        self._driver = gpu.driver
+
+    def prepare(self, key, nonce, *, offset=0, before=0x11, seed=None):
+        """The state of a message key, in memory that held `before`."""
+        bits = 8 * len(key)
+        material = self._fenced(len(key) + len(nonce), key + nonce, offset)
+        state = self._fenced(self._driver.state, bytes([before]) * self._driver.state)
+        self._launches.prepare(material.pointer, state.pointer, bits)
+        return State(np.frombuffer(state.content(), np.uint8), bits)
+
+    def open_run(self, state, sealed, first=0, *, blocks=1, offset=0, verdict=GOOD, seed=None):
+        """Open a run of chunks: the lowest bad number or None, and the plaintext."""
+        count = -(-len(sealed) // STRIDE)
+        size = len(sealed) - TAG * count
+        target, word = self._fenced(size, offset=offset), self._word(verdict)
+        states, source = self._state(state), self._fenced(len(sealed), sealed)
+        where = (states.pointer, source.pointer, target.pointer, first, count, size, word.pointer)
+        self._launches.open(state.bits, blocks, *where)
+        if source.content() != bytes(sealed):
+            raise WrongResultError("a kernel wrote into what it was to open")
+        return _verdict(word), target.content()
+
+    def seal_run(self, state, plain, first=0, *, ends=True, blocks=1, offset=0, seed=None):
+        """Seal a run of chunks; `ends` adds the empty last chunk where the message needs one."""
+        count = len(plain) // CHUNK + 1 if ends else max(1, -(-len(plain) // CHUNK))
+        target, source = self._fenced(len(plain) + TAG * count), self._fenced(len(plain), plain, offset)
+        states = self._state(state)
+        self._launches.seal(
+            state.bits, blocks, states.pointer, source.pointer, target.pointer, first, count, len(plain)
+        )
+        return target.content()
+
+    def gather(self, state, packed, pieces, total, result_size, *, blocks=1, offset=0, seed=None):
+        """Scatter pieces of packed chunks: the lowest bad number or None, and the result."""
+        target, word = self._fenced(result_size, offset=offset), self._word(GOOD)
+        states, source = self._state(state), self._fenced(len(packed), packed)
+        parts = [part.tobytes() for part in (pieces.chunks, pieces.starts, pieces.table)]
+        plan = [self._fenced(len(part), part) for part in parts]
+        where = (states.pointer, source.pointer, target.pointer, *(part.pointer for part in plan))
+        self._launches.gather(state.bits, blocks, *where, len(pieces.chunks), total, word.pointer)
+        return _verdict(word), target.content()
+
+    def _fenced(self, size, content=None, offset=0):
+        return _Fenced(self._launches, size, content, offset)
+
+    def _state(self, state):
+        return self._fenced(state.data.size, state.data.tobytes())
+
+    def _word(self, value):
+        return self._fenced(8, value.to_bytes(8, "little"))
+
+
+class _Fenced:
+    def __init__(self, launches, size, content, offset):
+        self._launches = launches
+        self._size, self._before = size, _FENCE + offset
+        self._all = size + 2 * _FENCE + offset
+        self._memory = launches.driver.memory(self._all)
+        self.pointer = self._memory.pointer + self._before
+        launches.driver.fill(self._memory.pointer, _GUARD, self._all, launches.stream)
+        if content is not None:
+            launches.put(self.pointer, content)
+
+    def content(self):
+        """What is there when the stream has done all it was given."""
+        found = self._launches.get(self._memory.pointer, self._all)
+        fences = found[: self._before] + found[self._before + self._size :]
+        if fences != bytes([_GUARD]) * len(fences):
+            raise WrongResultError("a kernel wrote outside its buffer")
+        return found[self._before : self._before + self._size]
+
+
+def _verdict(word):
+    number = int.from_bytes(word.content(), "little")
+    return None if number == GOOD else number

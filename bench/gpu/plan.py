@@ -1,0 +1,79 @@
+"""How much is measured: all of it, or what takes a minute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Sizes are bytes of plaintext.
+
+    rounds : at most; each runs every path once, in turn
+    budget : seconds after which a comparison starts no other round, once it has three
+    spread : bytes that the buffers of a path take together at least, so that no cache holds them
+    group : bytes that kernels work on between two readings of the device's clock, if a run has less
+    ..._shares : of the multiprocessors
+    matrix, products : side of the matrices, and how many products are one run
+    tools : of compute-sanitizer
+    suite_seconds, tool_seconds, step_seconds : that a part may take
+    total_seconds : after which no other part starts
+    """
+
+    kernel_sizes: tuple[int, ...] = (MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, GIB)
+    kernel_shares: tuple[float, ...] = (1, 1 / 2, 1 / 4)
+    transfer_sizes: tuple[int, ...] = (64 * KIB, MIB, 16 * MIB, 64 * MIB, 256 * MIB, GIB)
+    rounds: int = 15
+    budget: float = 8.0
+    spread: int = 256 * MIB
+    group: int = 16 * MIB
+    sweep_size: int = 256 * MIB
+    sweep_slabs: tuple[int, ...] = (MIB, 2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB, 32 * MIB)
+    sweep_depths: tuple[int, ...] = (2, 3, 4, 6, 8)
+    sweep_leads: tuple[int, ...] = (256 * KIB, MIB, 2 * MIB, 4 * MIB, 8 * MIB)
+    sweep_shares: tuple[float, ...] = (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
+    timeline_size: int = 256 * MIB
+    matrix: int = 8192
+    products: int = 50
+    stream_size: int = 256 * MIB
+    stream_shares: tuple[float, ...] = (1, 1 / 2, 1 / 4, 1 / 8)
+    suite_seconds: float = 150
+    tools: tuple[str, ...] = ("memcheck", "racecheck", "synccheck")
+    tool_seconds: float = 60
+    step_seconds: float = 200
+    total_seconds: float = 400
+
+
+FULL = Plan()
+QUICK = Plan(
+    kernel_sizes=(MIB, 256 * MIB),
+    kernel_shares=(1, 1 / 4),
+    transfer_sizes=(64 * KIB, 16 * MIB, 256 * MIB),
+    rounds=5,
+    budget=2.0,
+    sweep_slabs=(4 * MIB, 8 * MIB, 16 * MIB),
+    sweep_depths=(3, 4),
+    sweep_leads=(MIB, 4 * MIB),
+    sweep_shares=(1, 1 / 4),
+    products=20,
+    stream_shares=(1, 1 / 4),
+    suite_seconds=0,
+    tools=("memcheck",),
+    tool_seconds=20,
+)
+
+
+def size_of(count):
+    """A number of bytes for people."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:g} {unit}"
+        count /= 1024
+    return f"{count:g} GiB"
+
+
+def fraction(share):
+    """A share for people: 1/4."""
+    return "1" if share == 1 else f"1/{round(1 / share)}" if (1 / share) % 1 == 0 else f"{share:g}"

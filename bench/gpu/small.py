@@ -1,0 +1,20 @@
+"""A few chunks through every kernel, for compute-sanitizer: ``python -m bench.gpu.small cuda:0``."""
+
+from __future__ import annotations
+
+import sys
+
+RIGHT = "all is right"
+
+
+def main(device):
+    from bench.gpu.gpu import Gpu
+    from bench.gpu.known import check
+    from fastrack.cobblestone import CHUNK
+
+    check(Gpu(device), sizes=(0, 33, CHUNK, 2 * CHUNK + 8191), blocks=(2,))
+    sys.stdout.write(f"{RIGHT}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

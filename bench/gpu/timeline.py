@@ -1,0 +1,119 @@
+"""When each slab of a transfer was copied and when it was opened, by the device's clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+
+from bench.gpu.channels import channel_on
+from bench.gpu.gpu import WrongResultError
+from bench.gpu.host_data import noise
+from bench.gpu.timing import Row, Times, wall
+from fastrack import Key, seal
+
+_RUNS = 7
+_KEY = 4096  # uploads of less are keys
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Seconds from the start of the first copy on, as pairs of start and end, a pair a slab.
+
+    seconds : what the whole call took, by the host's clock
+    fill : the share of that in which the host filled slabs
+    """
+
+    size: int
+    copies: tuple[tuple[float, float], ...]
+    opens: tuple[tuple[float, float], ...]
+    seconds: float
+    fill: float
+
+    @property
+    def overlap(self):
+        """Which share of the time spent opening something was being copied at the same time."""
+        total = sum(stop - start for start, stop in self.opens)
+        both = sum(
+            max(0.0, min(stop, end) - max(start, begin)) for start, stop in self.opens for begin, end in self.copies
+        )
+        return both / total if total else 0.0
+
+    @property
+    def span(self):
+        """Seconds from the first copy's start to the last opening's end."""
+        return max(stop for _, stop in self.opens)
+
+    def as_dict(self):
+        slabs = [{"copy": copy, "open": opened} for copy, opened in zip(self.copies, self.opens, strict=True)]
+        return {
+            "size": self.size,
+            "seconds": self.seconds,
+            "span": self.span,
+            "copying": sum(stop - start for start, stop in self.copies),
+            "opening": sum(stop - start for start, stop in self.opens),
+            "overlap": self.overlap,
+            "fill": self.fill,
+            "slabs": slabs,
+        }
+
+
+def measure(gpu, plan, say):
+    """The run of the median time among some, and a row for each run's time."""
+    key = Key.generate(256)
+    sealed, out = seal(noise(plan.timeline_size), key), gpu.array(plan.timeline_size)
+    watching = _Watching(gpu)
+    found = []
+    with channel_on(watching, key) as channel:
+        for _ in range(_RUNS + 1):
+            watching.copies.clear()
+            watching.opens.clear()
+            before = channel.stats
+            seconds = wall(channel.to_device, sealed, out=out)
+            after = channel.stats
+            fill = (after.fill - before.fill) / max(after.seconds - before.seconds, 1e-9)
+            found.append(watching.timeline(plan.timeline_size, seconds, fill))
+    found = sorted(found[1:], key=lambda each: each.seconds)
+    chosen = found[len(found) // 2]
+    for (_, copied), (opened, _) in zip(chosen.copies, chosen.opens, strict=True):
+        if opened < copied - 1e-5:
+            raise WrongResultError("a slab was opened before it was there")
+    taken = [each.seconds for each in found]
+    share = median(each.overlap for each in found)
+    say(f"    {len(chosen.copies)} slabs; while {100 * share:.0f} % of the opening, something was being copied")
+    yield chosen
+    yield Row("timeline", "to_device, sealed, with events", plan.timeline_size, Times.of(taken))
+
+
+class _Watching:
+    """The driver, with the device's time taken around every copy and every opening."""
+
+    def __init__(self, gpu):
+        self._gpu = gpu
+        self.copies, self.opens = [], []
+
+    def __getattr__(self, name):
+        return getattr(self._gpu.driver, name)
+
+    def upload(self, pointer, source, stream):
+        notes = self.copies if source.size >= _KEY else []
+        self._noted(notes, stream, lambda: self._gpu.driver.upload(pointer, source, stream))
+
+    def launch(self, kernel, blocks, arguments, stream):
+        notes = self.opens if kernel.startswith("open") else []
+        self._noted(notes, stream, lambda: self._gpu.driver.launch(kernel, blocks, arguments, stream))
+
+    def timeline(self, size, seconds, fill):
+        """What was noted. All of it has happened."""
+        if not self.copies or len(self.copies) != len(self.opens):
+            raise WrongResultError(f"{len(self.copies)} slabs were copied and {len(self.opens)} opened")
+        zero = self.copies[0][0]
+        copies, opens = (
+            tuple((self._gpu.seconds(zero, start), self._gpu.seconds(zero, stop)) for start, stop in notes)
+            for notes in (self.copies, self.opens)
+        )
+        return Timeline(size, copies, opens, seconds, fill)
+
+    def _noted(self, notes, stream, call):
+        before = self._gpu.stamp(stream)
+        call()
+        notes.append((before, self._gpu.stamp(stream)))

@@ -1,0 +1,102 @@
+"""Times of repeated runs, and rows of a report."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median, quantiles
+
+MIN_ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds of runs: the median, the quartiles around it, and how many there were."""
+
+    median: float
+    lower: float
+    upper: float
+    runs: int
+
+    @classmethod
+    def of(cls, seconds):
+        if len(seconds) == 1:
+            return cls(seconds[0], seconds[0], seconds[0], 1)
+        lower, _, upper = quantiles(seconds, n=4, method="inclusive")
+        return cls(median(seconds), lower, upper, len(seconds))
+
+    def as_dict(self):
+        return {"median": self.median, "lower": self.lower, "upper": self.upper, "runs": self.runs}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure.
+
+    step : which part measured it
+    path : what was measured
+    size : bytes of plaintext
+    times : seconds of a run
+    settings : what else it depends on
+    """
+
+    step: str
+    path: str
+    size: int
+    times: Times
+    settings: dict = field(default_factory=dict)
+
+    @property
+    def gbps(self):
+        """1e9 bytes of plaintext a second, at the median."""
+        return self.size / self.times.median / 1e9 if self.times.median else 0.0
+
+    def as_dict(self):
+        return {
+            "step": self.step,
+            "path": self.path,
+            "size": self.size,
+            **self.settings,
+            "seconds": self.times.as_dict(),
+            "gbps": self.gbps,
+        }
+
+
+def interleave(runs, plan):
+    """Times by name. Each of `runs` takes the number of the round and gives seconds; those of round 0 are dropped."""
+    seconds = {name: [] for name in runs}
+    for run in runs.values():
+        run(0)
+    start = time.perf_counter()
+    for number in range(1, plan.rounds + 1):
+        for name, run in runs.items():
+            seconds[name].append(run(number))
+        if number >= MIN_ROUNDS and time.perf_counter() - start > plan.budget:
+            break
+    return {name: Times.of(taken) for name, taken in seconds.items()}
+
+
+def wall(action, *arguments, **options):
+    """Seconds on the host's clock that a call takes. Its result is given back after the clock was read."""
+    start = time.perf_counter()
+    result = action(*arguments, **options)
+    taken = time.perf_counter() - start
+    del result
+    return taken
+
+
+def on_device(gpu, stream, jobs, group=1, ahead=None):
+    """Median seconds of a job on the device's clock; `group` of them stand between two readings.
+
+    `ahead` keeps the device busy first, so that all jobs are queued before it comes to them.
+    """
+    if ahead is not None:
+        ahead()
+    stamps = [gpu.stamp(stream)]
+    for number, job in enumerate(jobs, 1):
+        job()
+        if number % group == 0:
+            stamps.append(gpu.stamp(stream))
+    gpu.wait(stream)
+    return median(gpu.seconds(before, after) for before, after in pairwise(stamps)) / group

@@ -1,0 +1,106 @@
+"""`to_device` and `to_host`, next to plain copies of as many bytes and to the bounce path. By the host's clock."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bench.gpu.bounce import ParallelBounce, WholeBounce
+from bench.gpu.channels import channel_on
+from bench.gpu.gpu import WrongResultError
+from bench.gpu.host_data import Plains, noise, require_same, sets_of
+from bench.gpu.plan import size_of
+from bench.gpu.timing import Row, interleave, wall
+from fastrack import Key, aead, packing, seal, unseal
+
+LOCKED, PAGEABLE = "page-locked copy", "pageable copy"
+LOCKED_BACK, PAGEABLE_BACK = "page-locked copy to the host", "pageable copy to the host"
+SEALED, PLAIN, BACK = "to_device, sealed", "to_device, plain", "to_host"
+BOUNCE, PARALLEL_BOUNCE = "bounce", "parallel bounce"
+FILL = "host's copy into page-locked memory"
+
+
+def measure(gpu, plan, say):
+    """Rows for every size and path."""
+    key = Key.generate(256)
+    stock = noise(max(plan.transfer_sizes) + (1 << 20))
+    with channel_on(gpu.driver, key) as channel:
+        for size in plan.transfer_sizes:
+            say(f"    {size_of(size)}")
+            case = _Case(gpu, channel, key, size, stock, plan)
+            try:
+                found = interleave(case.runs(), plan)
+                case.require_right()
+            finally:
+                case.close()
+            yield from (Row("transfers", path, size, times, {"bits": 256}) for path, times in found.items())
+            del case
+            gpu.tidy()
+
+
+class _Case:
+    """All that the paths of one size need."""
+
+    def __init__(self, gpu, channel, key, size, stock, plan):
+        self._gpu, self._driver, self._channel, self._key = gpu, gpu.driver, channel, key
+        count = sets_of(size, plan, most=32)
+        self._stream = self._driver.stream(urgent=True)
+        self._plains = Plains(size, count, stock)
+        self._sealed = [seal(self._plains[n], key) for n in range(count)]
+        self._out = [gpu.array(size) for _ in range(count)]
+        self._pointers = [gpu.pointer(out) for out in self._out]
+        self._locked = [self._driver.host(size) for _ in range(min(count, 4))]
+        for number, locked in enumerate(self._locked):
+            locked[:] = self._plains[number]
+        self._staged = self._driver.host(self._sealed[0].chunks.size)
+        self._pageable = np.zeros(size, np.uint8)
+        self._bounces = {
+            name: kind(gpu, self._stream, size)
+            for name, kind in ((BOUNCE, WholeBounce), (PARALLEL_BOUNCE, ParallelBounce))
+        }
+        self._messages = {name: bounce.seal(self._plains[0]) for name, bounce in self._bounces.items()}
+
+    def runs(self):
+        return {
+            LOCKED: lambda n: wall(self._upload, n, self._locked[n % len(self._locked)]),
+            PAGEABLE: lambda n: wall(self._upload, n, self._plains[n]),
+            FILL: lambda n: wall(self._fill, n),
+            SEALED: lambda n: wall(self._channel.to_device, self._at(self._sealed, n), out=self._at(self._out, n)),
+            PLAIN: lambda n: wall(self._channel.to_device, self._plains[n], out=self._at(self._out, n)),
+            LOCKED_BACK: lambda n: wall(self._download, n, self._locked[n % len(self._locked)]),
+            PAGEABLE_BACK: lambda n: wall(self._download, n, self._pageable),
+            BACK: lambda n: wall(self._channel.to_host, self._at(self._out, n), key=self._key),
+            **{name: lambda _, name=name: wall(self._bounce, name) for name in self._bounces},
+        }
+
+    def require_right(self):
+        """What arrives in each direction is what was sent."""
+        for tensor in (self._sealed[-1], self._plains[-1]):
+            self._driver.fill(self._pointers[-1], 0x5A, self._plains[-1].size, self._stream)
+            self._gpu.wait(self._stream)
+            self._channel.to_device(tensor, out=self._out[-1])
+            require_same("to_device", self._driver, self._pointers[-1], self._plains[-1], self._stream, self._gpu.wait)
+        back = unseal(self._channel.to_host(self._out[-1], key=self._key), self._key, framework="numpy")
+        if not np.array_equal(back, self._plains[-1]):
+            raise WrongResultError("to_host: what it sealed is not what was on the device")
+
+    def close(self):
+        for bounce in self._bounces.values():
+            bounce.close()
+
+    @staticmethod
+    def _at(things, number):
+        return things[number % len(things)]
+
+    def _upload(self, number, source):
+        self._driver.upload(self._at(self._pointers, number), source, self._stream)
+        self._gpu.wait(self._stream)
+
+    def _download(self, number, target):
+        self._driver.download(target, self._at(self._pointers, number), self._stream)
+        self._gpu.wait(self._stream)
+
+    def _fill(self, number):
+        packing.copy(self._staged, self._at(self._sealed, number).chunks, aead.default_threads())
+
+    def _bounce(self, name):
+        self._bounces[name].move(self._messages[name])
