@@ -143,6 +143,7 @@ def test_the_timeline_has_every_slab(gpu):
 
 
 def test_the_product_is_measured_beside_everything(gpu):
+    before = set(threading.enumerate())
     rows = list(slowdown.measure(gpu, TINY, print))
     assert [row.settings["beside"] for row in rows] == [
         "nothing",
@@ -151,7 +152,8 @@ def test_the_product_is_measured_beside_everything(gpu):
         "to_device, sealed, share 1/4",
     ]
     assert rows[0].settings["slowed"] == 1
-    assert threading.active_count() < 20
+    # Helpers of the engine stay, for whoever comes next.
+    assert all(thread.name.startswith("fastrack") for thread in set(threading.enumerate()) - before)
 
 
 def test_quick_and_full_plans_say_the_same_things():
