@@ -44,8 +44,8 @@ class Channel:
     threads : int, optional
         How many of the host's threads may work on a transfer: by default as many as it has CPUs.
     share : float, optional
-        On a GPU, the share of its multiprocessors that transfers may take, above 0 and at most 1: by default all.
-        Without meaning on "cpu".
+        On a GPU, the share of the room for thread blocks that transfers may take, above 0 and at most 1: by default
+        all. Without meaning on "cpu".
 
     Raises
     ------

@@ -17,11 +17,11 @@ from fastrack.aead import Bytes, crew
 from fastrack.aead.base import check_buffers
 from fastrack.aead.kernels import _DONE, _await, _compiled, _copy, _fetch_add
 from fastrack.aead.vaes import address
-from fastrack.cobblestone import STRIDE
+from fastrack.cobblestone import CHUNK, STRIDE
 
 __all__ = ["copy", "pack"]
 
-_SHORT = 2 << 20  # bytes that one thread has copied before another wakes up
+_ALONE = (512 << 10) // CHUNK  # chunks that one thread has copied before another has woken up
 
 
 def copy(target: Bytes, source: Bytes, threads: int) -> None:
@@ -35,11 +35,18 @@ def copy(target: Bytes, source: Bytes, threads: int) -> None:
     check_buffers(source, target)
     if target.size != source.size:
         raise ValueError(f"{source.size} bytes are not to be copied into {target.size}")
-    if threads == 1 or target.size < _SHORT:
+    if threads == 1 or target.size < _ALONE * STRIDE:
         np.copyto(target, source)
         return
     count = -(-target.size // STRIDE)
-    crew.run(_copy_run, (address(source), address(target), count, target.size), count, threads, (source, target))
+    crew.run(
+        _copy_run,
+        (address(source), address(target), count, target.size),
+        count,
+        threads,
+        (source, target),
+        alone=_ALONE,
+    )
 
 
 def pack(target: Bytes, source: Bytes, chunks: npt.NDArray[np.int64], threads: int) -> None:
@@ -62,7 +69,7 @@ def pack(target: Bytes, source: Bytes, chunks: npt.NDArray[np.int64], threads: i
     check_buffers(source, target)
     _check_chunks(chunks, target.size, source.size)
     where = (address(source), address(target), chunks, source.size)
-    crew.run(_copy_chunks, where, chunks.size, threads, (source, target))
+    crew.run(_copy_chunks, where, chunks.size, threads, (source, target), alone=_ALONE)
 
 
 def _check_chunks(chunks: npt.NDArray[np.int64], target: int, source: int) -> None:

@@ -24,7 +24,7 @@ _PIECE = 3 * _WORD
 class Sizes:
     """How large staged slabs are, in bytes of plaintext and multiples of 16384.
 
-    lead : the first one at most; each that follows is twice as large, up to the limit
+    lead : the first one at most; each that follows is half as large again, up to the limit
     limit : the largest, two chunks or more
     """
 
@@ -35,7 +35,7 @@ class Sizes:
         size = self.lead
         while True:
             yield size
-            size = min(2 * size, self.limit)
+            size = min(size + max(CHUNK, size // 2 // CHUNK * CHUNK), self.limit)
 
 
 class Source(Protocol):

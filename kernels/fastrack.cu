@@ -20,7 +20,6 @@ extern __shared__ __align__(256) unsigned char shared_memory[];
 
 // Two blocks of 512 threads fill a multiprocessor's registers, at 64 a thread.
 #define KERNEL extern "C" __global__ void __launch_bounds__(FASTRACK_THREADS, 2)
-#define KERNEL_ALONE extern "C" __global__ void __launch_bounds__(FASTRACK_THREADS, 1)
 
 // The size of chunk `index` of `size` bytes of plaintext.
 __device__ __forceinline__ u32 length_of(u64 index, u64 size) {
@@ -121,7 +120,7 @@ __device__ __forceinline__ void gather(const State* state, const u8* sealed, u8*
 }
 
 #define KERNELS_FOR(BITS)                                                                                            \
-    KERNEL_ALONE prepare_##BITS(const u8* material, State* state) {                                                  \
+    KERNEL prepare_##BITS(const u8* material, State* state) {                                                        \
         prepare<BITS>(material, state);                                                                              \
     }                                                                                                                \
     KERNEL open_##BITS(const State* state, const u8* sealed, u8* target, u64 first, u64 count, u64 size,             \

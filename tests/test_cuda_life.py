@@ -162,3 +162,81 @@ def test_a_child_does_not_wait_for_a_thread_it_does_not_have():
     gate.set()
     work.end()
     rig.close()
+
+
+# Interrupts.
+
+
+def _interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def test_an_interrupt_at_the_end_of_a_message_leaves_its_key_to_no_other(monkeypatch):
+    rig = Rig("threads")
+    assert opened(rig)  # the control that comes next has been used, and its events happened
+    gate = threading.Event()
+    rig.device._pipeline.submit(gate.wait)  # as another transfer's copy in confidential mode
+    array = rig.array(MESSAGE.plain.size)
+    work = rig.begin(MESSAGE, array)
+    with monkeypatch.context() as patch:
+        patch.setattr(work._finished, "wait", _interrupt)
+        for interrupted in (work.end, work.verdict):
+            with pytest.raises(KeyboardInterrupt):
+                interrupted()
+    other = Message(5000, seed=2)
+    sealing = rig.begin(other, rig.driver.array(other.plain), writable=False)
+    assert sealing._control is not work._control
+    gate.set()
+    assert within(SECONDS, work.verdict) is None
+    within(SECONDS, sealing.end)
+    within(SECONDS, rig.close)
+
+
+def test_an_interrupted_slab_comes_back_only_after_what_may_have_been_asked_for_it(monkeypatch):
+    rig = Rig("threads", slots=1)
+    array = rig.array(MESSAGE.plain.size)
+    work = rig.begin(MESSAGE, array)
+    gate = threading.Event()
+    rig.device._pipeline.submit(gate.wait)
+    slot, slab = rig.take(), next(rig.slabs(MESSAGE))
+    slot.memory[: slab.sealed] = MESSAGE.sealed[: slab.sealed]
+    submit = rig.device._pipeline.submit
+
+    def submit_and_be_interrupted(job):
+        submit(job)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.device._pipeline, "submit", submit_and_be_interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            work.open(slab, slot.memory[: slab.sealed], slot)
+    assert not slot.ready()
+    gate.set()
+    within(SECONDS, slot.wait)
+    within(SECONDS, work.end)
+    within(SECONDS, rig.close)
+
+
+def test_a_copy_thread_that_cannot_start_may_start_later(monkeypatch):
+    rig = Rig()
+
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(DeviceError, match="no thread to copy with"):
+            rig.begin(MESSAGE, rig.array(MESSAGE.plain.size))
+    assert within(SECONDS, lambda: opened(rig))
+    within(SECONDS, rig.close)
+
+
+def test_a_job_that_raises_after_all_does_not_end_the_copy_thread():
+    rig = Rig()
+    rig.device._pipeline.submit(_interrupt_by_error)
+    assert within(SECONDS, lambda: opened(rig))
+    within(SECONDS, rig.close)
+
+
+def _interrupt_by_error():
+    raise RuntimeError

@@ -43,9 +43,9 @@ def test_slabs_are_the_message_in_order(chunks, rest, sizes):
         assert all(slab.stop > slab.start for slab in slabs) or nbytes == 0
 
 
-def test_slabs_double_up_to_the_limit():
+def test_slabs_grow_by_half_up_to_the_limit():
     slabs = slabs_of(20 * CHUNK + 5, Sizes(CHUNK, 6 * CHUNK))
-    assert [(slab.stop - slab.start) / CHUNK for slab in slabs] == pytest.approx([1, 2, 4, 6, 6, 1], abs=0.001)
+    assert [(slab.stop - slab.start) / CHUNK for slab in slabs] == pytest.approx([1, 2, 3, 4, 6, 4], abs=0.001)
 
 
 def test_a_lead_as_large_as_the_limit_makes_them_all_alike():
@@ -134,7 +134,7 @@ def test_what_is_left_of_a_split_chunk_shares_a_slab_with_those_that_follow():
     pieces = Pieces(np.array([1, 2, 5]), np.array([0, 2000, 2001, 2002]), np.zeros((2002, 3), np.int64))
     slabs = check_gathers(pieces, 6 * CHUNK, Sizes(4 * CHUNK, 4 * CHUNK))
     assert [slab.pieces.chunks.tolist() for slab in slabs] == [[1], [2, 5]]
-    slabs = check_gathers(pieces, 6 * CHUNK, Sizes(2 * CHUNK, 4 * CHUNK))
+    slabs = check_gathers(pieces, 6 * CHUNK, Sizes(3 * CHUNK, 3 * CHUNK))
     assert [slab.pieces.chunks.tolist() for slab in slabs] == [[1], [1, 2], [5]]
 
 

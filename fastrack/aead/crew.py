@@ -23,16 +23,25 @@ _ALONE = 2 * 1024 * 1024 // CHUNK  # runs shorter than this are done before a he
 _HUGE_PAGE = 2 * 1024 * 1024 // CHUNK  # tickets this long keep two threads from touching one fresh huge page
 
 
-def run(kernel: Callable[..., None], arguments: tuple[Any, ...], count: int, threads: int, kept: object) -> int | None:
+def run(
+    kernel: Callable[..., None],
+    arguments: tuple[Any, ...],
+    count: int,
+    threads: int,
+    kept: object,
+    *,
+    alone: int = _ALONE,
+) -> int | None:
     """Work `count` chunks on up to `threads` threads; the number of the first bad one, or None.
 
-    `kept` is what the kernel's addresses point into: it lives until the last thread has left the kernel.
+    `kept` is what the kernel's addresses point into: it lives until the last thread has left the kernel. One more thread
+    helps for every `alone` chunks.
     """
     from fastrack.aead import kernels
 
     board = kernels.new_board()
     place = int(board.__array_interface__["data"][0])
-    helpers = min(threads - 1, count // _ALONE)
+    helpers = min(threads - 1, count // alone)
     ticket = _ticket(count, helpers + 1)
 
     held = (kept, board)  # in the closure of a helper, so for as long as one may touch them

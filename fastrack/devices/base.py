@@ -103,8 +103,8 @@ class Device(Protocol):
     slab : int
         Bytes of plaintext of a staged slab at most; a multiple of 16384.
     lead : int
-        The same for the first slab of a message; those that follow double in size up to `slab`. A device that works
-        while the next slab is filled starts the sooner for it.
+        The same for the first slab of a message; those that follow are half as large again each, up to `slab`. A device
+        that works while the next slab is filled starts the sooner for it, and the next is filled before it is done.
     """
 
     name: str

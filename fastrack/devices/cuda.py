@@ -33,7 +33,7 @@ from fastrack.errors import DeviceError, FastrackError
 __all__ = ["CudaDevice"]
 
 SLAB = 8 << 20
-LEAD = 1 << 20
+LEAD = 2 << 20
 BLOCKS = 2  # of a kernel that run on a multiprocessor at once
 
 _GOOD = 2**64 - 1  # the verdict on a message without a bad chunk
@@ -127,7 +127,7 @@ class CudaWork:
         self._array = memory.array
         self._bits = 8 * (len(key.material) - NONCE)
         self._error: BaseException | None = None
-        self._ended = False
+        self._handed_over = False
         self._finished = threading.Event()
         self._reading = threading.Lock()
         self._word = UNKNOWN
@@ -139,9 +139,12 @@ class CudaWork:
             # The array may still be written to or read by what its owner started before.
             self._driver.record(control.started, self._stream)
             pipeline.submit(self._start)
-        except BaseException:
+        except FastrackError:
             control.forget()
             controls.give_back(control)
+            raise
+        except BaseException:  # an interrupt: it may have been submitted, so nobody else may have the control
+            control.forget()
             raise
 
     def open(self, slab: Slab, sealed: Bytes, slot: Slot | None) -> None:
@@ -169,34 +172,30 @@ class CudaWork:
         self._submit(slot, partial(self._seal, slot, slab.sealed, count, arguments))
 
     def end(self) -> None:
-        if self._ended or self._pipeline.forked:
+        if self._pipeline.forked:
             return
-        self._ended = True
-        try:
-            self._pipeline.submit(self._finish)
-        except FastrackError as error:  # closed or given up; closing wipes what is left
-            self._error = self._error or error
-            return
-        # To wait for an event is to wait for what was recorded by then: so `finished` must have been recorded.
+        if not self._handed_over:
+            try:
+                self._pipeline.submit(self._finish)
+            except FastrackError as error:  # closed or given up; closing wipes what is left
+                self._error = self._error or error
+                return
+            self._handed_over = True
+        # What the caller starts from here on must find it all on the device's streams.
         self._finished.wait()
-        try:  # even after a failure: a slab from before it may be under way, and the array's memory free soon
-            self._driver.wait(self._stream, self._control.finished)
-        except DeviceError as error:
-            self.fail(error)
-        self._array = None
 
     def done(self) -> bool:
         if self._error is not None or self._known or self._pipeline.forked:
             return True
         try:
-            return self._driver.done(self._control.finished)
+            return self._finished.is_set() and self._driver.done(self._control.finished)
         except DeviceError:  # `verdict` will find out, and tell
             return True
 
     def verdict(self) -> int | None:
         if self._pipeline.forked:
             self._pipeline.require_usable()
-        assert self._ended
+        self.end()  # an interrupt may have cut it short, and then `finished` still tells of another message
         with self._reading:  # or the control would come back twice, and serve two messages at once
             if self._error is None and not self._known:
                 try:
@@ -215,7 +214,7 @@ class CudaWork:
 
     def __del__(self) -> None:
         # One that nobody asked for its verdict. `finished` tells when its control may be used again.
-        if getattr(self, "_ended", False) and not self._known:
+        if getattr(self, "_handed_over", False) and self._finished.is_set() and not self._known:
             self._controls.give_back(self._control)
 
     # What the copy thread does.
@@ -235,7 +234,9 @@ class CudaWork:
         finally:
             control.forget()
 
-    def _open(self, slot: CudaSlot, size: int, kernel: str, count: int, arguments: Sequence[int]) -> None:
+    def _open(
+        self, slot: CudaSlot, size: int, kernel: str, count: int, arguments: Sequence[int], issued: threading.Event
+    ) -> None:
         driver, control, pipeline = self._driver, self._control, self._pipeline
         arguments = [control.state, slot.twin, *arguments, control.verdict]
         try:
@@ -249,9 +250,9 @@ class CudaWork:
         except Exception as error:  # noqa: BLE001 - told by `verdict`
             self.fail(error)
         finally:
-            slot.release()
+            issued.set()
 
-    def _seal(self, slot: CudaSlot, size: int, count: int, arguments: Sequence[int]) -> None:
+    def _seal(self, slot: CudaSlot, size: int, count: int, arguments: Sequence[int], issued: threading.Event) -> None:
         driver, pipeline = self._driver, self._pipeline
         arguments = [self._control.state, *arguments]
         try:
@@ -265,7 +266,7 @@ class CudaWork:
         except Exception as error:  # noqa: BLE001 - told by `verdict`
             self.fail(error)
         finally:
-            slot.release()
+            issued.set()
 
     def _finish(self) -> None:
         driver, control, kernels = self._driver, self._control, self._pipeline.kernels
@@ -274,10 +275,13 @@ class CudaWork:
                 driver.download(control.answer, control.verdict, kernels)
             control.clear(driver, kernels)
             driver.record(control.finished, kernels)
+            # Even after a failure: a slab from before it may be under way, and the array's memory free soon.
+            driver.wait(self._stream, control.finished)
         except Exception as error:  # noqa: BLE001 - told by `verdict`
             self.fail(error)
             self._wipe_again()
         finally:
+            self._array = None
             self._finished.set()
 
     def _wipe_again(self) -> None:
@@ -291,11 +295,14 @@ class CudaWork:
     # What the caller's thread does.
 
     def _submit(self, slot: CudaSlot, job: partial[None]) -> None:
-        slot.lend(self.fail)
+        issued = slot.lend(self.fail)
         try:
-            self._pipeline.submit(job)
-        except BaseException:
-            slot.release()
+            self._pipeline.submit(partial(job, issued))
+        except FastrackError:
+            issued.set()
+            raise
+        except BaseException:  # an interrupt: it may have been submitted
+            self._pipeline.submit_after_all(issued.set)
             raise
 
     def _require_good(self) -> None:

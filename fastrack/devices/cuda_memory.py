@@ -40,18 +40,21 @@ class CudaSlot:
         self._device_memory = driver.memory(size)
         self.twin = self._device_memory.pointer
         self._pipeline = pipeline
-        self._issued = threading.Event()
+        self._issued = threading.Event()  # another one for every time that it is lent
         self._issued.set()
         self._fail: Callable[[BaseException], None] = lambda _: pipeline.settle()
 
-    def lend(self, fail: Callable[[BaseException], None]) -> None:
-        """Say that the copy thread is about to be asked to use it, and who is to hear of what goes wrong."""
-        self._fail = fail
-        self._issued.clear()
+    def lend(self, fail: Callable[[BaseException], None]) -> threading.Event:
+        """Say that the copy thread is about to be asked to use it, and who is to hear of what goes wrong.
 
-    def release(self) -> None:
-        """Say that the copy thread has put on its streams all that will use it."""
-        self._issued.set()
+        Returns
+        -------
+        threading.Event
+            To be set when the copy thread has put on its streams all that will use it.
+        """
+        self._fail = fail
+        self._issued = issued = threading.Event()
+        return issued
 
     def ready(self) -> bool:
         if self._pipeline.forked:
@@ -161,6 +164,8 @@ class Controls:
             pass
         finally:
             pipeline.settle()
+        for control in self._all:
+            control.forget()
         self._all.clear()
         self._returned.clear()
 

@@ -68,6 +68,9 @@ class CupyDriver:
 
     # Memory, streams and events.
 
+    def adopt(self) -> None:
+        self._runtime.setDevice(self._index)
+
     def host(self, size: int) -> Bytes:
         with self._current():
             pointer = self._runtime.hostAlloc(size, _PORTABLE)
@@ -289,7 +292,8 @@ class _Current:
     ) -> None:
         calls = self._calls
         if self._before is not None:
-            calls.runtime.setDevice(self._before)
+            with suppress(*calls.failures):  # what failed before it is the one to tell
+                calls.runtime.setDevice(self._before)
         if isinstance(error, calls.failures):
             raise _told(calls.name, error) from error
 

@@ -65,6 +65,9 @@ class Driver(Protocol):
     multiprocessors: int
     state: int
 
+    def adopt(self) -> None:
+        """Make this the current device of the calling thread for good, so that calls need not switch to it."""
+
     def host(self, size: int) -> Bytes:
         """Page-locked host memory of exactly `size` bytes, given back when nothing refers to it."""
 

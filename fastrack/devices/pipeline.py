@@ -6,6 +6,7 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 
 from fastrack.devices.driver import Driver
 from fastrack.errors import ClosedError, DeviceError
@@ -33,7 +34,7 @@ class Pipeline:
         self.driver = driver
         self.uploads = driver.stream(urgent=True)
         self.downloads = driver.stream(urgent=True)
-        self.kernels = driver.stream(urgent=False)  # the caller's own kernels go first
+        self.kernels = driver.stream(urgent=False)
         self.forked = False
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -68,9 +69,17 @@ class Pipeline:
             self.require_usable()
             if self._thread is None:
                 name = f"fastrack {self.driver.name}"
-                self._thread = threading.Thread(target=_serve, args=(self._jobs,), name=name, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=_serve, args=(self._jobs, self.driver), name=name, daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    raise DeviceError(f"{name} has no thread to copy with: {error}; end some others") from error
+                self._thread = thread
             self._jobs.put(job)
+
+    def submit_after_all(self, job: Job) -> None:
+        """Have the copy thread call `job`, after an interrupt that hides whether it was given another before."""
+        self._jobs.put(job)
 
     def settle(self) -> None:
         """Wait, after something failed, until nothing is under way, so that all that was in use is free.
@@ -97,7 +106,11 @@ class Pipeline:
         return True
 
 
-def _serve(jobs: queue.SimpleQueue[Job | None]) -> None:
+def _serve(jobs: queue.SimpleQueue[Job | None], driver: Driver) -> None:
+    with suppress(Exception):  # every call makes sure of the device anyway
+        driver.adopt()
     while (job := jobs.get()) is not None:
-        job()
+        # One that raises after all has told whoever waits for it, and no verdict means a bad one.
+        with suppress(Exception):
+            job()
         del job  # it holds a slot and an array, and the next one may be long in coming

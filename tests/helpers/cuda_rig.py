@@ -91,7 +91,7 @@ class Rig:
         self.leave()
         self.driver.stop()
         del self.device
-        assert self.driver.violations == []
+        assert self.driver.violations == [], self.driver.violations
         assert arrays is None or self.driver.left() == arrays
 
     def slabs(self, message):

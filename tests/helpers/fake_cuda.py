@@ -35,6 +35,9 @@ _PATIENCE = 20
 class FakeDriver:
     """`Driver`, and what tests ask of it besides."""
 
+    def adopt(self):
+        """There is one device only."""
+
     def __init__(self, mode="lazy", seed=0, multiprocessors=4):
         self.name = "cuda:0"
         self.multiprocessors = multiprocessors
