@@ -220,7 +220,7 @@ def test_an_interrupted_slab_comes_back_only_after_what_may_have_been_asked_for_
 def test_a_copy_thread_that_cannot_start_may_start_later(monkeypatch):
     rig = Rig()
 
-    def refuse(thread):
+    def refuse(_):
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patch:

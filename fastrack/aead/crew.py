@@ -34,8 +34,8 @@ def run(
 ) -> int | None:
     """Work `count` chunks on up to `threads` threads; the number of the first bad one, or None.
 
-    `kept` is what the kernel's addresses point into: it lives until the last thread has left the kernel. One more thread
-    helps for every `alone` chunks.
+    `kept` is what the kernel's addresses point into: it lives until the last thread has left the kernel. For every
+    `alone` chunks one more thread helps.
     """
     from fastrack.aead import kernels
 
