@@ -175,28 +175,58 @@ class Channel:
             out = self._device.empty(dtype, shape, framework)
         target = self._device.view(out, writable=True)
         with self._stats.transfer(len(target)) as record:
-            message_key = self._message_key(leaf, order, target)
-            source = self._source(leaf, message_key)
-            _require_apart(target, source.memory)
+            messages = self._messages(leaf, order, target)
+            started: list[tuple[Work, str | None]] = []
             try:
-                work = self._receive(source, message_key, target, record)
-                if order.non_blocking and not work.done():
-                    self._pending.add(work, source.name)
-                else:
-                    _require_good(work, source.name)
+                if isinstance(leaf, SealedRows) and leaf.has_gaps:
+                    self._device.clear(target)
+                for source, message_key in messages:
+                    started.append((self._receive(source, message_key, target, record), source.name))
+                self._judge(started, order)
             except BaseException:
+                for _, message_key in messages:
+                    message_key.wipe()
+                for work, _ in started:  # none may write to the target once it was cleared
+                    with suppress(DeviceError):
+                        work.verdict()
                 self._clear(target)
                 raise
         return out
 
-    def _message_key(self, leaf: Any, order: _Order, target: Any) -> MessageKey:
-        if not isinstance(leaf, (SealedTensor, SealedRows)):
-            return self._session.next_key()
+    def _messages(self, leaf: Any, order: _Order, target: Any) -> list[tuple[Source, MessageKey]]:
+        """What a leaf is made of, before anything of it is moved: the key of every message is at hand."""
+        if isinstance(leaf, SealedTensor):
+            messages: list[tuple[Source, MessageKey]] = [
+                (SealedSource(leaf, self._threads), self._open_header(leaf, order, target))
+            ]
+        elif isinstance(leaf, SealedRows):
+            messages = [
+                (RowSource(part, self._threads), self._open_header(part.tensor, order, target)) for part in leaf.parts()
+            ]
+        else:
+            key = self._session.next_key()
+            messages = [(PlainSource(arrays.bytes_of(leaf), key, self._engine), key)]
+        for source, _ in messages:
+            _require_apart(target, source.memory)
+        return messages
+
+    def _open_header(self, sealed: SealedTensor, order: _Order, target: Any) -> MessageKey:
         try:
-            return leaf.open_header(order.ring)
+            return sealed.open_header(order.ring)
         except AuthenticationError:
             self._clear(target)
             raise
+
+    def _judge(self, started: list[tuple[Work, str | None]], order: _Order) -> None:
+        """Wait for work, or leave what is not done for later if the caller does not wait."""
+        later = []
+        for work, name in started:
+            if order.non_blocking and not work.done():
+                later.append((work, name))
+            else:
+                _require_good(work, name)
+        for work, name in later:
+            self._pending.add(work, name)
 
     def _clear(self, target: Any) -> None:
         """Leave zeros after an error, which is the one to tell even if the device now has another."""
@@ -214,13 +244,6 @@ class Channel:
                 f"not {found[0]} {list(found[1])}"
             )
         self._device.view(out, writable=True)
-
-    def _source(self, leaf: Any, key: MessageKey) -> Source:
-        if isinstance(leaf, SealedTensor):
-            return SealedSource(leaf, self._threads)
-        if isinstance(leaf, SealedRows):
-            return RowSource(leaf, self._threads)
-        return PlainSource(arrays.bytes_of(leaf), key, self._engine)
 
     # The two directions.
 

@@ -10,11 +10,38 @@ import numpy as np
 import numpy.typing as npt
 
 from fastrack.aead import Pieces
-from fastrack.cobblestone import CHUNK
 
-__all__ = ["RowPlan", "plan_rows"]
+__all__ = ["Indices", "Ranges", "RowPlan", "as_indices", "plan_rows"]
 
 Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """Ranges of a message's plaintext and their places in a result.
+
+    starts, sizes, places : int64 (n,); range `i` has `sizes[i]` bytes from `starts[i]` on, and goes to `places[i]`
+    """
+
+    starts: Indices
+    sizes: Indices
+    places: Indices
+
+    @classmethod
+    def even(cls, starts: Indices, size: int) -> Ranges:
+        """Ranges of one size, one after the other in the result."""
+        count = starts.size
+        return cls(starts, np.full(count, size, np.int64), np.arange(0, count * size, size) if size else starts)
+
+    def ranges(self) -> Ranges:
+        """These."""
+        return self
+
+    def pieces(self) -> Pieces:
+        """The gather: each chunk once, in ascending order."""
+        from fastrack.aead import plans  # imports numba, a third of a second: when first used
+
+        return Pieces(*plans.cut(self.starts, self.sizes, self.places))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,24 +61,18 @@ class RowPlan:
     def nbytes(self) -> int:
         return len(self.rows) * self.row_bytes
 
-    def pieces(self) -> Pieces:
-        """The gather: each chunk once, in ascending order."""
-        starts, lengths = self._stretches()
-        targets = np.cumsum(lengths) - lengths
-        return _cut_at_chunks(starts, lengths, targets)
-
-    def _stretches(self) -> tuple[Indices, Indices]:
-        """Byte ranges of the plaintext in the order of the result; neighbouring rows are one range."""
-        if not self.nbytes:
-            return np.empty(0, np.int64), np.empty(0, np.int64)
-        if isinstance(self.rows, range) and self.rows.step == 1:
-            return np.array([self.rows.start * self.row_bytes]), np.array([self.nbytes])
+    def ranges(self) -> Ranges:
+        """Which bytes they are."""
         rows = self.rows
-        if isinstance(rows, range):
-            rows = np.arange(rows.start, rows.stop, rows.step)
-        heads = np.flatnonzero(np.diff(rows, prepend=rows[0] - 2) != 1)
-        counts = np.diff(heads, append=rows.size)
-        return rows[heads] * self.row_bytes, counts * self.row_bytes
+        if not isinstance(rows, range):
+            return Ranges.even(rows * self.row_bytes, self.row_bytes)
+        if rows.step == 1:
+            return Ranges.even(np.array([rows.start * self.row_bytes]), self.nbytes)
+        return Ranges.even(np.arange(rows.start, rows.stop, rows.step) * self.row_bytes, self.row_bytes)
+
+    def pieces(self) -> Pieces:
+        """The gather of their bytes."""
+        return self.ranges().pieces()
 
 
 def plan_rows(rows: Any, shape: tuple[int, ...], nbytes: int) -> RowPlan:
@@ -70,6 +91,8 @@ def plan_rows(rows: Any, shape: tuple[int, ...], nbytes: int) -> RowPlan:
     row_bytes, rest = divmod(nbytes, count) if count else (0, 0)
     if rest:
         raise TypeError("the rows of this tensor do not fill whole bytes; open it whole")
+    if type(rows) is int:
+        return _one_row(rows, shape, row_bytes)
     if isinstance(rows, slice):
         chosen = range(*rows.indices(count))
         return RowPlan((len(chosen), *shape[1:]), row_bytes, chosen)
@@ -82,14 +105,20 @@ def plan_rows(rows: Any, shape: tuple[int, ...], nbytes: int) -> RowPlan:
         except TypeError:
             pass
         else:
-            if not -count <= row < count:
-                raise IndexError(f"row {row} is out of range: the tensor has {count} rows")
-            return RowPlan(shape[1:], row_bytes, range(row % count, row % count + 1))
-    indices = _as_indices(rows, count)
+            return _one_row(row, shape, row_bytes)
+    indices = as_indices(rows, count)
     return RowPlan((indices.size, *shape[1:]), row_bytes, indices)
 
 
-def _as_indices(rows: Any, count: int) -> Indices:
+def _one_row(row: int, shape: tuple[int, ...], row_bytes: int) -> RowPlan:
+    count = shape[0]
+    if not -count <= row < count:
+        raise IndexError(f"row {row} is out of range: the tensor has {count} rows")
+    return RowPlan(shape[1:], row_bytes, range(row % count, row % count + 1))
+
+
+def as_indices(rows: Any, count: int) -> Indices:
+    """A vector of integers or a mask, as the numbers of rows, from 0 on. Raises as `plan_rows` does."""
     array = np.asarray(rows)
     if array.size == 0 and not isinstance(rows, np.ndarray):
         array = array.astype(np.int64)
@@ -103,25 +132,10 @@ def _as_indices(rows: Any, count: int) -> Indices:
             raise IndexError(f"a mask of {array.size} does not fit {count} rows")
         return np.flatnonzero(array)
     indices = array.astype(np.int64)
-    wrong = indices[(indices < -count) | (indices >= count)]
-    if wrong.size:
+    if not indices.size:
+        return indices
+    lowest, highest = int(indices.min()), int(indices.max())
+    if lowest < -count or highest >= count:
+        wrong = indices[(indices < -count) | (indices >= count)]
         raise IndexError(f"row {wrong[0]} is out of range: the tensor has {count} rows")
-    return np.where(indices < 0, indices + count, indices)
-
-
-def _cut_at_chunks(starts: Indices, lengths: Indices, targets: Indices) -> Pieces:
-    first = starts // CHUNK
-    counts = (starts + lengths - 1) // CHUNK - first + 1
-    which = np.repeat(np.arange(starts.size), counts)
-    within = np.arange(which.size) - np.repeat(np.cumsum(counts) - counts, counts)
-    numbers = first[which] + within
-    begin = np.maximum(starts[which], numbers * CHUNK)
-    end = np.minimum((starts + lengths)[which], (numbers + 1) * CHUNK)
-    order = np.argsort(numbers, kind="stable")
-    table = np.stack([begin - numbers * CHUNK, targets[which] + begin - starts[which], end - begin], axis=1)[order]
-    chunks, heads = np.unique(numbers[order], return_index=True)
-    return Pieces(
-        chunks.astype(np.int64),
-        np.append(heads, which.size).astype(np.int64),
-        np.ascontiguousarray(table, dtype=np.int64),
-    )
+    return indices if lowest >= 0 else np.where(indices < 0, indices + count, indices)

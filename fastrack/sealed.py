@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -15,9 +16,9 @@ from fastrack.arrays import Bytes, Framework
 from fastrack.cobblestone import HEADER, SALT, MessageKey
 from fastrack.errors import AuthenticationError, FormatError
 from fastrack.keys import Key, KeyLike, KeyRing, KeySource
-from fastrack.rows import RowPlan, plan_rows
+from fastrack.rows import Ranges, plan_rows
 
-__all__ = ["Claim", "SealedRows", "SealedTensor", "new_file_id", "seal", "unseal"]
+__all__ = ["Choice", "Claim", "Part", "SealedRows", "SealedTensor", "TensorRows", "new_file_id", "seal", "unseal"]
 
 _CONTEXT = b"fastrack/tensor@1\0"
 
@@ -90,10 +91,24 @@ def unseal(
     if not isinstance(sealed, (SealedTensor, SealedRows)):
         raise TypeError(f"expected a sealed tensor or rows of one, not {type(sealed).__name__}, which nobody sealed")
     framework = framework or arrays.default_framework()
-    with OpenMessage(sealed, KeyRing.resolve(keys)) as opened:
+    ring = KeyRing.resolve(keys)
+    if isinstance(sealed, SealedRows):
+        return _unseal_rows(sealed, ring, framework)
+    with OpenMessage(sealed, ring) as opened:
         memory = arrays.empty_bytes(sealed.nbytes)
         result = arrays.from_bytes(memory, sealed.dtype, sealed.shape, framework)
         opened.read(memory)
+    return result
+
+
+def _unseal_rows(rows: SealedRows, keys: KeyRing, framework: Framework) -> Any:
+    memory = arrays.empty_bytes(rows.nbytes)
+    result = arrays.from_bytes(memory, rows.dtype, rows.shape, framework)
+    if rows.has_gaps:
+        memory.fill(0)
+    for part in rows.parts():
+        with OpenMessage(part.tensor, keys) as opened:
+            opened.gather(part.plan.pieces(), memory)
     return result
 
 
@@ -203,8 +218,23 @@ class SealedTensor:
         """The message key, if the right key is among `keys` and the header is sound."""
         return self.claim.open_header(self._message[:HEADER].tobytes(), keys[self.key_id])
 
+    def to(
+        self,
+        device: object = None,
+        *,
+        keys: KeySource | None = None,
+        framework: Framework | None = None,
+        out: Any = None,
+        non_blocking: bool = False,
+    ) -> Any:
+        """Open it on a device: the same as `fastrack.to_device` of it."""
+        from fastrack.shared import to_device
+
+        return to_device(self, device, keys=keys, framework=framework, out=out, non_blocking=non_blocking)
+
     def __getitem__(self, rows: Any) -> SealedRows:
-        return SealedRows(self, plan_rows(rows, self.shape, self.nbytes))
+        plan = plan_rows(rows, self.shape, self.nbytes)
+        return SealedRows(TensorRows(self, plan.shape, plan))
 
     def __len__(self) -> int:
         if not self.shape:
@@ -225,14 +255,56 @@ class SealedTensor:
         self.__init__(claim, np.frombuffer(message, np.uint8), key_id)  # type: ignore[misc]
 
 
-class SealedRows:
-    """Rows of a sealed tensor: a handle, of which nothing is opened yet. Made by ``sealed[rows]``."""
+class Plan(Protocol):
+    """Which bytes of a message go where in a result."""
 
-    __slots__ = ("_plan", "tensor")
+    def ranges(self) -> Ranges:
+        """The ranges, in bytes."""
 
-    def __init__(self, tensor: SealedTensor, plan: RowPlan) -> None:
+    def pieces(self) -> Pieces:
+        """The gather: which chunks hold them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one sealed tensor gives to a result."""
+
+    tensor: SealedTensor
+    plan: Plan
+
+
+class Choice(Protocol):
+    """What a handle on rows stands for. Its properties are those of the handle."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def key_id(self) -> str: ...
+    @property
+    def has_gaps(self) -> bool: ...
+
+    def parts(self) -> Sequence[Part]:
+        """Where the bytes are."""
+
+    def reduce(self) -> tuple[object, tuple[Any, ...]]:
+        """How a handle of it pickles."""
+
+
+class TensorRows:
+    """The choice of rows out of one sealed tensor that is at hand."""
+
+    __slots__ = ("plan", "shape", "tensor")
+
+    has_gaps = False
+
+    def __init__(self, tensor: SealedTensor, shape: tuple[int, ...], plan: Plan) -> None:
         self.tensor = tensor
-        self._plan = plan
+        self.shape = shape
+        self.plan = plan
 
     @property
     def name(self) -> str:
@@ -243,31 +315,86 @@ class SealedRows:
         return self.tensor.dtype
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the result."""
-        return self._plan.shape
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the result."""
-        return self._plan.nbytes
-
-    @property
     def key_id(self) -> str:
         return self.tensor.key_id
 
+    def parts(self) -> Sequence[Part]:
+        return (Part(self.tensor, self.plan),)
+
+    def reduce(self) -> tuple[object, tuple[Any, ...]]:
+        return _again, (self.tensor, self.shape, self.plan)
+
+
+def _again(tensor: SealedTensor, shape: tuple[int, ...], plan: Plan) -> SealedRows:
+    return SealedRows(TensorRows(tensor, shape, plan))
+
+
+class SealedRows:
+    """Rows of sealed tensors: a handle, of which nothing is opened yet.
+
+    Made by ``sealed[rows]``, by `SealedDataset` and by `collate`.
+
+    Attributes
+    ----------
+    name : str
+        What the tensor is called; the first of them, if they are several.
+    dtype : str
+        The element type, by its safetensors name.
+    shape : tuple of int
+        The shape of the result.
+    nbytes : int
+        Bytes of the result.
+    key_id : str
+        The id of the key that opens it; the first, if they are several.
+    """
+
+    __slots__ = ("choice",)
+
+    def __init__(self, choice: Choice) -> None:
+        self.choice = choice
+
     @property
-    def chunks(self) -> Bytes:
-        """The whole message without its header."""
-        return self.tensor.chunks
+    def name(self) -> str:
+        return self.choice.name
 
-    def pieces(self) -> Pieces:
-        """Which chunks hold the rows, and where their bytes go."""
-        return self._plan.pieces()
+    @property
+    def dtype(self) -> str:
+        return self.choice.dtype
 
-    def open_header(self, keys: KeyRing) -> MessageKey:
-        """As for the tensor."""
-        return self.tensor.open_header(keys)
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.choice.shape
+
+    @property
+    def nbytes(self) -> int:
+        return dtypes.nbytes(self.dtype, self.shape)
+
+    @property
+    def key_id(self) -> str:
+        return self.choice.key_id
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether some of the result is in no tensor, and zeros."""
+        return self.choice.has_gaps
+
+    def parts(self) -> Sequence[Part]:
+        """The tensors that the rows are of, and where in the result they go."""
+        return self.choice.parts()
+
+    def to(
+        self,
+        device: object = None,
+        *,
+        keys: KeySource | None = None,
+        framework: Framework | None = None,
+        out: Any = None,
+        non_blocking: bool = False,
+    ) -> Any:
+        """Open them on a device: the same as `fastrack.to_device` of them."""
+        from fastrack.shared import to_device
+
+        return to_device(self, device, keys=keys, framework=framework, out=out, non_blocking=non_blocking)
 
     def __len__(self) -> int:
         if not self.shape:
@@ -277,11 +404,14 @@ class SealedRows:
     def __repr__(self) -> str:
         return f"<SealedRows of {self.name!r} {self.dtype} {list(self.shape)}>"
 
+    def __reduce__(self) -> tuple[object, tuple[Any, ...]]:
+        return self.choice.reduce()
+
 
 class OpenMessage:
     """A message whose header was checked, ready to be read on the host; a context that wipes its key."""
 
-    def __init__(self, sealed: SealedTensor | SealedRows, keys: KeyRing) -> None:
+    def __init__(self, sealed: SealedTensor, keys: KeyRing) -> None:
         self._sealed = sealed
         self._engine = aead.engine()
         message_key = sealed.open_header(keys)
@@ -296,14 +426,17 @@ class OpenMessage:
         AuthenticationError
             If a chunk is not what was sealed; `memory` holds zeros then.
         """
-        sealed = self._sealed
-        if isinstance(sealed, SealedRows):
-            bad = self._engine.open_pieces(self._schedule, sealed.chunks, memory, sealed.pieces())
-        else:
-            bad = self._engine.open_run(self._schedule, sealed.chunks, memory, 0)
+        bad = self._engine.open_run(self._schedule, self._sealed.chunks, memory, 0)
         if bad is not None:
             memory.fill(0)
-            raise bad_chunk(sealed.name, bad)
+            raise bad_chunk(self._sealed.name, bad)
+
+    def gather(self, pieces: Pieces, memory: Bytes) -> None:
+        """Open some of it into their places in `memory`. Else as `read`."""
+        bad = self._engine.open_pieces(self._schedule, self._sealed.chunks, memory, pieces)
+        if bad is not None:
+            memory.fill(0)
+            raise bad_chunk(self._sealed.name, bad)
 
     def read_run(self, memory: Bytes, first: int) -> None:
         """Open the run of whole chunks from `first` on that fills `memory`, or the message's end."""

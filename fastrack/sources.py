@@ -12,7 +12,7 @@ from fastrack import aead, cobblestone
 from fastrack.aead import Bytes, Pieces
 from fastrack.cobblestone import CHUNK, STRIDE, MessageKey
 from fastrack.devices import Slab
-from fastrack.sealed import SealedRows, SealedTensor
+from fastrack.sealed import Part, SealedTensor
 
 __all__ = ["PlainSource", "RowSource", "SealedSource", "Sizes", "Source", "gathers_of", "slabs_of"]
 
@@ -99,11 +99,11 @@ class RowSource:
 
     in_place = True
 
-    def __init__(self, sealed: SealedRows, threads: int) -> None:
-        self.name: str | None = sealed.name
-        self.memory = sealed.chunks
-        self._pieces = sealed.pieces()
-        self._nbytes = sealed.tensor.nbytes
+    def __init__(self, part: Part, threads: int) -> None:
+        self.name: str | None = part.tensor.name
+        self.memory = part.tensor.chunks
+        self._pieces = part.plan.pieces()
+        self._nbytes = part.tensor.nbytes
         self._threads = threads
 
     def slabs(self, sizes: Sizes | None) -> Iterator[Slab]:

@@ -134,6 +134,61 @@ class TestRows:
         assert caught.value.chunk == 3
 
 
+class TestPartsOfSeveralTensors:
+    @pytest.fixture
+    def tables(self):
+        return [data(30 * 1000, seed).reshape(30, 1000) for seed in range(3)]
+
+    def batch(self, sealed):
+        return fastrack.collate([sealed[which][row] for which, row in [(2, 29), (0, 0), (1, 17), (2, 3)]])
+
+    def test_arrive_in_one_array(self, channel, key, tables):
+        moved = channel.to_device(self.batch([fastrack.seal(table, key) for table in tables]), framework="numpy")
+        assert np.array_equal(moved, np.stack([tables[2][29], tables[0][0], tables[1][17], tables[2][3]]))
+
+    @pytest.mark.parametrize("bad", [0, 1, 2])
+    def test_arrive_all_or_not_at_all(self, channel, key, tables, bad):
+        sealed = [fastrack.seal(table, key, f"table {index}") for index, table in enumerate(tables)]
+        sealed[bad] = tampered(sealed[bad], 56 + 16400 if bad else 56)
+        out = np.full((4, 1000), 7, np.uint8)
+        with pytest.raises(AuthenticationError) as caught:
+            channel.to_device(self.batch(sealed), out=out)
+        assert (caught.value.tensor, caught.value.chunk) == (f"table {bad}", int(bad > 0))
+        assert not out.any()
+
+    def test_need_every_key_before_anything_is_moved(self, channel, key, tables):
+        sealed = [fastrack.seal(table, Key.generate() if index == 1 else key) for index, table in enumerate(tables)]
+        out = np.full((4, 1000), 7, np.uint8)
+        with pytest.raises(UnknownKeyError):
+            channel.to_device(self.batch(sealed), out=out)
+        assert (out == 7).all()
+
+    def test_leave_zeros_and_no_key_after_any_other_fault(self, channel, key, tables, monkeypatch):
+        fills, keys = [], []
+
+        def fail(source, slab, place):
+            fills.append(source.name)
+            if len(fills) == 2:
+                raise MemoryError("no slab")
+            return fill(source, slab, place)
+
+        def derive(*arguments):
+            keys.append(original(*arguments))
+            return keys[-1]
+
+        fill, original = fastrack.sources.RowSource.fill, fastrack.cobblestone.open_header
+        monkeypatch.setattr(fastrack.sources.RowSource, "fill", fail)
+        monkeypatch.setattr(fastrack.cobblestone, "open_header", derive)
+        out = np.full((4, 1000), 7, np.uint8)
+        with pytest.raises(MemoryError):
+            channel.to_device(self.batch([fastrack.seal(table, key) for table in tables]), out=out)
+        assert not out.any()
+        assert len(keys) == 3
+        for message_key in keys:
+            with pytest.raises(ClosedError):
+                _ = message_key.material
+
+
 class TestPlainTensors:
     @pytest.mark.parametrize("size", SIZES)
     def test_arrive_as_they_are(self, channel, size):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import fastrack
 from fastrack import Key
-from fastrack.rows import plan_rows
+from fastrack.rows import Ranges, plan_rows
 
 CHUNK = 16384
 # Bytes in a row: none, a few, next to a chunk, and more than one.
@@ -193,3 +193,23 @@ def test_a_million_strided_rows_are_planned_without_a_loop():
     pieces = plan.pieces()
     assert pieces.table.shape == (1_000_000, 3)
     assert pieces.chunks.size == 977
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.tuples(st.integers(0, 5 * CHUNK), st.integers(0, 3 * CHUNK), st.integers(0, 2)), max_size=12))
+def test_ranges_of_any_size_arrive_with_gaps_between_them(wanted):
+    plain = np.random.default_rng(0).integers(0, 200, 8 * CHUNK, dtype=np.uint8)
+    expected, place, places = [], 0, []
+    for start, size, gap in wanted:
+        places.append(place)
+        expected += [plain[start : start + size], np.full(gap, 0xEE, np.uint8)]
+        place += size + gap
+    starts, sizes = (np.array([each[index] for each in wanted], np.int64) for index in (0, 1))
+    pieces = Ranges(starts, sizes, np.array(places, np.int64)).pieces()
+    result = np.full(place, 0xEE, np.uint8)
+    for i, chunk in enumerate(pieces.chunks):
+        for start, target, length in pieces.table[pieces.starts[i] : pieces.starts[i + 1]]:
+            assert 0 < length <= CHUNK - start
+            result[target : target + length] = plain[chunk * CHUNK + start :][:length]
+    assert np.array_equal(result, np.concatenate([np.empty(0, np.uint8), *expected]))
+    assert (np.diff(pieces.chunks) > 0).all()

@@ -176,7 +176,7 @@ def test_a_sealed_tensor_is_copied_as_it_is(sealed, slot, threads):
 
 
 def test_a_sealed_tensor_that_is_not_staged_is_not_copied(sealed):
-    for source in (SealedSource(sealed, 1), RowSource(sealed[:5], 1)):
+    for source in (SealedSource(sealed, 1), RowSource(*sealed[:5].parts(), 1)):
         (slab,) = source.slabs(None)
         found = source.fill(slab, None)
         assert found.ctypes.data == sealed.chunks.ctypes.data
@@ -186,7 +186,7 @@ def test_a_sealed_tensor_that_is_not_staged_is_not_copied(sealed):
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_chunks_of_rows_lie_side_by_side(sealed, slot, threads):
     rows = [0, 3 * CHUNK, 3 * CHUNK + 1, 9 * CHUNK, 10 * CHUNK, 11 * CHUNK, 20 * CHUNK + 4]
-    source = RowSource(sealed[rows], threads)
+    source = RowSource(*sealed[rows].parts(), threads)
     seen = []
     for slab in source.slabs(STAGED):
         staged = source.fill(slab, slot)

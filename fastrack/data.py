@@ -1,0 +1,161 @@
+"""`SealedDataset`: sealed files as a data set for PyTorch's `DataLoader`, whose samples are handles."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from fastrack.keys import KeySource
+from fastrack.layouts import Layout, records_of, rows_of, windows_of
+from fastrack.origin import Origin, Samples, revive
+from fastrack.rows import as_indices
+from fastrack.shards import PathLike, Shards
+
+__all__ = ["SealedDataset"]
+
+
+class SealedDataset:
+    """Samples in one sealed file or several, for `torch.utils.data.DataLoader`; nothing of them is opened here.
+
+    ``data[i]`` is a dict with a handle (`SealedRows`) for each column; `fastrack.collate` puts samples together into
+    one handle for each column, and `to_device` opens that, out of the chunks that hold the samples. Slices, vectors of
+    integers and masks choose several samples at once. Needs no torch.
+
+    Parameters
+    ----------
+    paths : path or sequence of paths
+        Sealed files, whose samples follow each other in the order given.
+    columns : sequence of str, optional
+        Names of sealed tensors that share their first dimension, which counts the samples. By default all sealed
+        tensors of the first file.
+
+    Raises
+    ------
+    ValueError
+        If the files lack a column, or columns do not go together.
+    FormatError, OSError
+        If a file is no sealed file, or cannot be read.
+    TypeError
+        If the rows of a column do not fill whole bytes.
+
+    Attributes
+    ----------
+    columns : tuple of str
+        What each sample has.
+
+    Notes
+    -----
+    Worker processes send numbers of samples, which mean something only where this object is: keep it while its loader
+    is in use.
+    """
+
+    def __init__(self, paths: PathLike | Sequence[PathLike], columns: Sequence[str] | None = None) -> None:
+        self._origin = Origin(rows_of(Shards(paths, columns)))
+
+    @classmethod
+    def records(
+        cls,
+        paths: PathLike | Sequence[PathLike],
+        data: str = "data",
+        offsets: str = "offsets",
+        *,
+        keys: KeySource | None = None,
+    ) -> SealedDataset:
+        """Samples of any length: sample `i` of a file is ``data[offsets[i]:offsets[i + 1]]``.
+
+        A sample also has its length, under "lengths". Put together, they are one tensor (n, longest) with zeros behind
+        the shorter ones, and an int64 tensor (n,) of their lengths.
+
+        Parameters
+        ----------
+        paths : path or sequence of paths
+            Sealed files.
+        data : str
+            The sealed tensor that holds the samples one after the other, in one dimension.
+        offsets : str
+            The sealed tensor that says where they start: int64, one more than there are samples.
+        keys : Key, path or iterable of these, optional
+            As for `unseal`.
+
+        Raises
+        ------
+        FormatError
+            If the offsets do not ascend, or lead outside the data.
+        AuthenticationError, UnknownKeyError
+            If the offsets cannot be unsealed.
+
+        Notes
+        -----
+        The offsets are unsealed on the host, here. That tells the host nothing new: it sees which bytes are moved.
+        They stay in this process; others know which samples there are, and not how long.
+        """
+        return _around(Origin(records_of(Shards(paths, [data, offsets]), keys)))
+
+    def windows(self, column: str, size: int, step: int | None = None) -> SealedDataset:
+        """Another data set of the same files, whose samples are windows on a long column.
+
+        Sample `i` of a file is ``tensor[i * step : i * step + size]``. No window reaches from one file into the next;
+        what is left at the end of each is in none.
+
+        Parameters
+        ----------
+        column : str
+            The only column of the samples.
+        size : int
+            Rows of a window: elements, if the tensor has one dimension.
+        step : int, optional
+            Rows from the start of a window to the start of the next. By default `size`, so that none overlap.
+
+        Raises
+        ------
+        ValueError
+            If there is no such column, or `size` or `step` is not positive.
+        """
+        return _around(Origin(windows_of(self._origin.layout.shards, column, size, size if step is None else step)))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self._origin.layout.names
+
+    def __len__(self) -> int:
+        return self._origin.count
+
+    def __getitem__(self, index: Any) -> dict[str, Any]:
+        count = self._origin.count
+        if isinstance(index, slice):
+            return self._origin.sample(np.arange(*index.indices(count)))
+        if hasattr(index, "__array__"):
+            index = np.asarray(index)
+        try:
+            row = operator.index(index)
+        except TypeError:
+            return self._origin.sample(as_indices(index, count))
+        if not -count <= row < count:
+            raise IndexError(f"sample {row} is out of range: the data set has {count} samples")
+        return self._origin.sample(row % count)
+
+    def __getitems__(self, indices: Sequence[int]) -> Samples:
+        """Several samples at once, which `collate` need not look at one by one. `DataLoader` calls this."""
+        return Samples(self._origin, as_indices(indices, self._origin.count))
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (self[row] for row in range(len(self)))
+
+    def __repr__(self) -> str:
+        return f"<SealedDataset of {len(self)} samples: {', '.join(self.columns)}>"
+
+    def __reduce__(self) -> tuple[object, tuple[Any, ...]]:
+        return _dataset, (self._origin.token, self._origin.layout)
+
+
+def _dataset(token: bytes, layout: Layout) -> SealedDataset:
+    return _around(revive(token, layout))
+
+
+def _around(origin: Origin) -> SealedDataset:
+    data = SealedDataset.__new__(SealedDataset)
+    data._origin = origin  # noqa: SLF001
+    return data

@@ -1,0 +1,608 @@
+"""Data sets of sealed files: their batches are what plain indexing gives, bit for bit, or an error."""
+
+from __future__ import annotations
+
+import collections
+import gc
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from helpers.staged import staged_channel
+from helpers.tampering import tamper_file
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, Subset
+
+import fastrack
+from fastrack import AuthenticationError, Channel, ClosedError, FormatError, Key, SealedDataset, collate
+from fastrack.sealed import SealedRows
+
+CHUNK = 16384
+COUNTS = [100, 0, 57, 1]  # samples in each file
+
+
+def random(shape, dtype=np.uint8, seed=0):
+    return np.random.default_rng(seed).integers(0, 200, shape).astype(dtype)
+
+
+@pytest.fixture(scope="module")
+def key():
+    return Key.generate()
+
+
+@pytest.fixture(scope="module", params=[Channel, staged_channel], ids=["cpu", "staged"])
+def channel(request, key):
+    with request.param(keys=key) as channel:
+        yield channel
+
+
+@pytest.fixture(scope="module")
+def tables():
+    """The same columns for each file: rows of many sizes, and one of none."""
+    return [
+        {
+            "images": random((count, 28, 28), seed=index),
+            "labels": random(count, np.int64, index),
+            "big": random((count, CHUNK + 3), np.uint16, index),
+            "empty": np.empty((count, 0), np.float32),
+        }
+        for index, count in enumerate(COUNTS)
+    ]
+
+
+@pytest.fixture(scope="module")
+def plain(tables):
+    return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
+
+
+@pytest.fixture(scope="module")
+def paths(tables, key, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shards")
+    paths = [folder / f"{index}.safetensors" for index in range(len(tables))]
+    for path, table in zip(paths, tables, strict=True):
+        fastrack.save_file(table, path, key=key)
+    return paths
+
+
+@pytest.fixture(scope="module")
+def dataset(paths):
+    return SealedDataset(paths)
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert found[name].numpy().dtype == array.dtype
+        assert tuple(found[name].shape) == array.shape
+        assert found[name].numpy().tobytes() == array.tobytes()
+
+
+def chosen(plain, rows):
+    return {name: array[rows] for name, array in plain.items()}
+
+
+class TestSamples:
+    def test_are_as_many_as_the_files_have(self, dataset):
+        assert len(dataset) == sum(COUNTS)
+        assert dataset.columns == ("big", "empty", "images", "labels")
+        assert repr(dataset) == "<SealedDataset of 158 samples: big, empty, images, labels>"
+
+    def test_are_handles_that_say_what_they_are(self, dataset, key):
+        sample = dataset[3]
+        assert isinstance(sample["images"], SealedRows)
+        image = sample["images"]
+        assert (image.name, image.dtype, image.shape, image.nbytes) == ("images", "U8", (28, 28), 784)
+        assert image.key_id == key.id
+        assert sample["labels"].shape == ()
+
+    @pytest.mark.parametrize("index", [0, 99, 100, 156, 157, -1, -158, np.int64(5), torch.tensor(5)])
+    def test_are_those_of_plain_indexing(self, channel, dataset, plain, index):
+        assert_same(channel.to_device(dataset[index]), chosen(plain, int(index)))
+
+    @pytest.mark.parametrize(
+        "index",
+        [slice(90, 130), slice(None, None, -7), [3, -1, 100], np.array([157, 0]), torch.tensor([1, 1]), [5], slice(0)],
+    )
+    def test_may_be_several(self, channel, dataset, plain, index):
+        rows = index.numpy() if isinstance(index, torch.Tensor) else index
+        assert_same(channel.to_device(dataset[index]), chosen(plain, rows))
+
+    def test_may_be_chosen_by_a_mask(self, channel, dataset, plain):
+        mask = random(158) > 150
+        assert_same(channel.to_device(dataset[mask]), chosen(plain, mask))
+
+    @pytest.mark.parametrize("index", [158, -159, [0, 158], [-159], 10**30])
+    def test_out_of_range_are_refused(self, dataset, index):
+        with pytest.raises((IndexError, TypeError), match=r"out of range|rows are chosen"):
+            dataset[index]
+
+    def test_out_of_range_are_refused_in_a_batch(self, dataset):
+        with pytest.raises(IndexError, match="out of range"):
+            dataset.__getitems__([1, 158])
+
+    def test_end_where_the_data_set_ends(self, dataset):
+        assert sum(1 for _ in dataset) == 158
+
+    def test_unseal_on_the_host(self, dataset, plain, key):
+        rows = [150, 2, 157, 2]
+        batch = collate(dataset.__getitems__(rows))
+        for name, array in plain.items():
+            assert np.array_equal(fastrack.unseal(batch[name], key, framework="numpy"), array[rows])
+
+    def test_may_be_of_some_columns(self, paths, channel, plain):
+        dataset = SealedDataset(str(paths[0]), columns=["labels"])
+        assert_same(channel.to_device(dataset[7]), {"labels": plain["labels"][7]})
+
+
+class TestBatches:
+    @settings(max_examples=60, deadline=None)
+    @given(st.lists(st.integers(-158, 157), min_size=1, max_size=60))
+    def test_are_those_of_plain_indexing(self, channel, dataset, plain, rows):
+        expected = chosen(plain, rows)
+        samples = dataset.__getitems__(rows)
+        assert_same(channel.to_device(collate(samples)), expected)
+        assert_same(channel.to_device(collate(list(samples))), expected)
+        assert_same(channel.to_device(collate([dataset[row] for row in rows])), expected)
+
+    @settings(max_examples=40, deadline=None)
+    @given(
+        data=st.data(),
+        dtype=st.sampled_from([np.uint8, np.int16, np.float32, np.complex64, np.bool_]),
+        tail=st.lists(st.sampled_from([0, 1, 2, 7, 300]), max_size=2),
+        count=st.integers(1, 30),
+    )
+    def test_of_any_shape_and_dtype(self, data, channel, key, tmp_path_factory, dtype, tail, count):
+        table = random((count, *tail)).astype(dtype)
+        path = tmp_path_factory.mktemp("any") / "x.safetensors"
+        fastrack.save_file({"x": table}, path, key=key)
+        rows = data.draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=40))
+        batch = channel.to_device(collate(SealedDataset(path).__getitems__(rows)))
+        assert_same(batch, {"x": table[rows]})
+
+    def test_are_one_handle_a_column(self, dataset):
+        batch = collate(dataset.__getitems__([1, 120, 3]))
+        assert batch["images"].shape == (3, 28, 28)
+        assert len(batch["images"].parts()) == 2
+
+    def test_are_sequences_of_samples(self, dataset):
+        samples = dataset.__getitems__([5, 100, 7])
+        assert len(samples) == 3
+        assert [sample["labels"].choice.rows for sample in samples] == [5, 100, 7]
+        assert [sample["labels"].choice.rows for sample in samples[1:]] == [100, 7]
+        assert samples[-1]["labels"].choice.rows == 7
+        with pytest.raises(IndexError):
+            samples[3]
+
+    def test_may_hold_ranges(self, channel, dataset, plain):
+        batch = collate([dataset[start : start + 3] for start in (98, 0, 154)])
+        rows = np.array([98, 0, 154])[:, None] + np.arange(3)
+        assert_same(channel.to_device(batch), chosen(plain, rows))
+
+    def test_fill_arrays_that_are_there(self, channel, dataset, plain):
+        rows = [157, 3]
+        out = {name: np.ones((2, *array.shape[1:]), array.dtype) for name, array in plain.items()}
+        assert channel.to_device(collate(dataset.__getitems__(rows)), out=out)["big"] is out["big"]
+        assert np.array_equal(out["big"], plain["big"][rows])
+
+    def test_need_not_be_waited_for(self, channel, dataset, plain):
+        batches = [collate(dataset.__getitems__([row, 157 - row])) for row in range(20)]
+        moved = [channel.to_device(batch, non_blocking=True) for batch in batches]
+        channel.synchronize()
+        for row, batch in enumerate(moved):
+            assert_same(batch, chosen(plain, [row, 157 - row]))
+
+
+class TestTampering:
+    @pytest.fixture
+    def altered(self, tables, key, tmp_path):
+        """Three files; in the second, chunk 1 of the images is bad."""
+        paths = [tmp_path / f"{index}.safetensors" for index in range(3)]
+        for path, table in zip(paths, (tables[0], tables[2], tables[0]), strict=True):
+            fastrack.save_file({"images": table["images"]}, path, key=key)
+        tamper_file(paths[1], "images", 56 + 16400 + 9)
+        return SealedDataset(paths)
+
+    def test_is_found_wherever_the_chunk_is_used(self, channel, altered):
+        for rows in ([121], [5, 121, 200], list(range(257))):
+            out = np.full((len(rows), 28, 28), 7, np.uint8)
+            with pytest.raises(AuthenticationError) as caught:
+                channel.to_device(collate(altered.__getitems__(rows))["images"], out=out)
+            assert (caught.value.tensor, caught.value.chunk) == ("images", 1)
+            assert not out.any()
+
+    def test_does_not_matter_elsewhere(self, channel, altered, plain):
+        moved = channel.to_device(collate(altered.__getitems__([100, 5])))
+        assert np.array_equal(moved["images"], plain["images"][[100, 5]])
+
+    def test_is_found_on_the_host(self, altered, key):
+        with pytest.raises(AuthenticationError) as caught:
+            fastrack.unseal(collate(altered.__getitems__([5, 121]))["images"], key)
+        assert caught.value.chunk == 1
+
+    def test_is_told_later_if_nobody_waits(self, channel, altered):
+        if channel.device == "cpu":
+            with pytest.raises(AuthenticationError):
+                channel.to_device(collate(altered.__getitems__([5, 121])), non_blocking=True)
+            return
+
+        def move():  # the device may be quick
+            channel.to_device(collate(altered.__getitems__([5, 121])), non_blocking=True)
+            channel.synchronize()
+
+        with pytest.raises(AuthenticationError) as caught:
+            move()
+        assert caught.value.chunk == 1
+        channel.synchronize()
+
+    def test_another_header_is_found_before_anything_is_opened(self, channel, tables, key, tmp_path):
+        paths = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
+        for path in paths:
+            fastrack.save_file({"images": tables[0]["images"]}, path, key=key)
+        tamper_file(paths[1], "images", 3)
+        out = np.full((2, 28, 28), 7, np.uint8)
+        with pytest.raises(AuthenticationError) as caught:
+            channel.to_device(collate(SealedDataset(paths).__getitems__([0, 100]))["images"], out=out)
+        assert caught.value.chunk is None
+        assert not out.any()
+
+    def test_an_unknown_key_leaves_everything_as_it_was(self, channel, tables, key, tmp_path):
+        paths = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
+        for path, owner in zip(paths, (key, Key.generate()), strict=True):
+            fastrack.save_file({"images": tables[0]["images"]}, path, key=owner)
+        out = np.full((2, 28, 28), 7, np.uint8)
+        with pytest.raises(fastrack.UnknownKeyError):
+            channel.to_device(collate(SealedDataset(paths).__getitems__([0, 100]))["images"], out=out)
+        assert (out == 7).all()
+
+    def test_files_of_several_owners_go_together(self, channel, tables, key, tmp_path):
+        other = Key.generate()
+        paths = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
+        for path, owner in zip(paths, (key, other), strict=True):
+            fastrack.save_file({"images": tables[0]["images"]}, path, key=owner)
+        moved = channel.to_device(collate(SealedDataset(paths).__getitems__([101, 0])), keys=[key, other])
+        assert np.array_equal(moved["images"], tables[0]["images"][[1, 0]])
+
+
+class TestFilesThatDoNotGoTogether:
+    def save(self, folder, key, *tables):
+        paths = [folder / f"{index}.safetensors" for index in range(len(tables))]
+        for path, table in zip(paths, tables, strict=True):
+            fastrack.save_file(table, path, key=key)
+        return paths
+
+    def test_a_column_of_another_length_is_named(self, key, tmp_path):
+        paths = self.save(tmp_path, key, {"a": np.zeros(5), "odd": np.zeros(6), "c": np.zeros((5, 2))})
+        with pytest.raises(ValueError, match=r"'odd' of shape \[6\] does not"):
+            SealedDataset(paths)
+        assert len(SealedDataset(paths, columns=["a", "c"])) == 5
+
+    def test_a_column_without_dimensions_is_named(self, key, tmp_path):
+        paths = self.save(tmp_path, key, {"a": np.zeros(5), "odd": np.array(6.0)})
+        with pytest.raises(ValueError, match=r"'odd' of shape \[\] does not"):
+            SealedDataset(paths)
+
+    def test_a_column_that_a_file_lacks_is_named(self, key, tmp_path):
+        paths = self.save(tmp_path, key, {"a": np.zeros(5), "b": np.zeros(5)}, {"a": np.zeros(5)})
+        with pytest.raises(ValueError, match=r"1\.safetensors has no sealed tensor 'b'; it has 'a'"):
+            SealedDataset(paths)
+
+    @pytest.mark.parametrize("other", [np.zeros((5, 3)), np.zeros((5, 2), np.float32)])
+    def test_a_column_of_another_shape_or_dtype_is_named(self, key, tmp_path, other):
+        paths = self.save(tmp_path, key, {"a": np.zeros((5, 2))}, {"a": other})
+        with pytest.raises(ValueError, match=r"1\.safetensors: 'a' is .* does not go together"):
+            SealedDataset(paths)
+
+    def test_no_file_and_no_column_are_refused(self, paths):
+        with pytest.raises(ValueError, match="no path was given"):
+            SealedDataset([])
+        for columns in ([], "labels"):
+            with pytest.raises(ValueError, match="columns= takes names"):
+                SealedDataset(paths, columns=columns)
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    return [random(20_000, np.uint16, 1), random(3, np.uint16, 2), random(1033, np.uint16, 3)]
+
+
+@pytest.fixture(scope="module")
+def text(tokens, key, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokens")
+    for index, array in enumerate(tokens):
+        fastrack.save_file({"tokens": array}, folder / f"{index}.safetensors", key=key)
+    return SealedDataset([folder / f"{index}.safetensors" for index in range(3)], columns=["tokens"])
+
+
+class TestWindows:
+    @pytest.mark.parametrize(("size", "step"), [(128, None), (100, 1), (64, 100), (1, 1), (1033, 1033), (4, 3)])
+    def test_are_slices_of_each_file(self, channel, text, tokens, size, step):
+        stride = step or size
+        starts = [(array, at) for array in tokens for at in range(0, array.size - size + 1, stride)]
+        windows = text.windows("tokens", size, step)
+        assert len(windows) == len(starts)
+        rows = np.random.default_rng(0).integers(0, len(starts), 50)
+        expected = np.stack([array[at : at + size] for array, at in (starts[row] for row in rows)])
+        assert_same(channel.to_device(collate(windows.__getitems__(rows.tolist()))), {"tokens": expected})
+        assert_same(channel.to_device(windows[int(rows[0])]), {"tokens": expected[0]})
+
+    def test_may_be_of_rows(self, channel, key, tmp_path):
+        table = random((50, 7), np.float32)
+        fastrack.save_file({"a": table, "b": table}, tmp_path / "x.safetensors", key=key)
+        windows = SealedDataset(tmp_path / "x.safetensors").windows("a", 5, 2)
+        assert_same(channel.to_device(windows[3]), {"a": table[6:11]})
+
+    def test_longer_than_the_data_are_none(self, text):
+        assert len(text.windows("tokens", 30_000)) == 0
+
+    @pytest.mark.parametrize(("size", "step"), [(0, 1), (1, 0), (-1, None)])
+    def test_without_size_or_step_are_refused(self, text, size, step):
+        with pytest.raises(ValueError, match="1 or more"):
+            text.windows("tokens", size, step)
+
+    def test_of_no_column_are_refused(self, text):
+        with pytest.raises(ValueError, match="no column 'words'; it has 'tokens'"):
+            text.windows("words", 3)
+
+
+DATA = random(50_000, np.int32)
+
+
+def save_records(path, key, offsets, data=DATA):
+    fastrack.save_file({"data": data, "offsets": offsets}, path, key=key)
+    return path
+
+
+@pytest.fixture(scope="module")
+def offsets():
+    middle = np.sort(random(40, np.int64) * 200)
+    return [np.array([0, *middle, 50_000]), np.array([7]), np.array([100, 100, 90, 50_000])[[0, 1, 3]]]
+
+
+@pytest.fixture(scope="module")
+def records(offsets):
+    return [DATA[a:b] for each in offsets for a, b in itertools.pairwise(each)]
+
+
+@pytest.fixture(scope="module")
+def record_set(offsets, key, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("records")
+    paths = [save_records(folder / f"{index}.safetensors", key, each) for index, each in enumerate(offsets)]
+    return SealedDataset.records(paths, keys=key)
+
+
+class TestRecords:
+    def test_are_of_their_own_lengths(self, channel, record_set, records):
+        assert len(record_set) == len(records)
+        for row, record in enumerate(records):
+            sample = record_set[row]
+            assert sample["lengths"] == record.size
+            assert np.array_equal(channel.to_device(sample["data"]), record)
+
+    @settings(max_examples=30, deadline=None)
+    @given(rows=st.lists(st.integers(0, 42), min_size=1, max_size=20))
+    def test_are_padded_with_zeros_in_a_batch(self, channel, record_set, records, key, rows):
+        for samples in (record_set.__getitems__(rows), [record_set[row] for row in rows]):
+            batch = collate(samples)
+            sizes = [records[row].size for row in rows]
+            expected = np.zeros((len(rows), max(sizes)), np.int32)
+            for place, row in enumerate(rows):
+                expected[place, : sizes[place]] = records[row]
+            assert batch["lengths"].tolist() == sizes
+            assert np.array_equal(channel.to_device(batch["data"]), expected)
+            assert np.array_equal(fastrack.unseal(batch["data"], key), expected)
+            out = np.full(expected.shape, 7, np.int32)
+            assert np.array_equal(channel.to_device(batch["data"], out=out), expected)
+
+    @pytest.mark.parametrize(
+        "offsets",
+        [[0, 5, 4], [-1, 5], [0, 50_001], [50_001], [5, 4, 50_000], [2**63 - 1], [-(2**63), 2**63 - 1]],
+    )
+    def test_at_bad_offsets_are_refused(self, key, tmp_path, offsets):
+        path = save_records(tmp_path / "x.safetensors", key, np.array(offsets))
+        with pytest.raises(FormatError, match="'offsets' does not ascend from 0 to at most the 50000 elements"):
+            SealedDataset.records(path, keys=key)
+
+    @pytest.mark.parametrize("offsets", [np.array([], int), np.array([[0, 1]]), np.array([0, 1], np.int32)])
+    def test_need_offsets_of_their_kind(self, key, tmp_path, offsets):
+        path = save_records(tmp_path / "x.safetensors", key, offsets)
+        with pytest.raises(FormatError, match="offsets are I64 in one dimension"):
+            SealedDataset.records(path, keys=key)
+
+    def test_lie_in_one_dimension(self, key, tmp_path):
+        path = save_records(tmp_path / "x.safetensors", key, np.array([0, 1]), np.zeros((3, 3)))
+        with pytest.raises(FormatError, match="records lie in one dimension"):
+            SealedDataset.records(path, keys=key)
+
+    def test_at_altered_offsets_are_refused(self, key, tmp_path):
+        path = save_records(tmp_path / "x.safetensors", key, np.array([0, 1]))
+        tamper_file(path, "offsets", 60)
+        with pytest.raises(AuthenticationError, match="'offsets'"):
+            SealedDataset.records(path, keys=key)
+
+
+class TestCollate:
+    def test_takes_rows_of_any_sealed_tensor(self, channel, key):
+        table = random((100, 30), np.uint16)
+        sealed = fastrack.seal(table, key)
+        batch = collate([(sealed[row], row) for row in (5, 99, 0)])
+        assert batch[1].tolist() == [5, 99, 0]
+        assert len(batch[0].parts()) == 1
+        assert np.array_equal(channel.to_device(batch[0]), table[[5, 99, 0]])
+
+    def test_takes_ranges_and_lists_of_rows(self, channel, key):
+        table = random((100, 3000), np.uint16)
+        sealed = fastrack.seal(table, key)
+        batch = collate([sealed[4:8], sealed[[1, 3, 3, 90]], sealed[::30]])
+        expected = np.stack([table[4:8], table[[1, 3, 3, 90]], table[::30]])
+        assert np.array_equal(channel.to_device(batch), expected)
+
+    def test_takes_rows_of_several_tensors(self, channel, key):
+        tables = [random((20, 5000), np.uint8, seed) for seed in range(3)]
+        sealed = [fastrack.seal(table, key, f"table {seed}") for seed, table in enumerate(tables)]
+        picks = [(0, 3), (2, 19), (0, 4), (1, 0), (2, 2)]
+        batch = collate([sealed[which][row] for which, row in picks])
+        assert batch.name == "table 0"
+        assert batch.key_id == key.id
+        expected = np.stack([tables[which][row] for which, row in picks])
+        assert np.array_equal(channel.to_device(batch), expected)
+        assert np.array_equal(channel.to_device(pickle.loads(pickle.dumps(batch))), expected)
+
+    def test_takes_whole_tensors(self, channel, key):
+        arrays = [random((7, 3000), np.int16, seed) for seed in range(4)]
+        batch = collate([fastrack.seal(array, key) for array in arrays])
+        assert np.array_equal(channel.to_device(batch), np.stack(arrays))
+
+    def test_takes_batches_of_batches(self, channel, key):
+        table = random((100, 30), np.uint16)
+        sealed = fastrack.seal(table, key)
+        batch = collate([collate([sealed[1], sealed[2]]), collate([sealed[5], sealed[1]])])
+        assert np.array_equal(channel.to_device(batch), table[[[1, 2], [5, 1]]])
+
+    def test_opens_a_tensor_that_was_taken_out_of_its_file_twice_once(self, paths):
+        with fastrack.load_file(paths[0]) as file:
+            assert len(collate([file["images"][row] for row in range(5)]).parts()) == 1
+
+    def test_keeps_what_holds_the_handles(self, key):
+        Point = collections.namedtuple("Point", "x y")  # noqa: PYI024
+        sealed = fastrack.seal(np.arange(10), key)
+        batch = collate([{"a": Point(sealed[row], [row, str(row)])} for row in range(3)])
+        assert isinstance(batch["a"], Point)
+        assert batch["a"].x.shape == (3,)
+        numbers, texts = batch["a"].y
+        assert torch.equal(numbers, torch.arange(3))
+        assert texts == ["0", "1", "2"]
+
+    def test_puts_everything_else_together_as_torch_does(self):
+        samples = [{"a": (1, 2.5), "b": torch.ones(2), "c": np.float32(1), "d": "y"}] * 2
+        found, expected = collate(samples), torch.utils.data.default_collate(samples)
+        assert str(found) == str(expected)
+
+    def test_makes_arrays_where_torch_is_not_installed(self, key, monkeypatch):
+        monkeypatch.setattr(fastrack.arrays, "installed", lambda framework: False)
+        assert collate([1, 2]).tolist() == [1, 2]
+        assert collate([np.ones(2), np.zeros(2)]).shape == (2, 2)
+        assert collate(["a", "b"]) == ["a", "b"]
+
+    @pytest.mark.parametrize("samples", [[], ()])
+    def test_needs_a_sample(self, samples):
+        with pytest.raises(ValueError, match="needs a sample"):
+            collate(samples)
+
+    def test_needs_samples_that_are_alike(self, key, dataset):
+        sealed = fastrack.seal(random((10, 3)), key)
+        with pytest.raises(ValueError, match="of one dtype and shape"):
+            collate([sealed[0], sealed[1:3]])
+        with pytest.raises(ValueError, match="of one dtype and shape"):
+            collate([sealed[0], dataset[0]["images"]])
+        with pytest.raises(TypeError, match=r"built alike: .* int"):
+            collate([sealed[0], 1])
+        with pytest.raises(ValueError, match="of one length"):
+            collate([[1], [1, 2]])
+
+    def test_takes_samples_of_several_data_sets(self, channel, paths, plain):
+        one, other = SealedDataset(paths), SealedDataset(paths)
+        assert_same(channel.to_device(collate([one[3], other[157]])), chosen(plain, [3, 157]))
+
+
+class TestLoading:
+    def test_with_every_sampler(self, channel, dataset, plain):
+        generator = torch.Generator().manual_seed(0)
+        orders = [
+            {"sampler": RandomSampler(dataset, generator=generator), "batch_size": 30},
+            {"batch_sampler": BatchSampler(RandomSampler(dataset, generator=generator), 30, drop_last=False)},
+            {"shuffle": True, "batch_size": 30},
+        ]
+        for order in orders:
+            batches = list(DataLoader(dataset, collate_fn=collate, **order))
+            rows = np.concatenate([batch["labels"].choice.rows for batch in batches])
+            assert sorted(rows) == list(range(158))
+            moved = [channel.to_device(batch) for batch in batches]
+            for name, array in plain.items():
+                assert np.array_equal(torch.cat([batch[name] for batch in moved]), array[rows])
+
+    def test_over_several_ranks(self, dataset):
+        seen = []
+        for rank in range(3):
+            sampler = DistributedSampler(dataset, num_replicas=3, rank=rank, seed=1)
+            loader = DataLoader(dataset, batch_size=16, sampler=sampler, collate_fn=collate)
+            seen += [row for batch in loader for row in batch["labels"].choice.rows.tolist()]
+        assert set(seen) == set(range(158))
+        assert len(seen) == 159
+
+    def test_of_a_subset(self, channel, dataset, plain):
+        loader = DataLoader(Subset(dataset, [100, 3, 5]), batch_size=3, collate_fn=collate)
+        assert_same(channel.to_device(next(iter(loader))), chosen(plain, [100, 3, 5]))
+
+    def test_sample_by_sample(self, channel, dataset, plain):
+        sample = next(iter(DataLoader(dataset, batch_size=None, collate_fn=lambda sample: sample)))
+        assert_same(channel.to_device(sample), chosen(plain, 0))
+
+    def test_with_another_collate(self, dataset):
+        loader = DataLoader(dataset, batch_size=4, collate_fn=list)
+        assert [len(batch) for batch in loader] == [4] * 39 + [2]
+
+
+class TestTravelling:
+    def test_samples_are_small(self, paths):
+        dataset = SealedDataset(paths, columns=["images", "labels"])
+        assert len(pickle.dumps(dataset[157])) < 100
+        assert len(pickle.dumps(dataset[157]["images"])) < 100
+        rows = list(range(100))
+        assert len(pickle.dumps(dataset.__getitems__(rows))) < 500
+        assert len(pickle.dumps(collate(dataset.__getitems__(rows)))) < 1000
+
+    def test_samples_come_back_as_they_went(self, channel, dataset, plain):
+        for rows in (5, [5, 120]):
+            back = pickle.loads(pickle.dumps(dataset[rows]))
+            assert_same(channel.to_device(back), chosen(plain, rows))
+        back = pickle.loads(pickle.dumps(collate([dataset[5:7], dataset[99:101]])))
+        assert_same(channel.to_device(back), chosen(plain, np.array([[5, 6], [99, 100]])))
+        samples = pickle.loads(pickle.dumps(dataset.__getitems__([5, 120])))
+        assert_same(channel.to_device(collate(samples)), chosen(plain, [5, 120]))
+
+    def test_samples_of_a_data_set_that_is_gone_are_refused(self, paths):
+        dataset = SealedDataset(paths)
+        sent = [pickle.dumps(thing) for thing in (dataset[0], dataset.__getitems__([0]), collate([dataset[0]]))]
+        del dataset
+        gc.collect()
+        for data in sent:
+            with pytest.raises(ClosedError, match="keep the SealedDataset"):
+                pickle.loads(data)
+
+    def test_a_handle_keeps_its_data_set(self, channel, paths, plain):
+        sample = SealedDataset(paths)[3]
+        gc.collect()
+        assert_same(channel.to_device(pickle.loads(pickle.dumps(sample))), chosen(plain, 3))
+
+    def test_a_data_set_comes_back_as_itself(self, dataset):
+        back = pickle.loads(pickle.dumps(dataset))
+        assert collate([back[0], dataset[1]])["labels"].choice.rows.tolist() == [0, 1]
+
+    def test_a_data_set_opens_its_files_where_it_came_to(self, channel, paths, plain):
+        dataset = SealedDataset(paths)
+        data = pickle.dumps(dataset)
+        assert len(data) < 5000
+        del dataset
+        gc.collect()
+        assert_same(channel.to_device(pickle.loads(data)[[3, 150]]), chosen(plain, [3, 150]))
+
+    def test_files_that_were_replaced_are_refused_there(self, tables, key, tmp_path):
+        path = tmp_path / "x.safetensors"
+        fastrack.save_file(tables[0], path, key=key)
+        data = pickle.dumps(SealedDataset(path))
+        gc.collect()
+        fastrack.save_file(tables[0], path, key=key)
+        back = pickle.loads(data)
+        with pytest.raises(FormatError, match="is not the file that this data set was made of"):
+            fastrack.unseal(back[0]["images"], key)
+        with pytest.raises(FormatError, match="is not the file"):
+            fastrack.unseal(back[0]["images"], key)
+
+    def test_more_samples_than_four_bytes_count_travel(self, key, tmp_path):
+        fastrack.save_file({"none": np.empty((2**33, 0), np.uint8)}, tmp_path / "x.safetensors", key=key)
+        dataset = SealedDataset(tmp_path / "x.safetensors")
+        back = pickle.loads(pickle.dumps(dataset[[2**33 - 1, 0]]))
+        assert back["none"].choice.rows.tolist() == [2**33 - 1, 0]
