@@ -1,0 +1,137 @@
+"""Weights into a module, from a warm cache: 1 GiB of bfloat16 in 32 tensors, sealed and in plain.
+
+`safetensors.torch.load_file` alone maps the file and reads nothing, unless it is asked to (`backend="pread"`); what is
+comparable is the time until the weights are in the module. Fresh memory costs more than everything else, and the more
+the longer ago something was given back to the system; so the runs take turns, each time in another order.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from statistics import median
+
+import pytest
+import safetensors.torch
+import torch
+from conftest import MIB
+
+from fastrack import load_model, save_model
+
+TENSORS, SIDE = 32, 4096
+SIZE = TENSORS * SIDE * SIDE * 2
+ROUNDS = 12
+GROUP = f"a model of {SIZE // MIB} MiB in {TENSORS} tensors"
+
+
+def model(device=None, tensors=TENSORS, side=SIDE):
+    shape = (side, side)
+    return torch.nn.ParameterList(
+        torch.nn.Parameter(torch.zeros(shape, dtype=torch.bfloat16, device=device), requires_grad=False)
+        for _ in range(tensors)
+    )
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory, key):
+    made, folder = model(), tmp_path_factory.mktemp("models")
+    for weight in made:
+        weight.view(torch.int16).random_(-30_000, 30_000)
+    safetensors.torch.save_file(made.state_dict(), folder / "plain.safetensors")
+    save_model(made, folder / "sealed.safetensors", key=key)
+    return folder / "plain.safetensors", folder / "sealed.safetensors"
+
+
+@pytest.fixture(scope="module")
+def filled():
+    return model()
+
+
+def plain_in_place(module, path):
+    module.load_state_dict(safetensors.torch.load_file(path))
+
+
+def plain_fresh(path, **options):
+    model("meta").load_state_dict(safetensors.torch.load_file(path, **options), assign=True)
+
+
+def plain_fresh_in_memory(path):
+    copied = {name: tensor.clone() for name, tensor in safetensors.torch.load_file(path).items()}
+    model("meta").load_state_dict(copied, assign=True)
+
+
+@pytest.mark.benchmark(group=GROUP + ", into its memory")
+def test_load_model(rate, paths, key, filled):
+    rate(SIZE, load_model, filled, paths[1], keys=key)
+
+
+@pytest.mark.benchmark(group=GROUP + ", into its memory")
+def test_plain_load_state_dict(rate, paths, filled):
+    rate(SIZE, plain_in_place, filled, paths[0])
+
+
+@pytest.mark.benchmark(group=GROUP + ", into its memory")
+def test_plain_safetensors_load_model(rate, paths, filled):
+    rate(SIZE, safetensors.torch.load_model, filled, paths[0])
+
+
+@pytest.mark.benchmark(group=GROUP + ", into fresh memory")
+def test_load_model_fresh(rate, paths, key):
+    rate(SIZE, lambda: load_model(model("meta"), paths[1], keys=key))
+
+
+@pytest.mark.benchmark(group=GROUP + ", into fresh memory")
+def test_plain_load_file_read(rate, paths):
+    rate(SIZE, plain_fresh, paths[0], backend="pread")
+
+
+@pytest.mark.benchmark(group=GROUP + ", into fresh memory")
+def test_plain_load_file_copied(rate, paths):
+    rate(SIZE, plain_fresh_in_memory, paths[0])
+
+
+@pytest.mark.benchmark(group=GROUP + ", mapped and not read")
+def test_plain_load_file(rate, paths):
+    rate(SIZE, plain_fresh, paths[0])
+
+
+@pytest.mark.benchmark(group=GROUP + ", in turns")
+def test_ratio(benchmark, paths, key, filled):
+    """How much longer the sealed way takes, by the medians of runs in turns: see extra_info of the JSON report."""
+    ways = {
+        "sealed": lambda: load_model(filled, paths[1], keys=key),
+        "plain": lambda: plain_in_place(filled, paths[0]),
+        "sealed, fresh": lambda: load_model(model("meta"), paths[1], keys=key),
+        "plain, fresh, read": lambda: plain_fresh(paths[0], backend="pread"),
+        "plain, fresh, copied": lambda: plain_fresh_in_memory(paths[0]),
+        "plain, mapped": lambda: plain_fresh(paths[0]),
+    }
+    seconds = {name: [] for name in ways}
+    order = random.Random(0)
+    for _ in range(ROUNDS):
+        for name, way in order.sample(list(ways.items()), len(ways)):
+            start = time.perf_counter()
+            way()
+            seconds[name].append(time.perf_counter() - start)
+    medians = {name: median(runs[1:]) for name, runs in seconds.items()}
+    ratios = {
+        "sealed to plain": medians["sealed"] / medians["plain"],
+        "fresh, to read": medians["sealed, fresh"] / medians["plain, fresh, read"],
+        "fresh, to copied": medians["sealed, fresh"] / medians["plain, fresh, copied"],
+    }
+    benchmark.extra_info["milliseconds"] = {name: round(1e3 * value, 1) for name, value in medians.items()}
+    benchmark.extra_info["ratios"] = {name: round(value, 2) for name, value in ratios.items()}
+    print(benchmark.extra_info)
+    benchmark.pedantic(ways["sealed"], rounds=1)
+
+
+@pytest.mark.benchmark(group="a model of 8 MiB in 1024 tensors of 8 KiB")
+@pytest.mark.parametrize("way", ["sealed", "plain"])
+def test_many_small_tensors(rate, way, tmp_path, key):
+    small, path = model(tensors=1024, side=64), tmp_path / "small.safetensors"
+    if way == "sealed":
+        save_model(small, path, key=key)
+        rate(8 * MIB, load_model, small, path, keys=key)
+    else:
+        safetensors.torch.save_file(small.state_dict(), path)
+        rate(8 * MIB, plain_in_place, small, path)

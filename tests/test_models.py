@@ -1,0 +1,511 @@
+"""Sealed weights into modules: like load_state_dict, but in place, all or nothing, and never unauthenticated."""
+
+from __future__ import annotations
+
+import errno
+import json
+import tracemalloc
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from helpers import by_hand
+from torch import nn
+
+from fastrack import (
+    AuthenticationError,
+    DeviceError,
+    FormatError,
+    Key,
+    UnknownKeyError,
+    arrays,
+    load_file,
+    load_model,
+    newfile,
+    save_file,
+    save_model,
+    writer,
+)
+
+CHUNK = 16384
+SECRET = bytes(range(7, 39))
+KEY = Key.from_bytes(SECRET)
+
+
+class Net(nn.Module):
+    """Parameters, persistent and other buffers, a tied pair, a scalar and nothing."""
+
+    def __init__(self, width=70, dtype=torch.float32, device=None):
+        super().__init__()
+        self.embed = nn.Embedding(50, width, dtype=dtype, device=device)
+        self.body = nn.Sequential(
+            nn.Linear(width, 300, dtype=dtype, device=device), nn.BatchNorm1d(300, dtype=dtype, device=device)
+        )
+        self.head = nn.Linear(width, 50, bias=False, dtype=dtype, device=device)
+        self.head.weight = self.embed.weight
+        self.scale = nn.Parameter(torch.ones((), dtype=dtype, device=device))
+        self.nothing = nn.Parameter(torch.ones((0, 3), dtype=dtype, device=device))
+        self.register_buffer("passing", torch.zeros(3, device=device), persistent=False)
+
+
+def net(seed, **options):
+    torch.manual_seed(seed)
+    made = Net(**options)
+    with torch.no_grad():
+        for value in [*made.parameters(), *made.buffers()]:
+            value.copy_(torch.randn(value.shape) * 10)
+    return made
+
+
+def bits(module):
+    state = module.state_dict()
+    return {name: (value.dtype, arrays.bytes_of(value).tobytes()) for name, value in state.items()}
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "net.safetensors"
+    save_model(net(1), path, key=KEY)
+    return path
+
+
+def damage(path, name, offset):
+    """Flip a bit of a tensor's message, so many bytes from its start."""
+    content = bytearray(path.read_bytes())
+    size = int.from_bytes(content[:8], "little")
+    start = json.loads(content[8 : 8 + size])[name]["data_offsets"][0]
+    content[8 + size + start + offset] ^= 1
+    path.write_bytes(content)
+
+
+def refuse(module, path, error, match, **options):
+    """Loading fails, and nothing was loaded."""
+    before = bits(module)
+    with pytest.raises(error, match=match):
+        load_model(module, path, **{"keys": KEY, **options})
+    assert bits(module) == before
+
+
+# What was saved is loaded
+
+
+def test_what_was_saved_is_loaded_where_the_parameters_are(path):
+    module = net(2)
+    places = {name: value.data_ptr() for name, value in module.state_dict().items()}
+    found = load_model(module, path, keys=KEY)
+    assert found == ([], [])
+    assert found.missing_keys == found.unexpected_keys == []
+    assert bits(module) == bits(net(1))
+    assert {name: value.data_ptr() for name, value in module.state_dict().items()} == places
+    assert all(value.requires_grad for value in module.parameters())
+
+
+def test_the_result_is_of_the_type_that_load_state_dict_returns(path):
+    assert type(load_model(net(2), path, keys=KEY)) is type(net(2).load_state_dict(net(1).state_dict()))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_every_kind_of_weights_comes_back(tmp_path, dtype):
+    save_model(net(1, dtype=dtype), tmp_path / "x", key=KEY)
+    module = net(2, dtype=dtype)
+    load_model(module, tmp_path / "x", keys=KEY)
+    assert bits(module)["body.0.weight"] == bits(net(1, dtype=dtype))["body.0.weight"]
+
+
+def test_a_buffer_that_is_not_persistent_stays(path):
+    module = net(2)
+    before = module.passing.clone()
+    load_model(module, path, keys=KEY)
+    assert torch.equal(module.passing, before)
+    with load_file(path) as file:
+        assert "passing" not in file
+
+
+def test_autograd_learns_that_its_saved_tensors_changed(path):
+    module = net(2)
+    loss = (module.embed(torch.tensor([1])) * module.embed.weight).sum()
+    load_model(module, path, keys=KEY)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_the_loaded_module_trains(path):
+    module = net(2)
+    load_model(module, path, keys=KEY)
+    module.embed(torch.tensor([1, 2])).sum().backward()
+    assert module.embed.weight.grad.abs().sum() > 0
+
+
+def test_a_name_hook_of_the_module_is_followed(tmp_path):
+    def add_prefix(_module, state, _prefix, _):
+        for name in list(state):
+            state[f"wrapped.{name}"] = state.pop(name)
+
+    one, other = nn.Linear(3, 4), nn.Linear(3, 4)
+    for module in (one, other):
+        module._register_state_dict_hook(add_prefix)
+    save_model(one, tmp_path / "x", key=KEY)
+    with load_file(tmp_path / "x") as file:
+        assert set(file) == {"wrapped.weight", "wrapped.bias"}
+    load_model(other, tmp_path / "x", keys=KEY)
+    assert bits(one) == bits(other)
+
+
+# Types, places and layouts
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_another_dtype_is_converted_as_load_state_dict_does(path, dtype):
+    module, expected = net(2, dtype=dtype), net(2, dtype=dtype)
+    load_model(module, path, keys=KEY)
+    expected.load_state_dict(net(1).state_dict())
+    assert bits(module) == bits(expected)
+
+
+def test_a_parameter_that_is_not_contiguous_is_filled(tmp_path):
+    one, other = nn.Linear(30, 40), nn.Linear(30, 40)
+    memory = torch.zeros(30, 80)
+    other.weight = nn.Parameter(memory.T[::2])
+    save_model(one, tmp_path / "x", key=KEY)
+    load_model(other, tmp_path / "x", keys=KEY)
+    assert torch.equal(other.weight, one.weight)
+    assert torch.equal(memory.T[::2], one.weight)
+    assert not memory.T[1::2].any()
+    save_model(other, tmp_path / "y", key=KEY)
+    third = nn.Linear(30, 40)
+    load_model(third, tmp_path / "y", keys=KEY)
+    assert bits(third) == bits(one)
+
+
+def test_a_module_on_the_meta_device_comes_into_being(path):
+    module = Net(device="meta")
+    assert load_model(module, path, keys=KEY) == ([], [])
+    assert bits(module) == bits(net(1))
+    assert module.head.weight is module.embed.weight
+    assert isinstance(module.scale, nn.Parameter)
+    assert module.scale.requires_grad
+    assert "running_mean" in dict(module.body[1].named_buffers())
+    assert module.passing.is_meta
+
+
+def test_a_parameter_on_the_meta_device_takes_the_dtype_of_the_file(path):
+    module = Net(dtype=torch.bfloat16, device="meta")
+    module.scale.requires_grad_(False)
+    load_model(module, path, keys=KEY, device="cpu")
+    assert bits(module) == bits(net(1))
+    assert not module.scale.requires_grad
+
+
+def test_the_device_is_for_parameters_on_the_meta_device_alone(path):
+    module = net(2)
+    load_model(module, path, keys=KEY, device="cuda:0")
+    assert bits(module) == bits(net(1))
+
+
+def test_a_device_that_cannot_be_used_is_named_before_anything_is_written(path):
+    module = net(2)
+    module.scale = nn.Parameter(torch.ones((), device="meta"))
+    before = module.embed.weight.clone()
+    with pytest.raises(DeviceError):
+        load_model(module, path, keys=KEY, device="cuda:99")
+    assert torch.equal(module.embed.weight, before)
+    with pytest.raises(DeviceError, match="no such device"):
+        load_model(module, path, keys=KEY, device="tpu")
+
+
+def test_an_integer_is_no_parameter_with_a_gradient(tmp_path):
+    save_file({"weight": np.ones((2, 2), np.int32)}, tmp_path / "x", KEY)
+    module = nn.Linear(2, 2, bias=False, device="meta")
+    with pytest.raises(RuntimeError, match=r"weight: the parameter requires a gradient, and cannot be of torch\.int32"):
+        load_model(module, tmp_path / "x", keys=KEY)
+    assert module.weight.is_meta
+
+
+# Names
+
+
+def test_tied_weights_are_stored_once_and_satisfy_all_their_names(path):
+    with load_file(path) as file:
+        assert "embed.weight" in file
+        assert "head.weight" not in file
+
+
+def test_any_of_the_names_of_tied_weights_will_do(tmp_path):
+    state = net(1).state_dict()
+    del state["embed.weight"]
+    save_file(state, tmp_path / "x", KEY)
+    for module in (net(2), Net(device="meta")):
+        assert load_model(module, tmp_path / "x", keys=KEY) == ([], [])
+        assert bits(module) == bits(net(1))
+
+
+def test_tied_weights_may_be_in_the_file_twice(tmp_path):
+    save_file(net(1).state_dict(), tmp_path / "x", KEY)
+    for module in (net(2), Net(device="meta")):
+        assert load_model(module, tmp_path / "x", keys=KEY) == ([], [])
+        assert bits(module) == bits(net(1))
+        assert module.head.weight is module.embed.weight
+
+
+def test_a_view_of_what_was_loaded_is_loaded(tmp_path):
+    module = nn.Module()
+    module.all = nn.Parameter(torch.zeros(6, 4))
+    module.register_buffer("part", module.all.detach()[2:4])
+    save_file({"all": np.arange(24, dtype=np.float32).reshape(6, 4)}, tmp_path / "x", KEY)
+    assert load_model(module, tmp_path / "x", keys=KEY) == ([], [])
+    assert module.part[0, 0] == 8
+    save_file({"part": np.ones((2, 4), np.float32)}, tmp_path / "y", KEY)
+    refuse(module, tmp_path / "y", RuntimeError, r'Missing key\(s\) in state_dict: "all"')
+
+
+def test_views_of_one_storage_that_differ_are_each_stored(tmp_path):
+    one, other = nn.Module(), nn.Module()
+    for module, start in ((one, 1), (other, 50)):
+        memory = torch.arange(start, start + 12, dtype=torch.float32)
+        module.low, module.high = nn.Parameter(memory[:8]), nn.Parameter(memory[4:])
+    save_model(one, tmp_path / "x", key=KEY)
+    load_model(other, tmp_path / "x", keys=KEY)
+    assert bits(one) == bits(other)
+
+
+def test_names_that_differ_are_listed_and_nothing_is_loaded(tmp_path):
+    state = net(1).state_dict()
+    del state["scale"], state["body.0.bias"]
+    save_file({**state, "more": torch.ones(2), "and more": torch.ones(2)}, tmp_path / "x", KEY)
+    listed = (
+        r'into Net:\s+Unexpected key\(s\) in state_dict: "(and )?more", "(and )?more"\.'
+        r'\s+Missing key\(s\) in state_dict: "scale", "body\.0\.bias"\.'
+    )
+    refuse(net(2), tmp_path / "x", RuntimeError, listed)
+
+
+def test_names_that_differ_are_returned_if_that_is_allowed(tmp_path):
+    state = net(1).state_dict()
+    del state["scale"], state["body.0.bias"]
+    save_file({**state, "more": torch.ones(2)}, tmp_path / "x", KEY)
+    module = net(2)
+    scale = module.scale.clone()
+    found = load_model(module, tmp_path / "x", keys=KEY, strict=False)
+    assert found == (["scale", "body.0.bias"], ["more"])
+    assert torch.equal(module.scale, scale)
+    assert torch.equal(module.embed.weight, net(1).embed.weight)
+    ghost = Net(device="meta")
+    load_model(ghost, tmp_path / "x", keys=KEY, strict=False)
+    assert ghost.scale.is_meta
+    assert torch.equal(ghost.embed.weight, net(1).embed.weight)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_another_shape_is_named_and_nothing_is_loaded(path, strict):
+    refuse(
+        net(2, width=60),
+        path,
+        RuntimeError,
+        r"embed\.weight: size mismatch: \[50, 70\] in the file, \[50, 60\] in the module",
+        strict=strict,
+    )
+
+
+def test_memory_that_cannot_hold_a_tensor_is_refused_beforehand(tmp_path):
+    module = nn.Linear(3, 4)
+    module.bias = nn.Parameter(torch.zeros(1).expand(4))
+    save_model(nn.Linear(3, 4), tmp_path / "x", key=KEY)
+    refuse(module, tmp_path / "x", RuntimeError, "bias: several elements of it lie in one place")
+    lazy = nn.LazyLinear(4)
+    with pytest.raises(RuntimeError, match="weight: the parameter has no shape yet"):
+        load_model(lazy, tmp_path / "x", keys=KEY)
+
+
+class Extra(nn.Linear):
+    def get_extra_state(self):
+        return {"seen": 3}
+
+
+def test_state_that_is_no_tensor_is_neither_saved_nor_loaded(tmp_path):
+    with pytest.raises(TypeError, match="'_extra_state' is no tensor but dict; save_checkpoint takes"):
+        save_model(Extra(3, 4), tmp_path / "x", key=KEY)
+    assert not list(tmp_path.iterdir())
+    save_model(nn.Linear(3, 4), tmp_path / "x", key=KEY)
+    refuse_plain = r'Missing key\(s\) in state_dict: "_extra_state"'
+    with pytest.raises(RuntimeError, match=refuse_plain):
+        load_model(Extra(3, 4), tmp_path / "x", keys=KEY)
+    assert load_model(Extra(3, 4), tmp_path / "x", keys=KEY, strict=False) == (["_extra_state"], [])
+    save_file(
+        {"weight": np.ones((4, 3), np.float32), "bias": np.ones(4), "_extra_state": np.ones(1)}, tmp_path / "y", KEY
+    )
+    with pytest.raises(RuntimeError, match="_extra_state: the module makes this when its state is asked for"):
+        load_model(Extra(3, 4), tmp_path / "y", keys=KEY, strict=False)
+
+
+# What is not the owner's is not loaded
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_tensor_in_plain_is_never_loaded(tmp_path, strict):
+    save_file(net(1).state_dict(), tmp_path / "x", KEY, plain=["scale"])
+    refuse(
+        net(2), tmp_path / "x", AuthenticationError, "'scale' in plain only, so nobody vouches for it", strict=strict
+    )
+
+
+def test_a_tensor_in_plain_does_not_satisfy_a_tied_name_either(tmp_path):
+    save_file(net(1).state_dict(), tmp_path / "x", KEY, plain=["head.weight"])
+    refuse(net(2), tmp_path / "x", AuthenticationError, "'head.weight' in plain only")
+
+
+def test_a_file_in_plain_is_refused(tmp_path):
+    safetensors.torch.save_model(net(1), tmp_path / "x")
+    refuse(net(2), tmp_path / "x", AuthenticationError, "in plain only", strict=False)
+
+
+def test_a_plain_tensor_that_the_module_does_not_have_is_left_alone(tmp_path):
+    save_file({**net(1).state_dict(), "notes": np.ones(3)}, tmp_path / "x", KEY, plain=["notes"])
+    assert load_model(net(2), tmp_path / "x", keys=KEY) == ([], [])
+
+
+def test_another_key_is_refused_before_anything_is_written(path):
+    refuse(net(2), path, UnknownKeyError, "key", keys=Key.generate())
+
+
+def test_a_wrong_header_is_found_before_anything_is_written(path):
+    with load_file(path) as file:
+        last = list(file)[-1]
+    damage(path, last, 30)
+    refuse(net(2), path, AuthenticationError, last)
+
+
+def test_swapped_tensors_are_found_before_anything_is_written(tmp_path):
+    pair = {"a": torch.ones(9), "b": torch.zeros(9)}
+    module = nn.ParameterDict(pair)
+    save_model(module, tmp_path / "x", key=KEY)
+    content = (tmp_path / "x").read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    header["a"], header["b"] = header["b"], header["a"]
+    (tmp_path / "x").write_bytes(by_hand.container(header, content[8 + size :]))
+    refuse(module, tmp_path / "x", AuthenticationError, "tensor 'a'")
+
+
+def test_a_bad_chunk_leaves_zeros_wherever_something_was_loaded(path):
+    damage(path, "body.0.weight", 56 + CHUNK + 16 + 5)
+    module = net(2)
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    with pytest.raises(AuthenticationError) as caught:
+        load_model(module, path, keys=KEY)
+    assert (caught.value.tensor, caught.value.chunk) == ("body.0.weight", 1)
+    assert any("hold zeros now: load it again" in note for note in caught.value.__notes__)
+    after = module.state_dict()
+    assert not after["body.0.weight"].any()
+    loaded = net(1).state_dict()
+    for name, value in after.items():
+        assert not value.any() or torch.equal(value, before[name]), name
+        assert not value.any() or not torch.equal(value, loaded[name]), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_bad_chunk_leaves_every_tensor_zero_if_it_was_in_the_last(path, dtype):
+    module = net(2, dtype=dtype)
+    last = [name for name in module.state_dict() if name != "head.weight"][-1]
+    damage(path, last, 56)
+    with pytest.raises(AuthenticationError, match=last):
+        load_model(module, path, keys=KEY)
+    assert not any(value.any() for value in module.state_dict().values())
+
+
+def test_a_bad_chunk_leaves_a_module_on_the_meta_device_as_it_was(path):
+    damage(path, "body.0.weight", 60)
+    module = Net(device="meta")
+    with pytest.raises(AuthenticationError):
+        load_model(module, path, keys=KEY)
+    assert all(value.is_meta for value in module.state_dict().values())
+
+
+def test_an_interruption_leaves_zeros_too(path, monkeypatch):
+    from fastrack import models
+
+    move, count = models.to_device, iter(range(100))
+
+    def interrupted(*arguments, **options):
+        if next(count) == 4:
+            raise KeyboardInterrupt
+        return move(*arguments, **options)
+
+    monkeypatch.setattr(models, "to_device", interrupted)
+    module = net(2)
+    with pytest.raises(KeyboardInterrupt):
+        load_model(module, path, keys=KEY)
+    loaded = net(1).state_dict()
+    assert not module.scale.any()
+    assert not any(value.any() and torch.equal(value, loaded[name]) for name, value in module.state_dict().items())
+
+
+# Saving
+
+
+def test_neither_saving_nor_loading_takes_the_memory_of_a_second_model(tmp_path, monkeypatch):
+    monkeypatch.setattr(writer, "_SLAB", 1 << 20)
+    module, other = (nn.ParameterList(torch.randn(1 << 20) for _ in range(6)) for _ in range(2))
+    save_model(nn.Linear(3, 4), tmp_path / "x", key=KEY)  # what is made once is made now
+    load_model(nn.Linear(3, 4), tmp_path / "x", keys=KEY)
+    tracemalloc.start()
+    save_model(module, tmp_path / "x", key=KEY)
+    load_model(other, tmp_path / "x", keys=KEY)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert bits(module) == bits(other)
+    assert peak < 4 << 20
+
+
+def test_the_file_opens_as_any_sealed_file(path):
+    with load_file(path) as file:
+        assert set(file) == {name for name in net(1).state_dict() if name != "head.weight"}
+        opened = file["embed.weight"].to("cpu", keys=KEY)
+    assert torch.equal(opened, net(1).embed.weight)
+
+
+def test_notes_go_with_the_file(tmp_path):
+    save_model(net(1), tmp_path / "x", key=KEY, metadata={"licence": "CC0"})
+    with load_file(tmp_path / "x") as file:
+        assert file.metadata == {"licence": "CC0"}
+
+
+@pytest.mark.parametrize("device", ["meta"])
+def test_a_module_that_is_not_in_host_memory_is_refused(tmp_path, device):
+    with pytest.raises(TypeError, match=r"'scale' is on meta, and a file is written from host memory; move the module"):
+        save_model(Net(device=device), tmp_path / "x", key=KEY)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failure_leaves_the_file_that_was_there(path, monkeypatch):
+    def full(_self, _data):
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(newfile._Whole, "write", full)
+    before = path.read_bytes()
+    with pytest.raises(OSError, match="free some space"):
+        save_model(net(3), path, key=KEY)
+    assert path.read_bytes() == before
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_no_safetensors_file_is_refused(tmp_path):
+    (tmp_path / "x").write_bytes(b"no such thing, and long enough")
+    refuse(net(2), tmp_path / "x", FormatError, "no safetensors file")
+
+
+# The short way to a device
+
+
+def test_a_sealed_tensor_and_rows_of_one_know_the_way_to_a_device(path):
+    expected = net(1).embed.weight.detach()
+    with load_file(path) as file:
+        sealed = file["embed.weight"]
+        assert torch.equal(sealed.to(keys=KEY), expected)
+        assert np.array_equal(sealed.to("cpu", keys=[KEY], framework="numpy"), expected.numpy())
+        out = torch.empty(50, 70)
+        assert sealed.to(keys=KEY, out=out, non_blocking=True) is out
+        assert torch.equal(out, expected)
+        assert torch.equal(sealed[3:7].to("cpu", keys=KEY), expected[3:7])
+        with pytest.raises(UnknownKeyError):
+            sealed.to("cpu")
