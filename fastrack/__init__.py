@@ -21,8 +21,13 @@ from fastrack.errors import (
 
 if TYPE_CHECKING:
     from fastrack.channel import Channel
+    from fastrack.checkpoints import load_checkpoint, save_checkpoint
+    from fastrack.collation import collate
+    from fastrack.data import SealedDataset
     from fastrack.files import SealedFile, load_file, verify_file
     from fastrack.keys import Key, KeyRing
+    from fastrack.loader import wrap
+    from fastrack.models import load_model, save_model
     from fastrack.sealed import SealedRows, SealedTensor, seal, unseal
     from fastrack.shared import synchronize, to_device, to_host
     from fastrack.writer import save_file, seal_file, unseal_file
@@ -37,13 +42,19 @@ __all__ = [
     "Key",
     "KeyPermissionError",
     "KeyRing",
+    "SealedDataset",
     "SealedFile",
     "SealedRows",
     "SealedTensor",
     "UnknownKeyError",
     "__version__",
+    "collate",
+    "load_checkpoint",
     "load_file",
+    "load_model",
+    "save_checkpoint",
     "save_file",
+    "save_model",
     "seal",
     "seal_file",
     "synchronize",
@@ -52,17 +63,24 @@ __all__ = [
     "unseal",
     "unseal_file",
     "verify_file",
+    "wrap",
 ]
 
 _HOMES = {
     "Channel": "fastrack.channel",
     "Key": "fastrack.keys",
     "KeyRing": "fastrack.keys",
+    "SealedDataset": "fastrack.data",
     "SealedFile": "fastrack.files",
     "SealedRows": "fastrack.sealed",
     "SealedTensor": "fastrack.sealed",
+    "collate": "fastrack.collation",
+    "load_checkpoint": "fastrack.checkpoints",
     "load_file": "fastrack.files",
+    "load_model": "fastrack.models",
+    "save_checkpoint": "fastrack.checkpoints",
     "save_file": "fastrack.writer",
+    "save_model": "fastrack.models",
     "seal": "fastrack.sealed",
     "seal_file": "fastrack.writer",
     "synchronize": "fastrack.shared",
@@ -71,6 +89,7 @@ _HOMES = {
     "unseal": "fastrack.sealed",
     "unseal_file": "fastrack.writer",
     "verify_file": "fastrack.files",
+    "wrap": "fastrack.loader",
 }
 
 

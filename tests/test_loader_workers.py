@@ -1,0 +1,121 @@
+"""Wrapped loaders of torch whose items come from worker processes."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import signal
+import warnings
+
+import pytest
+import torch
+from helpers.loading import Numbers, Stream, die_on_five, fail_on_five, process_id, threads_left, wait_until
+from torch.utils.data import DataLoader
+
+import fastrack
+from fastrack import Key
+from fastrack.loader import wrap
+
+
+@pytest.fixture(autouse=True)
+def _leave_nothing():
+    yield
+    assert not threads_left()
+    wait_until(lambda: not multiprocessing.active_children())
+
+
+def rows(loader):
+    return [row for batch in loader for row in batch.tolist()]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_batches_come_in_order(method):
+    loader = DataLoader(Numbers(10), batch_size=2, num_workers=2, multiprocessing_context=method)
+    assert rows(wrap(loader)) == [[i, 0] for i in range(10)]
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_workers_that_persist_are_used_again(prefetch):
+    loader = DataLoader(Numbers(8, process_id), num_workers=2, persistent_workers=True)
+    wrapped = wrap(loader, prefetch=prefetch)
+    workers = [{process for _, process in rows(wrapped)} for _ in range(3)]
+    assert workers[0] == workers[1] == workers[2]
+    assert len(workers[0]) == 2
+    for _ in range(5):  # an iteration left early is over before the next one begins
+        for batch in wrapped:
+            assert batch[0, 0] == 0
+            break
+    assert [i for i, _ in rows(wrapped)] == list(range(8))
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_workers_go_when_the_loop_is_left(prefetch):
+    loader = DataLoader(Numbers(1000), num_workers=2)
+    for _ in wrap(loader, prefetch=prefetch):
+        assert len(multiprocessing.active_children()) == 2
+        break
+    wait_until(lambda: not multiprocessing.active_children())
+
+
+def test_workers_go_with_close():
+    iterator = iter(wrap(DataLoader(Numbers(1000), num_workers=1)))
+    next(iterator)
+    iterator.close()
+    assert not multiprocessing.active_children()
+
+
+def test_a_stream_is_dealt_to_them():
+    wrapped = wrap(DataLoader(Stream(10), batch_size=2, num_workers=2))
+    assert sorted(rows(wrapped)) == list(range(10))
+
+
+def test_an_error_of_theirs_comes_where_its_batch_would():
+    iterator = iter(wrap(DataLoader(Numbers(20, fail_on_five), num_workers=1)))
+    assert [next(iterator).tolist() for _ in range(5)] == [[[i, 0]] for i in range(5)]
+    with pytest.raises(LookupError, match=r"item 5 is not there"):
+        next(iterator)
+    assert list(iterator) == []
+    gc.collect()  # the frames of the error hold them
+
+
+@pytest.fixture
+def no_handler():
+    """Without the handler that torch sets when a loader is iterated on the main thread, which raises anywhere."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.usefixtures("no_handler")
+def test_their_death_comes_where_their_batch_would():
+    iterator = iter(wrap(DataLoader(Numbers(20, die_on_five), num_workers=1, prefetch_factor=1)))
+    received = []
+    with pytest.raises(RuntimeError, match="DataLoader worker"):
+        received.extend(batch[0, 0].item() for batch in iterator)
+    assert received == [0, 1, 2, 3, 4]
+    assert list(iterator) == []
+    gc.collect()
+
+
+def test_pinned_memory_is_taken_too():
+    wrapped = wrap(DataLoader(Numbers(6), batch_size=3, num_workers=1, pin_memory=True))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*no accelerator is found.*")
+        assert rows(wrapped) == [[i, 0] for i in range(6)]
+
+
+def sealed_rows(items):
+    """Collate a list of row numbers into a handle on them."""
+    return SEALED[[int(item[0]) for item in items]]
+
+
+KEY = Key.generate()
+PLAIN = torch.arange(100).reshape(20, 5)
+SEALED = fastrack.seal(PLAIN, KEY)
+
+
+def test_what_they_send_sealed_is_opened_in_the_parent():
+    loader = DataLoader(
+        Numbers(20), batch_size=6, num_workers=2, collate_fn=sealed_rows, multiprocessing_context="fork"
+    )
+    assert torch.equal(torch.cat(list(wrap(loader, keys=KEY))), PLAIN)
