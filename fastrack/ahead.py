@@ -36,6 +36,7 @@ class Source:
         self._device = device
         self._keys = keys
         self._batches: Iterator[Any] | None = None
+        self._has_state = hasattr(loader, "state_dict")
         self.is_stopped = False
 
     @property
@@ -45,7 +46,11 @@ class Source:
     def begin(self) -> Item:
         with self._lock:
             self._batches = iter(self._loader)
-            return Item(state=self._state())
+            try:
+                state = self._state()
+            except AttributeError:  # there is a method, as in Accelerate's loaders, and nothing behind it
+                state, self._has_state = None, False
+            return Item(state=state)
 
     def take(self) -> Item:
         try:
@@ -75,7 +80,7 @@ class Source:
 
     def _state(self) -> Any:
         # A copy, as the loader goes on, and its state may be a part of it.
-        return copy.deepcopy(self._loader.state_dict()) if hasattr(self._loader, "state_dict") else None
+        return copy.deepcopy(self._loader.state_dict()) if self._has_state else None
 
 
 class Ahead(threading.Thread):

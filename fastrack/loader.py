@@ -148,7 +148,7 @@ class _StatefulLoader(WrappedLoader):
 
     def state_dict(self) -> Any:
         """The state of the loader after the batch that was returned last, whatever was fetched since."""
-        if self._progress is not None:
+        if self._progress is not None and self._progress.state is not None:
             return self._progress.state
         with self._lock:
             return self._inner.state_dict()

@@ -17,7 +17,14 @@ from fastrack.devices.cpu import CpuDevice
 
 @pytest.mark.parametrize(
     ("given", "name"),
-    [(None, "cpu"), ("cpu", "cpu"), ("cuda", "cuda:0"), ("cuda:3", "cuda:3"), (torch.device("cuda", 1), "cuda:1")],
+    [
+        (None, "cpu"),
+        ("cpu", "cpu"),
+        (torch.device("cpu", 0), "cpu"),
+        ("cuda", "cuda:0"),
+        ("cuda:3", "cuda:3"),
+        (torch.device("cuda", 1), "cuda:1"),
+    ],
 )
 def test_names_have_one_form(given, name):
     assert canonical(given) == name

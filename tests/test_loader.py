@@ -528,3 +528,17 @@ def test_an_authentication_failure_names_tensor_and_chunk(key, prefetch):
     with pytest.raises(AuthenticationError) as caught:
         next(iterator)
     assert (caught.value.tensor, caught.value.chunk) == ("images", 0)
+
+
+def test_a_loader_whose_state_cannot_be_read_is_iterated_all_the_same():
+    class Loader:
+        def __iter__(self):
+            return iter([np.arange(3), np.arange(4)])
+
+        def state_dict(self):
+            raise AttributeError("there is no 'dl_state_dict'")
+
+    wrapped = fastrack.wrap(Loader())
+    assert [batch.tolist() for batch in wrapped] == [[0, 1, 2], [0, 1, 2, 3]]
+    with pytest.raises(AttributeError, match="dl_state_dict"):
+        wrapped.state_dict()

@@ -29,8 +29,8 @@ def canonical(device: object = None) -> str:
     """
     name = DEFAULT if device is None else str(device)
     cuda = _CUDA.fullmatch(name)
-    if name == "cpu":
-        return name
+    if name in {"cpu", "cpu:0"}:  # torch has names with an index for its one CPU
+        return "cpu"
     if cuda:
         return f"cuda:{int(cuda[1] or 0)}"
     raise DeviceError(f"no such device: {name!r}; there are 'cpu' and 'cuda:N'")
