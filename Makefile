@@ -9,7 +9,7 @@ STAMP := .venv/.installed
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' Makefile
 
-demo: $(STAMP)  ## seal two data sets, open them, watch a forgery be refused
+demo: $(STAMP)  ## seal two data sets, open them, train on one, watch a forgery be refused
 	$(BIN)/fastrack demo
 
 test: $(STAMP)  ## run the tests

@@ -34,6 +34,8 @@ if not with_torch:
 
 space = {"__name__": "__main__"}
 for place, (language, text) in enumerate(blocks):
+    if not with_torch and "import torch" in text:
+        continue
     if language == "python":
         exec(compile(text, f"<block {place}>", "exec"), space)
     else:

@@ -99,7 +99,7 @@ def test_the_licence_travels_along(wheel):
     assert licence == (ROOT / "LICENSE").read_bytes()
 
 
-@pytest.mark.parametrize("folder", ["fastrack", "kernels", "tests"])
+@pytest.mark.parametrize("folder", ["examples", "fastrack", "kernels", "tests"])
 def test_the_source_archive_holds_every_source(sdist_names, folder):
     assert files_under(folder) <= sdist_names
 

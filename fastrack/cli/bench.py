@@ -131,8 +131,8 @@ def show_figures(figures: "Sequence[Figure]", console: Console) -> None:
     console.print(table)
 
 
-def draw_rows(rows: "Sequence[Row]", path: Path) -> None:
-    """Save the figures as a bar chart: a group of bars a size, a colour a path.
+def draw_rows(rows: "Sequence[Row]", path: Path, losses: Sequence[float] = ()) -> None:
+    """Save the figures as a bar chart: a group of bars a size, a colour a path. Losses, if any, are a curve beside it.
 
     Raises
     ------
@@ -145,8 +145,13 @@ def draw_rows(rows: "Sequence[Row]", path: Path) -> None:
     sizes = list(dict.fromkeys(row.size for row in rows))
     paths = list(dict.fromkeys(row.path for row in rows))
     width = 0.8 / len(paths)
-    figure = Figure(figsize=(2.0 + 3.2 * max(2, len(sizes)), 4.5), layout="constrained")
-    axes = figure.subplots()
+    bars_width = 2.0 + 3.2 * max(2, len(sizes))
+    figure = Figure(figsize=(bars_width + 4 * bool(losses), 4.5), layout="constrained")
+    if losses:
+        beside, axes = figure.subplots(1, 2, width_ratios=[4, bars_width])
+        _draw_losses(losses, beside)
+    else:
+        axes = figure.subplots()
     for place, name in enumerate(paths):
         here = [row for row in rows if row.path == name]
         left = [sizes.index(row.size) - 0.4 + width * (place + 0.5) for row in here]
@@ -162,6 +167,13 @@ def draw_rows(rows: "Sequence[Row]", path: Path) -> None:
         figure.savefig(path, dpi=150)
     except ValueError as error:  # a suffix it does not know
         raise FastrackError(f"{path}: {error}") from None
+
+
+def _draw_losses(losses: Sequence[float], axes: Any) -> None:
+    axes.semilogy(range(1, len(losses) + 1), losses)
+    axes.set_xlabel("epoch")
+    axes.set_title("Loss, on sealed and on plain data alike", fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _documents(rows: "Sequence[Row]", figures: "Sequence[Figure]") -> dict[str, Any]:

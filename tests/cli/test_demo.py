@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+import importlib.util
+import re
 import sys
 
 import numpy as np
 import pytest
 
 from fastrack.cli import demo as demo_module
+from fastrack.cli.console import stdout
+from fastrack.errors import FastrackError
+from fastrack.keys import Key
+from fastrack.writer import save_file
 
 QUICK = "demo --size 0.0625 --repeat 1 --picture chart.png --directory work"
 
@@ -25,11 +31,12 @@ def small(monkeypatch):
 @pytest.mark.slow
 def test_the_demo_tells_its_story_and_leaves_a_picture(cli, folder, work):
     said = cli(QUICK).stdout
-    steps = [line for line in said.splitlines() if line[:3] in {f"{number}. " for number in range(1, 7)}]
-    assert [line[0] for line in steps] == list("123456")
+    steps = [line for line in said.splitlines() if line[:3] in {f"{number}. " for number in range(1, 8)}]
+    assert [line[0] for line in steps] == list("1234567")
     assert "images   float32  [1797, 64]" in said
     for name in ("images", "labels", "source", "starts"):
         assert f"{name:<8} arrived on cpu" in said
+    assert "equal bit for bit on both" in said or importlib.util.find_spec("torch") is None
     assert "refused: tensor 'source', chunk " in said
     assert "1 of 4 sealed tensors FAILED" in said
     assert "parallel bounce" in said
@@ -37,6 +44,41 @@ def test_the_demo_tells_its_story_and_leaves_a_picture(cli, folder, work):
     assert (folder / "chart.png").read_bytes().startswith(b"\x89PNG")
     assert list(work.iterdir()) == []
     assert cli.names() == ["chart.png", "work"]
+
+
+def train_twice(folder, **changes):
+    """The training of the demo, on the digits, or on others than those that were sealed."""
+    key, digits = Key.generate(), demo_module._digits()
+    save_file(digits, folder / "digits.safetensors", key)
+    return demo_module._train_twice(folder / "digits.safetensors", key, {**digits, **changes}, stdout())
+
+
+has_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="trains with torch")
+
+
+@has_torch
+def test_training_on_sealed_data_is_training_on_plain_data(folder, capsys):
+    losses = train_twice(folder)
+    said = capsys.readouterr().out
+    assert len(losses) == demo_module._EPOCHS
+    assert losses[0] > 20 * losses[-1]
+    first, last = re.match(r"20 epochs, loss (\S+) -> (\S+), equal bit for bit on both$", said, re.MULTILINE).groups()
+    assert (float(first), float(last)) == (round(losses[0], 2), round(losses[-1], 3))
+    assert re.search(r"^an epoch took \d+ ms on the sealed file, \d+ ms on the arrays$", said, re.MULTILINE)
+
+
+@has_torch
+def test_training_that_differs_in_one_pixel_is_noticed(folder):
+    images = demo_module._digits()["images"]
+    images[1000, 20] += 1
+    with pytest.raises(FastrackError, match="led elsewhere"):
+        train_twice(folder, images=images)
+
+
+def test_training_is_left_out_without_torch(folder, capsys, monkeypatch):
+    monkeypatch.setattr(demo_module, "installed", lambda _: False)
+    assert train_twice(folder) == []
+    assert capsys.readouterr().out == "left out, as torch is not installed: pip install 'fastrack[torch]'\n"
 
 
 def test_the_library_is_python_source():

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fastrack
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not EXAMPLES.exists(), reason="the tests run without the examples"),
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the examples train with torch"),
+]
+has_accelerate = pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="takes accelerate")
+
+ALONE = [sys.executable]
+TWO = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+
+
+DIFFER = """
+import sys, ddp
+train = ddp.train
+def differ(*arguments):
+    model = train(*arguments)
+    model.bias.data[3] += 1e-6 * ddp.dist.get_rank()
+    return model
+ddp.train = differ
+sys.argv[1:] = ["--epochs", "1"]
+sys.exit(ddp.main())
+"""
+
+
+def run(line, folder, *, start=ALONE, status=0, **variables):
+    """What an example prints. It leaves neither keys nor data behind."""
+    name, *options = str(line).split()
+    (folder / "tmp").mkdir(exist_ok=True)
+    kept = {name: value for name, value in os.environ.items() if name not in {"RANK", "FASTRACK_KEY_FILE"}}
+    done = subprocess.run(
+        [*start, EXAMPLES / name, *options],
+        cwd=folder,
+        env={**kept, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder / "tmp"), **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    assert not [path for path in (folder / "tmp").rglob("*") if path.suffix in {".key", ".safetensors"}]
+    return done.stdout
+
+
+def losses(said):
+    return [float(loss) for loss in re.findall(r"^(?:step|epoch) \d+: loss (\d+\.\d+)$", said, re.MULTILINE)]
+
+
+def test_a_language_model_learns_from_sealed_windows_and_is_resumed_to_the_bit(tmp_path):
+    said = run("char_lm.py --steps 20 --width 32", tmp_path)
+    first, *_, last = losses(said)
+    assert last < first - 0.5
+    assert "resumed at step 10: the same losses and weights, bit for bit" in said
+    assert "\ndef " in said
+
+
+def test_two_processes_end_with_the_same_weights(tmp_path):
+    fastrack.Key.generate().save(tmp_path / "owner.key")
+    said = run("ddp.py --epochs 2", tmp_path, FASTRACK_KEY_FILE=str(tmp_path / "owner.key"))
+    first, last = losses(said)
+    assert last < first
+    assert said.endswith("the weights are the same on all processes\n")
+
+
+def test_two_processes_are_started_by_torchrun_too(tmp_path):
+    assert run("ddp.py --epochs 1", tmp_path, start=TWO).endswith("the weights are the same on all processes\n")
+
+
+def test_processes_whose_weights_differ_are_noticed(tmp_path):
+    (tmp_path / "differ.py").write_text(DIFFER)
+    said = run(tmp_path / "differ.py", tmp_path, start=TWO, status=1, PYTHONPATH=str(EXAMPLES))
+    assert said.endswith("the weights differ\n")
+
+
+@has_accelerate
+@pytest.mark.parametrize("start", [ALONE, TWO], ids=["one process", "two processes"])
+def test_a_loop_with_accelerate_learns(tmp_path, start):
+    said = run("accelerate_loop.py --epochs 3", tmp_path, start=start)
+    seen = losses(said)
+    assert len(seen) == 3
+    assert seen == sorted(seen, reverse=True)
+    assert float(re.search(r"^([\d.]+)% of the labels were guessed$", said, re.MULTILINE)[1]) > 80
+
+
+def test_every_example_is_described_and_run_here():
+    names = sorted(path.name for path in EXAMPLES.glob("*.py"))
+    listed = re.findall(r"^- \[`(\w+\.py)`\]\(\1\): ", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == names
+    tests = Path(__file__).read_text()
+    assert not [name for name in names if f'run("{name} ' not in tests]
