@@ -399,7 +399,7 @@ class TestChannel:
             assert repr(channel) == "<Channel to cpu>"
         assert repr(channel) == "<Channel to cpu, closed>"
 
-    @pytest.mark.parametrize("device", ["cuda", "cuda:1", "tpu", "cpu:0", ""])
+    @pytest.mark.parametrize("device", ["cuda", "cuda:1", "tpu", "cpu:1", ""])
     def test_to_a_device_that_is_not_there_is_refused(self, device):
         with pytest.raises(DeviceError, match=r"cpu"):
             Channel(device)

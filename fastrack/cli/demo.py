@@ -5,6 +5,7 @@ import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean, median
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fastrack.arrays import installed
 from fastrack.cli.bench import draw_rows, measure, require, show_rows
 from fastrack.cli.console import clean, size_of, stdout
 from fastrack.cli.files import check_directory
@@ -142,7 +142,7 @@ def _require_same(name: str, arrived: Any, original: Any) -> None:
 
 
 def _train_twice(path: Path, key: "Key", tensors: dict[str, Any], console: Console) -> list[float]:
-    if not installed("torch"):
+    if not find_spec("torch"):
         console.print("left out, as torch is not installed: pip install 'fastrack[torch]'", soft_wrap=True)
         return []
     import torch

@@ -76,7 +76,7 @@ def test_training_that_differs_in_one_pixel_is_noticed(folder):
 
 
 def test_training_is_left_out_without_torch(folder, capsys, monkeypatch):
-    monkeypatch.setattr(demo_module, "installed", lambda _: False)
+    monkeypatch.setattr(demo_module, "find_spec", lambda _: None)
     assert train_twice(folder) == []
     assert capsys.readouterr().out == "left out, as torch is not installed: pip install 'fastrack[torch]'\n"
 
