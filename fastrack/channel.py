@@ -195,27 +195,24 @@ class Channel:
 
     def _messages(self, leaf: Any, order: _Order, target: Any) -> list[tuple[Source, MessageKey]]:
         """What a leaf is made of, before anything of it is moved: the key of every message is at hand."""
-        if isinstance(leaf, SealedTensor):
-            messages: list[tuple[Source, MessageKey]] = [
-                (SealedSource(leaf, self._threads), self._open_header(leaf, order, target))
-            ]
-        elif isinstance(leaf, SealedRows):
-            messages = [
-                (RowSource(part, self._threads), self._open_header(part.tensor, order, target)) for part in leaf.parts()
-            ]
-        else:
-            key = self._session.next_key()
-            messages = [(PlainSource(arrays.bytes_of(leaf), key, self._engine), key)]
-        for source, _ in messages:
-            _require_apart(target, source.memory)
-        return messages
-
-    def _open_header(self, sealed: SealedTensor, order: _Order, target: Any) -> MessageKey:
+        messages: list[tuple[Source, MessageKey]]
         try:
-            return sealed.open_header(order.ring)
+            if isinstance(leaf, SealedTensor):
+                messages = [(SealedSource(leaf, self._threads), leaf.open_header(order.ring))]
+            elif isinstance(leaf, SealedRows):
+                leaf.check_claims(order.ring)
+                messages = [
+                    (RowSource(part, self._threads), part.tensor.open_header(order.ring)) for part in leaf.parts()
+                ]
+            else:
+                key = self._session.next_key()
+                messages = [(PlainSource(arrays.bytes_of(leaf), key, self._engine), key)]
         except AuthenticationError:
             self._clear(target)
             raise
+        for source, _ in messages:
+            _require_apart(target, source.memory)
+        return messages
 
     def _judge(self, started: list[tuple[Work, str | None]], order: _Order) -> None:
         """Wait for work, or leave what is not done for later if the caller does not wait."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from fastrack import arrays, dtypes
 from fastrack.arrays import framework_of
+from fastrack.keys import KeyRing
 from fastrack.origin import DataRows, Lengths, Samples
 from fastrack.rows import Ranges
 from fastrack.sealed import Choice, Part, SealedRows, SealedTensor, TensorRows
@@ -46,7 +47,7 @@ def collate(samples: Sequence[Any]) -> Any:
     if isinstance(first, (SealedRows, SealedTensor)):
         return _join(samples)
     if isinstance(first, Lengths):
-        return Lengths(first.origin, np.array([each.rows for each in samples], np.int64))
+        return first.joined(samples)
     if isinstance(first, Mapping):
         return {name: collate([sample[name] for sample in samples]) for name in first}
     if isinstance(first, (list, tuple)):
@@ -133,6 +134,10 @@ class _Together:
                 ranges.append(part.plan.ranges())
                 shifts.append(index * size)
         return [Part(tensor, _shifted(ranges, shifts)) for tensor, ranges, shifts in found.values()]
+
+    def check_claims(self, keys: KeyRing) -> None:
+        for choice in self._choices:
+            choice.check_claims(keys)
 
     def reduce(self) -> tuple[object, tuple[Any, ...]]:
         return _join, ([SealedRows(choice) for choice in self._choices],)

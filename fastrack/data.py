@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fastrack.keys import KeySource
+from fastrack.keys import KeyRing, KeySource
 from fastrack.layouts import Layout, records_of, rows_of, windows_of
 from fastrack.origin import Origin, Samples, revive
 from fastrack.rows import as_indices
@@ -31,9 +31,14 @@ class SealedDataset:
     columns : sequence of str, optional
         Names of sealed tensors that share their first dimension, which counts the samples. By default all sealed
         tensors of the first file.
+    keys : Key, path or iterable of these, optional
+        With them the shapes of all columns are authenticated here, and so how many samples there are. Otherwise that
+        happens when the first samples of a column are opened.
 
     Raises
     ------
+    AuthenticationError, UnknownKeyError
+        If `keys` are given, and a shape was altered or the key of a file is not among them.
     ValueError
         If the files lack a column, or columns do not go together.
     FormatError, OSError
@@ -52,8 +57,17 @@ class SealedDataset:
     is in use.
     """
 
-    def __init__(self, paths: PathLike | Sequence[PathLike], columns: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        paths: PathLike | Sequence[PathLike],
+        columns: Sequence[str] | None = None,
+        *,
+        keys: KeySource | None = None,
+    ) -> None:
         self._origin = Origin(rows_of(Shards(paths, columns)))
+        if keys is not None:
+            for column in range(len(self.columns)):
+                self._origin.check_claims(column, KeyRing.resolve(keys))
 
     @classmethod
     def records(
@@ -90,7 +104,8 @@ class SealedDataset:
         Notes
         -----
         The offsets are unsealed on the host, here. That tells the host nothing new: it sees which bytes are moved.
-        They stay in this process; others know which samples there are, and not how long.
+        They are in no pickle: a worker that was spawned knows which samples there are, and not how long. One that was
+        forked has a copy, as of everything.
         """
         return _around(Origin(records_of(Shards(paths, [data, offsets]), keys)))
 

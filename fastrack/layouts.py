@@ -14,7 +14,7 @@ from fastrack import dtypes
 from fastrack.errors import FormatError
 from fastrack.keys import KeySource
 from fastrack.rows import Indices, Ranges
-from fastrack.sealed import Claim, Part, unseal
+from fastrack.sealed import Claim, Part, SealedTensor, unseal
 from fastrack.shards import Shards
 
 __all__ = ["EvenLayout", "Layout", "RecordLayout", "records_of", "rows_of", "windows_of"]
@@ -48,6 +48,9 @@ class Layout(Protocol):
 
     def has_gaps(self, rows: int | Indices) -> bool:
         """Whether the parts of these samples leave bytes of the result to be zeros."""
+
+    def witnesses(self, column: int) -> Sequence[SealedTensor]:
+        """The tensors whose shapes say how many samples of a column each file has."""
 
     def parts(self, column: int, rows: int | Indices) -> Sequence[Part]:
         """Where the bytes are."""
@@ -88,6 +91,10 @@ class EvenLayout:
     def has_gaps(self, rows: int | Indices) -> bool:
         return False
 
+    def witnesses(self, column: int) -> Sequence[SealedTensor]:
+        of = self.columns[column]
+        return [self.shards.tensor(shard, of.index) for shard in range(len(self.shards))]
+
     def parts(self, column: int, rows: int | Indices) -> Sequence[Part]:
         of = self.columns[column]
         if len(self.shards) == 1:  # nothing to look up
@@ -127,6 +134,9 @@ class RecordLayout:
 
     def has_gaps(self, rows: int | Indices) -> bool:
         return not isinstance(rows, int)
+
+    def witnesses(self, column: int) -> Sequence[SealedTensor]:
+        return ()  # the offsets were unsealed
 
     def parts(self, column: int, rows: int | Indices) -> Sequence[Part]:
         width = dtypes.nbytes(self.dtype(column), (1,))

@@ -284,7 +284,7 @@ def _load(steps: list[_Step], keys: KeyRing) -> None:
             for device in devices:
                 synchronize(device)
         except BaseException as error:
-            _clear(filled, devices)
+            _clear(filled, devices, error)
             error.add_note(
                 f"{len(filled)} tensors of the module had been written to, and hold zeros now: load it again"
             )
@@ -303,10 +303,13 @@ def _fill(tensor: Any, step: _Step, keys: KeyRing) -> None:
         tensor.copy_(to_device(step.sealed, step.device, keys=keys, framework="torch", non_blocking=True))
 
 
-def _clear(tensors: list[Any], devices: Iterable[str]) -> None:
+def _clear(tensors: list[Any], devices: Iterable[str], error: BaseException) -> None:
     for device in devices:
-        with suppress(Exception):  # the first error is the one to tell
+        try:
             synchronize(device)
+        except Exception as other:  # noqa: BLE001 - the first error is the one to tell, with what else there was
+            if other is not error:
+                error.add_note(f"besides, on {device}: {other}")
     for tensor in tensors:
         with suppress(Exception):
             tensor.zero_()

@@ -15,6 +15,7 @@ import numpy as np
 
 from fastrack import arrays
 from fastrack.errors import ClosedError
+from fastrack.keys import KeyRing
 from fastrack.layouts import Layout, RecordLayout
 from fastrack.rows import Indices
 from fastrack.sealed import Part, SealedRows
@@ -31,17 +32,28 @@ class Origin:
     token : 8 random bytes
     """
 
-    __slots__ = ("__weakref__", "count", "layout", "token")
+    __slots__ = ("__weakref__", "_checked", "count", "layout", "token")
 
     def __init__(self, layout: Layout, token: bytes | None = None) -> None:
         self.layout = layout
         self.count = layout.count
         self.token = token or os.urandom(8)
+        self._checked: set[int] = set()
         _live[self.token] = self
 
     def sample(self, rows: Row) -> dict[str, Any]:
         """One sample, or several put together."""
         return {name: self._leaf(column, rows) for column, name in enumerate(self.layout.names)}
+
+    def check_claims(self, column: int, keys: KeyRing) -> None:
+        """Authenticate, once, what tells how many samples each file has.
+
+        A file that claims to have none would otherwise never be looked at, and its samples be missing unnoticed.
+        """
+        if column not in self._checked:
+            for tensor in self.layout.witnesses(column):
+                tensor.open_header(keys).wipe()
+            self._checked.add(column)
 
     def _leaf(self, column: int, rows: Row) -> Any:
         if isinstance(self.layout, RecordLayout) and column == 1:
@@ -129,6 +141,9 @@ class DataRows:
     def parts(self) -> Sequence[Part]:
         return self.origin.layout.parts(self.column, self.rows)
 
+    def check_claims(self, keys: KeyRing) -> None:
+        self.origin.check_claims(self.column, keys)
+
     def joined(self, others: Sequence[object]) -> SealedRows | None:
         """With others of the same column and kind, one handle; None if they are of another."""
         rows = []
@@ -153,6 +168,18 @@ class Lengths:
     def __init__(self, origin: Origin, rows: Row) -> None:
         self.origin = origin
         self.rows = rows
+
+    def joined(self, others: Sequence[object]) -> Lengths:
+        """With others of the same data set."""
+        rows = []
+        for other in others:
+            if not isinstance(other, Lengths) or other.origin is not self.origin:
+                raise TypeError(
+                    "lengths of records of several data sets cannot be put together in a worker process that was "
+                    "spawned; use num_workers=0, or one data set of several files"
+                )
+            rows.append(other.rows)
+        return Lengths(self.origin, np.array(rows, np.int64))
 
     def resolve(self) -> Any:
         """The lengths, if they are known here: an integer, or a tensor."""

@@ -131,6 +131,8 @@ def as_indices(rows: Any, count: int) -> Indices:
         if array.size != count:
             raise IndexError(f"a mask of {array.size} does not fit {count} rows")
         return np.flatnonzero(array)
+    if array.dtype.kind == "u" and array.size and int(array.max()) >= count:
+        raise IndexError(f"row {int(array.max())} is out of range: the tensor has {count} rows")
     indices = array.astype(np.int64)
     if not indices.size:
         return indices

@@ -106,6 +106,7 @@ def _unseal_rows(rows: SealedRows, keys: KeyRing, framework: Framework) -> Any:
     result = arrays.from_bytes(memory, rows.dtype, rows.shape, framework)
     if rows.has_gaps:
         memory.fill(0)
+    rows.check_claims(keys)
     for part in rows.parts():
         with OpenMessage(part.tensor, keys) as opened:
             opened.gather(part.plan.pieces(), memory)
@@ -290,6 +291,9 @@ class Choice(Protocol):
     def parts(self) -> Sequence[Part]:
         """Where the bytes are."""
 
+    def check_claims(self, keys: KeyRing) -> None:
+        """Authenticate what it relies on besides its parts: the shapes of tensors that say which rows are where."""
+
     def reduce(self) -> tuple[object, tuple[Any, ...]]:
         """How a handle of it pickles."""
 
@@ -320,6 +324,9 @@ class TensorRows:
 
     def parts(self) -> Sequence[Part]:
         return (Part(self.tensor, self.plan),)
+
+    def check_claims(self, keys: KeyRing) -> None:
+        """The tensor is all there is."""
 
     def reduce(self) -> tuple[object, tuple[Any, ...]]:
         return _again, (self.tensor, self.shape, self.plan)
@@ -381,6 +388,16 @@ class SealedRows:
     def parts(self) -> Sequence[Part]:
         """The tensors that the rows are of, and where in the result they go."""
         return self.choice.parts()
+
+    def check_claims(self, keys: KeyRing) -> None:
+        """Authenticate what says which rows these are, besides the parts themselves.
+
+        Raises
+        ------
+        AuthenticationError
+            If another file of the same data set was altered, so that samples may be missing or have other numbers.
+        """
+        self.choice.check_claims(keys)
 
     def to(
         self,

@@ -46,11 +46,11 @@ class Shards:
     def tensor(self, shard: int, column: int) -> SealedTensor:
         """The tensor of a column in a file."""
         if self._tensors is None:
-            self._tensors = [_tensors_of(load_file(path), self.names) for path in self.paths]
-            for path, tensors, claims in zip(self.paths, self._tensors, self.claims, strict=True):
+            found = [_tensors_of(load_file(path), self.names) for path in self.paths]
+            for path, tensors, claims in zip(self.paths, found, self.claims, strict=True):
                 if [tensor.claim for tensor in tensors] != claims:
-                    self._tensors = None
                     raise FormatError(f"{path} is not the file that this data set was made of; make it again")
+            self._tensors = found  # only now, as other threads may look
         return self._tensors[shard][column]
 
     def __getstate__(self) -> tuple[list[Path], tuple[str, ...], str, list[list[Claim]]]:

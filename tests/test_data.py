@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import torch
 from helpers.staged import staged_channel
-from helpers.tampering import tamper_file
+from helpers.tampering import shorten_claim, tamper_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, Subset
 
 import fastrack
 from fastrack import AuthenticationError, Channel, ClosedError, FormatError, Key, SealedDataset, collate
+from fastrack.origin import Lengths
 from fastrack.sealed import SealedRows
 
 CHUNK = 16384
@@ -266,6 +267,52 @@ class TestTampering:
         assert np.array_equal(moved["images"], tables[0]["images"][[1, 0]])
 
 
+class TestFilesThatClaimOtherCounts:
+    """Whoever lacks the key can still rewrite what a file says of itself."""
+
+    @pytest.fixture
+    def shards(self, key, tmp_path):
+        paths = [tmp_path / f"{name}.safetensors" for name in "xyz"]
+        for number, path in enumerate(paths):
+            fastrack.save_file({"a": np.arange(100) + 1000 * number}, path, key=key)
+        return paths
+
+    @pytest.mark.parametrize("count", [0, 60])
+    def test_are_found_out_by_the_first_batch_that_has_nothing_of_them(self, shards, channel, count):
+        shorten_claim(shards[1], "a", count)
+        data = SealedDataset(shards)
+        assert len(data) == 200 + count
+        for batch in (collate([data[0], data[1]]), data[0], data.windows("a", 8)[0]):
+            with pytest.raises(AuthenticationError, match="'a'"):
+                channel.to_device(batch)
+            with pytest.raises(AuthenticationError, match="'a'"):
+                fastrack.unseal(batch["a"], channel._keys)
+
+    def test_leave_zeros_in_what_was_to_be_filled(self, shards, key):
+        shorten_claim(shards[1], "a", 0)
+        out = {"a": np.full(2, 7)}
+        with Channel(keys=key) as channel, pytest.raises(AuthenticationError):
+            channel.to_device(SealedDataset(shards)[[0, 1]], out=out)
+        assert not out["a"].any()
+
+    def test_are_refused_at_once_where_a_key_is_given(self, shards, key):
+        assert len(SealedDataset(shards, keys=key)) == 300
+        shorten_claim(shards[1], "a", 0)
+        with pytest.raises(AuthenticationError, match="'a'"):
+            SealedDataset(shards, keys=key)
+
+    def test_are_looked_for_once(self, shards, key, monkeypatch):
+        data = SealedDataset(shards)
+        opened = []
+        original = fastrack.sealed.SealedTensor.open_header
+        monkeypatch.setattr(
+            fastrack.sealed.SealedTensor, "open_header", lambda each, ring: opened.append(each) or original(each, ring)
+        )
+        for _ in range(3):
+            assert fastrack.unseal(data[5]["a"], key).item() == 5
+        assert len(opened) == 3 + 3
+
+
 class TestFilesThatDoNotGoTogether:
     def save(self, folder, key, *tables):
         paths = [folder / f"{index}.safetensors" for index in range(len(tables))]
@@ -421,6 +468,16 @@ class TestRecords:
         tamper_file(path, "offsets", 60)
         with pytest.raises(AuthenticationError, match="'offsets'"):
             SealedDataset.records(path, keys=key)
+
+
+def test_lengths_that_are_not_known_here_are_not_taken_for_those_of_another_data_set(
+    record_set, offsets, key, tmp_path
+):
+    save_records(tmp_path / "other", key, offsets[0])
+    other = SealedDataset.records(tmp_path / "other", keys=key)
+    unknown = [Lengths(each._origin, 0) for each in (record_set, other)]
+    with pytest.raises(TypeError, match="several data sets"):
+        collate(unknown)
 
 
 class TestCollate:

@@ -213,3 +213,9 @@ def test_ranges_of_any_size_arrive_with_gaps_between_them(wanted):
             result[target : target + length] = plain[chunk * CHUNK + start :][:length]
     assert np.array_equal(result, np.concatenate([np.empty(0, np.uint8), *expected]))
     assert (np.diff(pieces.chunks) > 0).all()
+
+
+@pytest.mark.parametrize("row", [2**64 - 1, 2**63, 300])
+def test_an_unsigned_row_does_not_wrap_round(row):
+    with pytest.raises(IndexError, match=f"row {row} is out of range"):
+        plan_rows(np.array([0, row], np.uint64), (300,), 300)
