@@ -172,8 +172,9 @@ class Channel:
         if out is None:
             dtype, shape = _describe(leaf)
             framework = self._device.framework(order.framework, arrays.framework_of(leaf))
-            out = self._device.empty(dtype, shape, framework)
-        target = self._device.view(out, writable=True)
+            out, target = self._device.empty(dtype, shape, framework)
+        else:
+            target = self._device.view(out, writable=True)
         with self._stats.transfer(len(target)) as record:
             messages = self._messages(leaf, order, target)
             started: list[tuple[Work, str | None]] = []

@@ -121,8 +121,8 @@ class Device(Protocol):
             If what is wanted keeps no arrays here.
         """
 
-    def empty(self, dtype: str, shape: Sequence[int], framework: Framework) -> Any:
-        """A fresh array on the device; its contents are undefined."""
+    def empty(self, dtype: str, shape: Sequence[int], framework: Framework) -> tuple[Any, Any]:
+        """A fresh array on the device, whose contents are undefined, and a `view` of it to write to."""
 
     def view(self, array: Any, *, writable: bool) -> Any:
         """The bytes of an array that lies on this device, to be given to `begin`. Its `len` counts them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fastrack import aead, arrays
+from fastrack import aead, arrays, dtypes
 from fastrack.aead import Bytes
 from fastrack.arrays import Framework
 from fastrack.cobblestone import MessageKey
@@ -34,10 +34,9 @@ class CpuDevice:
             raise DeviceError("CuPy keeps no arrays on 'cpu'; ask for framework='numpy' or 'torch', or another device")
         return wanted or (origin if origin != "cupy" else None) or arrays.default_framework()
 
-    def empty(self, dtype: str, shape: Sequence[int], framework: Framework) -> Any:
-        from fastrack.dtypes import nbytes
-
-        return arrays.from_bytes(arrays.empty_bytes(nbytes(dtype, shape)), dtype, shape, framework)
+    def empty(self, dtype: str, shape: Sequence[int], framework: Framework) -> tuple[Any, Bytes]:
+        memory = arrays.empty_bytes(dtypes.nbytes(dtype, shape))
+        return arrays.from_bytes(memory, dtype, shape, framework), memory
 
     def view(self, array: Any, *, writable: bool) -> Bytes:
         return arrays.bytes_of(array, writable=writable)

@@ -79,9 +79,10 @@ class CudaDevice:
             return "torch" if arrays.installed("torch") else "cupy"
         return "cupy" if origin == "numpy" else origin
 
-    def empty(self, dtype: str, shape: Sequence[int], framework: Framework) -> Any:
+    def empty(self, dtype: str, shape: Sequence[int], framework: Framework) -> tuple[Any, View]:
         self._pipeline.require_usable()
-        return self._pipeline.driver.empty(dtype, shape, framework)
+        array = self._pipeline.driver.empty(dtype, shape, framework)
+        return array, self._pipeline.driver.view(array, writable=True)
 
     def view(self, array: Any, *, writable: bool) -> View:
         self._pipeline.require_usable()
