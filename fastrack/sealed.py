@@ -158,6 +158,21 @@ class Claim:
             raise AuthenticationError(f"tensor {self.name!r}: {error}", tensor=self.name) from None
 
 
+def _to(
+    self: SealedTensor | SealedRows,
+    device: object = None,
+    *,
+    keys: KeySource | None = None,
+    framework: Framework | None = None,
+    out: Any = None,
+    non_blocking: bool = False,
+) -> Any:
+    """Open it on a device: the same as `fastrack.to_device` of it."""
+    from fastrack.shared import to_device
+
+    return to_device(self, device, keys=keys, framework=framework, out=out, non_blocking=non_blocking)
+
+
 class SealedTensor:
     """One tensor, sealed. It holds no secret: it can be pickled, stored, sent and shown to anyone.
 
@@ -219,19 +234,7 @@ class SealedTensor:
         """The message key, if the right key is among `keys` and the header is sound."""
         return self.claim.open_header(self._message[:HEADER].tobytes(), keys[self.key_id])
 
-    def to(
-        self,
-        device: object = None,
-        *,
-        keys: KeySource | None = None,
-        framework: Framework | None = None,
-        out: Any = None,
-        non_blocking: bool = False,
-    ) -> Any:
-        """Open it on a device: the same as `fastrack.to_device` of it."""
-        from fastrack.shared import to_device
-
-        return to_device(self, device, keys=keys, framework=framework, out=out, non_blocking=non_blocking)
+    to = _to
 
     def __getitem__(self, rows: Any) -> SealedRows:
         plan = plan_rows(rows, self.shape, self.nbytes)
@@ -399,19 +402,7 @@ class SealedRows:
         """
         self.choice.check_claims(keys)
 
-    def to(
-        self,
-        device: object = None,
-        *,
-        keys: KeySource | None = None,
-        framework: Framework | None = None,
-        out: Any = None,
-        non_blocking: bool = False,
-    ) -> Any:
-        """Open them on a device: the same as `fastrack.to_device` of them."""
-        from fastrack.shared import to_device
-
-        return to_device(self, device, keys=keys, framework=framework, out=out, non_blocking=non_blocking)
+    to = _to
 
     def __len__(self) -> int:
         if not self.shape:
