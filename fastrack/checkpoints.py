@@ -70,7 +70,8 @@ def load_checkpoint(path: str | os.PathLike[str], *, keys: KeySource | None = No
     keys : Key, path or iterable of these, optional
         As for `to_device`.
     device : str or torch.device, optional
-        Where torch tensors go: "cpu", the default, or "cuda:N". The rest is opened in host memory.
+        Where torch tensors go: "cpu", the default, or "cuda:N". The rest is opened in host memory. All torch tensors go
+        there, the state of a random generator too, which ``torch.set_rng_state`` wants on the host.
 
     Returns
     -------
