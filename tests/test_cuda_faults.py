@@ -10,15 +10,12 @@ import weakref
 import numpy as np
 import pytest
 from helpers import fake_cuda
-from helpers.cuda_rig import Message, Rig, within
+from helpers.cuda_rig import MESSAGE, PIECES, Rig, opened, within
 from helpers.fake_cuda import MODES
 
 from fastrack import DeviceError
-from fastrack.aead import Pieces
 from fastrack.cobblestone import CHUNK
 
-MESSAGE = Message(5 * CHUNK + 77)
-PIECES = Pieces(np.array([0, 2, 3, 5]), np.arange(5), np.array([[0, 50 * n, 50] for n in range(4)]))
 ROWS = np.concatenate([MESSAGE.plain[CHUNK * chunk :][:50] for chunk in PIECES.chunks])
 SECONDS = 60
 
@@ -26,12 +23,6 @@ SECONDS = 60
 @pytest.fixture(autouse=True)
 def _cupy(monkeypatch):
     fake_cuda.install(monkeypatch)
-
-
-def opened(rig):
-    array = rig.array(MESSAGE.plain.size)
-    assert rig.open(MESSAGE, array).verdict() is None
-    return np.array_equal(rig.driver.read(array), MESSAGE.plain)
 
 
 def sealed(rig):

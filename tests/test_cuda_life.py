@@ -9,28 +9,19 @@ import time
 import numpy as np
 import pytest
 from helpers import fake_cuda
-from helpers.cuda_rig import Message, Rig, cut, within
+from helpers.cuda_rig import MESSAGE, PIECES, Message, Rig, cut, opened, within
 from helpers.fake_cuda import MODES
 from helpers.forking import in_forked_child
 
 from fastrack import ClosedError, DeviceError
-from fastrack.aead import Pieces
 from fastrack.cobblestone import CHUNK
 
-MESSAGE = Message(5 * CHUNK + 77)
-PIECES = Pieces(np.array([0, 2, 3, 5]), np.arange(5), np.array([[0, 50 * n, 50] for n in range(4)]))
 SECONDS = 60
 
 
 @pytest.fixture(autouse=True)
 def _cupy(monkeypatch):
     fake_cuda.install(monkeypatch)
-
-
-def opened(rig):
-    array = rig.array(MESSAGE.plain.size)
-    assert rig.open(MESSAGE, array).verdict() is None
-    return np.array_equal(rig.driver.read(array), MESSAGE.plain)
 
 
 # Closing.

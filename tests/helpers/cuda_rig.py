@@ -148,6 +148,17 @@ def cut(pieces, nbytes, limit):
         yield Slab(0, 0, nbytes, int(sizes[start:stop].sum()), part)
 
 
+MESSAGE = Message(5 * CHUNK + 77)
+PIECES = Pieces(np.array([0, 2, 3, 5]), np.arange(5), np.array([[0, 50 * n, 50] for n in range(4)]))
+
+
+def opened(rig):
+    """Whether a device opens the message as it was."""
+    array = rig.array(MESSAGE.plain.size)
+    assert rig.open(MESSAGE, array).verdict() is None
+    return np.array_equal(rig.driver.read(array), MESSAGE.plain)
+
+
 def within(seconds, action):
     """What `action` returns or raises, if it does in time."""
     outcome = []
