@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.kernel_suite import key, nonce, state  # noqa: F401 - fixtures
 
 import fastrack
 from fastrack import Key
@@ -69,21 +70,6 @@ def host(gpu):
     from bench.gpu.launches import ByteRuns
 
     return ByteRuns(gpu)
-
-
-@pytest.fixture(scope="session", params=[16, 32], ids=["aes-128", "aes-256"])
-def key(request):
-    return bytes(range(7, 7 + request.param))
-
-
-@pytest.fixture(scope="session")
-def nonce():
-    return bytes(range(200, 212))
-
-
-@pytest.fixture(scope="session")
-def state(host, key, nonce):
-    return host.prepare(key, nonce)
 
 
 # Transfers.

@@ -6,24 +6,12 @@ import hashlib
 
 import pytest
 from helpers import gcm_vectors, reference
+from helpers.kernel_suite import open_and_seal
 from helpers.reference import CHUNK
 from helpers.vectors import cobblestone_128
 
 from fastrack.cobblestone import HEADER, raw_plain_size
 from fastrack.errors import FormatError
-
-
-def open_and_seal(host, cases, chunk):
-    assert cases
-    for offset, case in enumerate(cases):
-        state = host.prepare(case.key, reference.nonce_of(case.nonce, chunk))
-        bad, plain = host.open_run(state, case.sealed, chunk, offset=offset % 16)
-        if case.plain is None:
-            assert (case.name, bad, plain) == (case.name, chunk, bytes(len(case.sealed) - 16))
-        else:
-            assert (case.name, bad, plain) == (case.name, None, case.plain)
-            sealed = host.seal_run(state, case.plain, chunk, offset=offset % 16)
-            assert (case.name, sealed) == (case.name, case.sealed)
 
 
 def test_the_cases_of_the_gcm_specification(gpu):

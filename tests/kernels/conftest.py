@@ -5,6 +5,7 @@ import platform
 import pytest
 from helpers import kernel_host
 from helpers.kernel_host import SOURCE, Host, Library
+from helpers.kernel_suite import key, nonce, state  # noqa: F401 - fixtures
 
 
 @pytest.fixture(scope="session")
@@ -28,18 +29,3 @@ def build(build_folder):
 @pytest.fixture(scope="session")
 def host(build):
     return Host(Library.load(build(SOURCE)), kernel_host.constants(SOURCE))
-
-
-@pytest.fixture(scope="session", params=[16, 32], ids=["aes-128", "aes-256"])
-def key(request):
-    return bytes(range(7, 7 + request.param))
-
-
-@pytest.fixture(scope="session")
-def nonce():
-    return bytes(range(200, 212))
-
-
-@pytest.fixture(scope="session")
-def state(host, key, nonce):
-    return host.prepare(key, nonce)
