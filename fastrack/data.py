@@ -53,6 +53,8 @@ class SealedDataset:
 
     Notes
     -----
+    A data set that claims to have no samples at all is never opened, so only `keys` would tell that the claim is false.
+
     Worker processes send numbers of samples, which mean something only where this object is: keep it while its loader
     is in use.
     """
