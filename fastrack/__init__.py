@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from fastrack.models import load_model, save_model
     from fastrack.sealed import SealedRows, SealedTensor, seal, unseal
     from fastrack.shared import synchronize, to_device, to_host
+    from fastrack.timeline import trace
     from fastrack.writer import save_file, seal_file, unseal_file
 
 __all__ = [
@@ -60,6 +61,7 @@ __all__ = [
     "synchronize",
     "to_device",
     "to_host",
+    "trace",
     "unseal",
     "unseal_file",
     "verify_file",
@@ -86,6 +88,7 @@ _HOMES = {
     "synchronize": "fastrack.shared",
     "to_device": "fastrack.shared",
     "to_host": "fastrack.shared",
+    "trace": "fastrack.timeline",
     "unseal": "fastrack.sealed",
     "unseal_file": "fastrack.writer",
     "verify_file": "fastrack.files",

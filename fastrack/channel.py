@@ -24,7 +24,7 @@ from fastrack.ring import Ring
 from fastrack.sealed import Claim, SealedRows, SealedTensor, bad_chunk, new_file_id, write_header
 from fastrack.session import Session
 from fastrack.sources import PlainSource, RowSource, SealedSource, Sizes, Source, slabs_of
-from fastrack.trace import Recorder, Stats, Transfer
+from fastrack.stats import Recorder, Stats, Transfer
 
 __all__ = ["Channel", "Stats"]
 
@@ -124,7 +124,7 @@ class Channel:
             claim = Claim(name, dtype, shape, new_file_id())
             salt, message_key = claim.new_key(key)
             memory = self._device.view(x, writable=False)
-            with self._stats.transfer(len(memory)) as record:
+            with self._stats.transfer(len(memory), "to_host", name) as record:
                 message = arrays.empty_bytes(cobblestone.message_size(len(memory)))
                 write_header(message, salt, message_key)
                 self._send(message_key, memory, message[HEADER:], record)
@@ -175,7 +175,7 @@ class Channel:
             out, target = self._device.empty(dtype, shape, framework)
         else:
             target = self._device.view(out, writable=True)
-        with self._stats.transfer(len(target)) as record:
+        with self._stats.transfer(len(target), "to_device", _name_of(leaf)) as record:
             messages = self._messages(leaf, order, target)
             started: list[tuple[Work, str | None]] = []
             try:
@@ -250,13 +250,14 @@ class Channel:
         staged = not (source.in_place and self._device.in_place)
 
         def step(work: Work, slab: Slab, slot: Slot | None) -> None:
-            with record.stage("fill"):
+            with record.stage("fill", slab, "source"):
                 filled = source.fill(slab, None if slot is None else slot.memory)
-            with record.stage("open"):
+            with record.stage("open", slab, "open" if self._device.in_place else "submit"):
                 work.open(slab, filled, slot)
 
         try:
-            return self._run(key, target, source.slabs(self._sizes if staged else None), step, None, staged=staged)
+            slabs = source.slabs(self._sizes if staged else None)
+            return self._run(key, target, slabs, step, None, record, staged=staged)
         finally:
             source.finish()
 
@@ -268,18 +269,19 @@ class Channel:
             return message[STRIDE * slab.first :][: slab.sealed]
 
         def step(work: Work, slab: Slab, slot: Slot | None) -> None:
-            with record.stage("seal"):
+            with record.stage("seal", slab, "seal" if self._device.in_place else "submit"):
                 work.seal(slab, place_of(slab) if slot is None else slot.memory[: slab.sealed], slot)
 
         def land(slab: Slab, slot: Slot) -> None:
             from fastrack import packing
 
-            with record.stage("seal"):
+            with record.stage("seal", slab, "wait"):
                 slot.wait()
+            with record.stage("seal", slab, "store"):
                 packing.copy(place_of(slab), slot.memory[: slab.sealed], self._threads)
 
         slabs = slabs_of(len(memory), self._sizes if staged else None)
-        self._run(key, memory, slabs, step, land, staged=staged).verdict()
+        self._run(key, memory, slabs, step, land, record, staged=staged).verdict()
 
     # The loop.
 
@@ -290,6 +292,7 @@ class Channel:
         slabs: Iterator[Slab],
         step: Callable[[Work, Slab, Slot | None], None],
         land: Callable[[Slab, Slot], None] | None,
+        record: Transfer,
         *,
         staged: bool,
     ) -> Work:
@@ -304,8 +307,8 @@ class Channel:
             key.wipe()
         flight: deque[tuple[Slab, Slot]] = deque()
 
-        def take() -> Slot:
-            while (slot := self._ring.take(patient=not flight)) is None:
+        def take(slab: Slab) -> Slot:
+            while (slot := self._deal(slab, record, patient=not flight)) is None:
                 land_oldest()
             return slot
 
@@ -317,7 +320,7 @@ class Channel:
         try:
             with _Ending(work):
                 for slab in slabs:
-                    slot = take() if staged else None
+                    slot = take(slab) if staged else None
                     try:
                         step(work, slab, slot)
                     finally:
@@ -334,6 +337,10 @@ class Channel:
                 work.verdict()
             raise
         return work
+
+    def _deal(self, slab: Slab, record: Transfer, *, patient: bool) -> Slot | None:
+        with record.waiting(slab):
+            return self._ring.take(patient=patient)
 
 
 class _Order:
@@ -355,6 +362,12 @@ def _is_tensor(leaf: Any) -> bool:
 
 def _describe(leaf: Any) -> tuple[str, tuple[int, ...]]:
     return (leaf.dtype, leaf.shape) if isinstance(leaf, (SealedTensor, SealedRows)) else arrays.describe(leaf)
+
+
+def _name_of(leaf: Any) -> str | None:
+    if isinstance(leaf, SealedTensor):
+        return leaf.name
+    return None
 
 
 def _require_apart(target: Any, source: Bytes) -> None:

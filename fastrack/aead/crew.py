@@ -10,12 +10,14 @@ import ctypes
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
+from fastrack import timeline
 from fastrack.cobblestone import CHUNK
 from fastrack.forks import after_fork
 
@@ -47,13 +49,18 @@ def run(
     held = (kept, board)  # in the closure of a helper, so for as long as one may touch them
 
     others = _other_cpus() if helpers else frozenset()
+    wanted = timeline.current()
+    doing = "" if wanted is None else getattr(wanted.mine, "doing", "help")
 
     def help_out() -> None:
         assert held
         if others:
             with suppress(OSError):  # a sandbox may not allow it
                 os.sched_setaffinity(0, others)
+        start = time.perf_counter_ns()
         kernel(*arguments, ticket, place, False)
+        if wanted is not None:
+            wanted.add(doing, start, time.perf_counter_ns(), {})
 
     # When this is over, nobody reads or writes what belongs to the caller, whatever happened. The board is what counts:
     # the pool's futures may be late, or lost, and a helper that comes late finds no ticket. The kernel itself waits for

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from fastrack.aead import Bytes, Pieces
 from fastrack.arrays import Framework
 from fastrack.cobblestone import MessageKey
+from fastrack.timeline import Detail
 
 __all__ = ["Device", "Slab", "Slot", "Work"]
 
@@ -29,6 +30,11 @@ class Slab:
     stop: int
     sealed: int
     pieces: Pieces | None = None
+
+    @property
+    def detail(self) -> Detail:
+        """What a timeline says of it."""
+        return {"chunk": self.first, "sealed": self.sealed}
 
 
 class Slot(Protocol):

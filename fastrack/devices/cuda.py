@@ -13,20 +13,23 @@ sealed goes the other way: kernel, `used`, download, `copied`.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from fastrack import arrays
+from fastrack import arrays, timeline
 from fastrack.aead import Bytes, Pieces
 from fastrack.aead.base import check_pieces, chunks_between
 from fastrack.arrays import Framework
 from fastrack.cobblestone import CHUNK, NONCE, STRIDE, TAG, MessageKey, raw_size
 from fastrack.devices.base import Slab, Slot
+from fastrack.devices.clock import Clock
 from fastrack.devices.cuda_memory import UNKNOWN, Controls, CudaSlot, align
-from fastrack.devices.driver import Driver, View
+from fastrack.devices.driver import Driver, Stream, View
 from fastrack.devices.pipeline import Pipeline
 from fastrack.errors import DeviceError, FastrackError
 
@@ -133,6 +136,8 @@ class CudaWork:
         self._reading = threading.Lock()
         self._word = UNKNOWN
         self._known = False
+        self._timeline = timeline.current()
+        self._clock: Clock | None = None
         self._controls = controls
         self._control = control = controls.take()
         try:
@@ -156,13 +161,13 @@ class CudaWork:
             count = self._require_run(slab, slot)
             place = self._pointer + slab.start
             arguments = [place, slab.first, count, slab.stop - slab.start]
-            self._submit(slot, partial(self._open, slot, slab.sealed, "open", count, arguments))
+            self._submit(slot, partial(self._open, slot, slab, slab.sealed, "open", count, arguments))
             return
         count = self._require_gather(slab, slab.pieces, slot)
         *plan, end = self._write_plan(slab, slab.pieces, slot)
         if count:
             arguments = [self._pointer, *plan, count, slab.stop]
-            self._submit(slot, partial(self._open, slot, end, "gather", count, arguments))
+            self._submit(slot, partial(self._open, slot, slab, end, "gather", count, arguments))
 
     def seal(self, slab: Slab, sealed: Bytes, slot: Slot | None) -> None:
         self._require_good()
@@ -170,7 +175,7 @@ class CudaWork:
         count = self._require_run(slab, slot)
         source = self._pointer + slab.start
         arguments = [source, slot.twin, slab.first, count, slab.stop - slab.start]
-        self._submit(slot, partial(self._seal, slot, slab.sealed, count, arguments))
+        self._submit(slot, partial(self._seal, slot, slab, count, arguments))
 
     def end(self) -> None:
         if self._pipeline.forked:
@@ -230,44 +235,69 @@ class CudaWork:
             driver.fill(control.verdict, 0xFF, control.answer.size, pipeline.kernels)
             driver.launch(f"prepare_{self._bits}", 1, [control.material, control.state], pipeline.kernels)
             driver.synchronize(control.sent)
+            if self._timeline is not None:
+                self._clock = Clock(self._timeline, driver, pipeline.uploads)
         except Exception as error:  # noqa: BLE001 - told by `verdict`
             self.fail(error)
         finally:
             control.forget()
 
     def _open(
-        self, slot: CudaSlot, size: int, kernel: str, count: int, arguments: Sequence[int], issued: threading.Event
+        self,
+        slot: CudaSlot,
+        slab: Slab,
+        size: int,
+        kernel: str,
+        count: int,
+        arguments: Sequence[int],
+        issued: threading.Event,
     ) -> None:
         driver, control, pipeline = self._driver, self._control, self._pipeline
         arguments = [control.state, slot.twin, *arguments, control.verdict]
+        start = time.perf_counter_ns()
         try:
             if self._error is None:
                 driver.wait(pipeline.uploads, slot.used)
-                driver.upload(slot.twin, slot.memory[:size], pipeline.uploads)
+                with self._shown("copy", "uploads", pipeline.uploads, slab):
+                    driver.upload(slot.twin, slot.memory[:size], pipeline.uploads)
                 driver.record(slot.copied, pipeline.uploads)
                 driver.wait(pipeline.kernels, slot.copied)
-                driver.launch(f"{kernel}_{self._bits}", min(count, self._blocks), arguments, pipeline.kernels)
+                with self._shown("open", "kernels", pipeline.kernels, slab):
+                    driver.launch(f"{kernel}_{self._bits}", min(count, self._blocks), arguments, pipeline.kernels)
                 driver.record(slot.used, pipeline.kernels)
         except Exception as error:  # noqa: BLE001 - told by `verdict`
             self.fail(error)
         finally:
             issued.set()
+            self._show_issue(slab, start)
 
-    def _seal(self, slot: CudaSlot, size: int, count: int, arguments: Sequence[int], issued: threading.Event) -> None:
+    def _seal(self, slot: CudaSlot, slab: Slab, count: int, arguments: Sequence[int], issued: threading.Event) -> None:
         driver, pipeline = self._driver, self._pipeline
         arguments = [self._control.state, *arguments]
+        start = time.perf_counter_ns()
         try:
             if self._error is None:
                 # The twin is free: whoever has the slot has waited for its last copy, and kernels follow each other.
-                driver.launch(f"seal_{self._bits}", min(count, self._blocks), arguments, pipeline.kernels)
+                with self._shown("seal", "kernels", pipeline.kernels, slab):
+                    driver.launch(f"seal_{self._bits}", min(count, self._blocks), arguments, pipeline.kernels)
                 driver.record(slot.used, pipeline.kernels)
                 driver.wait(pipeline.downloads, slot.used)
-                driver.download(slot.memory[:size], slot.twin, pipeline.downloads)
+                with self._shown("copy", "downloads", pipeline.downloads, slab):
+                    driver.download(slot.memory[: slab.sealed], slot.twin, pipeline.downloads)
                 driver.record(slot.copied, pipeline.downloads)
         except Exception as error:  # noqa: BLE001 - told by `verdict`
             self.fail(error)
         finally:
             issued.set()
+            self._show_issue(slab, start)
+
+    def _shown(self, name: str, row: str, stream: Stream, slab: Slab) -> AbstractContextManager[None]:
+        """When the device does what the block puts on a stream, if a timeline wants to know."""
+        return nullcontext() if self._clock is None else self._clock.span(name, row, stream, slab.detail)
+
+    def _show_issue(self, slab: Slab, start: int) -> None:
+        if self._timeline is not None:
+            self._timeline.add("issue", start, time.perf_counter_ns(), slab.detail)
 
     def _finish(self) -> None:
         driver, control, kernels = self._driver, self._control, self._pipeline.kernels

@@ -131,6 +131,16 @@ class CupyDriver:
         with self._current():
             self._runtime.eventSynchronize(event.ptr)
 
+    def stamp(self, stream: _Handle) -> _Handle:
+        with self._current():
+            event = self._handle(self._runtime.eventCreate(), self._runtime.eventDestroy)
+            self._runtime.eventRecord(event.ptr, stream.ptr)
+        return event
+
+    def elapsed(self, start: _Handle, stop: _Handle) -> float:
+        with self._current():
+            return float(self._runtime.eventElapsedTime(start.ptr, stop.ptr)) / 1e3
+
     # Arrays.
 
     def empty(self, dtype: str, shape: Sequence[int], framework: Framework) -> Any:

@@ -104,6 +104,14 @@ class Driver(Protocol):
     def synchronize(self, event: Event) -> None:
         """Block this thread, and no other, until it happened."""
 
+    # What only a timeline needs.
+
+    def stamp(self, stream: Stream) -> Event:
+        """A fresh event that is recorded on `stream` now, and notes the time when it happens."""
+
+    def elapsed(self, start: Event, stop: Event) -> float:
+        """Seconds between two stamps that have happened."""
+
     def empty(self, dtype: str, shape: Sequence[int], framework: Framework) -> Any:
         """A fresh array of that framework on the device."""
 

@@ -140,6 +140,22 @@ class FakeDriver:
             if event.mark is not None:
                 self._run_until(lambda mark=event.mark: mark.happened)
 
+    # What only a timeline needs.
+
+    def stamp(self, stream):
+        self._enter("stamp")
+        event = FakeEvent()
+        with self._changed:
+            event.mark = mark = _Mark()
+            self._put(stream, mark.stamp)
+        return event
+
+    def elapsed(self, start, stop):
+        self._enter("elapsed")
+        assert start.mark.happened, "an event was asked for its time before it happened"
+        assert stop.mark.happened, "an event was asked for its time before it happened"
+        return stop.mark.time - start.mark.time
+
     # Arrays.
 
     def empty(self, dtype, shape, framework):
@@ -323,6 +339,10 @@ class _Mark:
     happened = False
 
     def set(self):
+        self.happened = True
+
+    def stamp(self):
+        self.time = time.perf_counter()
         self.happened = True
 
 
