@@ -21,7 +21,7 @@ __all__ = ["save_file", "seal_file", "unseal_file", "write_plaintext"]
 
 Progress = Callable[[int], None]
 
-_SLAB = 32 << 20
+_SLAB = 8 << 20  # of ciphertext that is still in the caches when it is written
 _ALIGNMENT = 8
 _HEADER_LIMIT = 100_000_000  # bytes; safetensors refuses to read more
 
@@ -209,16 +209,20 @@ def _write_sealed(
         "fastrack.tensors": json.dumps(listed, separators=(",", ":"), ensure_ascii=False),
     }
     order = _by_alignment(entries)
+    largest = max((tensors[name].nbytes for name in claims), default=0)
+    memory = arrays.empty_bytes(cobblestone.raw_size(min(_SLAB, largest)))  # for all: fresh memory costs more than AES
     with new_file(path) as out:
         out.write(_header({name: entries[name] for name in order}, {**metadata, **marks}))
         for name in order:
             if name in claims:
-                _write_message(tensors[name], claims[name], key, out, progress)
+                _write_message(tensors[name], claims[name], key, memory, out, progress)
             else:
                 _write_plain(tensors[name], out, progress)
 
 
-def _write_message(tensor: PlainTensor, claim: Claim, key: Key, out: BinaryIO, progress: Progress | None) -> None:
+def _write_message(
+    tensor: PlainTensor, claim: Claim, key: Key, memory: Bytes, out: BinaryIO, progress: Progress | None
+) -> None:
     salt, message_key = claim.new_key(key)
     engine = aead.engine()
     schedule = engine.prepare(message_key)
@@ -227,7 +231,6 @@ def _write_message(tensor: PlainTensor, claim: Claim, key: Key, out: BinaryIO, p
     try:
         out.write(salt + commitment)
         read = tensor.load()
-        memory = arrays.empty_bytes(cobblestone.raw_size(min(_SLAB, tensor.nbytes)))
         for first, size in cobblestone.runs(tensor.nbytes, _SLAB):
             start = first * cobblestone.CHUNK
             sealed = memory[: cobblestone.run_size(first, size, tensor.nbytes)]
