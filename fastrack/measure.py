@@ -3,28 +3,56 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 import numpy as np
 
-from fastrack import aead, arrays
-from fastrack.arrays import Bytes
-from fastrack.bounce import BouncePath, ParallelBouncePath
+from fastrack import bounce
+from fastrack.bounce import BouncePath, ParallelBouncePath, touched
 from fastrack.channel import Channel
 from fastrack.keys import Key
 from fastrack.sealed import seal
 
-__all__ = ["BOUNCE", "COPY", "Row", "interleave", "path_table"]
+__all__ = ["BOUNCE", "COPY", "ENOUGH", "Row", "Times", "interleave", "path_table", "timed_rounds"]
 
 COPY = "plain copy"
 BOUNCE = "bounce"
+ENOUGH = 100  # runs without which the slowest in a hundred cannot be told
 
 Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """What the runs of one thing took.
+
+    seconds : of every run, by the clock
+    cpu : seconds of all of this process's threads, in all runs together
+    """
+
+    seconds: Sequence[float]
+    cpu: float
+
+    @property
+    def median(self) -> float:
+        return median(self.seconds)
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """The first and the third."""
+        if len(self.seconds) == 1:
+            return self.seconds[0], self.seconds[0]
+        lower, _, upper = quantiles(self.seconds, n=4, method="inclusive")
+        return lower, upper
+
+    @property
+    def p99(self) -> float | None:
+        """What 99 of 100 runs stay below; None where there were fewer runs than that."""
+        return quantiles(self.seconds, n=100, method="inclusive")[-1] if len(self.seconds) >= ENOUGH else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,46 +124,58 @@ def path_table(
     return rows
 
 
-def interleave(runs: dict[str, Callable[[], Any]], repeat: int) -> dict[str, list[float]]:
+def interleave(runs: Mapping[str, Callable[[], Any]], repeat: int) -> dict[str, list[float]]:
     """Run everything once to warm up, then `repeat` rounds of each in turn; seconds of every run, by name."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
     for run in runs.values():
         run()
+    return {name: list(times.seconds) for name, times in timed_rounds(runs, repeat).items()}
+
+
+def timed_rounds(runs: Mapping[str, Callable[[], Any]], repeat: int, *, settle: bool = False) -> dict[str, Times]:
+    """`repeat` rounds, each of which runs each in turn: so a slow moment of the machine falls on all of them.
+
+    `settle` runs each once more, untimed, right before it is timed: then caches hold what it leaves there itself, and
+    not what its neighbour does.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    cpu = dict.fromkeys(runs, 0.0)
     for _ in range(repeat):
         for name, run in runs.items():
+            if settle:
+                run()
+            before = time.process_time()
             start = time.perf_counter()
             result = run()
-            times[name].append(time.perf_counter() - start)
+            seconds[name].append(time.perf_counter() - start)
+            cpu[name] += time.process_time() - before
             del result  # giving memory back is the next round's business, not this one's
-    return times
+    return {name: Times(seconds[name], cpu[name]) for name in runs}
 
 
 @contextmanager
 def _cases(nbytes: int, bits: int) -> Iterator[list[_Case]]:
     plain = np.random.default_rng(0).integers(0, 256, nbytes, dtype=np.uint8)
-    out = arrays.empty_bytes(nbytes)
-    out.fill(0)
+    out = touched(nbytes)
     key = Key.generate(bits)
     sealed = seal(plain, key)
-    bounce = BouncePath(nbytes, bits)
-    whole = bounce.seal(plain)
+    chain = BouncePath(nbytes, bits)
+    whole = chain.seal(plain)
+    parallel = ParallelBouncePath(nbytes, bits)
+    chunked = parallel.seal(plain)
     with ExitStack() as stack:
         channel = stack.enter_context(Channel("cpu", keys=key))
         single = stack.enter_context(Channel("cpu", keys=key, threads=1))
-        parallel = stack.enter_context(ParallelBouncePath(nbytes, bits))
-        chunked = parallel.seal(plain)
-        pool = stack.enter_context(ThreadPoolExecutor(aead.default_threads()))
         cobblestone = _reference(sealed, key, bits)
         cases = [
-            _Case(COPY, lambda: _copy(pool, out, plain), bounce=None, copy=None),
+            _Case(COPY, lambda: bounce.copy(out, plain), bounce=None, copy=None),
             _Case("plain copy, fresh", plain.copy, bounce=None, copy=None),
-            _Case(BOUNCE, lambda: bounce.sealed_to_device(whole, out)),
+            _Case(BOUNCE, lambda: chain.sealed_to_device(whole, out)),
             _Case("parallel bounce", lambda: parallel.sealed_to_device(chunked, out)),
             _Case("pyca Cobblestone", cobblestone),
             _Case("direct, one thread", lambda: single.to_device(sealed, out=out)),
             _Case("direct", lambda: channel.to_device(sealed, out=out)),
             _Case("direct, fresh", lambda: channel.to_device(sealed, framework="numpy"), copy="plain copy, fresh"),
-            _Case("bounce, plain tensor", lambda: bounce.plain_to_device(plain, out), bounce="bounce, plain tensor"),
+            _Case("bounce, plain tensor", lambda: chain.plain_to_device(plain, out), bounce="bounce, plain tensor"),
             _Case("direct, plain tensor", lambda: channel.to_device(plain, out=out), bounce="bounce, plain tensor"),
         ]
         yield cases
@@ -157,14 +197,6 @@ def _reference(sealed: Any, key: Key, bits: int) -> Callable[[], None]:
         opening.finalize()
 
     return run
-
-
-def _copy(pool: ThreadPoolExecutor, target: Bytes, source: Bytes) -> None:
-    step = -(-source.size // aead.default_threads())
-    starts = range(0, source.size, step)
-    copies = [pool.submit(np.copyto, target[at : at + step], source[at : at + step]) for at in starts]
-    for copy in copies:
-        copy.result()
 
 
 def _row(nbytes: int, case: _Case, seconds: dict[str, float]) -> Row:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -208,12 +207,13 @@ def as_chrome(timeline: Timeline) -> dict[str, Any]:
     spans = timeline.spans()
     events: list[dict[str, Any]] = []
     processes = {_HOST: 1}
-    for track, (first, *_) in ((track, list(group)) for track, group in groupby(spans, key=lambda span: span.track)):
+    tracks = {span.track: span for span in sorted(spans, key=lambda span: -span.start)}  # the first span of each
+    for place, first in enumerate(sorted(tracks.values(), key=lambda span: (span.process != _HOST, span.start))):
         number = processes.setdefault(first.process, len(processes) + 1)
         events += [
-            _metadata("process_name", number, track, name=first.process),
-            _metadata("thread_name", number, track, name=first.thread),
-            _metadata("thread_sort_index", number, track, sort_index=track),
+            _metadata("process_name", number, first.track, name=first.process),
+            _metadata("thread_name", number, first.track, name=first.thread),
+            _metadata("thread_sort_index", number, first.track, sort_index=place),
         ]
     events += [
         {

@@ -282,6 +282,20 @@ def test_an_event_happened_or_not(runtime, status, done):
     assert driver.done(driver.event()) is done
 
 
+def test_the_time_between_two_stamps_is_in_seconds(runtime, monkeypatch):
+    driver = CupyDriver(1)
+    stream = driver.stream(urgent=True)
+    before, after = driver.stamp(stream), driver.stamp(stream)
+    assert [call for call in runtime.calls if call[0].startswith("event")] == [
+        ("eventCreateWithFlags", 1, 0),
+        ("eventRecord", 1, before.ptr, stream.ptr),
+        ("eventCreateWithFlags", 1, 0),
+        ("eventRecord", 1, after.ptr, stream.ptr),
+    ]
+    monkeypatch.setattr(runtime, "eventElapsedTime", lambda *events: 2500.0 if events == (before.ptr, after.ptr) else 0)
+    assert driver.elapsed(before, after) == 2.5
+
+
 def test_what_cuda_says_is_said_again(runtime):
     driver = CupyDriver(1)
     runtime.status = 700

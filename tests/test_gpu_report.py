@@ -20,7 +20,20 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from helpers import fake_cuda, host_cupy
 from helpers.stand_in_gpu import StandIn, StandInProduct
 
-from bench.gpu import command, host_data, kernels, known, needs, plan, slowdown, suite, sweep, timeline, transfers
+from bench.gpu import (
+    ablation,
+    command,
+    host_data,
+    kernels,
+    known,
+    needs,
+    plan,
+    slowdown,
+    suite,
+    sweep,
+    timeline,
+    transfers,
+)
 from bench.gpu.gpu import Gpu, Skip, WrongResultError
 from bench.gpu.report import Outcome, Report, table
 from bench.gpu.targets import Target, targets
@@ -35,6 +48,7 @@ TINY = plan.Plan(
     kernel_sizes=(CHUNK, 3 * CHUNK + 5),
     kernel_shares=(1, 1 / 2),
     transfer_sizes=(1000, 20 * CHUNK),
+    ablation_sizes=(1000, 20 * CHUNK),
     rounds=3,
     spread=8 * CHUNK,
     group=CHUNK,
@@ -86,7 +100,8 @@ def test_a_whole_run_leaves_a_document_and_a_picture(session):
     assert re.fullmatch(r"\d{4}-\d\d-\d\d-stand-in-gpu-host-memory-\d+cores\.json", session.report.path.name)
     assert (document["version"], document["suite"], document["quick"]) == (1, "gpu", True)
     assert document["machine"]["gpu"]["multiprocessors"] == 4
-    assert {row["step"] for row in document["rows"]} == {"kernels", "transfers", "timeline", "slowdown", "sweep"}
+    steps = {"kernels", "transfers", "ablation", "timeline", "slowdown", "sweep"}
+    assert {row["step"] for row in document["rows"]} == steps
     for row in document["rows"]:
         seconds = row["seconds"]
         assert 0 < seconds["lower"] <= seconds["median"] <= seconds["upper"]
@@ -95,7 +110,16 @@ def test_a_whole_run_leaves_a_document_and_a_picture(session):
     assert session.report.path.with_suffix(".png").stat().st_size > 10_000
     assert list(session.report.path.parent.glob("*.part")) == []
     text = session.said[-1]
-    for word in ("kernels", "transfers", "one setting changed", "matrix product", "timeline", "steps", "targets"):
+    for word in (
+        "kernels",
+        "transfers",
+        "one idea after another",
+        "one setting changed",
+        "matrix product",
+        "timeline",
+        "steps",
+        "targets",
+    ):
         assert word in text
     assert str(session.report.path) in text
 
@@ -114,7 +138,7 @@ def test_the_gpu_itself_makes_the_calls_it_should(monkeypatch, tmp_path):
     assert document["machine"]["gpu"]["capability"] == "9.0"
     failed = [step for step in document["steps"] if step["outcome"] == "FAILED"]
     assert failed == []
-    assert len(document["rows"]) == 20 + 20 + 1 + 4 + 8
+    assert len(document["rows"]) == 20 + 20 + 20 + 1 + 4 + 8
     gpu = Gpu("cuda:0")
     assert gpu.in_use() == 1 << 29
     assert gpu.is_well()
@@ -125,6 +149,8 @@ def test_every_path_is_measured_at_every_size(gpu):
     rows = list(transfers.measure(gpu, TINY, print))
     assert len(rows) == 2 * 10
     assert len({(row.path, row.size) for row in rows}) == 20
+    rows = list(ablation.measure(gpu, TINY, print))
+    assert len({(row.settings["direction"], row.path, row.size) for row in rows}) == len(rows) == 2 * 2 * 5
     rows = list(kernels.measure(gpu, TINY, print))
     assert len(rows) == 2 * 2 * 5
     assert {row.settings.get("share") for row in rows} == {"1", "1/2", None}
@@ -322,10 +348,9 @@ def test_the_overlap_is_a_share_of_the_opening():
     assert shown.span == 6
 
 
-def test_a_slab_that_was_not_opened_is_found(gpu):
-    watching = timeline._Watching(gpu)
+def test_a_slab_that_was_not_opened_is_found():
     with pytest.raises(WrongResultError, match="0 slabs were copied"):
-        watching.timeline(1, 1.0, 0.0)
+        timeline._timeline([], 1, 1.0, 0.0)
 
 
 def test_times_have_a_median_and_quartiles():

@@ -20,6 +20,7 @@ STEPS = (
     "tests on the device",
     "kernels",
     "transfers",
+    "ablation",
     "timeline",
     "slowdown",
     "slabs, ring and share",
@@ -60,12 +61,12 @@ class Session:
         self._start = time.perf_counter()
 
     def run(self):
-        from bench.gpu import kernels, known, slowdown, sweep, timeline, transfers
+        from bench.gpu import ablation, kernels, known, slowdown, sweep, timeline, transfers
 
         known_answers, tests, *figures, _, picture = STEPS
         self.step(known_answers, lambda: f"{known.check(self.gpu)} right", is_check=True)
         self.step(tests, self._run_tests, is_check=True, here=False, limit=self.plan.suite_seconds + 30)
-        for name, part in zip(figures, (kernels, transfers, timeline, slowdown, sweep), strict=True):
+        for name, part in zip(figures, (kernels, transfers, ablation, timeline, slowdown, sweep), strict=True):
             self.step(name, lambda part=part: self._measure(part))
         for tool in self.plan.tools:
             name = f"compute-sanitizer {tool}"

@@ -51,16 +51,6 @@ class Gpu:
             "cuda": {"driver": runtime.driverGetVersion(), "runtime": runtime.runtimeGetVersion()},
         }
 
-    def stamp(self, stream):
-        """The device's time when it has done what is on a stream so far; for `seconds`, once that has happened."""
-        with self._cupy.cuda.Device(self.index):
-            event = self._cupy.cuda.Event()
-        self.driver.record(event, stream)
-        return event
-
-    def seconds(self, before, after):
-        return self._cupy.cuda.get_elapsed_time(before, after) / 1e3
-
     def wait(self, stream):
         """Until a stream has nothing left to do."""
         event = self.driver.event()

@@ -25,6 +25,7 @@ class Plan:
     kernel_sizes: tuple[int, ...] = (MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, GIB)
     kernel_shares: tuple[float, ...] = (1, 1 / 2, 1 / 4)
     transfer_sizes: tuple[int, ...] = (64 * KIB, MIB, 16 * MIB, 64 * MIB, 256 * MIB, GIB)
+    ablation_sizes: tuple[int, ...] = (64 * KIB, 16 * MIB, 256 * MIB, GIB)
     rounds: int = 15
     budget: float = 8.0
     spread: int = 256 * MIB
@@ -51,6 +52,7 @@ QUICK = Plan(
     kernel_sizes=(MIB, 256 * MIB),
     kernel_shares=(1, 1 / 4),
     transfer_sizes=(64 * KIB, 16 * MIB, 256 * MIB),
+    ablation_sizes=(16 * MIB, 256 * MIB),
     rounds=5,
     budget=2.0,
     sweep_slabs=(4 * MIB, 8 * MIB, 16 * MIB),

@@ -17,6 +17,7 @@ from bench.gpu import needs
 from bench.gpu.plan import size_of
 from bench.gpu.targets import targets
 from bench.gpu.timeline import Timeline
+from bench.gpu.transfers import BOUNCE
 
 ROOT = Path(__file__).resolve().parents[2]
 VERSION = 1
@@ -84,7 +85,7 @@ class Report:
 
     def tables(self):
         """All of it for people; what has to be reached comes last."""
-        parts = [_kernels(self.rows), _transfers(self.rows), _sweep(self.rows), _slowdown(self.rows)]
+        parts = [show(self.rows) for show in (_kernels, _transfers, _ablation, _sweep, _slowdown)]
         if self.timeline is not None:
             parts.append(_timeline(self.timeline))
         parts += [_outcomes(self.outcomes), _targets(self.targets)]
@@ -162,6 +163,24 @@ def _transfers(rows):
         (row.path, size_of(row.size), f"{row.gbps:.2f}", _ms(row.times.median), _spread(row.times)) for row in mine
     ]
     return table("transfers", ("", "size", "GB/s", "ms", "quartiles"), lines)
+
+
+def _ablation(rows):
+    """Each step next to the bounce path of its direction and size."""
+    mine = [row for row in rows if row.step == "ablation"]
+    bounce = {(row.settings["direction"], row.size): row.times.median for row in mine if row.path == BOUNCE}
+    lines = [
+        (
+            f"{row.settings['direction']}, {row.path}",
+            size_of(row.size),
+            f"{row.gbps:.2f}",
+            _ms(row.times.median),
+            _spread(row.times),
+            f"{bounce[row.settings['direction'], row.size] / row.times.median:.2f}",
+        )
+        for row in mine
+    ]
+    return table("one idea after another", ("", "size", "GB/s", "ms", "quartiles", "x bounce"), lines)
 
 
 def _sweep(rows):

@@ -10,9 +10,9 @@ from bench.gpu.gpu import WrongResultError
 from bench.gpu.host_data import noise
 from bench.gpu.timing import Row, Times, wall
 from fastrack import Key, seal
+from fastrack.timeline import recording
 
 _RUNS = 7
-_KEY = 4096  # uploads of less are keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +61,15 @@ def measure(gpu, plan, say):
     """The run of the median time among some, and a row for each run's time."""
     key = Key.generate(256)
     sealed, out = seal(noise(plan.timeline_size), key), gpu.array(plan.timeline_size)
-    watching = _Watching(gpu)
     found = []
-    with channel_on(watching, key) as channel:
+    with channel_on(gpu.driver, key) as channel:
         for _ in range(_RUNS + 1):
-            watching.copies.clear()
-            watching.opens.clear()
             before = channel.stats
-            seconds = wall(channel.to_device, sealed, out=out)
+            with recording() as spans:
+                seconds = wall(channel.to_device, sealed, out=out)
             after = channel.stats
             fill = (after.fill - before.fill) / max(after.seconds - before.seconds, 1e-9)
-            found.append(watching.timeline(plan.timeline_size, seconds, fill))
+            found.append(_timeline(spans.spans(), plan.timeline_size, seconds, fill))
     found = sorted(found[1:], key=lambda each: each.seconds)
     chosen = found[len(found) // 2]
     for (_, copied), (opened, _) in zip(chosen.copies, chosen.opens, strict=True):
@@ -84,36 +82,14 @@ def measure(gpu, plan, say):
     yield Row("timeline", "to_device, sealed, with events", plan.timeline_size, Times.of(taken))
 
 
-class _Watching:
-    """The driver, with the device's time taken around every copy and every opening."""
-
-    def __init__(self, gpu):
-        self._gpu = gpu
-        self.copies, self.opens = [], []
-
-    def __getattr__(self, name):
-        return getattr(self._gpu.driver, name)
-
-    def upload(self, pointer, source, stream):
-        notes = self.copies if source.size >= _KEY else []
-        self._noted(notes, stream, lambda: self._gpu.driver.upload(pointer, source, stream))
-
-    def launch(self, kernel, blocks, arguments, stream):
-        notes = self.opens if kernel.startswith("open") else []
-        self._noted(notes, stream, lambda: self._gpu.driver.launch(kernel, blocks, arguments, stream))
-
-    def timeline(self, size, seconds, fill):
-        """What was noted. All of it has happened."""
-        if not self.copies or len(self.copies) != len(self.opens):
-            raise WrongResultError(f"{len(self.copies)} slabs were copied and {len(self.opens)} opened")
-        zero = self.copies[0][0]
-        copies, opens = (
-            tuple((self._gpu.seconds(zero, start), self._gpu.seconds(zero, stop)) for start, stop in notes)
-            for notes in (self.copies, self.opens)
-        )
-        return Timeline(size, copies, opens, seconds, fill)
-
-    def _noted(self, notes, stream, call):
-        before = self._gpu.stamp(stream)
-        call()
-        notes.append((before, self._gpu.stamp(stream)))
+def _timeline(spans, size, seconds, fill):
+    """What the device did, out of all that was recorded."""
+    there = [span for span in spans if span.process != "host"]
+    zero = min((span.start for span in there), default=0)
+    copies, opens = (
+        tuple(((span.start - zero) / 1e9, (span.stop - zero) / 1e9) for span in there if span.name == name)
+        for name in ("copy", "open")
+    )
+    if not copies or len(copies) != len(opens):
+        raise WrongResultError(f"{len(copies)} slabs were copied and {len(opens)} opened")
+    return Timeline(size, copies, opens, seconds, fill)

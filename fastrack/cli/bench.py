@@ -1,10 +1,10 @@
-"""``fastrack bench``: the paths to a device, measured side by side on this machine."""
+"""``fastrack bench``: what each of fastrack's ideas brings, measured side by side on this machine."""
 
+import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,16 +15,23 @@ from rich.console import Console
 from fastrack.cli.console import new_table, print_json, size_of, stdout
 from fastrack.cli.files import check_directory
 from fastrack.cli.machine import read_cpu, read_memory, read_software
-from fastrack.cli.options import Bits, Json
-from fastrack.errors import FastrackError
+from fastrack.cli.nvml import read_graphics
+from fastrack.cli.options import Bits
+from fastrack.cli.pictures import draw_ablation, draw_timelines, require
+from fastrack.cli.timeline import record_transfers
 
 if TYPE_CHECKING:
+    from fastrack.ablation import Measured
     from fastrack.figures import Figure
     from fastrack.measure import Row
 
-__all__ = ["bench", "draw_rows", "keep_promises", "measure", "require", "show_figures", "show_rows"]
+__all__ = ["bench", "keep_promises", "measure", "show_ablation", "show_figures", "show_rows"]
 
-SIZES = (16.0, 64.0, 256.0)
+SIZES = (0.0625, 1.0, 16.0, 256.0, 1024.0)
+PROMISED = 256.0  # MiB, at which paths are promised to be so and so fast
+_LARGEST = 2047  # MiB: a chain is one call of OpenSSL, which takes less than 2 GiB
+_STDOUT = Path("-")
+_WIDE = 130  # columns that the table of steps takes; in fewer, its words would be broken
 
 
 def bench(
@@ -32,47 +39,80 @@ def bench(
     size: Annotated[
         list[float] | None,
         typer.Option(
-            metavar="MIB", min=1 / 1024, show_default="16, 64, 256", help="Size of a tensor in MiB; may be repeated."
+            metavar="MIB",
+            min=1 / 1024,
+            max=_LARGEST,
+            show_default="0.0625, 1, 16, 256, 1024",
+            help="Size of a tensor in MiB; may be repeated.",
         ),
     ] = None,
     bits: Annotated[Bits, typer.Option(help="Size of the AES keys.")] = Bits.AES_256,
-    repeat: Annotated[int, typer.Option(metavar="N", min=1, help="Rounds; figures are medians.")] = 9,
+    repeat: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Rounds of tensors above 16 MiB; smaller ones take more.")
+    ] = 9,
+    device: Annotated[str, typer.Option(metavar="NAME", help="Where tensors go: cpu, or cuda:N.")] = "cpu",
     picture: Annotated[Path | None, typer.Option(metavar="PATH", help="Save a bar chart here, say a .png.")] = None,
-    as_json: Json = False,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Save a picture of what happens when in transfers of the largest size here."),
+    ] = None,
+    as_json: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="PATH", help="Write everything here, for a program to read; - is stdout."),
+    ] = None,
 ) -> None:
-    """Measure the direct path against the bounce path and a plain copy. The machine should be idle.
+    """Measure the way from the bounce path to fastrack, one idea after another, both ways. The machine should be idle.
 
-    Without --size, also measure the figures that fastrack promises, next to what they are to reach.
+    Without --size, on cpu, also measure the figures that fastrack promises, next to what they are to reach.
     """
+    from fastrack.devices import canonical
+
+    device = canonical(device)
+    _check_paths(picture, timeline, as_json)
+    rows = _ablate(size or SIZES, device, int(bits), repeat)
+    paths, promises = _promised(int(bits), repeat) if not size and device == "cpu" else ([], [])
+    if as_json is not None:
+        settings = {"device": device, "bits": int(bits), "repeat": repeat, "sizes_mib": list(size or SIZES)}
+        _write({**_surroundings(device, settings), **_documents(rows, paths, promises)}, as_json)
     if picture is not None:
-        require("matplotlib")
-        check_directory(picture)
-    rows = measure(size or SIZES, int(bits), repeat)
-    promises = [] if size else keep_promises(rows, repeat)
-    if picture is not None:
-        draw_rows(rows, picture)
-    if as_json:
-        print_json({"machine": _machine(), "bits": int(bits), "repeat": repeat, **_documents(rows, promises)})
+        draw_ablation(rows, device, picture)
+    if timeline is not None:
+        draw_timelines(record_transfers(max(row.size for row in rows), device, int(bits)), timeline)
+    if as_json == _STDOUT:
         return
     console = stdout()
-    show_rows(rows, console)
+    console.width = max(console.width, _WIDE)
+    show_ablation(rows, device, console)
     if promises:
         console.print()
+        show_rows(paths, console)
+        console.print()
         show_figures(promises, console)
-    if picture is not None:
-        console.print(f"\nPicture: {picture}", soft_wrap=True)
+    for what, path in (("Picture", picture), ("Timeline", timeline), ("JSON", as_json)):
+        if path is not None:
+            console.print(f"\n{what}: {path}", soft_wrap=True)
 
 
-def require(package: str) -> None:
-    """Refuse to go on without a package of the extra `demo`.
+def _check_paths(picture: Path | None, timeline: Path | None, as_json: Path | None) -> None:
+    """Find out whether there will be a place for the results, before minutes have gone into them."""
+    for path in (picture, timeline):
+        if path is not None:
+            require("matplotlib")
+            check_directory(path)
+    if as_json is not None and as_json != _STDOUT:
+        check_directory(as_json)
 
-    Raises
-    ------
-    FastrackError
-        If it is not installed.
-    """
-    if package not in sys.modules and find_spec(package) is None:
-        raise FastrackError(f"{package} is not installed: pip install 'fastrack[demo]'")
+
+def _promised(bits: int, repeat: int) -> "tuple[list[Row], list[Figure]]":
+    paths = measure([PROMISED], bits, repeat)
+    return paths, keep_promises(paths, repeat)
+
+
+def _ablate(sizes: Sequence[float], device: str, bits: int, repeat: int) -> "list[Measured]":
+    from fastrack.ablation import ablate
+
+    with _status() as say:
+        return ablate(sizes, device=device, bits=bits, repeat=repeat, progress=say)
 
 
 def measure(sizes: Sequence[float], bits: int, repeat: int) -> "list[Row]":
@@ -98,6 +138,53 @@ def _status() -> Iterator[Callable[[str], None]]:
         return
     with Console(stderr=True, highlight=False, markup=False).status("measuring") as status:
         yield lambda what: status.update(f"measuring {what}")
+
+
+def show_ablation(rows: "Sequence[Measured]", device: str, console: Console) -> None:
+    """Print every step as a line of a table: one table a direction, by size. Below, what is to be known of them."""
+    from fastrack.steps import notes
+
+    speeds = ("runs", "GB/s", "p50\nms", "p99\nms", "max\nms", "CPU\ns/GiB", "traffic")
+    right = (*speeds, "x\nbounce", "x\nprevious", "of\ncopy", "cost")
+    for direction, of_direction in groupby(rows, key=lambda row: row.direction):
+        console.print(f"{direction}, {device}\n", style="bold")
+        table = new_table("size", "step", *right, right=("size", *right))
+        for size, group in groupby(of_direction, key=lambda row: row.size):
+            for place, row in enumerate(group):
+                table.add_row(
+                    size_of(size) if place == 0 else "",
+                    row.step,
+                    str(row.runs),
+                    f"{row.gbps:.2f}",
+                    _ms(row.seconds),
+                    "-" if row.p99 is None else _ms(row.p99),
+                    _ms(row.max),
+                    f"{row.cpu_per_gib:.3f}",
+                    str(row.estimated_traffic),
+                    f"{row.over_bounce:.2f}",
+                    "" if row.over_previous is None else f"{row.over_previous:.2f}",
+                    f"{100 * row.of_copy:.0f} %",
+                    f"{row.cost:.2f}",
+                )
+            table.add_section()
+        console.print(table)
+        for name, passes in {row.step: row.passes for row in rows if row.direction == direction}.items():
+            console.print(f"  {name}: {', '.join(passes)}", soft_wrap=True)
+        console.print()
+    for line in (_LEGEND, *notes(device)):
+        console.print(line, soft_wrap=True)
+
+
+_LEGEND = """\
+GB/s: 1e9 bytes of plaintext a second, at the median, which is p50. p99: "-" where there were fewer than 100 runs.
+CPU: seconds of all of the host's threads. Traffic: bytes of memory read and written for a byte of plaintext, ESTIMATED
+as two for each pass listed, not measured. x bounce, x previous: times as fast as that step. Of copy: share of the plain
+copy's speed. Cost: times as long as the plain copy takes.
+"""
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.3f}" if seconds < 0.1 else f"{1000 * seconds:.1f}"
 
 
 def show_rows(rows: "Sequence[Row]", console: Console) -> None:
@@ -131,57 +218,34 @@ def show_figures(figures: "Sequence[Figure]", console: Console) -> None:
     console.print(table)
 
 
-def draw_rows(rows: "Sequence[Row]", path: Path, losses: Sequence[float] = ()) -> None:
-    """Save the figures as a bar chart: a group of bars a size, a colour a path. Losses, if any, are a curve beside it.
+def _surroundings(device: str, settings: dict[str, Any]) -> dict[str, Any]:
+    from fastrack import aead
+    from fastrack.steps import notes
 
-    Raises
-    ------
-    FastrackError
-        If matplotlib is not installed, or cannot write such a file.
-    """
-    require("matplotlib")
-    from matplotlib.figure import Figure  # its own canvas: no window, no global state
-
-    sizes = list(dict.fromkeys(row.size for row in rows))
-    paths = list(dict.fromkeys(row.path for row in rows))
-    width = 0.8 / len(paths)
-    bars_width = 2.0 + 3.2 * max(2, len(sizes))
-    figure = Figure(figsize=(bars_width + 4 * bool(losses), 4.5), layout="constrained")
-    if losses:
-        beside, axes = figure.subplots(1, 2, width_ratios=[4, bars_width])
-        _draw_losses(losses, beside)
-    else:
-        axes = figure.subplots()
-    for place, name in enumerate(paths):
-        here = [row for row in rows if row.path == name]
-        left = [sizes.index(row.size) - 0.4 + width * (place + 0.5) for row in here]
-        bars = axes.bar(left, [row.gbps for row in here], 0.9 * width, label=name)
-        axes.bar_label(bars, fmt="%.1f", fontsize=6)
-    axes.set_xticks(range(len(sizes)), [size_of(size) for size in sizes])
-    axes.set_ylabel("GB/s of plaintext")
-    axes.set_title("Paths to the device cpu (median; higher is better)")
-    figure.legend(loc="outside right upper", fontsize=8)
-    axes.margins(y=0.15)
-    axes.spines[["top", "right"]].set_visible(False)
-    try:
-        figure.savefig(path, dpi=150)
-    except ValueError as error:  # a suffix it does not know
-        raise FastrackError(f"{path}: {error}") from None
-
-
-def _draw_losses(losses: Sequence[float], axes: Any) -> None:
-    axes.semilogy(range(1, len(losses) + 1), losses)
-    axes.set_xlabel("epoch")
-    axes.set_title("Loss, on sealed and on plain data alike", fontsize=10)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _documents(rows: "Sequence[Row]", figures: "Sequence[Figure]") -> dict[str, Any]:
+    machine = {"cpu": asdict(read_cpu()), "memory": asdict(read_memory())}
+    if device != "cpu":
+        machine["graphics"] = asdict(read_graphics())
+    engine = aead.engine()
     return {
-        "rows": [row.as_dict() for row in rows],
-        **({"promised": [figure.as_dict() for figure in figures]} if figures else {}),
+        "machine": machine,
+        "software": read_software(),
+        "settings": {**settings, "engine": engine.name, "threads": engine.threads},
+        "notes": notes(device),
     }
 
 
-def _machine() -> dict[str, Any]:
-    return {"software": read_software(), "cpu": asdict(read_cpu()), "memory": asdict(read_memory())}
+def _documents(
+    rows: "Sequence[Measured]", paths: "Sequence[Row]", promises: "Sequence[Figure]"
+) -> dict[str, list[dict[str, Any]]]:
+    return {
+        "ablation": [row.as_dict() for row in rows],
+        "paths": [row.as_dict() for row in paths],
+        "promised": [figure.as_dict() for figure in promises],
+    }
+
+
+def _write(document: dict[str, Any], path: Path) -> None:
+    if path == _STDOUT:
+        print_json(document)
+    else:
+        path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fastrack.cli.bench import draw_rows, measure, require, show_rows
+from fastrack.cli.bench import measure, show_rows
 from fastrack.cli.console import clean, size_of, stdout
 from fastrack.cli.files import check_directory
 from fastrack.cli.inspect import read_contents, show_contents
+from fastrack.cli.pictures import draw_rows, require
 from fastrack.cli.verify import show_report, verify_contents
 from fastrack.errors import AuthenticationError, FastrackError
 

@@ -28,7 +28,7 @@ _MAJOR, _MINOR, _MULTIPROCESSORS = 75, 76, 16  # as cudaDeviceGetAttribute count
 _PORTABLE = 1  # cudaHostAllocPortable: page-locked for every device
 _TO_DEVICE, _TO_HOST = 1, 2  # cudaMemcpyKind
 _NON_BLOCKING = 1  # cudaStreamNonBlocking: does not wait for the default stream
-_NO_TIMING = 2  # cudaEventDisableTiming
+_TIMING, _NO_TIMING = 0, 2  # cudaEventDefault, cudaEventDisableTiming
 _LOWEST, _HIGHEST = 0, -5  # stream priorities; out of range they are clamped
 _NOT_READY, _NO_MEMORY, _OLD_DRIVER, _NO_DEVICE = 600, 2, 35, 100  # cudaError
 
@@ -133,7 +133,7 @@ class CupyDriver:
 
     def stamp(self, stream: _Handle) -> _Handle:
         with self._current():
-            event = self._handle(self._runtime.eventCreate(), self._runtime.eventDestroy)
+            event = self._handle(self._runtime.eventCreateWithFlags(_TIMING), self._runtime.eventDestroy)
             self._runtime.eventRecord(event.ptr, stream.ptr)
         return event
 

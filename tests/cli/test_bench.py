@@ -1,36 +1,166 @@
 from __future__ import annotations
 
+import json
+import re
 import sys
 
 import pytest
+from helpers import fake_cuda
+from helpers.fake_cuda import FakeDriver
 
-from fastrack.cli.bench import draw_rows, show_figures
+from fastrack import ablation, channel, steps
+from fastrack.cli.bench import show_ablation, show_figures, show_rows
 from fastrack.cli.console import stdout
+from fastrack.cli.pictures import draw_ablation, draw_rows
+from fastrack.devices.cuda import CudaDevice
 from fastrack.errors import FastrackError
 from fastrack.figures import Figure
 from fastrack.measure import Row
+from fastrack.steps import DIRECTIONS, STEPS
 
 QUICK = "bench --size 0.0625 --repeat 1"
 
 
-def test_the_paths_are_measured_side_by_side(cli):
+@pytest.fixture(autouse=True)
+def few(monkeypatch):
+    """As many rounds as were asked for, at every size."""
+    monkeypatch.setattr(ablation, "rounds_of", lambda nbytes, repeat: repeat)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU of host memory, as cuda:0."""
+    fake_cuda.install(monkeypatch)
+    driver = FakeDriver("serial")
+    monkeypatch.setattr(channel, "open_device", lambda *_: CudaDevice(driver))
+    monkeypatch.setattr(steps, "_open_driver", lambda _: driver)
+    yield
+    driver.stop()
+    assert driver.violations == []
+
+
+def rows_of(*sizes, p99=None):
+    """Rows as a run would give them."""
+    return [
+        ablation.Measured(way, size, step, ("copy", "device opens"), 9, 0.5, (0.4, 0.6), p99, 0.7, 1.5, 4, 2, 1.5, 0.25)
+        for way in DIRECTIONS
+        for size in sizes
+        for step in STEPS
+    ]
+
+
+# What is measured.
+
+
+def test_every_step_is_measured_in_both_directions(cli):
     said = cli(f"{QUICK} --size 0.125").stdout
-    assert "64 KiB" in said
-    assert "128 KiB" in said
-    for path in ("plain copy", "bounce", "parallel bounce", "direct"):
-        assert said.count(f"  {path}  ") == 2
+    for direction in DIRECTIONS:
+        assert f"{direction}, cpu\n" in said
+    for size in ("64 KiB", "128 KiB"):
+        assert said.count(f"{size}   bounce") == 2
+    for step in STEPS:
+        assert len(re.findall(rf" {re.escape(step)} +1 +\d", said)) == 4
+        assert said.count(f"  {step}: ") == 2
+    assert "the device is host memory" in said
+    assert "ESTIMATED" in said
 
 
 @pytest.mark.parametrize("bits", [128, 256])
-def test_figures_are_given_to_a_program(cli, bits):
-    document = cli.json(f"{QUICK} --bits {bits}")
-    assert document["bits"] == bits
-    assert document["machine"]["cpu"]["threads"] >= 1
-    rows = {row["path"]: row for row in document["rows"]}
-    assert rows["bounce"]["over_bounce"] == 1
-    assert rows["plain copy"]["over_bounce"] is None
-    assert rows["direct"]["size"] == 65536
-    assert rows["direct"]["gbps"] == pytest.approx(65536 / rows["direct"]["seconds"] / 1e9)
+def test_figures_are_given_to_a_program(cli, folder, bits):
+    said = cli(f"{QUICK} --bits {bits} --json out.json").stdout
+    assert "JSON: out.json" in said
+    document = json.loads((folder / "out.json").read_text())
+    assert document["settings"]["bits"] == bits
+    assert document["settings"]["sizes_mib"] == [0.0625]
+    assert document["settings"]["threads"] == document["machine"]["cpu"]["threads"] >= 1
+    assert document["software"]["fastrack"]
+    assert document["paths"] == document["promised"] == []
+    assert [(row["direction"], row["step"]) for row in document["ablation"]] == [
+        (way, step) for way in DIRECTIONS for step in STEPS
+    ]
+    for row in document["ablation"]:
+        assert row["size"] == 65536
+        assert row["p99"] is None
+        assert row["gbps"] == pytest.approx(65536 / row["seconds"] / 1e9)
+
+
+def test_a_document_on_stdout_stands_there_alone(cli):
+    done = cli(f"{QUICK} --json -")
+    assert done.stderr == ""
+    assert len(json.loads(done.stdout)["ablation"]) == 2 * len(STEPS)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_gpu_is_measured_with_a_word_on_what_stands_for_a_chain(cli, folder):
+    said = cli(f"{QUICK} --device cuda:0 --json out.json").stdout
+    assert "to_host, cuda:0\n" in said
+    assert "one thread block on the GPU" in said
+    document = json.loads((folder / "out.json").read_text())
+    assert document["settings"]["device"] == "cuda:0"
+    assert "graphics" in document["machine"]
+    assert len(document["ablation"]) == 2 * len(STEPS)
+
+
+def test_without_a_gpu_the_command_says_what_to_do(cli):
+    said = cli.error(f"{QUICK} --device cuda:0")
+    assert said.startswith("error: cuda:0 ")
+    assert "pip install" in said
+
+
+def test_a_device_that_is_none_is_refused(cli):
+    assert cli.error(f"{QUICK} --device tpu") == "error: no such device: 'tpu'; there are 'cpu' and 'cuda:N'\n"
+
+
+def test_an_error_for_a_program_is_one_document(cli):
+    document = json.loads(cli(f"{QUICK} --device tpu --json -", status=1).stdout)
+    assert document["error"]["type"] == "DeviceError"
+
+
+@pytest.mark.slow
+def test_without_a_size_the_promised_figures_come_too(cli, monkeypatch):
+    monkeypatch.setattr("fastrack.cli.bench.SIZES", (0.0625,))
+    monkeypatch.setattr("fastrack.cli.bench.PROMISED", 0.0625)
+    document = json.loads(cli("bench --repeat 1 --json -").stdout)
+    assert {"parallel bounce", "pyca Cobblestone", "direct, one thread"} <= {row["path"] for row in document["paths"]}
+    figures = document["promised"]
+    assert len({figure["name"] for figure in figures}) == 11
+    for figure in figures:
+        value, reach = figure["value"], figure["reach"]
+        assert figure["is_met"] == (value <= reach if figure["at_most"] else value >= reach)
+
+
+# How it is shown.
+
+
+def test_a_narrow_terminal_breaks_no_words(cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    said = cli(QUICK).stdout
+    assert all(f" {step} " in said for step in STEPS)
+
+
+def test_a_p99_that_is_not_known_is_a_dash(capsys):
+    show_ablation(rows_of(1 << 20), "cpu", stdout())
+    (line, *_) = [line for line in capsys.readouterr().out.splitlines() if "+ direct   " in line]
+    assert " ".join(line.split()) == "+ direct 9 0.00 500.0 - 700.0 1.500 4 2.00 1.50 25 % 4.00"
+    show_ablation(rows_of(1 << 20, p99=0.01), "cpu", stdout())
+    (line, *_) = [line for line in capsys.readouterr().out.splitlines() if "+ direct   " in line]
+    assert "10.000" in line.split()
+
+
+def test_paths_are_shown_by_size(capsys):
+    show_rows(
+        [Row(1 << 20, "direct", 0.001, 1.05, 5.0, 0.8), Row(2 << 20, "direct", 0.002, 1.05, None, None)], stdout()
+    )
+    said = capsys.readouterr().out
+    assert "1 MiB   direct   1.05   1.00       5.00      80 %" in said
+    assert "2 MiB   direct   1.05   2.00" in said
+
+
+def test_a_missed_figure_is_called_so(capsys):
+    show_figures([Figure("speed", 1.0, "x", 2.0), Figure("time", 1.0, "ms", 2.0, at_most=True)], stdout())
+    speed, time = capsys.readouterr().out.splitlines()[-2:]
+    assert "MISSED" in speed
+    assert "MISSED" not in time
 
 
 def test_figures_are_drawn(cli, folder):
@@ -38,8 +168,15 @@ def test_figures_are_drawn(cli, folder):
     assert (folder / "chart.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("sizes", [(1,), (1 << 16, 1 << 20, 1 << 24, 1 << 28, 1 << 30)])
+def test_a_chart_takes_any_number_of_sizes(folder, sizes):
+    draw_ablation(rows_of(*sizes), "cpu", folder / "chart.svg")
+    text = (folder / "chart.svg").read_text()
+    assert text.count("2.0x") == 2 * len(sizes) * len(STEPS)
+
+
 def test_a_chart_without_matplotlib_says_what_to_install(cli, monkeypatch):
-    monkeypatch.setattr("fastrack.cli.bench.find_spec", lambda _: None)
+    monkeypatch.setattr("fastrack.cli.pictures.find_spec", lambda _: None)
     monkeypatch.delitem(sys.modules, "matplotlib", raising=False)
     assert cli.error(f"{QUICK} --picture chart.png") == (
         "error: matplotlib is not installed: pip install 'fastrack[demo]'\n"
@@ -49,25 +186,31 @@ def test_a_chart_without_matplotlib_says_what_to_install(cli, monkeypatch):
 def test_a_chart_of_an_unknown_kind_is_refused(folder):
     with pytest.raises(FastrackError, match=r"chart\.xyz.*not supported"):
         draw_rows([Row(1, "direct", 1.0, 1.0, None, None)], folder / "chart.xyz")
+    with pytest.raises(FastrackError, match=r"chart\.xyz.*not supported"):
+        draw_ablation(rows_of(1), "cpu", folder / "chart.xyz")
 
 
-def test_a_chart_needs_a_directory_that_is_there(cli):
-    assert "nowhere: no such directory" in cli.error(f"{QUICK} --picture nowhere/chart.png")
+def test_a_timeline_is_drawn(cli, folder):
+    assert "Timeline: when.png" in cli(f"{QUICK} --timeline when.png").stdout
+    assert (folder / "when.png").stat().st_size > 5000
 
 
-@pytest.mark.slow
-def test_without_a_size_the_promised_figures_come_too(cli, monkeypatch):
-    monkeypatch.setattr("fastrack.cli.bench.SIZES", (0.0625,))
-    assert "promised" not in cli.json(QUICK)
-    figures = cli.json("bench --repeat 1")["promised"]
-    assert len({figure["name"] for figure in figures}) == 11
-    for figure in figures:
-        value, reach = figure["value"], figure["reach"]
-        assert figure["is_met"] == (value <= reach if figure["at_most"] else value >= reach)
+@pytest.mark.usefixtures("gpu")
+def test_the_timeline_of_a_gpu_has_its_streams(cli, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("fastrack.cli.pictures._draw_spans", lambda _, title, spans: drawn.append((title, spans)))
+    cli(f"{QUICK} --device cuda:0 --timeline when.svg")
+    assert [title for title, _ in drawn] == [
+        f"{kind}, 64 KiB, cuda:0" for kind in ("to_device, sealed", "to_device, plain", "to_host")
+    ]
+    assert {"kernels", "uploads"} <= {span.thread for span in drawn[0][1]}
+    assert {"kernels", "downloads"} <= {span.thread for span in drawn[2][1]}
 
 
-def test_a_missed_figure_is_called_so(capsys):
-    show_figures([Figure("speed", 1.0, "x", 2.0), Figure("time", 1.0, "ms", 2.0, at_most=True)], stdout())
-    speed, time = capsys.readouterr().out.splitlines()[-2:]
-    assert "MISSED" in speed
-    assert "MISSED" not in time
+@pytest.mark.parametrize("option", ["--picture nowhere/chart.png", "--json nowhere/out.json"])
+def test_results_need_a_directory_that_is_there(cli, option):
+    assert "nowhere: no such directory" in "".join(cli(f"{QUICK} {option}", status=1).output)
+
+
+def test_a_size_beyond_one_call_of_openssl_is_refused(cli):
+    assert "2047" in cli("bench --size 2048", status=2).stderr

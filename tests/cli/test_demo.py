@@ -105,7 +105,7 @@ def test_a_demo_that_fails_leaves_nothing(cli, work, monkeypatch):
 @pytest.mark.parametrize("package", ["sklearn", "matplotlib"])
 def test_a_demo_without_its_packages_says_what_to_install(cli, monkeypatch, package):
     monkeypatch.delitem(sys.modules, package, raising=False)
-    monkeypatch.setattr("fastrack.cli.bench.find_spec", lambda name: None if name == package else True)
+    monkeypatch.setattr("fastrack.cli.pictures.find_spec", lambda name: None if name == package else True)
     assert cli.error(QUICK) == f"error: {package} is not installed: pip install 'fastrack[demo]'\n"
 
 

@@ -1,0 +1,30 @@
+"""What each of fastrack's ideas brings on a GPU: the steps of `fastrack bench`, by the host's clock."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+from bench.gpu.plan import size_of
+from bench.gpu.timing import Row, interleave, wall
+from fastrack import channel
+from fastrack.devices.cuda import CudaDevice
+from fastrack.steps import DIRECTIONS, notes, open_steps
+
+
+def measure(gpu, plan, say):
+    """Rows for every direction, size and step."""
+    driver = gpu.driver
+    for note in notes(driver.name):
+        say(f"    {note}")
+    for direction in DIRECTIONS:
+        for size in plan.ablation_sizes:
+            say(f"    {direction}, {size_of(size)}")
+            with (
+                patch.object(channel, "open_device", lambda *_, **__: CudaDevice(driver)),
+                open_steps(direction, size, device=driver.name, driver=driver) as opened,
+            ):
+                opened.check()
+                found = interleave({step.name: lambda _, run=step.run: wall(run) for step in opened.steps}, plan)
+            settings = {"direction": direction, "bits": 256}
+            yield from (Row("ablation", name, size, times, settings) for name, times in found.items())
+            gpu.tidy()

@@ -1,0 +1,292 @@
+"""Every step of the ablation moves the same bytes, refuses what was altered, and is counted as it says."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from helpers import fake_cuda
+from helpers.fake_cuda import MODES, FakeDriver
+
+from fastrack import AuthenticationError, DeviceError, ablation, bounce, channel, steps
+from fastrack.ablation import Measured, ablate, rounds_of
+from fastrack.cobblestone import CHUNK
+from fastrack.devices.cuda import CudaDevice
+from fastrack.measure import BOUNCE, COPY, Times, timed_rounds
+from fastrack.steps import DIRECT, DIRECTIONS, OVERLAP, PARALLEL, STEPS, notes, open_steps
+
+NBYTES = 5 * CHUNK + 77
+
+
+class SmallDevice(CudaDevice):
+    slab = 2 * CHUNK
+    lead = CHUNK
+
+
+@pytest.fixture(params=MODES)
+def driver(request, monkeypatch):
+    """A GPU of host memory, for the steps and for the channel."""
+    driver = stand_in(monkeypatch, request.param)
+    yield driver
+    driver.stop()
+    assert driver.violations == []
+    assert driver.left() == 0
+
+
+@pytest.fixture(params=["cpu", *MODES])
+def device(request, monkeypatch):
+    """The name of a device: `cpu`, or a GPU of host memory."""
+    if request.param == "cpu":
+        yield "cpu"
+        return
+    driver = stand_in(monkeypatch, request.param)
+    yield "cuda:0"
+    driver.stop()
+    assert driver.violations == []
+
+
+def stand_in(monkeypatch, mode):
+    fake_cuda.install(monkeypatch)
+    driver = FakeDriver(mode)
+    monkeypatch.setattr(channel, "open_device", lambda *_: SmallDevice(driver))
+    monkeypatch.setattr(steps, "_open_driver", lambda _: driver)
+    return driver
+
+
+# What arrives.
+
+
+@pytest.mark.parametrize("bits", [128, 256])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("nbytes", [1, CHUNK, NBYTES])
+def test_every_step_delivers_what_it_was_given(device, direction, nbytes, bits):
+    with open_steps(direction, nbytes, device=device, bits=bits) as opened:
+        assert tuple(step.name for step in opened.steps) == STEPS
+        opened.check()
+        opened.check()
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_a_step_that_delivers_something_else_is_noticed(device, direction):
+    with open_steps(direction, NBYTES, device=device) as opened:
+        for number, step in enumerate(opened.steps):
+            spoilt = dataclasses.replace(step, run=lambda: None, read=lambda _: np.zeros(NBYTES, np.uint8))
+            others = steps.Steps([*opened.steps[:number], spoilt], opened._plain, opened._forget)
+            with pytest.raises(RuntimeError, match="something else"):
+                others.check()
+
+
+def test_what_an_earlier_step_left_behind_is_not_taken_for_a_result(device):
+    with open_steps("to_device", NBYTES, device=device) as opened:
+        opened.check()
+        idle = dataclasses.replace(opened.steps[-1], run=lambda: None)
+        with pytest.raises(RuntimeError, match="plain copy"):
+            steps.Steps([*opened.steps[:-1], idle], opened._plain, opened._forget).check()
+
+
+@pytest.mark.usefixtures("driver")
+def test_what_an_earlier_copy_brought_from_a_gpu_is_not_taken_for_a_result():
+    with open_steps("to_host", NBYTES, device="cuda:0") as opened:
+        last = opened.steps[-1]
+        before = [last.run()]
+        idle = dataclasses.replace(last, run=before.pop)
+        with pytest.raises(RuntimeError, match="plain copy"):
+            steps.Steps([idle], opened._plain, opened._forget).check()
+
+
+def tampered(monkeypatch, place):
+    """Turn over a byte of every sealed message that goes by, at its place or counted from its end."""
+
+    def spoil(target, source):
+        original(target, source)
+        target[place] ^= 1
+
+    original = bounce.copy
+    monkeypatch.setattr(bounce, "copy", spoil)
+    monkeypatch.setattr(steps, "copy", spoil)
+
+
+@pytest.mark.parametrize("name", [BOUNCE, DIRECT, PARALLEL])
+@pytest.mark.parametrize("place", [0, NBYTES // 2, -30])
+def test_an_altered_message_is_refused_on_cpu_and_leaves_zeros(monkeypatch, name, place):
+    with open_steps("to_device", NBYTES) as opened:
+        (step,) = [step for step in opened.steps if step.name == name]
+        tampered(monkeypatch, place)
+        with pytest.raises(AuthenticationError):
+            step.run()
+        assert not step.read(None).any()
+
+
+@pytest.mark.usefixtures("driver")
+@pytest.mark.parametrize("name", [DIRECT, PARALLEL])
+def test_an_altered_message_is_refused_on_a_gpu_and_leaves_zeros(monkeypatch, name):
+    with open_steps("to_device", NBYTES, device="cuda:0") as opened:
+        (step,) = [step for step in opened.steps if step.name == name]
+        tampered(monkeypatch, 2 * CHUNK)
+        with pytest.raises(AuthenticationError) as refusal:
+            step.run()
+        assert refusal.value.chunk == 1
+        assert not step.read(None).any()
+
+
+@pytest.mark.parametrize("name", [BOUNCE, DIRECT, PARALLEL, OVERLAP])
+def test_a_byte_that_the_bus_turns_over_is_refused_and_leaves_zeros(driver, name):
+    with open_steps("to_device", NBYTES, device="cuda:0") as opened:
+        (step,) = [step for step in opened.steps if step.name == name]
+        step.run()
+        driver.flips[driver.calls["upload"] + 2] = 1000  # the first is the key's
+        with pytest.raises(AuthenticationError):
+            step.run()
+        assert not step.read(None).any()
+        driver.flips.clear()
+        opened.check()
+
+
+@pytest.mark.parametrize("place", [0, NBYTES // 2, -30])
+def test_the_host_refuses_what_was_altered_on_the_way_from_the_device(monkeypatch, place):
+    with open_steps("to_host", NBYTES) as opened:
+        first = opened.steps[0]
+        assert first.name == BOUNCE
+        tampered(monkeypatch, place)
+        with pytest.raises(AuthenticationError):
+            first.run()
+
+
+@pytest.mark.parametrize("name", [DIRECT, PARALLEL])
+def test_the_owner_refuses_what_was_altered_on_the_way_to_the_host(monkeypatch, name):
+    with open_steps("to_host", NBYTES) as opened:
+        (step,) = [step for step in opened.steps if step.name == name]
+        tampered(monkeypatch, NBYTES // 2)
+        with pytest.raises(AuthenticationError):
+            step.read(step.run())
+
+
+# What a step does and does not do on a GPU.
+
+
+def launched(driver, step):
+    del driver.launches[:]
+    step.run()
+    return [(kernel, blocks) for kernel, blocks, _ in driver.launches if not kernel.startswith("prepare")]
+
+
+@pytest.mark.parametrize(("direction", "kernel"), [("to_device", "open_256"), ("to_host", "seal_256")])
+def test_one_block_works_a_chain_and_all_of_them_work_what_is_parallel(driver, direction, kernel):
+    with open_steps(direction, NBYTES, device="cuda:0") as opened:
+        by_name = {step.name: launched(driver, step) for step in opened.steps}
+    assert by_name[BOUNCE] == by_name[DIRECT] == [(kernel, 1)]
+    assert by_name[PARALLEL] == [(kernel, 6)]  # as many as there are chunks
+    assert len(by_name[OVERLAP]) > 1
+    assert by_name[COPY] == []
+
+
+def test_without_a_gpu_a_device_error_says_what_to_do():
+    with pytest.raises(DeviceError, match="pip install"):
+        ablate([1 / 16], device="cuda:0")
+
+
+# How it is counted.
+
+
+def test_traffic_is_two_for_each_pass():
+    with open_steps("to_device", NBYTES) as there, open_steps("to_host", NBYTES) as back:
+        for opened in (there, back):
+            assert {step.name: step.traffic for step in opened.steps} == {
+                BOUNCE: 8,
+                DIRECT: 4,
+                PARALLEL: 4,
+                OVERLAP: 2,
+                COPY: 2,
+            }
+            assert all(step.traffic == 2 * len(step.passes) for step in opened.steps)
+
+
+@pytest.mark.usefixtures("driver")
+def test_on_a_gpu_overlap_hides_passes_and_saves_none():
+    with open_steps("to_device", NBYTES, device="cuda:0") as opened:
+        traffic = {step.name: step.traffic for step in opened.steps}
+    assert traffic == {BOUNCE: 8, DIRECT: 6, PARALLEL: 6, OVERLAP: 6, COPY: 2}
+
+
+def test_a_hundred_runs_have_a_p99_and_fewer_have_none():
+    assert Times([1.0] * 99, 1.0).p99 is None
+    assert Times([1.0] * 99 + [101.0], 1.0).p99 == pytest.approx(2.0)  # between the last two, a hundredth of the way
+    assert Times([1.0, 2.0, 3.0, 4.0, 5.0], 1.0).quartiles == (2.0, 4.0)
+    assert Times([1.0], 1.0).quartiles == (1.0, 1.0)
+
+
+def test_small_sizes_have_the_rounds_of_a_p99_and_large_ones_those_asked_for():
+    assert [rounds_of(mib << 20, 9) for mib in (1, 16, 17, 256, 1024)] == [500, 128, 9, 9, 9]
+    assert rounds_of(1, 1) == 500
+
+
+def test_a_step_may_settle_before_it_is_timed():
+    order = []
+    runs = {name: lambda name=name: order.append(name) for name in "ab"}
+    times = timed_rounds(runs, 2, settle=True)
+    assert "".join(order) == "aabb" * 2
+    assert [len(found.seconds) for found in times.values()] == [2, 2]
+    assert all(found.cpu >= 0 for found in times.values())
+
+
+@pytest.fixture
+def few(monkeypatch):
+    monkeypatch.setattr(ablation, "rounds_of", lambda nbytes, repeat: repeat)
+
+
+@pytest.mark.usefixtures("few")
+def test_rows_are_of_every_direction_size_and_step(device):
+    said = []
+    rows = ablate([1 / 16, 1 / 8], device=device, repeat=3, progress=said.append)
+    assert said == [f"{direction}, {size} MiB" for direction in DIRECTIONS for size in ("0.0625", "0.125")]
+    wanted = [(way, size, step) for way in DIRECTIONS for size in (1 << 16, 1 << 17) for step in STEPS]
+    assert [(row.direction, row.size, row.step) for row in rows] == wanted
+    for row in rows:
+        assert row.runs == 3
+        assert row.p99 is None
+        assert row.quartiles[0] <= row.seconds <= row.quartiles[1] <= row.max
+        assert row.cpu_per_gib > 0
+
+
+@pytest.mark.usefixtures("few")
+def test_ratios_follow_from_times():
+    rows = ablate([1 / 16], repeat=3)[: len(STEPS)]
+    seconds = {row.step: row.seconds for row in rows}
+    for row, previous in zip(rows, [None, *STEPS], strict=False):
+        assert row.over_bounce == pytest.approx(seconds[BOUNCE] / row.seconds)
+        assert row.of_copy == pytest.approx(seconds[COPY] / row.seconds)
+        assert row.cost == pytest.approx(row.seconds / seconds[COPY])
+        assert row.gbps == pytest.approx((1 << 16) / row.seconds / 1e9)
+        if row.step in {BOUNCE, COPY}:
+            assert row.over_previous is None
+        else:
+            assert row.over_previous == pytest.approx(seconds[previous] / row.seconds)
+
+
+def test_a_row_for_a_program_has_everything():
+    row = Measured("to_host", 1 << 20, DIRECT, ("copy",), 3, 0.5, (0.4, 0.6), None, 0.7, 1.5, 2, 4.0, 4.0, 0.25)
+    assert row.as_dict() == {
+        "direction": "to_host",
+        "size": 1 << 20,
+        "step": DIRECT,
+        "passes": ("copy",),
+        "runs": 3,
+        "seconds": 0.5,
+        "quartiles": (0.4, 0.6),
+        "p50": 0.5,
+        "p99": None,
+        "max": 0.7,
+        "cpu_per_gib": 1.5,
+        "estimated_traffic": 2,
+        "over_bounce": 4.0,
+        "over_previous": 4.0,
+        "of_copy": 0.25,
+        "gbps": pytest.approx(2.097e-3, rel=1e-3),
+        "communication_cost": 4.0,
+    }
+
+
+def test_what_stands_for_a_chain_is_said():
+    assert any("one thread block" in note for note in notes("cuda:0"))
+    assert any("one pass" in note for note in notes("cpu"))
