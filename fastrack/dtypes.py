@@ -54,6 +54,7 @@ def nbytes(dtype: str, shape: Sequence[int]) -> int:
     return size
 
 
+@cache  # a dtype takes microseconds to tell its name
 def from_numpy(dtype: Any) -> str:
     """The safetensors name of a NumPy dtype, those of the package ml_dtypes included.
 

@@ -20,6 +20,7 @@ from fastrack.rows import Ranges, plan_rows
 
 __all__ = ["Choice", "Claim", "Part", "SealedRows", "SealedTensor", "TensorRows", "new_file_id", "seal", "unseal"]
 
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 _CONTEXT = b"fastrack/tensor@1\0"
 
 
@@ -133,9 +134,8 @@ class Claim:
         if not isinstance(self.name, str):
             raise TypeError(f"a tensor's name must be text, not {self.name!r}")
         claim = {"dtype": self.dtype, "file": self.file, "name": self.name, "shape": list(self.shape)}
-        text = json.dumps(claim, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         try:
-            return _CONTEXT + text.encode()
+            return _CONTEXT + _CANONICAL.encode(claim).encode()
         except UnicodeEncodeError:
             raise FormatError(f"a tensor's name must be Unicode text, not {self.name!r}") from None
 
