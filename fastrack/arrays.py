@@ -30,6 +30,7 @@ __all__ = [
 Bytes = npt.NDArray[np.uint8]
 Framework = Literal["torch", "numpy", "cupy"]
 
+_HUGE_PAGE = 2 << 20
 _ALIGNMENT = 64
 
 
@@ -118,13 +119,14 @@ def reader(array: Any) -> Callable[[int, int], Bytes]:
 
 
 def empty_bytes(size: int) -> Bytes:
-    """Fresh memory for `size` bytes, on a 64-byte boundary.
+    """Fresh memory for `size` bytes, on a 64-byte boundary, or that of a huge page.
 
     The first touch of fresh memory costs more than the cipher does. Huge pages make it several times cheaper, and NumPy
-    asks the kernel for them from 4 MiB up.
+    asks the kernel for them from 4 MiB up; what begins between two of them has small ones at both ends.
     """
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -memory.__array_interface__["data"][0] % _ALIGNMENT
+    alignment = _ALIGNMENT if size < 2 * _HUGE_PAGE else _HUGE_PAGE
+    memory = np.empty(size + alignment, np.uint8)
+    start = -memory.__array_interface__["data"][0] % alignment
     return memory[start : start + size]
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import secrets
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -14,9 +16,18 @@ from typing import Any, BinaryIO
 __all__ = ["new_file", "sync_directory"]
 
 
+_KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
+_WRITE = 2  # SYNC_FILE_RANGE_WRITE
+_LARGE = 1 << 20
+
+
 @contextlib.contextmanager
-def new_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that takes the place of `path` when the block ends well, and vanishes if it does not."""
+def new_file(path: Path, size: int = 0) -> Iterator[BinaryIO]:
+    """A file to write that takes the place of `path` when the block ends well, and vanishes if it does not.
+
+    Room is made for `size` bytes first, if so many are known to come: that costs less than as they come, and a disk
+    that is too full is found out before anything is written.
+    """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "this is a directory; name a file in it", str(path))
     if path.exists() and not path.is_file():
@@ -27,6 +38,7 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
         with temporary.open("xb", buffering=0) as raw:
             if path.exists():
                 temporary.chmod(stat.S_IMODE(path.stat().st_mode))
+            _make_room(raw.fileno(), size)
             yield _Whole(raw)  # type: ignore[misc]
             os.fsync(raw.fileno())
         os.replace(temporary, path)  # noqa: PTH105
@@ -44,20 +56,50 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
 
 
 class _Whole:
-    """A raw file whose `write` writes everything."""
+    """A raw file whose `write` writes everything. What is large is on its way to the disk while the next is made."""
 
     def __init__(self, raw: Any) -> None:
         self._raw = raw
+        self._place = 0
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B") if len(data) else memoryview(b"")
         done = 0
         while done < len(view):
             done += self._raw.write(view[done:])
+        if done >= _LARGE and _sync_file_range is not None:  # what comes of it is told by `fsync`
+            _sync_file_range(self._raw.fileno(), self._place, done, _WRITE)
+        self._place += done
         return done
 
     def flush(self) -> None:
         """Nothing is held back."""
+
+
+def _make_room(descriptor: int, size: int) -> None:
+    """Set room aside, where the file system can."""
+    if size < _LARGE or _fallocate is None:
+        return
+    while _fallocate(descriptor, _KEEP_SIZE, 0, size):
+        problem = ctypes.get_errno()
+        if problem in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+            raise OSError(problem, os.strerror(problem))
+        if problem != errno.EINTR:
+            return
+
+
+def _from_libc(name: str, *types: type) -> Any:
+    """A function of the C library on Linux, whose numbers of 64 bits would be cut short elsewhere."""
+    if sys.platform != "linux" or sys.maxsize < 2**32:
+        return None
+    function = getattr(ctypes.CDLL(None, use_errno=True), name, None)
+    if function is not None:
+        function.argtypes = types
+    return function
+
+
+_fallocate = _from_libc("fallocate", ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+_sync_file_range = _from_libc("sync_file_range", ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 
 
 def sync_directory(directory: Path) -> None:

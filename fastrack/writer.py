@@ -138,8 +138,9 @@ def unseal_file(
     with load_file(source) as file:
         entries = {name: _described(file, name) for name in (file.names if names is None else names)}
         order = _by_alignment(entries)
-        with new_file(Path(target)) as out:
-            out.write(_header({name: entries[name] for name in order}, file.metadata))
+        header = _header({name: entries[name] for name in order}, file.metadata)
+        with new_file(Path(target), len(header) + sum(dtypes.nbytes(*entry) for entry in entries.values())) as out:
+            out.write(header)
             for name in order:
                 if name in file:
                     write_plaintext(file[name], ring, out, progress)
@@ -211,8 +212,9 @@ def _write_sealed(
     order = _by_alignment(entries)
     largest = max((tensors[name].nbytes for name in claims), default=0)
     memory = arrays.empty_bytes(cobblestone.raw_size(min(_SLAB, largest)))  # for all: fresh memory costs more than AES
-    with new_file(path) as out:
-        out.write(_header({name: entries[name] for name in order}, {**metadata, **marks}))
+    header = _header({name: entries[name] for name in order}, {**metadata, **marks})
+    with new_file(path, len(header) + sum(dtypes.nbytes(*entry) for entry in entries.values())) as out:
+        out.write(header)
         for name in order:
             if name in claims:
                 _write_message(tensors[name], claims[name], key, memory, out, progress)
