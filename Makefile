@@ -4,10 +4,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help demo test check bench gpu docs clean
+.PHONY: help demo test check bench bench-compare peers gpu fuzz soak docs clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
 
 demo: $(STAMP)  ## seal two data sets, open them, train on one, watch a forgery be refused
 	$(BIN)/fastrack demo
@@ -25,6 +25,15 @@ bench: $(STAMP)  ## measure; the machine should be idle
 	$(BIN)/python -m pytest bench --benchmark-only --benchmark-sort=name
 	$(BIN)/fastrack bench
 
+PEERS := .venv-peers
+PEERS_OPTIONS ?=
+
+peers: $(PEERS)/.installed  ## measure beside what people use now; the machine should be idle
+	$(PEERS)/bin/python -m bench.peers $(PEERS_OPTIONS)
+
+bench-compare: $(STAMP)  ## is the working tree slower than BASE=<revision>? some minutes; the machine should be idle
+	$(BIN)/python -m bench.compare $(BASE)
+
 # Installs nothing, so that a machine without a network will do; says what it skips, and why.
 GPU_PYTHON ?= $(shell $(BIN)/python -c 'import cupy' 2>/dev/null && echo $(BIN)/python || echo python3)
 GPU_OPTIONS ?=
@@ -32,11 +41,21 @@ GPU_OPTIONS ?=
 gpu:  ## check and measure on a GPU; GPU_OPTIONS=--quick takes a minute
 	$(GPU_PYTHON) -m bench.gpu $(GPU_OPTIONS)
 
+FUZZ_SECONDS ?= 600
+SOAK_SECONDS ?= 600
+FUZZ_STAMP := .venv/.fuzz
+
+fuzz: $(FUZZ_STAMP)  ## feed altered files, keys and messages to what reads them; FUZZ_SECONDS=600
+	PYTHONPATH=tests $(BIN)/python -m fuzz --seconds $(FUZZ_SECONDS) --folder .fuzz --json .fuzz/fuzz.json
+
+soak: $(STAMP)  ## move everything on many threads while things go wrong on purpose; SOAK_SECONDS=600
+	PYTHONPATH=tests $(BIN)/python -m soak --seconds $(SOAK_SECONDS) --json .fuzz/soak.json
+
 docs: $(STAMP)  ## build the documentation; warnings are errors
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
 
 clean:  ## remove what was built, .venv included
-	rm -rf .venv build dist docs/_build .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv $(PEERS) .fuzz build dist docs/_build .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The pip that comes with Python 3.11 knows no dependency groups.
@@ -44,4 +63,16 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[torch,demo]" --group dev
+	touch $@
+
+# Apart, because packages that nothing else needs come with them, and versions that the others would not choose.
+$(PEERS)/.installed: pyproject.toml bench/peers/constraints.txt
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(PEERS)/bin/python -m pip install --quiet --constraint bench/peers/constraints.txt --editable ".[bench]"
+	touch $@
+
+# Apart, as atheris has wheels for some Pythons only. Where it has none `make fuzz` says so, and what to run instead.
+$(FUZZ_STAMP): $(STAMP)
+	-$(BIN)/python -m pip install --quiet --only-binary atheris --constraint constraints.txt --group fuzz
 	touch $@

@@ -1,0 +1,10 @@
+"""``python -m bench.compare BASE``."""
+
+from __future__ import annotations
+
+import sys
+
+from bench.compare.command import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,90 @@
+"""A whole comparison: pair after pair, of all guards at first, then of those about which more has to be known."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.compare.errors import CannotCompareError
+from bench.compare.pairs import run_pair
+from bench.compare.report import short
+from bench.compare.verdicts import Row, Verdict, judge, one_sided
+
+_SUSPICIOUS = 1.05
+_AT_ONCE = 8  # benchmarks that are measured again: a few at a time are decided sooner, if time is short
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured.
+
+    pairs : of processes, for every benchmark; and at most, for one that is undecided
+    rounds : of each benchmark in a pair, if they do not take too long
+    seconds : in which undecided benchmarks may be measured again
+    patience : seconds that a process may be silent
+    """
+
+    pairs: int = 4
+    most_pairs: int = 12
+    rounds: int = 31
+    seconds: float = 150
+    patience: float = 120
+
+
+def compare(pythons: dict[str, Path], suites: Path, folder: Path, say, plan: Plan) -> list[Row]:
+    """Measure the suites under `suites` with the Python of each side; logs go to `folder`.
+
+    Raises
+    ------
+    CannotCompareError
+        If a side does not start, or there is nothing that both can run.
+    """
+    measured: dict[str, list[list[tuple[float, float]]]] = {}
+    broken: dict[str, dict[str, str]] = {}
+    start, number, last = time.monotonic(), 0, 0.0
+    names: list[str] | None = None
+    while names is None or names:
+        begin = time.monotonic()
+        found = run_pair(
+            pythons, suites, folder, number=number, rounds=plan.rounds, names=names, patience=plan.patience,
+            progress=lambda name, pair=number + 1: say(f"pair {pair}, {short(name)}"),
+        )  # fmt: skip
+        number += 1
+        for name in found.names:
+            measured.setdefault(name, []).extend([found.rounds[name]] if name in found.rounds else [])
+        broken |= found.broken
+        last = time.monotonic() - begin
+        time_left = time.monotonic() - start + last < plan.seconds
+        names = _next({name: pairs for name, pairs in measured.items() if name not in broken}, plan, time_left)
+    rows = [judge(name, pairs) for name, pairs in measured.items() if name not in broken]
+    sided = [one_sided(name, why) for name, why in broken.items()]
+    if not rows:
+        reasons = "\n".join(f"{row.name}: {row.why}" for row in sided[:10]) or "no benchmark is marked as a guard"
+        raise CannotCompareError(f"there is nothing that both sides can run.\n{reasons}")
+    return rows + sided
+
+
+def rehearse(pythons: dict[str, Path], suites: Path, folder: Path, say, plan: Plan) -> None:
+    """Run everything without measuring it, if an environment is new: numba compiles, and keeps that for the pairs."""
+    marks = [python.parents[1] / "compiled" for python in pythons.values()]
+    if not all(mark.exists() for mark in marks):
+        say("compiling")
+        run_pair(pythons, suites, folder, number=0, rounds=0, patience=plan.patience)
+        for mark in marks:
+            mark.touch()
+
+
+def _next(measured: dict[str, list[list[tuple[float, float]]]], plan: Plan, time_left: bool) -> list[str]:
+    """What to measure in another pair.
+
+    What a process took down with it has to be made up for. Of undecided benchmarks those that seem slower come first,
+    for they matter, and of these the ones that need least to be called so; then those about which nothing is certain.
+    """
+    lacking = [name for name, pairs in measured.items() if len(pairs) < plan.pairs]
+    if lacking or not time_left:
+        return lacking
+    rows = [judge(name, pairs) for name, pairs in measured.items() if len(pairs) < plan.most_pairs]
+    undecided = sorted((row for row in rows if row.verdict is Verdict.UNDECIDED), key=lambda row: -row.interval.low)
+    suspicious = [row.name for row in undecided if row.interval.ratio > _SUSPICIOUS]
+    return suspicious[:_AT_ONCE] or [row.name for row in undecided]

@@ -1,0 +1,32 @@
+"""The peers, in the order of the tables."""
+
+from __future__ import annotations
+
+from bench.peers.age import Age
+from bench.peers.cobblestone import Cobblestone
+from bench.peers.cryptotensors import Cryptotensors
+from bench.peers.fastrack import Fastrack, FastrackInto, FastrackUnsynced
+from bench.peers.fernet import Fernet
+from bench.peers.litdata import Litdata
+from bench.peers.numpy import Numpy
+from bench.peers.safetensors import Safetensors, SafetensorsClone, SafetensorsMapped
+from bench.peers.tensorizer import Tensorizer
+from bench.peers.tink import Tink
+
+PEERS = {
+    "fastrack": Fastrack,
+    "fastrack-unsynced": FastrackUnsynced,
+    "fastrack-out": FastrackInto,
+    "tensorizer": Tensorizer,
+    "litdata": Litdata,
+    "cryptotensors": Cryptotensors,
+    "age": Age,
+    "tink": Tink,
+    "cobblestone": Cobblestone,
+    "fernet": Fernet,
+    "safetensors": Safetensors,
+    "safetensors-copied": SafetensorsClone,
+    "safetensors-mapped": SafetensorsMapped,
+    "numpy": Numpy,
+}
+MEASURE = "fastrack"  # what the others are compared with

@@ -1,0 +1,189 @@
+"""The process of one peer: ``python -m bench.peers.child NAME MIB FOLDER SEED``. It does as told, line by line."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import shutil
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+
+TENSORS = 8
+MIB = 1 << 20
+PAGE = 4096
+
+
+def main(arguments):
+    """Answer commands, one JSON document a line each way."""
+    replies = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever a package prints
+    worker = Worker(*arguments)
+    for line in sys.stdin:
+        try:
+            reply = getattr(worker, f"do_{line.strip()}")()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the table tells it
+            reply = {"error": told(error)}
+        replies.write(json.dumps(reply) + "\n")
+
+
+class Worker:
+    """A peer, its data and its file."""
+
+    def __init__(self, name, size, folder, seed):
+        self._name, self._size, self._seed = name, int(size), int(seed)
+        self._path = Path(folder) / name
+
+    def do_start(self):
+        from bench.peers.catalog import PEERS
+
+        self._peer = PEERS[self._name]()
+        self._arrays = make_arrays(self._size, self._seed)
+        self._found = None
+        return {"version": version_of(self._peer.package)}
+
+    def do_seal(self):
+        remove(self._path)
+        seconds, peak = self._run(lambda: self._peer.seal(self._arrays, self._path))
+        start = time.perf_counter()
+        if not self._peer.is_synced:
+            sync(self._path)
+        return {
+            "seconds": seconds,
+            "synced": seconds + time.perf_counter() - start,
+            "peak": peak,
+            "bytes": sum(each.stat().st_size for each in files(self._path)),
+        }
+
+    def do_open(self):
+        self._found = None
+        seconds, peak = self._run(self._open)
+        return {"seconds": seconds, "peak": peak}
+
+    def do_verify(self):
+        """Compare what was opened last with what was sealed."""
+        return {"same": same(self._found, self._arrays)}
+
+    def do_forget(self):
+        """Drop what was opened, so that no peer holds memory while another is measured."""
+        self._found = None
+        return {}
+
+    def do_flip(self):
+        """Change a bit in the middle of the file."""
+
+        def change(path):
+            with path.open("r+b") as file:
+                file.seek(path.stat().st_size // 2)
+                byte = file.read(1)[0]
+                file.seek(-1, os.SEEK_CUR)
+                file.write(bytes([byte ^ 1]))
+
+        return self._try(change)
+
+    def do_cut(self):
+        """Cut a page off the end of the file."""
+        return self._try(lambda path: os.truncate(path, path.stat().st_size - PAGE))
+
+    def _try(self, change):
+        """Open a copy that was changed, and tell what came of it."""
+        self._found = None
+        other = self._path.with_name(f"{self._path.name}-changed")
+        (shutil.copytree if self._path.is_dir() else shutil.copyfile)(self._path, other)
+        try:
+            change(max(files(other), key=lambda each: (each.stat().st_size, each.name)))
+            found = self._peer.open(other)
+            return {"outcome": "not noticed" if same(found, self._arrays) else "other data came out"}
+        except Exception as error:  # noqa: BLE001 - whatever it is, it was noticed
+            return {"outcome": "refused", "by": told(error)}
+        finally:
+            remove(other)
+
+    def _open(self):
+        self._found = self._peer.open(self._path)
+        if self._peer.is_read:
+            touch(self._found)
+
+    @staticmethod
+    def _run(action):
+        """The seconds of an action, and how far the process's memory rose above where it was."""
+        gc.collect()
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew: man 5 proc
+        before = status("VmRSS")
+        start = time.perf_counter()
+        action()
+        seconds = time.perf_counter() - start
+        return seconds, status("VmHWM") - before
+
+
+def version_of(package):
+    """The version of what is imported, which a checkout has even where it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return importlib.import_module(package).__version__
+
+
+def make_arrays(size, seed):
+    """`size` MiB of normal deviates, as eight matrices of float32."""
+    random = np.random.default_rng(seed)
+    shape = (size * MIB // TENSORS // PAGE, PAGE // 4)
+    return {f"layer.{place}": random.standard_normal(shape, np.float32) for place in range(TENSORS)}
+
+
+def same(found, arrays):
+    """Whether what was opened is what was sealed."""
+    return found.keys() == arrays.keys() and all(
+        np.array_equal(np.asarray(found[name]).view(np.uint8), array.view(np.uint8)) for name, array in arrays.items()
+    )
+
+
+def touch(arrays):
+    """Read a byte of every page, so that all of them are there."""
+    return sum(int(np.asarray(array).reshape(-1).view(np.uint8)[::PAGE].sum()) for array in arrays.values())
+
+
+def files(path):
+    """The files of what was sealed."""
+    return [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
+
+
+def sync(path):
+    """Have it on disk."""
+    for each in files(path):
+        descriptor = os.open(each, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def remove(path):
+    """Make room for the next file."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def status(field):
+    """Bytes, of a line of this process's status."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) << 10
+    raise LookupError(field)
+
+
+def told(error):
+    """An error in a line."""
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0]}"[:200] if lines else type(error).__name__
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,82 @@
+"""fastrack itself, by its file functions.
+
+Features: docs/format.md and docs/threat-model.md, and the tests that every sentence of those has.
+"""
+
+from __future__ import annotations
+
+import os
+from unittest import mock
+
+import numpy as np
+
+from bench.peers.peer import Features
+
+FEATURES = Features(
+    random_access="rows",
+    order_and_end="refused",
+    key_commitment="yes",
+    bounded_memory="yes",
+    gpu="yes",
+    other_tools="safetensors and any Cobblestone",
+    metadata="authenticated",
+)
+
+
+class Fastrack:
+    """Into fresh memory."""
+
+    name, package, is_read, features = "fastrack", "fastrack", True, FEATURES
+    is_synced = True
+    settings = "save_file, which syncs the file to disk; load_file and to_device, all threads"
+
+    def __init__(self):
+        import fastrack
+
+        self._fastrack, self._key = fastrack, fastrack.Key.generate()
+
+    def seal(self, arrays, path):
+        self._fastrack.save_file(arrays, path, key=self._key)
+
+    def open(self, path):
+        with self._fastrack.load_file(path) as file:
+            return self._fastrack.to_device(dict(file), keys=self._key, framework="torch")
+
+
+class FastrackUnsynced:
+    """What `save_file` takes without what the others leave out."""
+
+    name, package, is_read, features = "fastrack, not synced", "fastrack", True, FEATURES
+    is_synced = False
+    settings = "as fastrack, with os.fsync doing nothing: for the comparison, not for use"
+
+    def __init__(self):
+        self._fastrack = Fastrack()
+        self.open = self._fastrack.open
+
+    def seal(self, arrays, path):
+        with mock.patch.object(os, "fsync"):
+            self._fastrack.seal(arrays, path)
+
+
+class FastrackInto:
+    """Into memory that is there already."""
+
+    name, package, is_read, features = "fastrack, out=", "fastrack", True, FEATURES
+    is_synced = True
+    settings = "as fastrack, with to_device(out=) into arrays that were filled before"
+
+    def __init__(self):
+        import fastrack
+
+        self._fastrack, self._key, self._out = fastrack, fastrack.Key.generate(), None
+
+    def seal(self, arrays, path):
+        self._fastrack.save_file(arrays, path, key=self._key)
+        if self._out is None:
+            self._out = {name: np.ones_like(array) for name, array in arrays.items()}
+
+    def open(self, path):
+        with self._fastrack.load_file(path) as file:
+            sealed = {name: file[name] for name in self._out}
+            return self._fastrack.to_device(sealed, keys=self._key, out=self._out)

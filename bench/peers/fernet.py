@@ -1,0 +1,41 @@
+"""``cryptography.fernet``.
+
+Features: the Fernet page of the cryptography documentation ("ideal for encrypting data that easily fits in memory") and
+the Fernet specification: AES-128-CBC, then HMAC-SHA256 under the other half of the key, so that the tag says nothing of
+the half that decrypts.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bench.peers import container
+from bench.peers.peer import Features
+
+
+class Fernet:
+    """One token. Several on two threads took as long when they were tried."""
+
+    name, package, is_read = "Fernet", "cryptography", True
+    is_synced = False
+    settings = "one token of a safetensors header and the arrays; Fernet takes and gives bytes, so copies are its own"
+    features = Features(
+        random_access="no",
+        order_and_end="refused",
+        key_commitment="to half of it",
+        bounded_memory="no",
+        gpu="no",
+        other_tools="every Fernet",
+        metadata="encrypted with the rest",
+    )
+
+    def __init__(self):
+        from cryptography.fernet import Fernet
+
+        self._fernet = Fernet(Fernet.generate_key())
+
+    def seal(self, arrays, path):
+        path.write_bytes(self._fernet.encrypt(b"".join(container.pieces(arrays))))
+
+    def open(self, path):
+        return container.split(np.frombuffer(self._fernet.decrypt(path.read_bytes()), np.uint8))

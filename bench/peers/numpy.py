@@ -1,0 +1,35 @@
+"""Plain ``.npy`` files.
+
+Features: the documentation of numpy.lib.format and numpy.load, and the trials of every run.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from bench.peers.peer import Features
+
+
+class Numpy:
+    """A folder with a file for each array."""
+
+    name, package, is_read = "np.load", "numpy", True
+    is_synced = False
+    settings = "np.save of each array into a file of its own; np.load"
+    features = Features(
+        random_access="rows, with mmap_mode",
+        order_and_end="cut: refused; reordered: no",
+        key_commitment="not encrypted",
+        bounded_memory="array by array",
+        gpu="not encrypted",
+        other_tools="every .npy reader",
+        metadata="in the clear",
+    )
+
+    def seal(self, arrays, path):
+        path.mkdir()
+        for name, array in arrays.items():
+            np.save(path / f"{name}.npy", array)
+
+    def open(self, path):
+        return {each.stem: np.load(each) for each in sorted(path.iterdir())}

@@ -1,0 +1,155 @@
+"""What was found, as tables for people and as a document for programs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+
+from bench.peers.catalog import MEASURE, PEERS
+from bench.peers.child import MIB, TENSORS
+from bench.peers.peer import TITLES
+
+HEAD = (
+    "",
+    "seal, s",
+    "seal, on disk, s",
+    "open, s",
+    "seal, GB/s",
+    "open, GB/s",
+    "seal, memory MiB",
+    "open, memory MiB",
+    "overhead, bytes",
+    "overhead, %",
+    "seal, times fastrack's",
+    "on disk, times fastrack's",
+    "open, times fastrack's",
+)
+NOTES = """\
+Medians, the peers in turns. Files are in the page cache when they are opened. "on disk": with an fsync after what the
+peer does; fastrack does one itself, so both columns are the same thing for it. GB/s: 1e9 bytes of tensors a second.
+Memory: what the process holds for itself, at most, beyond what it held before: when sealing beyond the tensors, when
+opening beyond as many bytes as fresh tensors take. Looked up about every millisecond, in a run that is not timed; pages
+of a mapped file do not count. "times fastrack's": above 1, fastrack was faster."""
+
+
+class Report:
+    """Results with the machine and the settings they are of."""
+
+    def __init__(self, results, *, size, rounds, machine):
+        self.results, self._size, self._rounds, self._machine = results, size, rounds, machine
+        self._now = datetime.now(UTC)
+        self._base = next((each for each in results if each.slug == MEASURE and each.is_whole), None)
+
+    def as_dict(self):
+        return {
+            "version": 1,
+            "suite": "peers",
+            "date": self._now.isoformat(timespec="seconds"),
+            "bytes": self._size * MIB,
+            "tensors": TENSORS,
+            "rounds": self._rounds,
+            "machine": self._machine,
+            "peers": [{**each.as_dict(), "features": asdict(PEERS[each.slug].features)} for each in self.results],
+        }
+
+    def title(self):
+        cpu, software = self._machine["cpu"], self._machine["software"]
+        return (
+            f"{self._size} MiB as {TENSORS} tensors of float32, {self._rounds} rounds; {cpu['model']}, "
+            f"{cpu['threads']} CPUs, {self._machine['memory']['total'] / 2**30:.0f} GiB; {self._machine['system']}, "
+            f"Python {software['python']}, torch {software.get('torch')}; {self._now:%Y-%m-%d}"
+        )
+
+    def figures(self):
+        """The rows of the table of figures; a peer without figures says why."""
+        return [self._figures(each) for each in self.results]
+
+    def settings(self):
+        return [(each.name, each.version or "not here", each.settings) for each in self.results]
+
+    def features(self):
+        """The rows of the table of features: the first of those that are one and the same way to keep tensors."""
+        rows = {}
+        for each in self.results:
+            features = PEERS[each.slug].features
+            tried = (each.flip or "not tried", each.cut or "not tried")
+            rows.setdefault(features, (each.name.partition(",")[0], *tried, *asdict(features).values()))
+        return list(rows.values())
+
+    def text(self):
+        return "\n\n".join(
+            (
+                self.title(),
+                _columns("figures", HEAD, self.figures()),
+                NOTES,
+                _columns("settings", ("", "version", ""), self.settings(), left=3),
+                _columns("features", _feature_head(), self.features(), left=10),
+            )
+        )
+
+    def markdown(self):
+        return (
+            "\n\n".join(
+                (
+                    self.title() + ".",
+                    _pipes(HEAD, self.figures()),
+                    NOTES,
+                    _pipes(("", "version", "settings"), self.settings(), left=3),
+                    _pipes(_feature_head(), self.features(), left=10),
+                )
+            )
+            + "\n"
+        )
+
+    def _figures(self, result):
+        if not result.is_whole:
+            return (result.name, f"not measured: {result.error or 'no round was run'}", *[""] * (len(HEAD) - 2))
+        nbytes = self._size * MIB
+        over = result.bytes - nbytes
+        speed = f"{nbytes / result.median('open') / 1e9:.2f}" if result.is_read else "reads nothing"
+        return (
+            result.name,
+            *(f"{result.median(what):.3f}" for what in ("seal", "synced", "open")),
+            f"{nbytes / result.median('seal') / 1e9:.2f}",
+            speed,
+            f"{result.seal_owned / MIB:.0f}",
+            f"{_beyond(result.open_owned, nbytes) / MIB:.0f}",
+            f"{over}",
+            f"{100 * over / nbytes:.3f}",
+            *(self._factor(result, what) for what in ("seal", "synced", "open")),
+        )
+
+    def _factor(self, result, what):
+        if self._base is None or (what == "open" and not result.is_read):
+            return ""
+        return f"{result.median(what) / self._base.median(what):.2f}"
+
+
+def _beyond(owned, nbytes):
+    """What an opening took besides its tensors; those may have been there before, or be in memory that was kept."""
+    return max(0, owned - nbytes) if owned > nbytes // 2 else owned
+
+
+def _feature_head():
+    return ("", "a bit changed", "a page cut off", *TITLES.values())
+
+
+def _columns(title, head, rows, left=1):
+    """Columns for a terminal, the first ones to the left. A cell that says why there are no figures may run on."""
+    lines = [head, *rows]
+    widths = [max(len(line[at]) for line in lines if any(line[2:])) for at in range(len(head))]
+    drawn = []
+    for line in lines:
+        cells = [
+            cell.ljust(width) if at < left else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        drawn.append("  " + "  ".join(cells).rstrip())
+    return "\n".join([title, *drawn])
+
+
+def _pipes(head, rows, left=1):
+    """A table in Markdown."""
+    rule = [":--" if at < left else "--:" for at in range(len(head))]
+    lines = [head, rule, *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

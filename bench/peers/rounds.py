@@ -1,0 +1,117 @@
+"""Measure all peers, in turns, so that what else the machine does falls on all of them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from statistics import median
+
+from bench.peers.catalog import PEERS
+from bench.peers.crew import Child, DeadError
+
+
+@dataclass(slots=True)
+class Result:
+    """What was found of a peer. With an error, what was found before it."""
+
+    slug: str
+    name: str
+    settings: str
+    is_read: bool
+    version: str = ""
+    error: str = ""
+    bytes: int = 0  # of the file
+    seal_owned: int = 0
+    seal_peak: int = 0  # of all resident memory, with what is mapped
+    open_owned: int = 0
+    open_peak: int = 0
+    seal: list[float] = field(default_factory=list)
+    synced: list[float] = field(default_factory=list)
+    open: list[float] = field(default_factory=list)
+    flip: str = ""
+    cut: str = ""
+    notes: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_whole(self):
+        return not self.error and bool(self.open)
+
+    def median(self, what):
+        return median(getattr(self, what))
+
+    def as_dict(self):
+        return asdict(self)
+
+
+def measure(slugs, size, rounds, folder, *, seed=0, say=print, child=Child):
+    """A `Result` for each of the named peers."""
+    crew = {slug: child(slug, size, folder, seed) for slug in slugs}
+    results = {slug: _begin(slug) for slug in slugs}
+
+    def each(action, first=0):
+        turns = list(results.items())
+        for slug, result in turns[first:] + turns[:first]:
+            if result.error:
+                continue
+            try:
+                action(crew[slug], result)
+            except DeadError as error:
+                result.error = str(error)
+                say(f"  {result.name}: {error}")
+
+    try:
+        say("each twice, compared with what was sealed, and watched")
+        each(_start)
+        each(_try_once)
+        for number in range(rounds):
+            say(f"round {number + 1} of {rounds}")
+            first = number % len(slugs)  # nobody is always the first
+            each(_seal, first)
+            each(_open, first)
+        say("each with a bit changed, and with a page cut off")
+        each(_tamper)
+    finally:
+        for each_child in crew.values():
+            each_child.end()
+    return list(results.values())
+
+
+def _begin(slug):
+    peer = PEERS[slug]
+    return Result(slug, peer.name, peer.settings, peer.is_read)
+
+
+def _start(child, result):
+    result.version = child.ask("start")["version"]
+
+
+def _try_once(child, result):
+    """Seal and open, so that all is loaded and compiled that will be; then again, and look how much memory it takes."""
+    child.ask("seal")
+    child.ask("open")
+    if not child.ask("verify")["same"]:
+        raise DeadError("what it opened is not what it sealed")
+    child.ask("forget")
+    reply = child.ask_watched("seal")
+    result.bytes, result.seal_owned, result.seal_peak = reply["bytes"], reply["owned"], reply["peak"]
+    reply = child.ask_watched("open")
+    result.open_owned, result.open_peak = reply["owned"], reply["peak"]
+    child.ask("forget")
+
+
+def _seal(child, result):
+    reply = child.ask("seal")
+    result.seal.append(reply["seconds"])
+    result.synced.append(reply["synced"])
+
+
+def _open(child, result):
+    result.open.append(child.ask("open")["seconds"])
+    child.ask("forget")
+
+
+def _tamper(child, result):
+    for what in ("flip", "cut"):
+        reply = child.ask(what)
+        setattr(result, what, reply["outcome"])
+        if "by" in reply:
+            result.notes[what] = reply["by"]

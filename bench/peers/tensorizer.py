@@ -1,0 +1,48 @@
+"""tensorizer with encryption.
+
+Features: docs/encryption.md of tensorizer: chunks of up to 2 MiB in XSalsa20-Poly1305, authenticated one by one, which
+"does not protect against reordering or truncation of chunks", with metadata "neither encrypted nor authenticated".
+Poly1305 commits to no key. Tensors can be had one by one (lazy_load). libsodium decrypts in host memory. Tried: two
+tensors whose names are exchanged open as each other.
+"""
+
+from __future__ import annotations
+
+from bench.peers.peer import Features
+
+
+class Tensorizer:
+    """A random key, which its documentation prefers; reading with as many threads as it chooses."""
+
+    name, package, is_read = "tensorizer", "tensorizer", True
+    is_synced = False
+    settings = (
+        "EncryptionParams.random, TensorSerializer.write_state_dict; TensorDeserializer, which chooses the number of "
+        "readers; plaid_mode has no effect in this version"
+    )
+    features = Features(
+        random_access="tensors",
+        order_and_end="not protected, it says",
+        key_commitment="no",
+        bounded_memory="tensor by tensor",
+        gpu="no",
+        other_tools="no",
+        metadata="in the clear, not authenticated",
+    )
+
+    def __init__(self):
+        import tensorizer
+        import torch
+
+        self._tensorizer, self._torch = tensorizer, torch
+        self._key = tensorizer.EncryptionParams.random()
+
+    def seal(self, arrays, path):
+        serializer = self._tensorizer.TensorSerializer(path, encryption=self._key)
+        serializer.write_state_dict({name: self._torch.from_numpy(array) for name, array in arrays.items()})
+        serializer.close()
+
+    def open(self, path):
+        key = self._tensorizer.DecryptionParams.from_key(self._key.key)
+        with self._tensorizer.TensorDeserializer(path, device="cpu", encryption=key) as tensors:
+            return {name: tensors[name].detach() for name in tensors.keys()}  # noqa: SIM118 - it iterates otherwise

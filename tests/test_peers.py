@@ -1,0 +1,367 @@
+"""The comparison with other packages: every part of it, with those peers that the tests' own environment has."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from bench.peers import child, command, container, crew, report, rounds
+from bench.peers.catalog import PEERS
+from bench.peers.crew import Child, DeadError
+from bench.peers.peer import TITLES, Features
+
+HERE = ["fastrack", "fastrack-unsynced", "fastrack-out", "cobblestone", "fernet", "numpy"]
+TORCH = ["safetensors", "safetensors-copied", "safetensors-mapped"]
+MACHINE = {
+    "software": {"python": "3", "torch": "2"},
+    "system": "Linux",
+    "cpu": {"model": "a CPU", "threads": 2},
+    "memory": {"total": 1 << 30},
+}
+
+
+@pytest.fixture
+def arrays():
+    return child.make_arrays(1, 0)
+
+
+def results():
+    """Two peers with figures, and one without."""
+    found = []
+    for slug, seconds in (("fastrack", 0.5), ("tink", 1.0), ("age", None)):
+        each = rounds._begin(slug)
+        if seconds is None:
+            each.error = "start: ModuleNotFoundError: No module named 'pyrage'"
+        else:
+            each.version, each.bytes, each.flip, each.cut = "1", child.MIB + 100, "refused", "refused"
+            each.seal, each.synced, each.open = [seconds, 9, seconds / 2], [seconds] * 3, [seconds / 2] * 3
+        found.append(each)
+    return found
+
+
+def reported():
+    return report.Report(results(), size=1, rounds=3, machine=MACHINE)
+
+
+class Broken:
+    """A peer whose package is not there."""
+
+    name, package, settings, features = "broken", "nothing", "none", PEERS["age"].features
+    is_read, is_synced = True, False
+
+    def __init__(self):
+        import nothing_of_this_name  # noqa: F401
+
+
+REPLIES = {
+    "start": {"version": "1"},
+    "seal": {"seconds": 1.0, "synced": 2.0, "peak": 0, "bytes": 7, "owned": 3},
+    "open": {"seconds": 0.5, "peak": 5, "owned": 4},
+    "verify": {"same": True},
+    "forget": {},
+    "flip": {"outcome": "refused", "by": "InvalidTag"},
+    "cut": {"outcome": "not noticed"},
+}
+
+
+class Alive:
+    """A child without a process."""
+
+    def __init__(self, slug, *_):
+        self.slug = slug
+
+    def ask(self, command):
+        TURNS.append((self.slug, command))
+        if (self.slug, command) in FAULTS:
+            raise DeadError("the process ended with -9")
+        return FAULTS.get(command, REPLIES[command])
+
+    ask_watched = ask
+
+    def end(self):
+        TURNS.append((self.slug, "end"))
+
+
+TURNS: list = []
+FAULTS: dict = {}
+
+
+@pytest.fixture
+def stand_ins():
+    TURNS.clear()
+    FAULTS.clear()
+    return Alive
+
+
+@pytest.mark.parametrize("slug", [*HERE, *TORCH])
+def test_a_peer_gives_back_what_it_was_given(slug, arrays, tmp_path):
+    if slug in TORCH or slug.startswith("fastrack"):
+        pytest.importorskip("torch")
+    peer = PEERS[slug]()
+    peer.seal(arrays, tmp_path / "file")
+    found = peer.open(tmp_path / "file")
+    assert child.same(found, arrays)
+    assert {name: np.asarray(array).shape for name, array in found.items()} == {
+        name: array.shape for name, array in arrays.items()
+    }
+
+
+def test_a_file_that_was_sealed_can_be_sealed_anew(tmp_path):
+    worker = child.Worker("numpy", 1, tmp_path, 0)
+    worker.do_start()
+    assert worker.do_seal()["bytes"] == worker.do_seal()["bytes"] > child.MIB
+
+
+def test_what_is_on_disk_is_not_synced_again(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    synced = []
+    monkeypatch.setattr(child, "sync", synced.append)
+    for slug in ("fastrack", "fastrack-unsynced", "numpy"):
+        worker = child.Worker(slug, 1, tmp_path, 0)
+        worker.do_start()
+        worker.do_seal()
+    assert [path.name for path in synced] == ["fastrack-unsynced", "numpy"]
+
+
+def test_every_peer_tells_of_itself_without_its_package():
+    for peer in PEERS.values():
+        assert {peer.is_read, peer.is_synced} <= {True, False}
+        assert all(isinstance(getattr(peer, what), str) for what in ("name", "package", "settings"))
+        assert all(getattr(peer.features, field.name) for field in fields(Features))
+    assert len({peer.name for peer in PEERS.values()}) == len(PEERS)
+    assert [field.name for field in fields(Features)] == list(TITLES)
+
+
+@pytest.mark.parametrize("slug", ["fastrack", "cobblestone", "fernet", "safetensors"])
+def test_what_is_told_of_a_changed_file_was_tried(slug, tmp_path):
+    pytest.importorskip("torch")
+    worker = child.Worker(slug, 1, tmp_path, 0)
+    worker.do_start()
+    worker.do_seal()
+    assert worker.do_flip()["outcome"] == ("other data came out" if slug == "safetensors" else "refused")
+    assert worker.do_cut()["outcome"] == "refused"
+    assert [each.name for each in tmp_path.iterdir()] == [slug]
+
+
+def test_data_depends_on_the_seed_alone():
+    assert child.same(child.make_arrays(1, 3), child.make_arrays(1, 3))
+    assert not child.same(child.make_arrays(1, 3), child.make_arrays(1, 4))
+    assert sum(array.nbytes for array in child.make_arrays(3, 0).values()) == 3 * child.MIB
+
+
+def test_a_difference_of_a_bit_or_a_name_is_seen(arrays):
+    other = {name: array.copy() for name, array in arrays.items()}
+    other["layer.7"].view(np.uint8)[-1, -1] ^= 1
+    assert not child.same(other, arrays)
+    assert not child.same(dict(list(arrays.items())[1:]), arrays)
+
+
+def test_the_container_is_a_safetensors_file(arrays, tmp_path):
+    import safetensors.numpy
+
+    (tmp_path / "file").write_bytes(b"".join(container.pieces(arrays)))
+    assert child.same(safetensors.numpy.load_file(tmp_path / "file"), arrays)
+    assert child.same(container.split(np.fromfile(tmp_path / "file", np.uint8)), arrays)
+
+
+def test_memory_is_that_of_the_process_at_most():
+    worker = child.Worker("numpy", 1, "", 0)
+    _, peak = worker._run(lambda: np.ones(32 << 20, np.uint8).sum())
+    assert 30 << 20 < peak < 64 << 20
+    assert crew.owned(2**30) == 0
+
+
+def test_a_child_measures_a_peer(tmp_path):
+    found, said = rounds.measure(["cobblestone", "numpy"], 1, 2, tmp_path, say=said_nothing), []
+    assert not said
+    for each in found:
+        assert each.is_whole
+        assert len(each.seal) == len(each.synced) == len(each.open) == 2
+        assert all(synced >= seal > 0 for seal, synced in zip(each.seal, each.synced, strict=True))
+        assert each.bytes > child.MIB
+        assert each.version
+    assert [each.flip for each in found] == ["refused", "other data came out"]
+    assert "InvalidTag" in found[0].notes["flip"]
+
+
+def said_nothing(_):
+    pass
+
+
+def test_a_peer_that_cannot_be_imported_is_reported(tmp_path, monkeypatch):
+    monkeypatch.setitem(PEERS, "age", Broken)
+    worker = child.Worker("age", 1, tmp_path, 0)
+    with pytest.raises(ModuleNotFoundError) as caught:
+        worker.do_start()
+    assert child.told(caught.value) == "ModuleNotFoundError: No module named 'nothing_of_this_name'"
+
+
+def test_a_peer_without_figures_says_why():
+    told = dict(row[:2] for row in reported().figures())
+    assert told["age (pyrage)"] == "not measured: start: ModuleNotFoundError: No module named 'pyrage'"
+
+
+def test_a_child_that_fails_says_why_and_goes_on(tmp_path):
+    worker = Child("numpy", 1, tmp_path, 0)
+    try:
+        with pytest.raises(DeadError, match="seal: AttributeError"):
+            worker.ask("seal")  # it was not started
+        assert worker.ask("start")["version"] == np.__version__
+        assert worker.ask_watched("seal").keys() == {"seconds", "synced", "peak", "bytes", "owned"}
+    finally:
+        worker.end()
+
+
+def test_a_child_that_dies_is_reported(tmp_path):
+    worker = Child("no such peer", 1, tmp_path, 0)
+    try:
+        worker._process.kill()
+        worker._process.wait()
+        with pytest.raises(DeadError, match="the process ended with -9"):
+            worker.ask("start")
+    finally:
+        worker.end()
+
+
+def test_a_child_that_does_not_answer_is_ended(tmp_path):
+    worker = Child("numpy", 1, tmp_path, 0, limit=0)
+    try:
+        with pytest.raises(DeadError, match="no answer to 'start' in 0 s"):
+            worker.ask("start")
+        assert worker._process.wait(10) == -9
+    finally:
+        worker.end()
+
+
+def test_peers_take_turns(stand_ins):
+    rounds.measure(["tink", "age"], 1, 2, "", say=said_nothing, child=stand_ins)
+    seals = [slug for slug, what in TURNS if what == "seal"]
+    assert seals == ["tink", "tink", "age", "age", "tink", "age", "age", "tink"]
+    assert TURNS[-2:] == [("tink", "end"), ("age", "end")]
+
+
+def test_the_others_go_on_after_one_has_died(stand_ins):
+    FAULTS["tink", "open"] = True
+    said = []
+    tink, age = rounds.measure(["tink", "age"], 1, 2, "", say=said.append, child=stand_ins)
+    assert tink.error == "the process ended with -9"
+    assert not tink.is_whole
+    assert age.open == [0.5, 0.5]
+    assert (age.flip, age.cut, age.notes) == ("refused", "not noticed", {"flip": "InvalidTag"})
+    assert "  Tink streaming AEAD: the process ended with -9" in said
+
+
+def test_a_peer_that_opens_something_else_has_no_figures(stand_ins):
+    FAULTS["verify"] = {"same": False}
+    (tink,) = rounds.measure(["tink"], 1, 2, "", say=said_nothing, child=stand_ins)
+    assert tink.error == "what it opened is not what it sealed"
+    assert not tink.seal
+
+
+def test_figures_are_medians_beside_fastracks():
+    fastrack, tink, _ = reported().figures()
+    assert fastrack[0] == "fastrack"
+    assert tink[1:6] == ("1.000", "1.000", "0.500", "0.00", "0.00")
+    assert tink[8:] == ("100", "0.010", "2.00", "2.00", "2.00")
+    assert fastrack[-3:] == ("1.00", "1.00", "1.00")
+
+
+@pytest.mark.parametrize(("owned", "beyond"), [(100, 0), (150, 50), (90, 0), (3, 3), (0, 0)])
+def test_memory_for_the_tensors_is_not_counted(owned, beyond):
+    assert report._beyond(owned, 100) == beyond
+
+
+def test_without_fastrack_there_are_no_factors():
+    found = report.Report(results()[1:], size=1, rounds=3, machine=MACHINE)
+    assert found.figures()[0][-3:] == ("", "", "")
+
+
+def test_a_map_has_no_speed():
+    mapped = rounds._begin("safetensors-mapped")
+    mapped.seal = mapped.synced = mapped.open = [1.0]
+    row = report.Report([*results(), mapped], size=1, rounds=1, machine=MACHINE).figures()[-1]
+    assert "reads nothing" in row
+    assert row[-1] == ""
+
+
+def test_ways_of_one_package_share_a_row_of_features():
+    found = [rounds._begin(slug) for slug in PEERS]
+    names = [row[0] for row in report.Report(found, size=1, rounds=1, machine=MACHINE).features()]
+    assert names.count("fastrack") == names.count("safetensors") == 1
+    assert len(names) == len(PEERS) - 4
+
+
+def test_a_column_is_as_wide_as_its_figures():
+    lines = reported().text().splitlines()
+    head = next(at for at, line in enumerate(lines) if "open, s" in line)
+    assert len(lines[head]) == len(lines[head + 1])
+    assert len(lines[head]) < 260
+
+
+def test_markdown_has_as_many_cells_in_every_row():
+    for table in re.findall(r"(?:^\|.*\n)+", reported().markdown(), re.MULTILINE):
+        rows = table.splitlines()
+        assert len({row.count("|") for row in rows}) == 1
+        assert len(rows) == 5
+
+
+def test_the_document_holds_all_of_it():
+    document = json.loads(json.dumps(reported().as_dict()))
+    assert [peer["slug"] for peer in document["peers"]] == ["fastrack", "tink", "age"]
+    assert document["peers"][1]["open"] == [0.5, 0.5, 0.5]
+    assert document["bytes"] == child.MIB
+    assert document["peers"][2]["features"]["gpu"] == "no"
+
+
+def test_the_command_writes_what_it_prints(tmp_path, capsys):
+    code = command.main(
+        [
+            *("--only", "numpy", "--size", "1", "--rounds", "1", "--folder", str(tmp_path)),
+            *("--json", str(tmp_path / "a.json"), "--markdown", str(tmp_path / "a.md")),
+        ]
+    )
+    assert code == 0
+    assert "np.load" in capsys.readouterr().out
+    assert json.loads((tmp_path / "a.json").read_text())["peers"][0]["error"] == ""
+    assert (tmp_path / "a.md").read_text().count("np.load") >= 3
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.json", "a.md"]
+
+
+def test_a_run_without_figures_of_fastrack_fails(monkeypatch, capsys):
+    monkeypatch.setattr(command, "measure", lambda *_, **__: [rounds._begin("fastrack")])
+    assert command.main(["--size", "1"]) == 1
+    assert "not measured: no round was run" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["--size", "0"], ["--rounds", "0"], ["--only", "nobody"]])
+def test_wrong_options_are_refused(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        command.main(arguments)
+    assert caught.value.code == 2
+    assert arguments[0] in capsys.readouterr().err
+
+
+def test_the_child_answers_line_by_line(tmp_path):
+    import subprocess
+
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.peers.child", "numpy", "1", str(tmp_path), "0"],
+        input="start\nnothing\n",
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=crew.ROOT,
+    )
+    assert [set(json.loads(line)) for line in done.stdout.splitlines()] == [{"version"}, {"error"}]
+
+
+def test_sizes_are_whole():
+    assert command._size("3") == 3
+    with pytest.raises(argparse.ArgumentTypeError, match="1 or more"):
+        command._size("0")
