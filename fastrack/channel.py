@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -348,12 +347,16 @@ class _Order:
 
     def __init__(self, keys: KeySource | None, framework: Framework | None, non_blocking: bool) -> None:
         self._keys = keys
+        self._ring: KeyRing | None = None
         self.framework = framework
         self.non_blocking = non_blocking
 
-    @cached_property
+    @property
     def ring(self) -> KeyRing:
-        return KeyRing.resolve(self._keys)
+        # No `cached_property`: in Python 3.11 it has one lock for all threads, which a fork may find taken.
+        if self._ring is None:
+            self._ring = KeyRing.resolve(self._keys)
+        return self._ring
 
 
 def _is_tensor(leaf: Any) -> bool:

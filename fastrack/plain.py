@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import zipfile
 import zlib
@@ -19,9 +20,27 @@ from fastrack.arrays import Bytes
 from fastrack.errors import FormatError
 from fastrack.files import SealedFile, load_file
 
+try:
+    from lzma import LZMAError
+except ImportError:  # some Pythons are built without it; then zipfile unpacks nothing with it either
+    LZMAError = zlib.error  # type: ignore[assignment, misc]
+
 __all__ = ["PlainTensor", "open_plain"]
 
-_UNSOUND = (ArithmeticError, EOFError, SyntaxError, TypeError, ValueError, TokenError, zipfile.BadZipFile, zlib.error)
+_UNSOUND = (
+    ArithmeticError,
+    EOFError,
+    LookupError,
+    MemoryError,  # a header claims more than there can be
+    RuntimeError,  # an archive that is encrypted, or compressed in a way that zipfile does not know
+    SyntaxError,
+    TypeError,
+    ValueError,
+    TokenError,
+    LZMAError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +114,11 @@ def _from_archive(archive: Any, name: str, path: Path) -> PlainTensor:
 
 @contextlib.contextmanager
 def _sound(path: Path) -> Iterator[None]:
-    """What NumPy, zipfile and zlib raise for a file that is not what its name says."""
+    """What NumPy, zipfile and what it unpacks with raise for a file that is not what its name says."""
     try:
         yield
-    except _UNSOUND as error:
+    except (*_UNSOUND, OSError) as error:
+        # From bz2, and for a place before the start of the file. Any other tells of the disk.
+        if isinstance(error, OSError) and error.errno not in {None, errno.EINVAL}:
+            raise
         raise FormatError(f"{path} is no {path.suffix} file that can be sealed: {error}") from None

@@ -111,7 +111,7 @@ def test_what_one_side_cannot_run_is_new_or_gone(broken, verdict):
 @pytest.mark.parametrize("verdict", Verdict)
 def test_only_what_is_slower_ends_with_1(verdict, tmp_path):
     report = Report("base", "head", [Row("a", verdict), Row("b", Verdict.OK)], [], 1.0)
-    assert report.code == (verdict is Verdict.SLOWER)
+    assert report.code == (verdict in {Verdict.SLOWER, Verdict.GONE, Verdict.BROKEN})
     report.write(tmp_path / "out.json")
     written = json.loads((tmp_path / "out.json").read_text())
     assert written["rows"][0]["verdict"] == verdict.value

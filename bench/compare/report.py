@@ -13,7 +13,9 @@ from rich.table import Table
 
 from bench.compare.verdicts import Row, Verdict
 
-_STYLES = {Verdict.SLOWER: "bold red", Verdict.FASTER: "green", Verdict.UNDECIDED: "yellow"}
+_FAILURES = {Verdict.SLOWER, Verdict.GONE, Verdict.BROKEN}
+_STYLES = {Verdict.FASTER: "green", Verdict.UNDECIDED: "yellow"}
+_STYLES |= dict.fromkeys(_FAILURES, "bold red")
 _BUSY = 0.25  # of the CPUs, on average over the last minute
 
 
@@ -29,8 +31,8 @@ class Report:
 
     @property
     def code(self) -> int:
-        """The exit code: 1 if anything is slower."""
-        return int(any(row.verdict is Verdict.SLOWER for row in self.rows))
+        """The exit code: 1 if anything is slower, or a guard does not run any more."""
+        return int(any(row.verdict in _FAILURES for row in self.rows))
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self) | {"exit_code": self.code}, indent=1) + "\n")

@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from types import TracebackType
 from typing import Any
 
@@ -53,6 +52,7 @@ class CupyDriver:
     def __init__(self, index: int) -> None:
         self.name = f"cuda:{index}"
         self._index = index
+        self._torch_is_usable = False  # as far as is known
         self._cupy = _import_cupy(self.name)
         self._runtime = self._cupy.cuda.runtime
         self._errors = (self._runtime.CUDARuntimeError, self._cupy.cuda.driver.CUDADriverError)
@@ -179,15 +179,16 @@ class CupyDriver:
         stream = self._torch.cuda.current_stream(self._index)
         return View(flat.data_ptr(), flat.numel(), _Handle(stream.cuda_stream), (flat, stream))
 
-    @cached_property
+    @property
     def _torch(self) -> Any:
         import torch
 
-        if not torch.cuda.is_available():
+        if not (self._torch_is_usable or torch.cuda.is_available()):
             raise DeviceError(
                 f"this torch ({torch.__version__}) cannot use {self.name}; install one that is built for its CUDA, "
                 "ask for framework='cupy', or use device='cpu'"
             )
+        self._torch_is_usable = True
         return torch
 
     # Opening.

@@ -1,0 +1,617 @@
+"""What the fuzzer calls: for any bytes at all, only documented errors, and never plaintext that nobody sealed.
+
+Seeds are the same in every run, random salts included, so that inputs kept from earlier runs mean the same.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import json
+import os
+import pickle
+import resource
+import shutil
+import tempfile
+import warnings
+import zlib
+from pathlib import Path
+from random import Random
+from unittest import mock
+
+import numpy as np
+from rich.console import Console
+
+import fastrack
+from fastrack import (
+    AuthenticationError,
+    FormatError,
+    Key,
+    KeyPermissionError,
+    SealedDataset,
+    UnknownKeyError,
+    aead,
+    arrays,
+    cobblestone,
+    dtypes,
+    skeleton,
+)
+from fastrack.aead import Pieces
+from fastrack.cli.inspect import read_contents, show_contents
+from fastrack.sealed import OpenMessage, SealedTensor
+from fuzz import mutators
+
+KEYS = [Key.from_bytes(bytes(range(32))), Key.from_bytes(bytes(range(16)))]
+RING = fastrack.KeyRing(KEYS)
+MEMORY = 256 << 20  # bytes that the largest resident size may grow by within one input
+FILES = 64  # files that may be open besides those that were at the start, before garbage is collected
+LARGEST = 1 << 20  # bytes of a tensor of a made-up shape, at most
+
+TENSORS = {
+    "image": np.arange(10_000, dtype=np.float32).reshape(100, 100),  # three chunks
+    "label": np.arange(7, dtype=np.int64),
+    "scale": np.array(0.25),
+    "none": np.empty((3, 0), np.int16),
+    "open": np.arange(20, dtype=np.uint8),  # stored in plain
+}
+SMALL = {"x": np.arange(3, dtype=np.float16)}
+
+
+class Violation(AssertionError):  # noqa: N818 - it is a finding
+    """What must never happen."""
+
+
+def guarded(target, data):
+    """Run a target, and look at what it leaves behind."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    target.run(data)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    if grown > MEMORY + 64 * len(data):
+        raise Violation(f"{len(data)} bytes of input took {grown} bytes of memory")
+    _require_few_files()
+
+
+def _require_few_files():
+    """Find files that were left open. A sealed file and its plain tensors know each other, so some stay for a while."""
+    if len(os.listdir("/proc/self/fd")) - _open_at_start > FILES:  # noqa: PTH208 - of Linux
+        gc.collect()
+        left = len(os.listdir("/proc/self/fd")) - _open_at_start  # noqa: PTH208
+        if left > FILES // 2:
+            raise Violation(f"{left} files were left open")
+
+
+def attempt(action, *errors):
+    """What `action` gives, or None after one of the errors that may come."""
+    try:
+        return action()
+    except errors:
+        return None
+
+
+def require(condition, message):
+    if not condition:
+        raise Violation(message)
+
+
+class Folder:
+    """A folder for the files that targets read."""
+
+    def __init__(self):
+        self._folder = tempfile.TemporaryDirectory(prefix="fastrack-fuzz-")
+        self.path = Path(self._folder.name)
+
+    def put(self, name, data):
+        path = self.path / name
+        path.write_bytes(data)
+        return path
+
+    def clear(self):
+        for path in self.path.iterdir():
+            path.unlink() if path.is_file() else shutil.rmtree(path)
+
+
+FOLDER = Folder()
+_open_at_start = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+
+def same_every_time(make):
+    """Call `make`, with random bytes that are the same in every run."""
+    with mock.patch("os.urandom", Random(1).randbytes):
+        return make()
+
+
+def sealed_file(key, tensors=None, **options):
+    """The bytes of a sealed file."""
+    path = FOLDER.path / "seed.safetensors"
+    same_every_time(lambda: fastrack.save_file(TENSORS if tensors is None else tensors, path, key, **options))
+    data = path.read_bytes()
+    path.unlink()
+    return data
+
+
+# Sealed files.
+
+
+class Files:
+    """`load_file`, `verify_file`, `inspect`, `unseal_file`, and all ways to open what is in a file."""
+
+    name = "file"
+    mutate = staticmethod(mutators.mutate_file)
+
+    def seeds(self):
+        return [
+            *(sealed_file(key, plain=["open"], metadata={"note": "a"}) for key in KEYS),
+            sealed_file(KEYS[0], SMALL),
+            sealed_file(KEYS[0], TENSORS, plain=list(TENSORS)),
+            sealed_file(KEYS[0], {}),
+        ]
+
+    def run(self, data):
+        path = FOLDER.put("file.safetensors", data)
+        examine(path)
+        if zlib.crc32(data) % 16 == 0:
+            self._rewrite(path)
+
+    def _rewrite(self, path):
+        """Decrypt the whole file. It may have been altered all the same: in its names, or in what was plain before."""
+        target = FOLDER.path / "plain.safetensors"
+        errors = (AuthenticationError, UnknownKeyError, FormatError)
+        try:
+            fastrack.unseal_file(path, target, RING)
+        except errors:
+            require(not target.exists(), "a file that could not be unsealed left something behind")
+        else:
+            with fastrack.load_file(target) as plain, fastrack.load_file(path) as file:
+                require(set(plain.plain) == set(file.names), "a tensor was lost on the way")
+                for name in file:
+                    memory = plain.stored(name)[2]
+                    require(is_known(file[name], memory), f"{name!r} was unsealed to what nobody sealed")
+        target.unlink(missing_ok=True)
+        require(not list(FOLDER.path.glob(".fastrack-*")), "a temporary file was left behind")
+
+
+class Metadata:
+    """The text of `fastrack.tensors`, in a file whose messages have the sizes that it claims wherever they can."""
+
+    name = "metadata"
+    mutate = staticmethod(mutators.mutate_json)
+
+    def __init__(self):
+        header, self._body = mutators.split(sealed_file(KEYS[0]))
+        self._header = json.loads(header)
+        self._marks = self._header.pop("__metadata__")
+
+    def seeds(self):
+        text = self._marks["fastrack.tensors"].encode()
+        return [text, b"{}", text.replace(b",", b" , "), text.replace(b'"F32"', b'"BF16"').replace(b"100", b"200", 1)]
+
+    def run(self, data):
+        text = data.decode(errors="replace")
+        examine(FOLDER.put("metadata.safetensors", self._file(text)))
+
+    def _file(self, text):
+        header, parts, start = {"__metadata__": {**self._marks, "fastrack.tensors": text}}, [], 0
+        claims = mutators.parse(text)
+        for name, entry in (claims if isinstance(claims, dict) else {}).items():
+            first, stop = self._header.get(name, {}).get("data_offsets", (0, 0))
+            size = _size_of(entry)
+            parts.append(self._body[first:stop][:size].ljust(size, b"\0"))
+            header[name] = {"dtype": "U8", "shape": [size], "data_offsets": [start, start + size]}
+            start += size
+        return mutators.join(mutators.write(header), b"".join(parts))
+
+
+def _size_of(entry):
+    """Bytes of the message that an entry claims, if it claims any that is not too long."""
+    try:
+        size = cobblestone.message_size(dtypes.nbytes(entry["dtype"], entry["shape"]))
+    except Exception:  # noqa: BLE001 - whatever it is, fastrack is to find it
+        return 72
+    return size if type(size) is int and size <= LARGEST else 72
+
+
+def examine(path):
+    """Read everything of a file in every way. What opens must be what was sealed."""
+    contents = attempt(lambda: read_contents(path), FormatError)
+    file = attempt(lambda: fastrack.load_file(path), FormatError)
+    require((contents is None) == (file is None), "inspect and load_file disagree")
+    if file is None:
+        return
+    if path.stat().st_size % 4 == 0:
+        show_contents(contents, Console(file=io.StringIO()))
+    with file:
+        repr(file), len(file.metadata), file.file_id, file.key_id
+        opened = [open_one(file[name]) for name in file]
+        for name in file.plain:
+            attempt(lambda name=name: file.plain[name].tobytes(), TypeError)
+    try:
+        fastrack.verify_file(path, RING)
+    except (AuthenticationError, UnknownKeyError, FormatError):
+        good = False
+    else:
+        good = True
+    require(good == (bool(opened) and all(opened)), "verify_file and unseal disagree")
+
+
+def open_one(sealed):
+    """Open a sealed tensor in every way. Whether it opened."""
+    errors = (AuthenticationError, UnknownKeyError)
+    is_good = attempt(lambda: _read_bytes(sealed), *errors) is not None
+    for framework in ("numpy", "torch"):
+        opened = attempt(lambda f=framework: fastrack.unseal(sealed, RING, framework=f), TypeError, *errors)
+        require(opened is None or is_good, f"{sealed!r} opened in one way and not in another")
+        if opened is not None:
+            found = arrays.describe(opened)
+            require(found == (sealed.dtype, sealed.shape), f"{sealed!r} became {found}")
+            require(is_known(sealed, arrays.bytes_of(opened)), f"{sealed!r} opened to what nobody sealed")
+    rows = attempt(lambda: sealed[-1:], IndexError, TypeError)
+    if rows is not None:
+        row = attempt(lambda: fastrack.to_device(rows, keys=RING, framework="numpy"), TypeError, *errors)
+        require(row is None or not row.size or is_good or sealed.nbytes > cobblestone.CHUNK, "rows opened alone")
+        require(row is None or not row.size or _ends_with(sealed, row), f"the last row of {sealed!r} is wrong")
+    return is_good
+
+
+def _read_bytes(sealed):
+    memory = np.full(sealed.nbytes, 0xA5, np.uint8)
+    with OpenMessage(sealed, RING) as opened:
+        try:
+            opened.read(memory)
+        except AuthenticationError:
+            require(not memory.any(), f"{sealed!r} failed and left bytes behind")
+            raise
+    require(is_known(sealed, memory), f"{sealed!r} opened to what nobody sealed")
+    return memory
+
+
+def is_known(sealed, memory):
+    """Whether this is what was sealed under that name, dtype and shape."""
+    known = (TENSORS | SMALL).get(sealed.name)
+    return (
+        known is not None
+        and arrays.describe(known) == (sealed.dtype, sealed.shape)
+        and arrays.bytes_of(known).tobytes() == memory.tobytes()
+    )
+
+
+def _ends_with(sealed, row):
+    known = (TENSORS | SMALL).get(sealed.name)
+    return known is not None and known.tobytes().endswith(row.tobytes())
+
+
+# Messages.
+
+
+class Messages:
+    """A message of which anything may have been altered, opened by every engine and through `to_device`.
+
+    The first byte chooses the tensor and the key, the rest is its message.
+    """
+
+    name = "message"
+    sizes = (0, 5, 16384, 40_000)
+
+    def __init__(self):
+        self._sealed = [same_every_time(lambda s=s, k=k: self._seal(s, k)) for s in self.sizes for k in KEYS]
+        self._engines = [aead.engine(name) for name in aead.available()]
+
+    def _seal(self, size, key):
+        return fastrack.seal(np.random.default_rng(size).integers(1, 256, size, np.uint8), key, name="m")
+
+    def seeds(self):
+        return [bytes([at]) + bytes(sealed.message) for at, sealed in enumerate(self._sealed)]
+
+    @staticmethod
+    def mutate(data, random):
+        if not data or random.random() < 0.05:
+            return random.randbytes(1) + data[1:]
+        return data[:1] + mutators.mutate_message(data[1:], random)
+
+    def run(self, data):
+        original = self._sealed[data[0] % len(self._sealed) if data else 0]
+        message = np.frombuffer(data[1:], np.uint8)
+        sealed = attempt(lambda: SealedTensor(original.claim, message, original.key_id), FormatError)
+        require((sealed is None) == (message.size != len(original.message)), "the size of a message was misjudged")
+        if sealed is None:
+            return
+        is_whole = data[1:] == bytes(original.message)
+        plain = np.random.default_rng(original.nbytes).integers(1, 256, original.nbytes, np.uint8)
+        out = np.full(original.nbytes, 0xA5, np.uint8)
+        done = attempt(lambda: fastrack.to_device(sealed, keys=RING, out=out), AuthenticationError)
+        require((done is not None) == is_whole, "to_device misjudged a message")
+        require(np.array_equal(out, plain if is_whole else np.zeros_like(plain)), "out= holds what it should not")
+        self._with_each_engine(sealed, plain, is_whole=is_whole)
+
+    def _with_each_engine(self, sealed, plain, *, is_whole):
+        key = attempt(lambda: sealed.open_header(RING), AuthenticationError)
+        if key is None:
+            require(not is_whole, "a good header was refused")
+            return
+        pieces = Pieces(*_all_pieces(plain.size))
+        for engine in self._engines:
+            schedule = engine.prepare(key)
+            for opened in (
+                lambda out, e=engine, s=schedule: e.open_run(s, sealed.chunks, out, 0),
+                lambda out, e=engine, s=schedule: e.open_pieces(s, sealed.chunks, out, pieces),
+            ):
+                out = np.full(plain.size, 0xA5, np.uint8)
+                bad = opened(out)
+                require((bad is None) == is_whole, f"{engine.name} misjudged a message")
+                require(bad == engine.verify_run(schedule, sealed.chunks, 0), f"{engine.name} disagrees with itself")
+                require(np.isin(out, 0).sum() + (out == plain).sum() == out.size, "bytes that nobody sealed came out")
+            schedule.wipe()
+        key.wipe()
+
+
+def _all_pieces(size):
+    """A gather of all chunks of a message."""
+    count = size // cobblestone.CHUNK + 1
+    starts = np.arange(count) * cobblestone.CHUNK
+    table = np.stack([np.zeros(count, np.int64), starts, np.minimum(size - starts, cobblestone.CHUNK)], axis=1)
+    return np.arange(count), np.arange(count + 1), np.ascontiguousarray(table)
+
+
+# Key files.
+
+
+class KeyFiles:
+    """`Key.load`. The first byte is the file's mode."""
+
+    name = "key"
+
+    def seeds(self):
+        return [bytes([0o600 & 0xFF]) + bytes(key._format()) for key in KEYS]
+
+    @staticmethod
+    def mutate(data, random):
+        if random.random() < 0.1:
+            return random.randbytes(1) + data[1:]
+        return data[:1] + mutators.mutate_bytes(data[1:], random)
+
+    def run(self, data):
+        path = FOLDER.put("some.key", data[1:])
+        path.chmod(0o600 | (data[0] & 0o77 if data else 0))
+        shared = path.stat().st_mode & 0o77
+        try:
+            key = Key.load(path)
+        except KeyPermissionError:
+            require(shared, "a key file of one's own was refused")
+        except FormatError:
+            require(not shared, "a key file of others was read")
+        else:
+            require(not shared, "a key file of others was read")
+            require(bytes(key._format()).rstrip(b"\n") == data[1:].removesuffix(b"\n"), "two texts give one key")
+
+
+# Checkpoints.
+
+
+class Skeletons:
+    """The skeleton of a checkpoint, as whoever has the key may write it."""
+
+    name = "skeleton"
+    mutate = staticmethod(mutators.mutate_json)
+    arrays = (np.arange(6, dtype=np.float32).reshape(2, 3), np.array(3, np.int64))
+
+    def seeds(self):
+        import torch
+
+        state = {
+            "model": {"w": torch.zeros(3), "b": self.arrays[0]},
+            "step": np.float64(1.5),
+            "rng": (3, (2**80, -5), None),
+            1: [True, 0.5, float("nan"), b"\0\1", "text", [], {}],
+        }
+        return [skeleton.take_apart(state)[0], skeleton.take_apart([])[0], skeleton.take_apart("a")[0]]
+
+    def run(self, data):
+        used = []
+
+        def fetch(number, framework):
+            used.append(number)
+            array = self.arrays[number % 2]
+            return array if framework == "numpy" else __import__("torch").from_numpy(array)
+
+        state = attempt(lambda: [skeleton.put_together(data, fetch)], FormatError)
+        if state is not None:
+            again = attempt(lambda: skeleton.take_apart(state[0])[0], TypeError)  # it may hold text that is no Unicode
+            same = again is None or skeleton.take_apart(skeleton.put_together(again, self._fetch(state[0])))[0]
+            require(again is None or same == again, "a state does not survive being saved")
+            pickle.dumps(state)
+        if state is not None or zlib.crc32(data) % 8 == 0:
+            self._load(data, used)
+
+    def _fetch(self, state):
+        taken = skeleton.take_apart(state)[1]
+
+        def fetch(number, framework):
+            array = np.asarray(taken[number])
+            return array if framework == "numpy" else __import__("torch").from_numpy(array)
+
+        return fetch
+
+    def _load(self, data, used):
+        path = FOLDER.path / "checkpoint.safetensors"
+        count = min(max(used, default=0) + 1, 8)
+        tensors = {str(number): self.arrays[number % 2] for number in range(count if used else 0)}
+        fastrack.save_file({"skeleton": np.frombuffer(data, np.uint8), **tensors}, path, KEYS[0])
+        attempt(lambda: fastrack.load_checkpoint(path, keys=RING), FormatError, AuthenticationError)
+
+
+# Data sets.
+
+
+class DataSets:
+    """`SealedDataset` of rows, windows and records: files of any shapes, and any choice of samples."""
+
+    name = "dataset"
+    mutate = staticmethod(mutators.mutate_json)
+
+    def seeds(self):
+        rows = {"x": ["F32", [9, 4]], "y": ["I64", [9]]}
+        cases = [
+            {"shards": [rows], "rows": [0, 8, 3, 3], "window": [2, 1], "offsets": [0, 2, 2, 9], "columns": ["x", "y"]},
+            {"shards": [rows, {"x": ["F32", [0, 4]], "y": ["I64", [0]]}, rows], "rows": [17, -1], "window": [3, 3]},
+            {"shards": [{"x": ["F16", [3000, 7]]}], "rows": [2999, 0, 1500], "window": [5, 2], "offsets": [0]},
+            {"shards": [{"x": ["U8", [4, 0]]}], "rows": [], "window": [1, 9], "offsets": [3, 3]},
+        ]
+        return [mutators.write(case) for case in cases]
+
+    def run(self, data):
+        case = mutators.parse(data)
+        shards = self._shards(case) if isinstance(case, dict) else []
+        if not shards:
+            return
+        paths = [FOLDER.path / f"shard-{number}.safetensors" for number in range(len(shards))]
+        for path, shard in zip(paths, shards, strict=True):
+            fastrack.save_file(shard, path, KEYS[0])
+        try:
+            self._rows(case, shards, paths)
+            self._records(case, shards)
+        finally:
+            FOLDER.clear()
+
+    def _shards(self, case):
+        shards = case.get("shards")
+        if not isinstance(shards, list) or not all(isinstance(shard, dict) for shard in shards):
+            return []
+        return [self._arrays(shard) for shard in shards[:4]]
+
+    def _arrays(self, shard):
+        made = {}
+        for name, entry in list(shard.items())[:4]:
+            array = attempt(lambda entry=entry: _array(*entry), Exception)
+            if array is not None and name.isprintable() and name != "__metadata__" and name.isascii():
+                made[name] = array
+        return made
+
+    def _rows(self, case, shards, paths):
+        columns = case.get("columns")
+        errors = (ValueError, TypeError)
+        data = attempt(lambda: SealedDataset(paths, columns, keys=RING), *errors)
+        if data is None:
+            return
+        whole = {name: np.concatenate([shard[name] for shard in shards]) for name in data.columns}
+        require(all(len(data) == len(array) for array in whole.values()), "the number of samples is wrong")
+        self._choose(data, whole, case.get("rows"))
+        window = case.get("window")
+        if not isinstance(window, list) or len(window) != 2 or not all(type(n) is int and n < 1000 for n in window):
+            return
+        name = data.columns[0]
+        windows = attempt(lambda: data.windows(name, *window), ValueError)
+        require((windows is None) == (min(window) < 1), "a window was misjudged")
+        if windows is not None:
+            size, step = window
+            starts = [range(0, len(shard[name]) - size + 1, step) for shard in shards]
+            pieces = [s[name][at : at + size] for s, r in zip(shards, starts, strict=True) for at in r]
+            empty = np.empty((0, size, *whole[name].shape[1:]), whole[name].dtype)
+            self._choose(windows, {name: np.stack(pieces) if pieces else empty}, case.get("rows"))
+
+    def _choose(self, data, whole, rows):
+        for choice in [rows, *rows[:4]] if isinstance(rows, list) else [rows]:
+            if isinstance(choice, bool):  # the first or second sample here, as in a list, and not in NumPy
+                continue
+            sample = attempt(lambda choice=choice: data[choice], IndexError, TypeError, ValueError, OverflowError)
+            if sample is None:
+                continue
+            for name, handle in sample.items():
+                opened = fastrack.to_device(handle, keys=RING, framework="numpy")
+                expected = whole[name][np.asarray(choice, np.int64) if isinstance(choice, list) else choice]
+                require(opened.shape == expected.shape, f"{choice} of {name!r} has the wrong shape")
+                require(opened.tobytes() == expected.tobytes(), f"{choice} of {name!r} is wrong")
+
+    def _records(self, case, shards):
+        offsets = attempt(lambda: np.array(case.get("offsets"), np.int64), Exception)
+        if offsets is None or offsets.size > 100 or not shards[0]:
+            return
+        flat = next(iter(shards[0].values())).reshape(-1)
+        path = FOLDER.path / "records.safetensors"
+        fastrack.save_file({"data": flat, "offsets": offsets}, path, KEYS[0])
+        data = attempt(lambda: SealedDataset.records(path, keys=RING), FormatError, TypeError)
+        sound = (
+            offsets.ndim == 1
+            and offsets.size > 0
+            and offsets[0] >= 0
+            and offsets[-1] <= flat.size
+            and all(one <= other for one, other in zip(offsets.tolist(), offsets[1:].tolist(), strict=False))
+        )
+        require((data is not None) == sound, "offsets were misjudged")
+        for number in range(len(data) if data is not None else 0):
+            record = fastrack.to_device(data[number], keys=RING, framework="numpy")["data"]
+            expected = flat[offsets[number] : offsets[number + 1]]
+            require(record.tobytes() == expected.tobytes(), f"record {number} is wrong")
+
+
+def _array(dtype, shape):
+    size = dtypes.nbytes(dtype, shape)
+    assert size <= LARGEST
+    assert len(shape) <= 32
+    content = np.random.default_rng(size).integers(0, 2, size, np.uint8)
+    return content.view(dtypes.to_numpy(dtype)).reshape(shape)
+
+
+# Plain files that are to be sealed.
+
+
+class PlainFiles:
+    """`seal_file` of files that claim to be of NumPy or safetensors. The first byte is the kind."""
+
+    name = "plain"
+    kinds = ("a.npy", "a.npz", "a.safetensors", "a.bin")
+
+    def seeds(self):
+        made = []
+        for array in (np.arange(12.0).reshape(3, 4), np.array(True), np.asfortranarray(np.ones((2, 3), np.float16))):
+            one, several = io.BytesIO(), io.BytesIO()
+            np.save(one, array)
+            np.savez_compressed(several, x=array, y=np.arange(3))
+            made += [b"\0" + one.getvalue(), b"\1" + several.getvalue()]
+        return [*made, b"\2" + sealed_file(KEYS[0], TENSORS, plain=list(TENSORS)), b"\3abc"]
+
+    @staticmethod
+    def mutate(data, random):
+        if data[:1] == b"\2":
+            return b"\2" + mutators.mutate_file(data[1:], random)
+        if data[:1] == b"\1":
+            return b"\1" + mutators.mutate_archive(data[1:], random)
+        if data[:1] == b"\0":
+            return b"\0" + mutators.mutate_array(data[1:], random)
+        return data[:1] + mutators.mutate_bytes(data[1:], random)
+
+    def run(self, data):
+        path = FOLDER.put(self.kinds[data[0] % 4 if data else 3], data[1:])
+        target = FOLDER.path / "sealed.safetensors"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # NumPy's, of files of Python 2
+            done = attempt(lambda: fastrack.seal_file(path, target, KEYS[0]) or True, FormatError, TypeError)
+        require(target.exists() == bool(done), "a file that could not be sealed left something behind")
+        if done:
+            fastrack.verify_file(target, RING) if fastrack.load_file(target) else None
+            self._compare(path, target)
+        FOLDER.clear()
+
+    def _compare(self, path, target):
+        with fastrack.load_file(target) as file:
+            if path.suffix == ".npy":
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    plain = np.load(path, allow_pickle=False)
+                opened = fastrack.unseal(file["a"], RING, framework="numpy")
+                require(opened.tobytes() == plain.tobytes(), "an array was sealed wrongly")
+            elif path.suffix == ".bin":
+                require(bytes(_bytes_of(file[path.name])) == path.read_bytes(), "a file was sealed wrongly")
+
+
+def _bytes_of(sealed):
+    return fastrack.unseal(sealed, RING, framework="numpy")
+
+
+TARGETS = (Files, Metadata, Messages, KeyFiles, Skeletons, DataSets, PlainFiles)
+
+
+def make(name):
+    """The target of that name."""
+    for kind in TARGETS:
+        if kind.name == name:
+            return kind()
+    raise ValueError(f"no such target: {name}; there are {', '.join(kind.name for kind in TARGETS)}")

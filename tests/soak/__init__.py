@@ -1,0 +1,1 @@
+"""Threads that move everything everywhere for minutes, while things go wrong on purpose. `make soak` runs it."""

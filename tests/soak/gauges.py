@@ -1,0 +1,101 @@
+"""What a process holds, and whether it is back to what it held before."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import re
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+GROWTH = 64 << 20  # bytes that the resident size may grow by after the warm-up
+POOL = 32  # threads of fastrack's pool, which come when they are first needed, and stay
+_M_MMAP_THRESHOLD = -3  # malloc.h of glibc
+PATIENCE = 20  # seconds for processes and threads to go
+
+
+@dataclass(frozen=True)
+class Gauges:
+    """What is held when no thread of the soak runs. Threads of fastrack's own pool are counted apart."""
+
+    resident: int
+    threads: int
+    pool: int
+    native: int
+    files: int
+    children: int
+    shared: int
+
+    def as_dict(self):
+        return asdict(self)
+
+
+def give_back_arrays():
+    """Have malloc map every array on its own, so that what is freed is gone, and not part of a heap with holes."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, 1 << 18)
+
+
+def read():
+    """What the process holds now, garbage collected and free memory given back."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+    names = [thread.name for thread in threading.enumerate()]
+    pool = sum(name.startswith("fastrack_") for name in names)
+    status = Path("/proc/self/status").read_text()
+    return Gauges(
+        resident=int(re.search(r"VmRSS:\s+(\d+)", status)[1]) * 1024,
+        threads=len(names) - pool,
+        pool=pool,
+        native=len(list(Path("/proc/self/task").iterdir())) - len(names),
+        files=len(list(Path("/proc/self/fd").iterdir())),
+        children=_descendants(os.getpid()),
+        shared=len([path for path in Path("/dev/shm").iterdir() if path.owner() == _user() and _is_ours(path)]),
+    )
+
+
+def settled(before):
+    """The gauges once they are back to those before, or after some patience; and what is not."""
+    deadline = time.monotonic() + PATIENCE
+    while (problems := _grown(before, now := read())) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return now, problems
+
+
+def _grown(before, now):
+    problems = [
+        f"{what}: {getattr(before, what)} before, {getattr(now, what)} now"
+        for what in ("threads", "native", "files", "children", "shared")
+        if getattr(now, what) > getattr(before, what)
+    ]
+    if now.pool > POOL:
+        problems.append(f"{now.pool} threads in the pool")
+    if now.resident > before.resident + GROWTH:
+        problems.append(f"resident: {before.resident >> 20} MiB before, {now.resident >> 20} MiB now")
+    return problems
+
+
+def _descendants(process):
+    count = 0
+    for path in Path(f"/proc/{process}/task").glob("*/children"):
+        try:
+            children = path.read_text().split()
+        except OSError:  # it has just ended
+            continue
+        count += len(children) + sum(_descendants(child) for child in children)
+    return count
+
+
+def _user():
+    return Path("/proc/self").owner()
+
+
+def _is_ours(path):
+    """What torch and multiprocessing keep there; other programs may come and go."""
+    return path.name.startswith(("torch_", "psm_", "sem.mp-"))

@@ -1,0 +1,112 @@
+"""The same on a CUDA device that is made of host memory, by the driver that the tests have for it."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from helpers import fake_cuda
+from helpers.fake_cuda import MODES, FakeDriver
+from helpers.tampering import tampered
+
+from fastrack import AuthenticationError, Channel, DeviceError, channel, unseal
+from fastrack.cobblestone import CHUNK, HEADER, STRIDE
+from fastrack.devices.cuda import CudaDevice
+from soak.worker import KEYS, RING, Violation
+
+LARGEST = 40 * CHUNK
+
+_local = threading.local()
+
+
+class SmallDevice(CudaDevice):
+    slab = 4 * CHUNK
+    lead = CHUNK
+
+
+def install():
+    """Have channels to "cuda:0" use the driver of their thread from now on."""
+    fake_cuda.install(pytest.MonkeyPatch())
+    open_device = channel.open_device
+
+    def choose(name, *options):
+        return open_device(name, *options) if name == "cpu" else SmallDevice(_local.driver)
+
+    channel.open_device = choose
+
+
+def on_the_device(worker):
+    """One channel, a few transfers, and a fault among them."""
+    driver = _local.driver = FakeDriver(worker.random.choice(MODES), worker.random.randrange(1000))
+    with Channel("cuda:0", keys=KEYS) as opened:
+        for _ in range(worker.random.randrange(1, 6)):
+            worker.random.choice([_there, _there_and_back, _rows, _spoilt, _flipped_by_the_bus, _failing])(
+                worker, driver, opened
+            )
+    driver.stop()
+    if driver.violations:
+        raise Violation(f"what no program may do on a GPU: {driver.violations}")
+
+
+def _there(worker, driver, opened):
+    array = worker.array(min(worker.size(), LARGEST))
+    waits = worker.random.random() < 0.5
+    worker.check(driver.read(opened.to_device(array, non_blocking=not waits)), array, "a transfer to the GPU")
+    opened.synchronize()
+
+
+def _there_and_back(worker, driver, opened):
+    array = worker.array(min(worker.size(), LARGEST))
+    sealed = opened.to_host(opened.to_device(array, non_blocking=True), key=worker.key())
+    worker.check(unseal(sealed, RING, framework="numpy"), array, "back from the GPU")
+    worker.check(driver.read(opened.to_device(sealed, framework="cupy")), array, "back to the GPU")
+
+
+def _rows(worker, driver, opened):
+    sealed, array = worker.sealed(min(max(worker.size(), 4096), LARGEST), rows=17)
+    chosen = [worker.random.randrange(17) for _ in range(9)]
+    worker.check(driver.read(opened.to_device(sealed[chosen], framework="cupy")), array[chosen], "rows on the GPU")
+
+
+def _spoilt(worker, driver, opened):
+    sealed, array = worker.sealed(worker.random.randrange(1, 20) * CHUNK)
+    chunk = worker.random.randrange(array.nbytes // CHUNK + 1)
+    out = opened.to_device(np.ones_like(array))
+    spoilt = tampered(sealed, HEADER + STRIDE * chunk)
+    error = worker.fault("bit in a chunk, GPU", lambda: opened.to_device(spoilt, out=out), AuthenticationError)
+    _require_zeros(driver, out)
+    if error.chunk != chunk:
+        raise Violation(f"chunk {chunk} was altered, and {error!r} was raised")
+
+
+def _flipped_by_the_bus(worker, driver, opened):
+    array = worker.array(worker.random.randrange(1, 20) * CHUNK)
+    out = opened.to_device(np.ones_like(array))
+    opened.synchronize()
+    driver.flips[driver.calls["upload"] + 2] = worker.random.randrange(CHUNK)  # the first is that of the key
+    worker.fault("bit on the bus, GPU", lambda: opened.to_device(array, out=out), AuthenticationError)
+    driver.flips.clear()
+    _require_zeros(driver, out)
+    worker.check(driver.read(opened.to_device(array, out=out)), array, "the transfer after a failure")
+
+
+def _failing(worker, driver, opened):
+    """Some call of the driver fails, if there are so many."""
+    array = worker.array(worker.random.randrange(1, 20) * CHUNK)
+    driver.fail_at(worker.random.randrange(1, 25))
+    try:
+        worker.check(driver.read(opened.to_device(array)), array, "a transfer to a GPU that may fail")
+    except DeviceError:
+        worker.injected["failing driver, GPU"] += 1
+        worker.caught["failing driver, GPU"] += 1
+    driver.fail_at(1 << 40)
+    worker.check(driver.read(opened.to_device(array)), array, "the transfer after a failure")
+
+
+def _require_zeros(driver, out):
+    if driver.read(out).view(np.uint8).any():
+        raise Violation("out= on the GPU does not hold zeros")
+
+
+JOBS = {"fake GPU": (on_the_device, 1)}

@@ -1,0 +1,172 @@
+"""What `make fuzz` and `make soak` found, each made as small as it can be."""
+
+from __future__ import annotations
+
+import bz2
+import errno
+import io
+import lzma
+import threading
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.forking import in_forked_child
+
+import fastrack
+from fastrack import FormatError, Key
+
+KEY = Key.from_bytes(bytes(range(32)))
+
+
+def archive(compression=zipfile.ZIP_STORED):
+    """An .npz file of one array."""
+    one, whole = io.BytesIO(), io.BytesIO()
+    np.save(one, np.arange(100))
+    with zipfile.ZipFile(whole, "w", compression) as file:
+        file.writestr("x.npy", one.getvalue())
+    return bytearray(whole.getvalue())
+
+
+def directory(data):
+    """Where the entry of the array stands in the archive's directory."""
+    return data.index(b"PK\1\2")
+
+
+def unknown_compression():
+    data = archive()
+    data[directory(data) + 10] = 99
+    return data
+
+
+def later_version():
+    data = archive()
+    data[directory(data) + 6] = 99
+    return data
+
+
+def encrypted():
+    data = archive()
+    for place in (6, directory(data) + 8):
+        data[place] |= 1
+    return data
+
+
+def patched():
+    data = archive()
+    for place in (6, directory(data) + 8):
+        data[place] |= 32
+    return data
+
+
+def before_the_start():
+    data = archive()
+    end = data.index(b"PK\5\6")
+    size = int.from_bytes(data[end + 12 : end + 16], "little")
+    data[end + 12 : end + 16] = (size + 1 << 8).to_bytes(4, "little")
+    return data
+
+
+def larger_than_memory():
+    """An archive whose array claims to have 80 TB."""
+    one, whole = io.BytesIO(), io.BytesIO()
+    np.lib.format.write_array_header_1_0(one, {"descr": "<f8", "fortran_order": False, "shape": (10**13,)})
+    with zipfile.ZipFile(whole, "w") as file:
+        file.writestr("x.npy", one.getvalue())
+    return whole.getvalue()
+
+
+def spoilt(compression, content):
+    """An archive whose array is compressed in that way, or so it says."""
+    data = archive(compression)
+    start = data.index(content)
+    data[start : start + 12] = b"\xff" * 12
+    return data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        unknown_compression(),
+        later_version(),
+        encrypted(),
+        patched(),
+        before_the_start(),
+        larger_than_memory(),
+        spoilt(zipfile.ZIP_BZIP2, bz2.compress(b"")[:3]),
+        spoilt(zipfile.ZIP_LZMA, b"\t\4\5\0]"),
+    ],
+    ids=["unknown compression", "later version", "encrypted", "patched", "before the start", "larger", "bz2", "lzma"],
+)
+def test_an_archive_that_zipfile_cannot_read_is_no_archive(tmp_path, data):
+    (tmp_path / "x.npz").write_bytes(data)
+    with pytest.raises(FormatError, match=r"x\.npz is no \.npz file"):
+        fastrack.seal_file(tmp_path / "x.npz", tmp_path / "sealed.safetensors", KEY)
+    assert [path.name for path in tmp_path.iterdir()] == ["x.npz"]
+
+
+@pytest.mark.parametrize("kind", ["npy", "npz"])
+def test_an_array_of_no_type_is_no_array(tmp_path, kind):
+    one, whole = io.BytesIO(), io.BytesIO()
+    np.lib.format.write_array_header_1_0(one, {"descr": (), "fortran_order": False, "shape": ()})
+    with zipfile.ZipFile(whole, "w") as file:
+        file.writestr("x.npy", one.getvalue())
+    path = tmp_path / f"x.{kind}"
+    path.write_bytes({"npy": one, "npz": whole}[kind].getvalue())
+    with pytest.raises(FormatError, match=rf"x\.{kind} is no \.{kind} file"):
+        fastrack.seal_file(path, tmp_path / "sealed.safetensors", KEY)
+
+
+def test_a_disk_that_fails_is_no_archive_that_is_wrong(tmp_path, monkeypatch):
+    (tmp_path / "x.npz").write_bytes(archive())
+
+    def fail(*_, **__):
+        raise OSError(errno.EIO, "the disk failed")
+
+    monkeypatch.setattr(np, "load", fail)
+    with pytest.raises(OSError, match="the disk failed") as failure:
+        fastrack.seal_file(tmp_path / "x.npz", Path(tmp_path, "sealed.safetensors"), KEY)
+    assert not isinstance(failure.value, FormatError)
+
+
+@pytest.fixture
+def slow_keys():
+    """Keys that another thread's transfer has asked for, and that do not come before the test is over."""
+    asked, leave = threading.Event(), threading.Event()
+
+    def keys():
+        asked.set()
+        assert leave.wait(60)
+        yield KEY
+
+    sealed = fastrack.seal(np.arange(3), KEY)
+    other = threading.Thread(target=lambda: fastrack.to_device(sealed, keys=keys()))
+    other.start()
+    assert asked.wait(60)
+    yield
+    leave.set()
+    other.join()
+
+
+@pytest.mark.usefixtures("slow_keys")
+def test_a_forked_child_does_not_wait_for_the_keys_of_a_thread_that_it_has_not():
+    sealed = fastrack.seal(np.arange(3), KEY)
+    opened = in_forked_child(lambda: fastrack.to_device(sealed, keys=KEY, framework="numpy").tolist(), 5)
+    assert opened == [0, 1, 2]
+
+
+@pytest.mark.usefixtures("slow_keys")
+def test_a_thread_does_not_wait_for_the_keys_of_another():
+    sealed = fastrack.seal(np.arange(3), KEY)
+    opened = []
+    thread = threading.Thread(target=lambda: opened.append(fastrack.to_device(sealed, keys=KEY)), daemon=True)
+    thread.start()
+    thread.join(5)
+    assert opened
+
+
+def test_the_error_that_lzma_has_is_known():
+    from fastrack import plain
+
+    assert plain.LZMAError is lzma.LZMAError

@@ -1,0 +1,117 @@
+"""The targets of `make fuzz` on their seeds and on a few hundred inputs made of them. Needs no atheris."""
+
+from __future__ import annotations
+
+from random import Random
+from types import SimpleNamespace
+
+import pytest
+from fuzz import targets
+from fuzz.targets import Violation, guarded
+
+import fastrack
+from fastrack import FormatError, cobblestone
+from fastrack.sealed import SealedTensor
+
+pytest.importorskip("torch")
+
+INPUTS = 250
+SLOW = {"dataset": 100, "file": 150, "metadata": 150}
+
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+
+
+@pytest.fixture(params=targets.TARGETS, ids=lambda kind: kind.name)
+def target(request):
+    return request.param()
+
+
+def test_the_seeds_hold(target):
+    for seed in target.seeds():
+        guarded(target, seed)
+    guarded(target, b"")
+
+
+def test_what_is_made_of_the_seeds_holds(target):
+    random = Random(target.name)
+    pool = target.seeds()
+    for _ in range(SLOW.get(target.name, INPUTS)):
+        data = random.choice(pool)
+        for _ in range(random.choice([1, 1, 2, 4])):
+            data = target.mutate(data, random)
+        pool.append(data)
+        guarded(target, data)
+
+
+def test_the_same_seed_alters_in_the_same_way(target):
+    seed = target.seeds()[0]
+    assert target.mutate(seed, Random(3)) == target.mutate(seed, Random(3))
+    assert type(target)().seeds() == target.seeds()
+
+
+# That the targets would tell.
+
+
+def test_the_message_target_tells_of_a_tag_that_is_not_checked(monkeypatch):
+    target = targets.make("message")
+    data = bytearray(target.seeds()[2])
+    data[-1] ^= 1
+    guarded(target, bytes(data))
+    monkeypatch.setattr(fastrack, "to_device", lambda sealed, out, keys: out)
+    with pytest.raises(Violation, match="misjudged"):
+        guarded(target, bytes(data))
+
+
+def test_the_file_target_tells_of_a_claim_that_is_not_bound(monkeypatch):
+    target = targets.make("metadata")
+    text = target.seeds()[0].replace(b'"I64","shape":[7]', b'"U64","shape":[7]')
+    guarded(target, text)
+    true = cobblestone.open_header
+    monkeypatch.setattr(
+        cobblestone, "open_header", lambda head, key, context: true(head, key, context.replace(b"U64", b"I64"))
+    )
+    with pytest.raises(Violation, match="nobody sealed"):
+        guarded(target, text)
+
+
+def test_the_file_target_tells_of_an_error_that_is_not_documented(monkeypatch):
+    def fail(*_):
+        raise ZeroDivisionError
+
+    target = targets.make("file")
+    monkeypatch.setattr(SealedTensor, "__init__", fail)
+    with pytest.raises(ZeroDivisionError):
+        guarded(target, target.seeds()[0])
+
+
+def test_memory_out_of_proportion_is_told(monkeypatch):
+    class Idle:
+        @staticmethod
+        def run(_data):
+            pass
+
+    peaks = iter([1000, 1000 + targets.MEMORY // 1024, 1000, 1001 + targets.MEMORY // 1024])
+    monkeypatch.setattr(targets.resource, "getrusage", lambda _: SimpleNamespace(ru_maxrss=next(peaks)))
+    guarded(Idle, b"")
+    with pytest.raises(Violation, match="of memory"):
+        guarded(Idle, b"")
+
+
+def test_files_that_are_left_open_are_told(tmp_path):
+    held = []
+
+    class Forgetful:
+        @staticmethod
+        def run(_data):
+            held.extend((tmp_path / str(number)).open("wb") for number in range(targets.FILES + 10))
+
+    with pytest.raises(Violation, match="left open"):
+        guarded(Forgetful, b"")
+    for file in held:
+        file.close()
+
+
+def test_there_is_no_other_target():
+    with pytest.raises(ValueError, match="there are file, metadata"):
+        targets.make("nothing")
+    assert issubclass(FormatError, ValueError)

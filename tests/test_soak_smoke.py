@@ -1,0 +1,96 @@
+"""The soak of `make soak` for a few seconds: it runs, it counts, and it would tell."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fastrack
+
+pytest.importorskip("torch")
+
+from soak import gauges
+from soak.worker import KEYS, Violation, Worker
+
+TESTS = Path(__file__).parent
+
+
+def test_a_few_seconds_lose_nothing(tmp_path):
+    out = tmp_path / "figures.json"
+    command = [sys.executable, "-m", "soak", "--seconds", "3", "--light", "--seed", "5", "--json", str(out)]
+    done = subprocess.run(
+        command,
+        env=os.environ | {"PYTHONPATH": str(TESTS)},
+        cwd=TESTS.parent,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads(out.read_text())
+    assert figures["violations"] == []
+    assert figures["wrong"] == 0
+    assert figures["transfers"] > 20
+    assert figures["bytes"] > 1 << 20
+    assert len(figures["faults"]) > 3
+    assert all(fault["injected"] == fault["caught"] for fault in figures["faults"].values())
+    assert len(figures["gauges"]) == 2
+    assert str(tmp_path) not in out.read_text()
+
+
+def worker(tmp_path, job, seconds=0.05):
+    made = Worker(0, "test", {"job": (job, 1)}, time.monotonic() + seconds, tmp_path)
+    made.run()
+    return made
+
+
+def test_wrong_bytes_are_told(tmp_path):
+    done = worker(tmp_path, lambda worker: worker.check(np.zeros(3), np.ones(3)))
+    assert done.wrong == 1
+    assert "wrong bytes" in done.violations[0]
+
+
+def test_a_fault_that_nobody_notices_is_told(tmp_path):
+    done = worker(tmp_path, lambda worker: worker.fault("kind", lambda: None, ValueError))
+    assert (done.injected["kind"], done.caught["kind"]) == (1, 0)
+    assert "nothing was raised" in done.violations[0]
+
+
+def test_another_error_than_the_documented_one_is_told(tmp_path):
+    done = worker(tmp_path, lambda worker: worker.fault("kind", lambda: 1 / 0, ValueError))
+    assert "ZeroDivisionError" in done.violations[0]
+
+
+def test_a_file_that_is_left_behind_is_told(tmp_path):
+    done = worker(tmp_path, lambda worker: (worker.folder / "left").touch())
+    assert "left in its folder" in done.violations[0]
+
+
+def test_the_same_seed_makes_the_same_choices(tmp_path):
+    def sizes():
+        made = Worker(0, "7-0-0", {}, 0, tmp_path)
+        return [made.array().nbytes for _ in range(20)]
+
+    assert sizes() == sizes()
+
+
+def test_a_file_that_stays_open_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(gauges, "PATIENCE", 0)
+    before = gauges.read()
+    with (tmp_path / "open").open("wb"):
+        _, problems = gauges.settled(before)
+    assert any(problem.startswith("files:") for problem in problems)
+
+
+def test_keys_of_the_soak_are_of_both_sizes():
+    assert {key.bits for key in KEYS} == {128, 256}
+    assert issubclass(Violation, AssertionError)
+    assert fastrack.KeyRing(KEYS)
