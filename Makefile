@@ -74,5 +74,4 @@ $(PEERS)/.installed: pyproject.toml bench/peers/constraints.txt
 
 # Apart, as atheris has wheels for some Pythons only. Where it has none `make fuzz` says so, and what to run instead.
 $(FUZZ_STAMP): $(STAMP)
-	-$(BIN)/python -m pip install --quiet --only-binary atheris --constraint constraints.txt --group fuzz
-	touch $@
+	-$(BIN)/python -m pip install --quiet --only-binary atheris --constraint constraints.txt --group fuzz && touch $@

@@ -75,7 +75,11 @@ def compare(ours, theirs, tolerance):
 
 def read_ours(path):
     """Times by direction, size and step, of a document of `fastrack bench`."""
-    rows = json.loads(path.read_text(encoding="utf-8"))["ablation"]
+    document = json.loads(path.read_text(encoding="utf-8"))
+    found = document["settings"]["device"], document["settings"]["bits"]
+    if found != ("cpu", 256):
+        raise SystemExit(f"{path} is of {found[0]} with keys of {found[1]} bits, and the suite of cpu with 256")
+    rows = document["ablation"]
     return {(row["direction"], row["size"], row["step"]): Timing(row["seconds"], *row["quartiles"]) for row in rows}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fastrack.measure import BOUNCE, COPY, ENOUGH, Times, timed_rounds
+from fastrack.measure import BOUNCE, COPY, Times, timed_rounds
 from fastrack.steps import DIRECTIONS, Direction, Step, open_steps
 
 __all__ = ["Measured", "ablate", "rounds_of"]
@@ -111,7 +111,7 @@ def ablate(
 
 def rounds_of(nbytes: int, repeat: int) -> int:
     """How many rounds a size takes: `repeat` for a large tensor, and up to 16 MiB as many as its `p99` takes."""
-    return repeat if nbytes > _SMALL else min(_MOST, max(ENOUGH, _BYTES // nbytes))
+    return repeat if nbytes > _SMALL else min(_MOST, _BYTES // nbytes)
 
 
 def _measure(direction: Direction, nbytes: int, device: object, bits: int, repeat: int) -> list[Measured]:

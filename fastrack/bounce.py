@@ -273,13 +273,17 @@ def _decrypt(cipher: AESGCM, message: Bytes, out: Bytes) -> None:
 
 def _seal_chunks(engine: aead.Engine, key: MessageKey, plain: Bytes, message: Bytes) -> None:
     schedule = engine.prepare(key)
-    engine.seal_run(schedule, plain, message, 0)
-    schedule.wipe()
+    try:
+        engine.seal_run(schedule, plain, message, 0)
+    finally:
+        schedule.wipe()
 
 
 def _open_chunks(engine: aead.Engine, key: MessageKey, message: Bytes, plain: Bytes) -> None:
     schedule = engine.prepare(key)
-    bad = engine.open_run(schedule, message, plain, 0)
-    schedule.wipe()
+    try:
+        bad = engine.open_run(schedule, message, plain, 0)
+    finally:
+        schedule.wipe()
     if bad is not None:
         raise AuthenticationError(_ALTERED, chunk=bad)

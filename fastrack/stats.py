@@ -93,6 +93,7 @@ class _Stage:
         if kind is None:
             transfer.spent[self._name] += stop - self._start
         if transfer.timeline is not None:
+            transfer.timeline.mine.doing = ""
             transfer.steps.append((self._shown, self._start, stop, self._slab.first, self._slab.sealed))
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -19,7 +19,7 @@ from fastrack.errors import DeviceError
 from fastrack.forks import after_fork
 from fastrack.newfile import new_file
 
-__all__ = ["Detail", "Span", "Step", "Timeline", "current", "recording", "trace"]
+__all__ = ["Detail", "Span", "Step", "Timeline", "current", "recording", "rows_of", "trace"]
 
 Detail = Mapping[str, int | str]
 
@@ -51,7 +51,7 @@ class Span:
 
 
 class Timeline:
-    """Spans, from any thread, until they are asked for. A span takes some 300 bytes of memory.
+    """Spans, from any thread, until they are asked for.
 
     Times that are given are those of `time.perf_counter_ns`.
     """
@@ -156,24 +156,30 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     - ``store``: a sealed slab is copied out of its slot;
     - ``release``: from the last slab on until every verdict is in.
 
-    A GPU's times are its own, taken by events and fitted to the host's clock once a message: to some ten microseconds.
-    Names and sizes of tensors are in the file, and nothing of their contents.
+    A GPU's times are its own, taken by events and fitted to the host's clock once a message. Names and sizes of tensors
+    are in the file, and nothing of their contents.
 
-    While no trace is taken, this costs nothing that can be measured.
+    All of it is kept in memory until the block ends: some 200 bytes a step, and four events of CUDA for each slab. So
+    trace some batches, rather than a day.
     """
     path = Path(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such directory to write a trace to; make it first", str(path.parent))
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, "this is a directory; name a file in it", str(path))
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "this is no ordinary file; name another one for the trace", str(path))
     process = os.getpid()
-    with recording() as timeline:
-        try:
+    try:
+        with recording() as timeline:
             yield
-        finally:
-            if os.getpid() == process:
-                _stop()
+    except BaseException as error:
+        if os.getpid() == process:
+            try:
                 _write(timeline, path)
+            except Exception as other:  # noqa: BLE001 - what the block raised is the one to tell
+                error.add_note(f"and its trace could not be written: {other}")
+        raise
+    if os.getpid() == process:
+        _write(timeline, path)
 
 
 @contextmanager
@@ -194,7 +200,9 @@ def recording() -> Iterator[Timeline]:
     try:
         yield timeline
     finally:
-        _stop()
+        with _lock:
+            if _current is timeline:  # and not, in a forked child, what began there
+                _current = None
 
 
 def current() -> Timeline | None:
@@ -202,13 +210,18 @@ def current() -> Timeline | None:
     return _current
 
 
+def rows_of(spans: Iterable[Span]) -> list[Span]:
+    """The first span of each track, in the order to show them: the host's, then the devices', by when they begin."""
+    first = {span.track: span for span in sorted(spans, key=lambda span: -span.start)}
+    return sorted(first.values(), key=lambda span: (span.process != _HOST, span.start))
+
+
 def as_chrome(timeline: Timeline) -> dict[str, Any]:
     """A timeline in the Chrome trace event format, whose times are microseconds."""
     spans = timeline.spans()
     events: list[dict[str, Any]] = []
     processes = {_HOST: 1}
-    tracks = {span.track: span for span in sorted(spans, key=lambda span: -span.start)}  # the first span of each
-    for place, first in enumerate(sorted(tracks.values(), key=lambda span: (span.process != _HOST, span.start))):
+    for place, first in enumerate(rows_of(spans)):
         number = processes.setdefault(first.process, len(processes) + 1)
         events += [
             _metadata("process_name", number, first.track, name=first.process),
@@ -253,16 +266,10 @@ def _write(timeline: Timeline, path: Path) -> None:
         file.write(json.dumps(as_chrome(timeline), separators=(",", ":")).encode())
 
 
-def _stop() -> None:
-    """End what is being recorded. A forked child records nothing: what its parent began is the parent's."""
-    global _current  # noqa: PLW0603
-    _current = None
-
-
 def _forget() -> None:
-    global _lock  # noqa: PLW0603
-    _lock = threading.Lock()
-    _stop()
+    """A forked child records nothing: what its parent began is the parent's."""
+    global _current, _lock
+    _current, _lock = None, threading.Lock()
 
 
 _current: Timeline | None = None

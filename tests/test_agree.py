@@ -37,7 +37,9 @@ def documents(tmp_path):
             theirs.append({"extra_info": info, "stats": stats})
         theirs.append({"extra_info": {}, "stats": {}})  # of another suite
         paths = tmp_path / "ours.json", tmp_path / "theirs.json"
-        for path, document in zip(paths, ({"ablation": ours}, {"benchmarks": theirs}), strict=True):
+        for path, document in zip(
+            paths, ({"ablation": ours, "settings": {"device": "cpu", "bits": 256}}, {"benchmarks": theirs}), strict=True
+        ):
             path.write_text(json.dumps(document))
         return [str(path) for path in paths]
 

@@ -92,6 +92,13 @@ def test_what_seems_slower_is_measured_again_before_what_is_only_uncertain():
     }
     assert comparison._next(measured, Plan(), time_left=True) == ["slow"]
     assert comparison._next(measured | {"slow": measured["fine"]}, Plan(), time_left=True) == ["wide"]
+    assert comparison._next(measured | {"slow": measured["fine"]}, Plan(), time_left=False) == []
+
+
+def test_what_is_about_to_be_called_slower_is_confirmed_even_if_time_is_up():
+    measured = {"slow": samples(pairs=5, ratio=1.3, process=0.01), "fine": samples(pairs=5)}
+    assert comparison._next(measured, Plan(), time_left=False) == ["slow"]
+    measured["slow"] = samples(pairs=6, ratio=1.3, process=0.01)
     assert comparison._next(measured, Plan(), time_left=False) == []
 
 

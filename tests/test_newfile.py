@@ -63,17 +63,10 @@ def test_a_disk_that_is_too_full_is_found_out_beforehand(tmp_path, monkeypatch, 
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("problem", [errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM])
+@pytest.mark.parametrize("problem", [errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.EINTR])
 def test_a_file_system_that_sets_no_room_aside_does_without(tmp_path, monkeypatch, problem):
     monkeypatch.setattr(newfile, "_fallocate", fails_with(problem))
     write(tmp_path / "file")
-
-
-def test_an_interrupted_call_is_made_again(tmp_path, monkeypatch):
-    fallocate = fails_with(errno.EINTR, times=3)
-    monkeypatch.setattr(newfile, "_fallocate", fallocate)
-    write(tmp_path / "file")
-    assert len(fallocate.calls) == 4
 
 
 def test_a_system_without_these_calls_does_without(tmp_path, monkeypatch):

@@ -286,10 +286,53 @@ def test_a_trace_that_cannot_be_written_is_refused_before_anything_is_done(tmp_p
     done = []
     with pytest.raises(FileNotFoundError, match="make it first"), fastrack.trace(tmp_path / "no" / "trace.json"):
         done.append(1)
-    with pytest.raises(IsADirectoryError, match="name a file"), fastrack.trace(tmp_path):
+    with pytest.raises(OSError, match="name another"), fastrack.trace(tmp_path):
         done.append(1)
     assert not done
     assert timeline.current() is None
+
+
+def test_an_error_of_the_block_is_told_before_one_of_its_trace(path, monkeypatch):
+    def fail(*_):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(timeline, "_write", fail)
+    with pytest.raises(KeyError) as failure, fastrack.trace(path):
+        raise KeyError
+    assert "the disk is full" in failure.value.__notes__[0]
+    with pytest.raises(OSError, match="full"), fastrack.trace(path):
+        pass
+
+
+def test_a_trace_that_is_being_written_ends_no_other(path, tmp_path, monkeypatch):
+    write, inner = timeline._write, []
+
+    def slow(*arguments):
+        monkeypatch.setattr(timeline, "_write", write)
+        begun = fastrack.trace(tmp_path / "other.json")
+        begun.__enter__()
+        inner.append(begun)
+        write(*arguments)
+
+    monkeypatch.setattr(timeline, "_write", slow)
+    with fastrack.trace(path):
+        pass
+    assert timeline.current() is not None
+    inner[0].__exit__(None, None, None)
+    assert timeline.current() is None
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "other.json", path]
+
+
+def test_what_is_no_transfer_has_no_spans(opened, path):
+    plain = np.zeros(8 << 20, np.uint8)
+
+    def work():
+        opened.to_device(SEALED, framework="numpy")
+        fastrack.unseal(fastrack.seal(plain, KEY), KEY)
+
+    spans = [span for span in traced(path, work) if span["thread"] != threading.current_thread().name]
+    assert all(span["name"] == "open" for span in spans)
+    assert sum(span["dur"] for span in spans) <= mine(spans_of(path))[0]["dur"]
 
 
 def test_a_trace_of_nothing_is_a_trace(path):

@@ -22,7 +22,7 @@ from bench.compare.verdicts import Verdict
 
 
 def main(arguments: list[str], plan: Plan = Plan(), root: Path = environments.ROOT) -> int:  # noqa: B008
-    """Return the exit code: 0 nothing is slower, 1 something is, 2 no comparison was possible, 130 interrupted."""
+    """Return the exit code: 0 nothing is slower, 1 something is or runs no more, 2 no comparison, 130 interrupted."""
     parser = argparse.ArgumentParser("python -m bench.compare", description="Is the working tree slower than BASE?")
     parser.add_argument("base", nargs="?", metavar="BASE", help="a branch, tag or commit")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.compare.errors import CannotCompareError
 from bench.compare.pairs import run_pair
 from bench.compare.report import short
-from bench.compare.verdicts import Row, Verdict, judge, one_sided
+from bench.compare.verdicts import CONFIRMED, WORSE, Row, Verdict, judge, one_sided
 
 _SUSPICIOUS = 1.05
 _AT_ONCE = 8  # benchmarks that are measured again: a few at a time are decided sooner, if time is short
@@ -42,6 +43,7 @@ def compare(pythons: dict[str, Path], suites: Path, folder: Path, say, plan: Pla
     """
     measured: dict[str, list[list[tuple[float, float]]]] = {}
     broken: dict[str, dict[str, str]] = {}
+    failures: Counter[str] = Counter()
     start, number, last = time.monotonic(), 0, 0.0
     names: list[str] | None = None
     while names is None or names:
@@ -53,7 +55,9 @@ def compare(pythons: dict[str, Path], suites: Path, folder: Path, say, plan: Pla
         number += 1
         for name in found.names:
             measured.setdefault(name, []).extend([found.rounds[name]] if name in found.rounds else [])
-        broken |= found.broken
+        failures.update(found.broken.keys())
+        # Twice, once it has run: a busy machine may hold one of them up for too long.
+        broken |= {name: why for name, why in found.broken.items() if failures[name] > 1 or not measured.get(name)}
         last = time.monotonic() - begin
         time_left = time.monotonic() - start + last < plan.seconds
         names = _next({name: pairs for name, pairs in measured.items() if name not in broken}, plan, time_left)
@@ -81,10 +85,13 @@ def _next(measured: dict[str, list[list[tuple[float, float]]]], plan: Plan, time
     What a process took down with it has to be made up for. Of undecided benchmarks those that seem slower come first,
     for they matter, and of these the ones that need least to be called so; then those about which nothing is certain.
     """
+    rows = [judge(name, pairs) for name, pairs in measured.items() if 0 < len(pairs) < plan.most_pairs]
     lacking = [name for name, pairs in measured.items() if len(pairs) < plan.pairs]
+    # What would be called slower with more pairs gets them, however long it takes.
+    almost = [row.name for row in rows if row.interval.low > WORSE and row.pairs < CONFIRMED]
+    lacking += [name for name in almost if name not in lacking]
     if lacking or not time_left:
         return lacking
-    rows = [judge(name, pairs) for name, pairs in measured.items() if len(pairs) < plan.most_pairs]
     undecided = sorted((row for row in rows if row.verdict is Verdict.UNDECIDED), key=lambda row: -row.interval.low)
     suspicious = [row.name for row in undecided if row.interval.ratio > _SUSPICIOUS]
     return suspicious[:_AT_ONCE] or [row.name for row in undecided]

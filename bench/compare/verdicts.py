@@ -34,7 +34,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """How many times as long head takes: the estimate, and between what with 99 % confidence."""
+    """How many times as long head takes: the estimate, and between what with 99 % confidence, for a single look."""
 
     ratio: float
     low: float

@@ -50,7 +50,7 @@ def run(
 
     others = _other_cpus() if helpers else frozenset()
     wanted = timeline.current()
-    doing = "" if wanted is None else getattr(wanted.mine, "doing", "help")
+    doing = "" if wanted is None else getattr(wanted.mine, "doing", "")
 
     def help_out() -> None:
         assert held
@@ -59,7 +59,7 @@ def run(
                 os.sched_setaffinity(0, others)
         start = time.perf_counter_ns()
         kernel(*arguments, ticket, place, False)
-        if wanted is not None:
+        if wanted is not None and doing:
             wanted.add(doing, start, time.perf_counter_ns(), {})
 
     # When this is over, nobody reads or writes what belongs to the caller, whatever happened. The board is what counts:

@@ -17,7 +17,7 @@ from fastrack.cli.files import check_directory
 from fastrack.cli.machine import read_cpu, read_memory, read_software
 from fastrack.cli.nvml import read_graphics
 from fastrack.cli.options import Bits
-from fastrack.cli.pictures import draw_ablation, draw_timelines, require
+from fastrack.cli.pictures import check_picture, draw_ablation, draw_timelines
 from fastrack.cli.timeline import record_transfers
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _check_paths(picture: Path | None, timeline: Path | None, as_json: Path | No
     """Find out whether there will be a place for the results, before minutes have gone into them."""
     for path in (picture, timeline):
         if path is not None:
-            require("matplotlib")
+            check_picture(path)
             check_directory(path)
     if as_json is not None and as_json != _STDOUT:
         check_directory(as_json)

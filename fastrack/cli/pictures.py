@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fastrack.measure import Row
     from fastrack.timeline import Span
 
-__all__ = ["draw_ablation", "draw_rows", "draw_timelines", "require"]
+__all__ = ["check_picture", "draw_ablation", "draw_rows", "draw_timelines", "require"]
 
 _COLOURS = ("#8c2d19", "#d9773b", "#c9b458", "#2f6f8f", "#b5b5b5")  # from the bounce path to the plain copy
 _WHOLE = ("to_device", "to_host")
@@ -43,6 +43,22 @@ def require(package: str) -> None:
     """
     if package not in sys.modules and find_spec(package) is None:
         raise FastrackError(f"{package} is not installed: pip install 'fastrack[demo]'")
+
+
+def check_picture(path: Path) -> None:
+    """Find out whether a picture can be saved there, before there is one.
+
+    Raises
+    ------
+    FastrackError
+        If matplotlib is not installed, or knows no such kind of file.
+    """
+    require("matplotlib")
+    from matplotlib.figure import Figure
+
+    kinds = Figure().canvas.get_supported_filetypes()
+    if path.suffix[1:].lower() not in kinds:
+        raise FastrackError(f"{path}: no kind of picture that matplotlib saves; name it .png, .svg or .pdf")
 
 
 def draw_ablation(rows: "Sequence[Measured]", device: str, path: Path) -> None:
@@ -165,9 +181,10 @@ def draw_timelines(timelines: "Sequence[tuple[str, Sequence[Span]]]", path: Path
 
 
 def _draw_spans(axes: Any, title: str, spans: "Sequence[Span]") -> None:
+    from fastrack.timeline import rows_of
+
     begin = min((span.start for span in spans), default=0)
-    tracks = {span.track: span for span in sorted(spans, key=lambda span: -span.start)}  # the first span of each
-    rows = sorted(tracks.values(), key=lambda span: (span.process != "host", span.start))
+    rows = rows_of(spans)
     places = {span.track: place for place, span in enumerate(rows)}
     for span in spans:
         if span.name not in _WHOLE:
