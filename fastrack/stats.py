@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from fastrack import timeline
 from fastrack.devices import Slab
 from fastrack.forks import renew_after_fork
-from fastrack.timeline import Step, Timeline
+from fastrack.timeline import Steps, Timeline
 
 __all__ = ["Recorder", "Stats", "Transfer"]
 
@@ -55,11 +55,12 @@ class Stats:
 class Transfer:
     """One transfer while it is measured, and drawn if somebody wants a timeline."""
 
-    __slots__ = ("spent", "steps", "timeline")
+    __slots__ = ("doing", "spent", "steps", "timeline")
 
     def __init__(self, wanted: Timeline | None) -> None:
         self.timeline = wanted
-        self.steps: list[Step] = []
+        self.doing = ""
+        self.steps: Steps = []
         self.spent = dict.fromkeys((*_COUNTED, "wait"), 0)  # nanoseconds
 
     def stage(self, name: str, slab: Slab, shown: str) -> _Stage:
@@ -83,8 +84,7 @@ class _Stage:
         self._shown = shown
 
     def __enter__(self) -> None:
-        if self._transfer.timeline is not None:
-            self._transfer.timeline.mine.doing = self._shown
+        self._transfer.doing = self._shown
         self._start = time.perf_counter_ns()
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -93,8 +93,7 @@ class _Stage:
         if kind is None:
             transfer.spent[self._name] += stop - self._start
         if transfer.timeline is not None:
-            transfer.timeline.mine.doing = ""
-            transfer.steps.append((self._shown, self._start, stop, self._slab.first, self._slab.sealed))
+            transfer.steps += (self._shown, self._start, stop, self._slab.first, self._slab.sealed)
 
 
 class Recorder:
@@ -118,12 +117,15 @@ class Recorder:
         """Measure one transfer; it counts if it ends well."""
         wanted = timeline.current()
         record = Transfer(wanted)
+        if wanted is not None:
+            wanted.mine.transfer = record
         start = time.perf_counter_ns()
         try:
             yield record
         finally:
             stop = time.perf_counter_ns()
             if wanted is not None:
+                wanted.mine.transfer = None
                 wanted.add_transfer(shown, start, stop, nbytes, name, record.steps)
         with self._lock:
             total = self._total

@@ -19,11 +19,11 @@ from fastrack.errors import DeviceError
 from fastrack.forks import after_fork
 from fastrack.newfile import new_file
 
-__all__ = ["Detail", "Span", "Step", "Timeline", "current", "recording", "rows_of", "trace"]
+__all__ = ["Detail", "Span", "Steps", "Timeline", "current", "recording", "rows_of", "trace"]
 
 Detail = Mapping[str, int | str]
 
-Step = tuple[str, int, int, int, int]  # its name, start, stop; the slab's first chunk, and its size when sealed
+Steps = list[str | int]  # of each its name, start, stop; the slab's first chunk, and its size when sealed
 _Span = tuple[str, int, int, int, Detail]
 
 _HOST = "host"
@@ -60,19 +60,25 @@ class Timeline:
         self.zero = time.perf_counter_ns()
         self.began = datetime.now(UTC)
         self.lost = 0
-        self.mine = threading.local()  # `doing`: what a thread is at, for others that help it
+        self.mine = threading.local()  # `transfer`: what a thread is at
         self._spans: list[_Span] = []  # whose `append` needs no lock
         self._later: list[tuple[str, Callable[[], tuple[int, int]], int, Detail]] = []
-        self._transfers: list[tuple[int, str, int, int, int, str | None, list[Step]]] = []
+        self._transfers: list[tuple[int, str, int, int, int, str | None, Steps]] = []
         self._tracks: dict[int, tuple[str, str]] = {}
         self._streams: dict[tuple[str, str, int], int] = {}
         self._lock = threading.Lock()
+
+    @property
+    def doing(self) -> str:
+        """What the calling thread is at, for others that help it; nothing outside of a transfer."""
+        transfer = getattr(self.mine, "transfer", None)
+        return "" if transfer is None else transfer.doing
 
     def add(self, name: str, start: int, stop: int, detail: Detail) -> None:
         """A span on the calling thread."""
         self._spans.append((name, start, stop, self._track(), detail))
 
-    def add_transfer(self, name: str, start: int, stop: int, size: int, tensor: str | None, steps: list[Step]) -> None:
+    def add_transfer(self, name: str, start: int, stop: int, size: int, tensor: str | None, steps: Steps) -> None:
         """A transfer on the calling thread, and what was done in it, one step after the other."""
         self._transfers.append((self._track(), name, start, stop, size, tensor, steps))
 
@@ -246,9 +252,10 @@ def as_chrome(timeline: Timeline) -> dict[str, Any]:
 
 
 def _spans_of(
-    track: int, name: str, start: int, stop: int, size: int, tensor: str | None, steps: list[Step]
+    track: int, name: str, start: int, stop: int, size: int, tensor: str | None, flat: Steps
 ) -> Iterator[_Span]:
     """A transfer, its steps, and what is before the first and after the last of them."""
+    steps: Any = list(zip(*(flat[place::5] for place in range(5)), strict=True))
     yield name, start, stop, track, {"bytes": size, **({} if tensor is None else {"tensor": tensor})}
     yield "prepare", start, steps[0][1] if steps else stop, track, {}
     for step, begin, end, chunk, sealed in steps:

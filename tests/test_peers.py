@@ -53,7 +53,7 @@ class Broken:
     """A peer whose package is not there."""
 
     name, package, settings, features = "broken", "nothing", "none", PEERS["age"].features
-    is_read, is_synced = True, False
+    is_read, is_fresh, is_synced = True, True, False
 
     def __init__(self):
         import nothing_of_this_name  # noqa: F401
@@ -65,6 +65,7 @@ REPLIES = {
     "open": {"seconds": 0.5, "peak": 5, "owned": 4},
     "verify": {"same": True},
     "forget": {},
+    "trim": {},
     "flip": {"outcome": "refused", "by": "InvalidTag"},
     "cut": {"outcome": "not noticed"},
 }
@@ -131,7 +132,7 @@ def test_what_is_on_disk_is_not_synced_again(tmp_path, monkeypatch):
 
 def test_every_peer_tells_of_itself_without_its_package():
     for peer in PEERS.values():
-        assert {peer.is_read, peer.is_synced} <= {True, False}
+        assert {peer.is_read, peer.is_fresh, peer.is_synced} <= {True, False}
         assert all(isinstance(getattr(peer, what), str) for what in ("name", "package", "settings"))
         assert all(getattr(peer.features, field.name) for field in fields(Features))
     assert len({peer.name for peer in PEERS.values()}) == len(PEERS)
@@ -240,10 +241,24 @@ def test_a_child_that_does_not_answer_is_ended(tmp_path):
 
 
 def test_peers_take_turns(stand_ins):
-    rounds.measure(["tink", "age"], 1, 2, "", say=said_nothing, child=stand_ins)
-    seals = [slug for slug, what in TURNS if what == "seal"]
-    assert seals == ["tink", "tink", "age", "age", "tink", "age", "age", "tink"]
-    assert TURNS[-2:] == [("tink", "end"), ("age", "end")]
+    slugs = ["tink", "age", "numpy", "fernet"]
+    rounds.measure(slugs, 1, 5, "", say=said_nothing, child=stand_ins)
+    seals, opens = ([slug for slug, what in TURNS if what == asked][8:] for asked in ("seal", "open"))
+    orders = [tuple(seals[at : at + 4]) for at in range(0, 20, 4)]
+    assert seals == opens
+    assert all(sorted(order) == sorted(slugs) for order in orders)
+    assert len({order[order.index("tink") - 1] for order in orders}) > 1
+    assert TURNS[-4:] == [(slug, "end") for slug in slugs]
+    TURNS.clear()
+    rounds.measure(slugs, 1, 5, "", say=said_nothing, child=stand_ins)
+    assert [slug for slug, what in TURNS if what == "seal"][8:] == seals
+
+
+def test_what_is_opened_last_is_compared_before_it_is_dropped(stand_ins):
+    rounds.measure(["tink"], 1, 2, "", say=said_nothing, child=stand_ins)
+    asked = [what for _, what in TURNS]
+    assert asked[-6:] == ["open", "verify", "forget", "flip", "cut", "end"]
+    assert asked.count("verify") == 2
 
 
 def test_the_others_go_on_after_one_has_died(stand_ins):
@@ -272,9 +287,17 @@ def test_figures_are_medians_beside_fastracks():
     assert fastrack[-3:] == ("1.00", "1.00", "1.00")
 
 
-@pytest.mark.parametrize(("owned", "beyond"), [(100, 0), (150, 50), (90, 0), (3, 3), (0, 0)])
-def test_memory_for_the_tensors_is_not_counted(owned, beyond):
-    assert report._beyond(owned, 100) == beyond
+@pytest.mark.parametrize(
+    ("slug", "owned", "beyond"),
+    [
+        *[("fastrack", 100, 0), ("fastrack", 150, 50), ("fastrack", 90, 0)],
+        *[("fastrack-out", 3, 3), ("fastrack-out", 100, 100), ("safetensors-mapped", 0, 0)],
+    ],
+)
+def test_memory_for_the_tensors_counts_where_it_is_kept(slug, owned, beyond):
+    result = rounds._begin(slug)
+    result.open_owned = owned
+    assert report._beyond(result, 100) == beyond
 
 
 def test_without_fastrack_there_are_no_factors():

@@ -16,8 +16,8 @@ import fastrack
 
 pytest.importorskip("torch")
 
-from soak import gauges
-from soak.worker import KEYS, Violation, Worker
+from soak import gauges, gpu
+from soak.worker import KEYS, Violation, Worker, without_folders
 
 TESTS = Path(__file__).parent
 
@@ -67,6 +67,38 @@ def test_a_fault_that_nobody_notices_is_told(tmp_path):
 def test_another_error_than_the_documented_one_is_told(tmp_path):
     done = worker(tmp_path, lambda worker: worker.fault("kind", lambda: 1 / 0, ValueError))
     assert "ZeroDivisionError" in done.violations[0]
+
+
+@pytest.mark.parametrize(
+    ("failed", "error", "counted"),
+    [
+        *[(None, None, (0, 0)), ("upload", fastrack.DeviceError("upload"), (1, 1))],
+        *[("done", None, (0, 0)), ("done", fastrack.DeviceError("done"), (1, 1))],
+    ],
+)
+def test_a_call_that_failed_is_counted_as_the_driver_says(tmp_path, failed, error, counted):
+    done = worker(tmp_path, lambda worker: None, seconds=0)
+    gpu.require_told(done, failed, error)
+    assert (done.injected.total(), done.caught.total()) == counted
+
+
+def test_a_failure_of_the_driver_that_nobody_tells_is_told(tmp_path):
+    done = worker(tmp_path, lambda worker: gpu.require_told(worker, "upload", None))
+    assert (done.injected.total(), done.caught.total()) == (1, 0)
+    assert "upload of the driver failed, and nothing was raised" in done.violations[0]
+
+
+def test_an_error_of_a_driver_that_did_not_fail_is_told(tmp_path):
+    done = worker(tmp_path, lambda worker: gpu.require_told(worker, None, fastrack.DeviceError("of its own")))
+    assert "no call of the driver was made to fail" in done.violations[0]
+
+
+def test_what_is_told_has_no_folders(tmp_path):
+    done = worker(tmp_path, lambda worker: (worker.folder / "left").touch())
+    assert str(TESTS) not in done.violations[0]
+    assert str(tmp_path) not in done.violations[0]
+    assert 'File "worker.py", line' in done.violations[0]
+    assert without_folders("'/a b/c/d.py' or /e/f.py: 3 / 4, a/b") == "'d.py' or f.py: 3 / 4, a/b"
 
 
 def test_a_file_that_is_left_behind_is_told(tmp_path):

@@ -19,7 +19,7 @@ class Age:
     """Its calls on file objects, which are faster here than those on bytes and need no copy of everything."""
 
     name, package, is_read = "age (pyrage)", "pyrage", True
-    is_synced = False
+    is_fresh, is_synced = True, False
     settings = "X25519; encrypt_io and decrypt_io, from and into the arrays' own memory"
     features = Features(
         random_access="not in this package",

@@ -18,7 +18,7 @@ class Cobblestone:
     """One message on one thread. More did not help when they were tried: update_into keeps the interpreter's lock."""
 
     name, package, is_read = "cryptography.cobblestone", "cryptography", True
-    is_synced = False
+    is_fresh, is_synced = True, False
     settings = "Cobblestone256; unbuffered files, 1 MiB at a time, update_into memory made for it"
     features = Features(
         random_access="not in this package",

@@ -18,7 +18,7 @@ class Cryptotensors:
     """AES-256-GCM, which its documentation recommends, in the chunks it has by default."""
 
     name, package, is_read = "cryptotensors", "cryptotensors", True
-    is_synced = False
+    is_fresh, is_synced = True, False
     settings = "aes256gcm and ed25519 keys as JWK, format 2 with chunks of 2 MiB; torch.save_file, torch.load_file"
     features = Features(
         random_access="slices",

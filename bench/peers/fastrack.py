@@ -27,7 +27,7 @@ class Fastrack:
     """Into fresh memory."""
 
     name, package, is_read, features = "fastrack", "fastrack", True, FEATURES
-    is_synced = True
+    is_fresh, is_synced = True, True
     settings = "save_file, which syncs the file to disk; load_file and to_device, all threads"
 
     def __init__(self):
@@ -47,7 +47,7 @@ class FastrackUnsynced:
     """What `save_file` takes without what the others leave out."""
 
     name, package, is_read, features = "fastrack, not synced", "fastrack", True, FEATURES
-    is_synced = False
+    is_fresh, is_synced = True, False
     settings = "as fastrack, with os.fsync doing nothing: for the comparison, not for use"
 
     def __init__(self):
@@ -63,7 +63,7 @@ class FastrackInto:
     """Into memory that is there already."""
 
     name, package, is_read, features = "fastrack, out=", "fastrack", True, FEATURES
-    is_synced = True
+    is_fresh, is_synced = False, True
     settings = "as fastrack, with to_device(out=) into arrays that were filled before"
 
     def __init__(self):

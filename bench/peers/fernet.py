@@ -17,7 +17,7 @@ class Fernet:
     """One token. Several on two threads took as long when they were tried."""
 
     name, package, is_read = "Fernet", "cryptography", True
-    is_synced = False
+    is_fresh, is_synced = True, False
     settings = "one token of a safetensors header and the arrays; Fernet takes and gives bytes, so copies are its own"
     features = Features(
         random_access="no",

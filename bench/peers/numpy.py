@@ -14,7 +14,7 @@ class Numpy:
     """A folder with a file for each array."""
 
     name, package, is_read = "np.load", "numpy", True
-    is_synced = False
+    is_fresh, is_synced = True, False
     settings = "np.save of each array into a file of its own; np.load"
     features = Features(
         random_access="rows, with mmap_mode",

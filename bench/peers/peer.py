@@ -43,6 +43,7 @@ class Peer(Protocol):
     settings: str
     features: Features
     is_read: bool  # whether `open` brings every byte into memory of the process; a map alone does not
+    is_fresh: bool  # whether what `open` gives is memory of the process that it did not have before
     is_synced: bool  # whether `seal` returns when the file is on disk
 
     def seal(self, arrays: Arrays, path: Path) -> None:

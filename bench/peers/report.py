@@ -28,8 +28,8 @@ NOTES = """\
 Medians, the peers in turns. Files are in the page cache when they are opened. "on disk": with an fsync after what the
 peer does; fastrack does one itself, so both columns are the same thing for it. GB/s: 1e9 bytes of tensors a second.
 Memory: what the process holds for itself, at most, beyond what it held before: when sealing beyond the tensors, when
-opening beyond as many bytes as fresh tensors take. Looked up about every millisecond, in a run that is not timed; pages
-of a mapped file do not count. "times fastrack's": above 1, fastrack was faster."""
+opening beyond the tensors, where those are fresh memory. Looked up about every millisecond, in a run that is not
+timed; pages of a mapped file do not count. "times fastrack's": above 1, fastrack was faster."""
 
 
 class Report:
@@ -113,7 +113,7 @@ class Report:
             f"{nbytes / result.median('seal') / 1e9:.2f}",
             speed,
             f"{result.seal_owned / MIB:.0f}",
-            f"{_beyond(result.open_owned, nbytes) / MIB:.0f}",
+            f"{_beyond(result, nbytes) / MIB:.0f}",
             f"{over}",
             f"{100 * over / nbytes:.3f}",
             *(self._factor(result, what) for what in ("seal", "synced", "open")),
@@ -125,9 +125,9 @@ class Report:
         return f"{result.median(what) / self._base.median(what):.2f}"
 
 
-def _beyond(owned, nbytes):
-    """What an opening took besides its tensors; those may have been there before, or be in memory that was kept."""
-    return max(0, owned - nbytes) if owned > nbytes // 2 else owned
+def _beyond(result, nbytes):
+    """What an opening took besides its tensors, which count only where they are fresh memory."""
+    return max(0, result.open_owned - nbytes * PEERS[result.slug].is_fresh)
 
 
 def _feature_head():

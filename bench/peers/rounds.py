@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import asdict, dataclass, field
 from statistics import median
 
@@ -46,10 +47,11 @@ def measure(slugs, size, rounds, folder, *, seed=0, say=print, child=Child):
     """A `Result` for each of the named peers."""
     crew = {slug: child(slug, size, folder, seed) for slug in slugs}
     results = {slug: _begin(slug) for slug in slugs}
+    turns, shuffler = list(slugs), random.Random(seed)
 
-    def each(action, first=0):
-        turns = list(results.items())
-        for slug, result in turns[first:] + turns[:first]:
+    def each(action):
+        for slug in turns:
+            result = results[slug]
             if result.error:
                 continue
             try:
@@ -64,9 +66,9 @@ def measure(slugs, size, rounds, folder, *, seed=0, say=print, child=Child):
         each(_try_once)
         for number in range(rounds):
             say(f"round {number + 1} of {rounds}")
-            first = number % len(slugs)  # nobody is always the first
-            each(_seal, first)
-            each(_open, first)
+            shuffler.shuffle(turns)  # nobody has always the same one before it
+            each(_seal)
+            each(_open if number + 1 < rounds else _open_and_compare)
         say("each with a bit changed, and with a page cut off")
         each(_tamper)
     finally:
@@ -88,11 +90,12 @@ def _try_once(child, result):
     """Seal and open, so that all is loaded and compiled that will be; then again, and look how much memory it takes."""
     child.ask("seal")
     child.ask("open")
-    if not child.ask("verify")["same"]:
-        raise DeadError("what it opened is not what it sealed")
+    _compare(child)
     child.ask("forget")
+    child.ask("trim")
     reply = child.ask_watched("seal")
     result.bytes, result.seal_owned, result.seal_peak = reply["bytes"], reply["owned"], reply["peak"]
+    child.ask("trim")
     reply = child.ask_watched("open")
     result.open_owned, result.open_peak = reply["owned"], reply["peak"]
     child.ask("forget")
@@ -107,6 +110,18 @@ def _seal(child, result):
 def _open(child, result):
     result.open.append(child.ask("open")["seconds"])
     child.ask("forget")
+
+
+def _open_and_compare(child, result):
+    """The last time that is taken: that what came is right is found out after it."""
+    result.open.append(child.ask("open")["seconds"])
+    _compare(child)
+    child.ask("forget")
+
+
+def _compare(child):
+    if not child.ask("verify")["same"]:
+        raise DeadError("what it opened is not what it sealed")
 
 
 def _tamper(child, result):

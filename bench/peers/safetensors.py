@@ -38,7 +38,7 @@ class Safetensors:
     """Read, by the library's own reading."""
 
     name, package, is_read, features = "safetensors, read", "safetensors", True, FEATURES
-    is_synced = False
+    is_fresh, is_synced = True, False
     settings = 'safetensors.torch.save_file; load_file(backend="pread")'
 
     def __init__(self):
@@ -53,7 +53,7 @@ class SafetensorsClone:
     """Read, by copying what was mapped."""
 
     name, package, is_read, features = "safetensors, mapped and copied", "safetensors", True, FEATURES
-    is_synced = False
+    is_fresh, is_synced = True, False
     settings = "safetensors.torch.save_file; load_file, then clone() of each tensor"
 
     def __init__(self):
@@ -68,7 +68,7 @@ class SafetensorsMapped:
     """Not read."""
 
     name, package, is_read, features = "safetensors, mapped only", "safetensors", False, FEATURES
-    is_synced = False
+    is_fresh, is_synced = False, False
     settings = "safetensors.torch.save_file; load_file, which maps the file and reads nothing of it"
 
     def __init__(self):

@@ -15,7 +15,7 @@ class Tensorizer:
     """A random key, which its documentation prefers; reading with as many threads as it chooses."""
 
     name, package, is_read = "tensorizer", "tensorizer", True
-    is_synced = False
+    is_fresh, is_synced = True, False
     settings = (
         "EncryptionParams.random, TensorSerializer.write_state_dict; TensorDeserializer, which chooses the number of "
         "readers; plaid_mode has no effect in this version"

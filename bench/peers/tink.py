@@ -17,7 +17,7 @@ class Tink:
     """The largest segments of its templates, and as much in a call."""
 
     name, package, is_read = "Tink streaming AEAD", "tink", True
-    is_synced = False
+    is_fresh, is_synced = True, False
     settings = "AES256_GCM_HKDF_1MB; unbuffered files, 1 MiB at a time, readinto the arrays' own memory"
     features = Features(
         random_access="not in Python",

@@ -49,8 +49,8 @@ def run(
     held = (kept, board)  # in the closure of a helper, so for as long as one may touch them
 
     others = _other_cpus() if helpers else frozenset()
-    wanted = timeline.current()
-    doing = "" if wanted is None else getattr(wanted.mine, "doing", "")
+    wanted = timeline.current() if helpers else None
+    doing = "" if wanted is None else wanted.doing
 
     def help_out() -> None:
         assert held

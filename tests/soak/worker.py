@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import threading
 import time
 import traceback
@@ -24,6 +25,12 @@ DTYPES = [np.uint8, np.int16, np.float32, np.int64, np.bool_, np.complex64]
 
 NOISE = np.random.default_rng(0).integers(0, 256, LARGEST + (8 << 20), np.uint8)
 NOISE.flags.writeable = False
+
+
+def without_folders(text):
+    """Names of files instead of their paths, which are those of a machine."""
+    quoted = re.sub(r"""(['"])/[^'"\n]*/""", r"\1", text)
+    return re.sub(r"""(?<![\w.])/(?:[^\s/'"<>]+/)+""", "", quoted)
 
 
 class Violation(AssertionError):  # noqa: N818 - it is a finding
@@ -59,7 +66,7 @@ class Worker(threading.Thread):
                 self._choices[name][0](self)
                 self._require(not list(self.folder.iterdir()), f"left in its folder: {list(self.folder.iterdir())}")
             except BaseException as error:  # noqa: BLE001 - whatever it is, it is told
-                text = "".join(traceback.format_exception(error))
+                text = without_folders("".join(traceback.format_exception(error)))
                 self.violations.append(f"{self.name}, seed {self.seed}, after {sum(self.jobs.values())} jobs:\n{text}")
             self.jobs[name] += 1
         self.job = ""
