@@ -78,6 +78,14 @@ def test_the_interval_is_students():
     assert found.high == pytest.approx(2.718281828 ** (0.2 + 9.925 * 0.1 / 3**0.5))
 
 
+def test_who_comes_second_in_a_round_makes_no_difference():
+    """Rounds alternate, and there may be an odd number of them."""
+    rounds = [(1.0, 1.3) if number % 2 == 0 else (1.3, 1.0) for number in range(11)]
+    found = judge("a", [rounds] * 4)
+    assert found.interval.ratio == pytest.approx(1)
+    assert judge("a", [[(1.0, 2.0)]] * 2).interval.ratio == pytest.approx(2)
+
+
 def test_99_of_100_intervals_hold_the_true_ratio():
     chance = random.Random(1)
     found = [interval([chance.gauss(0.1, 0.05) for _ in range(5)]) for _ in range(2000)]

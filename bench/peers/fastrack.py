@@ -17,7 +17,7 @@ FEATURES = Features(
     order_and_end="refused",
     key_commitment="yes",
     bounded_memory="yes",
-    gpu="yes",
+    gpu="yes; not yet run on one",
     other_tools="safetensors and any Cobblestone",
     metadata="authenticated",
 )
