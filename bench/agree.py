@@ -1,9 +1,12 @@
-"""Whether two ways to measure the same steps agree: ``python -m bench.agree bench.json pytest-benchmark.json``.
+"""Whether two ways to measure the same steps agree: ``python -m bench.agree bench.json --suite pytest-benchmark.json``.
 
 The first is from `fastrack bench --json bench.json`, which runs the steps in turn; the second from `bench_ablation.py`
 with `--benchmark-json`, which runs them one after the other. Times of two runs differ by what else the machine did, so
 ratios are compared: to the bounce path, and to the plain copy. Two ratios agree if they differ by no more than the
 tolerance, or by no more than their noise: if the ranges overlap that follow from the quartiles of the times.
+
+A shared machine has phases, of minutes, in which memory is half as fast, and the cipher is not. Runs of both kinds, in
+turns, tell that noise too: give several documents, and their medians are compared, and their whole ranges.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 BOUNCE, COPY = "bounce", "plain copy"
 TOLERANCE = 0.25
@@ -36,8 +40,14 @@ class Ratio:
     high: float
 
     @classmethod
-    def of(cls, step, other):
-        return cls(other.median / step.median, other.lower / step.upper, other.upper / step.lower)
+    def of(cls, runs, step, other):
+        """In some runs, each the times by step."""
+        pairs = [(run[step], run[other]) for run in runs]
+        return cls(
+            median(other.median / step.median for step, other in pairs),
+            min(other.lower / step.upper for step, other in pairs),
+            max(other.upper / step.lower for step, other in pairs),
+        )
 
     def agrees(self, other, tolerance):
         near = max(self.value, other.value) <= (1 + tolerance) * min(self.value, other.value)
@@ -47,7 +57,7 @@ class Ratio:
 def main(argv):
     """Print row by row what both say. Gives 0, 1 if some rows do not agree, or 2 if there is nothing to compare."""
     options = _parse(argv)
-    ours, theirs = read_ours(options.ours), read_theirs(options.theirs)
+    ours, theirs = [read_ours(path) for path in options.ours], [read_theirs(path) for path in options.suite]
     rows = list(compare(ours, theirs, options.tolerance))
     if not rows:
         print("The two documents have no step in common; measure the same sizes.")
@@ -64,12 +74,12 @@ def main(argv):
 
 def compare(ours, theirs, tolerance):
     """Each step that both have: its place, both ratios to the bounce path and to the copy, whether they agree."""
-    for place in ours:
+    for place in ours[0]:
         direction, size, step = place
         others = [(direction, size, name) for name in (BOUNCE, COPY)]
-        if step == BOUNCE or any(found not in known for known in (ours, theirs) for found in (place, *others)):
+        if step == BOUNCE or any(found not in run for run in (*ours, *theirs) for found in (place, *others)):
             continue
-        bounce, copy = (tuple(Ratio.of(known[place], known[other]) for known in (ours, theirs)) for other in others)
+        bounce, copy = (tuple(Ratio.of(runs, place, other) for runs in (ours, theirs)) for other in others)
         yield place, bounce, copy, all(mine.agrees(other, tolerance) for mine, other in (bounce, copy))
 
 
@@ -96,8 +106,8 @@ def read_theirs(path):
 
 def _parse(argv):
     parser = argparse.ArgumentParser(prog="python -m bench.agree", description="Compare two measurements of the steps.")
-    parser.add_argument("ours", type=Path, help="from fastrack bench --json")
-    parser.add_argument("theirs", type=Path, help="from pytest --benchmark-json")
+    parser.add_argument("ours", type=Path, nargs="+", help="from fastrack bench --json")
+    parser.add_argument("--suite", type=Path, nargs="+", required=True, help="from pytest --benchmark-json")
     parser.add_argument("--tolerance", type=float, default=TOLERANCE, help="that ratios may differ by; 0.25 if absent")
     return parser.parse_args(argv)
 

@@ -41,7 +41,7 @@ def documents(tmp_path):
             paths, ({"ablation": ours, "settings": {"device": "cpu", "bits": 256}}, {"benchmarks": theirs}), strict=True
         ):
             path.write_text(json.dumps(document))
-        return [str(path) for path in paths]
+        return [str(paths[0]), "--suite", str(paths[1])]
 
     return write
 
@@ -70,12 +70,24 @@ def test_another_ratio_within_the_quartiles_agrees(documents):
 
 
 def test_a_ratio_has_a_range():
-    ratio = Ratio.of(Timing(2.0, 1.0, 4.0), Timing(8.0, 6.0, 9.0))
+    first = {"a": Timing(2.0, 1.0, 4.0), "b": Timing(8.0, 6.0, 9.0)}
+    ratio = Ratio.of([first], "a", "b")
     assert (ratio.value, ratio.low, ratio.high) == (4.0, 1.5, 9.0)
+    other = {"a": Timing(1.0, 1.0, 1.0), "b": Timing(20.0, 20.0, 20.0)}
+    ratio = Ratio.of([first, other], "a", "b")
+    assert (ratio.value, ratio.low, ratio.high) == (12.0, 1.5, 20.0)
+
+
+def test_runs_of_a_machine_that_has_phases_agree_if_both_have_seen_them(documents, tmp_path, capsys):
+    ours, _, slow = documents(**{"+ direct": 7.0})
+    (tmp_path / "slow.json").write_text(Path(slow).read_text())
+    ours, _, quick = documents()
+    assert main([ours, "--suite", str(tmp_path / "slow.json")]) == 1
+    assert main([ours, "--suite", str(tmp_path / "slow.json"), quick]) == 0
 
 
 def test_documents_without_a_step_in_common_are_told(documents, capsys):
-    ours, theirs = documents()
-    Path(theirs).write_text('{"benchmarks": []}')
-    assert main([ours, theirs]) == 2
+    paths = documents()
+    Path(paths[-1]).write_text('{"benchmarks": []}')
+    assert main(paths) == 2
     assert "no step in common" in capsys.readouterr().out
