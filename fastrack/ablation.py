@@ -15,6 +15,7 @@ _SMALL = 16 << 20  # bytes of plaintext up to which a run is short, and its time
 _BYTES = 2 << 30  # that the rounds of a small tensor move together
 _MOST = 500  # rounds
 _CACHED = 64 << 20  # bytes of plaintext up to which caches make a difference
+_SETTLE = 3  # runs after which they hold what a step leaves there
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ def _measure(direction: Direction, nbytes: int, device: object, bits: int, repea
     with open_steps(direction, nbytes, device=device, bits=bits) as opened:
         opened.check()
         runs = {step.name: step.run for step in opened.steps}
-        times = timed_rounds(runs, rounds_of(nbytes, repeat), settle=nbytes <= _CACHED)
+        times = timed_rounds(runs, rounds_of(nbytes, repeat), settle=_SETTLE if nbytes <= _CACHED else 0)
         return _rows(direction, nbytes, opened.steps, times)
 
 

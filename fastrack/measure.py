@@ -131,17 +131,17 @@ def interleave(runs: Mapping[str, Callable[[], Any]], repeat: int) -> dict[str, 
     return {name: list(times.seconds) for name, times in timed_rounds(runs, repeat).items()}
 
 
-def timed_rounds(runs: Mapping[str, Callable[[], Any]], repeat: int, *, settle: bool = False) -> dict[str, Times]:
+def timed_rounds(runs: Mapping[str, Callable[[], Any]], repeat: int, *, settle: int = 0) -> dict[str, Times]:
     """`repeat` rounds, each of which runs each in turn: so a slow moment of the machine falls on all of them.
 
-    `settle` runs each once more, untimed, right before it is timed: then caches hold what it leaves there itself, and
-    not what its neighbour does.
+    `settle` runs each so many times more, untimed, right before it is timed: then caches hold what it leaves there
+    itself, and not what its neighbour does.
     """
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     cpu = dict.fromkeys(runs, 0.0)
     for _ in range(repeat):
         for name, run in runs.items():
-            if settle:
+            for _ in range(settle):
                 run()
             before = time.process_time()
             start = time.perf_counter()

@@ -224,7 +224,7 @@ def test_small_sizes_have_the_rounds_of_a_p99_and_large_ones_those_asked_for():
 def test_a_step_may_settle_before_it_is_timed():
     order = []
     runs = {name: lambda name=name: order.append(name) for name in "ab"}
-    times = timed_rounds(runs, 2, settle=True)
+    times = timed_rounds(runs, 2, settle=1)
     assert "".join(order) == "aabb" * 2
     assert [len(found.seconds) for found in times.values()] == [2, 2]
     assert all(found.cpu >= 0 for found in times.values())

@@ -78,7 +78,7 @@ def test_a_ratio_has_a_range():
     assert (ratio.value, ratio.low, ratio.high) == (12.0, 1.5, 20.0)
 
 
-def test_runs_of_a_machine_that_has_phases_agree_if_both_have_seen_them(documents, tmp_path, capsys):
+def test_runs_of_a_machine_that_has_phases_agree_if_both_have_seen_them(documents, tmp_path):
     ours, _, slow = documents(**{"+ direct": 7.0})
     (tmp_path / "slow.json").write_text(Path(slow).read_text())
     ours, _, quick = documents()
