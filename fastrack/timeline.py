@@ -27,6 +27,7 @@ Steps = list[str | int]  # of each its name, start, stop; the slab's first chunk
 _Span = tuple[str, int, int, int, Detail]
 
 _HOST = "host"
+_PATIENCE = 1.0  # seconds in which a thread that has helped gets its turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,8 @@ class Timeline:
         self._tracks: dict[int, tuple[str, str]] = {}
         self._streams: dict[tuple[str, str, int], int] = {}
         self._lock = threading.Lock()
+        self._change = threading.Condition()
+        self._helpers = 0
 
     @property
     def doing(self) -> str:
@@ -77,6 +80,20 @@ class Timeline:
     def add(self, name: str, start: int, stop: int, detail: Detail) -> None:
         """A span on the calling thread."""
         self._spans.append((name, start, stop, self._track(), detail))
+
+    @contextmanager
+    def helping(self, name: str) -> Iterator[None]:
+        """Show the block as a span on the calling thread, even if whom it helps goes on before it has ended."""
+        with self._change:
+            self._helpers += 1
+        start = time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            self.add(name, start, time.perf_counter_ns(), {})
+            with self._change:
+                self._helpers -= 1
+                self._change.notify_all()
 
     def add_transfer(self, name: str, start: int, stop: int, size: int, tensor: str | None, steps: Steps) -> None:
         """A transfer on the calling thread, and what was done in it, one step after the other."""
@@ -100,8 +117,10 @@ class Timeline:
     def spans(self) -> list[Span]:
         """All of them so far, each track's in the order of their starts, and what encloses another before it.
 
-        Waits for devices whose spans are not over.
+        Waits for devices whose spans are not over, and for threads that are about to tell of theirs.
         """
+        with self._change:
+            self._change.wait_for(lambda: not self._helpers, _PATIENCE)
         later, self._later = self._later, []
         ends: dict[int, int] = {}
         for name, times, track, detail in later:

@@ -65,6 +65,7 @@ REPLIES = {
     "open": {"seconds": 0.5, "peak": 5, "owned": 4},
     "verify": {"same": True},
     "forget": {},
+    "warm": {},
     "trim": {},
     "flip": {"outcome": "refused", "by": "InvalidTag"},
     "cut": {"outcome": "not noticed"},

@@ -147,11 +147,28 @@ def test_threads_that_help_have_rows_of_their_own(path, monkeypatch):
             pytest.skip("this engine has no helpers")
         spans = [
             span
-            for _ in range(20)  # one who comes too late finds nothing to do, and may be late to say so
+            for _ in range(20)  # one who comes too late finds nothing to do
             for span in traced(path, lambda: opened.to_device(SEALED, framework="numpy"))
         ]
     others = [span for span in spans if span["thread"].startswith("fastrack_")]
     assert {span["name"] for span in others} == {"open"}
+
+
+def test_a_helper_that_is_late_to_tell_is_waited_for():
+    begun, told = threading.Event(), threading.Event()
+
+    def help_out():
+        with kept.helping("open"):
+            begun.set()
+            told.wait(60)
+
+    with timeline.recording() as kept:
+        helper = threading.Thread(target=help_out, name="helper")
+        helper.start()
+        begun.wait(60)
+    threading.Timer(0.05, told.set).start()
+    assert [(span.name, span.thread) for span in kept.spans()] == [("open", "helper")]
+    helper.join()
 
 
 def test_each_thread_has_a_row(opened, path):

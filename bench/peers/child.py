@@ -50,7 +50,6 @@ class Worker:
 
     def do_seal(self):
         remove(self._path)
-        self._warm()
         seconds, peak = self._run(lambda: self._peer.seal(self._arrays, self._path))
         start = time.perf_counter()
         if not self._peer.is_synced:
@@ -64,7 +63,6 @@ class Worker:
 
     def do_open(self):
         self._found = None
-        self._warm()
         seconds, peak = self._run(self._open)
         return {"seconds": seconds, "peak": peak}
 
@@ -85,6 +83,15 @@ class Worker:
             trim(0)
         return {}
 
+    def do_warm(self):
+        """Touch as much memory as will be needed, and give it back.
+
+        A virtual machine may have to ask its host for memory that it has not used for a while, which takes up to half a
+        second for 256 MiB, and falls on whoever comes first.
+        """
+        np.ones(2 * self._size * MIB, np.uint8)
+        return {}
+
     def do_flip(self):
         """Change a bit in the middle of the file."""
 
@@ -100,14 +107,6 @@ class Worker:
     def do_cut(self):
         """Cut a page off the end of the file."""
         return self._try(lambda path: os.truncate(path, path.stat().st_size - PAGE))
-
-    def _warm(self):
-        """Touch as much memory as will be needed, and give it back.
-
-        A virtual machine may have to ask its host for memory that it has not used for a while, which takes up to half a
-        second for 256 MiB, and falls on whoever comes first.
-        """
-        np.ones(2 * self._size * MIB, np.uint8)
 
     def _try(self, change):
         """Open a copy that was changed, and tell what came of it."""

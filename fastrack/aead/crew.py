@@ -10,11 +10,10 @@ import ctypes
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from fastrack import timeline
@@ -57,10 +56,8 @@ def run(
         if others:
             with suppress(OSError):  # a sandbox may not allow it
                 os.sched_setaffinity(0, others)
-        start = time.perf_counter_ns()
-        kernel(*arguments, ticket, place, False)
-        if wanted is not None and doing:
-            wanted.add(doing, start, time.perf_counter_ns(), {})
+        with wanted.helping(doing) if wanted is not None and doing else nullcontext():
+            kernel(*arguments, ticket, place, False)
 
     # When this is over, nobody reads or writes what belongs to the caller, whatever happened. The board is what counts:
     # the pool's futures may be late, or lost, and a helper that comes late finds no ticket. The kernel itself waits for
