@@ -25,9 +25,9 @@ HEAD = (
     "open, times fastrack's",
 )
 NOTES = """\
-Medians, the peers in turns, each after it has touched as much memory as it will need and given it back: a virtual machine
-may have to ask its host for memory first. Files are in the page cache when they are opened. "on disk": with an fsync
-after what the peer does; fastrack does one itself, so both columns are the same thing for it. GB/s: 1e9 bytes of
+Medians, the peers in turns, each after it has touched as much memory as it will need and given it back: a virtual
+machine may have to ask its host for memory first. Files are in the page cache when they are opened. "on disk": with an
+fsync after what the peer does; fastrack does one itself, so both columns are the same thing for it. GB/s: 1e9 bytes of
 tensors a second.
 Memory: what the process holds for itself, at most, beyond what it held before: when sealing beyond the tensors, when
 opening beyond the tensors, where those are fresh memory. Looked up about every millisecond, in a run that is not
