@@ -19,6 +19,7 @@ from fastrack.cli.nvml import read_graphics
 from fastrack.cli.options import Bits
 from fastrack.cli.pictures import check_picture, draw_ablation, draw_timelines
 from fastrack.cli.timeline import record_transfers
+from fastrack.newfile import new_file
 
 if TYPE_CHECKING:
     from fastrack.ablation import Measured
@@ -248,4 +249,5 @@ def _write(document: dict[str, Any], path: Path) -> None:
     if path == _STDOUT:
         print_json(document)
     else:
-        path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        with new_file(path) as file:
+            file.write((json.dumps(document, indent=2) + "\n").encode())
