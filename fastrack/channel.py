@@ -27,7 +27,8 @@ from fastrack.stats import Recorder, Stats, Transfer
 
 __all__ = ["Channel", "Stats"]
 
-_DEPTH = 3  # slabs of a ring: one being filled, one on its way, one being opened
+_DEPTH = 6  # slabs of a ring: filled, on their way, or waiting for a GPU whose multiprocessors are all taken
+_FIRST, _TOGETHER = 2, 16  # slabs that are issued together: those a device begins with, and those after
 
 
 class Channel:
@@ -76,7 +77,8 @@ class Channel:
         self._engine = aead.engine(threads=threads)
         self._session = Session()
         self._sizes = Sizes(self._device.lead, self._device.slab)
-        self._ring = Ring(self._device, cobblestone.raw_size(self._device.slab), _DEPTH)
+        size = cobblestone.raw_size(self._device.slab)
+        self._rings = [Ring(self._device, size, _DEPTH) for _ in range(self._device.lanes)]
         self._pending = Pending()
         self._stats = Recorder()
         self._door = Door("this channel was closed; open another one")
@@ -146,7 +148,8 @@ class Channel:
         if self._door.shut():
             with ExitStack() as closing:  # each of them, whatever happens to another
                 closing.callback(self._device.close)
-                closing.callback(self._ring.close)
+                for ring in self._rings:
+                    closing.callback(ring.close)
                 closing.callback(self._session.wipe)
                 self._keys = None
                 self._pending.wait()
@@ -181,7 +184,9 @@ class Channel:
                 if isinstance(leaf, SealedRows) and leaf.has_gaps:
                     self._device.clear(target)
                 for source, message_key in messages:
-                    started.append((self._receive(source, message_key, target, record), source.name))
+                    # What is on one device's stream is done when the last of it is.
+                    wait = source is messages[-1][0] and not order.non_blocking
+                    started.append((self._receive(source, message_key, target, record, wait=wait), source.name))
                 self._judge(started, order)
             except BaseException:
                 for _, message_key in messages:
@@ -198,12 +203,10 @@ class Channel:
         messages: list[tuple[Source, MessageKey]]
         try:
             if isinstance(leaf, SealedTensor):
-                messages = [(SealedSource(leaf, self._threads), leaf.open_header(order.ring))]
+                messages = [(SealedSource(leaf), leaf.open_header(order.ring))]
             elif isinstance(leaf, SealedRows):
                 leaf.check_claims(order.ring)
-                messages = [
-                    (RowSource(part, self._threads), part.tensor.open_header(order.ring)) for part in leaf.parts()
-                ]
+                messages = [(RowSource(part), part.tensor.open_header(order.ring)) for part in leaf.parts()]
             else:
                 key = self._session.next_key()
                 messages = [(PlainSource(arrays.bytes_of(leaf), key, self._engine), key)]
@@ -215,15 +218,12 @@ class Channel:
         return messages
 
     def _judge(self, started: list[tuple[Work, str | None]], order: _Order) -> None:
-        """Wait for work, or leave what is not done for later if the caller does not wait."""
-        later = []
+        """Wait for work, or leave all of it for later if the caller does not wait, however quick the device was."""
         for work, name in started:
-            if order.non_blocking and not work.done():
-                later.append((work, name))
+            if order.non_blocking and not self._device.in_place:
+                self._pending.add(work, name)
             else:
                 _require_good(work, name)
-        for work, name in later:
-            self._pending.add(work, name)
 
     def _clear(self, target: Any) -> None:
         """Leave zeros after an error, which is the one to tell even if the device now has another."""
@@ -244,43 +244,38 @@ class Channel:
 
     # The two directions.
 
-    def _receive(self, source: Source, key: MessageKey, target: Any, record: Transfer) -> Work:
-        """Open a message into `target`; perhaps it is not done yet."""
+    def _receive(self, source: Source, key: MessageKey, target: Any, record: Transfer, *, wait: bool) -> Work:
+        """Open a message into `target`; without `wait` perhaps it is not done yet."""
         staged = not (source.in_place and self._device.in_place)
+        stage = "open" if self._device.in_place else "submit"
 
         def step(work: Work, slab: Slab, slot: Slot | None) -> None:
-            with record.stage("fill", slab, "source"):
-                filled = source.fill(slab, None if slot is None else slot.memory)
-            with record.stage("open", slab, "open" if self._device.in_place else "submit"):
+            if slot is not None and not source.in_place:
+                with record.stage("fill", slab, "source"):
+                    filled = source.fill(slab, slot.memory)
+            else:
+                filled = source.fill(slab, None)
+            with record.stage("open", slab, stage):
                 work.open(slab, filled, slot)
 
+        together = _TOGETHER if source.in_place else 1
         try:
             slabs = source.slabs(self._sizes if staged else None)
-            return self._run(key, target, slabs, step, None, record, staged=staged)
+            return self._run(key, target, slabs, step, record, staged=staged, together=together, keep=False, wait=wait)
         finally:
             source.finish()
 
     def _send(self, key: MessageKey, memory: Any, message: Bytes, record: Transfer) -> None:
         """Seal what is in `memory` into `message`, which has no header."""
         staged = not self._device.in_place
-
-        def place_of(slab: Slab) -> Bytes:
-            return message[STRIDE * slab.first :][: slab.sealed]
+        stage = "seal" if self._device.in_place else "submit"
 
         def step(work: Work, slab: Slab, slot: Slot | None) -> None:
-            with record.stage("seal", slab, "seal" if self._device.in_place else "submit"):
-                work.seal(slab, place_of(slab) if slot is None else slot.memory[: slab.sealed], slot)
-
-        def land(slab: Slab, slot: Slot) -> None:
-            from fastrack import packing
-
-            with record.stage("seal", slab, "wait"):
-                slot.wait()
-            with record.stage("seal", slab, "store"):
-                packing.copy(place_of(slab), slot.memory[: slab.sealed], self._threads)
+            with record.stage("seal", slab, stage):
+                work.seal(slab, message[STRIDE * slab.first :][: slab.sealed], slot)
 
         slabs = slabs_of(len(memory), self._sizes if staged else None)
-        self._run(key, memory, slabs, step, land, record, staged=staged).verdict()
+        self._run(key, memory, slabs, step, record, staged=staged, together=_TOGETHER, keep=True, wait=True).verdict()
 
     # The loop.
 
@@ -290,56 +285,58 @@ class Channel:
         memory: Any,
         slabs: Iterator[Slab],
         step: Callable[[Work, Slab, Slot | None], None],
-        land: Callable[[Slab, Slot], None] | None,
         record: Transfer,
         *,
         staged: bool,
+        together: int,
+        keep: bool,
+        wait: bool,
     ) -> Work:
         """Hand a message to the device, slab by slab, and end it.
 
-        Where the device writes to a slot, `land` takes the slab out of it when it is there. Until then slots are in
-        flight, and others that share the ring may have none: so whoever has any does not wait for more.
+        Slabs are issued `together`, but for the first ones, so that the device begins early. Their slots go back to the
+        ring then, for other transfers too, unless they `keep` what was sealed until they are used again or the end. A
+        slab that is issued alone is filled here, so its slot must be free.
         """
         try:
-            work = self._device.begin(key, memory)
+            work = self._device.begin(key, memory, record.note)
         finally:
             key.wipe()
-        flight: deque[tuple[Slab, Slot]] = deque()
-
-        def take(slab: Slab) -> Slot:
-            while (slot := self._deal(slab, record, patient=not flight)) is None:
-                land_oldest()
-            return slot
-
-        def land_oldest() -> None:
-            assert land is not None
-            land(*flight[0])
-            self._ring.put(flight.popleft()[1])
-
+        ring = self._rings[work.lane]
+        held: deque[Slot] = deque()
+        waiting, limit = 0, min(_FIRST, together)
         try:
-            with _Ending(work):
+            with _Ending(work, wait=wait):
                 for slab in slabs:
-                    slot = take(slab) if staged else None
-                    try:
-                        step(work, slab, slot)
-                    finally:
-                        if slot is not None and land is not None:
-                            flight.append((slab, slot))
-                        elif slot is not None:
-                            self._ring.put(slot)  # the device may still read it, and the ring knows
-                while flight:
-                    land_oldest()
+                    slot = self._deal(ring, held, slab, record, free=together == 1) if staged else None
+                    step(work, slab, slot)
+                    waiting += 1
+                    if staged and waiting == limit:
+                        work.issue()
+                        waiting, limit = 0, together
+                        while held and not keep:
+                            ring.put(held.popleft())
         except BaseException:
-            for _, slot in flight:
-                self._ring.put(slot)
             with suppress(Exception):  # the first error is the one to tell
                 work.verdict()
             raise
+        finally:
+            for slot in held:
+                ring.put(slot)
         return work
 
-    def _deal(self, slab: Slab, record: Transfer, *, patient: bool) -> Slot | None:
+    def _deal(self, ring: Ring, held: deque[Slot], slab: Slab, record: Transfer, *, free: bool) -> Slot:
+        """Take another slot of the ring, or the one that was used longest ago of those that are held."""
         with record.waiting(slab):
-            return self._ring.take(patient=patient)
+            slot = None
+            if not (held and held[0].ready()) and len(held) < _DEPTH:
+                slot = ring.take(patient=not held)
+            if slot is None:
+                slot = held.popleft()
+            held.append(slot)
+            if free:
+                slot.wait()
+            return slot
 
 
 class _Order:
@@ -387,15 +384,16 @@ def _require_good(work: Work, name: str | None) -> None:
 class _Ending:
     """Ends work, whatever happens. An error from before that is the one to tell."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Work, *, wait: bool) -> None:
         self._work = work
+        self._wait = wait
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
-            self._work.end()
+            self._work.end(wait=self._wait)
             return
         with suppress(Exception):
             self._work.end()

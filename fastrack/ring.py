@@ -14,8 +14,8 @@ __all__ = ["Ring"]
 class Ring:
     """At most `depth` slots of `size` bytes, made when first needed and then used again.
 
-    A slot may come back while the device still works on it: it is dealt again once that is over. May be shared by
-    threads. A forked child makes slots of its own.
+    A slot may come back, and be dealt again, while the device still works on it: its `wait` tells when that is over.
+    May be shared by threads. A forked child makes slots of its own.
     """
 
     def __init__(self, device: Device, size: int, depth: int) -> None:
@@ -33,9 +33,10 @@ class Ring:
         self._change = threading.Condition()
 
     def take(self, *, patient: bool) -> Slot | None:
-        """Deal a slot that the device is done with. If all are taken, wait for one if `patient`, else give None.
+        """Deal a slot, one that the device is done with if there is any.
 
-        Whoever holds slots already must not be patient: others may hold the rest and wait as well.
+        If all are taken, wait for one if `patient`, else give None. A caller that holds slots already must not be
+        patient: two such callers would wait for each other.
         """
         with self._change:
             while not self._returned and self._made == self._depth:
@@ -43,14 +44,7 @@ class Ring:
                     return None
                 self._change.wait()
             slot = self._choose()
-        if slot is None:
-            return self._make()
-        try:
-            slot.wait()
-        except BaseException:
-            self.put(slot)
-            raise
-        return slot
+        return self._make() if slot is None else slot
 
     def put(self, slot: Slot) -> None:
         """Bring a slot back, whether or not the device is done with it."""

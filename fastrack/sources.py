@@ -59,7 +59,7 @@ class Source(Protocol):
         """The slabs of the message: of these sizes if they are to be staged, one for all of it if None."""
 
     def fill(self, slab: Slab, place: Bytes | None) -> Bytes:
-        """The slab's ciphertext: put into `place`, a slot's memory, or where it lies already if there is none."""
+        """The slab's ciphertext: where it lies, which for a gather is the whole message, or put into `place`."""
 
     def finish(self) -> None:
         """Wipe what is secret."""
@@ -70,41 +70,32 @@ class SealedSource:
 
     in_place = True
 
-    def __init__(self, sealed: SealedTensor, threads: int) -> None:
+    def __init__(self, sealed: SealedTensor) -> None:
         self.name: str | None = sealed.name
         self.memory = sealed.chunks
         self._nbytes = sealed.nbytes
-        self._threads = threads
 
     def slabs(self, sizes: Sizes | None) -> Iterator[Slab]:
         return slabs_of(self._nbytes, sizes)
 
     def fill(self, slab: Slab, place: Bytes | None) -> Bytes:
         start = slab.first * STRIDE
-        here = self.memory[start : start + slab.sealed]
-        if place is None:
-            return here
-        from fastrack import packing
-
-        staged = place[: slab.sealed]
-        packing.copy(staged, here, self._threads)
-        return staged
+        return self.memory[start : start + slab.sealed]
 
     def finish(self) -> None:
         """Nothing is secret."""
 
 
 class RowSource:
-    """Rows of a sealed tensor: the chunks that hold them, side by side if they are staged."""
+    """Rows of a sealed tensor: the chunks that hold them."""
 
     in_place = True
 
-    def __init__(self, part: Part, threads: int) -> None:
+    def __init__(self, part: Part) -> None:
         self.name: str | None = part.tensor.name
         self.memory = part.tensor.chunks
         self._pieces = part.plan.pieces()
         self._nbytes = part.tensor.nbytes
-        self._threads = threads
 
     def slabs(self, sizes: Sizes | None) -> Iterator[Slab]:
         if sizes is None:
@@ -112,14 +103,7 @@ class RowSource:
         return gathers_of(self._pieces, self._nbytes, sizes)
 
     def fill(self, slab: Slab, place: Bytes | None) -> Bytes:
-        if place is None:
-            return self.memory
-        from fastrack import packing
-
-        assert slab.pieces is not None
-        staged = place[: slab.sealed]
-        packing.pack(staged, self.memory, slab.pieces.chunks, self._threads)
-        return staged
+        return self.memory
 
     def finish(self) -> None:
         """Nothing is secret."""

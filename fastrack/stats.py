@@ -55,10 +55,12 @@ class Stats:
 class Transfer:
     """One transfer while it is measured, and drawn if somebody wants a timeline."""
 
-    __slots__ = ("doing", "spent", "steps", "timeline")
+    __slots__ = ("_stages", "doing", "spent", "steps", "timeline")
 
-    def __init__(self, wanted: Timeline | None) -> None:
+    def __init__(self, wanted: Timeline | None, direction: str = "to_device") -> None:
         self.timeline = wanted
+        work = "seal" if direction == "to_host" else "open"
+        self._stages = {"source": "fill", "issue": work, "store": work, "wait": "wait"}
         self.doing = ""
         self.steps: Steps = []
         self.spent = dict.fromkeys((*_COUNTED, "wait"), 0)  # nanoseconds
@@ -66,6 +68,12 @@ class Transfer:
     def stage(self, name: str, slab: Slab, shown: str) -> _Stage:
         """Count the time of a block to a stage, if it ends well. A timeline shows it under another name."""
         return _Stage(self, name, slab, shown)
+
+    def note(self, name: str, slab: Slab, start: int, stop: int) -> None:
+        """Count, and show, what a device did for a slab on this thread."""
+        self.spent[self._stages[name]] += stop - start
+        if self.timeline is not None:
+            self.steps += (name, start, stop, slab.first, slab.sealed)
 
     def waiting(self, slab: Slab) -> AbstractContextManager[None]:
         """The time of a block that only a timeline shows, as a wait."""
@@ -116,7 +124,7 @@ class Recorder:
     def transfer(self, nbytes: int, shown: str, name: str | None) -> Iterator[Transfer]:
         """Measure one transfer; it counts if it ends well."""
         wanted = timeline.current()
-        record = Transfer(wanted)
+        record = Transfer(wanted, shown)
         if wanted is not None:
             wanted.mine.transfer = record
         start = time.perf_counter_ns()

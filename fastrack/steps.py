@@ -24,6 +24,7 @@ from fastrack.bounce import BouncePath, OneBlockPath, OneSlab, copy, touched
 from fastrack.channel import Channel
 from fastrack.cobblestone import HEADER
 from fastrack.devices import Device
+from fastrack.devices.commands import Commands
 from fastrack.devices.cpu import CpuDevice
 from fastrack.devices.cuda import CudaDevice
 from fastrack.devices.driver import Driver
@@ -353,19 +354,15 @@ class _CudaEnd:
         return self.device.view(self.place, writable=writable)
 
     def put(self) -> None:
-        self._driver.upload(self._pointer, self._locked, self._stream)
-        self._wait()
+        commands = Commands()
+        commands.upload(self._pointer, self._locked, self._stream)
+        self._run(commands)
 
     def get(self) -> Bytes:
-        self._driver.download(self._locked, self._pointer, self._stream)
-        self._wait()
-        return self._locked
+        return self._download(self._locked)
 
     def read(self) -> Bytes:
-        found = self._driver.host(self._locked.size)
-        self._driver.download(found, self._pointer, self._stream)
-        self._wait()
-        return found
+        return self._download(self._driver.host(self._locked.size))
 
     def forget(self, direction: Direction) -> None:
         if direction == "to_device":
@@ -379,14 +376,22 @@ class _CudaEnd:
     def close(self) -> None:
         self.chain.close()
 
-    def _fill(self, value: int) -> None:
-        self._driver.fill(self._pointer, value, self._locked.size, self._stream)
-        self._wait()
+    def _download(self, target: Bytes) -> Bytes:
+        commands = Commands()
+        commands.download(target, self._pointer, self._stream)
+        self._run(commands)
+        return target
 
-    def _wait(self) -> None:
+    def _fill(self, value: int) -> None:
+        commands = Commands()
+        commands.fill(self._pointer, value, self._locked.size, self._stream)
+        self._run(commands)
+
+    def _run(self, commands: Commands) -> None:
         event = self._driver.event()
-        self._driver.record(event, self._stream)
-        self._driver.synchronize(event)
+        commands.record(event, self._stream)
+        commands.synchronize(event)
+        self._driver.issue(commands)
 
 
 def _open_driver(name: str) -> Driver:

@@ -69,9 +69,9 @@ def test_a_verdict_can_be_had_after_closing():
     assert [work.verdict() for work in works] == [None, 0]
 
 
-def test_the_copy_thread_ends_with_its_device():
+def test_the_thread_of_confidential_mode_ends_with_its_device():
     before = set(threading.enumerate())
-    rigs = [Rig(), Rig()]
+    rigs = [Rig("serial"), Rig("serial")]
     assert all(map(opened, rigs))
     assert len(set(threading.enumerate()) - before) == 2
     rigs[0].close()
@@ -83,9 +83,17 @@ def test_the_copy_thread_ends_with_its_device():
     assert not set(threading.enumerate()) - before
 
 
+def test_outside_of_confidential_mode_there_is_no_hand_over():
+    before = set(threading.enumerate())
+    rig = Rig()
+    assert opened(rig)
+    assert set(threading.enumerate()) == before
+    rig.close()
+
+
 def test_no_thread_is_started_before_there_is_work():
     before = set(threading.enumerate())
-    Rig()
+    Rig("serial")
     assert set(threading.enumerate()) == before
 
 
@@ -101,6 +109,7 @@ def test_a_forked_child_is_told_and_touches_nothing():
     slot = rig.take()
     slab = next(rig.slabs(MESSAGE))
     work.open(slab, slot.memory, slot)
+    work.issue()
     slot.wait()
     content = slot.memory.copy()
 
@@ -141,6 +150,7 @@ def test_a_child_does_not_wait_for_a_thread_it_does_not_have():
     work = rig.begin(MESSAGE, rig.array(MESSAGE.plain.size))
     slot = rig.take()
     work.open(next(rig.slabs(MESSAGE)), slot.memory, slot)
+    work.issue()
 
     def child():
         slot.wait()
@@ -163,34 +173,12 @@ def _interrupt(*_):
 
 
 def test_an_interrupt_at_the_end_of_a_message_leaves_its_key_to_no_other(monkeypatch):
-    rig = Rig("threads")
+    rig = Rig("serial")
     assert opened(rig)  # the control that comes next has been used, and its events happened
     gate = threading.Event()
     rig.device._pipeline.submit(gate.wait)  # as another transfer's copy in confidential mode
     array = rig.array(MESSAGE.plain.size)
     work = rig.begin(MESSAGE, array)
-    with monkeypatch.context() as patch:
-        patch.setattr(work._finished, "wait", _interrupt)
-        for interrupted in (work.end, work.verdict):
-            with pytest.raises(KeyboardInterrupt):
-                interrupted()
-    other = Message(5000, seed=2)
-    sealing = rig.begin(other, rig.driver.array(other.plain), writable=False)
-    assert sealing._control is not work._control
-    gate.set()
-    assert within(SECONDS, work.verdict) is None
-    within(SECONDS, sealing.end)
-    within(SECONDS, rig.close)
-
-
-def test_an_interrupted_slab_comes_back_only_after_what_may_have_been_asked_for_it(monkeypatch):
-    rig = Rig("threads", slots=1)
-    array = rig.array(MESSAGE.plain.size)
-    work = rig.begin(MESSAGE, array)
-    gate = threading.Event()
-    rig.device._pipeline.submit(gate.wait)
-    slot, slab = rig.take(), next(rig.slabs(MESSAGE))
-    slot.memory[: slab.sealed] = MESSAGE.sealed[: slab.sealed]
     submit = rig.device._pipeline.submit
 
     def submit_and_be_interrupted(job):
@@ -200,7 +188,66 @@ def test_an_interrupted_slab_comes_back_only_after_what_may_have_been_asked_for_
     with monkeypatch.context() as patch:
         patch.setattr(rig.device._pipeline, "submit", submit_and_be_interrupted)
         with pytest.raises(KeyboardInterrupt):
-            work.open(slab, slot.memory[: slab.sealed], slot)
+            work.end()
+    other = Message(5000, seed=2)
+    sealing = rig.begin(other, rig.driver.array(other.plain), writable=False)
+    assert sealing._control is not work._control
+    gate.set()
+    with pytest.raises(DeviceError, match="interrupted"):
+        within(SECONDS, work.verdict)
+    assert not rig.driver.holds(MESSAGE.secret)
+    within(SECONDS, sealing.end)
+    within(SECONDS, rig.close)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("after", [False, True])
+def test_a_list_that_an_interrupt_lost_leaves_no_good_verdict(mode, after, monkeypatch):
+    rig = Rig(mode)
+    array = rig.array(MESSAGE.plain.size)
+    work = rig.begin(MESSAGE, array)
+    slab, slot = next(rig.slabs(MESSAGE)), rig.take()
+    work.open(slab, MESSAGE.sealed[: slab.sealed], slot)
+    execute = work._execute
+
+    def be_interrupted(commands):
+        if after:
+            execute(commands)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(work, "_execute", be_interrupted)
+        patch.setattr(rig.device._pipeline, "submit", lambda job: job())
+        with pytest.raises(KeyboardInterrupt):
+            work.issue()
+    with pytest.raises(DeviceError, match="interrupted"):
+        work.open(slab, MESSAGE.sealed[: slab.sealed], slot)
+    within(SECONDS, work.end)
+    with pytest.raises(DeviceError, match="interrupted"):
+        work.verdict()
+    assert not rig.driver.holds(MESSAGE.secret)
+    assert opened(rig)
+    within(SECONDS, rig.close)
+
+
+def test_an_interrupted_slab_comes_back_only_after_what_may_have_been_asked_for_it(monkeypatch):
+    rig = Rig("serial", slots=1)
+    array = rig.array(MESSAGE.plain.size)
+    work = rig.begin(MESSAGE, array)
+    gate = threading.Event()
+    rig.device._pipeline.submit(gate.wait)
+    slot, slab = rig.take(), next(rig.slabs(MESSAGE))
+    submit = rig.device._pipeline.submit
+
+    def submit_and_be_interrupted(job):
+        submit(job)
+        raise KeyboardInterrupt
+
+    work.open(slab, MESSAGE.sealed[: slab.sealed], slot)
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.device._pipeline, "submit", submit_and_be_interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            work.issue()
     assert not slot.ready()
     gate.set()
     within(SECONDS, slot.wait)
@@ -209,21 +256,23 @@ def test_an_interrupted_slab_comes_back_only_after_what_may_have_been_asked_for_
 
 
 def test_a_copy_thread_that_cannot_start_may_start_later(monkeypatch):
-    rig = Rig()
+    rig = Rig("serial")
 
     def refuse(_):
         raise RuntimeError("can't start new thread")
 
+    work = rig.begin(MESSAGE, rig.array(MESSAGE.plain.size))
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
-        with pytest.raises(DeviceError, match="no thread to copy with"):
-            rig.begin(MESSAGE, rig.array(MESSAGE.plain.size))
+        work.end()
+    with pytest.raises(DeviceError, match="no thread to copy with"):
+        work.verdict()
     assert within(SECONDS, lambda: opened(rig))
     within(SECONDS, rig.close)
 
 
-def test_a_job_that_raises_after_all_does_not_end_the_copy_thread():
-    rig = Rig()
+def test_a_job_that_raises_after_all_does_not_end_the_thread():
+    rig = Rig("serial")
     rig.device._pipeline.submit(_interrupt_by_error)
     assert within(SECONDS, lambda: opened(rig))
     within(SECONDS, rig.close)

@@ -179,15 +179,17 @@ def test_of_what_failed_the_name_and_the_chunk_are_kept(channel, good, bad):
     assert (caught.value.tensor, caught.value.chunk) == ("bad", 3)
 
 
-def test_work_that_is_done_at_once_is_judged_at_once(channel, bad, plain, monkeypatch):
-    def done(work):
-        return work._over.wait(60)
+def test_however_quick_the_device_is_a_failure_is_told_by_the_next_call(channel, bad, plain, monkeypatch):
+    finish = staged_helper.StagedWork.end
 
-    monkeypatch.setattr(staged_helper.StagedWork, "done", done)
+    def end(work, **_):
+        finish(work, wait=True)
+
+    monkeypatch.setattr(staged_helper.StagedWork, "end", end)
     out = np.full_like(plain, 7)
-    with pytest.raises(AuthenticationError, match="nothing of the tensor was handed out"):
-        channel.to_device(bad, out=out, non_blocking=True)
-    assert not out.any()
+    assert channel.to_device(bad, out=out, non_blocking=True) is out
+    with pytest.raises(AuthenticationError, match="holds zeros"):
+        channel.synchronize()
     channel.synchronize()
 
 

@@ -73,9 +73,9 @@ def opened():
 
 def test_a_sealed_tensor_is_opened_where_it_lies(opened, path):
     spans = mine(traced(path, lambda: opened.to_device(SEALED, framework="numpy")))
-    assert names(spans) == ["to_device", "prepare", "source", "open", "release"]
+    assert names(spans) == ["to_device", "prepare", "open", "release"]
     assert spans[0]["args"] == {"bytes": PLAIN.nbytes, "tensor": "images"}
-    assert spans[3]["args"] == {"chunk": 0, "sealed": SEALED.chunks.size}
+    assert spans[2]["args"] == {"chunk": 0, "sealed": SEALED.chunks.size}
 
 
 def test_a_plain_tensor_is_shown_slab_by_slab(path):
@@ -93,14 +93,6 @@ def test_what_leaves_a_device_is_shown(opened, path):
     assert spans[0]["args"] == {"bytes": PLAIN.nbytes, "tensor": "back"}
 
 
-def test_what_leaves_a_staged_device_is_stored_slab_by_slab(path):
-    with staged_channel(keys=KEY) as staged:
-        spans = mine(traced(path, lambda: staged.to_host(PLAIN)))
-    stored = [span["args"]["chunk"] for span in spans if span["name"] == "store"]
-    assert stored == sorted(stored)
-    assert len(stored) == names(spans).count("submit") > 4
-
-
 def test_spans_lie_within_their_transfer_and_follow_each_other(path):
     with staged_channel(keys=KEY) as staged:
         whole, *parts = mine(traced(path, lambda: staged.to_device(PLAIN)))
@@ -115,7 +107,7 @@ def test_the_spans_of_a_transfer_add_up_to_it(opened, path):
     for _ in range(5):  # whoever was interrupted between two spans may try again
         whole, *parts = mine(traced(path, lambda: opened.to_device(sealed, out=plain)))
         shares.append(sum(span["dur"] for span in parts) / whole["dur"])
-    assert 0.95 <= max(shares) <= 1
+    assert 0.95 <= max(shares) <= 1 + 1e-9
 
 
 def test_perfetto_reads_the_trace_of_256_mib(opened, path):
@@ -134,10 +126,10 @@ def test_perfetto_reads_the_trace_of_256_mib(opened, path):
             assert processor.errors() == {}
             (found,) = processor.query(children)
             threads = {row["name"] for row in processor.query("select name from thread")}
-        assert found["count"] == 4
+        assert found["count"] == 3
         assert threads >= {"MainThread"}
         shares.append(found["parts"] / wall)
-    assert 0.95 <= max(shares) <= 1
+    assert 0.95 <= max(shares) <= 1 + 1e-9
 
 
 def test_threads_that_help_have_rows_of_their_own(path, monkeypatch):
@@ -197,10 +189,11 @@ def gpu(request, monkeypatch):
 
 
 def test_a_gpu_has_a_row_for_each_stream(gpu, path):
-    _, opened = gpu
+    driver, opened = gpu
     spans = traced(path, lambda: opened.to_device(SEALED, framework="cupy"))
     rows = {(span["process"], span["thread"]) for span in spans}
-    assert rows == {("host", "MainThread"), ("host", "fastrack cuda:0"), ("cuda:0", "uploads"), ("cuda:0", "kernels")}
+    thread = {("host", "fastrack cuda:0")} if driver.confidential else set()  # which issues commands
+    assert rows == {("host", "MainThread"), ("cuda:0", "uploads"), ("cuda:0", "kernels")} | thread
     copies, opens = (
         {span["args"]["chunk"]: span for span in spans if span["process"] == "cuda:0" and span["name"] == name}
         for name in ("copy", "open")
@@ -285,7 +278,7 @@ def test_nothing_is_kept_while_no_trace_is_taken(gpu):
 def test_the_trace_of_a_block_that_fails_is_written(opened, path):
     with pytest.raises(AuthenticationError, match="chunk 7"), fastrack.trace(path):
         opened.to_device(tampered(SEALED, HEADER + 7 * STRIDE), framework="numpy")
-    assert names(mine(spans_of(path))) == ["to_device", "prepare", "source", "open", "release"]
+    assert names(mine(spans_of(path))) == ["to_device", "prepare", "open", "release"]
     assert timeline.current() is None
 
 

@@ -45,31 +45,43 @@ def run(
     helpers = min(threads - 1, count // alone)
     ticket = _ticket(count, helpers + 1)
 
-    held = (kept, board)  # in the closure of a helper, so for as long as one may touch them
-
-    others = _other_cpus() if helpers else frozenset()
-    wanted = timeline.current() if helpers else None
-    doing = "" if wanted is None else wanted.doing
-
-    def help_out() -> None:
-        assert held
-        if others:
-            with suppress(OSError):  # a sandbox may not allow it
-                os.sched_setaffinity(0, others)
-        with wanted.helping(doing) if wanted is not None and doing else nullcontext():
-            kernel(*arguments, ticket, place, False)
-
     # When this is over, nobody reads or writes what belongs to the caller, whatever happened. The board is what counts:
     # the pool's futures may be late, or lost, and a helper that comes late finds no ticket. The kernel itself waits for
     # the others, since every return to the interpreter may cost a busy one's whole turn.
     try:
-        _start(help_out, helpers)
+        start(lambda: kernel(*arguments, ticket, place, False), helpers, (kept, board))
         kernel(*arguments, ticket, place, True)
     except BaseException:
         kernels.settle(place, ticket, count)
         raise
     bad = int(board[kernels.BAD])
     return None if bad == kernels.ALL_GOOD else bad
+
+
+def start(work: Callable[[], None], helpers: int, kept: object) -> None:
+    """Have other threads call `work`, on other CPUs than this thread's, as soon as they get to it.
+
+    `kept` lives until the last of them is done. Fewer threads help where no more can be had.
+    """
+    if not helpers:
+        return
+    others = _other_cpus()
+    wanted = timeline.current()
+    doing = "" if wanted is None else wanted.doing
+
+    def help_out() -> None:
+        assert kept
+        if others:
+            with suppress(OSError):  # a sandbox may not allow it
+                os.sched_setaffinity(0, others)
+        with wanted.helping(doing) if wanted is not None and doing else nullcontext():
+            work()
+
+    try:
+        for _ in range(helpers):
+            _pool().submit(help_out)
+    except RuntimeError:
+        pass  # no more threads to be had, or the interpreter is shutting down
 
 
 def default_threads() -> int:
@@ -92,14 +104,6 @@ def _ticket(count: int, threads: int) -> int:
     """Chunks a thread takes at a time: whole huge pages if there are plenty, else an eighth of a fair share."""
     share = count // threads
     return _HUGE_PAGE if share >= 8 * _HUGE_PAGE else max(1, share // 8)
-
-
-def _start(work: Callable[[], None], helpers: int) -> None:
-    try:
-        for _ in range(helpers):
-            _pool().submit(work)
-    except RuntimeError:
-        pass  # no more threads to be had, or the interpreter is shutting down: the caller does without
 
 
 _current_cpu = getattr(ctypes.PyDLL(None), "sched_getcpu", None) if sys.platform == "linux" else None

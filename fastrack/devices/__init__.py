@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from fastrack.aead import default_threads
 from fastrack.devices.base import Device, Slab, Slot, Work
 from fastrack.errors import DeviceError
 
@@ -42,7 +43,7 @@ def open_device(name: str, threads: int | None = None, share: float | None = Non
     Parameters
     ----------
     threads : int, optional
-        How many of the host's threads "cpu" may use: by default as many as it has CPUs.
+        How many of the host's threads may work: by default as many as it has CPUs.
     share : float, optional
         The share of a GPU's multiprocessors that fastrack may take, above 0 and at most 1: by default all of them.
 
@@ -58,4 +59,5 @@ def open_device(name: str, threads: int | None = None, share: float | None = Non
     from fastrack.devices.cuda import CudaDevice
     from fastrack.devices.cupy_driver import CupyDriver
 
-    return CudaDevice(CupyDriver(int(name.removeprefix("cuda:"))), share=1.0 if share is None else share)
+    driver = CupyDriver(int(name.removeprefix("cuda:")))
+    return CudaDevice(driver, share=1.0 if share is None else share, threads=threads or default_threads())

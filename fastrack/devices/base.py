@@ -11,7 +11,7 @@ from fastrack.arrays import Framework
 from fastrack.cobblestone import MessageKey
 from fastrack.timeline import Detail
 
-__all__ = ["Device", "Slab", "Slot", "Work"]
+__all__ = ["Device", "Note", "Slab", "Slot", "Work"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,12 @@ class Slab:
         return {"chunk": self.first, "sealed": self.sealed}
 
 
+class Note(Protocol):
+    """Take what a device did for a slab on the caller's thread: its name, and from when to when in nanoseconds."""
+
+    def __call__(self, name: str, slab: Slab, start: int, stop: int) -> None: ...
+
+
 class Slot(Protocol):
     """Host memory that copies to and from a device are fast from, with room for one slab.
 
@@ -52,36 +58,50 @@ class Slot(Protocol):
         """Whether the device is done with it."""
 
     def wait(self) -> None:
-        """Wait until the device is done with it. What went wrong is told by the `Work` it went wrong for."""
+        """Wait until the device is done with it, before the host writes to it.
+
+        What went wrong is told by the `Work` it went wrong for.
+        """
 
     def wipe(self) -> None:
         """Overwrite it with zeros, here and on the device, once the device is done with it."""
 
 
 class Work(Protocol):
-    """One message being opened or sealed on a device, under its own key. `end` it, whatever happens."""
+    """One message being opened or sealed on a device, under its own key. `end` it, whatever happens.
+
+    Attributes
+    ----------
+    lane : int
+        Which transfers may hold up this one: below `Device.lanes`.
+    """
+
+    lane: int
 
     def open(self, slab: Slab, sealed: Bytes, slot: Slot | None) -> None:
-        """Authenticate and decrypt a slab into its place.
+        """Authenticate and decrypt a slab into its place, now or with the next `issue`.
 
-        May return before it is done. Nothing of a chunk whose tag is wrong is ever seen: its place holds zeros.
+        Nothing of a chunk whose tag is wrong is ever seen: its place holds zeros.
 
         Parameters
         ----------
         sealed : numpy.ndarray
-            The slab's chunks. Those of a gather follow each other as `slab.pieces` lists them if they are staged, and
-            lie where they lie in the message if not.
+            The slab's chunks, in host memory: where they lie, which for a gather is the whole message without its
+            header, or in the slot's memory, where those of a gather follow each other.
         slot : Slot or None
-            What holds them, if they are staged. Filled again only after its `wait`.
+            What the device stages them in, if it does. Until the next `issue` nothing else may use it.
         """
 
     def seal(self, slab: Slab, sealed: Bytes, slot: Slot | None) -> None:
-        """Encrypt a slab into `sealed`, in host memory. Complete once `slot`, if it is staged, has been waited for."""
+        """Encrypt a slab into `sealed`, in host memory. Complete at the end."""
 
-    def end(self) -> None:
+    def issue(self) -> None:
+        """Have the device begin with the slabs it was given. Slots may then be used by others, after their `wait`."""
+
+    def end(self, *, wait: bool = False) -> None:
         """Say that no slab follows. Wipes the key when the device needs it no longer.
 
-        Work that the caller hands to the device from now on finds the result complete.
+        Work that the caller hands to the device from now on finds the result complete. With `wait` it is complete.
         """
 
     def done(self) -> bool:
@@ -106,6 +126,8 @@ class Device(Protocol):
         "cpu" or "cuda:N".
     in_place : bool
         Whether it can read ciphertext where it lies on the host, so that nothing needs to be staged for it.
+    lanes : int
+        How many groups of transfers there are that do not hold up each other. Each has slots of its own.
     slab : int
         Bytes of plaintext of a staged slab at most; a multiple of 16384.
     lead : int
@@ -115,6 +137,7 @@ class Device(Protocol):
 
     name: str
     in_place: bool
+    lanes: int
     slab: int
     lead: int
 
@@ -139,10 +162,10 @@ class Device(Protocol):
     def slot(self, size: int) -> Slot:
         """Memory for staged slabs of up to `size` bytes, page-locked where that means something."""
 
-    def begin(self, key: MessageKey, memory: Any) -> Work:
+    def begin(self, key: MessageKey, memory: Any, note: Note | None = None) -> Work:
         """Take a message key to the device, to open a message into `memory`, a view, or to seal it from there.
 
-        The key's material is not looked at after this returns.
+        The key's material is not looked at after this returns. `note` is told of what happens on the host.
         """
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
+from fastrack.devices.commands import Commands
 from fastrack.devices.driver import Driver, Event, Stream
 from fastrack.timeline import Detail, Timeline
 
@@ -22,22 +23,29 @@ class Clock:
     def __init__(self, timeline: Timeline, driver: Driver, stream: Stream) -> None:
         self._timeline = timeline
         self._driver = driver
+        self._zero = driver.event(timed=True)
+        commands = Commands()
+        commands.record(self._zero, stream)
+        commands.synchronize(self._zero)
         before = time.perf_counter_ns()
-        self._zero = driver.stamp(stream)
-        driver.synchronize(self._zero)
+        driver.issue(commands)
         self._host = (before + time.perf_counter_ns()) // 2
 
     @contextmanager
-    def span(self, name: str, row: str, stream: Stream, detail: Detail) -> Iterator[None]:
+    def span(self, name: str, row: str, stream: Stream, detail: Detail, commands: Commands) -> Iterator[None]:
         """Show what the block puts on a stream, which has a row of this name."""
-        start = self._driver.stamp(stream)
+        start, stop = self._driver.event(timed=True), self._driver.event(timed=True)
+        commands.keep((start, stop))
+        commands.record(start, stream)
         yield
-        stop = self._driver.stamp(stream)
-        where = self._driver.name, row, id(stream)
+        commands.record(stop, stream)
+        where = self._driver.name, row, stream.ptr
         self._timeline.add_later(name, where, partial(self._times, start, stop), detail)
 
     def _times(self, start: Event, stop: Event) -> tuple[int, int]:
-        self._driver.synchronize(stop)
+        commands = Commands()
+        commands.synchronize(stop)
+        self._driver.issue(commands)
         return self._at(start), self._at(stop)
 
     def _at(self, event: Event) -> int:

@@ -9,7 +9,7 @@ from fastrack import aead, arrays, dtypes
 from fastrack.aead import Bytes
 from fastrack.arrays import Framework
 from fastrack.cobblestone import MessageKey
-from fastrack.devices.base import Slab, Slot
+from fastrack.devices.base import Note, Slab, Slot
 from fastrack.errors import DeviceError
 
 __all__ = ["CpuDevice"]
@@ -23,6 +23,7 @@ class CpuDevice:
 
     name = "cpu"
     in_place = True
+    lanes = 1
     slab = 32 << 20  # sealing and opening are a call each: long ones, so that a busy interpreter delays few of them
     lead = slab  # nothing goes on while the next slab is filled
 
@@ -47,7 +48,7 @@ class CpuDevice:
     def slot(self, size: int) -> CpuSlot:
         return CpuSlot(arrays.empty_bytes(size))
 
-    def begin(self, key: MessageKey, memory: Bytes) -> CpuWork:
+    def begin(self, key: MessageKey, memory: Bytes, note: Note | None = None) -> CpuWork:
         return CpuWork(self.engine, key, memory)
 
     def close(self) -> None:
@@ -73,6 +74,8 @@ class CpuSlot:
 class CpuWork:
     """`Work` that is done when the call returns."""
 
+    lane = 0
+
     def __init__(self, engine: aead.Engine, key: MessageKey, memory: Bytes) -> None:
         self._engine = engine
         self._schedule = engine.prepare(key)
@@ -90,7 +93,10 @@ class CpuWork:
     def seal(self, slab: Slab, sealed: Bytes, slot: Slot | None) -> None:
         self._engine.seal_run(self._schedule, self._memory[slab.start : slab.stop], sealed, slab.first)
 
-    def end(self) -> None:
+    def issue(self) -> None:
+        """All of it was done at once."""
+
+    def end(self, *, wait: bool = False) -> None:
         self._schedule.wipe()
 
     def done(self) -> bool:

@@ -2,20 +2,22 @@
 
 The order of things on the device is kept by events alone. For a message that is opened::
 
-    the caller's stream    started ─┐                                                          ┌─ goes on
-    uploads                key ─┐   │   slab 0 ─┐  slab 1 ─┐                                   │
-    kernels                     └───┴ prepare   └ open 0   └ open 1   wipe key, verdict ── finished
+    the caller's stream    started ─┐                                              ┌─ goes on
+    kernels of its lane             └ key ┬ open 0   ┬ open 1   wipe key, verdict ── finished
+    uploads                 slab 0 ───────┘  slab 1 ─┘
 
-A slab's host memory is free when it was `copied`, and its memory on the device when it was `used`. A message that is
-sealed goes the other way: kernel, `used`, download, `copied`.
+A slab's memory on the device may be read when it was `copied`, and a slot may be filled again when it was `used`, which
+the host waits for. A message that is sealed goes the other way: kernel, `copied`, download, `used`.
+
+All of it is written down as a list of commands, and the list is run by one native call.
 """
 
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,14 +25,15 @@ import numpy as np
 
 from fastrack import arrays, timeline
 from fastrack.aead import Bytes, Pieces
-from fastrack.aead.base import check_pieces, chunks_between
+from fastrack.aead.base import check_buffers, check_pieces, chunks_between
 from fastrack.arrays import Framework
 from fastrack.cobblestone import CHUNK, NONCE, STRIDE, TAG, MessageKey, raw_size
-from fastrack.devices.base import Slab, Slot
+from fastrack.devices.base import Note, Slab, Slot
 from fastrack.devices.clock import Clock
-from fastrack.devices.cuda_memory import UNKNOWN, Controls, CudaSlot, align
-from fastrack.devices.driver import Driver, Stream, View
-from fastrack.devices.pipeline import Pipeline
+from fastrack.devices.commands import Commands, address
+from fastrack.devices.cuda_memory import Controls, CudaSlot, align
+from fastrack.devices.driver import Driver, Event, Stream, View
+from fastrack.devices.pipeline import LANES, Pipeline
 from fastrack.errors import DeviceError, FastrackError
 
 __all__ = ["CudaDevice"]
@@ -40,6 +43,8 @@ LEAD = 2 << 20
 BLOCKS = 2  # of a kernel that run on a multiprocessor at once
 
 _GOOD = 2**64 - 1  # the verdict on a message without a bad chunk
+_SMALL = 64 << 10  # bytes that the host copies at most while it keeps the interpreter's lock: a few microseconds
+_SPIN = 200_000  # nanoseconds to spin for the end of a message before the thread sleeps, which costs some ten more
 
 
 class CudaDevice:
@@ -52,6 +57,8 @@ class CudaDevice:
     share : float
         The share of its multiprocessors that kernels may take, above 0 and at most 1. The rest stays free for what else
         runs there.
+    threads : int
+        How many of the host's threads may fill slabs.
 
     Raises
     ------
@@ -62,14 +69,16 @@ class CudaDevice:
     in_place = False
     slab = SLAB
     lead = LEAD
+    lanes = LANES
 
-    def __init__(self, driver: Driver, *, share: float = 1.0) -> None:
+    def __init__(self, driver: Driver, *, share: float = 1.0, threads: int = 1) -> None:
         if not 0 < share <= 1:
             raise ValueError(f"share= must be above 0 and at most 1, not {share}")
         self.name = driver.name
         self._pipeline = Pipeline(driver)
         self._controls = Controls(driver)
         self._blocks = max(1, int(share * driver.multiprocessors) * BLOCKS)
+        self._threads = threads
 
     def framework(self, wanted: Framework | None, origin: Framework | None) -> Framework:
         if wanted == "numpy":
@@ -93,277 +102,403 @@ class CudaDevice:
 
     def clear(self, memory: View) -> None:
         self._pipeline.require_usable()
-        driver, kernels = self._pipeline.driver, self._pipeline.kernels
-        event = driver.event()
-        driver.record(event, memory.stream)
-        driver.wait(kernels, event)
+        driver, kernels = self._pipeline.driver, self._pipeline.lane(memory.stream).kernels
+        commands, event = Commands(), driver.event()
+        commands.record(event, memory.stream)
+        commands.wait(kernels, event)
         if memory.nbytes:
-            driver.fill(memory.pointer, 0, memory.nbytes, kernels)
-        driver.record(event, kernels)
-        driver.synchronize(event)
+            commands.fill(memory.pointer, 0, memory.nbytes, kernels)
+        commands.record(event, kernels)
+        commands.synchronize(event)
+        driver.issue(commands)
 
     def slot(self, size: int) -> CudaSlot:
         self._pipeline.require_usable()
         return CudaSlot(self._pipeline, size)
 
-    def begin(self, key: MessageKey, memory: View) -> CudaWork:
+    def begin(self, key: MessageKey, memory: View, note: Note | None = None) -> CudaWork:
         self._pipeline.require_usable()
-        return CudaWork(self._pipeline, self._controls, self._blocks, key, memory)
+        return CudaWork(self._pipeline, self._controls, self._blocks, self._threads, key, memory, note)
 
     def close(self) -> None:
         if not self._pipeline.forked and self._pipeline.close():
             self._controls.wipe(self._pipeline)
+            self._pipeline.driver.reclaim()
 
 
 class CudaWork:
-    """`Work` whose slabs the copy thread puts on the device's streams.
+    """`Work` on the streams of a lane.
 
-    What fails there is kept: later slabs are left out, slots come back all the same, and `verdict` tells.
+    What fails is kept: later slabs are refused, slots come back all the same, and `verdict` tells.
     """
 
-    def __init__(self, pipeline: Pipeline, controls: Controls, blocks: int, key: MessageKey, memory: View) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        controls: Controls,
+        blocks: int,
+        threads: int,
+        key: MessageKey,
+        memory: View,
+        note: Note | None,
+    ) -> None:
         self._pipeline = pipeline
         self._driver = pipeline.driver
         self._blocks = blocks
-        self._pointer = memory.pointer
-        self._size = memory.nbytes
-        self._stream = memory.stream
-        self._array = memory.array
+        self._threads = threads
+        self._memory = memory
+        self._note = note
         self._bits = 8 * (len(key.material) - NONCE)
-        self._error: BaseException | None = None
-        self._handed_over = False
-        self._finished = threading.Event()
-        self._reading = threading.Lock()
-        self._word = UNKNOWN
-        self._known = False
         self._timeline = timeline.current()
-        self._clock: Clock | None = None
+        self._error: BaseException | None = None
+        self._word: int | None = None  # the verdict, once it is known
+        self._ended = False
+        self._issued = threading.Event()  # the last list of commands was
+        self._issued.set()
+        self._reading = threading.Lock()
+        self._landing: dict[CudaSlot, tuple[Bytes, Slab]] = {}  # what was sealed and is still to be taken out of a slot
+        self._lane = lane = pipeline.lane(memory.stream)
+        self.lane = lane.number
         self._controls = controls
         self._control = control = controls.take()
         try:
             control.put(key)
+            self._clock = None if self._timeline is None else Clock(self._timeline, self._driver, pipeline.uploads)
+            self._list: _List | None = self._new_list()
+            # On the caller's thread: a stream that belongs to a thread is another one elsewhere.
+            start = Commands() if pipeline.threaded else self._list.commands
             # The array may still be written to or read by what its owner started before.
-            self._driver.record(control.started, self._stream)
-            pipeline.submit(self._start)
+            start.record(control.started, memory.stream)
+            if pipeline.threaded:
+                self._driver.issue(start)
+            self._list.commands.wait(lane.kernels, control.started)
+            control.start(self._list.commands, lane.kernels)
         except FastrackError:
             control.forget()
             controls.give_back(control)
             raise
-        except BaseException:  # an interrupt: it may have been submitted, so nobody else may have the control
+        except BaseException:
             control.forget()
             raise
 
     def open(self, slab: Slab, sealed: Bytes, slot: Slot | None) -> None:
-        self._pipeline.require_usable()  # a forked child may not even write to the slot
-        self._require_good()
+        self._require_usable()
         assert isinstance(slot, CudaSlot)
         if slab.pieces is None:
-            count = self._require_run(slab, slot)
-            place = self._pointer + slab.start
-            arguments = [place, slab.first, count, slab.stop - slab.start]
-            self._submit(slot, partial(self._open, slot, slab, slab.sealed, "open", count, arguments))
+            count = self._require_run(slab, sealed, slot)
+            where = [self._memory.pointer + slab.start, slab.first, count, slab.stop - slab.start]
+            self._open(slab, slot, sealed, slab.sealed, None, "open", count, where)
             return
-        count = self._require_gather(slab, slab.pieces, slot)
-        *plan, end = self._write_plan(slab, slab.pieces, slot)
+        count = self._require_gather(slab, slab.pieces, sealed, slot)
         if count:
-            arguments = [self._pointer, *plan, count, slab.stop]
-            self._submit(slot, partial(self._open, slot, slab, end, "gather", count, arguments))
+            plan, places, end = _plan_of(slab, slab.pieces, slot)
+            where = [self._memory.pointer, *places, count, slab.stop]
+            self._open(slab, slot, sealed, end, plan, "gather", count, where)
 
     def seal(self, slab: Slab, sealed: Bytes, slot: Slot | None) -> None:
-        self._require_good()
+        self._require_usable()
         assert isinstance(slot, CudaSlot)
-        count = self._require_run(slab, slot)
-        source = self._pointer + slab.start
-        arguments = [source, slot.twin, slab.first, count, slab.stop - slab.start]
-        self._submit(slot, partial(self._seal, slot, slab, count, arguments))
+        count = self._require_run(slab, sealed, slot)
+        current, lane = self._require_list(), self._lane
+        commands = current.commands
+        self._land(slot)
+        current.take(slot)
+        current.mark("wait", slab)
+        _wait_for(commands, slot.used)
+        current.mark("issue", slab)
+        where = [self._control.state, self._memory.pointer + slab.start, slot.twin]
+        where += [slab.first, count, slab.stop - slab.start]
+        with self._shown("seal", "kernels", lane.kernels, slab):
+            self._launch("seal", count, where)
+        commands.record(slot.copied, lane.kernels)
+        commands.wait(lane.downloads, slot.copied)
+        with self._shown("copy", "downloads", lane.downloads, slab):
+            commands.download(slot.memory[: slab.sealed], slot.twin, lane.downloads)
+        commands.record(slot.used, lane.downloads)
+        current.mark(None, slab)
+        self._landing[slot] = sealed, slab
 
-    def end(self) -> None:
-        if self._pipeline.forked:
+    def issue(self) -> None:
+        if not self._pipeline.forked and self._error is None:
+            self._run(self._require_list())
+
+    def end(self, *, wait: bool = False) -> None:
+        if self._pipeline.forked or self._ended:
             return
-        if not self._handed_over:
-            try:
-                self._pipeline.submit(self._finish)
-            except FastrackError as error:  # closed or given up; closing wipes what is left
-                self._error = self._error or error
-                return
-            self._handed_over = True
-        # What the caller starts from here on must find it all on the device's streams.
-        self._finished.wait()
+        if self._error is None and self._list is None:
+            self._issued.wait()  # it may have been handed over before the interrupt
+            self.fail(DeviceError("it was interrupted"))
+        if self._error is None:
+            commands = self._require_list()
+            for slot in list(self._landing):
+                self._land(slot)
+            self._control.finish(commands.commands, self._lane.kernels)
+            if not self._pipeline.threaded:
+                self._let_wait(commands.commands, wait=wait)
+            self._run(commands)
+            if self._pipeline.threaded:
+                self._issued.wait()
+                after = Commands()
+                self._let_wait(after, wait=wait)
+                if self._error is None:
+                    self._guarded(partial(self._driver.issue, after))
+        self._issued.wait()  # after a failure: until the key was wiped
+        self._memory = replace(self._memory, array=None)
+        self._ended = True
+        if wait and self._error is None:
+            self._read()
 
     def done(self) -> bool:
-        if self._error is not None or self._known or self._pipeline.forked:
+        if self._error is not None or self._word is not None or self._pipeline.forked:
             return True
         try:
-            return self._finished.is_set() and self._driver.done(self._control.finished)
+            return self._issued.is_set() and self._driver.done(self._control.finished)
         except DeviceError:  # `verdict` will find out, and tell
             return True
 
     def verdict(self) -> int | None:
         if self._pipeline.forked:
             self._pipeline.require_usable()
-        self.end()  # an interrupt may have cut it short, and then `finished` still tells of another message
-        with self._reading:  # or the control would come back twice, and serve two messages at once
-            if self._error is None and not self._known:
-                try:
-                    self._driver.synchronize(self._control.finished)
-                    self._word, self._known = self._control.word, True
-                    self._controls.give_back(self._control)
-                except DeviceError as error:
-                    self.fail(error)
+        self.end(wait=True)  # an interrupt may have cut it short, and then `finished` still tells of another message
+        self._issued.wait()
+        if self._error is None and self._word is None:
+            try:
+                if not self._driver.done(self._control.finished):
+                    self._pipeline.synchronize(self._control.finished)
+                self._read()
+            except DeviceError as error:
+                self.fail(error)
         self._require_good()
         return None if self._word == _GOOD else self._word
 
     def fail(self, error: BaseException) -> None:
-        """Wait until the device leaves alone what it was given, and keep what went wrong."""
+        """Wait until the device leaves alone what it was given, wipe the key, and keep what went wrong."""
         self._pipeline.settle()
         self._error = self._error or error
+        commands = Commands()
+        self._control.clear(commands, self._lane.kernels)
+        try:
+            self._driver.issue(commands)
+            self._pipeline.settle()
+        except Exception:  # noqa: BLE001 - the first error is the one to tell
+            self._pipeline.settle()
+        self._control.forget()
 
     def __del__(self) -> None:
-        # One that nobody asked for its verdict. `finished` tells when its control may be used again.
-        if getattr(self, "_handed_over", False) and self._finished.is_set() and not self._known:
+        # The verdict of this work was never asked for. `finished` tells when its control may be used again.
+        if getattr(self, "_ended", False) and self._word is None and self._error is None and self._issued.is_set():
             self._controls.give_back(self._control)
 
-    # What the copy thread does.
-
-    def _start(self) -> None:
-        driver, control, pipeline = self._driver, self._control, self._pipeline
-        try:
-            driver.wait(pipeline.kernels, control.started)
-            driver.upload(control.material, control.key, pipeline.uploads)
-            driver.record(control.sent, pipeline.uploads)
-            driver.wait(pipeline.kernels, control.sent)
-            driver.fill(control.verdict, 0xFF, control.answer.size, pipeline.kernels)
-            driver.launch(f"prepare_{self._bits}", 1, [control.material, control.state], pipeline.kernels)
-            driver.synchronize(control.sent)
-            if self._timeline is not None:
-                self._clock = Clock(self._timeline, driver, pipeline.uploads)
-        except Exception as error:  # noqa: BLE001 - told by `verdict`
-            self.fail(error)
-        finally:
-            control.forget()
+    # The list of commands.
 
     def _open(
         self,
-        slot: CudaSlot,
         slab: Slab,
+        slot: CudaSlot,
+        sealed: Bytes,
         size: int,
+        plan: Bytes | None,
         kernel: str,
         count: int,
-        arguments: Sequence[int],
-        issued: threading.Event,
+        where: Sequence[int],
     ) -> None:
-        driver, control, pipeline = self._driver, self._control, self._pipeline
-        arguments = [control.state, slot.twin, *arguments, control.verdict]
-        start = time.perf_counter_ns()
-        try:
-            if self._error is None:
-                driver.wait(pipeline.uploads, slot.used)
-                with self._shown("copy", "uploads", pipeline.uploads, slab):
-                    driver.upload(slot.twin, slot.memory[:size], pipeline.uploads)
-                driver.record(slot.copied, pipeline.uploads)
-                driver.wait(pipeline.kernels, slot.copied)
-                with self._shown("open", "kernels", pipeline.kernels, slab):
-                    driver.launch(f"{kernel}_{self._bits}", min(count, self._blocks), arguments, pipeline.kernels)
-                driver.record(slot.used, pipeline.kernels)
-        except Exception as error:  # noqa: BLE001 - told by `verdict`
-            self.fail(error)
-        finally:
-            issued.set()
-            self._show_issue(slab, start)
+        current, lane, uploads = self._require_list(), self._lane, self._pipeline.uploads
+        commands = current.commands
+        current.take(slot)
+        if address(sealed) != slot.address:
+            current.mark("wait", slab)
+            _wait_for(commands, slot.used)
+            current.mark("source", slab)
+            if slab.pieces is None:
+                commands.copy(slot.memory[: slab.sealed], sealed)
+            else:
+                commands.pack(slot.memory[: slab.sealed], sealed, slab.pieces.chunks)
+        if plan is not None:
+            commands.copy(slot.memory[size - plan.size : size], plan)
+        current.mark("issue", slab)
+        with self._shown("copy", "uploads", uploads, slab):
+            commands.upload(slot.twin, slot.memory[:size], uploads)
+        commands.record(slot.copied, uploads)
+        commands.wait(lane.kernels, slot.copied)
+        with self._shown("open", "kernels", lane.kernels, slab):
+            self._launch(kernel, count, [self._control.state, slot.twin, *where, self._control.verdict])
+        commands.record(slot.used, lane.kernels)
+        current.mark(None, slab)
 
-    def _seal(self, slot: CudaSlot, slab: Slab, count: int, arguments: Sequence[int], issued: threading.Event) -> None:
-        driver, pipeline = self._driver, self._pipeline
-        arguments = [self._control.state, *arguments]
-        start = time.perf_counter_ns()
-        try:
-            if self._error is None:
-                # The twin is free: whoever has the slot has waited for its last copy, and kernels follow each other.
-                with self._shown("seal", "kernels", pipeline.kernels, slab):
-                    driver.launch(f"seal_{self._bits}", min(count, self._blocks), arguments, pipeline.kernels)
-                driver.record(slot.used, pipeline.kernels)
-                driver.wait(pipeline.downloads, slot.used)
-                with self._shown("copy", "downloads", pipeline.downloads, slab):
-                    driver.download(slot.memory[: slab.sealed], slot.twin, pipeline.downloads)
-                driver.record(slot.copied, pipeline.downloads)
-        except Exception as error:  # noqa: BLE001 - told by `verdict`
-            self.fail(error)
-        finally:
-            issued.set()
-            self._show_issue(slab, start)
+    def _land(self, slot: CudaSlot) -> None:
+        """Take what was sealed out of a slot, if that is still to be done."""
+        if slot not in self._landing:
+            return
+        sealed, slab = self._landing.pop(slot)
+        if address(sealed) == slot.address:
+            return
+        current = self._require_list()
+        current.take(slot)
+        current.mark("wait", slab)
+        _wait_for(current.commands, slot.used, _SPIN)
+        current.mark("store", slab)
+        current.commands.copy(sealed, slot.memory[: slab.sealed])
+        current.mark(None, slab)
+
+    def _launch(self, kernel: str, count: int, arguments: Sequence[int]) -> None:
+        function = self._driver.functions[f"{kernel}_{self._bits}"]
+        self._require_list().commands.launch(function, min(count, self._blocks), arguments, self._lane.kernels)
+
+    def _let_wait(self, commands: Commands, *, wait: bool) -> None:
+        """Have the caller's stream wait for the end, and with `wait` the thread too."""
+        commands.wait(self._memory.stream, self._control.finished)
+        if wait:
+            _wait_for(commands, self._control.finished, _SPIN)
+
+    def _new_list(self) -> _List:
+        """Begin a list of commands, which keeps the interpreter's lock only where nothing can block.
+
+        A call that puts something on a stream that is full blocks until the stream goes on. Those of a lane wait for
+        nothing but the callers' streams.
+        """
+        made = _List()
+        made.commands.require_idle(self._memory.stream)
+        if self._lane.shared:
+            made.commands.require_idle(self._lane.kernels)
+        return made
+
+    def _require_list(self) -> _List:
+        if self._list is None:
+            raise DeviceError(f"{self._driver.name}: a transfer was interrupted; start it again")
+        return self._list
 
     def _shown(self, name: str, row: str, stream: Stream, slab: Slab) -> AbstractContextManager[None]:
         """When the device does what the block puts on a stream, if a timeline wants to know."""
-        return nullcontext() if self._clock is None else self._clock.span(name, row, stream, slab.detail)
+        if self._clock is None:
+            return nullcontext()
+        return self._clock.span(name, row, stream, slab.detail, self._require_list().commands)
 
-    def _show_issue(self, slab: Slab, start: int) -> None:
-        if self._timeline is not None:
-            self._timeline.add("issue", start, time.perf_counter_ns(), slab.detail)
+    # Running it.
 
-    def _finish(self) -> None:
-        driver, control, kernels = self._driver, self._control, self._pipeline.kernels
+    def _run(self, commands: _List) -> None:
+        """Have the list issued, here or by the pipeline's thread, and begin another one."""
+        self._list = None  # an interrupt that loses a list must not leave a verdict without it
+        self._issued = commands.issued
+        try:
+            self._pipeline.require_usable()
+            if self._pipeline.threaded:
+                self._pipeline.submit(partial(self._execute, commands))
+            else:
+                self._execute(commands)
+        except FastrackError as error:  # closed or given up; closing wipes what is left
+            self._error = self._error or error
+            commands.issued.set()
+        except BaseException:
+            self._pipeline.submit_after_all(commands.issued.set)
+            raise
+        self._list = self._new_list()
+
+    def _execute(self, commands: _List) -> None:
         try:
             if self._error is None:
-                driver.download(control.answer, control.verdict, kernels)
-            control.clear(driver, kernels)
-            driver.record(control.finished, kernels)
-            # Even after a failure: a slab from before it may be under way, and the array's memory free soon.
-            driver.wait(self._stream, control.finished)
+                hold = not self._pipeline.threaded and commands.commands.copies <= _SMALL
+                issue = partial(self._driver.issue, commands.commands, threads=self._threads, hold=hold)
+                self._guarded(issue)
+                self._tell(commands)
+        finally:
+            commands.issued.set()
+
+    def _guarded(self, action: Callable[[], None]) -> None:
+        try:
+            action()
         except Exception as error:  # noqa: BLE001 - told by `verdict`
             self.fail(error)
-            self._wipe_again()
-        finally:
-            self._array = None
-            self._finished.set()
 
-    def _wipe_again(self) -> None:
-        """Wipe the key after something else failed, if the device still can."""
-        try:
-            self._control.clear(self._driver, self._pipeline.kernels)
-            self._pipeline.settle()
-        except Exception as error:  # noqa: BLE001 - told by `verdict`
-            self._error = self._error or error
+    def _tell(self, commands: _List) -> None:
+        """Report when each part of a list was run."""
+        for name, slab, start, stop in commands.spans():
+            if not self._pipeline.threaded:
+                if self._note is not None:
+                    self._note(name, slab, start, stop)
+            elif self._timeline is not None:
+                self._timeline.add(name, start, stop, slab.detail)
 
-    # What the caller's thread does.
+    def _read(self) -> None:
+        """Take the verdict, which is there, and give the control back."""
+        with self._reading:  # or the control would come back twice, and serve two messages at once
+            if self._word is None:
+                self._word = self._control.word
+                self._controls.give_back(self._control)
 
-    def _submit(self, slot: CudaSlot, job: partial[None]) -> None:
-        issued = slot.lend(self.fail)
-        try:
-            self._pipeline.submit(partial(job, issued))
-        except FastrackError:
-            issued.set()
-            raise
-        except BaseException:  # an interrupt: it may have been submitted
-            self._pipeline.submit_after_all(issued.set)
-            raise
+    # Checks.
+
+    def _require_usable(self) -> None:
+        self._pipeline.require_usable()  # a forked child may not even write to a slot
+        self._require_good()
 
     def _require_good(self) -> None:
         if self._error is not None:
             raise DeviceError(f"{self._driver.name} failed: {self._error}") from self._error
 
-    def _require_run(self, slab: Slab, slot: CudaSlot) -> int:
+    def _require_run(self, slab: Slab, sealed: Bytes, slot: CudaSlot) -> int:
         """Count the chunks of a slab that lies within its message and its slot. The kernels rely on this check."""
+        check_buffers(sealed)
         count = chunks_between(slab.sealed, slab.stop - slab.start, slab.first)
-        if slab.start != slab.first * CHUNK or not slab.stop <= self._size or not slab.sealed <= slot.memory.size:
+        fits = slab.stop <= self._memory.nbytes and slab.sealed <= min(slot.memory.size, sealed.size)
+        if slab.start != slab.first * CHUNK or not fits:
             raise ValueError(f"a slab reaches outside its message or its slot: {slab}")
         return count
 
-    def _require_gather(self, slab: Slab, pieces: Pieces, slot: CudaSlot) -> int:
+    def _require_gather(self, slab: Slab, pieces: Pieces, sealed: Bytes, slot: CudaSlot) -> int:
         """Count the chunks of a gather that reaches for nothing it may not. The kernels rely on this check."""
-        check_pieces(pieces, raw_size(slab.stop), slab.stop, self._size)
+        check_buffers(sealed)
+        check_pieces(pieces, raw_size(slab.stop), slab.stop, self._memory.nbytes)
         count = pieces.chunks.size
-        ends = np.arange(count) * STRIDE + np.minimum(slab.stop - pieces.chunks * CHUNK, CHUNK) + TAG
-        if (count and ends.max() > slab.sealed) or align(slab.sealed) + _plan_size(pieces) > slot.memory.size:
+        sizes = np.minimum(slab.stop - pieces.chunks * CHUNK, CHUNK) + TAG
+        ends = np.arange(count) * STRIDE + sizes
+        whole = address(sealed) != slot.address
+        if whole and sealed.size != raw_size(slab.stop):
+            raise ValueError("a gather is not given the message that its chunks are of")
+        needed = int(ends.max()) if count else 0
+        if needed > slab.sealed or align(slab.sealed) + _plan_size(pieces) > slot.memory.size:
             raise ValueError("a gather does not fit into its slot, with its plan behind its chunks")
+        if whole and count and needed != slab.sealed:
+            raise ValueError("chunks of a gather are not side by side")
         return count
 
-    def _write_plan(self, slab: Slab, pieces: Pieces, slot: CudaSlot) -> list[int]:
-        """Put the plan behind the chunks, to go with them. Where its parts will be on the device, and its end here."""
-        places, start = [], align(slab.sealed)
-        for part in (pieces.chunks, pieces.starts, pieces.table):
-            places.append(slot.twin + start)
-            slot.memory[start : start + part.nbytes].view(np.int64)[:] = part.reshape(-1)
-            start += part.nbytes
-        return [*places, start]
+
+class _List:
+    """Commands, what slots they use, and when parts of them ran."""
+
+    def __init__(self) -> None:
+        self.commands = Commands()
+        self.issued = threading.Event()
+        self._marks: list[tuple[str | None, Slab, int]] = []
+
+    def take(self, slot: CudaSlot) -> None:
+        """Say that a slot is in use until this list was issued."""
+        slot.issued = self.issued
+
+    def mark(self, name: str | None, slab: Slab) -> None:
+        """Begin a part of this name, or none. What was begun before ends here."""
+        self._marks.append((name, slab, self.commands.stamp()))
+
+    def spans(self) -> list[tuple[str, Slab, int, int]]:
+        """The parts, when all has run."""
+        code = self.commands.code
+        pairs = zip(self._marks, self._marks[1:], strict=False)
+        return [(name, slab, code[start], code[stop]) for (name, slab, start), (*_, stop) in pairs if name is not None]
+
+
+def _wait_for(commands: Commands, event: Event, spin: int = 0) -> None:
+    """Block until an event happened, without the interpreter's lock unless that takes no longer than `spin`."""
+    commands.poll(event, spin, stop=True)
+    commands.synchronize(event)
+
+
+def _plan_of(slab: Slab, pieces: Pieces, slot: CudaSlot) -> tuple[Bytes, list[int], int]:
+    """The plan of a gather, which goes behind its chunks; where its parts will be on the device, and its end here."""
+    parts = [part.reshape(-1) for part in (pieces.chunks, pieces.starts, pieces.table)]
+    places, start = [], align(slab.sealed)
+    for part in parts:
+        places.append(slot.twin + start)
+        start += part.nbytes
+    return np.concatenate(parts).view(np.uint8), places, start
 
 
 def _plan_size(pieces: Pieces) -> int:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from fastrack.aead import Bytes
 from fastrack.cobblestone import MessageKey
+from fastrack.devices.commands import Commands, address
 from fastrack.devices.driver import Driver
+from fastrack.devices.key_state import STATE_SIZE, write_state
 from fastrack.devices.pipeline import Pipeline
 from fastrack.errors import DeviceError
 
 __all__ = ["UNKNOWN", "Control", "Controls", "CudaSlot", "align"]
 
-_MATERIAL = 64  # bytes set aside for a key and a base nonce
 _WORD = 8
 UNKNOWN = 0  # what the host's copy of a verdict says before it is there: chunk 0 is bad
+_TOGETHER = 32  # controls of one allocation
 
 
 class CudaSlot:
@@ -29,60 +31,51 @@ class CudaSlot:
     twin : int
         Where that is.
     copied, used : event
-        When its host memory, and its twin, may be written to again.
+        When the twin, and after it both, may be read or written by who comes next.
+    issued : threading.Event
+        Set when all commands that use it were issued. Another one for every list of commands.
     """
 
     def __init__(self, pipeline: Pipeline, size: int) -> None:
         driver = pipeline.driver
         self.memory = driver.host(size)
+        self.address = address(self.memory)
         self.copied = driver.event()
         self.used = driver.event()
         self._device_memory = driver.memory(size)
         self.twin = self._device_memory.pointer
         self._pipeline = pipeline
-        self._issued = threading.Event()  # another one for every time that it is lent
-        self._issued.set()
-        self._fail: Callable[[BaseException], None] = lambda _: pipeline.settle()
-
-    def lend(self, fail: Callable[[BaseException], None]) -> threading.Event:
-        """Say that the copy thread is about to be asked to use it, and who is to hear of what goes wrong.
-
-        Returns
-        -------
-        threading.Event
-            To be set when the copy thread has put on its streams all that will use it.
-        """
-        self._fail = fail
-        self._issued = issued = threading.Event()
-        return issued
+        self.issued = threading.Event()
+        self.issued.set()
 
     def ready(self) -> bool:
         if self._pipeline.forked:
             return True
         try:
-            return self._issued.is_set() and self._pipeline.driver.done(self.copied)
+            return self.issued.is_set() and self._pipeline.driver.done(self.used)
         except DeviceError:  # `wait` will find out, and see to it
             return True
 
     def wait(self) -> None:
         if self._pipeline.forked:  # the thread it would wait for is not in this process
             return
-        self._issued.wait()
+        self.issued.wait()
         try:
-            self._pipeline.driver.synchronize(self.copied)
-        except DeviceError as error:
-            self._fail(error)
+            self._pipeline.synchronize(self.used)
+        except DeviceError:  # the work whose commands it were finds out too, and tells
+            self._pipeline.settle()
 
     def wipe(self) -> None:
         if self._pipeline.forked:  # it is the parent's
             return
         self.wait()
         self.memory.fill(0)
-        driver, kernels = self._pipeline.driver, self._pipeline.kernels
+        commands, stream = Commands(), self._pipeline.uploads
+        commands.fill(self.twin, 0, self.memory.size, stream)
+        commands.record(self.used, stream)
+        commands.synchronize(self.used)
         try:
-            driver.fill(self.twin, 0, self.memory.size, kernels)
-            driver.record(self.used, kernels)
-            driver.synchronize(self.used)
+            self._pipeline.driver.issue(commands)
         except DeviceError:  # only ciphertext was there
             self._pipeline.settle()
 
@@ -92,43 +85,50 @@ class Control:
 
     Attributes
     ----------
-    key, answer : numpy.ndarray
-        Page-locked: the key and the base nonce as they come, and the verdict.
-    material, state, verdict : int
-        Where on the device the same are, and what `prepare` makes of the key.
-    started, sent, finished : event
-        When the array may be touched, the key was uploaded, and all is done.
+    memory : numpy.ndarray
+        Page-locked: what `write_state` makes of the key, then the verdict. When the message is done the device's
+        copy comes back over it, in which the key is wiped.
+    state, verdict : int
+        Where on the device the same are.
+    started, finished : event
+        When the array may be touched, and when all is done.
     """
 
-    def __init__(self, driver: Driver) -> None:
-        host = driver.host(_MATERIAL + _WORD)
-        self.key, self.answer = host[:_MATERIAL], host[_MATERIAL:]
+    def __init__(self, driver: Driver, memory: Bytes, pointer: int) -> None:
+        self.memory = memory
+        self.state = pointer
+        self.verdict = pointer + STATE_SIZE
+        self.started, self.finished = driver.event(), driver.event()
         self.forget()
-        self.started, self.sent, self.finished = driver.event(), driver.event(), driver.event()
-        self._secret = _MATERIAL + align(driver.state)
-        self._memory = driver.memory(self._secret + _WORD)
-        self.material = self._memory.pointer
-        self.state = self.material + _MATERIAL
-        self.verdict = self.material + self._secret
 
     def put(self, key: MessageKey) -> None:
         """Take a key here. The verdict is not known yet."""
-        material = np.frombuffer(key.material, np.uint8)
-        self.key[: material.size] = material
-        self.answer.view(np.uint64)[0] = UNKNOWN
+        write_state(key, self.memory[:STATE_SIZE])
+        self.memory[STATE_SIZE:].view(np.uint64)[0] = UNKNOWN
 
     @property
     def word(self) -> int:
         """The verdict, once it is here."""
-        return int(self.answer.view(np.uint64)[0])
+        return int(self.memory[STATE_SIZE:].view(np.uint64)[0])
 
     def forget(self) -> None:
         """Wipe the key here."""
-        self.key.fill(0)
+        self.memory[:STATE_SIZE].fill(0)
 
-    def clear(self, driver: Driver, stream: Any) -> None:
-        """Wipe the key on the device, and what was made of it."""
-        driver.fill(self.material, 0, self._secret, stream)
+    def start(self, commands: Commands, stream: Any) -> None:
+        """Bring the key to the device, and the verdict on a message without a bad chunk."""
+        commands.fill(self.verdict, 0xFF, _WORD, stream)
+        commands.upload(self.state, self.memory[:STATE_SIZE], stream)
+
+    def finish(self, commands: Commands, stream: Any) -> None:
+        """Wipe the key on the device, then here, and bring the verdict."""
+        commands.fill(self.state, 0, STATE_SIZE, stream)
+        commands.download(self.memory, self.state, stream)
+        commands.record(self.finished, stream)
+
+    def clear(self, commands: Commands, stream: Any) -> None:
+        """Wipe the key on the device."""
+        commands.fill(self.state, 0, STATE_SIZE, stream)
 
 
 class Controls:
@@ -137,9 +137,12 @@ class Controls:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._all: list[Control] = []
+        self._blocks: list[object] = []
         self._returned: deque[Control] = deque()  # takes no lock, since what is collected as garbage comes back too
+        self._lock = threading.Lock()
 
     def take(self) -> Control:
+        """Return one whose message is finished, or a fresh one."""
         for _ in range(len(self._returned)):
             try:
                 control = self._returned.popleft()
@@ -148,18 +151,19 @@ class Controls:
             if self._driver.done(control.finished):
                 return control
             self._returned.append(control)
-        control = Control(self._driver)
-        self._all.append(control)
-        return control
+        return self._make()
 
     def give_back(self, control: Control) -> None:
         self._returned.append(control)
 
     def wipe(self, pipeline: Pipeline) -> None:
         """Wipe every key that is left on the device. What one that gave up still holds goes with its context."""
+        pipeline.settle()  # kernels under way need theirs
         try:
+            commands = Commands()
             for control in self._all:
-                control.clear(self._driver, pipeline.kernels)
+                control.clear(commands, pipeline.uploads)
+            self._driver.issue(commands)
         except DeviceError:
             pass
         finally:
@@ -168,8 +172,24 @@ class Controls:
             control.forget()
         self._all.clear()
         self._returned.clear()
+        self._blocks.clear()
+
+    def _make(self) -> Control:
+        """Carve some out of one allocation, since each costs a call that holds up the whole device."""
+        size = align(STATE_SIZE + _WORD, 256)
+        host, device = self._driver.host(_TOGETHER * size), self._driver.memory(_TOGETHER * size)
+        with self._lock:
+            self._blocks.append(device)
+            made = [
+                Control(self._driver, host[place : place + STATE_SIZE + _WORD], device.pointer + place)
+                for place in range(0, _TOGETHER * size, size)
+            ]
+            self._all += made
+        first, *others = made
+        self._returned.extend(others)
+        return first
 
 
-def align(size: int) -> int:
+def align(size: int, boundary: int = 16) -> int:
     """Round up to where the next thing may start."""
-    return -(-size // 16) * 16
+    return -(-size // boundary) * boundary

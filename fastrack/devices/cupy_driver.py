@@ -1,11 +1,12 @@
-"""`Driver` by way of CuPy: raw CUDA calls, and kernels that are compiled when a device is opened."""
+"""`Driver` by way of CuPy, which allocates and compiles, and of libcuda, which runs lists of commands."""
 
 from __future__ import annotations
 
 import ctypes
-import os
+import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -16,9 +17,12 @@ import numpy as np
 from fastrack import arrays, dtypes
 from fastrack.aead import Bytes
 from fastrack.arrays import Framework
+from fastrack.devices.commands import NAMES, Commands, Function
 from fastrack.devices.driver import View
 from fastrack.devices.kernels import KERNELS, Kernels, find_kernels
+from fastrack.devices.native import STOPPED, Native, find_functions
 from fastrack.errors import DeviceError
+from fastrack.forks import after_fork
 
 __all__ = ["CupyDriver"]
 
@@ -27,9 +31,11 @@ _MAJOR, _MINOR, _MULTIPROCESSORS = 75, 76, 16  # as cudaDeviceGetAttribute count
 _PORTABLE = 1  # cudaHostAllocPortable: page-locked for every device
 _TO_DEVICE, _TO_HOST = 1, 2  # cudaMemcpyKind
 _NON_BLOCKING = 1  # cudaStreamNonBlocking: does not wait for the default stream
-_TIMING, _NO_TIMING = 0, 2  # cudaEventDefault, cudaEventDisableTiming
+_TIMED, _SLEEPING = 0, 1 | 2  # cudaEventDefault; cudaEventBlockingSync without timing
 _LOWEST, _HIGHEST = 0, -5  # stream priorities; out of range they are clamped
 _NOT_READY, _NO_MEMORY, _OLD_DRIVER, _NO_DEVICE = 600, 2, 35, 100  # cudaError
+
+_ALL_SHARED = 100  # percent of a multiprocessor's memory to be shared memory, or one block runs there instead of two
 
 _INSTEAD = "or use device='cpu'"
 _INSTALL = f"pip install 'fastrack[cu13]', or 'fastrack[cu12]' where the driver is for CUDA 12, {_INSTEAD}"
@@ -56,86 +62,72 @@ class CupyDriver:
         self._cupy = _import_cupy(self.name)
         self._runtime = self._cupy.cuda.runtime
         self._errors = (self._runtime.CUDARuntimeError, self._cupy.cuda.driver.CUDADriverError)
-        self._calls = _Calls(self.name, index, self._runtime, (*self._errors, self._cupy.cuda.memory.OutOfMemoryError))
+        self._calls = _Calls(self.name, index, self._runtime, (*self._errors, MemoryError))
         self._require_device()
         with self._current():
             self.multiprocessors = int(self._runtime.deviceGetAttribute(_MULTIPROCESSORS, index))
         sources = find_kernels()
-        self.state = sources.state
-        self._threads = sources.threads
         with self._current():
-            self._kernels = self._compile(sources)
+            self.functions: Mapping[str, Function]
+            self._module, self.functions = self._compile(sources)
+            self._native = self._open_native()
+        self.confidential = _is_confidential()
+        self._dropped = _dropped.setdefault(index, deque())
 
     # Memory, streams and events.
 
-    def adopt(self) -> None:
-        self._runtime.setDevice(self._index)
-
     def host(self, size: int) -> Bytes:
-        with self._current():
-            pointer = self._runtime.hostAlloc(size, _PORTABLE)
+        pointer = self._with_room(lambda: self._runtime.hostAlloc(size, _PORTABLE))
         # What keeps the memory is the ctypes array at the root of all views of it.
         memory = (ctypes.c_uint8 * size).from_address(pointer)
         self._when_dropped(memory, self._runtime.freeHost, pointer)
         return np.frombuffer(memoryview(memory), np.uint8)
 
     def memory(self, size: int) -> _Handle:
-        with self._current():
-            return self._handle(self._runtime.malloc(size), self._runtime.free)
+        return self._handle(self._with_room(lambda: self._runtime.malloc(size)), self._runtime.free)
 
     def stream(self, *, urgent: bool) -> _Handle:
+        self.reclaim()
         with self._current():
             stream = self._runtime.streamCreateWithPriority(_NON_BLOCKING, _HIGHEST if urgent else _LOWEST)
         return self._handle(stream, self._runtime.streamDestroy)
 
-    def event(self) -> _Handle:
+    def event(self, *, timed: bool = False) -> _Handle:
         with self._current():
-            return self._handle(self._runtime.eventCreateWithFlags(_NO_TIMING), self._runtime.eventDestroy)
+            event = self._runtime.eventCreateWithFlags(_TIMED if timed else _SLEEPING)
+        return self._handle(event, self._runtime.eventDestroy)
 
-    # What is put on streams.
+    def reclaim(self) -> None:
+        """Give back what was dropped.
 
-    def upload(self, pointer: int, source: Bytes, stream: _Handle) -> None:
-        with self._current():
-            self._runtime.memcpyAsync(pointer, source.ctypes.data, source.size, _TO_DEVICE, stream.ptr)
+        Not done where it is dropped: to free memory waits for the whole device, and garbage is collected on any thread,
+        one included that the device waits for.
+        """
+        if not self._dropped:
+            return
+        # A device that failed takes nothing back, and another thread may be at it too.
+        with suppress(DeviceError, IndexError), self._current():
+            while True:
+                destroy, number = self._dropped.popleft()
+                destroy(number)
 
-    def download(self, target: Bytes, pointer: int, stream: _Handle) -> None:
-        with self._current():
-            self._runtime.memcpyAsync(target.ctypes.data, pointer, target.size, _TO_HOST, stream.ptr)
+    # Lists of commands.
 
-    def fill(self, pointer: int, value: int, size: int, stream: _Handle) -> None:
-        with self._current():
-            self._runtime.memsetAsync(pointer, value, size, stream.ptr)
-
-    def launch(self, kernel: str, blocks: int, arguments: Sequence[int], stream: _Handle) -> None:
-        function, shared = self._kernels[kernel]
-        with self._current():
-            # CuPy takes an integer of Python for one of 64 bits, and asks a stream for its `ptr`.
-            function((blocks,), (self._threads,), tuple(arguments), shared_mem=shared, stream=stream)
-
-    def record(self, event: _Handle, stream: _Handle) -> None:
-        with self._current():
-            self._runtime.eventRecord(event.ptr, stream.ptr)
-
-    def wait(self, stream: _Handle, event: _Handle) -> None:
-        with self._current():
-            self._runtime.streamWaitEvent(stream.ptr, event.ptr)
+    def issue(self, commands: Commands, *, threads: int = 1, hold: bool = False) -> None:
+        status, place = self._native.run(commands, threads=threads, hold=hold)
+        if status == STOPPED:
+            status, place = self._native.run(commands, threads=threads, start=place)
+        if status:
+            call = NAMES.get(commands.code[place], "a call") if place < len(commands.code) else "cuCtxPopCurrent"
+            raise _told(self.name, self._cupy.cuda.driver.CUDADriverError(status), call)
 
     def done(self, event: _Handle) -> bool:
-        with self._current():
-            status = self._runtime.eventQuery(event.ptr)
-            if status not in {0, _NOT_READY}:
-                raise self._runtime.CUDARuntimeError(status)
-        return bool(status == 0)
-
-    def synchronize(self, event: _Handle) -> None:
-        with self._current():
-            self._runtime.eventSynchronize(event.ptr)
-
-    def stamp(self, stream: _Handle) -> _Handle:
-        with self._current():
-            event = self._handle(self._runtime.eventCreateWithFlags(_TIMING), self._runtime.eventDestroy)
-            self._runtime.eventRecord(event.ptr, stream.ptr)
-        return event
+        commands = Commands()
+        commands.poll(event, 0, stop=True)
+        status, _ = self._native.run(commands, hold=True)
+        if status not in {0, STOPPED}:
+            raise _told(self.name, self._cupy.cuda.driver.CUDADriverError(status), "cuEventQuery")
+        return status == 0
 
     def elapsed(self, start: _Handle, stop: _Handle) -> float:
         with self._current():
@@ -145,39 +137,67 @@ class CupyDriver:
 
     def empty(self, dtype: str, shape: Sequence[int], framework: Framework) -> Any:
         if framework == "torch":
-            return self._empty_torch(dtype, shape)
+            self._refuse_capture(self._torch.cuda.current_stream(self._index).cuda_stream)
+            size, wanted = dtypes.torch_shape(dtype, shape), dtypes.to_torch(dtype)
+            return self._with_room(lambda: self._empty_torch(size, wanted))
+        self._refuse_capture(self._cupy.cuda.get_current_stream().ptr)
         try:
-            with self._current():
-                return self._cupy.empty(tuple(shape), dtypes.to_numpy(dtype))
+            return self._with_room(lambda: self._cupy.empty(tuple(shape), dtypes.to_numpy(dtype)))
         except (TypeError, ValueError) as error:
             raise TypeError(f"CuPy keeps no arrays of {dtype}; ask for framework='torch', or seal it as U8") from error
 
     def view(self, array: Any, *, writable: bool) -> View:
         framework = arrays.framework_of(array)
         if framework == "torch":
-            return self._view_torch(array, writable=writable)
+            stream = self._torch.cuda.current_stream(self._index)
+            self._refuse_capture(stream.cuda_stream)
+            flat = arrays.flat_torch(array, self.name, writable=writable)
+            return View(flat.data_ptr(), flat.numel(), _Handle(stream.cuda_stream), (flat, stream))
         if framework != "cupy" or array.device.id != self._index:
             where = "in host memory" if framework == "numpy" else f"on {getattr(array, 'device', 'no device')}"
             raise TypeError(f"expected an array on {self.name}, not a {type(array).__name__} {where}")
         if writable and not array.flags.c_contiguous:
             raise ValueError("an array to be filled must be contiguous; fill a fresh one")
         with self._current():
-            flat = self._cupy.ascontiguousarray(array)
             stream = self._cupy.cuda.get_current_stream()
+            self._refuse_capture(stream.ptr)
+            flat = self._cupy.ascontiguousarray(array)
             return View(flat.data.ptr, flat.nbytes, _Handle(stream.ptr), (flat, stream))
 
-    def _empty_torch(self, dtype: str, shape: Sequence[int]) -> Any:
-        torch = self._torch
-        wanted = dtypes.to_torch(dtype)
-        try:
-            return torch.empty(dtypes.torch_shape(dtype, shape), dtype=wanted, device=self.name)
-        except torch.cuda.OutOfMemoryError as error:
-            raise DeviceError(f"{self.name} has no memory left for the result: {error}") from error
+    def _refuse_capture(self, stream: int) -> None:
+        """Refuse a stream that is captured into a graph, before anything is put on it.
 
-    def _view_torch(self, tensor: Any, *, writable: bool) -> View:
-        flat = arrays.flat_torch(tensor, self.name, writable=writable)
-        stream = self._torch.cuda.current_stream(self._index)
-        return View(flat.data_ptr(), flat.numel(), _Handle(stream.cuda_stream), (flat, stream))
+        A graph would repeat the copies of one message, from memory that is no longer there.
+        """
+        commands = Commands()
+        answer = commands.capturing(_Handle(stream))
+        self._native.run(commands, hold=True)
+        if commands.code[answer]:
+            raise DeviceError(
+                f"cannot move to {self.name} on a stream that is captured into a CUDA graph: every transfer has a key "
+                "of its own and cannot be repeated. Move tensors before the capture begins, into the arrays it reads"
+            )
+
+    def _with_room(self, allocate: Callable[[], Any]) -> Any:
+        """Allocate, and once more after the frameworks gave back the memory that their pools keep unused."""
+        self.reclaim()
+        try:
+            with self._current():
+                return allocate()
+        except _NoMemoryError:
+            self._cupy.get_default_memory_pool().free_all_blocks()
+            self._cupy.get_default_pinned_memory_pool().free_all_blocks()
+            torch = sys.modules.get("torch")
+            if torch is not None and torch.cuda.is_initialized():
+                torch.cuda.empty_cache()
+        with self._current():
+            return allocate()
+
+    def _empty_torch(self, shape: Sequence[int], dtype: Any) -> Any:
+        try:
+            return self._torch.empty(shape, dtype=dtype, device=self.name)
+        except self._torch.cuda.OutOfMemoryError as error:
+            raise MemoryError(str(error)) from error
 
     @property
     def _torch(self) -> Any:
@@ -222,15 +242,16 @@ class CupyDriver:
                 f"{_OLDEST[0]}.{_OLDEST[1]} or more; use another GPU, {_INSTEAD}"
             )
 
-    def _compile(self, sources: Kernels) -> dict[str, tuple[Any, int]]:
-        """Each kernel, and the shared memory it takes. Compiled once; CuPy keeps the result on disk."""
-        kernels = {}
+    def _compile(self, sources: Kernels) -> tuple[Any, dict[str, Function]]:
+        """Compile the kernels: what keeps them, and each by its name. CuPy keeps the result on disk."""
+        functions = {}
         try:
             module = self._cupy.RawModule(code=sources.code, options=sources.options, backend="nvrtc")
             for name in KERNELS:
                 kernel = module.get_function(name)
                 kernel.max_dynamic_shared_size_bytes = shared = sources.shared(name)
-                kernels[name] = (kernel.kernel, shared)
+                kernel.preferred_shared_memory_carveout = _ALL_SHARED
+                functions[name] = Function(int(kernel.kernel.ptr), sources.threads, shared)
         except (*self._errors, DeviceError):
             raise
         except Exception as error:
@@ -240,7 +261,14 @@ class CupyDriver:
                 f"{self.name} cannot be used: its kernels do not compile; "
                 f"if the compiler is missing, {_INSTALL}\n{lines}"
             ) from error
-        return kernels
+        return module, functions
+
+    def _open_native(self) -> Native:
+        functions = find_functions()
+        context = ctypes.c_void_p()
+        self._runtime.free(0)  # a call that makes the device's context the thread's
+        ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(functions["cuCtxGetCurrent"])(ctypes.byref(context))
+        return Native(functions, context.value or 0)
 
     # How calls are made.
 
@@ -253,7 +281,7 @@ class CupyDriver:
         return handle
 
     def _when_dropped(self, owner: Any, destroy: Callable[[int], None], number: int) -> None:
-        weakref.finalize(owner, _destroy, self._runtime, self._index, destroy, number, os.getpid()).atexit = False
+        weakref.finalize(owner, self._dropped.append, (destroy, number)).atexit = False
 
 
 class _Handle:
@@ -309,24 +337,32 @@ class _Current:
             raise _told(calls.name, error) from error
 
 
-def _told(name: str, error: BaseException) -> DeviceError:
-    status = getattr(error, "status", _NO_MEMORY)
-    if status == _NO_MEMORY:
-        return DeviceError(f"{name} has no memory left: {error}; free some, or move smaller tensors")
-    return DeviceError(f"{name} failed: {error}")
+class _NoMemoryError(DeviceError):
+    """The device, or the host's page-locked memory, is full."""
 
 
-def _destroy(runtime: Any, index: int, destroy: Callable[[int], None], number: int, process: int) -> None:
-    """Give something back. A forked child has no say over what is its parent's."""
-    if os.getpid() != process:
-        return
-    with suppress(RuntimeError):  # a device that failed takes nothing back
-        before = runtime.getDevice()
-        runtime.setDevice(index)
-        try:
-            destroy(number)
-        finally:
-            runtime.setDevice(before)
+def _told(name: str, error: BaseException, call: str = "") -> DeviceError:
+    if getattr(error, "status", _NO_MEMORY) == _NO_MEMORY:
+        return _NoMemoryError(f"{name} has no memory left: {error}; free some, or move smaller tensors")
+    return DeviceError(f"{name} failed{f' in {call}' if call else ''}: {error}")
+
+
+def _is_confidential() -> bool:
+    """Return whether the driver says that this machine's GPUs are in confidential mode."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:  # then CUDA does without it, too
+        return False
+    try:
+        state = pynvml.nvmlSystemGetConfComputeState()
+        return bool(state.ccFeature == pynvml.NVML_CC_SYSTEM_FEATURE_ENABLED)
+    except (pynvml.NVMLError, AttributeError):  # a driver, or a pynvml, that knows no such mode
+        return False
+    finally:
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
 
 
 def _import_cupy(name: str) -> Any:
@@ -335,3 +371,8 @@ def _import_cupy(name: str) -> Any:
     except ImportError as error:
         raise DeviceError(f"{name} needs CuPy, which cannot be imported ({error}): {_INSTALL}") from error
     return cupy
+
+
+_Dropped = deque[tuple[Callable[[int], None], int]]
+_dropped: dict[int, _Dropped] = {}  # by device: what nothing refers to any more, whichever driver it came from
+after_fork(_dropped.clear)  # it is the parent's

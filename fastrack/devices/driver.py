@@ -1,16 +1,17 @@
-"""What the CUDA device asks of a driver: memory, copies, launches, streams and events, and nothing else.
+"""What the CUDA device asks of a driver: memory, streams, events, and lists of commands.
 
-The seam at which tests put a driver of their own. Streams and events are opaque here.
+The seam at which tests put a driver of their own. Streams and events have a `ptr`, the number the driver knows them by.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fastrack.aead import Bytes
 from fastrack.arrays import Framework
+from fastrack.devices.commands import Commands, Function
 
 __all__ = ["Driver", "Memory", "View"]
 
@@ -49,7 +50,6 @@ class Driver(Protocol):
     """One CUDA device.
 
     Every method may be called from any thread, whichever device is current there. What fails raises `DeviceError`.
-    Copies and launches are put on a stream; they may block, as they do in confidential mode, and need not overlap.
 
     Attributes
     ----------
@@ -57,16 +57,16 @@ class Driver(Protocol):
         "cuda:N".
     multiprocessors : int
         How many it has.
-    state : int
-        Bytes that the kernel `prepare` makes of a key.
+    confidential : bool
+        Whether asynchronous copies block the thread that issues them, as they do in confidential mode.
+    functions : mapping of str to Function
+        The kernels, by name.
     """
 
     name: str
     multiprocessors: int
-    state: int
-
-    def adopt(self) -> None:
-        """Make this the current device of the calling thread for good, so that calls need not switch to it."""
+    confidential: bool
+    functions: Mapping[str, Function]
 
     def host(self, size: int) -> Bytes:
         """Page-locked host memory of exactly `size` bytes, given back when nothing refers to it."""
@@ -77,43 +77,40 @@ class Driver(Protocol):
     def stream(self, *, urgent: bool) -> Stream:
         """A fresh stream that does not wait for the default stream; of the lowest priority unless it is urgent."""
 
-    def event(self) -> Event:
-        """A fresh event, that counts as done until it is recorded."""
+    def event(self, *, timed: bool = False) -> Event:
+        """A fresh event, that counts as done until it is recorded. A thread that waits for it sleeps.
 
-    def upload(self, pointer: int, source: Bytes, stream: Stream) -> None:
-        """Copy page-locked memory to the device. The caller keeps it alive, and as it is, until that is done."""
+        With `timed` it notes when it happens, for `elapsed`.
+        """
 
-    def download(self, target: Bytes, pointer: int, stream: Stream) -> None:
-        """Copy from the device into page-locked memory."""
+    def issue(self, commands: Commands, *, threads: int = 1, hold: bool = False) -> None:
+        """Run a list of commands, by one native call without the interpreter's lock.
 
-    def fill(self, pointer: int, value: int, size: int, stream: Stream) -> None:
-        """Set `size` bytes of device memory to `value`."""
-
-    def launch(self, kernel: str, blocks: int, arguments: Sequence[int], stream: Stream) -> None:
-        """Start a kernel of `kernels/`, by its name. All its arguments are 64 bits wide: pointers and counts."""
-
-    def record(self, event: Event, stream: Stream) -> None:
-        """Have `event` happen when all that is on `stream` so far is done."""
-
-    def wait(self, stream: Stream, event: Event) -> None:
-        """Let nothing that is put on `stream` from now on start before `event` happened, as last recorded."""
+        Parameters
+        ----------
+        threads : int
+            How many of the host's threads may copy host memory.
+        hold : bool
+            Keep the lock, unless a command of the list says otherwise.
+        """
 
     def done(self, event: Event) -> bool:
-        """Whether it happened."""
-
-    def synchronize(self, event: Event) -> None:
-        """Block this thread, and no other, until it happened."""
-
-    # What only a timeline needs.
-
-    def stamp(self, stream: Stream) -> Event:
-        """A fresh event that is recorded on `stream` now, and notes the time when it happens."""
+        """Whether an event happened. Keeps the interpreter's lock."""
 
     def elapsed(self, start: Event, stop: Event) -> float:
-        """Seconds between two stamps that have happened."""
+        """Seconds between two timed events that have happened."""
+
+    def reclaim(self) -> None:
+        """Give back the memory, streams and events that nothing refers to any more."""
 
     def empty(self, dtype: str, shape: Sequence[int], framework: Framework) -> Any:
-        """A fresh array of that framework on the device."""
+        """A fresh array of that framework on the device.
+
+        Raises
+        ------
+        DeviceError
+            If there is no memory for it, or the caller's stream is captured into a graph.
+        """
 
     def view(self, array: Any, *, writable: bool) -> View:
         """The bytes of an array on this device.
@@ -126,4 +123,6 @@ class Driver(Protocol):
             If it is no array on this device.
         ValueError
             If it is to be written and is not contiguous or is read-only.
+        DeviceError
+            If the caller's stream is captured into a graph.
         """

@@ -1,4 +1,4 @@
-"""What all works and slots of a CUDA device share: its streams, and the one thread that puts things on them."""
+"""What all works and slots of a CUDA device share: its streams, and in confidential mode the thread that feeds them."""
 
 from __future__ import annotations
 
@@ -7,35 +7,62 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
-from fastrack.devices.driver import Driver
+from fastrack.devices.commands import Commands
+from fastrack.devices.driver import Driver, Event, Stream
 from fastrack.errors import ClosedError, DeviceError
 from fastrack.forks import renew_after_fork
 
-__all__ = ["Pipeline"]
+__all__ = ["LANES", "Lane", "Pipeline"]
+
+LANES = 4
+_KNOWN = 1024  # streams whose lane is remembered
 
 Job = Callable[[], None]
 
 
-class Pipeline:
-    """A driver, its streams and its copy thread.
+@dataclass(slots=True)
+class Lane:
+    """The streams of the transfers of one caller's stream, or of some: they wait for what is on it.
 
-    In confidential mode an asynchronous copy blocks the thread that asks for it, until all that was put on its stream
-    before is done. So one thread asks for them all, and nobody else is held up. Nothing relies on streams that run side
-    by side.
+    number : below `LANES`
+    kernels : runs the kernels, and copies what is small
+    downloads : brings sealed slabs to the host
+    shared : whether it is of several callers' streams
+    """
+
+    number: int
+    kernels: Stream
+    downloads: Stream
+    shared: bool = False
+
+
+class Pipeline:
+    """A driver and its streams.
+
+    Uploads share a stream, on which nothing ever waits for a kernel. What waits for a caller's stream has a lane, so
+    that it holds up no other caller's transfers.
+
+    Outside of confidential mode the caller's thread issues its own commands. In confidential mode an asynchronous copy
+    blocks the thread that asks for it, until all that was put on its stream before is done: there one thread issues
+    them all. Nothing relies on streams that run side by side.
 
     Attributes
     ----------
     forked : bool
         Whether this is a copy in a forked child. The driver must not be touched there, not even to free what it gave.
+    threaded : bool
+        Whether a thread of the pipeline issues commands.
     """
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
+        self.threaded = driver.confidential
         self.uploads = driver.stream(urgent=True)
-        self.downloads = driver.stream(urgent=True)
-        self.kernels = driver.stream(urgent=False)
         self.forked = False
+        self._lanes: list[Lane] = []
+        self._lane_of: dict[int, Lane] = {}
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -62,14 +89,29 @@ class Pipeline:
             message = f"{name} failed and does not answer any more: {self._broken}; start the process again"
             raise DeviceError(message) from self._broken
 
+    def lane(self, stream: Stream) -> Lane:
+        """Return the lane of a caller's stream, made when first asked for. Streams beyond `LANES` share them."""
+        with self._lock:
+            if stream.ptr not in self._lane_of:
+                if len(self._lane_of) == _KNOWN:
+                    self._lane_of.clear()
+                number = len(self._lane_of) % LANES
+                if number == len(self._lanes):
+                    driver = self.driver
+                    self._lanes.append(Lane(number, driver.stream(urgent=False), driver.stream(urgent=True)))
+                else:
+                    self._lanes[number].shared = True
+                self._lane_of[stream.ptr] = self._lanes[number]
+            return self._lane_of[stream.ptr]
+
     def submit(self, job: Job) -> None:
-        """Have the copy thread call `job`, after those it was given before. A job raises nothing."""
+        """Have the pipeline's thread call `job`, after those it was given before. A job raises nothing."""
         self.require_usable()  # in a forked child, before a lock that a lost thread may hold
         with self._lock:
             self.require_usable()
             if self._thread is None:
                 name = f"fastrack {self.driver.name}"
-                thread = threading.Thread(target=_serve, args=(self._jobs, self.driver), name=name, daemon=True)
+                thread = threading.Thread(target=_serve, args=(self._jobs,), name=name, daemon=True)
                 try:
                     thread.start()
                 except RuntimeError as error:
@@ -78,8 +120,17 @@ class Pipeline:
             self._jobs.put(job)
 
     def submit_after_all(self, job: Job) -> None:
-        """Have the copy thread call `job`, after an interrupt that hides whether it was given another before."""
-        self._jobs.put(job)
+        """Have `job` called after an interrupt that hides whether the thread was given another before."""
+        if self._thread is None:
+            job()
+        else:
+            self._jobs.put(job)
+
+    def synchronize(self, event: Event) -> None:
+        """Block this thread until an event happened."""
+        commands = Commands()
+        commands.synchronize(event)
+        self.driver.issue(commands)
 
     def settle(self) -> None:
         """Wait, after something failed, until nothing is under way, so that all that was in use is free.
@@ -87,15 +138,18 @@ class Pipeline:
         If that fails too, nothing is known of the device any more, and it is given up.
         """
         try:
-            for stream in (self.uploads, self.kernels, self.downloads):
+            commands = Commands()
+            for stream in (self.uploads, *(own for lane in self._lanes for own in (lane.kernels, lane.downloads))):
                 event = self.driver.event()
-                self.driver.record(event, stream)
-                self.driver.synchronize(event)
+                commands.record(event, stream)
+                commands.synchronize(event)
+                commands.keep(event)
+            self.driver.issue(commands)
         except Exception as error:  # noqa: BLE001 - whatever it was, the device is in no known state
             self._broken = error
 
     def close(self) -> bool:
-        """End the copy thread when it has done what it was given. Says whether this was the first time."""
+        """End the thread when it has done what it was given. Says whether this was the first time."""
         with self._lock:
             if self._closed:
                 return False
@@ -106,9 +160,7 @@ class Pipeline:
         return True
 
 
-def _serve(jobs: queue.SimpleQueue[Job | None], driver: Driver) -> None:
-    with suppress(Exception):  # every call makes sure of the device anyway
-        driver.adopt()
+def _serve(jobs: queue.SimpleQueue[Job | None]) -> None:
     while (job := jobs.get()) is not None:
         # One that raises after all has told whoever waits for it, and no verdict means a bad one.
         with suppress(Exception):

@@ -1,5 +1,7 @@
 """A CUDA device made of host memory, for tests, which does what it is asked as late, and in as odd an order, as it may.
 
+It reads lists of commands as the native code does, and counts how often that would return to the interpreter.
+
 Streams are queues. `lazy` runs an operation only when somebody asks whether another one is done, and picks the stream
 by a seed: whatever order events leave open is taken at some seed. `threads` gives each stream a thread and random
 delays. `serial` runs everything in the calling thread at once, as confidential mode does. What no program may do is
@@ -9,7 +11,9 @@ kept in `violations`.
 from __future__ import annotations
 
 import bisect
+import ctypes
 import gc
+import itertools
 import os
 import random
 import sys
@@ -23,9 +27,26 @@ from dataclasses import dataclass
 import numpy as np
 
 from fastrack import dtypes
+from fastrack.cobblestone import STRIDE
+from fastrack.devices.commands import (
+    COPY,
+    DOWNLOAD,
+    FILL,
+    LAUNCH,
+    PACK,
+    POLL,
+    RECORD,
+    REQUIRE_IDLE,
+    STAMP,
+    SYNCHRONIZE,
+    UPLOAD,
+    WAIT,
+    Function,
+)
 from fastrack.devices.driver import View
+from fastrack.devices.kernels import KERNELS
 from fastrack.errors import DeviceError
-from helpers.fake_kernels import STATE, run_kernel
+from helpers.fake_kernels import run_kernel
 
 MODES = ("lazy", "threads", "serial")
 _POISON = 0xA5
@@ -35,14 +56,13 @@ _PATIENCE = 20
 class FakeDriver:
     """`Driver`, and what tests ask of it besides."""
 
-    def adopt(self):
-        """There is one device only."""
-
     def __init__(self, mode="lazy", seed=0, multiprocessors=4):
         self.name = "cuda:0"
         self.multiprocessors = multiprocessors
-        self.state = STATE
+        self.confidential = mode == "serial"
+        self.functions = {name: Function(number, 512, 66400) for number, name in enumerate(KERNELS)}
         self.mode = mode
+        self.returns = 0  # from native code that had given up the interpreter's lock
         self.violations = []
         self.launches = []
         self.calls = Counter()
@@ -50,7 +70,7 @@ class FakeDriver:
         self.flips = {}  # number of an upload: the byte of it that the bus turns over
         self.space = Space(self.violations)
         self._random = random.Random(seed)
-        self._streams = []
+        self._streams, self._by_number = [], {}
         self._hosts = []
         self._changed = threading.Condition(threading.RLock())
         self._fail_at = None
@@ -58,6 +78,8 @@ class FakeDriver:
         self._sticky = False
         self._stopped = False
         self._process = os.getpid()
+        self._numbers = itertools.count(1)
+        self._events = weakref.WeakValueDictionary()
         self.user = self._new_stream()
 
     # Memory, streams and events.
@@ -76,15 +98,51 @@ class FakeDriver:
         self._enter("stream")
         return self._new_stream()
 
-    def event(self):
+    def event(self, *, timed=False):
         self._enter("event")
-        return FakeEvent()
+        event = FakeEvent(next(self._numbers))
+        self._events[event.ptr] = event
+        return event
 
-    # What is put on streams.
+    def reclaim(self):
+        """Nothing is kept for later."""
 
-    def upload(self, pointer, source, stream):
+    # Lists of commands.
+
+    def issue(self, commands, *, threads=1, hold=False):
+        assert threads >= 1
+        code, place, held = commands.code, 0, hold
+        while place < len(code):
+            number, length = code[place], code[place + 1]
+            operands = code[place + 2 : place + length].tolist()
+            if number == STAMP:
+                code[place + 2] = time.perf_counter_ns()
+            elif number == REQUIRE_IDLE:
+                held = held and self._is_idle(self._stream(operands[0]))
+            elif number == POLL:
+                held = held and (self._is_done(self._events[operands[0]]) or not operands[2])
+            elif number == SYNCHRONIZE:
+                self._synchronize(self._events[operands[0]], held=held)
+            else:
+                _PUT[number](self, *operands)
+            place += length
+        self.returns += not held
+
+    def done(self, event):
+        self._enter("done")
+        return self._is_done(event)
+
+    def elapsed(self, start, stop):
+        self._enter("elapsed")
+        assert start.mark.happened, "an event was asked for its time before it happened"
+        assert stop.mark.happened, "an event was asked for its time before it happened"
+        return stop.mark.time - start.mark.time
+
+    # What is put on streams, and what the host does.
+
+    def upload(self, pointer, source, size, stream):
         number = self._enter("upload")
-        held = _Held(self.violations, source, "uploaded")
+        held = self._held(source, size, "uploaded")
 
         def run():
             place = self.space.at(pointer, held.size)
@@ -92,69 +150,82 @@ class FakeDriver:
             if number in self.flips:
                 place[self.flips[number] % held.size] ^= 1
 
-        self._put(stream, run)
+        self._put(self._stream(stream), run)
 
-    def download(self, target, pointer, stream):
+    def download(self, target, pointer, size, stream):
         self._enter("download")
-        held = _Held(self.violations, target, "downloaded to")
+        held = self._held(target, size, "downloaded to")
 
         def run():
             held.checked()[:] = self.space.at(pointer, held.size)
 
-        self._put(stream, run)
+        self._put(self._stream(stream), run)
 
     def fill(self, pointer, value, size, stream):
         self._enter("fill")
-        self._put(stream, lambda: self.space.at(pointer, size).fill(value))
+        self._put(self._stream(stream), lambda: self.space.at(pointer, size).fill(value))
 
-    def launch(self, kernel, blocks, arguments, stream):
+    def launch(self, function, blocks, threads, shared, stream, *arguments):
         self._enter("launch")
-        self.launches.append((kernel, blocks, tuple(arguments)))
-        if blocks < 1 or not all(isinstance(argument, int) and argument >= 0 for argument in arguments):
+        kernel = KERNELS[function]
+        self.launches.append((kernel, blocks, arguments))
+        if blocks < 1 or min(arguments) < 0 or (threads, shared) != (512, 66400):
             self.violations.append(f"launched {kernel} with {blocks} blocks and {arguments}")
-        self._put(stream, lambda: run_kernel(self.space, self.violations, kernel, arguments))
+        self._put(self._stream(stream), lambda: run_kernel(self.space, self.violations, kernel, arguments))
 
     def record(self, event, stream):
         self._enter("record")
         with self._changed:
-            event.mark = mark = _Mark()
-            self._put(stream, mark.set)
+            self._events[event].mark = mark = _Mark()
+            self._put(self._stream(stream), mark.set)
 
     def wait(self, stream, event):
         self._enter("wait")
         with self._changed:
-            if event.mark is not None:
-                self._put(stream, lambda: None, event.mark)
+            if self._events[event].mark is not None:
+                self._put(self._stream(stream), lambda: None, self._events[event].mark)
 
-    def done(self, event):
-        self._enter("done")
+    def copy(self, target, source, size):
+        ctypes.memmove(target, source, size)
+
+    def pack(self, target, source, size, chunks, count):
+        numbers = (ctypes.c_int64 * count).from_address(chunks)
+        for place, chunk in enumerate(numbers):
+            self.copy(target + place * STRIDE, source + chunk * STRIDE, min(STRIDE, size - chunk * STRIDE))
+
+    def _synchronize(self, event, *, held):
+        self._enter("synchronize")
+        with self._changed:
+            if event.mark is not None:
+                if held and not event.mark.happened:
+                    self.violations.append("waited for the device with the interpreter's lock")
+                self._run_until(lambda mark=event.mark: mark.happened)
+
+    def _is_done(self, event):
         with self._changed:
             if self.mode == "lazy":
                 for _ in range(self._random.randrange(3)):
                     self._step()
             return event.mark is None or event.mark.happened
 
-    def synchronize(self, event):
-        self._enter("synchronize")
+    def _is_idle(self, stream):
         with self._changed:
-            if event.mark is not None:
-                self._run_until(lambda mark=event.mark: mark.happened)
+            return not stream.ops
 
-    # What only a timeline needs.
+    def _stream(self, number):
+        return self._by_number[number]
 
-    def stamp(self, stream):
-        self._enter("stamp")
-        event = FakeEvent()
-        with self._changed:
-            event.mark = mark = _Mark()
-            self._put(stream, mark.stamp)
-        return event
+    def _held(self, address, size, what):
+        """The page-locked memory that a copy is about to use."""
+        root = self._root_of(address, size)
+        assert root is not None, f"{size} bytes that are {what} are not page-locked"
+        return _Held(self.violations, root, address - root.ctypes.data, size, what)
 
-    def elapsed(self, start, stop):
-        self._enter("elapsed")
-        assert start.mark.happened, "an event was asked for its time before it happened"
-        assert stop.mark.happened, "an event was asked for its time before it happened"
-        return stop.mark.time - start.mark.time
+    def _root_of(self, address, size):
+        for block in self.hosts():
+            if block.ctypes.data <= address and address + size <= block.ctypes.data + block.size:
+                return block
+        return None
 
     # Arrays.
 
@@ -231,8 +302,9 @@ class FakeDriver:
             return self.calls[operation]
 
     def _new_stream(self):
-        stream = _Stream(weight=self._random.choice([1, 8, 64]))
+        stream = _Stream(next(self._numbers), weight=self._random.choice([1, 8, 64]))
         self._streams.append(stream)
+        self._by_number[stream.ptr] = stream
         if self.mode == "threads":
             stream.thread = threading.Thread(target=self._serve, args=(stream,), daemon=True)
             stream.thread.start()
@@ -280,6 +352,18 @@ class FakeDriver:
             operation.run()
         except Exception as error:  # noqa: BLE001 - a plan that is not there yet may be anything
             self.violations.append(f"{type(error).__name__}: {error}")
+
+
+_PUT = {
+    WAIT: lambda driver, *operands: driver.wait(*operands),
+    RECORD: lambda driver, *operands: driver.record(*operands),
+    UPLOAD: lambda driver, *operands: driver.upload(*operands),
+    DOWNLOAD: lambda driver, *operands: driver.download(*operands),
+    FILL: lambda driver, *operands: driver.fill(*operands),
+    LAUNCH: lambda driver, *operands: driver.launch(*operands),
+    COPY: lambda driver, *operands: driver.copy(*operands),
+    PACK: lambda driver, *operands: driver.pack(*operands),
+}
 
 
 class Space:
@@ -334,20 +418,21 @@ class FakeArray:
 class FakeEvent:
     mark = None
 
+    def __init__(self, ptr):
+        self.ptr = ptr
+
 
 class _Mark:
     happened = False
 
     def set(self):
-        self.happened = True
-
-    def stamp(self):
         self.time = time.perf_counter()
         self.happened = True
 
 
 class _Stream:
-    def __init__(self, weight):
+    def __init__(self, ptr, weight):
+        self.ptr = ptr
         self.weight = weight
         self.ops = deque()
         self.thread = None
@@ -366,14 +451,11 @@ class _Operation:
 class _Held:
     """Host memory that a copy will use, which must stay there, and as it is, until then."""
 
-    def __init__(self, violations, memory, what):
-        root = memory
-        while isinstance(root.base, np.ndarray):
-            root = root.base
-        self.size = memory.size
+    def __init__(self, violations, root, start, size, what):
+        self.size = size
         self._root = weakref.ref(root)
-        self._start = memory.ctypes.data - root.ctypes.data
-        self._before = memory.tobytes()
+        self._start = start
+        self._before = root[start : start + size].tobytes()
         self._violations = violations
         self._what = what
 

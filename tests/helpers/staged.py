@@ -36,6 +36,7 @@ class StagedDevice(CpuDevice):
 
     name = "staged"
     in_place = False
+    lanes = 2
     slab = 4 * CHUNK
     lead = CHUNK
 
@@ -57,7 +58,7 @@ class StagedDevice(CpuDevice):
         self.made.append(slot)
         return slot
 
-    def begin(self, key, memory):
+    def begin(self, key, memory, note=None):
         work = StagedWork(self, key, memory)
         self.begun.append(work)
         return work
@@ -143,6 +144,8 @@ class StagedSlot:
 
 
 class StagedWork:
+    lane = 1
+
     def __init__(self, device, key, memory):
         self._device = device
         self._engine = device.engine
@@ -153,19 +156,34 @@ class StagedWork:
         self._ended = False
 
     def open(self, slab, sealed, slot):
+        staged = slot.memory[: slab.sealed]
+        if not np.shares_memory(sealed, slot.memory):
+            slot.wait()
+            np.copyto(staged, sealed if slab.pieces is None else packed(sealed, slab.pieces.chunks))
         if slab.pieces is None:
-            self._do("open", slab, sealed, slot, self._open_run)
+            self._do("open", slab, staged, slot, self._open_run)
         else:
-            put_plan(slot.memory, sealed.size, slab.pieces)
-            self._do("open", slab, sealed, slot, self._open_gather)
+            put_plan(slot.memory, slab.sealed, slab.pieces)
+            self._do("open", slab, staged, slot, self._open_gather)
 
     def seal(self, slab, sealed, slot):
-        self._do("seal", slab, sealed, slot, self._seal_run)
+        slot.wait()
 
-    def end(self):
+        def job(slab, staged, slot):
+            self._seal_run(slab, staged, slot)
+            np.copyto(sealed, staged)
+
+        self._do("seal", slab, slot.memory[: slab.sealed], slot, job)
+
+    def issue(self):
+        pass
+
+    def end(self, *, wait=False):
         assert not self._ended, "work was ended twice"
         self._ended = True
         self._device.do(self._finish)
+        if wait:
+            assert self._over.wait(PATIENCE)
 
     def done(self):
         return self._over.is_set()
@@ -216,6 +234,11 @@ class StagedWork:
     def _note(self, bad):
         if bad is not None:
             self._bad.append(bad)
+
+
+def packed(message, chunks):
+    """The chunks of these numbers, side by side."""
+    return np.concatenate([message[STRIDE * chunk :][:STRIDE] for chunk in chunks.tolist()])
 
 
 def put_plan(memory, sealed, pieces):
