@@ -151,23 +151,49 @@ __device__ __forceinline__ Start start(Tables t, const u32* schedule, u32 n0, u3
     return made;
 }
 
+// The first two rounds of one counter.
+__device__ __forceinline__ uint4 two_rounds(Tables t, const u32* schedule, const Start& made, u32 counter) {
+    const u32 s3 = swap_bytes(counter) ^ schedule[3];
+    const u32 r0 = made.first[0] ^ rotate_16(t.at<T1, 3>(s3)), r1 = made.first[1] ^ rotate_16(t.at<T0, 2>(s3));
+    return make_uint4(t.at<T0, 0>(r0) ^ t.at<T1, 1>(r1) ^ made.second[0],
+                      t.at<T0, 0>(r1) ^ rotate_16(t.at<T1, 3>(r0)) ^ made.second[1],
+                      rotate_16(t.at<T0, 2>(r0) ^ t.at<T1, 3>(r1)) ^ made.second[2],
+                      t.at<T1, 1>(r0) ^ rotate_16(t.at<T0, 2>(r1)) ^ made.second[3]);
+}
+
+__device__ __forceinline__ uint4 full_round(Tables t, uint4 s, uint4 k) {
+    return make_uint4(mix(t, s.x, s.y, s.z, s.w, k.x), mix(t, s.y, s.z, s.w, s.x, k.y), mix(t, s.z, s.w, s.x, s.y, k.z),
+                      mix(t, s.w, s.x, s.y, s.z, k.w));
+}
+
+__device__ __forceinline__ uint4 last_round(Tables t, uint4 s, uint4 k) {
+    return make_uint4(last(t, s.x, s.y, s.z, s.w, k.x), last(t, s.y, s.z, s.w, s.x, k.y),
+                      last(t, s.z, s.w, s.x, s.y, k.z), last(t, s.w, s.x, s.y, s.z, k.w));
+}
+
 // The keystream block of one counter: bytes in memory order.
 template <int BITS>
 __device__ __forceinline__ uint4 keystream(Tables t, const u32* schedule, const Start& made, u32 counter) {
-    const u32 s3 = swap_bytes(counter) ^ schedule[3];
-    const u32 r0 = made.first[0] ^ rotate_16(t.at<T1, 3>(s3)), r1 = made.first[1] ^ rotate_16(t.at<T0, 2>(s3));
-    uint4 s;
-    s.x = t.at<T0, 0>(r0) ^ t.at<T1, 1>(r1) ^ made.second[0];
-    s.y = t.at<T0, 0>(r1) ^ rotate_16(t.at<T1, 3>(r0)) ^ made.second[1];
-    s.z = rotate_16(t.at<T0, 2>(r0) ^ t.at<T1, 3>(r1)) ^ made.second[2];
-    s.w = t.at<T1, 1>(r0) ^ rotate_16(t.at<T0, 2>(r1)) ^ made.second[3];
+    uint4 s = two_rounds(t, schedule, made, counter);
+#pragma unroll
+    for (int round = 3; round < Aes<BITS>::ROUNDS; ++round) s = full_round(t, s, round_key(schedule, round));
+    return last_round(t, s, round_key(schedule, Aes<BITS>::ROUNDS));
+}
+
+struct Two {
+    uint4 a, b;
+};
+
+// The keystream blocks of two counters: every round key is read once for both.
+template <int BITS>
+__device__ __forceinline__ Two keystreams(Tables t, const u32* schedule, const Start& made, u32 a, u32 b) {
+    Two s = {two_rounds(t, schedule, made, a), two_rounds(t, schedule, made, b)};
 #pragma unroll
     for (int round = 3; round < Aes<BITS>::ROUNDS; ++round) {
         const uint4 k = round_key(schedule, round);
-        s = make_uint4(mix(t, s.x, s.y, s.z, s.w, k.x), mix(t, s.y, s.z, s.w, s.x, k.y),
-                       mix(t, s.z, s.w, s.x, s.y, k.z), mix(t, s.w, s.x, s.y, s.z, k.w));
+        s.a = full_round(t, s.a, k);
+        s.b = full_round(t, s.b, k);
     }
     const uint4 k = round_key(schedule, Aes<BITS>::ROUNDS);
-    return make_uint4(last(t, s.x, s.y, s.z, s.w, k.x), last(t, s.y, s.z, s.w, s.x, k.y),
-                      last(t, s.z, s.w, s.x, s.y, k.z), last(t, s.w, s.x, s.y, s.z, k.w));
+    return {last_round(t, s.a, k), last_round(t, s.b, k)};
 }
