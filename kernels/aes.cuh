@@ -42,22 +42,9 @@ struct Tables {
     }
 };
 
-__device__ __forceinline__ u32 word_of(const u8* bytes) {
-    return bytes[0] | bytes[1] << 8 | bytes[2] << 16 | static_cast<u32>(bytes[3]) << 24;
-}
-
 __device__ __forceinline__ u32 swap_bytes(u32 word) { return __byte_perm(word, 0, 0x0123); }
 __device__ __forceinline__ u32 rotate_16(u32 word) { return __byte_perm(word, 0, 0x1032); }
 __device__ __forceinline__ u32 rotate_8(u32 word) { return __byte_perm(word, 0, 0x2103); }
-
-__device__ __forceinline__ u32 times(u32 a, u32 b) {  // in GF(2^8); not on secrets
-    u32 product = 0;
-    for (int bit = 0; bit < 8; ++bit) {
-        product ^= (b >> bit & 1) * a;
-        a = a << 1 ^ (a >> 7) * 0x11b;
-    }
-    return product;
-}
 
 // The S-box (FIPS 197, figure 7). A thread reads the entry of its own number, never one that data choose, so that the
 // addresses are the same for every key; and to read it takes a seventh of the instructions of an inversion.
@@ -82,7 +69,7 @@ __device__ const u8 SBOX[256] = {
 
 // Fills the tables; every thread of a block of 512 takes one entry of one table. Needs a barrier afterwards.
 __device__ __forceinline__ void fill_tables(u8* tables) {
-    const u32 x = threadIdx.x & 255, s = SBOX[x], s2 = times(s, 2);
+    const u32 x = threadIdx.x & 255, s = SBOX[x], s2 = s << 1 ^ (s >> 7) * 0x11b;
     u32 entry = s2 | s << 8 | s << 16 | (s2 ^ s) << 24;
     u8* place = tables + x * ROW_BYTES;
     if (threadIdx.x >= 256) {
@@ -92,31 +79,6 @@ __device__ __forceinline__ void fill_tables(u8* tables) {
     // Lanes start at different places, so that their writes fall into different banks.
     for (u32 i = 0; i < 8; ++i) {
         reinterpret_cast<uint4*>(place)[i + threadIdx.x & 7] = make_uint4(entry, entry, entry, entry);
-    }
-}
-
-// Expands a key (FIPS 197, section 5.2). `schedule` and `key` are not the same memory. For one lane.
-template <int BITS>
-__device__ __forceinline__ void expand_key(Tables tables, const u8* key, u32* schedule) {
-    constexpr int WORDS = Aes<BITS>::KEY_WORDS;
-#pragma unroll 1
-    for (int i = 0; i < WORDS; ++i) {
-        schedule[i] = word_of(key + 4 * i);
-    }
-    u32 round_constant = 1;
-#pragma unroll 1
-    for (int i = WORDS; i < Aes<BITS>::SCHEDULE_WORDS; ++i) {
-        u32 word = schedule[i - 1];
-        if (i % WORDS == 0 || (WORDS == 8 && i % WORDS == 4)) {
-            const u32 s0 = tables.at<T0, 0>(word) >> 8 & 0xff, s1 = tables.at<T0, 1>(word) >> 8 & 0xff;
-            const u32 s2 = tables.at<T0, 2>(word) >> 8 & 0xff, s3 = tables.at<T0, 3>(word) >> 8 & 0xff;
-            word = s0 | s1 << 8 | s2 << 16 | s3 << 24;
-            if (i % WORDS == 0) {
-                word = __funnelshift_r(word, word, 8) ^ round_constant;
-                round_constant = times(round_constant, 2);
-            }
-        }
-        schedule[i] = schedule[i - WORDS] ^ word;
     }
 }
 
