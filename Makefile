@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help demo test check bench bench-compare peers gpu fuzz soak docs clean
+.PHONY: help demo test check bench bench-compare peers gpu nvrtc fuzz soak docs clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -41,6 +41,13 @@ GPU_OPTIONS ?=
 gpu:  ## check and measure on a GPU; GPU_OPTIONS=--quick takes a minute
 	$(GPU_PYTHON) -m bench.gpu $(GPU_OPTIONS)
 
+# One environment holds one version of NVRTC; the tests find others in the folders that FASTRACK_NVRTC names.
+NVRTC ?= 13.0.88
+
+nvrtc: $(STAMP)  ## compile the kernels with another NVRTC as well, and look for spills; NVRTC=13.0.88
+	test -d .nvrtc/$(NVRTC) || $(BIN)/python -m pip install --quiet --no-deps --target .nvrtc/$(NVRTC) nvidia-cuda-nvrtc==$(NVRTC)
+	FASTRACK_NVRTC=.nvrtc/$(NVRTC) $(BIN)/python -m pytest tests/kernels/test_cu_build.py -s
+
 FUZZ_SECONDS ?= 600
 SOAK_SECONDS ?= 600
 FUZZ_STAMP := .venv/.fuzz
@@ -55,7 +62,7 @@ docs: $(STAMP)  ## build the documentation; warnings are errors
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
 
 clean:  ## remove what was built, .venv included
-	rm -rf .venv $(PEERS) .fuzz build dist docs/_build .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv $(PEERS) .fuzz .nvrtc build dist docs/_build .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The pip that comes with Python 3.11 knows no dependency groups.

@@ -6,7 +6,7 @@ import os
 
 from bench.gpu.gpu import WrongResultError
 from bench.gpu.host_data import noise, require_same, sets_of
-from bench.gpu.launches import GOOD, Launches
+from bench.gpu.launches import GOOD, Launches, expand
 from bench.gpu.plan import MIB, fraction, size_of
 from bench.gpu.timing import Row, interleave, on_device
 from fastrack.cobblestone import CHUNK, NONCE, chunk_count, raw_size
@@ -40,10 +40,9 @@ class _Case:
         self._scratch, self._tile = scratch, tile
         self._count = chunk_count(size)
         driver = launches.driver
-        self._state = driver.memory(driver.state)
-        self._material = driver.memory(bits // 8 + NONCE)
-        launches.put(self._material.pointer, os.urandom(bits // 8 + NONCE))
-        launches.prepare(self._material.pointer, self._state.pointer, bits)
+        state = expand(os.urandom(bits // 8), os.urandom(NONCE))
+        self._state = driver.memory(state.size)
+        launches.put(self._state.pointer, state)
         self._group = max(1, plan.group // size)
         self._sets = [_Set(driver, size) for _ in range(max(self._group, sets_of(size, plan, most=4 * self._group)))]
         for each in self._sets:

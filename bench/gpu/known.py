@@ -93,7 +93,7 @@ def _published(runs, number, key, nonce, plain, sealed):
 def _random(runs, bits, size, offset, blocks):
     key, nonce, plain = os.urandom(bits // 8), os.urandom(12), os.urandom(size)
     first = 2**33 + 5
-    sealed, state = seal(key, nonce, plain, first), runs.prepare(key, nonce, offset=offset % 4)
+    sealed, state = seal(key, nonce, plain, first), runs.prepare(key, nonce)
     case, options = f"AES-{bits}, {size} bytes at offset {offset}", {"blocks": blocks, "offset": offset}
     _expect(f"{case}, opened", runs.open_run(state, sealed, first, **options), (None, plain))
     _expect(f"{case}, sealed", runs.seal_run(state, plain, first, **options), sealed)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.gpu.gpu import WrongResultError
-from fastrack.cobblestone import CHUNK, STRIDE, TAG
+from fastrack.cobblestone import CHUNK, STRIDE, TAG, MessageKey
+from fastrack.devices.key_state import STATE_SIZE, write_state
 
 GOOD = 2**64 - 1
 _FENCE = 256
@@ -26,9 +27,6 @@ class Launches:
     def blocks(self, share, count):
         """The grid that fastrack would take."""
         return max(1, min(count, int(share * self.driver.multiprocessors) * 2))
-
-    def prepare(self, material, state, bits):
-        self.driver.launch(f"prepare_{bits}", 1, [material, state], self.stream)
 
     def open(self, bits, blocks, *arguments):
         """State, sealed, target, first, count, size, verdict."""
@@ -71,7 +69,7 @@ class Launches:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What `prepare` made of a key, as bytes on the host."""
+    """An expanded key, as bytes on the host."""
 
     data: np.ndarray
     bits: int
@@ -84,13 +82,9 @@ class ByteRuns:
         self._launches = Launches(gpu)
         self._driver = gpu.driver
 
-    def prepare(self, key, nonce, *, offset=0, before=0x11, seed=None):
-        """The state of a message key, in memory that held `before`."""
-        bits = 8 * len(key)
-        material = self._fenced(len(key) + len(nonce), key + nonce, offset)
-        state = self._fenced(self._driver.state, bytes([before]) * self._driver.state)
-        self._launches.prepare(material.pointer, state.pointer, bits)
-        return State(np.frombuffer(state.content(), np.uint8), bits)
+    def prepare(self, key, nonce):
+        """Expand a message key on the host."""
+        return State(expand(key, nonce), 8 * len(key))
 
     def open_run(self, state, sealed, first=0, *, blocks=1, offset=0, verdict=GOOD, seed=None):
         """Open a run of chunks: the lowest bad number or None, and the plaintext."""
@@ -152,6 +146,13 @@ class _Fenced:
         if fences != bytes([_GUARD]) * len(fences):
             raise WrongResultError("a kernel wrote outside its buffer")
         return found[self._before : self._before + self._size]
+
+
+def expand(key, nonce):
+    """Return the state of a message key, as the kernels read it."""
+    state = np.empty(STATE_SIZE, np.uint8)
+    write_state(MessageKey.raw(key, nonce), state)
+    return state
 
 
 def _verdict(word):

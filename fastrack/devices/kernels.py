@@ -12,7 +12,7 @@ from fastrack.errors import DeviceError
 
 __all__ = ["KERNELS", "Kernels", "find_kernels", "read_kernels"]
 
-KERNELS = tuple(f"{name}_{bits}" for name in ("prepare", "open", "seal", "gather") for bits in (128, 256))
+KERNELS = tuple(f"{name}_{bits}" for name in ("open", "seal", "gather") for bits in (128, 256))
 """The kernels' names."""
 
 _MAIN = "fastrack.cu"
@@ -46,7 +46,7 @@ class Kernels:
 
     @property
     def state(self) -> int:
-        """Bytes that `prepare` makes of a key."""
+        """Bytes of the state of a key; `fastrack.devices.key_state` writes it."""
         return self._constant("STATE_BYTES")
 
     def shared(self, kernel: str) -> int:

@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from fastrack.cobblestone import CHUNK, STRIDE, TAG, chunk_nonce
+from fastrack.cobblestone import CHUNK, STRIDE, TAG, MessageKey, chunk_nonce
 
 STATE = 8704
-_MAGIC = b"prepared"
+_NONCE = 240  # where in a state the base nonce starts
 
 
 def run_kernel(space, violations, kernel, arguments):
     name, bits = kernel.split("_")
-    aligned = {"prepare": [1], "open": [0, 1, 6], "seal": [0, 2], "gather": [0, 1, 3, 4, 5, 8]}[name]
+    aligned = {"open": [0, 1, 6], "seal": [0, 2], "gather": [0, 1, 3, 4, 5, 8]}[name]
     if any(arguments[place] % (8 if place >= 3 else 16) for place in aligned):
         violations.append(f"{kernel} takes aligned addresses, not {[hex(argument) for argument in arguments]}")
-    {"prepare": _prepare, "open": _open, "seal": _seal, "gather": _gather}[name](space, int(bits) // 8, *arguments)
-
-
-def _prepare(space, size, material, state):
-    place = space.at(state, STATE)
-    place[:] = 0x5A
-    place[:8] = np.frombuffer(_MAGIC, np.uint8)
-    place[8 : 8 + size + 12] = space.at(material, size + 12)
+    {"open": _open, "seal": _seal, "gather": _gather}[name](space, int(bits) // 8, *arguments)
 
 
 def _key(space, size, state):
-    """Whatever is there, as a key: before `prepare` or after the wipe it fits nothing."""
-    place = space.at(state, STATE).tobytes()
-    return AESGCM(place[8 : 8 + size]), place[8 + size : 20 + size]
+    """Read the key and the base nonce out of a state. One that is not whole gives a key that fits nothing."""
+    from fastrack.devices.key_state import write_state  # imports numba, a third of a second: when first used
+
+    found = space.at(state, STATE)
+    key, nonce = found[:size].tobytes(), found[_NONCE : _NONCE + 12].tobytes()  # a schedule starts with its key
+    whole = np.empty(STATE, np.uint8)
+    write_state(MessageKey.raw(key, nonce), whole)
+    return AESGCM(key if np.array_equal(found, whole) else os.urandom(size)), nonce
 
 
 def _open(space, key_size, state, sealed, target, first, count, size, verdict):

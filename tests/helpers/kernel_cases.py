@@ -30,7 +30,7 @@ def main(library, kernel=None, offset=0):
     host = Host(loaded, constants(SOURCE))
     for size in (16, 32):
         key = bytes(range(size))
-        state = host.prepare(key, NONCE, offset=3)
+        state = host.prepare(key, NONCE)
         for length in LENGTHS:
             open_and_seal(host, state, key, length)
         open_wrong(host, state, key)

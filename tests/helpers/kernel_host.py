@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fastrack.cobblestone import MessageKey
 from helpers.buffers import Fenced
 from helpers.reference import CHUNK, STRIDE, TAG
 
@@ -155,12 +156,12 @@ class Host:
         self._sizes = sizes
         self._seeds = itertools.count()
 
-    def prepare(self, key, nonce, *, seed=None, offset=0, before=0x11):
-        """The state of a message key, in memory that held `before`."""
+    def prepare(self, key, nonce):
+        """Expand a message key, as the host does for a device."""
+        from fastrack.devices.key_state import write_state  # imports numba, a third of a second: when first used
+
         state = Fenced(self._sizes["STATE_BYTES"], 16)
-        state.data[:] = before
-        material = read_only(Fenced.holding(key + nonce, offset))
-        self._launch(f"prepare_{8 * len(key)}", material, state.data, seed=seed)
+        write_state(MessageKey.raw(key, nonce), state.data)
         assert state.stands
         return State(read_only(state), 8 * len(key))
 

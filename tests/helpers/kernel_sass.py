@@ -1,0 +1,151 @@
+"""Count the machine instructions that a kernel spends on a block of 16 bytes.
+
+    python -m helpers.kernel_sass sm_90 FOLDER...
+
+compiles the kernels of each folder with NVRTC, disassembles them with the toolkit's nvdisasm, and counts what a thread
+executes for one full chunk at aligned addresses, by basic blocks. Code for short chunks that is in no loop of its own
+counts as executed, so that `rest` is a few instructions too many.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from helpers.kernel_host import SOURCE
+from helpers.kernel_nvrtc import Nvrtc, find_libraries
+
+BLOCKS = 2  # of 16 bytes, that a thread works of a full chunk
+WARPS = 16  # that share what one of them does for a chunk
+ROUNDS = {"128": 10, "256": 14}
+LABEL = re.compile(r"^\.(L_x_\d+):")
+INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,6}\*/\s+(?:\{\s*)?(?:@!?U?P\w+\s+)*([A-Z0-9_.]+)(.*?);")
+TARGET = re.compile(r"\((\.L_x_\d+)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Instructions of one thread for a block of 16 bytes, and those of a thread to fill the tables."""
+
+    aes: float
+    ghash: float
+    once: float  # by one warp, for a chunk
+    rest: float
+    fill: int
+
+    @property
+    def all(self):
+        return self.aes + self.ghash + self.once + self.rest
+
+
+def find_disassembler():
+    """Return the path of nvdisasm, or None."""
+    return shutil.which("nvdisasm") or shutil.which("nvdisasm", path="/usr/local/cuda/bin")
+
+
+def disassemble(cubin):
+    """Return the listing of a cubin."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        done = subprocess.run([find_disassembler(), "-c", file.name], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def count(listing, kernel):
+    """Count one kernel of a listing."""
+    operations, labels = _parse(listing, kernel)
+    first = next(place for place, (name, _) in enumerate(operations) if name.startswith("BAR"))
+    loops = _loops(operations, labels)
+    start, stop = max((loop for loop in loops if loop[0] > first), key=lambda loop: loop[1] - loop[0])
+    inner = [loop for loop in loops if start < loop[0] and loop[1] < stop]
+    parts = {"aes": 0.0, "ghash": 0.0, "once": 0.0, "rest": 0.0}
+    blocks = _blocks(operations, labels, start, stop)
+    most = max(_content(operations, block)["LDS"] for block in blocks)
+    for block in blocks:
+        size, content = block[1] - block[0], _content(operations, block)
+        loop = next((loop for loop in inner if loop[0] <= block[0] and block[1] <= loop[1]), None)
+        part, times = _kind(content, _content(operations, loop) if loop else None, most, ROUNDS[kernel[-3:]])
+        parts[part] += size * times
+    return Count(**{part: number / BLOCKS for part, number in parts.items()}, fill=first)
+
+
+def _kind(content, loop, most, rounds):
+    """Name the part that a basic block belongs to, and how often a thread executes it for a chunk."""
+    inside = loop or content
+    if inside["IMAD.WIDE"] > 40 or inside["BMMA"] > 4:
+        return "ghash", (BLOCKS if loop else 0)  # the product outside of the loop is for short chunks
+    if loop and inside["LDS"] < 16:
+        return "rest", 0  # byte by byte
+    if loop and inside["LDS"] < 40:
+        return "aes", (rounds - 3) * (1 if inside["LDS"] > 24 else BLOCKS)
+    if loop:
+        return "aes", BLOCKS
+    if content["LDS"] == most:
+        return "aes", 1
+    return ("once", 1 / WARPS) if content["LDS"] > 15 else ("rest", 1)
+
+
+def _parse(listing, kernel):
+    lines = listing.split("\n")
+    start = next(place for place, line in enumerate(lines) if line.startswith(f".text.{kernel}:"))
+    operations, labels = [], {}
+    for line in lines[start + 1 :]:
+        if re.match(r"\s*\.(text\.|section)", line):
+            break
+        label = LABEL.match(line.strip())
+        if label:
+            labels[f".{label[1]}"] = len(operations)
+            continue
+        found = INSTRUCTION.search(line)
+        if found:
+            operations.append((found[1], found[2]))
+    return operations, labels
+
+
+def _loops(operations, labels):
+    """Return loops as (first, past the last), by branches that go back; the last `BRA` of a kernel goes to itself."""
+    loops = []
+    for place, (name, operands) in enumerate(operations):
+        target = TARGET.search(operands)
+        if name == "BRA" and target and labels[target[1]] < place:
+            loops.append((labels[target[1]], place + 1))
+    return loops
+
+
+def _blocks(operations, labels, start, stop):
+    ends = {place + 1 for place, (name, _) in enumerate(operations) if name.split(".")[0] in {"BRA", "EXIT", "BAR"}}
+    cuts = sorted({start, stop, *(cut for cut in {*labels.values(), *ends} if start < cut < stop)})
+    return list(itertools.pairwise(cuts))
+
+
+def _content(operations, block):
+    names = Counter()
+    for name, _ in operations[block[0] : block[1]]:
+        names["IMAD.WIDE" if name.startswith("IMAD.WIDE") else name.split(".")[0]] += 1
+    return names
+
+
+def main(architecture, *folders):
+    library = Nvrtc.load(find_libraries()[0])
+    print(f"NVRTC {library.name}, {architecture}; instructions of a thread for 16 bytes")  # noqa: T201
+    print(f"{'':<26}{'AES':>8}{'GHASH':>8}{'once':>8}{'rest':>8}{'all':>8}{'a byte':>8}{'fill':>8}")  # noqa: T201
+    for folder in map(Path, folders or (SOURCE.parent,)):
+        cubin, _ = library.compile(folder / SOURCE.name, architecture, folder)
+        listing = disassemble(cubin)
+        for kernel in ("open_256", "open_128", "seal_256", "seal_128"):
+            found = count(listing, kernel)
+            numbers = (found.aes, found.ghash, found.once, found.rest, found.all)
+            columns = "".join(f"{number:>8.0f}" for number in numbers) + f"{found.all / 16:>8.1f}{found.fill:>8}"
+            print(f"{folder.name:<16} {kernel} {columns}")  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

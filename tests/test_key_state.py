@@ -1,0 +1,195 @@
+"""The expanded key that the CUDA kernels read, by both implementations."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from helpers.buffers import Fenced
+
+from fastrack.cobblestone import CHUNK, MessageKey
+from fastrack.devices import key_state
+from fastrack.devices.kernels import find_kernels
+from fastrack.devices.key_state import STATE_SIZE, write_state
+
+NONCE = bytes(range(200, 212))
+POWERS, LENGTH = 272, 256
+REDUCTION = 0xE1 << 120
+X = 1 << 126
+# SHA-256 of states, key and nonce in front. A kernel on the tests' shim made them; it did what this module does now.
+KNOWN = [
+    (bytes(16), bytes(12), "3bff9cb99ddf3aeaff8425f4fe01ca3303a3bd7a73eac9001cb7bdd45e0191ad"),
+    (bytes(range(16)), NONCE, "5bfb61b7bccbbfee6861a0cc2252ddef2e6cafa2ace462ff20161e189ffe46ac"),
+    (b"\xff" * 16, b"\xff" * 12, "dd010854668972c7b51226f013c4f33b19df906578319e2e3f61608c8fa3d6d9"),
+    (bytes(32), bytes(12), "a813d774256f330132e081e087b8c5d945c5d53ba7f7c1c9d49a2f74957797fe"),
+    (bytes(range(32)), NONCE, "a5faf0300761489c1a6136c1f4f00f844754b230f6607cabe8bc92769cf123cf"),
+    (b"\xff" * 32, b"\xff" * 12, "ea04ded8358d965fd513a4cec7156f06c4df4dfcdd478f008cd80512bdbe4f0d"),
+]
+
+
+@pytest.fixture(scope="module", params=["instructions", "portable"])
+def write(request):
+    """One of the two implementations, from a key and a nonce to a state."""
+    if request.param == "portable":
+        writer = key_state.write_portably
+    elif key_state.has_instructions():
+        writer = key_state.write_by_instructions()
+    else:
+        pytest.skip("this CPU lacks AES-NI or PCLMULQDQ")
+
+    def written(key, nonce, before=0x55, offset=0):
+        state = Fenced(STATE_SIZE, offset)
+        state.data[:] = before
+        writer(np.frombuffer(bytearray(key + nonce), np.uint8), state.data)
+        assert state.stands
+        return state.data.tobytes()
+
+    return written
+
+
+def times(x, y):
+    """x * y in the field of NIST SP 800-38D, section 6.3, bit by bit; its first bit is the highest here."""
+    product = 0
+    for bit in range(127, -1, -1):
+        product ^= y * (x >> bit & 1)
+        y = y >> 1 ^ REDUCTION * (y & 1)
+    return product
+
+
+def fields(state, start, count):
+    return [int.from_bytes(state[place : place + 16], "little") for place in range(start, start + 16 * count, 16)]
+
+
+def hash_key(key):
+    encryptor = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
+    return int.from_bytes(encryptor.update(bytes(16)))
+
+
+def encrypt_by_rounds(schedule, rounds, block):
+    """AES by its definition (FIPS 197, section 5.1), from a schedule that is given."""
+
+    def add(state, step):
+        return [a ^ b for a, b in zip(state, schedule[16 * step : 16 * step + 16], strict=True)]
+
+    state = add(block, 0)
+    for step in range(1, rounds + 1):
+        state = [SBOX[state[(index + 4 * (index % 4)) % 16]] for index in range(16)]
+        if step < rounds:
+            state = [
+                double(state[c + r]) ^ double(state[c + (r + 1) % 4]) ^ state[c + (r + 1) % 4]
+                ^ state[c + (r + 2) % 4] ^ state[c + (r + 3) % 4]
+                for c in range(0, 16, 4)
+                for r in range(4)
+            ]  # fmt: skip
+        state = add(state, step)
+    return bytes(state)
+
+
+def double(a):
+    return a << 1 ^ (a >> 7) * 0x11B
+
+
+def _sbox():
+    table, p, q = [0x63] * 256, 1, 1
+    while True:
+        p = p ^ double(p)  # times 3
+        for shift in (1, 2, 4):  # divided by 3
+            q ^= q << shift & 0xFF
+        q ^= (q >> 7) * 0x09
+        rotated = q | q << 8
+        table[p] = (q ^ rotated >> 7 ^ rotated >> 6 ^ rotated >> 5 ^ rotated >> 4 ^ 0x63) & 0xFF
+        if p == 1:
+            return table
+
+
+SBOX = _sbox()
+
+
+@pytest.mark.parametrize(("key", "nonce", "digest"), KNOWN)
+def test_a_state_is_the_one_that_the_kernel_made(write, key, nonce, digest):
+    assert hashlib.sha256(write(key, nonce)).hexdigest() == digest
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("size", [16, 32])
+def test_a_state_has_the_schedule_the_nonce_and_the_powers(write, size, seed):
+    random = np.random.default_rng((size, seed))
+    key, nonce, block = random.bytes(size), random.bytes(12), random.bytes(16)
+    state, rounds = write(key, nonce), size // 4 + 6
+    end = 16 * (rounds + 1)
+    assert state[:size] == key
+    encryptor = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
+    assert encrypt_by_rounds(state[:end], rounds, block) == encryptor.update(block)
+    assert state[end:240] == bytes(240 - end)
+    assert state[240:256] == nonce + bytes(4)
+
+    h = hash_key(key)
+    assert fields(state, LENGTH, 1) == [times(8 * CHUNK, h)]
+    assert state[POWERS : POWERS + 16] == bytes(16)
+    power = 1 << 127
+    for kept in fields(state, POWERS + 16, 513):
+        power = times(power, h)
+        assert times(kept, X) == power  # kept divided by x
+    assert state[POWERS + 16 * 514 :] == bytes(STATE_SIZE - POWERS - 16 * 514)
+
+
+@pytest.mark.parametrize("size", [16, 32])
+def test_what_the_memory_held_and_where_it_lies_changes_nothing(write, size):
+    key = bytes(range(size))
+    states = {write(key, NONCE, before, offset) for before in (0x00, 0xFF) for offset in (0, 8, 16, 40)}
+    assert len(states) == 1
+
+
+def test_the_two_implementations_agree_on_any_key():
+    if not key_state.has_instructions():
+        pytest.skip("this CPU lacks AES-NI or PCLMULQDQ")
+    random = np.random.default_rng(1)
+    for size in (28, 44) * 100:
+        material = np.frombuffer(bytearray(random.bytes(size)), np.uint8)
+        states = np.empty((2, STATE_SIZE), np.uint8)
+        key_state.write_by_instructions()(material, states[0])
+        key_state.write_portably(material, states[1])
+        assert np.array_equal(*states), material.tobytes().hex()
+
+
+@pytest.mark.parametrize("size", [16, 32])
+def test_a_message_key_is_written(write, size):
+    key, state = bytes(range(size)), np.empty(STATE_SIZE, np.uint8)
+    write_state(MessageKey.raw(key, NONCE), state)
+    assert state.tobytes() == write(key, NONCE)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        np.zeros(STATE_SIZE - 1, np.uint8),
+        np.zeros(STATE_SIZE + 1, np.uint8),
+        np.zeros(2 * STATE_SIZE, np.uint8)[::2],
+        np.zeros((2, STATE_SIZE // 2), np.uint8),
+        np.zeros(STATE_SIZE, np.int8),
+        np.frombuffer(bytes(STATE_SIZE), np.uint8),
+    ],
+    ids=["short", "long", "strided", "two-dimensional", "signed", "read-only"],
+)
+def test_another_target_is_refused(target):
+    before = target.copy()
+    with pytest.raises(ValueError, match="expected a writable"):
+        write_state(MessageKey.raw(bytes(16), NONCE), target)
+    assert np.array_equal(target, before)
+
+
+def test_a_wiped_key_is_refused():
+    from fastrack.errors import ClosedError
+
+    key = MessageKey.raw(bytes(16), NONCE)
+    key.wipe()
+    state = np.zeros(STATE_SIZE, np.uint8)
+    with pytest.raises(ClosedError):
+        write_state(key, state)
+    assert not state.any()
+
+
+def test_the_kernels_know_the_same_size():
+    assert find_kernels().state == STATE_SIZE
