@@ -268,10 +268,9 @@ def test_a_kernel_that_writes_beside_its_buffer_is_found(gpu, monkeypatch):
 
 
 def test_what_arrives_wrong_is_found(gpu):
-    memory = gpu.driver.memory(100)
-    stream = gpu.driver.stream(urgent=False)
+    memory, stream = gpu.memory(100), gpu.stream()
     with pytest.raises(WrongResultError, match="something else arrived"):
-        host_data.require_same("it", gpu.driver, memory.pointer, np.zeros(100, np.uint8), stream, gpu.wait)
+        host_data.require_same("it", gpu, memory.pointer, np.zeros(100, np.uint8), stream)
 
 
 def test_something_beside_the_product_that_fails_is_told():

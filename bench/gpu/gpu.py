@@ -51,8 +51,46 @@ class Gpu:
             "cuda": {"driver": runtime.driverGetVersion(), "runtime": runtime.runtimeGetVersion()},
         }
 
+    # Memory, streams and what is put on them, as the driver has it: the only place of the suite that asks a driver.
+
+    def memory(self, size):
+        """Allocate device memory."""
+        return self.driver.memory(size)
+
+    def host(self, size):
+        """Allocate page-locked host memory."""
+        return self.driver.host(size)
+
+    def stream(self, *, urgent=False):
+        """Make a stream."""
+        return self.driver.stream(urgent=urgent)
+
+    def upload(self, pointer, source, stream):
+        """Copy host memory to the device."""
+        self.driver.upload(pointer, source, stream)
+
+    def download(self, target, pointer, stream):
+        """Copy device memory to the host."""
+        self.driver.download(target, pointer, stream)
+
+    def fill(self, pointer, value, size, stream):
+        """Set bytes of device memory."""
+        self.driver.fill(pointer, value, size, stream)
+
+    def launch(self, kernel, blocks, arguments, stream):
+        """Start a kernel."""
+        self.driver.launch(kernel, blocks, arguments, stream)
+
+    def stamp(self, stream):
+        """Record an event that notes the device's time."""
+        return self.driver.stamp(stream)
+
+    def elapsed(self, before, after):
+        """Return the seconds between two stamps."""
+        return self.driver.elapsed(before, after)
+
     def wait(self, stream):
-        """Until a stream has nothing left to do."""
+        """Block until a stream has nothing left to do."""
         event = self.driver.event()
         self.driver.record(event, stream)
         self.driver.synchronize(event)

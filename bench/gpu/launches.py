@@ -19,28 +19,27 @@ class Launches:
 
     def __init__(self, gpu):
         self.gpu = gpu
-        self.driver = gpu.driver
-        self.stream = self.driver.stream(urgent=False)
-        self._staging = self.driver.host(1 << 16)
+        self.stream = gpu.stream()
+        self._staging = gpu.host(1 << 16)
 
     def blocks(self, share, count):
         """The grid that fastrack would take."""
-        return max(1, min(count, int(share * self.driver.multiprocessors) * 2))
+        return max(1, min(count, int(share * self.gpu.driver.multiprocessors) * 2))
 
     def prepare(self, material, state, bits):
-        self.driver.launch(f"prepare_{bits}", 1, [material, state], self.stream)
+        self.gpu.launch(f"prepare_{bits}", 1, [material, state], self.stream)
 
     def open(self, bits, blocks, *arguments):
         """State, sealed, target, first, count, size, verdict."""
-        self.driver.launch(f"open_{bits}", blocks, arguments, self.stream)
+        self.gpu.launch(f"open_{bits}", blocks, arguments, self.stream)
 
     def seal(self, bits, blocks, *arguments):
         """State, source, sealed, first, count, size."""
-        self.driver.launch(f"seal_{bits}", blocks, arguments, self.stream)
+        self.gpu.launch(f"seal_{bits}", blocks, arguments, self.stream)
 
     def gather(self, bits, blocks, *arguments):
         """State, sealed, target, chunks, starts, table, count, total, verdict."""
-        self.driver.launch(f"gather_{bits}", blocks, arguments, self.stream)
+        self.gpu.launch(f"gather_{bits}", blocks, arguments, self.stream)
 
     def wait(self):
         self.gpu.wait(self.stream)
@@ -51,7 +50,7 @@ class Launches:
         if content.size:
             staged = self._staged(content.size)
             staged[:] = content
-            self.driver.upload(pointer, staged, self.stream)
+            self.gpu.upload(pointer, staged, self.stream)
             self.wait()
 
     def get(self, pointer, size):
@@ -59,13 +58,13 @@ class Launches:
         if not size:
             return b""
         staged = self._staged(size)
-        self.driver.download(staged, pointer, self.stream)
+        self.gpu.download(staged, pointer, self.stream)
         self.wait()
         return staged.tobytes()
 
     def _staged(self, size):
         if self._staging.size < size:
-            self._staging = self.driver.host(2 * size)
+            self._staging = self.gpu.host(2 * size)
         return self._staging[:size]
 
 
@@ -82,13 +81,13 @@ class ByteRuns:
 
     def __init__(self, gpu):
         self._launches = Launches(gpu)
-        self._driver = gpu.driver
+        self._state_size = gpu.driver.state
 
     def prepare(self, key, nonce, *, offset=0, before=0x11, seed=None):
         """The state of a message key, in memory that held `before`."""
         bits = 8 * len(key)
         material = self._fenced(len(key) + len(nonce), key + nonce, offset)
-        state = self._fenced(self._driver.state, bytes([before]) * self._driver.state)
+        state = self._fenced(self._state_size, bytes([before]) * self._state_size)
         self._launches.prepare(material.pointer, state.pointer, bits)
         return State(np.frombuffer(state.content(), np.uint8), bits)
 
@@ -139,9 +138,9 @@ class _Fenced:
         self._launches = launches
         self._size, self._before = size, _FENCE + offset
         self._all = size + 2 * _FENCE + offset
-        self._memory = launches.driver.memory(self._all)
+        self._memory = launches.gpu.memory(self._all)
         self.pointer = self._memory.pointer + self._before
-        launches.driver.fill(self._memory.pointer, _GUARD, self._all, launches.stream)
+        launches.gpu.fill(self._memory.pointer, _GUARD, self._all, launches.stream)
         if content is not None:
             launches.put(self.pointer, content)
 

@@ -28,12 +28,12 @@ def measure(gpu, plan, say):
     stock = noise(size + (1 << 20))
     sealed = [seal(stock[start : start + size], key) for start in (0, 1 << 20)]
     out = [gpu.array(size) for _ in sealed]
-    locked, stream = gpu.driver.host(size), gpu.driver.stream(urgent=True)
+    locked, stream = gpu.host(size), gpu.stream(urgent=True)
     locked[:] = stock[:size]
     pointers = [gpu.pointer(array) for array in out]
 
     def copy(number):
-        gpu.driver.upload(pointers[number % 2], locked, stream)
+        gpu.upload(pointers[number % 2], locked, stream)
         gpu.wait(stream)
 
     with ExitStack() as stack:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 
+from bench.gpu.gpu import Gpu
 from helpers.fake_cuda import FakeDriver
 
 
-class StandIn:
-    """Like `bench.gpu.gpu.Gpu`. Its clock is the host's, so its figures mean nothing."""
+class StandIn(Gpu):
+    """A `Gpu` whose driver keeps everything in host memory. Its clock is the host's, so its figures mean nothing."""
 
     name = "Stand-In GPU (host memory)"
 
@@ -18,19 +19,6 @@ class StandIn:
 
     def describe(self):
         return {"name": self.name, "multiprocessors": self.driver.multiprocessors}
-
-    def stamp(self, stream):
-        stamp = []
-        self.driver.later(lambda: stamp.append(time.perf_counter()), stream)
-        return stamp
-
-    def seconds(self, before, after):
-        return after[0] - before[0]
-
-    def wait(self, stream):
-        event = self.driver.event()
-        self.driver.record(event, stream)
-        self.driver.synchronize(event)
 
     def copy(self, target, source, size, stream):
         space = self.driver.space
