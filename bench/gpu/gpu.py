@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from unittest.mock import patch
+
 from bench.gpu import needs
 
 _COPY = 3  # cudaMemcpyDeviceToDevice
+_LOCAL, _REGISTERS, _CARVEOUT = 3, 4, 9  # CUfunction_attribute
 
 
 class Skip(Exception):  # noqa: N818 - it is no error
@@ -18,40 +22,69 @@ class WrongResultError(Exception):
 class Gpu:
     """An NVIDIA GPU by way of CuPy.
 
+    Parameters
+    ----------
+    device : str
+        "cuda:N".
+    kernels : Kernels, optional
+        Other sources than fastrack's.
+    extend_state : function, optional
+        What such kernels need after the bytes of a key's state, made of those bytes.
+
     Attributes
     ----------
     driver : CupyDriver
         What fastrack itself uses.
-    name : str
-        What it is called, such as "NVIDIA H100 80GB HBM3".
     """
 
-    def __init__(self, device):
+    def __init__(self, device, kernels=None, extend_state=None):
         import cupy
 
-        from fastrack.devices.cupy_driver import CupyDriver
+        from fastrack.devices import cupy_driver
 
-        self._cupy = cupy
+        self._cupy, self._extend = cupy, extend_state
         self.index = int(device.removeprefix("cuda:"))
-        self.driver = CupyDriver(self.index)
+        with patch.object(cupy_driver, "find_kernels", lambda: kernels) if kernels else nullcontext():
+            self.driver = cupy_driver.CupyDriver(self.index)
         cupy.cuda.runtime.setDevice(self.index)
-        self._properties = cupy.cuda.runtime.getDeviceProperties(self.index)
-        self.name = _text(self._properties["name"])
 
-    def describe(self):
-        """What a report says of it."""
-        runtime, found = self._cupy.cuda.runtime, self._properties
-        return {
-            "name": self.name,
-            "device": self.driver.name,
-            "memory": int(found.get("totalGlobalMem", 0)),
-            "multiprocessors": self.driver.multiprocessors,
-            "capability": f"{found.get('major')}.{found.get('minor')}",
-            "l2": int(found.get("l2CacheSize", 0)),
-            "cuda": {"driver": runtime.driverGetVersion(), "runtime": runtime.runtimeGetVersion()},
-        }
+    def extend_state(self, state):
+        """Return the bytes that these kernels expect as the state of a key."""
+        return self._extend(state) if self._extend else state
 
-    # Memory, streams and what is put on them, as the driver has it: the only place of the suite that asks a driver.
+    def kernels(self):
+        """Return what each kernel takes, by name: registers and local bytes a thread, blocks a multiprocessor."""
+        from cupy_backends.cuda.api import driver as cuda
+
+        found = {}
+        for name, (function, shared) in self.driver._kernels.items():
+            blocks = cuda.occupancyMaxActiveBlocksPerMultiprocessor(function.ptr, self.driver._threads, shared)
+            registers, local = (cuda.funcGetAttribute(number, function.ptr) for number in (_REGISTERS, _LOCAL))
+            found[name] = {"registers": registers, "local": local, "blocks": blocks}
+        return found
+
+    def split_shared_memory(self, percent):
+        """Set how much of a multiprocessor's memory is to be shared memory; -1 leaves it to the CUDA driver."""
+        from cupy_backends.cuda.api import driver as cuda
+
+        for function, _ in self.driver._kernels.values():
+            cuda.funcSetAttribute(function.ptr, _CARVEOUT, percent)
+
+    def compile(self, code):
+        """Compile kernels that are not fastrack's."""
+        return self._cupy.RawModule(code=code, options=("-std=c++17",), backend="nvrtc")
+
+    def run(self, module, name, blocks, threads, shared):
+        """Run such a kernel on two vectors of numbers, one of 32 and one of 64 bits a block, and return both."""
+        import numpy as np
+
+        function = module.get_function(name)
+        function.max_dynamic_shared_size_bytes = shared
+        out, clocks = (self._cupy.zeros(blocks, dtype) for dtype in ("uint32", "uint64"))
+        function((blocks,), (threads,), (out, clocks, np.uint32(3)), shared_mem=shared)
+        return self._cupy.asnumpy(out), self._cupy.asnumpy(clocks)
+
+    # Memory, streams and what is put on them: the only place of the suite that asks a driver for these.
 
     def memory(self, size):
         """Allocate device memory."""
@@ -103,6 +136,10 @@ class Gpu:
     def array(self, size):
         """A vector of bytes on the device."""
         return self.driver.empty("U8", (size,), "cupy")
+
+    def read(self, array):
+        """Return a copy of an array of the device, in host memory."""
+        return self._cupy.asnumpy(array) if isinstance(array, self._cupy.ndarray) else array.cpu().numpy()
 
     def pointer(self, array):
         return self.driver.view(array, writable=True).pointer
@@ -161,7 +198,3 @@ class Product:
             after.record()
             self._stream.synchronize()
         return before.elapsed_time(after) / 1e3 / count
-
-
-def _text(name):
-    return name.decode(errors="replace") if isinstance(name, bytes) else str(name)
