@@ -41,6 +41,7 @@ set -euo pipefail
 kit=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 python=${PYTHON:-python3}
 site=$(mktemp -d)
+export PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1
 trap 'rm -rf "$site"' EXIT
 "$python" -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --target "$site" "$kit"/wheels/*.whl
 export PYTHONPATH=$site:$kit/vectors${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1

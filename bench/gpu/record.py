@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 VERSION = 2
 RUNNING, DONE, SKIPPED, FAILED = "running", "done", "skipped", "FAILED"
 _LOG = 6000  # characters kept of what a process printed
-_PATH = re.compile(r"(?<![\w.])/(?:[\w.+@-]+/)+")
+_PATH = re.compile(r"(?<![\w.+/:-])/(?:[\w.+@-]+/)+")
 
 
 def create(folder, stage, machine, *, device, quick, seconds):
