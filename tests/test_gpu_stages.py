@@ -66,6 +66,12 @@ def document_of(folder, stage):
     return json.loads(path.read_text())
 
 
+def is_gone(number):
+    """Whether a process has ended, be it that its parent has not noticed."""
+    state = Path(f"/proc/{number}/stat")
+    return not state.exists() or state.read_text().rsplit(")", 1)[1].split()[0] == "Z"
+
+
 def row(path="open", size=1, **settings):
     return Row("kernels", path, size, Times.of([1.0]), settings)
 
@@ -183,6 +189,26 @@ def test_a_stage_that_hangs_is_ended_and_says_where(run, tmp_path, monkeypatch):
     assert line["why"] == document["why"] == "not done after 8 s"
     assert len(document["rows"]) == 3
     assert "in measure" in document["log"]  # where the thread stood
+
+
+def test_a_run_that_is_told_to_end_ends_its_stage(tmp_path):
+    script = f"""
+import sys
+from bench.gpu import command, needs
+needs.missing = lambda: ([], [])
+command.PYTHON = {STAND_IN!r}
+command.main(["--stages", "figures", "--out", {str(tmp_path)!r}])
+"""
+    started = tmp_path / "started"
+    hang = f"import os, time; open({str(started)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    environment = {**os.environ, "FASTRACK_TEST_BEFORE": KILLED.format(hang)}
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, env=environment, stderr=subprocess.DEVNULL)
+    end = time.monotonic() + 30
+    while not (started.exists() and started.read_text()) and time.monotonic() < end:
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait(20) == 128 + signal.SIGTERM
+    assert is_gone(int(started.read_text()))
 
 
 def test_at_every_moment_the_document_on_disk_is_whole(tmp_path):
@@ -506,9 +532,7 @@ child.wait()
 """
     with pytest.raises(Skip, match="not done after 2 s"):
         sanitize(monkeypatch, tmp_path, text, seconds=2)
-    child = int((tmp_path / "child").read_text())
-    state = Path(f"/proc/{child}/stat")
-    assert not state.exists() or state.read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    assert is_gone(int((tmp_path / "child").read_text()))
 
 
 def test_without_a_sanitizer_that_step_is_skipped(monkeypatch):

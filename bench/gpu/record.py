@@ -114,7 +114,8 @@ class Record:
         start = time.perf_counter()
         try:
             self._require_possible(here=here)
-            step |= {"found": action(), "outcome": DONE}
+            found = json.dumps(action())
+            step |= {"found": json.loads(clean(found)), "outcome": DONE}
         except Skip as skip:
             step |= {"outcome": SKIPPED, "why": str(skip)}
         except Exception as error:  # noqa: BLE001 - the others go on
