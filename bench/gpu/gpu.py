@@ -35,7 +35,11 @@ class Gpu:
     ----------
     driver : CupyDriver
         What fastrack itself uses.
+    resident : int
+        Blocks of the kernels that a multiprocessor has room for, as far as fastrack's grids go: 1024 threads.
     """
+
+    resident = 2
 
     def __init__(self, device, kernels=None, extend_state=None):
         import cupy
@@ -43,6 +47,7 @@ class Gpu:
         from fastrack.devices import cupy_driver
 
         self._cupy, self._extend = cupy, extend_state
+        self.resident = max(1, 1024 // kernels.threads) if kernels else Gpu.resident
         self.index = int(device.removeprefix("cuda:"))
         with patch.object(cupy_driver, "find_kernels", lambda: kernels) if kernels else nullcontext():
             self.driver = cupy_driver.CupyDriver(self.index)

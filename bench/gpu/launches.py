@@ -24,7 +24,7 @@ class Launches:
 
     def blocks(self, share, count):
         """The grid that fastrack would take."""
-        return max(1, min(count, int(share * self.gpu.driver.multiprocessors) * 2))
+        return max(1, min(count, int(share * self.gpu.driver.multiprocessors) * self.gpu.resident))
 
     def prepare(self, material, state, bits):
         self.gpu.launch(f"prepare_{bits}", 1, [material, state], self.stream)
