@@ -296,7 +296,7 @@ def test_a_document_is_named_for_its_stage_and_machine(started):
 def test_a_step_that_raises_does_not_stop_the_others(started):
     def fail():
         yield row()
-        raise MemoryError("no memory left at /home/somebody/data")
+        raise MemoryError("no memory left at /home/user/data")
 
     assert not started.record.measure("kernels", fail)
     assert started.record.step("other", lambda: 3)

@@ -1,4 +1,4 @@
-"""Candidates: folders under `candidates/` with other sources of the kernels, under the same names and arguments.
+"""Read candidates: folders under `candidates/` with other sources of the kernels, of the same names and arguments.
 
 A folder holds only the files in which it differs from `kernels/`. Its optional ``candidate.py`` may define ``threads``
 and ``shared``, the threads and the bytes of shared memory of a block that opens or seals, and ``extend_state``, a

@@ -1,4 +1,4 @@
-"""The command: every stage in a process of its own, one line of JSON each. Needs the standard library only."""
+"""Run every stage in a process of its own, with one line of JSON each. Needs the standard library only."""
 
 from __future__ import annotations
 

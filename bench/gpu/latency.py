@@ -1,4 +1,4 @@
-"""How long `to_device` of a sealed tensor takes by size, next to a page-locked copy. By the host's clock."""
+"""Measure `to_device` of a sealed tensor by size, next to a page-locked copy, by the host's clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SEALED, LOCKED = "to_device, sealed", "page-locked copy"
 
 
 def measure(gpu, plan, say):
-    """Rows for every size."""
+    """Yield rows for every size."""
     key, stream = Key.generate(256), gpu.stream(urgent=True)
     with channel_on(gpu.driver, key) as channel:
         for size in plan.latency_sizes:

@@ -1,4 +1,4 @@
-"""What bounds a transfer: copies between page-locked memory and the device, and the host's copy into that memory."""
+"""Measure what bounds a transfer: copies between page-locked memory and the device, and the host's own copy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PIN = 8 << 20
 
 
 def measure(gpu, plan, say):
-    """Rows of copies by size, of the fill by threads, and of an allocation."""
+    """Yield rows of copies by size, of the fill by threads, and of an allocation."""
     size = max(plan.link_sizes)
     stream, locked, there = gpu.stream(urgent=True), gpu.host(size), gpu.memory(size)
     locked[:] = 7

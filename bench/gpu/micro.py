@@ -1,4 +1,4 @@
-"""Rates of the instructions that the kernels consist of: lanes a clock on a multiprocessor, and where blocks go."""
+"""Measure rates of the instructions that the kernels consist of: lanes a clock on a multiprocessor, and where blocks go."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def measure(gpu):
 
 
 def _rate(gpu, module, name, blocks):
-    """With two blocks on every multiprocessor, the best of some runs; or why there is no rate."""
+    """Return the best of some runs with two blocks on every multiprocessor, or why there is no rate."""
     try:
         runs = [gpu.run(module, name, blocks, _THREADS, _SHARED)[1][:blocks] for _ in range(_TIMES)]
     except RuntimeError as error:

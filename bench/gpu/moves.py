@@ -1,4 +1,4 @@
-"""Transfers with every framework that is there: what arrives is what was sent, and a forgery is refused."""
+"""Check transfers with every framework that is there: what arrives is what was sent, a forgery is refused."""
 
 from __future__ import annotations
 

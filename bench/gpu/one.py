@@ -1,4 +1,4 @@
-"""A few opens of 256 MiB, for a profiler: ``python -m bench.gpu.one cuda:0``."""
+"""Open 256 MiB a few times, for a profiler: ``python -m bench.gpu.one cuda:0``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The document of a stage: on disk from its start, and whole after every row, whatever ends the process."""
+"""Keep the document of a stage on disk, whole from its start and after every row, whatever ends the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long single kernels take that have little to do, by the device's clock."""
+"""Measure single kernels that have little to do, by the device's clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BITS = 256
 
 
 def measure(gpu, plan, say):
-    """Rows of a kernel that opens one chunk, some, and two for every multiprocessor."""
+    """Yield rows of a kernel that opens one chunk, some, and two for every multiprocessor."""
     launches = Launches(gpu)
     content = ByteRuns(gpu).prepare(os.urandom(_BITS // 8), os.urandom(NONCE)).data
     state, word = gpu.memory(content.size), gpu.memory(8)

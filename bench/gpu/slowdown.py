@@ -23,7 +23,7 @@ def beside(share):
 
 
 def measure(gpu, plan, say):
-    """Rows of the time of one product, by what runs beside it, with the speed of that."""
+    """Yield rows of the time of one product, by what runs beside it, with the speed of that."""
     case = _Case(gpu, plan)
     with ExitStack() as stack:
         actions = {ALONE: None, COPYING: case.copy}
@@ -34,7 +34,7 @@ def measure(gpu, plan, say):
 
 
 def sweep(gpu, plan, say):
-    """Rows of the time of one product beside sealed data at a share of a quarter, with one setting changed."""
+    """Yield rows of the time of one product beside sealed data at a share of a quarter, with one setting changed."""
     case = _Case(gpu, plan)
     for setting, values in (("depth", plan.sweep_depths), ("lead", plan.sweep_leads), ("slab", plan.sweep_slabs)):
         say(f"    {setting}: {values}")
@@ -47,7 +47,7 @@ def sweep(gpu, plan, say):
 
 
 class _Case:
-    """A product, and sealed data to stream in beside it."""
+    """Hold a product, and sealed data to stream in beside it."""
 
     def __init__(self, gpu, plan):
         self._gpu, self._plan, self._product = gpu, plan, gpu.product(plan.matrix)

@@ -14,7 +14,7 @@ from bench.gpu.record import Record
 
 
 class Stage:
-    """What the function of a stage is given.
+    """Hold what the function of a stage is given.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class Stage:
 
     @cached_property
     def gpu(self):
-        """The GPU, opened when it is first asked for."""
+        """Return the GPU, which is opened at the first use."""
         from bench.gpu.gpu import Gpu
 
         self.record.gpu = gpu = Gpu(self.device)

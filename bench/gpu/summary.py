@@ -1,4 +1,4 @@
-"""One line of JSON for a stage: how it ended, what failed, and its key figures, as many as fit."""
+"""Sum up a stage in one line of JSON: how it ended, what failed, and its key figures, as many as fit."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _figures(document):
 
 
 def _is_key(row, sizes):
-    """Whether a row is told: of each step a few that say most."""
+    """Return whether a row is told: of each step the few that say most."""
     size = _KEY_SIZE if _KEY_SIZE in sizes else max(sizes)
     match row["step"]:
         case "latency":

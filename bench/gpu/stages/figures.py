@@ -1,4 +1,4 @@
-"""All figures: kernels, transfers, ablation, timeline, slowdown and sweeps, and a picture of them."""
+"""Measure all figures: kernels, transfers, ablation, timeline, slowdown and sweeps, and a picture of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""First contact with a GPU: what is there, whether it is right, and what bounds it. A minute or two."""
+"""Make first contact with a GPU: what is there, whether it is right, and what bounds it."""
 
 from __future__ import annotations
 

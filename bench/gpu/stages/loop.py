@@ -1,4 +1,4 @@
-"""A training loop that `fastrack.wrap` feeds, next to one whose batches are on the device and one that copies them."""
+"""Time a training loop that `fastrack.wrap` feeds, next to batches on the device and to plain copies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def run(stage):
 
 
 def measure(device, plan):
-    """Rows of the time of one batch, for every number of matrix products that a batch is given."""
+    """Yield rows of the time of one batch, for every number of matrix products that a batch is given."""
     problem = needs.lacks("torch")
     if problem:
         raise Skip(problem)

@@ -1,4 +1,4 @@
-"""A few chunks through every kernel under the tools of compute-sanitizer, a step for each tool."""
+"""Run a few chunks through every kernel under compute-sanitizer, a step for each of its tools."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def sanitize(device, tool, seconds):
 
 
 def find_sanitizer():
-    """Where compute-sanitizer is, or None."""
+    """Return the path of compute-sanitizer, or None."""
     homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")] + ["/usr/local/cuda"]
     places = [Path(home) / "bin" / "compute-sanitizer" for home in homes if home]
     places += [Path(home) / "compute-sanitizer" / "compute-sanitizer" for home in homes if home]

@@ -1,4 +1,4 @@
-"""One profile of the kernel that opens, by Nsight Compute: what bounds it."""
+"""Profile the kernel that opens by Nsight Compute, to see what bounds it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _REFUSED = re.compile(r"ERR_NVGPUCTRPERM|Failed to|not supported|No kernels were
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One line of the details page: a row of the document."""
+    """Hold one line of the details page, as a row of the document."""
 
     section: str
     metric: str
@@ -94,7 +94,7 @@ def read_details(page):
 
 
 def find_tool():
-    """Where ncu is, or None."""
+    """Return the path of ncu, or None."""
     homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")] + ["/usr/local/cuda"]
     there = (str(Path(home) / "bin" / "ncu") for home in homes if home and (Path(home) / "bin" / "ncu").is_file())
     return shutil.which("ncu") or next(there, None)

@@ -1,4 +1,4 @@
-"""The kernels next to every candidate: known answers first, then speed, with two splits of shared memory."""
+"""Compare the kernels with every candidate: known answers first, then speed, with two splits of shared memory."""
 
 from __future__ import annotations
 
