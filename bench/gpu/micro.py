@@ -1,4 +1,4 @@
-"""Measure rates of the instructions that the kernels consist of: lanes a clock on a multiprocessor, and where blocks go."""
+"""Measure rates of the kernels' instructions, in lanes a clock on a multiprocessor, and see where blocks go."""
 
 from __future__ import annotations
 

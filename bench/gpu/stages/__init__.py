@@ -1,4 +1,4 @@
-"""List and run the stages of ``make gpu``, in order. Each is a module with a function `run`, and a process of its own."""
+"""List and run the stages of ``make gpu``: each is a module with a function `run`, and a process of its own."""
 
 from __future__ import annotations
 
