@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help demo test check bench bench-compare peers gpu nvrtc fuzz soak docs clean
+.PHONY: help demo test check bench bench-compare peers gpu gpu-kit nvrtc fuzz soak docs clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -37,9 +37,18 @@ bench-compare: $(STAMP)  ## is the working tree slower than BASE=<revision>? som
 # Installs nothing, so that a machine without a network will do; says what it skips, and why.
 GPU_PYTHON ?= $(shell $(BIN)/python -c 'import cupy' 2>/dev/null && echo $(BIN)/python || echo python3)
 GPU_OPTIONS ?=
+STAGES ?=
+OUT ?= bench/results
+SECONDS ?= 540
 
-gpu:  ## check and measure on a GPU; GPU_OPTIONS=--quick takes a minute
-	$(GPU_PYTHON) -m bench.gpu $(GPU_OPTIONS)
+gpu:  ## check and measure on a GPU: STAGES="first tests memcheck variants figures loop profile" OUT=folder SECONDS=540
+	$(GPU_PYTHON) -m bench.gpu $(if $(STAGES),--stages $(STAGES)) --out $(OUT) --seconds $(SECONDS) $(GPU_OPTIONS)
+
+KIT ?= .gpu-kit
+KIT_PYTHON ?= 3.12
+
+gpu-kit: $(STAMP)  ## gather in KIT=.gpu-kit what `make gpu` needs on a machine without a network; KIT_PYTHON=3.12
+	$(BIN)/python -m bench.gpu.kit $(KIT) --python $(KIT_PYTHON)
 
 # One environment holds one version of NVRTC; the tests find others in the folders that FASTRACK_NVRTC names.
 NVRTC ?= 13.0.88
@@ -62,7 +71,7 @@ docs: $(STAMP)  ## build the documentation; warnings are errors
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
 
 clean:  ## remove what was built, .venv included
-	rm -rf .venv $(PEERS) .fuzz .nvrtc build dist docs/_build .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv $(PEERS) .fuzz .gpu-kit .nvrtc build dist docs/_build .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The pip that comes with Python 3.11 knows no dependency groups.

@@ -23,8 +23,8 @@ class WholeBounce:
         self._owner = AESGCM(AESGCM.generate_key(bits))
         self._session = AESGCM(AESGCM.generate_key(bits))
         self._plain = _touched(size)
-        self._bounce = gpu.driver.host(size + TAG)
-        self._there = gpu.driver.memory(size + TAG)
+        self._bounce = gpu.host(size + TAG)
+        self._there = gpu.memory(size + TAG)
 
     def seal(self, plain):
         """What the owner does, once."""
@@ -36,7 +36,7 @@ class WholeBounce:
     def move(self, message):
         self._owner.decrypt_into(message[:NONCE].tobytes(), message[NONCE:].data, None, self._plain.data)
         self._session.encrypt_into(os.urandom(NONCE), self._plain.data, None, self._bounce.data)
-        self._gpu.driver.upload(self._there.pointer, self._bounce, self._stream)
+        self._gpu.upload(self._there.pointer, self._bounce, self._stream)
         self._gpu.wait(self._stream)
 
     def close(self):
@@ -51,8 +51,8 @@ class ParallelBounce:
         self._engine = aead.engine()
         self._owner = self._engine.prepare(self._key())
         self._plain = _touched(size)
-        self._bounce = gpu.driver.host(raw_size(size))
-        self._there = gpu.driver.memory(raw_size(size))
+        self._bounce = gpu.host(raw_size(size))
+        self._there = gpu.memory(raw_size(size))
 
     def seal(self, plain):
         message = _touched(raw_size(plain.size))
@@ -64,7 +64,7 @@ class ParallelBounce:
         session = self._engine.prepare(self._key())
         self._engine.seal_run(session, self._plain, self._bounce, 0)
         session.wipe()
-        self._gpu.driver.upload(self._there.pointer, self._bounce, self._stream)
+        self._gpu.upload(self._there.pointer, self._bounce, self._stream)
         self._gpu.wait(self._stream)
 
     def close(self):

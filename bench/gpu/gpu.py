@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager, nullcontext
+from unittest.mock import patch
+
 from bench.gpu import needs
+from fastrack.devices.commands import Commands
 
 _COPY = 3  # cudaMemcpyDeviceToDevice
+_SPIN = 10_000_000  # nanoseconds: to sleep sooner would cost what is measured some microseconds
+_LOCAL, _REGISTERS, _CARVEOUT = 3, 4, 9  # CUfunction_attribute
 
 
 class Skip(Exception):  # noqa: N818 - it is no error
@@ -18,44 +24,132 @@ class WrongResultError(Exception):
 class Gpu:
     """An NVIDIA GPU by way of CuPy.
 
+    Parameters
+    ----------
+    device : str
+        "cuda:N".
+    kernels : Kernels, optional
+        Other sources than fastrack's.
+    extend_state : function, optional
+        What such kernels need after the bytes of a key's state, made of those bytes.
+
     Attributes
     ----------
     driver : CupyDriver
         What fastrack itself uses.
-    name : str
-        What it is called, such as "NVIDIA H100 80GB HBM3".
+    resident : int
+        Blocks of the kernels that a multiprocessor has room for, as far as fastrack's grids go: 1024 threads.
     """
 
-    def __init__(self, device):
+    resident = 2
+
+    def __init__(self, device, kernels=None, extend_state=None):
         import cupy
 
-        from fastrack.devices.cupy_driver import CupyDriver
+        from fastrack.devices import cupy_driver
 
-        self._cupy = cupy
+        self._cupy, self._extend = cupy, extend_state
+        self.resident = max(1, 1024 // kernels.threads) if kernels else Gpu.resident
         self.index = int(device.removeprefix("cuda:"))
-        self.driver = CupyDriver(self.index)
+        with patch.object(cupy_driver, "find_kernels", lambda: kernels) if kernels else nullcontext():
+            self.driver = cupy_driver.CupyDriver(self.index)
         cupy.cuda.runtime.setDevice(self.index)
-        self._properties = cupy.cuda.runtime.getDeviceProperties(self.index)
-        self.name = _text(self._properties["name"])
 
-    def describe(self):
-        """What a report says of it."""
-        runtime, found = self._cupy.cuda.runtime, self._properties
-        return {
-            "name": self.name,
-            "device": self.driver.name,
-            "memory": int(found.get("totalGlobalMem", 0)),
-            "multiprocessors": self.driver.multiprocessors,
-            "capability": f"{found.get('major')}.{found.get('minor')}",
-            "l2": int(found.get("l2CacheSize", 0)),
-            "cuda": {"driver": runtime.driverGetVersion(), "runtime": runtime.runtimeGetVersion()},
-        }
+    def extend_state(self, state):
+        """Return the bytes that these kernels expect as the state of a key."""
+        return self._extend(state) if self._extend else state
+
+    def kernels(self):
+        """Return what each kernel takes, by name: registers and local bytes a thread, blocks a multiprocessor."""
+        from cupy_backends.cuda.api import driver as cuda
+
+        found = {}
+        for name, function in self.driver.functions.items():
+            room = (function.handle, function.threads, function.shared)
+            blocks = cuda.occupancyMaxActiveBlocksPerMultiprocessor(*room)
+            registers, local = (cuda.funcGetAttribute(number, function.handle) for number in (_REGISTERS, _LOCAL))
+            found[name] = {"registers": registers, "local": local, "blocks": blocks}
+        return found
+
+    def split_shared_memory(self, percent):
+        """Set how much of a multiprocessor's memory is to be shared memory; -1 leaves it to the CUDA driver."""
+        from cupy_backends.cuda.api import driver as cuda
+
+        for function in self.driver.functions.values():
+            cuda.funcSetAttribute(function.handle, _CARVEOUT, percent)
+
+    def compile(self, code):
+        """Compile kernels that are not fastrack's."""
+        return self._cupy.RawModule(code=code, options=("-std=c++17",), backend="nvrtc")
+
+    def run(self, module, name, blocks, threads, shared):
+        """Run such a kernel on two vectors of numbers, one of 32 and one of 64 bits a block, and return both."""
+        import numpy as np
+
+        function = module.get_function(name)
+        function.max_dynamic_shared_size_bytes = shared
+        out, clocks = (self._cupy.zeros(blocks, dtype) for dtype in ("uint32", "uint64"))
+        function((blocks,), (threads,), (out, clocks, np.uint32(3)), shared_mem=shared)
+        return self._cupy.asnumpy(out), self._cupy.asnumpy(clocks)
+
+    # Memory, streams and what is put on them: the only place of the suite that asks a driver for these.
+
+    def memory(self, size):
+        """Allocate device memory."""
+        return self.driver.memory(size)
+
+    def host(self, size):
+        """Allocate page-locked host memory."""
+        return self.driver.host(size)
+
+    def stream(self, *, urgent=False):
+        """Make a stream."""
+        return self.driver.stream(urgent=urgent)
+
+    def upload(self, pointer, source, stream):
+        """Copy page-locked memory to the device."""
+        with self._issuing() as commands:
+            commands.upload(pointer, source, stream)
+
+    def download(self, target, pointer, stream):
+        """Copy device memory to page-locked memory."""
+        with self._issuing() as commands:
+            commands.download(target, pointer, stream)
+
+    def fill(self, pointer, value, size, stream):
+        """Set bytes of device memory."""
+        with self._issuing() as commands:
+            commands.fill(pointer, value, size, stream)
+
+    def launch(self, kernel, blocks, arguments, stream):
+        """Start a kernel."""
+        with self._issuing() as commands:
+            commands.launch(self.driver.functions[kernel], blocks, arguments, stream)
+
+    def stamp(self, stream):
+        """Record an event that notes the device's time."""
+        event = self.driver.event(timed=True)
+        with self._issuing() as commands:
+            commands.record(event, stream)
+        return event
+
+    def elapsed(self, before, after):
+        """Return the seconds between two stamps."""
+        return self.driver.elapsed(before, after)
 
     def wait(self, stream):
-        """Until a stream has nothing left to do."""
+        """Block until a stream has nothing left to do."""
         event = self.driver.event()
-        self.driver.record(event, stream)
-        self.driver.synchronize(event)
+        with self._issuing() as commands:
+            commands.record(event, stream)
+            commands.poll(event, _SPIN)
+            commands.synchronize(event)
+
+    @contextmanager
+    def _issuing(self):
+        commands = Commands()
+        yield commands
+        self.driver.issue(commands)
 
     def copy(self, target, source, size, stream):
         """Copy from the device to itself."""
@@ -65,6 +159,10 @@ class Gpu:
     def array(self, size):
         """A vector of bytes on the device."""
         return self.driver.empty("U8", (size,), "cupy")
+
+    def read(self, array):
+        """Return a copy of an array of the device, in host memory."""
+        return self._cupy.asnumpy(array) if isinstance(array, self._cupy.ndarray) else array.cpu().numpy()
 
     def pointer(self, array):
         return self.driver.view(array, writable=True).pointer
@@ -123,7 +221,3 @@ class Product:
             after.record()
             self._stream.synchronize()
         return before.elapsed_time(after) / 1e3 / count
-
-
-def _text(name):
-    return name.decode(errors="replace") if isinstance(name, bytes) else str(name)

@@ -33,7 +33,7 @@ class Plains:
         return self._arrays[number % len(self._arrays)]
 
 
-def require_same(what, driver, pointer, expected, stream, wait):
+def require_same(what, gpu, pointer, expected, stream):
     """Compare what is on the device with what has to be there.
 
     Raises
@@ -41,11 +41,11 @@ def require_same(what, driver, pointer, expected, stream, wait):
     WrongResultError
         If it is something else.
     """
-    staged = driver.host(min(_PIECE, max(expected.size, 1)))
+    staged = gpu.host(min(_PIECE, max(expected.size, 1)))
     for start in range(0, expected.size, _PIECE):
         part = expected[start : start + _PIECE]
         here = staged[: part.size]
-        driver.download(here, pointer + start, stream)
-        wait(stream)
+        gpu.download(here, pointer + start, stream)
+        gpu.wait(stream)
         if not np.array_equal(here, part):
             raise WrongResultError(f"{what}: something else arrived than was sent, near byte {start}")

@@ -19,8 +19,8 @@ _TILE = 64 * MIB
 def measure(gpu, plan, say):
     """Rows for every size, key size and share of the multiprocessors."""
     launches = Launches(gpu)
-    scratch = launches.driver.memory(_ahead_of(plan))
-    tile = launches.driver.host(min(_TILE, max(plan.kernel_sizes)))
+    scratch = launches.gpu.memory(_ahead_of(plan))
+    tile = launches.gpu.host(min(_TILE, max(plan.kernel_sizes)))
     tile[:] = noise(tile.size)
     for size in plan.kernel_sizes:
         for bits in (128, 256):
@@ -39,12 +39,12 @@ class _Case:
         self._launches, self._size, self._bits, self._plan = launches, size, bits, plan
         self._scratch, self._tile = scratch, tile
         self._count = chunk_count(size)
-        driver = launches.driver
-        state = expand(os.urandom(bits // 8), os.urandom(NONCE))
-        self._state = driver.memory(state.size)
+        gpu = launches.gpu
+        state = gpu.extend_state(expand(os.urandom(bits // 8), os.urandom(NONCE)).tobytes())
+        self._state = gpu.memory(len(state))
         launches.put(self._state.pointer, state)
         self._group = max(1, plan.group // size)
-        self._sets = [_Set(driver, size) for _ in range(max(self._group, sets_of(size, plan, most=4 * self._group)))]
+        self._sets = [_Set(gpu, size) for _ in range(max(self._group, sets_of(size, plan, most=4 * self._group)))]
         for each in self._sets:
             self._fill(each)
 
@@ -70,7 +70,7 @@ class _Case:
 
     def _ahead(self):
         for _ in range(4):
-            self._launches.driver.fill(self._scratch.pointer, 0, _ahead_of(self._plan), self._launches.stream)
+            self._launches.gpu.fill(self._scratch.pointer, 0, _ahead_of(self._plan), self._launches.stream)
 
     def _open(self, each, blocks):
         where = (self._state.pointer, each.sealed.pointer, each.target.pointer, 0, self._count, self._size)
@@ -85,32 +85,32 @@ class _Case:
 
     def _fill(self, each):
         """Random plaintext, its ciphertext, and no bad chunk so far."""
-        driver, stream = self._launches.driver, self._launches.stream
+        gpu, stream = self._launches.gpu, self._launches.stream
         for start in range(0, self._size, self._tile.size):
             part = self._tile[: min(self._tile.size, self._size - start)]
-            driver.upload(each.plain.pointer + start, part, stream)
-        driver.fill(each.verdict.pointer, 0xFF, 8, stream)
+            gpu.upload(each.plain.pointer + start, part, stream)
+        gpu.fill(each.verdict.pointer, 0xFF, 8, stream)
         self._seal(each, self._launches.blocks(1, self._count))
         self._launches.wait()
 
     def _require_right(self):
         """Open every set once more, into memory that holds something else."""
-        driver, launches = self._launches.driver, self._launches
+        gpu, launches = self._launches.gpu, self._launches
         part = self._tile[: min(self._size, self._tile.size)]
         for each in self._sets:
-            driver.fill(each.target.pointer, 0x5A, self._size, launches.stream)
+            gpu.fill(each.target.pointer, 0x5A, self._size, launches.stream)
             self._open(each, launches.blocks(1, self._count))
             if int.from_bytes(launches.get(each.verdict.pointer, 8), "little") != GOOD:
                 raise WrongResultError(f"a chunk of {size_of(self._size)} that nobody altered was refused")
         last = self._sets[-1].target.pointer
-        require_same("the kernels", driver, last, part, launches.stream, launches.gpu.wait)
+        require_same("the kernels", gpu, last, part, launches.stream)
         tail = (self._size - 1) // CHUNK * CHUNK
         place = tail % self._tile.size
         ending = self._tile[place : place + self._size - tail]
-        require_same("the kernels", driver, last + tail, ending, launches.stream, launches.gpu.wait)
+        require_same("the kernels", gpu, last + tail, ending, launches.stream)
 
 
 class _Set:
-    def __init__(self, driver, size):
-        self.plain, self.target = driver.memory(size), driver.memory(size)
-        self.sealed, self.verdict = driver.memory(raw_size(size)), driver.memory(8)
+    def __init__(self, gpu, size):
+        self.plain, self.target = gpu.memory(size), gpu.memory(size)
+        self.sealed, self.verdict = gpu.memory(raw_size(size)), gpu.memory(8)

@@ -20,25 +20,24 @@ class Launches:
 
     def __init__(self, gpu):
         self.gpu = gpu
-        self.driver = gpu.driver
-        self.stream = self.driver.stream(urgent=False)
-        self._staging = self.driver.host(1 << 16)
+        self.stream = gpu.stream()
+        self._staging = gpu.host(1 << 16)
 
     def blocks(self, share, count):
         """The grid that fastrack would take."""
-        return max(1, min(count, int(share * self.driver.multiprocessors) * 2))
+        return max(1, min(count, int(share * self.gpu.driver.multiprocessors) * self.gpu.resident))
 
     def open(self, bits, blocks, *arguments):
         """State, sealed, target, first, count, size, verdict."""
-        self.driver.launch(f"open_{bits}", blocks, arguments, self.stream)
+        self.gpu.launch(f"open_{bits}", blocks, arguments, self.stream)
 
     def seal(self, bits, blocks, *arguments):
         """State, source, sealed, first, count, size."""
-        self.driver.launch(f"seal_{bits}", blocks, arguments, self.stream)
+        self.gpu.launch(f"seal_{bits}", blocks, arguments, self.stream)
 
     def gather(self, bits, blocks, *arguments):
         """State, sealed, target, chunks, starts, table, count, total, verdict."""
-        self.driver.launch(f"gather_{bits}", blocks, arguments, self.stream)
+        self.gpu.launch(f"gather_{bits}", blocks, arguments, self.stream)
 
     def wait(self):
         self.gpu.wait(self.stream)
@@ -49,7 +48,7 @@ class Launches:
         if content.size:
             staged = self._staged(content.size)
             staged[:] = content
-            self.driver.upload(pointer, staged, self.stream)
+            self.gpu.upload(pointer, staged, self.stream)
             self.wait()
 
     def get(self, pointer, size):
@@ -57,13 +56,13 @@ class Launches:
         if not size:
             return b""
         staged = self._staged(size)
-        self.driver.download(staged, pointer, self.stream)
+        self.gpu.download(staged, pointer, self.stream)
         self.wait()
         return staged.tobytes()
 
     def _staged(self, size):
         if self._staging.size < size:
-            self._staging = self.driver.host(2 * size)
+            self._staging = self.gpu.host(2 * size)
         return self._staging[:size]
 
 
@@ -80,11 +79,11 @@ class ByteRuns:
 
     def __init__(self, gpu):
         self._launches = Launches(gpu)
-        self._driver = gpu.driver
 
     def prepare(self, key, nonce):
         """Expand a message key on the host."""
-        return State(expand(key, nonce), 8 * len(key))
+        state = self._launches.gpu.extend_state(expand(key, nonce).tobytes())
+        return State(np.frombuffer(state, np.uint8), 8 * len(key))
 
     def open_run(self, state, sealed, first=0, *, blocks=1, offset=0, verdict=GOOD, seed=None):
         """Open a run of chunks: the lowest bad number or None, and the plaintext."""
@@ -133,9 +132,9 @@ class _Fenced:
         self._launches = launches
         self._size, self._before = size, _FENCE + offset
         self._all = size + 2 * _FENCE + offset
-        self._memory = launches.driver.memory(self._all)
+        self._memory = launches.gpu.memory(self._all)
         self.pointer = self._memory.pointer + self._before
-        launches.driver.fill(self._memory.pointer, _GUARD, self._all, launches.stream)
+        launches.gpu.fill(self._memory.pointer, _GUARD, self._all, launches.stream)
         if content is not None:
             launches.put(self.pointer, content)
 

@@ -16,14 +16,14 @@ _PATHS = (
 )
 
 
-def draw(report, path):
+def draw(rows, timeline, path):
     """Save it. What was not measured is left out."""
     from matplotlib.figure import Figure  # its own canvas: no window, no global state
 
     figure = Figure(figsize=(11, 8), layout="constrained")
     above, below = figure.subplots(2, 1, height_ratios=(1, 2))
-    _draw_timeline(above, report.timeline)
-    _draw_paths(below, [row for row in report.rows if row.step == "transfers"])
+    _draw_timeline(above, timeline)
+    _draw_paths(below, [row for row in rows if row.step == "transfers"])
     figure.savefig(path, dpi=150)
 
 

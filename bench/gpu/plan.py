@@ -1,4 +1,4 @@
-"""How much is measured: all of it, or what takes a minute."""
+"""How much is measured: all of it, or less."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ class Plan:
     group : bytes that kernels work on between two readings of the device's clock, if a run has less
     ..._shares : of the multiprocessors
     matrix, products : side of the matrices, and how many products are one run
+    loop_rows, loop_steps, loop_products : rows of 30,000 values in a batch, batches of a run, and products a batch
     tools : of compute-sanitizer
-    suite_seconds, tool_seconds, step_seconds : that a part may take
-    total_seconds : after which no other part starts
     """
 
+    link_sizes: tuple[int, ...] = (4 * KIB, 64 * KIB, MIB, 8 * MIB, 256 * MIB)
+    fill_threads: tuple[int, ...] = (1, 2, 4, 8, 12, 16)
+    latency_sizes: tuple[int, ...] = (4 * KIB, 64 * KIB, MIB, 8 * MIB, 64 * MIB)
     kernel_sizes: tuple[int, ...] = (MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, GIB)
     kernel_shares: tuple[float, ...] = (1, 1 / 2, 1 / 4)
     transfer_sizes: tuple[int, ...] = (64 * KIB, MIB, 16 * MIB, 64 * MIB, 256 * MIB, GIB)
@@ -40,11 +42,10 @@ class Plan:
     products: int = 50
     stream_size: int = 256 * MIB
     stream_shares: tuple[float, ...] = (1, 1 / 2, 1 / 4, 1 / 8)
-    suite_seconds: float = 150
+    loop_rows: int = 1280
+    loop_steps: int = 24
+    loop_products: tuple[int, ...] = (1, 4, 16)
     tools: tuple[str, ...] = ("memcheck", "racecheck", "synccheck")
-    tool_seconds: float = 60
-    step_seconds: float = 200
-    total_seconds: float = 400
 
 
 FULL = Plan()
@@ -61,9 +62,8 @@ QUICK = Plan(
     sweep_shares=(1, 1 / 4),
     products=20,
     stream_shares=(1, 1 / 4),
-    suite_seconds=0,
+    loop_products=(4,),
     tools=("memcheck",),
-    tool_seconds=20,
 )
 
 

@@ -14,6 +14,7 @@ from fastrack import Key, seal
 
 ALONE, COPYING = "nothing", "page-locked copies"
 _PATIENCE = 30
+_SHARE = 1 / 4
 
 
 def beside(share):
@@ -22,33 +23,62 @@ def beside(share):
 
 
 def measure(gpu, plan, say):
-    """Rows of the time of one product, by what runs beside it, with the speed of that."""
-    product = gpu.product(plan.matrix)
-    key, size = Key.generate(256), plan.stream_size
-    stock = noise(size + (1 << 20))
-    sealed = [seal(stock[start : start + size], key) for start in (0, 1 << 20)]
-    out = [gpu.array(size) for _ in sealed]
-    locked, stream = gpu.driver.host(size), gpu.driver.stream(urgent=True)
-    locked[:] = stock[:size]
-    pointers = [gpu.pointer(array) for array in out]
-
-    def copy(number):
-        gpu.driver.upload(pointers[number % 2], locked, stream)
-        gpu.wait(stream)
-
+    """Yield rows of the time of one product, by what runs beside it, with the speed of that."""
+    case = _Case(gpu, plan)
     with ExitStack() as stack:
-        actions = {ALONE: None, COPYING: copy}
+        actions = {ALONE: None, COPYING: case.copy}
         for share in plan.stream_shares:
-            channel = stack.enter_context(channel_on(gpu.driver, key, share=share))
-            actions[beside(share)] = lambda n, channel=channel: channel.to_device(sealed[n % 2], out=out[n % 2])
-        speeds = {name: [] for name in actions}
-        runs = {name: _run(product, plan, size, action, speeds[name]) for name, action in actions.items()}
+            actions[beside(share)] = case.stream(stack.enter_context(channel_on(gpu.driver, case.key, share=share)))
         say(f"    {plan.matrix} x {plan.matrix}, bf16, beside: {', '.join(actions)}")
+        yield from case.rows("slowdown", actions)
+
+
+def sweep(gpu, plan, say):
+    """Yield rows of the time of one product beside sealed data at a share of a quarter, with one setting changed."""
+    case = _Case(gpu, plan)
+    for setting, values in (("depth", plan.sweep_depths), ("lead", plan.sweep_leads), ("slab", plan.sweep_slabs)):
+        say(f"    {setting}: {values}")
+        with ExitStack() as stack:
+            actions = {ALONE: None}
+            for value in values:
+                channel = channel_on(gpu.driver, case.key, share=_SHARE, **{setting: value})
+                actions[f"{setting} {value}"] = case.stream(stack.enter_context(channel))
+            yield from case.rows("sweep beside", actions)
+
+
+class _Case:
+    """Hold a product, and sealed data to stream in beside it."""
+
+    def __init__(self, gpu, plan):
+        self._gpu, self._plan, self._product = gpu, plan, gpu.product(plan.matrix)
+        self.key, size = Key.generate(256), plan.stream_size
+        stock = noise(size + (1 << 20))
+        self._sealed = [seal(stock[start : start + size], self.key) for start in (0, 1 << 20)]
+        self._out = [gpu.array(size) for _ in self._sealed]
+        self._locked, self._stream = gpu.host(size), gpu.stream(urgent=True)
+        self._locked[:] = stock[:size]
+        self._pointers = [gpu.pointer(array) for array in self._out]
+
+    def copy(self, number):
+        """Copy out of page-locked memory."""
+        self._gpu.upload(self._pointers[number % 2], self._locked, self._stream)
+        self._gpu.wait(self._stream)
+
+    def stream(self, channel):
+        """Return what moves sealed data by this channel."""
+        return lambda number: channel.to_device(self._sealed[number % 2], out=self._out[number % 2])
+
+    def rows(self, step, actions):
+        """Measure the product beside each action."""
+        plan, speeds = self._plan, {name: [] for name in actions}
+        runs = {
+            name: _run(self._product, plan, plan.stream_size, action, speeds[name]) for name, action in actions.items()
+        }
         found = interleave(runs, plan)
-    for name, times in found.items():
-        gbps = sorted(speeds[name])[len(speeds[name]) // 2] if speeds[name] else 0.0
-        settings = {"beside": name, "beside_gbps": gbps, "slowed": times.median / found[ALONE].median}
-        yield Row("slowdown", "matrix product", 3 * 2 * plan.matrix**2, times, settings)
+        for name, times in found.items():
+            gbps = sorted(speeds[name])[len(speeds[name]) // 2] if speeds[name] else 0.0
+            told = {"beside": name, "beside_gbps": gbps, "slowed": times.median / found[ALONE].median}
+            yield Row(step, "matrix product", 3 * 2 * plan.matrix**2, times, told)
 
 
 def _run(product, plan, size, action, speeds):

@@ -93,10 +93,10 @@ def on_device(gpu, stream, jobs, group=1, ahead=None):
     """
     if ahead is not None:
         ahead()
-    stamps = [gpu.driver.stamp(stream)]
+    stamps = [gpu.stamp(stream)]
     for number, job in enumerate(jobs, 1):
         job()
         if number % group == 0:
-            stamps.append(gpu.driver.stamp(stream))
+            stamps.append(gpu.stamp(stream))
     gpu.wait(stream)
-    return median(gpu.driver.elapsed(before, after) for before, after in pairwise(stamps)) / group
+    return median(gpu.elapsed(before, after) for before, after in pairwise(stamps)) / group

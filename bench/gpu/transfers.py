@@ -41,17 +41,17 @@ class _Case:
     """All that the paths of one size need."""
 
     def __init__(self, gpu, channel, key, size, stock, plan):
-        self._gpu, self._driver, self._channel, self._key = gpu, gpu.driver, channel, key
+        self._gpu, self._channel, self._key = gpu, channel, key
         count = sets_of(size, plan, most=32)
-        self._stream = self._driver.stream(urgent=True)
+        self._stream = self._gpu.stream(urgent=True)
         self._plains = Plains(size, count, stock)
         self._sealed = [seal(self._plains[n], key) for n in range(count)]
         self._out = [gpu.array(size) for _ in range(count)]
         self._pointers = [gpu.pointer(out) for out in self._out]
-        self._locked = [self._driver.host(size) for _ in range(min(count, 4))]
+        self._locked = [self._gpu.host(size) for _ in range(min(count, 4))]
         for number, locked in enumerate(self._locked):
             locked[:] = self._plains[number]
-        self._staged = self._driver.host(self._sealed[0].chunks.size)
+        self._staged = self._gpu.host(self._sealed[0].chunks.size)
         self._pageable = np.zeros(size, np.uint8)
         self._bounces = {
             name: kind(gpu, self._stream, size)
@@ -75,10 +75,10 @@ class _Case:
     def require_right(self):
         """What arrives in each direction is what was sent."""
         for tensor in (self._sealed[-1], self._plains[-1]):
-            self._driver.fill(self._pointers[-1], 0x5A, self._plains[-1].size, self._stream)
+            self._gpu.fill(self._pointers[-1], 0x5A, self._plains[-1].size, self._stream)
             self._gpu.wait(self._stream)
             self._channel.to_device(tensor, out=self._out[-1])
-            require_same("to_device", self._driver, self._pointers[-1], self._plains[-1], self._stream, self._gpu.wait)
+            require_same("to_device", self._gpu, self._pointers[-1], self._plains[-1], self._stream)
         back = unseal(self._channel.to_host(self._out[-1], key=self._key), self._key, framework="numpy")
         if not np.array_equal(back, self._plains[-1]):
             raise WrongResultError("to_host: what it sealed is not what was on the device")
@@ -92,11 +92,11 @@ class _Case:
         return things[number % len(things)]
 
     def _upload(self, number, source):
-        self._driver.upload(self._at(self._pointers, number), source, self._stream)
+        self._gpu.upload(self._at(self._pointers, number), source, self._stream)
         self._gpu.wait(self._stream)
 
     def _download(self, number, target):
-        self._driver.download(target, self._at(self._pointers, number), self._stream)
+        self._gpu.download(target, self._at(self._pointers, number), self._stream)
         self._gpu.wait(self._stream)
 
     def _fill(self, number):

@@ -118,7 +118,8 @@ class Worker:
             found = self._peer.open(other)
             return {"outcome": "not noticed" if same(found, self._arrays) else "other data came out"}
         except Exception as error:  # noqa: BLE001 - whatever it is, it was noticed
-            return {"outcome": "refused", "by": told(error)}
+            # Without the folder, which says more of this machine than of the peer.
+            return {"outcome": "refused", "by": told(error).replace(f"{self._path.parent}/", "")}
         finally:
             remove(other)
 

@@ -4,33 +4,54 @@ from __future__ import annotations
 
 import time
 
+from bench.gpu import plan
+from bench.gpu.gpu import Gpu
+from fastrack.cobblestone import CHUNK
 from helpers.fake_cuda import FakeDriver
 
+TINY = plan.Plan(
+    link_sizes=(1000, 20 * CHUNK),
+    fill_threads=(1, 2),
+    latency_sizes=(1000, 5 * CHUNK),
+    kernel_sizes=(CHUNK, 3 * CHUNK + 5),
+    kernel_shares=(1, 1 / 2),
+    transfer_sizes=(1000, 20 * CHUNK),
+    ablation_sizes=(1000, 20 * CHUNK),
+    rounds=3,
+    spread=8 * CHUNK,
+    group=CHUNK,
+    sweep_size=20 * CHUNK,
+    sweep_slabs=(2 * CHUNK, 4 * CHUNK),
+    sweep_depths=(2, 3),
+    sweep_leads=(CHUNK, 2 * CHUNK),
+    sweep_shares=(1, 1 / 4),
+    timeline_size=400 * CHUNK,
+    matrix=64,
+    products=3,
+    stream_size=20 * CHUNK,
+    stream_shares=(1, 1 / 4),
+    loop_rows=4,
+    loop_steps=3,
+    loop_products=(1, 2),
+)
+MACHINE = {"name": "Stand-In GPU (host memory)", "multiprocessors": 4, "capability": "9.0"}
 
-class StandIn:
-    """Like `bench.gpu.gpu.Gpu`. Its clock is the host's, so its figures mean nothing."""
 
-    name = "Stand-In GPU (host memory)"
+class StandIn(Gpu):
+    """A `Gpu` whose driver keeps everything in host memory. Its clock is the host's, so its figures mean nothing."""
 
     def __init__(self, mode="serial"):
-        self.driver = FakeDriver(mode)
+        self.driver, self._extend = FakeDriver(mode), None
         self.well = True
 
-    def describe(self):
-        return {"name": self.name, "multiprocessors": self.driver.multiprocessors}
+    def kernels(self):
+        return {}
 
-    def stamp(self, stream):
-        stamp = []
-        self.driver.later(lambda: stamp.append(time.perf_counter()), stream)
-        return stamp
+    def split_shared_memory(self, percent):
+        pass
 
-    def seconds(self, before, after):
-        return after[0] - before[0]
-
-    def wait(self, stream):
-        event = self.driver.event()
-        self.driver.record(event, stream)
-        self.driver.synchronize(event)
+    def read(self, array):
+        return self.driver.read(array)
 
     def copy(self, target, source, size, stream):
         space = self.driver.space

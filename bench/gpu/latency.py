@@ -1,0 +1,33 @@
+"""Measure `to_device` of a sealed tensor by size, next to a page-locked copy, by the host's clock."""
+
+from __future__ import annotations
+
+from bench.gpu.channels import channel_on
+from bench.gpu.host_data import noise
+from bench.gpu.plan import size_of
+from bench.gpu.timing import Row, interleave, wall
+from fastrack import Key, seal
+
+SEALED, LOCKED = "to_device, sealed", "page-locked copy"
+
+
+def measure(gpu, plan, say):
+    """Yield rows for every size."""
+    key, stream = Key.generate(256), gpu.stream(urgent=True)
+    with channel_on(gpu.driver, key) as channel:
+        for size in plan.latency_sizes:
+            say(f"    {size_of(size)}")
+            plain = noise(size)
+            sealed, out, locked = seal(plain, key), gpu.array(size), gpu.host(size)
+            locked[:] = plain
+            pointer = gpu.pointer(out)
+
+            def copy(pointer=pointer, locked=locked):
+                gpu.upload(pointer, locked, stream)
+                gpu.wait(stream)
+
+            runs = {
+                SEALED: lambda _, sealed=sealed, out=out: wall(channel.to_device, sealed, out=out),
+                LOCKED: lambda _, copy=copy: wall(copy),
+            }
+            yield from (Row("latency", path, size, times) for path, times in interleave(runs, plan).items())

@@ -1,0 +1,40 @@
+"""Measure what bounds a transfer: copies between page-locked memory and the device, and the host's own copy."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from bench.gpu.timing import Row, interleave, wall
+from fastrack import packing
+
+UP, DOWN, FILL, PIN = "host to device", "device to host", "fill page-locked memory", "allocate page-locked memory"
+_PIN = 8 << 20
+
+
+def measure(gpu, plan, say):
+    """Yield rows of copies by size, of the fill by threads, and of an allocation."""
+    size = max(plan.link_sizes)
+    stream, locked, there = gpu.stream(urgent=True), gpu.host(size), gpu.memory(size)
+    locked[:] = 7
+
+    def up(count):
+        gpu.upload(there.pointer, locked[:count], stream)
+        gpu.wait(stream)
+
+    def down(count):
+        gpu.download(locked[:count], there.pointer, stream)
+        gpu.wait(stream)
+
+    for count in plan.link_sizes:
+        found = interleave({UP: lambda _, n=count: wall(up, n), DOWN: lambda _, n=count: wall(down, n)}, plan)
+        yield from (Row("link", path, count, times) for path, times in found.items())
+    source = np.full(size, 9, np.uint8)
+    cores = len(os.sched_getaffinity(0))
+    threads = [each for each in plan.fill_threads if each <= cores]
+    say(f"    threads: {threads}")
+    runs = {each: lambda _, each=each: wall(packing.copy, locked, source, each) for each in threads}
+    yield from (Row("link", FILL, size, times, {"threads": n}) for n, times in interleave(runs, plan).items())
+    pinned = interleave({PIN: lambda _: wall(gpu.host, _PIN)}, plan)
+    yield Row("link", PIN, _PIN, pinned[PIN])

@@ -1,0 +1,90 @@
+"""``python -m bench.gpu.machine cuda:0``: print what results say of the machine, as JSON. Compiles no kernel."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import platform
+import subprocess
+import sys
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+
+from bench.gpu import needs
+
+ROOT = Path(__file__).resolve().parents[2]
+_OLDEST = (8, 0)
+
+
+def main(argv):
+    try:
+        print(json.dumps(read(argv[0])))
+    except Exception as error:  # noqa: BLE001 - without a GPU that answers there is nothing to measure on
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def read(device):
+    """Return the machine: software, CPU, memory, GPU, and the driver's word on confidential mode."""
+    gpu = read_gpu(int(device.removeprefix("cuda:")))
+    machine, graphics = _room("machine"), None
+    if needs.lacks("pynvml") is None:
+        graphics = asdict(_room("nvml").read_graphics())
+    return {
+        "software": {**machine.read_software(), **needs.versions()},
+        "revision": _revision(),
+        "system": f"{platform.system()} {platform.release()}",
+        "cpu": asdict(machine.read_cpu()),
+        "memory": asdict(machine.read_memory()),
+        "gpu": gpu,
+        "graphics": graphics,
+    }
+
+
+def read_gpu(index):
+    """Return what CUDA says of a GPU."""
+    import cupy
+
+    runtime = cupy.cuda.runtime
+    found = runtime.getDeviceProperties(index)
+    capability = (int(found["major"]), int(found["minor"]))
+    if capability < _OLDEST:
+        raise RuntimeError(f"expected compute capability 8.0 or later, got {capability[0]}.{capability[1]}")
+    name = found["name"]
+    return {
+        "name": name.decode(errors="replace") if isinstance(name, bytes) else str(name),
+        "memory": int(found.get("totalGlobalMem", 0)),
+        "multiprocessors": int(found.get("multiProcessorCount", 0)),
+        "capability": f"{capability[0]}.{capability[1]}",
+        "l2": int(found.get("l2CacheSize", 0)),
+        "cuda": {"driver": runtime.driverGetVersion(), "runtime": runtime.runtimeGetVersion()},
+    }
+
+
+def _revision():
+    """Return the revision of this checkout, with "-dirty" if it was altered; None where git cannot tell."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+def _room(name):
+    """Import a module of the command line, whether or not what the rest of that needs is installed."""
+    full = f"fastrack.cli.{name}"
+    try:
+        return import_module(full)
+    except ImportError:
+        spec = importlib.util.spec_from_file_location(full, ROOT / "fastrack" / "cli" / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[full] = module
+        spec.loader.exec_module(module)
+        return module
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

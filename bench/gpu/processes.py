@@ -1,0 +1,57 @@
+"""Processes of their own: run with a time limit, and ended with all that they started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+_GRACE = 5  # seconds in which a process may end its own children before it is killed
+
+
+def run(command, seconds):
+    """Return the exit status of a command, or None if it took too long, and all that it printed.
+
+    It gets a process group of its own, but stays in the session: what ends the session ends it too.
+    """
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        process_group=0,
+    )
+    try:
+        output, _ = process.communicate(timeout=max(seconds, 0.1))
+    except subprocess.TimeoutExpired:
+        return None, _end(process)
+    except BaseException:
+        _end(process)
+        raise
+    return process.returncode, output
+
+
+def exit_on_sigterm():
+    """Turn SIGTERM into `SystemExit`, so that what `run` started ends with this process."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
+def _end(process):
+    """End the group: politely, as its first process may have groups of its own to end, then for good."""
+    os.killpg(process.pid, signal.SIGTERM)
+    try:
+        with suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=_GRACE)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    return process.communicate()[0]

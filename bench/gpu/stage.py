@@ -1,0 +1,55 @@
+"""``python -m bench.gpu.stage PATH``: run the stage whose empty document is there, in this process."""
+
+from __future__ import annotations
+
+import faulthandler
+import sys
+from functools import cached_property
+from pathlib import Path
+
+from bench.gpu import stages
+from bench.gpu.plan import FULL, QUICK
+from bench.gpu.processes import exit_on_sigterm
+from bench.gpu.record import Record
+
+
+class Stage:
+    """Hold what the function of a stage is given.
+
+    Attributes
+    ----------
+    path : Path
+        Its document.
+    record : Record
+        Where its steps and rows go.
+    device : str
+        "cuda:N".
+    plan : Plan
+        How much is measured.
+    """
+
+    def __init__(self, path, plan=None):
+        self.path, self.record = path, Record(path)
+        document = self.record.document
+        self.device = document["device"]
+        self.plan = plan or (QUICK if document["quick"] else FULL)
+
+    @cached_property
+    def gpu(self):
+        """Return the GPU, which is opened at the first use."""
+        from bench.gpu.gpu import Gpu
+
+        self.record.gpu = gpu = Gpu(self.device)
+        return gpu
+
+
+def main(argv):
+    exit_on_sigterm()
+    stage = Stage(Path(argv[0]))
+    # Should a call hang, the log says where every thread stood.
+    faulthandler.dump_traceback_later(max(stage.record.left - 1, 1), file=sys.__stderr__)
+    stages.run(stage)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

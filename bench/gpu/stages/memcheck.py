@@ -1,0 +1,62 @@
+"""Run a few chunks through every kernel under compute-sanitizer, a step for each of its tools."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from bench.gpu.gpu import Skip, WrongResultError
+from bench.gpu.processes import run as run_process
+from bench.gpu.small import RIGHT
+
+_REFUSED = re.compile(
+    r"not supported|unable to|failed to initialize|no cuda-capable|unsupported|not permitted", re.IGNORECASE
+)
+_BAD = 86  # what a tool is to exit with when it found something
+_OPTIONS = {"memcheck": ("--report-api-errors", "no")}  # calls that fail are told by CuPy
+
+
+def run(stage):
+    tools = stage.plan.tools
+    for number, tool in enumerate(tools):
+        seconds = stage.record.left / (len(tools) - number)
+        action = lambda tool=tool, seconds=seconds: sanitize(stage.device, tool, seconds)  # noqa: E731 - it is named
+        stage.record.step(tool, action, is_check=True, here=False)
+
+
+def sanitize(device, tool, seconds):
+    """Run a few chunks through every kernel under a tool. Gives its summary.
+
+    Raises
+    ------
+    Skip, WrongResultError
+        If the tool is absent, refuses the device or takes too long, or if it found something.
+    """
+    found = find_sanitizer()
+    if found is None:
+        raise Skip("compute-sanitizer is neither on the PATH nor in a CUDA toolkit")
+    command = [found, "--tool", tool, "--error-exitcode", str(_BAD), *_OPTIONS.get(tool, ())]
+    code, output = run_process([*command, sys.executable, "-m", "bench.gpu.small", device], seconds)
+    lines = output.strip().splitlines() or ["it said nothing"]
+    if code is None:
+        raise Skip(f"not done after {seconds:.0f} s")
+    summary = next((line.strip("= ") for line in reversed(lines) if "SUMMARY" in line), None)
+    if code == 0 and RIGHT in output and summary is not None:
+        return summary
+    refusal = next((line.strip("= ") for line in lines if line.startswith("=") and _REFUSED.search(line)), None)
+    if refusal is not None and code != _BAD:
+        raise Skip(f"the tool refuses the device: {refusal}")
+    print("\n".join(lines[-40:]))
+    raise WrongResultError(f"{tool} ended with {code}: {summary or lines[-1]}")
+
+
+def find_sanitizer():
+    """Return the path of compute-sanitizer, or None."""
+    homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")] + ["/usr/local/cuda"]
+    places = [Path(home) / "bin" / "compute-sanitizer" for home in homes if home]
+    places += [Path(home) / "compute-sanitizer" / "compute-sanitizer" for home in homes if home]
+    there = (str(place) for place in places if os.access(place, os.X_OK) and place.is_file())
+    return shutil.which("compute-sanitizer") or next(there, None)

@@ -1,0 +1,100 @@
+"""Profile the kernel that opens by Nsight Compute, to see what bounds it."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import shutil
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bench.gpu.gpu import Skip
+from bench.gpu.processes import run as run_process
+
+KERNEL = "open_256"
+SECTIONS = (
+    "SpeedOfLight",
+    "Occupancy",
+    "SchedulerStats",
+    "WarpStateStats",
+    "ComputeWorkloadAnalysis",
+    "MemoryWorkloadAnalysis",
+    "LaunchStats",
+)
+_SKIP = 4  # launches that fill caches first
+_COLUMNS = ("Section Name", "Metric Name", "Metric Unit", "Metric Value")
+_REFUSED = re.compile(r"ERR_NVGPUCTRPERM|Failed to|not supported|No kernels were profiled", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """Hold one line of the details page, as a row of the document."""
+
+    section: str
+    metric: str
+    unit: str
+    value: str
+
+    def as_dict(self):
+        return {"step": "profile", **asdict(self)}
+
+
+def run(stage):
+    def action():
+        metrics, advice = profile(stage.device, stage.path.with_suffix(".ncu-rep"), stage.record.left)
+        for metric in metrics:
+            stage.record.add(metric)
+        return {"advice": advice}
+
+    stage.record.step(KERNEL, action, here=False)
+
+
+def profile(device, report, seconds):
+    """Profile one launch into `report`, and return its metrics, and what the tool advises.
+
+    Raises
+    ------
+    Skip
+        If the tool is absent or may not read the counters.
+    """
+    tool = find_tool()
+    if tool is None:
+        raise Skip("ncu is neither on the PATH nor in a CUDA toolkit")
+    command = [tool, "--clock-control", "none", "-k", f"regex:{KERNEL}", "--launch-skip", str(_SKIP)]
+    command += ["--launch-count", "1", *(part for section in SECTIONS for part in ("--section", section))]
+    command += ["--export", str(report), "--force-overwrite", sys.executable, "-m", "bench.gpu.one", device]
+    code, output = run_process(command, seconds)
+    lines = output.strip().splitlines() or ["it said nothing"]
+    if code is None:
+        raise TimeoutError(f"not done after {seconds:.0f} s; it said last: {lines[-1]}")
+    if not report.exists():
+        print(output)
+        refusal = next((line.strip("= ") for line in lines if _REFUSED.search(line)), lines[-1])
+        raise Skip(f"ncu made no report: {refusal}")
+    details = ["--page", "details", "--print-details", "all", "--csv"]
+    _, page = run_process([tool, "--import", str(report), *details], 60)
+    return read_details(page)
+
+
+def read_details(page):
+    """Return metrics and advice of a details page in CSV, without the names of machines and programs."""
+    lines = page.splitlines()
+    start = next((number for number, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
+    metrics, advice = [], []
+    for row in csv.DictReader(lines[start:]):
+        if row.get("Metric Name"):
+            metrics.append(Metric(*(row.get(column) or "" for column in _COLUMNS)))
+        if row.get("Rule Description"):
+            advice.append({"rule": row.get("Rule Name") or "", "text": row["Rule Description"]})
+    if not metrics:
+        raise ValueError(f"expected a table of metrics from ncu, got {lines[-1] if lines else 'nothing'!r}")
+    return metrics, advice
+
+
+def find_tool():
+    """Return the path of ncu, or None."""
+    homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")] + ["/usr/local/cuda"]
+    there = (str(Path(home) / "bin" / "ncu") for home in homes if home and (Path(home) / "bin" / "ncu").is_file())
+    return shutil.which("ncu") or next(there, None)

@@ -1,0 +1,57 @@
+"""Run the tests of `tests/gpu`, a step for each of their files."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+from bench.gpu import needs
+from bench.gpu.gpu import Skip, WrongResultError
+from bench.gpu.processes import ROOT
+from bench.gpu.processes import run as run_process
+
+FOLDER = ROOT / "tests" / "gpu"
+
+
+def run(stage):
+    record = stage.record
+    for path in sorted(FOLDER.glob("test_*.py")):
+        name = path.stem.removeprefix("test_gpu_")
+        record.step(name, lambda path=path: run_tests(stage.device, path, record.left), is_check=True, here=False)
+    if not record.document["steps"]:
+        record.step("tests", _say_that_there_are_none, here=False)
+
+
+def run_tests(device, path, seconds):
+    """Run a file of tests there, and return how many passed and were skipped, and why those were.
+
+    Raises
+    ------
+    Skip, WrongResultError
+        If that is not possible, or a test failed.
+    """
+    problem = needs.lacks("pytest", "hypothesis")
+    if problem:
+        raise Skip(problem)
+    # Warnings are errors in this project, but here the versions of packages are not those of constraints.txt.
+    warnings = ("default", "error::pytest.PytestUnhandledThreadExceptionWarning")
+    command = [sys.executable, "-m", "pytest", str(path), "--gpu", device, "-q", "-rsfE", "--no-header", "--tb=short"]
+    command += ["-p", "no:cacheprovider", *(part for text in warnings for part in ("-W", text))]
+    code, output = run_process(command, seconds)
+    lines = output.strip().splitlines() or ["it said nothing"]
+    if code is None:
+        print(output)
+        raise WrongResultError(f"not done after {seconds:.0f} s; it said last: {lines[-1]}")
+    if code != 0 or not re.search(r"\d+ (passed|skipped)", lines[-1]):
+        print(output)
+        failed = [line.split(" - ")[0].split("::")[-1] for line in lines if line.startswith(("FAILED", "ERROR "))]
+        raise WrongResultError(f"pytest ended with {code}: {lines[-1].strip('= ')}; {', '.join(failed)}".strip("; "))
+    counts = {what: int(count) for count, what in re.findall(r"(\d+) (passed|skipped)", lines[-1])}
+    reasons = sorted({line.split(": ", 1)[-1] for line in lines if line.startswith("SKIPPED")})
+    if not counts.get("passed"):
+        raise Skip("; ".join(reasons))
+    return counts | ({"reasons": reasons} if reasons else {})
+
+
+def _say_that_there_are_none():
+    raise Skip("this checkout has no tests/gpu")

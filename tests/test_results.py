@@ -1,0 +1,140 @@
+"""The results in bench/results: each is what the schema says, is named as it must be, and tells nothing of its host."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import fastjsonschema
+import pytest
+from helpers.stand_in_gpu import StandIn
+
+from bench.gpu import record
+from bench.gpu.stages import STAGES, profile
+from bench.gpu.timing import Row, Times
+
+FOLDER = Path(__file__).parents[1] / "bench/results"
+SCHEMA = json.loads((FOLDER / "schema.json").read_text()) if FOLDER.is_dir() else {}
+KINDS = ("bench", "fuzz", "peers", "soak", *(f"gpu-{stage}" for stage in STAGES))
+NAME = re.compile(rf"\d{{4}}-\d\d-\d\d-(?:({'|'.join(KINDS)})-)?[a-z0-9]+(?:-[a-z0-9]+)*-\d+cores\.json")
+FILES = sorted(path for path in FOLDER.glob("*.json") if path.name != "schema.json")
+# Folders of a file system, networks and people. Words such as "GB/s" and "1/4" are none.
+HOST = re.compile(
+    r"(?<![\w.+/:-])~?/\w[\w.+-]*/|\b[\w-]+\.(?:local|internal|lan|corp)\b|\b\d+\.\d+\.\d+\.\d+\b|\w@\w+\.\w"
+)
+
+pytestmark = pytest.mark.skipif(not FILES, reason="the tests run without the results")
+
+
+def validator(kind):
+    return fastjsonschema.compile({**SCHEMA, "anyOf": [{"$ref": f"#/definitions/{kind}"}]})
+
+
+def kind_of(path):
+    return (NAME.fullmatch(path.name)[1] or "paths").partition("-")[0]
+
+
+def strings(value):
+    """All texts in a document."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield key
+            yield from strings(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from strings(item)
+    elif isinstance(value, str):
+        yield value
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_result_is_what_the_schema_says(path):
+    assert NAME.fullmatch(path.name), f"{path.name}: expected DATE-KIND-MACHINE-Ncores.json"
+    document = json.loads(path.read_text(encoding="utf-8"))
+    validator(kind_of(path))(document)
+    if kind_of(path) == "gpu":
+        assert path.name.startswith(f"{document['date'][:10]}-gpu-{document['stage']}-")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_result_tells_nothing_of_its_host(path):
+    document = json.loads(path.read_text(encoding="utf-8"))
+    document.get("machine", document).pop("software", None)  # versions may look like addresses
+    assert [text for text in strings(document) if HOST.search(text)] == []
+
+
+def test_nothing_else_lies_there():
+    others = {path.name for path in FOLDER.iterdir()} - {path.name for path in FILES} - {"schema.json"}
+    assert others <= {path.with_suffix(suffix).name for path in FILES for suffix in (".png", ".ncu-rep")}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["/home/a/b.json", "FormatError: /tmp/x/y is", "~/x/y", "node7.internal", "10.0.0.17", "someone@example.org"],
+)
+def test_what_tells_of_a_host_is_found(text):
+    assert HOST.search(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "GB/s",
+        "share 1/4",
+        "tests/gpu/x",
+        "https://docs.example.org/a/b",
+        "3.11.7",
+        "to_device(sealed) / bounce path, 256 MiB",
+    ],
+)
+def test_what_tells_nothing_is_let_through(text):
+    assert not HOST.search(text)
+
+
+# What the stages write.
+
+MACHINE = {
+    "software": {"python": "3.12.3", "fastrack": "0.1.0", "torch": None},
+    "revision": None,
+    "system": "Linux 6.1",
+    "cpu": {"model": "X", "architecture": "x86_64", "features": {}, "threads": 16},
+    "memory": {"total": 1, "available": 1, "page": 4096, "huge_pages": None},
+    "gpu": {"name": "NVIDIA H100"},
+    "graphics": None,
+}
+
+
+@pytest.fixture
+def document(tmp_path):
+    path = record.create(tmp_path, "first", MACHINE, device="cuda:0", quick=False, seconds=60)
+    assert NAME.fullmatch(path.name)
+    kept = record.Record(path)
+    kept.gpu = StandIn()
+    kept.add(Row("kernels", "open", 1, Times.of([1.0, 2.0]), {"share": "1/4", "bits": 256}))
+    kept.add(profile.Metric("Launch Statistics", "Grid Size", "", "264"))
+    kept.step("known answers", lambda: 82, is_check=True)
+    kept.step("transfers", lambda: 1 / 0)
+    kept.finish()
+    return json.loads(path.read_text())
+
+
+def test_what_a_stage_writes_is_what_the_schema_says(document):
+    validator("gpu")(document)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"stage": "other"},
+        {"version": 1},
+        {"rows": [{"step": "kernels"}]},
+        {"date": "yesterday"},
+        {"hostname": "node7"},
+        {"machine": {**MACHINE, "hostname": "node7"}},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_what_a_stage_does_not_write_is_refused(document, change):
+    with pytest.raises(fastjsonschema.JsonSchemaValueException):
+        validator("gpu")({**document, **change})
