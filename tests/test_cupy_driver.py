@@ -11,11 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers import stub_cuda
 from helpers.forking import in_forked_child
+from helpers.stub_cuda import NOT_READY, StubCuda
 
 import fastrack
 from fastrack import DeviceError
-from fastrack.devices import kernels, open_device
+from fastrack.devices import cupy_driver, kernels, open_device
+from fastrack.devices.commands import Commands
 from fastrack.devices.cupy_driver import CupyDriver
 
 FOLDER = Path(fastrack.__file__).parent.parent / "kernels"
@@ -41,7 +44,9 @@ class Runtime:
         self.count = 2
         self.current = 0
         self.calls = []
-        self.status = 0
+        self.kernels = {}
+        self.full = False  # until a pool gives something back
+        self.libcuda = StubCuda()
         self._kept = {}
 
     def __getattr__(self, name):
@@ -71,20 +76,19 @@ class Runtime:
         self.calls.append(("hostAlloc", self.current, size, flags))
         return ctypes.addressof(block)
 
-    def eventQuery(self, event):  # noqa: N802
-        return self.status
+    def malloc(self, size):
+        if self.full:
+            raise FakeError(2)
+        self.calls.append(("malloc", self.current, size))
+        return 1 << 20
 
 
 class Kernel:
     def __init__(self, runtime, name):
         self.kernel = self
-        self.runtime = runtime
-        self.name = name
-        self.max_dynamic_shared_size_bytes = None
-
-    def __call__(self, grid, block, arguments, *, shared_mem, stream):
-        assert shared_mem == self.max_dynamic_shared_size_bytes
-        self.runtime.calls.append((self.name, self.runtime.current, grid, block, arguments, shared_mem, stream.ptr))
+        self.ptr = 1000 + kernels.KERNELS.index(name)
+        self.max_dynamic_shared_size_bytes = self.preferred_shared_memory_carveout = None
+        runtime.kernels[name] = self
 
 
 @pytest.fixture
@@ -100,12 +104,21 @@ def runtime(monkeypatch):
         get_current_stream=lambda: types.SimpleNamespace(ptr=7),
     )
 
+    def give_back():
+        runtime.calls.append(("free_all_blocks",))
+        runtime.full = False
+
+    pool = types.SimpleNamespace(free_all_blocks=give_back)
+    cupy.get_default_memory_pool = cupy.get_default_pinned_memory_pool = lambda: pool
+
     def module(*, code, options, backend):
         runtime.compiled = (code, options, backend)
         return types.SimpleNamespace(get_function=lambda name: Kernel(runtime, name))
 
     cupy.RawModule = module
     monkeypatch.setitem(sys.modules, "cupy", cupy)
+    stub_cuda.install(monkeypatch, runtime.libcuda)
+    monkeypatch.setattr(cupy_driver, "_dropped", {})
     return runtime
 
 
@@ -215,38 +228,44 @@ def test_sources_that_lack_a_number_are_refused(tmp_path):
 # Calls.
 
 
-def test_calls_are_made_on_their_device_and_the_callers_is_put_back(runtime):
+def test_a_list_is_issued_in_the_context_of_its_device(runtime):
     driver = CupyDriver(1)
     assert runtime.compiled == ((FOLDER / "fastrack.cu").read_text(), kernels.find_kernels().options, "nvrtc")
-    assert (driver.name, driver.multiprocessors, driver.state) == ("cuda:1", 132, kernels.find_kernels().state)
+    assert (driver.name, driver.multiprocessors) == ("cuda:1", 132)
     stream, event, memory, host = driver.stream(urgent=True), driver.event(), driver.memory(64), driver.host(32)
-    slow = driver.stream(urgent=False)
     del runtime.calls[:]
-    driver.upload(memory.pointer + 8, host[4:20], stream)
-    driver.download(host[:8], memory.pointer, stream)
-    driver.fill(memory.pointer, 255, 8, stream)
-    driver.launch("gather_256", 3, [1, 2], stream)
-    driver.record(event, stream)
-    driver.wait(slow, event)
-    driver.synchronize(event)
-    where = host.ctypes.data
-    assert runtime.calls == [
-        ("memcpyAsync", 1, memory.pointer + 8, where + 4, 16, 1, stream.ptr),
-        ("memcpyAsync", 1, where, memory.pointer, 8, 2, stream.ptr),
-        ("memsetAsync", 1, memory.pointer, 255, 8, stream.ptr),
-        ("gather_256", 1, (3,), (512,), (1, 2), kernels.find_kernels().shared("gather_256"), stream.ptr),
-        ("eventRecord", 1, event.ptr, stream.ptr),
-        ("streamWaitEvent", 1, slow.ptr, event.ptr),
-        ("eventSynchronize", 1, event.ptr),
+    seen, libcuda = [], runtime.libcuda
+    libcuda.happened = lambda _: seen.append(list(libcuda.contexts))
+    commands = Commands()
+    commands.upload(memory.pointer + 8, host[4:20], stream)
+    commands.launch(driver.functions["gather_256"], 3, [1, 2, 3, 4, 5, 6, 7, 8, 9], stream)
+    commands.record(event, stream)
+    libcuda.kernels[driver.functions["gather_256"].handle] = "gather_256"
+    driver.issue(commands)
+    gather, shared = driver.functions["gather_256"].handle, kernels.find_kernels().shared("gather_256")
+    assert libcuda.calls[-3:] == [
+        ("cuMemcpyHtoDAsync", memory.pointer + 8, host.ctypes.data + 4, 16, stream.ptr),
+        ("cuLaunchKernel", gather, 3, 1, 1, 512, 1, 1, shared, stream.ptr, [1, 2, 3, 4, 5, 6, 7, 8, 9]),
+        ("cuEventRecord", event.ptr, stream.ptr),
     ]
-    assert runtime.current == 0
+    assert seen == [[4711]]
+    assert libcuda.contexts == []
+    assert runtime.calls == []  # CuPy, each of whose calls gives up the interpreter's lock, has no part in it
+    assert libcuda.violations == []
+
+
+def test_all_memory_of_a_multiprocessor_may_be_shared_so_that_two_blocks_fit(runtime):
+    CupyDriver(0)
+    assert {kernel.preferred_shared_memory_carveout for kernel in runtime.kernels.values()} == {100}
+    for name, kernel in runtime.kernels.items():
+        assert kernel.max_dynamic_shared_size_bytes == kernels.find_kernels().shared(name)
 
 
 def test_streams_do_not_wait_for_the_default_one_and_differ_in_priority(runtime):
     driver = CupyDriver(0)
     del runtime.calls[:]
     streams = driver.stream(urgent=True), driver.stream(urgent=False), driver.event()
-    assert [call[2:] for call in runtime.calls] == [(1, -5), (1, 0), (2,)]
+    assert [call[2:] for call in runtime.calls] == [(1, -5), (1, 0), (3,)]  # and a thread that waits sleeps
     assert len({handle.ptr for handle in streams}) == 3
 
 
@@ -264,6 +283,8 @@ def test_what_is_dropped_is_given_back_once_and_not_by_a_child(runtime):
     assert in_forked_child(child) == []
     things.clear()
     gc.collect()
+    assert runtime.calls == []  # not where it is dropped: that may be a thread that the device waits for
+    driver.reclaim()
     names = ["streamDestroy", "eventDestroy", "free", "freeHost"]
     assert sorted(runtime.calls) == sorted(zip(names, [1] * 4, pointers, strict=True))
     assert runtime.current == 0
@@ -275,38 +296,79 @@ def test_page_locked_memory_is_of_the_size_that_was_asked_for(runtime):
     assert ("hostAlloc", 0, 16401, 1) in runtime.calls
 
 
-@pytest.mark.parametrize(("status", "done"), [(0, True), (600, False)])
+@pytest.mark.parametrize(("status", "done"), [(0, True), (NOT_READY, False)])
 def test_an_event_happened_or_not(runtime, status, done):
     driver = CupyDriver(0)
-    runtime.status = status
+    runtime.libcuda.status["cuEventQuery"] = status
     assert driver.done(driver.event()) is done
 
 
-def test_the_time_between_two_stamps_is_in_seconds(runtime, monkeypatch):
+def test_the_time_between_two_timed_events_is_in_seconds(runtime, monkeypatch):
     driver = CupyDriver(1)
-    stream = driver.stream(urgent=True)
-    before, after = driver.stamp(stream), driver.stamp(stream)
-    assert [call for call in runtime.calls if call[0].startswith("event")] == [
-        ("eventCreateWithFlags", 1, 0),
-        ("eventRecord", 1, before.ptr, stream.ptr),
-        ("eventCreateWithFlags", 1, 0),
-        ("eventRecord", 1, after.ptr, stream.ptr),
-    ]
+    del runtime.calls[:]
+    before, after = driver.event(timed=True), driver.event(timed=True)
+    assert [call[1:] for call in runtime.calls] == [(1, 0), (1, 0)]
     monkeypatch.setattr(runtime, "eventElapsedTime", lambda *events: 2500.0 if events == (before.ptr, after.ptr) else 0)
     assert driver.elapsed(before, after) == 2.5
 
 
 def test_what_cuda_says_is_said_again(runtime):
     driver = CupyDriver(1)
-    runtime.status = 700
-    with pytest.raises(DeviceError, match="cuda:1 failed: cudaError 700"):
+    runtime.libcuda.status["cuEventQuery"] = 700
+    with pytest.raises(DeviceError, match="cuda:1 failed in cuEventQuery: cudaError 700"):
         driver.done(driver.event())
+    commands = Commands()
+    commands.record(driver.event(), driver.stream(urgent=True))
+    runtime.libcuda.status["cuEventRecord"] = 719
+    with pytest.raises(DeviceError, match="cuda:1 failed in cuEventRecord: cudaError 719"):
+        driver.issue(commands)
     for error in (NoMemoryError("none"), FakeError(2)):
         with pytest.raises(DeviceError, match="no memory left"), driver._current():
             raise error
     with pytest.raises(KeyError), driver._current():
         raise KeyError
     assert runtime.current == 0
+
+
+def test_memory_that_pools_keep_is_asked_back_before_there_is_none(runtime, monkeypatch):
+    driver = CupyDriver(0)
+    emptied = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+    runtime.full = True
+    assert driver.memory(64).pointer
+    assert ("free_all_blocks",) in runtime.calls
+    assert emptied == [True]
+
+
+def test_when_pools_have_nothing_to_give_back_there_is_no_memory(runtime, monkeypatch):
+    driver = CupyDriver(0)
+    monkeypatch.setattr(sys.modules["cupy"].get_default_memory_pool(), "free_all_blocks", lambda: None)
+    runtime.full = True
+    with pytest.raises(DeviceError, match="no memory left"):
+        driver.memory(64)
+
+
+def test_a_list_that_keeps_the_lock_gives_it_up_where_it_would_block(runtime):
+    driver = CupyDriver(0)
+    stream, event = driver.stream(urgent=True), driver.event()
+    commands = Commands()
+    commands.require_idle(stream)
+    commands.record(event, stream)
+    commands.poll(event, 0, stop=True)
+    commands.synchronize(event)
+    held = []
+    run = driver._native.run
+    driver._native.run = lambda *arguments, **options: (
+        held.append(options.get("hold", False)) or run(*arguments, **options)
+    )
+    for idle, done, expected in ((0, 0, [True]), (0, NOT_READY, [True, False]), (NOT_READY, 0, [True, False])):
+        runtime.libcuda.status |= {"cuStreamQuery": idle, "cuEventQuery": done}
+        del runtime.libcuda.calls[:], held[:]
+        driver.issue(commands, hold=True)
+        assert held == expected
+        names = [name for name, *_ in runtime.libcuda.calls]
+        assert names.count("cuEventRecord") == names.count("cuEventSynchronize") == 1
 
 
 # Arrays.
@@ -335,6 +397,21 @@ def cupy(runtime, monkeypatch):
 def test_a_view_of_a_cupy_array_knows_the_callers_stream():
     view = CupyDriver(0).view(CupyArray(), writable=True)
     assert (view.pointer, len(view), view.stream.ptr) == (4096, 12, 7)
+
+
+def test_a_stream_that_is_captured_is_refused_before_anything_is_put_on_it(runtime, cupy):
+    driver = CupyDriver(0)
+    runtime.libcuda.capturing.add(7)
+    cupy.empty = lambda *_: pytest.fail("memory was allocated during a capture")
+    del runtime.libcuda.calls[:]
+    for use in (lambda: driver.view(CupyArray(), writable=True), lambda: driver.empty("U8", [3], "cupy")):
+        with pytest.raises(DeviceError, match=r"captured into a CUDA graph.*before the capture begins"):
+            use()
+    assert {name for name, *_ in runtime.libcuda.calls} == {"cuStreamIsCapturing"}
+    runtime.libcuda.capturing.clear()
+    runtime.libcuda.status["cuStreamIsCapturing"] = 906  # of the default stream, while another one is captured
+    with pytest.raises(DeviceError, match="captured"):
+        driver.view(CupyArray(), writable=True)
 
 
 @pytest.mark.usefixtures("cupy")

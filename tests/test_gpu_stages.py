@@ -265,10 +265,9 @@ def test_a_device_that_does_not_answer_is_said_so(capfd, monkeypatch):
 
 @pytest.mark.parametrize(("capability", "is_old"), [((7, 5), True), ((8, 0), False), ((9, 0), False)])
 def test_a_gpu_that_is_too_old_is_refused(monkeypatch, capability, is_old):
-    cupy = host_cupy.make()
+    cupy = host_cupy.install(monkeypatch)
     properties = {"name": b"NVIDIA X", "major": capability[0], "minor": capability[1], "multiProcessorCount": 132}
     monkeypatch.setattr(cupy.cuda.runtime, "getDeviceProperties", lambda index: properties)
-    monkeypatch.setitem(sys.modules, "cupy", cupy)
     if is_old:
         with pytest.raises(RuntimeError, match=r"expected compute capability 8.0 or later, got 7.5"):
             machine.read_gpu(0)
@@ -382,8 +381,7 @@ def test_failures_come_before_figures(started):
 
 def test_the_gpu_itself_makes_the_calls_it_should(monkeypatch, started):
     """All figures by CuPy's own calls, over a CuPy of host memory."""
-    cupy = host_cupy.make()
-    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    cupy = host_cupy.install(monkeypatch)
     monkeypatch.setattr(arrays, "installed", lambda framework: False)
     monkeypatch.setattr(gpu, "Product", lambda index, side: StandInProduct())
     figures.run(started)

@@ -6,7 +6,6 @@ from contextlib import contextmanager, nullcontext
 from unittest.mock import patch
 
 from bench.gpu import needs
-from fastrack.devices.commands import Commands
 
 _COPY = 3  # cudaMemcpyDeviceToDevice
 _SPIN = 10_000_000  # nanoseconds: to sleep sooner would cost what is measured some microseconds
@@ -147,6 +146,8 @@ class Gpu:
 
     @contextmanager
     def _issuing(self):
+        from fastrack.devices.commands import Commands  # which imports NumPy
+
         commands = Commands()
         yield commands
         self.driver.issue(commands)

@@ -148,6 +148,8 @@ class CupyDriver:
 
     def view(self, array: Any, *, writable: bool) -> View:
         framework = arrays.framework_of(array)
+        if framework == "torch" and str(array.device) != self.name:
+            arrays.flat_torch(array, self.name)  # says what is wrong with it
         if framework == "torch":
             stream = self._torch.cuda.current_stream(self._index)
             self._refuse_capture(stream.cuda_stream)

@@ -15,6 +15,7 @@ import fastrack
 from bench.gpu.channels import channel_on
 from fastrack import AuthenticationError, Channel, DeviceError, Key
 from fastrack.cobblestone import CHUNK
+from fastrack.devices.key_state import STATE_SIZE
 
 SMALL = {"slab": 4 * CHUNK, "lead": CHUNK}
 SIZES = [0, 1, 15, 16, CHUNK - 1, CHUNK, CHUNK + 1, 4 * CHUNK, 5 * (1 << 20) + 7]
@@ -286,15 +287,15 @@ class TestChannel:
         frame.read(channel.to_device(fastrack.seal(data(100_000), owner), framework=frame.name))
         channel.to_host(channel.to_device(data(100_000), framework=frame.name), key=owner)
         channel.synchronize()
-        driver, controls = gpu.driver, channel._device._controls._all
+        controls = channel._device._controls._all
         assert controls
-        stream = driver.stream(urgent=False)
+        stream = gpu.stream()
         for control in controls:
-            secret = driver.host(control._secret)
-            driver.download(secret, control.material, stream)
+            secret = gpu.host(STATE_SIZE)
+            gpu.download(secret, control.state, stream)
             gpu.wait(stream)
             assert not secret.any()
-            assert not control.key.any()
+            assert not control.memory[:STATE_SIZE].any()
 
     def test_closing_wipes_the_ring(self, gpu, frame, owner):
         with channel_on(gpu.driver, owner, **SMALL) as channel:
@@ -302,12 +303,11 @@ class TestChannel:
             slots = [slot for ring in channel._rings for slot in ring._returned]
             assert slots
             assert any(slot.memory.any() for slot in slots)
-        driver = gpu.driver
-        stream = driver.stream(urgent=False)
+        stream = gpu.stream()
         for slot in slots:
             assert not slot.memory.any()
-            there = driver.host(slot.memory.size)
-            driver.download(there, slot.twin, stream)
+            there = gpu.host(slot.memory.size)
+            gpu.download(there, slot.twin, stream)
             gpu.wait(stream)
             assert not there.any()
 

@@ -62,6 +62,7 @@ class FakeDriver:
         self.confidential = mode == "serial"
         self.functions = {name: Function(number, 512, 66400) for number, name in enumerate(KERNELS)}
         self.mode = mode
+        self.pageable = False  # whether copies may be of memory that is not page-locked
         self.returns = 0  # from native code that had given up the interpreter's lock
         self.violations = []
         self.launches = []
@@ -71,7 +72,7 @@ class FakeDriver:
         self.space = Space(self.violations)
         self._random = random.Random(seed)
         self._streams, self._by_number = [], {}
-        self._hosts = []
+        self._hosts, self._pageable = [], []
         self._changed = threading.Condition(threading.RLock())
         self._fail_at = None
         self._since = 0
@@ -218,6 +219,10 @@ class FakeDriver:
     def _held(self, address, size, what):
         """The page-locked memory that a copy is about to use."""
         root = self._root_of(address, size)
+        if root is None and self.pageable:
+            root = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
+            self._pageable.append(root)
+            return _Held(self.violations, root, 0, size, what)
         assert root is not None, f"{size} bytes that are {what} are not page-locked"
         return _Held(self.violations, root, address - root.ctypes.data, size, what)
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import sys
 import time
 import types
 
 import numpy as np
 
-from helpers.fake_kernels import run_kernel
+from helpers import stub_cuda
+from helpers.stub_cuda import StubCuda
 
 _PLACE = 256
 
@@ -21,17 +23,24 @@ class CudaError(RuntimeError):
     status = 999
 
 
-def make():
-    """A fresh module, with one GPU of four multiprocessors. Its `violations` are what no program may do."""
+def install(monkeypatch):
+    """Have a fresh module imported, with one GPU of four multiprocessors, and libcuda with it.
+
+    Its `violations` are what no program may do.
+    """
     runtime = _Runtime()
     module = types.ModuleType("cupy")
     module.violations = runtime.violations
+    module.libcuda = stub = StubCuda(runtime)
+    stub.violations = runtime.violations
+    stub.happened = lambda event: runtime.times.update({event: time.perf_counter()})
     module.ndarray = _Array
     module.empty = lambda shape, dtype: _Array(runtime, shape, dtype)
     module.ascontiguousarray = lambda array: array
-    module.get_default_memory_pool = lambda: types.SimpleNamespace(free_all_blocks=lambda: None)
+    pool = types.SimpleNamespace(free_all_blocks=lambda: None)
+    module.get_default_memory_pool = module.get_default_pinned_memory_pool = lambda: pool
     module.RawModule = lambda *, code, options, backend: types.SimpleNamespace(
-        get_function=lambda name: _Kernel(runtime, name)
+        get_function=lambda name: _Kernel(stub, name)
     )
     module.cuda = types.SimpleNamespace(
         runtime=runtime,
@@ -40,6 +49,8 @@ def make():
         Device=_Device,
         get_current_stream=lambda: types.SimpleNamespace(ptr=0),
     )
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    stub_cuda.install(monkeypatch, stub)
     return module
 
 
@@ -65,19 +76,14 @@ class _Runtime:
             "deviceSynchronize": lambda: None,
             "malloc": self._allocate,
             "hostAlloc": lambda size, flags: self._allocate(size),
-            "free": self.blocks.pop,
+            "free": lambda place: self.blocks.pop(place, None),
             "freeHost": self.blocks.pop,
             "streamCreateWithPriority": lambda flags, priority: next(self._numbers),
             "streamDestroy": lambda stream: None,
-            "streamWaitEvent": lambda stream, event: None,
             "eventCreateWithFlags": lambda flags: next(self._numbers),
             "eventDestroy": lambda event: None,
-            "eventRecord": lambda event, stream: self.times.update({event: time.perf_counter()}),
-            "eventQuery": lambda event: 0,
             "eventElapsedTime": lambda before, after: 1e3 * (self.times[after] - self.times[before]),
-            "eventSynchronize": lambda event: None,
             "memcpyAsync": lambda target, source, size, kind, stream: ctypes.memmove(target, source, size),
-            "memsetAsync": lambda place, value, size, stream: ctypes.memset(place, value, size),
         }
         for name, answer in answers.items():
             setattr(self, name, _strict(name, answer))
@@ -121,13 +127,8 @@ class _Array:
 
 
 class _Kernel:
-    def __init__(self, runtime, name):
-        self.kernel, self._runtime, self._name = self, runtime, name
-        self.max_dynamic_shared_size_bytes = 0
-
-    def __call__(self, grid, block, arguments, *, shared_mem, stream):
-        assert shared_mem == self.max_dynamic_shared_size_bytes > 48 << 10
-        assert type(stream.ptr) is int
-        assert all(type(number) is int and number > 0 for number in (*grid, *block))
-        assert all(type(argument) is int for argument in arguments)
-        run_kernel(self._runtime, self._runtime.violations, self._name, arguments)
+    def __init__(self, libcuda, name):
+        self.kernel = self
+        self.ptr = len(libcuda.kernels) + 1
+        libcuda.kernels[self.ptr] = name
+        self.max_dynamic_shared_size_bytes = self.preferred_shared_memory_carveout = 0

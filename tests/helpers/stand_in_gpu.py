@@ -42,6 +42,7 @@ class StandIn(Gpu):
 
     def __init__(self, mode="serial"):
         self.driver, self._extend = FakeDriver(mode), None
+        self.driver.pageable = True
         self.well = True
 
     def kernels(self):

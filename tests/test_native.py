@@ -1,0 +1,309 @@
+"""Lists of commands run as they are written, in one call, and copy all of what they are to copy, and nothing else."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+import types
+
+import numpy as np
+import pytest
+from helpers.buffers import Fenced
+from helpers.reference import noise
+from helpers.stub_cuda import NOT_READY, StubCuda
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numba import cfunc, int32, int64
+
+from fastrack import DeviceError
+from fastrack.aead import crew
+from fastrack.cobblestone import STRIDE
+from fastrack.devices import native
+from fastrack.devices.commands import NAMES, Commands, Function
+from fastrack.devices.native import STOPPED, Native, find_functions
+
+MIB = 1 << 20
+CONTEXT = 99
+
+
+def handle(number):
+    return types.SimpleNamespace(ptr=number)
+
+
+@pytest.fixture
+def libcuda():
+    stub = StubCuda()
+    yield stub
+    assert stub.violations == []
+    assert stub.contexts == []  # each list puts the caller's context back
+
+
+@pytest.fixture
+def run(libcuda):
+    return Native(libcuda.functions, CONTEXT).run
+
+
+def side_by_side(source, numbers):
+    return b"".join(source[number * STRIDE : (number + 1) * STRIDE].tobytes() for number in numbers)
+
+
+# Calls.
+
+
+@pytest.mark.parametrize("hold", [False, True])
+def test_every_command_makes_its_call(libcuda, run, hold):
+    host = np.zeros(64, np.uint8)
+    here = host.ctypes.data
+    commands = Commands()
+    commands.wait(handle(1), handle(2))
+    commands.record(handle(3), handle(4))
+    commands.upload(5, host[8:24], handle(6))
+    commands.download(host[:7], 8, handle(9))
+    commands.fill(10, 0xFF, 12, handle(13))
+    commands.launch(Function(14, 512, 66400), 15, [2**38, 17, 2**63 - 1], handle(18))
+    commands.synchronize(handle(19))
+    commands.poll(handle(20), 0)
+    assert run(commands, hold=hold) == (0, len(commands.code))
+    assert libcuda.calls == [
+        ("cuStreamWaitEvent", 1, 2, 0),
+        ("cuEventRecord", 3, 4),
+        ("cuMemcpyHtoDAsync", 5, here + 8, 16, 6),
+        ("cuMemcpyDtoHAsync", here, 8, 7, 9),
+        ("cuMemsetD8Async", 10, 0xFF, 12, 13),
+        ("cuLaunchKernel", 14, 15, 1, 1, 512, 1, 1, 66400, 18, [2**38, 17, 2**63 - 1]),
+        ("cuEventSynchronize", 19),
+        ("cuEventQuery", 20),
+    ]
+
+
+def test_a_command_that_fails_ends_the_list_and_is_named(libcuda, run):
+    commands = Commands()
+    commands.record(handle(1), handle(2))
+    commands.wait(handle(1), handle(2))
+    commands.record(handle(3), handle(4))
+    libcuda.status["cuStreamWaitEvent"] = 400
+    status, place = run(commands)
+    assert (status, NAMES[commands.code[place]]) == (400, "cuStreamWaitEvent")
+    assert len(libcuda.calls) == 2
+
+
+def test_a_context_that_cannot_be_set_leaves_everything_alone(libcuda, run):
+    commands = Commands()
+    commands.record(handle(1), handle(2))
+    libcuda.status["cuCtxPushCurrent"] = 201
+    assert run(commands) == (201, 0)
+    assert libcuda.calls == []
+
+
+def test_an_empty_list_is_none(libcuda, run):
+    assert run(Commands()) == (0, 0)
+    assert libcuda.calls == []
+
+
+def test_stamps_are_of_the_clock_that_timelines_use(run):
+    commands = Commands()
+    first, second = commands.stamp(), commands.stamp()
+    before = time.perf_counter_ns()
+    run(commands)
+    assert before <= commands.code[first] <= commands.code[second] <= time.perf_counter_ns()
+
+
+def test_a_stream_is_captured_or_not(libcuda, run):
+    libcuda.capturing.add(5)
+    commands = Commands()
+    answers = [commands.capturing(handle(number)) for number in (4, 5)]
+    run(commands, hold=True)
+    assert [commands.code[answer] for answer in answers] == [0, 1]
+
+
+# The interpreter's lock.
+
+
+def stopping():
+    commands = Commands()
+    commands.require_idle(handle(1))
+    commands.record(handle(2), handle(1))
+    commands.poll(handle(2), 1000, stop=True)
+    commands.synchronize(handle(2))
+    return commands
+
+
+def test_a_list_that_keeps_the_lock_stops_where_it_would_block_and_goes_on_without(libcuda, run):
+    commands = stopping()
+    libcuda.status["cuStreamQuery"] = NOT_READY
+    status, place = run(commands, hold=True)
+    assert status == STOPPED
+    assert [name for name, *_ in libcuda.calls] == ["cuStreamQuery"]
+    libcuda.status["cuEventQuery"] = NOT_READY
+    assert run(commands, start=place) == (0, len(commands.code))
+    assert libcuda.calls[-1] == ("cuEventSynchronize", 2)
+
+
+def test_a_poll_gives_up_after_its_time(libcuda, run):
+    commands = Commands()
+    commands.poll(handle(2), 3_000_000, stop=True)
+    libcuda.status["cuEventQuery"] = NOT_READY
+    start = time.perf_counter_ns()
+    assert run(commands, hold=True) == (STOPPED, len(commands.code))
+    assert time.perf_counter_ns() - start >= 3_000_000
+    libcuda.status["cuEventQuery"] = [NOT_READY, NOT_READY, 0]
+    assert run(commands, hold=True) == (0, len(commands.code))
+
+
+@pytest.mark.parametrize("hold", [False, True])
+def test_the_lock_is_kept_or_given_up(hold):
+    """Another thread stands still meanwhile, or it does not."""
+    never = cfunc(int32(int64))(lambda _: NOT_READY)  # which, unlike a function of ctypes, takes no lock
+    good = ctypes.cast(ctypes.CDLL(None).abs, ctypes.c_void_p).value  # of the context 0: no error
+    functions = dict.fromkeys(StubCuda().functions, good) | {"cuEventQuery": never.address}
+    commands = Commands()
+    commands.poll(handle(1), 200_000_000)
+    gaps, stop = [], threading.Event()
+
+    def look_at_the_clock():
+        last = time.perf_counter()
+        while not stop.is_set():
+            now = time.perf_counter()
+            gaps.append(now - last)
+            last = now
+
+    run = Native(functions, 0).run
+    run(Commands(), hold=hold)  # compiled by now
+    thread = threading.Thread(target=look_at_the_clock, daemon=True)
+    thread.start()
+    assert run(commands, hold=hold)[0] == 0
+    stop.set()
+    thread.join()
+    assert (max(gaps) > 0.19) is hold
+
+
+# Copies.
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize("size", [0, 1, STRIDE, 2 * MIB - 1, 5 * MIB + 7, 40 * MIB + 1])
+def test_host_memory_is_copied(run, size, threads):
+    source, target = Fenced.holding(noise(size), 3), Fenced(size, 17)
+    commands = Commands()
+    commands.copy(target.data, source.data)
+    assert run(commands, threads=threads)[0] == 0
+    assert np.array_equal(target.data, noise(size))
+    assert target.stands
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize("count", [1, 3, 300, 2500])
+def test_chunks_are_packed(run, count, threads):
+    source = noise((count - 1) * STRIDE + 1000)
+    numbers = np.flatnonzero(np.random.default_rng(count).random(count) < 0.6)
+    numbers = np.union1d(numbers, [count - 1])
+    target = Fenced((numbers.size - 1) * STRIDE + 1000, 17)
+    commands = Commands()
+    commands.pack(target.data, source, numbers)
+    assert run(commands, threads=threads)[0] == 0
+    assert target.data.tobytes() == side_by_side(source, numbers.tolist())
+    assert target.stands
+
+
+@settings(deadline=None)
+@given(st.integers(1, 30), st.integers(1, STRIDE), st.data())
+def test_chunks_are_packed_in_the_order_given(count, last, data):
+    source = noise((count - 1) * STRIDE + last)
+    numbers = [] if count == 1 else data.draw(st.lists(st.integers(0, count - 2), max_size=20))
+    if data.draw(st.booleans()):
+        numbers.append(count - 1)
+    expected = side_by_side(source, numbers)
+    target = Fenced(len(expected), 5)
+    commands = Commands()
+    commands.pack(target.data, source, np.array(numbers, np.int64))
+    Native(StubCuda().functions, CONTEXT).run(commands)
+    assert target.data.tobytes() == expected
+    assert target.stands
+
+
+def test_many_copies_of_one_list_each_see_what_the_one_before_left(run):
+    """Helpers go from one copy to the next, and never work on one that is not there yet, or over."""
+    first, second = noise(4 * MIB), np.empty(4 * MIB, np.uint8)
+    expected = np.roll(first, 1)
+    for _ in range(20):
+        commands = Commands()
+        for _ in range(6):
+            commands.copy(second, first)
+            commands.copy(second[1:], first[:-1])
+            commands.copy(second[:1], first[-1:])
+        run(commands, threads=8)
+        assert np.array_equal(second, expected)
+
+
+def test_helpers_that_never_come_are_not_waited_for(run, monkeypatch):
+    monkeypatch.setattr(crew, "start", lambda *_: None)
+    target, source = np.zeros(8 * MIB, np.uint8), noise(8 * MIB)
+    commands = Commands()
+    commands.copy(target, source)
+    run(commands, threads=4)
+    assert np.array_equal(target, source)
+
+
+def test_a_helper_that_comes_too_late_leaves_at_once_and_touches_nothing(run, monkeypatch):
+    late = []
+    monkeypatch.setattr(crew, "start", lambda work, helpers, kept: late.append((work, kept)))
+    target, source = np.zeros(8 * MIB, np.uint8), noise(8 * MIB)
+    commands = Commands()
+    commands.copy(target, source)
+    run(commands, threads=2)
+    target.fill(0)
+    ((work, _),) = late
+    work()
+    assert not target.any()
+
+
+def test_short_copies_have_no_helpers(run, monkeypatch):
+    monkeypatch.setattr(crew, "start", lambda *_: pytest.fail("a helper was called"))
+    target, source = np.zeros(100_000, np.uint8), noise(100_000)
+    commands = Commands()
+    commands.copy(target, source)
+    run(commands, threads=8)
+    assert np.array_equal(target, source)
+
+
+# What is missing.
+
+
+class Library:
+    """libcuda, of which `cuGetProcAddress_v2` is called."""
+
+    def __init__(self, lacks=()):
+        self.asked = []
+        self._lacks = lacks
+
+    def cuGetProcAddress_v2(self, name, function, version, flags, status):  # noqa: N802
+        self.asked.append((name.decode(), version.value, flags.value))
+        if name.decode() in self._lacks:
+            return 500
+        function._obj.value = len(self.asked)
+        return 0
+
+
+def test_functions_are_found_by_name():
+    library = Library()
+    found = find_functions(library)
+    assert set(found) >= set(NAMES.values())
+    assert {(version, flags) for _, version, flags in library.asked} == {(12000, 0)}
+
+
+@pytest.mark.parametrize("name", ["cuLaunchKernel", "cuCtxPushCurrent", "cuStreamIsCapturing"])
+def test_a_libcuda_without_one_of_them_is_said_so(name):
+    with pytest.raises(DeviceError, match=f"libcuda has no {name}.*newer NVIDIA driver"):
+        find_functions(Library([name]))
+
+
+def test_without_libcuda_it_says_what_to_install(monkeypatch):
+    def refuse(name):
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(native.ctypes, "CDLL", refuse)
+    with pytest.raises(DeviceError, match=r"Install an NVIDIA driver.*device='cpu'"):
+        find_functions()
+    with pytest.raises(DeviceError, match="Install an NVIDIA driver"):
+        find_functions(types.SimpleNamespace())
