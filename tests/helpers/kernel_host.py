@@ -45,11 +45,13 @@ class LaunchError(AssertionError):
 
 def build(source, folder, variant="watched"):
     """Compile a .cu file into a library in `folder`, or take the one that is there: its path."""
-    inputs = [source, *sorted(SOURCE.parent.glob("*.cu*")), *sorted(SHIM.glob("shim.*"))]
+    headers = source.parent if (source.parent / SOURCE.name).is_file() else SOURCE.parent
+    inputs = [source, *sorted(headers.glob("*.cu*")), *sorted(SHIM.glob("shim.*"))]
     digest = hashlib.sha256(repr((COMMON, FLAGS[variant], LINK[variant])).encode())
     for path in inputs:
         digest.update(path.read_bytes())
-    library = folder / f"{source.stem}-{variant}-{digest.hexdigest()[:16]}.so"
+    name = f"{headers.name}-{source.stem}-{variant}"
+    library = folder / f"{name}-{digest.hexdigest()[:16]}.so"
     if library.exists():
         return library
     kernel_flags, shim_flags = FLAGS[variant]
@@ -59,7 +61,7 @@ def build(source, folder, variant="watched"):
         *kernel_flags,
         "-Wno-unknown-pragmas",
         "-I",
-        SOURCE.parent,
+        headers,
         "-include",
         SHIM / "shim.h",
         "-x",
@@ -69,7 +71,7 @@ def build(source, folder, variant="watched"):
         _compile(*head, "-c", source, "-o", kernels)
         _compile(*COMMON, *shim_flags, "-Wall", "-Wextra", "-Werror", "-c", SHIM / "shim.cpp", "-o", shim)
         _compile("-shared", *LINK[variant], kernels, shim, "-o", linked, "-ldl")
-        for old in folder.glob(f"{source.stem}-{variant}-*.so"):
+        for old in folder.glob(f"{name}-*.so"):
             old.unlink(missing_ok=True)
         linked.replace(library)
     finally:
@@ -158,9 +160,12 @@ class Host:
 
     def prepare(self, key, nonce):
         """Expand a message key, as the host does for a device."""
-        from fastrack.devices.key_state import write_state  # imports numba, a third of a second: when first used
+        from fastrack.devices.key_state import (
+            STATE_SIZE,
+            write_state,
+        )  # imports numba, a third of a second: when first used
 
-        state = Fenced(self._sizes["STATE_BYTES"], 16)
+        state = Fenced(STATE_SIZE, 16)
         write_state(MessageKey.raw(key, nonce), state.data)
         assert state.stands
         return State(read_only(state), 8 * len(key))
@@ -214,6 +219,11 @@ class Host:
 class State:
     data: np.ndarray
     bits: int
+
+
+def aligned(content):
+    """Return bytes as a read-only array at a multiple of 16, as kernels take a state."""
+    return read_only(Fenced.holding(content, 16))
 
 
 def read_only(fenced):

@@ -26,7 +26,7 @@ BLOCKS = 2  # of 16 bytes, that a thread works of a full chunk
 WARPS = 16  # that share what one of them does for a chunk
 ROUNDS = {"128": 10, "256": 14}
 LABEL = re.compile(r"^\.(L_x_\d+):")
-INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,6}\*/\s+(?:\{\s*)?(?:@!?U?P\w+\s+)*([A-Z0-9_.]+)(.*?);")
+INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,6}\*/\s+(?:\{\s*)?((?:@!?U?P\w+\s+)*)([A-Z0-9_.]+)(.*?);")
 TARGET = re.compile(r"\((\.L_x_\d+)\)")
 
 
@@ -65,7 +65,8 @@ def count(listing, kernel):
     first = next(place for place, (name, _) in enumerate(operations) if name.startswith("BAR"))
     loops = _loops(operations, labels)
     start, stop = max((loop for loop in loops if loop[0] > first), key=lambda loop: loop[1] - loop[0])
-    inner = [loop for loop in loops if start < loop[0] and loop[1] < stop]
+    inner = [loop for loop in loops if start <= loop[0] and loop[1] < stop]
+    matrix = max((place for place, (name, _) in enumerate(operations) if name.startswith("BMMA")), default=stop)
     parts = {"aes": 0.0, "ghash": 0.0, "once": 0.0, "rest": 0.0}
     blocks = _blocks(operations, labels, start, stop)
     most = max(_content(operations, block)["LDS"] for block in blocks)
@@ -73,24 +74,27 @@ def count(listing, kernel):
         size, content = block[1] - block[0], _content(operations, block)
         loop = next((loop for loop in inner if loop[0] <= block[0] and block[1] <= loop[1]), None)
         part, times = _kind(content, _content(operations, loop) if loop else None, most, ROUNDS[kernel[-3:]])
+        if part == "ghash" and block[0] > matrix:
+            part, times = "once", 1 / WARPS
         parts[part] += size * times
     return Count(**{part: number / BLOCKS for part, number in parts.items()}, fill=first)
 
 
 def _kind(content, loop, most, rounds):
     """Name the part that a basic block belongs to, and how often a thread executes it for a chunk."""
-    inside = loop or content
-    if inside["IMAD.WIDE"] > 40 or inside["BMMA"] > 4:
-        return "ghash", (BLOCKS if loop else 0)  # the product outside of the loop is for short chunks
-    if loop and inside["LDS"] < 16:
-        return "rest", 0  # byte by byte
-    if loop and inside["LDS"] < 40:
-        return "aes", (rounds - 3) * (1 if inside["LDS"] > 24 else BLOCKS)
-    if loop:
-        return "aes", BLOCKS
-    if content["LDS"] == most:
-        return "aes", 1
-    return ("once", 1 / WARPS) if content["LDS"] > 15 else ("rest", 1)
+    lookups = (loop or content)["LDS"]
+    if (loop or content)["BMMA"]:
+        found = "ghash", 1
+    elif (loop or content)["IMAD.WIDE"] > 40:
+        found = "ghash", (BLOCKS if loop else 0)  # the product outside of the loop is for short chunks
+    elif loop:  # byte by byte; a round of one block, that is a tag's, or of two; or a whole keystream
+        found = ("rest", 0) if lookups < 16 else ("once", (rounds - 3) / WARPS) if lookups < 24 else ("aes", rounds - 3)
+        found = ("aes", BLOCKS) if lookups > 60 else found
+    elif content["LDS"] == most:
+        found = "aes", 1
+    else:
+        found = ("once", 1 / WARPS) if lookups > 15 else ("rest", 1)
+    return found
 
 
 def _parse(listing, kernel):
@@ -106,16 +110,16 @@ def _parse(listing, kernel):
             continue
         found = INSTRUCTION.search(line)
         if found:
-            operations.append((found[1], found[2]))
+            operations.append((found[2], found[1] + found[3]))
     return operations, labels
 
 
 def _loops(operations, labels):
-    """Return loops as (first, past the last), by branches that go back; the last `BRA` of a kernel goes to itself."""
+    """Return loops as (first, past the last): conditional branches that go back. Others return from code set aside."""
     loops = []
     for place, (name, operands) in enumerate(operations):
         target = TARGET.search(operands)
-        if name == "BRA" and target and labels[target[1]] < place:
+        if name == "BRA" and "P" in operands.partition("`")[0] and target and labels[target[1]] < place:
             loops.append((labels[target[1]], place + 1))
     return loops
 

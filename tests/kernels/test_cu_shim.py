@@ -271,3 +271,22 @@ def test_the_seed_sets_the_order_of_the_threads(library):
     assert orders[0] == list(range(THREADS))
     assert orders[1] == orders[0][::-1]
     assert len({tuple(order) for order in orders.values()}) == 4
+
+
+# Named barriers
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_named_barrier_is_met_at_two_places_and_orders_memory(library, seed):
+    result = out(THREADS)
+    run(library, "meet_at_two_places", result, shared=4 * THREADS, seed=seed)
+    assert result.tolist() == [(thread + 64) % THREADS for thread in range(THREADS)]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "complaint"),
+    [("meet_at_two_barriers", "divergent wait"), ("meet_with_some", "meets 64 threads at barrier 1")],
+)
+def test_a_named_barrier_that_some_threads_miss_is_found(library, kernel, complaint):
+    with pytest.raises(LaunchError, match=complaint):
+        run(library, kernel)

@@ -77,6 +77,28 @@ KERNEL barrier_at_two_places() {
     }
 }
 
+KERNEL meet_at_two_places(unsigned* out) {
+    FASTRACK_SHARED(memory);
+    unsigned* words = reinterpret_cast<unsigned*>(memory);
+    words[threadIdx.x] = threadIdx.x;
+    if (threadIdx.x < 64) {
+        __barrier_sync_count(1, blockDim.x);
+    } else {
+        __barrier_sync_count(1, blockDim.x);
+    }
+    out[threadIdx.x] = words[(threadIdx.x + 64) % blockDim.x];
+}
+
+KERNEL meet_at_two_barriers() {
+    if (threadIdx.x < 64) {
+        __barrier_sync_count(1, blockDim.x);
+    } else {
+        __barrier_sync_count(2, blockDim.x);
+    }
+}
+
+KERNEL meet_with_some() { __barrier_sync_count(1, 64); }
+
 KERNEL barrier_or_vote() {
     if (threadIdx.x < 40) {
         __syncthreads();

@@ -65,6 +65,7 @@ struct Fibre {
     shim_place place{};
     shim_vote vote{};
     unsigned mask = 0, source = 0;
+    unsigned barrier = 0;  // its name; all threads reach that of no name, 0, at one place
     std::uint64_t value = 0, result = 0;
 };
 
@@ -256,7 +257,10 @@ bool resolve_votes() {
 
 bool resolve_barrier() {
     const Fibre& first = launch.fibres[0];
-    const auto differs = [&](const Fibre& fibre) { return fibre.state != first.state || !same_place(first, fibre); };
+    const auto differs = [&](const Fibre& fibre) {
+        return fibre.state != first.state || fibre.barrier != first.barrier ||
+               (!first.barrier && !same_place(first, fibre));
+    };
     const auto odd = std::find_if(launch.fibres.begin(), launch.fibres.end(), differs);
     if (odd == launch.fibres.end() && first.state == State::barrier) {
         ++launch.time;
@@ -439,11 +443,21 @@ enum class Access { read, write, atomic };
 
 unsigned char* shim_shared() { return shared_arena + fence + 16; }
 
-void shim_barrier(shim_place place) {
+void shim_barrier(shim_place place, unsigned name) {
     Fibre& fibre = launch.fibres[launch.current];
     fibre.state = State::barrier;
+    fibre.barrier = name;
     fibre.place = place;
     to_scheduler();
+}
+
+void shim_named_barrier(shim_place place, unsigned name, unsigned threads) {
+    if (!name || name > 15 || threads != launch.threads) {
+        describe("thread %u of block %u meets %u threads at barrier %u, %s:%d: expected all %u, and a name from 1 to 15",
+                 launch.current, blockIdx.x, threads, name, name_of(place.file), place.line, launch.threads);
+        leave();
+    }
+    shim_barrier(place, name);
 }
 
 unsigned long long shim_meet(shim_vote vote, unsigned mask, unsigned long long value, unsigned source,

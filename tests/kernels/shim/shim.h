@@ -53,14 +53,22 @@ enum class shim_vote { sync, exchange, exclusive_or, ballot };
 unsigned char* shim_shared();
 #define FASTRACK_SHARED(name) unsigned char* const name = shim_shared()
 
-void shim_barrier(shim_place place);
+void shim_barrier(shim_place place, unsigned name);
+void shim_named_barrier(shim_place place, unsigned name, unsigned threads);
 // Waits for the lanes that `mask` names. `source` is the lane to take a value from.
 unsigned long long shim_meet(shim_vote vote, unsigned mask, unsigned long long value, unsigned source,
                              shim_place place);
 // Says that this thread is about to change what other threads change too.
 void shim_atomic(const void* address, unsigned long long size);
 
-inline void __syncthreads(shim_place place = shim_here()) { shim_barrier(place); }
+inline void __syncthreads(shim_place place = shim_here()) { shim_barrier(place, 0); }
+
+// A named barrier, of the whole block: threads may reach it at different places.
+inline void __barrier_sync_count(unsigned name, unsigned threads, shim_place place = shim_here()) {
+    shim_named_barrier(place, name, threads);
+}
+
+inline void __nanosleep(unsigned) {}
 
 inline void __syncwarp(unsigned mask = 0xffffffffu, shim_place place = shim_here()) {
     shim_meet(shim_vote::sync, mask, 0, 0, place);

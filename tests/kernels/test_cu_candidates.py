@@ -1,0 +1,138 @@
+"""Candidates for faster kernels: right on the host, as those of the tree are, and without spills."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from helpers import kernel_host, reference
+from helpers.kernel_host import Host, Library, State, pack
+from helpers.kernel_nvrtc import Nvrtc, find_libraries
+from helpers.reference import CHUNK, STRIDE, noise
+from helpers.runs import flip, plan
+
+from bench.gpu import candidates
+from bench.gpu.known import CASES
+from fastrack.devices.kernels import KERNELS
+
+LENGTHS = [0, 1, 15, 16, 17, 33, 511, 512, 513, 4096, 8191, 8192, 8193, CHUNK - 17, CHUNK - 1]
+REGISTERS = 65536
+# A spilled word or two would not be worth another order of the source before a measurement says that it is.
+SPILLED = 8
+
+
+@pytest.fixture(scope="module", params=candidates.names())
+def candidate(request, tmp_path_factory):
+    return candidates.assemble(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module")
+def host(build, candidate):
+    source = candidate.kernels.folder / "fastrack.cu"
+    return Extended(Host(Library.load(build(source)), kernel_host.constants(source)), candidate)
+
+
+@pytest.fixture(scope="module")
+def state(host, key, nonce):
+    return host.prepare(key, nonce)
+
+
+class Extended:
+    """A host whose states have what the candidate needs besides."""
+
+    def __init__(self, host, candidate):
+        self._host, self._candidate = host, candidate
+        self.open_run, self.seal_run, self.gather, self.remains = (
+            host.open_run,
+            host.seal_run,
+            host.gather,
+            host.remains,
+        )
+
+    def prepare(self, key, nonce):
+        state = self._host.prepare(key, nonce)
+        return State(kernel_host.aligned(self._candidate.extend_state(state.data.tobytes())), state.bits)
+
+
+@pytest.mark.parametrize("case", CASES, ids=[f"case-{case[0]}" for case in CASES])
+def test_a_published_case_is_a_chunk(host, case):
+    _, key, nonce, plain, sealed = (each if isinstance(each, int) else bytes.fromhex(each) for each in case)
+    state = host.prepare(key, nonce)
+    assert host.open_run(state, sealed) == (None, plain)
+    assert host.seal_run(state, plain) == sealed
+    assert host.open_run(state, flip(sealed, 8 * len(sealed) - 1)) == (0, bytes(len(plain)))
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_a_last_chunk_of_any_length_opens_and_seals(host, state, key, nonce, length):
+    plain = noise(length, seed=length).tobytes()
+    sealed = reference.seal(key, nonce, plain, 3)
+    assert host.open_run(state, sealed, 3, offset=length % 7) == (None, plain)
+    assert host.seal_run(state, plain, 3, offset=length % 5) == sealed
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 3, 5])
+@pytest.mark.parametrize("blocks", [1, 2, 4])
+def test_a_run_of_chunks_opens_and_seals(host, state, key, nonce, chunks, blocks):
+    plain = noise(chunks * CHUNK + 99, seed=chunks).tobytes()
+    sealed = reference.seal(key, nonce, plain, 2**32 - 2)
+    for seed in (1, 7):
+        assert host.open_run(state, sealed, 2**32 - 2, blocks=blocks, seed=seed) == (None, plain)
+        assert host.seal_run(state, plain, 2**32 - 2, blocks=blocks, seed=seed) == sealed
+
+
+@pytest.mark.parametrize("byte", [0, 15, 16, 511, 512, 8191, 8192, 12288, 16367, 16383, 16384, 16399])
+def test_a_byte_at_any_place_counts(host, state, key, nonce, byte):
+    plain = noise(3 * CHUNK, seed=1).tobytes()
+    altered = flip(reference.seal(key, nonce, plain, 7, ends=False), 8 * (STRIDE + byte) + byte % 8)
+    expected = plain[:CHUNK] + bytes(CHUNK) + plain[2 * CHUNK :]
+    assert host.open_run(state, altered, 7, blocks=2) == (8, expected)
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3])
+def test_pieces_are_gathered(host, state, key, nonce, blocks):
+    total = 4 * CHUNK + 777
+    plain = noise(total, seed=2).tobytes()
+    sealed = reference.seal(key, nonce, plain)
+    many = [(start, 1 + start % 97) for start in range(0, total - 97, 613)]
+    for ranges in (many, [(CHUNK - 5, CHUNK + 11)], [(0, total)], [(total - 1, 1)]):
+        pieces, size = plan(ranges)
+        expected = b"".join(plain[start : start + length] for start, length in ranges)
+        packed = pack(sealed, pieces.chunks.tolist())
+        assert host.gather(state, packed, pieces, total, size, blocks=blocks, offset=3) == (None, expected)
+
+
+def test_no_kernel_leaves_a_secret_in_shared_memory(host, key, nonce):
+    plain = noise(700).tobytes()
+    sealed = reference.seal(key, nonce, plain)
+    state = host.prepare(key, nonce)
+    pieces, size = plan([(0, 700)])
+    material = state.data.tobytes()[:8704] + plain
+    secrets = {material[start : start + 8] for start in range(0, len(material) - 8, 4)} - {bytes(8)}
+    launches = {
+        "open": lambda: host.open_run(state, sealed),
+        "seal": lambda: host.seal_run(state, plain),
+        "gather": lambda: host.gather(state, sealed, pieces, 700, size),
+    }
+    for name, launch in launches.items():
+        launch()
+        remains = host.remains()
+        found = [start for start in range(0, len(remains), 4) if remains[start : start + 8] in secrets]
+        assert (name, found) == (name, [])
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+def test_nvrtc_spills_two_words_at_most(candidate, architecture):
+    libraries = find_libraries()
+    if not libraries:
+        pytest.skip("there is no NVRTC wheel")
+    _, log = Nvrtc.load(libraries[0]).compile(
+        candidate.kernels.folder / "fastrack.cu", architecture, candidate.kernels.folder
+    )
+    stacks = {
+        name: int(stack) for name, stack in re.findall(r"entry function '(\w+)'.*?(\d+) bytes stack", log, re.DOTALL)
+    }
+    assert set(stacks) == set(KERNELS)
+    assert max(stacks.values()) <= SPILLED
+    registers = [int(number) for number in re.findall(r"Used (\d+) registers", log)]
+    assert max(registers) * max(1024, candidate.kernels.threads) <= REGISTERS
