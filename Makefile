@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help demo test check bench bench-compare peers gpu fuzz soak docs clean
+.PHONY: help demo test check bench bench-compare peers gpu emulator fuzz soak docs clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -41,6 +41,11 @@ GPU_OPTIONS ?=
 gpu:  ## check and measure on a GPU; GPU_OPTIONS=--quick takes a minute
 	$(GPU_PYTHON) -m bench.gpu $(GPU_OPTIONS)
 
+EMULATOR := .venv-emulator
+
+emulator: $(EMULATOR)/.installed  ## test the device's code with the real CuPy on an emulated GPU
+	$(EMULATOR)/bin/python -m pytest tests/emulator
+
 FUZZ_SECONDS ?= 600
 SOAK_SECONDS ?= 600
 FUZZ_STAMP := .venv/.fuzz
@@ -55,7 +60,7 @@ docs: $(STAMP)  ## build the documentation; warnings are errors
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
 
 clean:  ## remove what was built, .venv included
-	rm -rf .venv $(PEERS) .fuzz build dist docs/_build .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv $(PEERS) $(EMULATOR) .fuzz build dist docs/_build .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The pip that comes with Python 3.11 knows no dependency groups.
@@ -70,6 +75,13 @@ $(PEERS)/.installed: pyproject.toml bench/peers/constraints.txt
 	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(PEERS)/bin/python -m pip install --quiet --constraint bench/peers/constraints.txt --editable ".[bench]"
+	touch $@
+
+# Apart, because without CuPy the ordinary tests show what users without it see.
+$(EMULATOR)/.installed: pyproject.toml constraints.txt
+	test -x $(EMULATOR)/bin/python || $(PYTHON) -m venv $(EMULATOR)
+	$(EMULATOR)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(EMULATOR)/bin/python -m pip install --quiet --constraint constraints.txt --editable . --group emulator
 	touch $@
 
 # Apart, as atheris has wheels for some Pythons only. Where it has none `make fuzz` says so, and what to run instead.

@@ -33,6 +33,7 @@ class Emulator:
         self._nvml = ctypes.CDLL(str(build_nvml()), mode=ctypes.RTLD_GLOBAL)
         self.library = ctypes.CDLL(str(build_driver()), mode=ctypes.RTLD_GLOBAL)
         self.library.emulator_violations.restype = ctypes.c_uint64
+        self.library.emulator_calls_after_fork.restype = ctypes.c_uint64
         if self.library.emulator_load_kernels(str(build_kernels()).encode()):
             raise RuntimeError("the kernels cannot be loaded for the emulator; remove build/emulator")
         self._missing = []  # keeps the functions that jumps lead to
@@ -43,11 +44,17 @@ class Emulator:
         text = ctypes.create_string_buffer(ROOM)
         if self.library.emulator_calls(text, ctypes.c_uint64(ROOM)):
             raise RuntimeError(f"the emulator counts more calls than fit into {ROOM} bytes; raise ROOM")
-        return {name: int(number) for name, number in map(str.split, text.value.decode().splitlines())}
+        lines = (line.rpartition(" ") for line in text.value.decode().splitlines())
+        return {name: int(number) for name, _, number in lines}
 
-    def reset_calls(self):
-        """Start counting again."""
-        self.library.emulator_reset_calls()
+    def reset(self):
+        """Start counting calls and violations again."""
+        self.library.emulator_reset()
+
+    @property
+    def calls_after_fork(self):
+        """The number of calls in this process if it is a forked child, where CUDA does not work."""
+        return self.library.emulator_calls_after_fork()
 
     @property
     def violations(self):
@@ -55,7 +62,7 @@ class Emulator:
         return self.library.emulator_violations()
 
     def _replace_runtime(self):
-        import cupy_backends.cuda.api.runtime as runtime
+        from cupy_backends.cuda.api import runtime
 
         path = Path(runtime.__file__).resolve()
         base = _base_of(path)

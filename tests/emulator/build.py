@@ -13,8 +13,8 @@ from helpers.kernel_host import COMMON, COMPILER, SHIM, SOURCE
 HERE = Path(__file__).parent / "cuda"
 FOLDER = Path(__file__).parents[2] / "build/emulator"
 WARNINGS = ("-Wall", "-Wextra", "-Werror", "-Wno-missing-field-initializers")
-OPTIONS = (*COMMON, "-O2", "-fvisibility=hidden", "-pthread")
-SHIM_OPTIONS = (*COMMON, "-O2")
+OPTIONS = (*COMMON, "-O3", "-fvisibility=hidden", "-pthread")
+SHIM_OPTIONS = (*COMMON, "-O3", "-march=native", "-flto")
 
 
 def build_driver():
@@ -74,4 +74,6 @@ def _headers():
         folder = Path(place) / "include"
         if (folder / "cuda.h").is_file():
             return folder
-    raise RuntimeError("the headers of CUDA 13 are missing: expected the wheel nvidia-cuda-runtime; use `make emulator`")
+    raise RuntimeError(
+        "the headers of CUDA 13 are missing: expected the wheel nvidia-cuda-runtime; use `make emulator`"
+    )

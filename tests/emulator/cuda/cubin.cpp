@@ -12,7 +12,12 @@ namespace emulator {
 
 namespace {
 
-enum Attribute : unsigned char { max_threads_attribute = 0x05, parameter_attribute = 0x17, registers_attribute = 0x2f };
+enum Attribute : unsigned char {
+    max_threads_attribute = 0x05,
+    frame_attribute = 0x11,
+    parameter_attribute = 0x17,
+    registers_attribute = 0x2f,
+};
 constexpr unsigned char sized_value = 4;  // the format of an attribute whose value follows
 
 template <typename T>
@@ -81,8 +86,9 @@ std::vector<std::unique_ptr<Kernel>> read_cubin(const void* image) {
     const char* start = file + all.sh_offset;
     for_each_attribute(start, start + all.sh_size, [&](unsigned char attribute, const char* value) {
         auto kernel = by_symbol.find(read<std::uint32_t>(value));
-        if (attribute == registers_attribute && kernel != by_symbol.end())
-            kernel->second->registers = read<int>(value + 4);
+        if (kernel == by_symbol.end()) return;
+        if (attribute == registers_attribute) kernel->second->registers = read<int>(value + 4);
+        if (attribute == frame_attribute) kernel->second->frame = read<int>(value + 4);
     });
     return kernels;
 }

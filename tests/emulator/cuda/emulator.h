@@ -53,7 +53,7 @@ constexpr int shared_default = 49152, shared_optin = 232448, shared_reserved = 1
 struct Settings {
     int devices;
     std::size_t memory;
-    unsigned delay;
+    unsigned delay, call_time;
     bool confidential, kernels;
 };
 const Settings& settings();
@@ -66,7 +66,7 @@ extern std::mutex& mutex;
 void count(const char* call);
 // Report a use that CUDA forbids or leaves undefined. Takes the mutex.
 void violate(const std::string& what);
-// Whether this is a forked child, in which CUDA does not work.
+// Whether this is a forked child, in which CUDA does not work. Counts how often that was asked there.
 bool is_forked();
 
 template <typename Body>
@@ -162,7 +162,7 @@ struct Parameter {
 struct Kernel {
     std::string name;
     std::vector<Parameter> parameters;
-    int max_threads = emulator::max_threads, registers = 0, static_shared = 0;
+    int max_threads = emulator::max_threads, registers = 0, static_shared = 0, frame = 0;
     // Set by attributes.
     int dynamic_shared = shared_default, carveout = -1;
 };

@@ -3,7 +3,9 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "emulator.h"
@@ -61,10 +63,11 @@ Status check_sizes(const Kernel& kernel, Grid grid, Grid block, unsigned shared)
     return success;
 }
 
+std::mutex shim_use;  // the shim runs one launch at once
+
 void run_in_shim(const std::string& name, void* kernel, const Values& values, Grid grid, Grid block, unsigned shared) {
-    static std::mutex one_at_a_time;  // the shim runs one launch at once
     char message[1024] = "";
-    std::lock_guard guard(one_at_a_time);
+    std::lock_guard guard(shim_use);
     if (shim_launch(kernel, reinterpret_cast<const std::uint64_t*>(values.data()), values.size() / 8, grid.x, block.x,
                     shared, 1, nullptr, 0, message, sizeof message))
         violate("kernel " + name + ": " + message);
@@ -87,8 +90,11 @@ void add_bytes(const Values& values) {
 
 EXPORTED int emulator_load_kernels(const char* path) {
     shim = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (shim) shim_launch = reinterpret_cast<ShimLaunch>(dlsym(shim, "shim_launch"));
-    return shim_launch ? 0 : 1;
+    if (!shim) return 1;
+    shim_launch = reinterpret_cast<ShimLaunch>(dlsym(shim, "shim_launch"));
+    // Streams run on while the process exits, but the shim's variables are destroyed then.
+    std::atexit([] { shim_use.lock(); });
+    return 0;
 }
 
 Status load_module(Module** module, const void* image) {
@@ -127,7 +133,7 @@ Status get_attribute(int* value, int attribute, Kernel* kernel) {
     switch (attribute) {
         case max_threads_per_block: *value = kernel->max_threads; return success;
         case shared_size: *value = std::max(kernel->static_shared - shared_reserved, 0); return success;
-        case local_size: *value = 0; return success;
+        case local_size: *value = kernel->frame; return success;
         case register_count: *value = kernel->registers; return success;
         case max_dynamic_shared: *value = kernel->dynamic_shared; return success;
         case preferred_carveout: *value = kernel->carveout; return success;

@@ -19,6 +19,7 @@ namespace {
 std::map<std::string, std::uint64_t>& calls = *new std::map<std::string, std::uint64_t>;
 std::uint64_t violations = 0;
 std::atomic<bool> forked{false};
+std::atomic<std::uint64_t> calls_after_fork{0};
 [[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, [] { forked = true; });
 
 thread_local std::vector<Context*> contexts;  // the thread's stack
@@ -26,6 +27,14 @@ thread_local std::vector<Context*> contexts;  // the thread's stack
 std::uint64_t from_environment(const char* name, std::uint64_t otherwise) {
     const char* text = std::getenv(name);
     return text ? std::strtoull(text, nullptr, 10) : otherwise;
+}
+
+// Keep the calling thread busy, as a call of a real driver does.
+void spend(unsigned microseconds) {
+    if (!microseconds) return;
+    const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(microseconds);
+    while (std::chrono::steady_clock::now() < end) {
+    }
 }
 
 }  // namespace
@@ -38,12 +47,14 @@ const Settings& settings() {
         return Settings{static_cast<int>(from_environment("EMU_DEVICES", 1)),
                         from_environment("EMU_MEMORY", std::uint64_t{16} << 30),
                         static_cast<unsigned>(from_environment("EMU_DELAY", 0)),
+                        static_cast<unsigned>(from_environment("EMU_CALL_TIME", 0)),
                         from_environment("EMU_CONFIDENTIAL", 0) != 0, !kernels || std::strcmp(kernels, "noop") != 0};
     }();
     return read;
 }
 
 void count(const char* call) {
+    spend(settings().call_time);
     std::lock_guard guard(mutex);
     ++calls[call];
 }
@@ -54,7 +65,11 @@ void violate(const std::string& what) {
     std::fprintf(stderr, "emulator: violation: %s\n", what.c_str());
 }
 
-bool is_forked() { return forked; }
+bool is_forked() {
+    // The mutex may be held by a thread that the child does not have.
+    if (forked) ++calls_after_fork;
+    return forked;
+}
 
 // ---- contexts ----
 
@@ -107,10 +122,13 @@ EXPORTED std::uint64_t emulator_calls(char* text, std::uint64_t room) {
     return 0;
 }
 
-EXPORTED void emulator_reset_calls() {
+EXPORTED void emulator_reset() {
     std::lock_guard guard(mutex);
     calls.clear();
+    violations = 0;
 }
+
+EXPORTED std::uint64_t emulator_calls_after_fork() { return calls_after_fork; }
 
 EXPORTED std::uint64_t emulator_violations() {
     std::lock_guard guard(mutex);

@@ -221,6 +221,7 @@ Status create_stream(Stream** stream, unsigned flags, int priority) {
 }
 
 Status destroy_stream(Stream* handle) {
+    if (reinterpret_cast<std::uintptr_t>(handle) <= 2) return invalid_handle;  // a default stream
     return with_stream(handle, [](Guard&, Stream* stream) {
         if (stream->capture) {
             stream->capture->valid = false;
