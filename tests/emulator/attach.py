@@ -1,8 +1,8 @@
 """Put the emulator under the CuPy of this process, which then finds emulated devices.
 
 CuPy links NVIDIA's runtime statically. So the first bytes of each `cuda*` function in its library are overwritten by a
-jump to the emulator's function, or to one that says what is missing. The driver API and NVML need no such thing: who
-opens libcuda.so.1 or libnvidia-ml.so.1 gets the library of that soname that the process has loaded.
+jump to the emulator's function, or to one that prints what is missing. The driver API and NVML need no jumps: opening
+libcuda.so.1 or libnvidia-ml.so.1 gives the library of that soname that the process has loaded already.
 """
 
 from __future__ import annotations

@@ -210,12 +210,13 @@ def confidential():
 
 
 def blocking_copy():
-    """Copy behind a long fill: whether the stream has work left when the call returns."""
+    """Copy behind long fills: whether the stream is done when the call returns, and whether another one is."""
     runtime = cupy.cuda.runtime
     stream, other = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
     target = cupy.empty(256 * MIB, np.uint8)
     source = cupy.cuda.alloc_pinned_memory(1024)
-    runtime.memsetAsync(target.data.ptr, 1, target.nbytes, stream.ptr)
+    for _ in range(8):
+        runtime.memsetAsync(target.data.ptr, 1, target.nbytes, stream.ptr)
     runtime.memcpyAsync(target.data.ptr, source.ptr, 1024, runtime.memcpyHostToDevice, stream.ptr)
     return {"behind": stream.done, "other": other.done}
 

@@ -13,7 +13,7 @@ OUT_OF_RESOURCES = 701
 UNSUPPORTED, INVALIDATED, IMPLICIT, CAPTURED_EVENT = 900, 901, 906, 907
 GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
 VERSION = 13000
-LONG = 256 << 20  # bytes whose fill takes a stream some milliseconds
+LONG = 256 << 20  # bytes whose fill takes a stream some ten milliseconds
 CARVEOUT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
 ADD = """
 struct Array { unsigned char* data; long long size, shape, stride; };
@@ -81,6 +81,12 @@ def status_of(action, *arguments):
     return 0
 
 
+def fill_slowly(runtime, memory, stream):
+    """Fill memory again and again with zeros, and with ones at last."""
+    for value in (0, 0, 0, 0, 0, 0, 0, 1):
+        runtime.memsetAsync(memory.data.ptr, value, memory.nbytes, stream)
+
+
 def pointer(value):
     return ctypes.c_void_p(value)
 
@@ -123,6 +129,7 @@ class TestDriver:
         memory = cupy.zeros(LONG, np.uint8)
         cupy.cuda.Device().synchronize()
         size, byte = ctypes.c_size_t(LONG), ctypes.c_ubyte(7)
+        fill_slowly(runtime, memory, stream.ptr)
         assert driver("cuMemsetD8Async")(pointer(memory.data.ptr), byte, size, pointer(stream.ptr)) == 0
         assert driver("cuEventRecord")(pointer(event.ptr), pointer(stream.ptr)) == 0
         assert driver("cuEventQuery")(pointer(event.ptr)) == NOT_READY == runtime.eventQuery(event.ptr)
@@ -182,7 +189,7 @@ class TestStreams:
         stream = cupy.cuda.Stream(non_blocking=non_blocking)
         memory, host = cupy.zeros(LONG, np.uint8), cupy.cuda.alloc_pinned_memory(1)
         cupy.cuda.Device().synchronize()
-        runtime.memsetAsync(memory.data.ptr, 1, LONG, stream.ptr)
+        fill_slowly(runtime, memory, stream.ptr)
         last = memory.data.ptr + LONG - 1
         runtime.memcpyAsync(host.ptr, last, 1, runtime.memcpyDeviceToHost, 0)
         runtime.streamSynchronize(1)
@@ -192,7 +199,7 @@ class TestStreams:
     def test_a_blocking_stream_waits_for_the_legacy_stream(self, cupy, runtime):
         stream = cupy.cuda.Stream()
         memory, host = cupy.zeros(LONG, np.uint8), cupy.cuda.alloc_pinned_memory(1)
-        runtime.memsetAsync(memory.data.ptr, 1, LONG, 0)
+        fill_slowly(runtime, memory, 0)
         runtime.memcpyAsync(host.ptr, memory.data.ptr + LONG - 1, 1, runtime.memcpyDeviceToHost, stream.ptr)
         stream.synchronize()
         assert ctypes.c_uint8.from_address(host.ptr).value == 1
@@ -200,7 +207,7 @@ class TestStreams:
     def test_a_per_thread_default_stream_is_another_one_in_each_thread(self, cupy, runtime):
         memory = cupy.zeros(LONG, np.uint8)
         cupy.cuda.Device().synchronize()
-        runtime.memsetAsync(memory.data.ptr, 1, LONG, 2)
+        fill_slowly(runtime, memory, 2)
         found = []
         thread = threading.Thread(target=lambda: found.append(runtime.streamQuery(2)))
         thread.start()
