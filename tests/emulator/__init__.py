@@ -1,1 +1,1 @@
-"""The real CuPy on an emulated CUDA: ``make emulator``, or ``python -m emulator`` in its environment. See README.md."""
+"""Run the real CuPy on an emulated CUDA: ``make emulator``. See README.md."""

@@ -27,7 +27,7 @@ _Missing = ctypes.CFUNCTYPE(ctypes.c_int)
 
 
 class Emulator:
-    """The emulator in this process."""
+    """Attach the emulator to this process, count its calls and its violations."""
 
     def __init__(self):
         self._nvml = ctypes.CDLL(str(build_nvml()), mode=ctypes.RTLD_GLOBAL)
@@ -53,12 +53,12 @@ class Emulator:
 
     @property
     def calls_after_fork(self):
-        """The number of calls in this process if it is a forked child, where CUDA does not work."""
+        """Return the number of calls in this process if it is a forked child, where CUDA does not work."""
         return self.library.emulator_calls_after_fork()
 
     @property
     def violations(self):
-        """The number of uses that CUDA forbids or leaves undefined. Each has been printed."""
+        """Return the number of uses that CUDA forbids or leaves undefined. Each has been printed."""
         return self.library.emulator_violations()
 
     def _replace_runtime(self):

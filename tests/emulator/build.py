@@ -18,20 +18,20 @@ SHIM_OPTIONS = (*COMMON, "-O3", "-march=native", "-flto")
 
 
 def build_driver():
-    """Compile the runtime and driver API: the path of the library."""
+    """Compile the runtime and driver API, and return the path of the library."""
     units = [*sorted(HERE.glob("*.h")), *(path for path in sorted(HERE.glob("*.cpp")) if path.stem != "nvml")]
     sources = [path for path in units if path.suffix == ".cpp"]
     return _build("libcuda.so.1", units, [[*OPTIONS, *WARNINGS, f"-I{_headers()}", *sources, "-ldl"]])
 
 
 def build_nvml():
-    """Compile the part of NVML that fastrack uses: the path of the library."""
+    """Compile the part of NVML that fastrack uses, and return the path of the library."""
     source = HERE / "nvml.cpp"
     return _build("libnvidia-ml.so.1", [source], [[*OPTIONS, *WARNINGS, source]])
 
 
 def build_kernels(source=None):
-    """Compile kernels for the host, with the shim of tests/kernels: the path of the library."""
+    """Compile kernels for the host with the shim of tests/kernels, and return the path of the library."""
     source = Path(source or os.environ.get("EMU_SOURCE") or SOURCE)
     units = [source, *sorted(source.parent.glob("*.cuh")), *sorted(SHIM.glob("shim.*"))]
     kernels = [*SHIM_OPTIONS, "-Wno-unknown-pragmas", f"-I{source.parent}", "-include", SHIM / "shim.h", "-x", "c++"]

@@ -123,7 +123,7 @@ def leave():
 
 
 def pooled_memory():
-    """Move to a device of which CuPy's pool holds all memory, though nothing uses it: the error, or None."""
+    """Move to a device of which CuPy's pool holds all memory unused, and return the error or None."""
     # In many blocks: one of which a part is used again cannot be given back.
     hog = [cupy.empty(16 * MIB, np.uint8) for _ in range(cupy.cuda.runtime.memGetInfo()[0] // (16 * MIB))]
     del hog
@@ -153,7 +153,7 @@ def no_memory():
 
 
 def memory_given_back():
-    """Open, use and close channels: the bytes in use after each."""
+    """Open, use and close channels, and return the bytes in use after each."""
     sealed, used = _sealed(MIB), []
     for _ in range(6):
         with Channel("cuda:0", keys=_key) as channel:
@@ -201,7 +201,7 @@ def _refusal(channel, sealed, out):
 
 
 def confidential():
-    """What the driver says of confidential mode, and a transfer in it."""
+    """Ask the driver for confidential mode, and move a tensor there and back."""
     from fastrack.cli.nvml import read_graphics
 
     with Channel("cuda:0", keys=_key) as channel:
@@ -212,7 +212,7 @@ def confidential():
 
 
 def blocking_copy():
-    """Copy behind long fills: whether the stream is done when the call returns, and whether another one is."""
+    """Copy behind long fills, and return whether the stream is done when the call returns, and whether another is."""
     runtime = cupy.cuda.runtime
     stream, other = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
     target = cupy.empty(256 * MIB, np.uint8)

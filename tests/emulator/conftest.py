@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SECONDS = 200
+SECONDS = 400
 
 os.environ.setdefault("EMU_DEVICES", "2")
 
@@ -30,7 +30,7 @@ def start(*arguments, **environment):
 
 @pytest.fixture(scope="session")
 def run_case():
-    """Run one of cases.py with these environment variables: what it returns."""
+    """Run one of cases.py with these environment variables, and return its result."""
 
     def run(name, **environment):
         done = start("emulator.cases", name, **environment)
@@ -45,7 +45,7 @@ def run_case():
 
 @pytest.fixture(scope="session")
 def emulator():
-    """The emulator in this process, with two devices."""
+    """Attach the emulator to this process, with two devices."""
     from emulator.attach import Emulator
 
     return Emulator()

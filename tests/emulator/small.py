@@ -1,4 +1,4 @@
-"""A pytest plugin for tests/gpu: smaller arrays where the ones for a GPU take kernels on the host minutes."""
+"""Shrink the largest arrays of tests/gpu, with which kernels on the host take minutes. A pytest plugin."""
 
 from __future__ import annotations
 

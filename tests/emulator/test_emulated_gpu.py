@@ -1,4 +1,4 @@
-"""fastrack with the real CuPy on the emulator: results, order, calls, and what happens when things go wrong."""
+"""Test fastrack with the real CuPy on the emulator: results, order, calls and faults."""
 
 from __future__ import annotations
 
@@ -72,8 +72,9 @@ class TestCalls:
     def test_the_current_device_is_asked_for_at_most_four_times_a_message(self, calls):
         assert calls["each"].get("cudaGetDevice", 0) <= 4
 
-    def test_a_small_message_needs_few(self, calls):
-        assert calls["all"] <= 80
+    @broken("a message of 4 KiB is 62 calls")
+    def test_a_small_message_is_at_most_45(self, calls):
+        assert calls["all"] <= 45
 
 
 class TestThreads:

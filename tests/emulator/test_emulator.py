@@ -1,4 +1,4 @@
-"""The emulator itself: that it does what CUDA documents, and finds what it is there to find."""
+"""Test the emulator itself: it does what CUDA documents, and reports violations."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def cupy(emulator):
 
 @pytest.fixture
 def violating(emulator):
-    """A violation is expected."""
+    """Require that the test causes a violation."""
     yield emulator
     assert emulator.violations
     emulator.reset()
@@ -60,7 +60,7 @@ def runtime(cupy):
 
 @pytest.fixture
 def driver(emulator):
-    """Functions of the driver API by the addresses that it gives for their names."""
+    """Find functions of the driver API by the addresses that it gives for their names."""
 
     def find(name, version=VERSION):
         address, status = ctypes.c_void_p(), ctypes.c_int()
@@ -73,7 +73,7 @@ def driver(emulator):
 
 
 def status_of(action, *arguments):
-    """The status that CuPy raises, or 0."""
+    """Return the status that CuPy raises, or 0."""
     try:
         action(*arguments)
     except RuntimeError as error:
