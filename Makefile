@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help demo test check bench bench-compare peers gpu gpu-kit nvrtc fuzz soak docs clean
+.PHONY: help demo test check bench bench-compare peers gpu gpu-kit emulator nvrtc fuzz soak docs clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -57,6 +57,11 @@ nvrtc: $(STAMP)  ## compile the kernels with another NVRTC as well, and look for
 	test -d .nvrtc/$(NVRTC) || $(BIN)/python -m pip install --quiet --no-deps --target .nvrtc/$(NVRTC) nvidia-cuda-nvrtc==$(NVRTC)
 	FASTRACK_NVRTC=.nvrtc/$(NVRTC) $(BIN)/python -m pytest tests/kernels/test_cu_build.py -s
 
+EMULATOR := .venv-emulator
+
+emulator: $(EMULATOR)/.installed  ## test the device's code with the real CuPy on an emulated GPU
+	$(EMULATOR)/bin/python -m pytest tests/emulator
+
 FUZZ_SECONDS ?= 600
 SOAK_SECONDS ?= 600
 FUZZ_STAMP := .venv/.fuzz
@@ -71,7 +76,7 @@ docs: $(STAMP)  ## build the documentation; warnings are errors
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
 
 clean:  ## remove what was built, .venv included
-	rm -rf .venv $(PEERS) .fuzz .gpu-kit .nvrtc build dist docs/_build .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv $(PEERS) $(EMULATOR) .fuzz .gpu-kit .nvrtc build dist docs/_build .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The pip that comes with Python 3.11 knows no dependency groups.
@@ -86,6 +91,13 @@ $(PEERS)/.installed: pyproject.toml bench/peers/constraints.txt
 	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(PEERS)/bin/python -m pip install --quiet --constraint bench/peers/constraints.txt --editable ".[bench]"
+	touch $@
+
+# Apart, because without CuPy the ordinary tests show what users without it see.
+$(EMULATOR)/.installed: pyproject.toml constraints.txt
+	test -x $(EMULATOR)/bin/python || $(PYTHON) -m venv $(EMULATOR)
+	$(EMULATOR)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(EMULATOR)/bin/python -m pip install --quiet --constraint constraints.txt --editable . --group emulator
 	touch $@
 
 # Apart, as atheris has wheels for some Pythons only. Where it has none `make fuzz` says so, and what to run instead.

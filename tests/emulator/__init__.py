@@ -1,0 +1,1 @@
+"""Run the real CuPy on an emulated CUDA: ``make emulator``. See README.md."""

@@ -1,0 +1,233 @@
+"""Cases that tests run in a process of their own: ``python -m emulator emulator.cases CASE`` prints a line of JSON."""
+
+from __future__ import annotations
+
+import gc
+import json
+import statistics
+import sys
+import threading
+import time
+
+import cupy
+import numpy as np
+from helpers.forking import in_forked_child
+
+import fastrack
+from bench.gpu import known
+from bench.gpu.gpu import Gpu
+from emulator.__main__ import emulator
+from fastrack import Channel, DeviceError, Key
+
+MIB = 1 << 20
+THREAD_LOCAL = 1  # cudaStreamCaptureModeThreadLocal
+
+_key = Key.generate()
+
+
+def _data(size, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
+
+
+def _sealed(size):
+    return fastrack.seal(_data(size), _key)
+
+
+def known_answers():
+    """Check the kernels on both devices."""
+    return [known.check(Gpu(f"cuda:{index}")) for index in range(2)]
+
+
+def busy_thread():
+    """Measure transfers alone and beside a thread that computes in Python, in milliseconds."""
+    sizes = {"large": (64 * MIB, 7), "small": (4096, 30)}
+    result = {}
+    stop = threading.Event()
+
+    def compute():
+        number = 0
+        while not stop.is_set():
+            number += 1
+
+    with Channel("cuda:0", keys=_key, threads=1) as channel:
+        moves = {name: (_sealed(size), cupy.empty(size, np.uint8), n) for name, (size, n) in sizes.items()}
+
+        def measure():
+            return {name: _median(channel, *move) for name, move in moves.items()}
+
+        measure()
+        result["alone"] = measure()
+        thread = threading.Thread(target=compute)
+        thread.start()
+        try:
+            result["beside"] = measure()
+        finally:
+            stop.set()
+            thread.join()
+    result["times"] = {name: result["beside"][name] / result["alone"][name] for name in sizes}
+    return result
+
+
+def _median(channel, sealed, out, repeats):
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        channel.to_device(sealed, out=out)
+        times.append(1e3 * (time.perf_counter() - start))
+    return statistics.median(times)
+
+
+def calls():
+    """Count the calls of messages of 4 KiB to the second device, from a thread whose current one is the first."""
+    count = 50
+    with Channel("cuda:1", keys=_key) as channel:
+        with cupy.cuda.Device(1):
+            out = cupy.empty(4096, np.uint8)
+        sealed = _sealed(4096)
+        channel.to_device(sealed, out=out)
+        emulator.reset()
+        for _ in range(count):
+            channel.to_device(sealed, out=out)
+        found = emulator.calls()
+        current = cupy.cuda.runtime.getDevice()
+    wrong = found.pop("on the wrong device", 0)
+    each = {name: number / count for name, number in found.items()}
+    asked = sum(each.pop(name, 0) for name in ("cudaEventQuery", "cuEventQuery", "cuStreamQuery"))
+    return {"wrong_device": wrong, "each": each, "queries": asked, "all": sum(each.values()), "current": current}
+
+
+def fork():
+    """Fork with an open channel, and use it in both processes."""
+    sealed, plain = _sealed(100_000), _data(100_000)
+    with Channel("cuda:0", keys=_key) as channel:
+
+        def use():
+            try:
+                channel.to_device(sealed, framework="cupy")
+            except DeviceError as error:
+                return str(error), emulator.calls_after_fork
+            return "", emulator.calls_after_fork
+
+        channel.to_device(sealed, framework="cupy")
+        message, touched = in_forked_child(use)
+        good = np.array_equal(cupy.asnumpy(channel.to_device(sealed, framework="cupy")), plain)
+    return {"child": message, "calls_of_child": touched, "parent": good}
+
+
+def leave():
+    """End the process while transfers are under way and the channel is open."""
+    channel = Channel("cuda:0", keys=_key)
+    sealed = _sealed(MIB)
+    leave.kept = channel, [channel.to_device(sealed, framework="cupy", non_blocking=True) for _ in range(5)]
+    return "left"
+
+
+def pooled_memory():
+    """Move to a device of which CuPy's pool holds all memory unused, and return the error or None."""
+    # In many blocks: one of which a part is used again cannot be given back.
+    hog = [cupy.empty(16 * MIB, np.uint8) for _ in range(cupy.cuda.runtime.memGetInfo()[0] // (16 * MIB))]
+    del hog
+    with Channel("cuda:0", keys=_key) as channel:
+        try:
+            moved = channel.to_device(_sealed(5 * MIB), framework="cupy")
+        except DeviceError as error:
+            return str(error)
+        assert np.array_equal(cupy.asnumpy(moved), _data(5 * MIB))
+    return None
+
+
+def no_memory():
+    """Move to a device that is full, and again when it is not."""
+    result = {}
+    hog = cupy.empty(cupy.cuda.runtime.memGetInfo()[0] - 2 * MIB, np.uint8)
+    with Channel("cuda:0", keys=_key) as channel:
+        try:
+            channel.to_device(_sealed(5 * MIB), framework="cupy")
+        except DeviceError as error:
+            result["full"] = str(error)
+        del hog
+        cupy.get_default_memory_pool().free_all_blocks()
+        moved = channel.to_device(_sealed(5 * MIB), framework="cupy")
+        result["freed"] = np.array_equal(cupy.asnumpy(moved), _data(5 * MIB))
+    return result
+
+
+def memory_given_back():
+    """Open, use and close channels, and return the bytes in use after each."""
+    sealed, used = _sealed(MIB), []
+    for _ in range(6):
+        with Channel("cuda:0", keys=_key) as channel:
+            moved = channel.to_device(sealed, framework="cupy")
+            channel.to_host(moved, key=_key)
+            del moved
+        del channel
+        gc.collect()
+        free, total = cupy.cuda.runtime.memGetInfo()
+        used.append(total - free)
+    return used
+
+
+def capture():
+    """Ask for a transfer on a stream whose work is being captured into a graph."""
+    result = {}
+    stream = cupy.cuda.Stream(non_blocking=True)
+    counter = cupy.zeros(1000, np.uint8)
+    sealed, out = _sealed(100_000), cupy.empty(100_000, np.uint8)
+    with Channel("cuda:0", keys=_key) as channel, stream:
+        counter += 1
+        channel.to_device(sealed, out=out)
+        stream.begin_capture(THREAD_LOCAL)
+        try:
+            counter += 1
+            result["refused"] = _refusal(channel, sealed, out)
+            counter += 1
+            graph = stream.end_capture()
+        except RuntimeError as error:
+            result["invalidated"] = str(error)
+            return result
+        graph.launch(stream)
+        result["counter"] = sorted(set(cupy.asnumpy(counter).tolist()))
+        channel.to_device(sealed, out=out)
+        result["arrives"] = np.array_equal(cupy.asnumpy(out), _data(100_000))
+    return result
+
+
+def _refusal(channel, sealed, out):
+    try:
+        channel.to_device(sealed, out=out)
+    except DeviceError as error:
+        return str(error)
+    return None
+
+
+def confidential():
+    """Ask the driver for confidential mode, and move a tensor there and back."""
+    from fastrack.cli.nvml import read_graphics
+
+    with Channel("cuda:0", keys=_key) as channel:
+        moved = channel.to_device(_sealed(3 * MIB), framework="cupy")
+        back = channel.to_host(moved, key=_key)
+    good = np.array_equal(fastrack.unseal(back, _key, framework="numpy"), _data(3 * MIB))
+    return {"enabled": read_graphics().confidential.enabled, "good": good}
+
+
+def blocking_copy():
+    """Copy behind long fills, and return whether the stream is done when the call returns, and whether another is."""
+    runtime = cupy.cuda.runtime
+    stream, other = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+    target = cupy.empty(256 * MIB, np.uint8)
+    source = cupy.cuda.alloc_pinned_memory(1024)
+    for _ in range(8):
+        runtime.memsetAsync(target.data.ptr, 1, target.nbytes, stream.ptr)
+    runtime.memcpyAsync(target.data.ptr, source.ptr, 1024, runtime.memcpyHostToDevice, stream.ptr)
+    return {"behind": stream.done, "other": other.done}
+
+
+def main():
+    result = globals()[sys.argv[1]]()
+    sys.stdout.write(json.dumps(result) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

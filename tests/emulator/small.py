@@ -1,0 +1,16 @@
+"""Shrink the largest arrays of tests/gpu, with which kernels on the host take minutes. A pytest plugin."""
+
+from __future__ import annotations
+
+MIB = 1 << 20
+LARGE = 26 * MIB + 7  # goes around a ring of full slabs once
+SLOW = 4 * MIB
+
+
+def pytest_collection_finish(session):
+    """Replace the sizes that the tests read when they run."""
+    for module in {item.module for item in session.items if hasattr(item.module, "LARGE")}:
+        module.LARGE = LARGE
+    for plugin in session.config.pluginmanager.get_plugins():
+        if hasattr(plugin, "SLOW"):
+            plugin.SLOW = SLOW
