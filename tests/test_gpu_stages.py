@@ -17,7 +17,7 @@ import pytest
 from helpers import host_cupy
 from helpers.stand_in_gpu import TINY, StandIn, StandInProduct
 
-from bench.gpu import candidate_kernels, command, gpu, kit, machine, needs, processes, record, stages, summary
+from bench.gpu import candidates, command, gpu, kit, machine, needs, processes, record, stages, summary
 from bench.gpu.gpu import Skip, WrongResultError
 from bench.gpu.stage import Stage
 from bench.gpu.stages import figures, memcheck, profile, tests, variants
@@ -393,31 +393,32 @@ def test_the_gpu_itself_makes_the_calls_it_should(monkeypatch, started):
 
 
 def test_candidates_are_laid_over_the_kernels(monkeypatch, tmp_path):
-    assert [(tmp_path / name).mkdir() for name in ("second", "first", "nothing")]
-    (tmp_path / "README.md").write_text("about them")
-    (tmp_path / "first/aes.cuh").write_text("// another")
-    (tmp_path / "second/ghash.cuh").write_text("// another")
-    (tmp_path / "first/candidate.py").write_text("threads = 1024\ndef extend_state(state): return state + b'more'")
-    monkeypatch.setattr(candidate_kernels, "FOLDER", tmp_path)
-    assert candidate_kernels.names() == ["first", "second"]
-    tree = find_kernels()
-    with candidate_kernels.sources("first") as (kernels, extend_state):
-        assert (kernels.folder / "aes.cuh").read_text() == "// another"
-        assert (kernels.folder / "chunk.cuh").read_text() == (tree.folder / "chunk.cuh").read_text()
-        assert kernels.digest != tree.digest
-        assert (kernels.threads, kernels.shared("open_256")) == (1024, tree.shared("open_256"))
-        assert StandIn().extend_state(b"state") == b"state"
-        assert extend_state(b"state") == b"statemore"
-    assert not kernels.folder.exists()
-    with candidate_kernels.sources("second") as (kernels, extend_state):
-        assert (kernels.threads, extend_state) == (tree.threads, None)
+    folder = tmp_path / "candidates"
+    assert [(folder / name).mkdir(parents=True) for name in ("second", "first", "nothing")]
+    (folder / "README.md").write_text("about them")
+    (folder / "first/aes.cuh").write_text("// another")
+    (folder / "second/ghash.cuh").write_text("// another")
+    (folder / "first/candidate.py").write_text("def extend_state(state): return state + b'more'")
+    monkeypatch.setattr(candidates, "FOLDER", folder)
+    assert candidates.names() == ["first", "second"]
+    tree, (first, second) = find_kernels(), (tmp_path / name for name in ("first", "second"))
+    first.mkdir()
+    found = candidates.assemble("first", first)
+    assert (first / "aes.cuh").read_text() == "// another"
+    assert (first / "chunk.cuh").read_text() == (tree.folder / "chunk.cuh").read_text()
+    assert found.kernels.digest != tree.digest
+    assert (found.kernels.threads, found.blocks) == (512, 2)
+    assert StandIn().extend_state(b"state") == b"state"
+    assert found.extend_state(b"state") == b"statemore"
+    second.mkdir()
+    assert candidates.assemble("second", second).extend_state(b"state") == b"state"
 
 
 def test_every_candidate_is_checked_and_timed_with_both_splits(monkeypatch, tmp_path, started):
     split = []
 
     class Device(StandIn):
-        def __init__(self, device, kernels=None, extend_state=None):
+        def __init__(self, device, candidate=None):
             super().__init__()
 
         def split_shared_memory(self, percent):
@@ -425,7 +426,7 @@ def test_every_candidate_is_checked_and_timed_with_both_splits(monkeypatch, tmp_
 
     (tmp_path / "one").mkdir()
     (tmp_path / "one/aes.cuh").write_text("")
-    monkeypatch.setattr(candidate_kernels, "FOLDER", tmp_path)
+    monkeypatch.setattr(candidates, "FOLDER", tmp_path)
     monkeypatch.setattr(gpu, "Gpu", Device)
     variants.run(started)
     assert split == [-1, 100, -1, 100]

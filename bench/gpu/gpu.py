@@ -27,10 +27,8 @@ class Gpu:
     ----------
     device : str
         "cuda:N".
-    kernels : Kernels, optional
-        Other sources than fastrack's.
-    extend_state : function, optional
-        What such kernels need after the bytes of a key's state, made of those bytes.
+    candidate : Candidate, optional
+        Other kernels than fastrack's.
 
     Attributes
     ----------
@@ -42,21 +40,21 @@ class Gpu:
 
     resident = 2
 
-    def __init__(self, device, kernels=None, extend_state=None):
+    def __init__(self, device, candidate=None):
         import cupy
 
         from fastrack.devices import cupy_driver
 
-        self._cupy, self._extend = cupy, extend_state
-        self.resident = max(1, 1024 // kernels.threads) if kernels else Gpu.resident
+        self._cupy, self._candidate = cupy, candidate
+        self.resident = candidate.blocks if candidate else Gpu.resident
         self.index = int(device.removeprefix("cuda:"))
-        with patch.object(cupy_driver, "find_kernels", lambda: kernels) if kernels else nullcontext():
+        with patch.object(cupy_driver, "find_kernels", lambda: candidate.kernels) if candidate else nullcontext():
             self.driver = cupy_driver.CupyDriver(self.index)
         cupy.cuda.runtime.setDevice(self.index)
 
     def extend_state(self, state):
         """Return the bytes that these kernels expect as the state of a key."""
-        return self._extend(state) if self._extend else state
+        return self._candidate.extend_state(state) if self._candidate else state
 
     def kernels(self):
         """Return what each kernel takes, by name: registers and local bytes a thread, blocks a multiprocessor."""

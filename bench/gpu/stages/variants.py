@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from bench.gpu import candidate_kernels
+from bench.gpu import candidates
 from bench.gpu.plan import MIB
 
 TREE = "kernels"
@@ -19,7 +21,7 @@ def run(stage):
     record, plan = stage.record, stage.plan
     sizes = tuple(size for size in _SIZES if size <= max(plan.kernel_sizes)) or plan.kernel_sizes
     short = dataclasses.replace(plan, kernel_sizes=sizes, kernel_shares=(1,), rounds=7, budget=2.0)
-    for name in [TREE, *candidate_kernels.names()]:
+    for name in [TREE, *candidates.names()]:
         for split in SPLITS:
             step, settings = f"{name}, split {split}", {"variant": name, "split": split}
             opened = []
@@ -48,5 +50,5 @@ def _opened(device, name):
     if name == TREE:
         yield Gpu(device)
         return
-    with candidate_kernels.sources(name) as (kernels, extend_state):
-        yield Gpu(device, kernels, extend_state)
+    with TemporaryDirectory(prefix="fastrack-") as folder:
+        yield Gpu(device, candidates.assemble(name, Path(folder)))
