@@ -97,7 +97,8 @@ $(PEERS)/.installed: pyproject.toml bench/peers/constraints.txt
 $(EMULATOR)/.installed: pyproject.toml constraints.txt
 	test -x $(EMULATOR)/bin/python || $(PYTHON) -m venv $(EMULATOR)
 	$(EMULATOR)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(EMULATOR)/bin/python -m pip install --quiet --constraint constraints.txt --editable . --group emulator
+	grep -v nvidia-cuda-nvrtc constraints.txt > $(EMULATOR)/constraints.txt
+	$(EMULATOR)/bin/python -m pip install --quiet --constraint $(EMULATOR)/constraints.txt --editable . --group emulator
 	touch $@
 
 # Apart, as atheris has wheels for some Pythons only. Where it has none `make fuzz` says so, and what to run instead.

@@ -8,7 +8,7 @@ import functools
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import nullcontext
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
@@ -17,6 +17,7 @@ from fastrack.errors import ClosedError
 from fastrack.forks import renew_after_fork
 from fastrack.keys import KeySource
 from fastrack.shared import to_device
+from fastrack.side_stream import SideStream
 
 __all__ = ["Ahead", "Item", "Source"]
 
@@ -89,10 +90,10 @@ class Ahead(threading.Thread):
     Between the two are queues written in C: nobody polls, and `stop` may be called from a destructor.
     """
 
-    def __init__(self, source: Source, prefetch: int, stream: AbstractContextManager[Any]) -> None:
+    def __init__(self, source: Source, prefetch: int, side: SideStream | None) -> None:
         super().__init__(name="fastrack-loader", daemon=True)
         self._source = source
-        self._stream = stream
+        self._side = side
         self._places: SimpleQueue[bool] = SimpleQueue()  # one for each batch that may be fetched; False is the end
         self._ready: SimpleQueue[Item] = SimpleQueue()
         for _ in range(prefetch):
@@ -130,9 +131,11 @@ class Ahead(threading.Thread):
     def run(self) -> None:
         ready = self._ready
         try:
-            with self._stream:
+            with nullcontext() if self._side is None else self._side.current():
                 ready.put(self._source.begin())
                 while self._source.is_open and self._places.get():
+                    if self._side is not None:
+                        self._side.reclaim()
                     ready.put(self._source.take())
         except BaseException as error:  # noqa: BLE001  (raised where the batch is asked for)
             ready.put(Item(error=error))

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import operator
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 from fastrack.ahead import Ahead, Item, Source
 from fastrack.devices import canonical
 from fastrack.forks import renew_after_fork
 from fastrack.keys import Key, KeyRing, KeySource
+from fastrack.side_stream import SideStream, side_stream
 
 __all__ = ["WrappedLoader", "wrap"]
 
@@ -57,6 +56,11 @@ def wrap(
     -----
     What goes wrong with a batch is raised where that batch would have been returned, and ends the iteration.
 
+    On a GPU batches are moved on a stream of their own, beside the model's work, and are complete when they are
+    returned: the caller's current stream, of torch or CuPy, waits for nothing. Their memory is used again when that
+    stream is done with it, as by `torch.Tensor.record_stream`; use on further streams is for the caller to record.
+    Without prefetch a batch is moved on the caller's stream.
+
     An iteration also ends when the iterator is closed or no longer used, as after ``break``. The thread, the loader's
     own iterator and its workers go with it. A loader that can be iterated only once, such as a generator, has then
     given batches that nobody received; ``prefetch=0`` avoids that.
@@ -92,8 +96,10 @@ class WrappedLoader:
 
     def __iter__(self) -> Iterator[Any]:
         source = Source(self._inner, self._lock, self._device, self._keys)
-        feed = Ahead(source, self._prefetch, _stream(self._device)) if self._prefetch else source
-        iterator = _Iterator(feed)
+        # Ahead of time on a stream of its own, so that neither waits for the other's work.
+        side = side_stream(self._device) if self._prefetch else None
+        feed = Ahead(source, self._prefetch, side) if self._prefetch else source
+        iterator = _Iterator(feed, side)
         self._progress = iterator.progress
         self._iterator = weakref.ref(iterator)
         return iterator
@@ -166,10 +172,11 @@ class _StatefulLoader(WrappedLoader):
 class _Iterator:
     """One iteration. No thread holds it, so that it ends when its user lets go of it."""
 
-    __slots__ = ("__weakref__", "_feed", "progress")
+    __slots__ = ("__weakref__", "_feed", "_side", "progress")
 
-    def __init__(self, feed: Source | Ahead) -> None:
+    def __init__(self, feed: Source | Ahead, side: SideStream | None) -> None:
         self._feed = feed
+        self._side = side
         self.progress = feed.begin()
 
     def __iter__(self) -> Iterator[Any]:
@@ -181,7 +188,7 @@ class _Iterator:
             self.progress.state = item.state
         if item.is_last:
             raise StopIteration
-        return item.batch
+        return item.batch if self._side is None else self._side.hand_over(item.batch)
 
     def close(self) -> None:
         """End the iteration, and wait until nothing of it is left."""
@@ -205,12 +212,3 @@ class _Keys:
         if self._ring is None:
             self._ring = KeyRing.resolve()
         return iter(self._ring)
-
-
-def _stream(device: str) -> AbstractContextManager[Any]:
-    """What makes the caller's current stream of torch that of another thread, so that memory is allocated for it."""
-    torch = sys.modules.get("torch")
-    if torch is None or device == "cpu" or not torch.cuda.is_available():
-        return nullcontext()
-    stream: AbstractContextManager[Any] = torch.cuda.stream(torch.cuda.current_stream(device))
-    return stream

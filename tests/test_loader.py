@@ -477,10 +477,11 @@ class TestForks:
 
 
 class TestStreams:
-    """Which stream of torch a GPU's batches are moved under."""
+    """Which stream of torch a GPU's batches are moved on."""
 
     @pytest.fixture
     def torch_with_streams(self, monkeypatch):
+        """A torch of streams that are words, and what was moved on which."""
         here = threading.local()
 
         @contextmanager
@@ -489,33 +490,53 @@ class TestStreams:
             yield
             here.stream = before
 
+        class Tensor:
+            is_cuda, device, recorded = True, "cuda:1", None
+
+            def record_stream(self, one):
+                self.recorded = one
+
         cuda = types.SimpleNamespace(
             is_available=lambda: True,
             current_stream=lambda device: (device, getattr(here, "stream", None)),
             stream=stream,
+            Stream=lambda index: f"side of {index}",
         )
-        monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
+        torch = types.ModuleType("torch")
+        torch.cuda, torch.Tensor = cuda, Tensor
+        monkeypatch.setitem(sys.modules, "torch", torch)
+        monkeypatch.setitem(sys.modules, "cupy", None)
         seen = []
-        monkeypatch.setattr(
-            fastrack.ahead,
-            "to_device",
-            lambda batch, device, *, keys: seen.append(getattr(here, "stream", None)) or batch,
-        )
+
+        def to_device(batch, device, *, keys):
+            seen.append(getattr(here, "stream", None))
+            return {"x": Tensor(), "n": batch}
+
+        monkeypatch.setattr(fastrack.ahead, "to_device", to_device)
         return cuda, seen
 
-    def test_is_the_consumers(self, torch_with_streams):
+    def test_is_one_of_their_own_and_they_are_handed_over_to_the_consumers(self, torch_with_streams):
         cuda, seen = torch_with_streams
         wrapped = wrap([1, 2], "cuda:1")
-        with cuda.stream("side"):
-            assert list(wrapped) == [1, 2]
-        assert seen == [("cuda:1", "side")] * 2
+        with cuda.stream("training"):
+            batches = list(wrapped)
+        assert seen == ["side of 1"] * 2
+        assert [batch["n"] for batch in batches] == [1, 2]
+        assert [batch["x"].recorded for batch in batches] == [("cuda:1", "training")] * 2
+
+    def test_is_the_consumers_without_prefetch(self, torch_with_streams):
+        cuda, seen = torch_with_streams
+        with cuda.stream("training"):
+            (batch,) = wrap([1], "cuda:1", prefetch=0)
+        assert seen == ["training"]
+        assert batch["x"].recorded is None
 
     def test_is_left_alone_without_a_gpu(self, torch_with_streams):
         cuda, seen = torch_with_streams
         cuda.is_available = lambda: False
-        assert list(wrap([1], "cuda")) == [1]
+        assert [batch["n"] for batch in wrap([1], "cuda")] == [1]
         cuda.is_available = None
-        assert list(wrap([1], "cpu")) == [1]
+        assert [batch["n"] for batch in wrap([1], "cpu")] == [1]
         assert seen == [None, None]
 
 

@@ -20,11 +20,6 @@ def run_gpu_tests(device, chosen, **environment):
     assert " passed" in done.stdout
 
 
-def broken(reason):
-    """Mark what the device's code does not do yet. Nothing but the assertion of the test may fail."""
-    return pytest.mark.xfail(strict=False, raises=AssertionError, reason=reason)
-
-
 @pytest.fixture(scope="module")
 def calls(run_case):
     return run_case("calls", EMU_KERNELS="noop")
@@ -45,7 +40,6 @@ class TestResults:
     def test_what_holds_on_a_gpu_holds_here(self, device):
         run_gpu_tests(device, "test", EMU_DELAY="50")
 
-    @broken("non_blocking=True raises at once if the work is already done")
     def test_transfers_arrive_in_confidential_mode(self):
         chosen = "(TestToDevice and small) or TestNonBlocking"
         run_gpu_tests("cuda:0", chosen, EMU_CONFIDENTIAL="1")
@@ -55,7 +49,6 @@ class TestResults:
         assert run_case("confidential") == {"enabled": False, "good": True}
 
     # A handle that means another stream in each thread must be used by the caller's thread.
-    @broken("the copy thread waits on the caller's stream by its handle")
     def test_transfers_arrive_on_per_thread_default_streams(self):
         chosen = "TestNonBlocking or (TestOut and fill) or TestToHost"
         run_gpu_tests("cuda:0", chosen, CUPY_CUDA_PER_THREAD_DEFAULT_STREAM="1", EMU_DELAY="200")
@@ -68,22 +61,18 @@ class TestCalls:
     def test_the_current_device_of_the_thread_is_kept(self, calls):
         assert calls["current"] == 0
 
-    @broken("every call asks for the current device and sets it")
     def test_the_current_device_is_asked_for_at_most_four_times_a_message(self, calls):
         assert calls["each"].get("cudaGetDevice", 0) <= 4
 
-    @broken("a message of 4 KiB is 62 calls")
     def test_a_small_message_is_at_most_45(self, calls):
         assert calls["all"] <= 45
 
 
 class TestThreads:
     # Every call that gives up the GIL may have to wait 5 ms for it beside a thread that does not.
-    @broken("a slab is several calls that give up the GIL")
     def test_64_mib_take_at_most_three_times_as_long_beside_a_busy_thread(self, times):
         assert times["times"]["large"] <= 3
 
-    @broken("a message is many calls that give up the GIL")
     def test_4_kib_take_at_most_5_ms_beside_a_busy_thread(self, times):
         assert times["beside"]["small"] <= 5
 
@@ -100,7 +89,6 @@ class TestProcesses:
 
 
 class TestMemory:
-    @broken("memory is not asked back from CuPy's pool")
     def test_memory_that_only_the_pool_holds_is_used(self, run_case):
         assert run_case("pooled_memory", EMU_MEMORY=GIB) is None
 
@@ -116,7 +104,6 @@ class TestMemory:
 
 
 class TestCapture:
-    @broken("a transfer into a capture invalidates it")
     def test_a_transfer_into_a_capture_is_refused_and_the_capture_stays_valid(self, run_case):
         result = run_case("capture")
         assert "captur" in result.pop("refused", "")
