@@ -79,6 +79,8 @@ class Channel:
         self._sizes = Sizes(self._device.lead, self._device.slab)
         size = cobblestone.raw_size(self._device.slab)
         self._rings = [Ring(self._device, size, _DEPTH) for _ in range(self._device.lanes)]
+        if not self._device.in_place:
+            self._rings[0].reserve()  # before the first result takes what memory there is
         self._pending = Pending()
         self._stats = Recorder()
         self._door = Door("this channel was closed; open another one")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 from fastrack.devices import Device, Slot
+from fastrack.errors import DeviceError
 from fastrack.forks import renew_after_fork
 
 __all__ = ["Ring"]
@@ -44,7 +45,23 @@ class Ring:
                     return None
                 self._change.wait()
             slot = self._choose()
-        return self._make() if slot is None else slot
+        if slot is not None:
+            return slot
+        try:
+            return self._make()
+        except DeviceError:  # there may be no memory for another: then those that there are have to do
+            with self._change:
+                if not self._made:
+                    raise
+                self._depth = self._made
+            return self.take(patient=patient)
+
+    def reserve(self) -> None:
+        """Make a slot beforehand, if there is memory for it."""
+        with suppress(DeviceError):  # told when it is needed and there still is none
+            slot = self.take(patient=True)
+            assert slot is not None
+            self.put(slot)
 
     def put(self, slot: Slot) -> None:
         """Bring a slot back, whether or not the device is done with it."""

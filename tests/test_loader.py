@@ -508,7 +508,7 @@ class TestStreams:
         monkeypatch.setitem(sys.modules, "cupy", None)
         seen = []
 
-        def to_device(batch, device, *, keys):
+        def to_device(batch, *_, **__):
             seen.append(getattr(here, "stream", None))
             return {"x": Tensor(), "n": batch}
 

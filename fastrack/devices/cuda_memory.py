@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,8 @@ class CudaSlot:
             return
         self.issued.wait()
         try:
-            self._pipeline.synchronize(self.used)
+            if not self._pipeline.driver.done(self.used):
+                self._pipeline.synchronize(self.used)
         except DeviceError:  # the work whose commands it were finds out too, and tells
             self._pipeline.settle()
 
@@ -140,6 +142,8 @@ class Controls:
         self._blocks: list[object] = []
         self._returned: deque[Control] = deque()  # takes no lock, since what is collected as garbage comes back too
         self._lock = threading.Lock()
+        with suppress(DeviceError):  # told when one is needed and there still is no memory
+            self.give_back(self._make())
 
     def take(self) -> Control:
         """Return one whose message is finished, or a fresh one."""

@@ -18,6 +18,7 @@ from bench.gpu import known
 from bench.gpu.gpu import Gpu
 from emulator.__main__ import emulator
 from fastrack import Channel, DeviceError, Key
+from fastrack.timeline import recording
 
 MIB = 1 << 20
 THREAD_LOCAL = 1  # cudaStreamCaptureModeThreadLocal
@@ -136,6 +137,19 @@ def pooled_memory():
     return None
 
 
+def one_free_block():
+    """Move to a device most of whose memory is one unused block of CuPy's pool, and return the error or None."""
+    with Channel("cuda:0", keys=_key) as channel:
+        hog = cupy.empty(cupy.cuda.runtime.memGetInfo()[0] - 6 * MIB, np.uint8)
+        del hog
+        try:
+            moved = channel.to_device(_sealed(5 * MIB), framework="cupy")
+        except DeviceError as error:
+            return str(error)
+        assert np.array_equal(cupy.asnumpy(moved), _data(5 * MIB))
+    return None
+
+
 def no_memory():
     """Move to a device that is full, and again when it is not."""
     result = {}
@@ -150,6 +164,57 @@ def no_memory():
         moved = channel.to_device(_sealed(5 * MIB), framework="cupy")
         result["freed"] = np.array_equal(cupy.asnumpy(moved), _data(5 * MIB))
     return result
+
+
+def loop():
+    """Run a training loop whose stream is busy for a while in each step, and return when things happened, in seconds.
+
+    `asked` and `given` are of each batch: when the loop asked for it and had it. `steps` is when the stream's work of
+    each step began and ended; `copied` and `opened` when that was over on the device, batch after batch.
+    """
+    busy, sizes = 0.15, [300_000] * 6
+    batches = [fastrack.seal(_data(size, n), _key, name=str(n)) for n, size in enumerate(sizes)]
+    stream = cupy.cuda.Stream(non_blocking=True)
+    result = {"asked": [], "given": [], "steps": []}
+    zero = time.perf_counter()
+    with recording() as spans, stream:
+        iterator = iter(fastrack.wrap(batches, "cuda:0", keys=_key))
+        for _ in batches:
+            result["asked"].append(time.perf_counter() - zero)
+            batch = next(iterator)
+            result["given"].append(time.perf_counter() - zero)
+            step = [0.0, 0.0]
+            result["steps"].append(step)
+            stream.launch_host_func(_work, (step, zero, busy))
+            batch += 1
+        stream.synchronize()
+        found = spans.spans()
+    for name, key in (("copy", "copied"), ("open", "opened")):
+        mine = sorted(span.stop for span in found if span.process == "cuda:0" and span.name == name)
+        result[key] = [stop / 1e9 + spans.zero / 1e9 - zero for stop in mine]
+    return result
+
+
+def _work(argument):
+    step, zero, seconds = argument
+    step[0] = time.perf_counter() - zero
+    time.sleep(seconds)
+    step[1] = time.perf_counter() - zero
+
+
+def batches_given_back():
+    """Use batches on a stream that is late, drop them at once, and return whether any was overwritten meanwhile."""
+    count, size = 12, 200_000
+    batches = [fastrack.seal(np.full(size, n, np.uint8), _key, name=str(n)) for n in range(count)]
+    stream = cupy.cuda.Stream(non_blocking=True)
+    sums = [cupy.empty(size, np.uint8) for _ in batches]
+    with stream:
+        for batch, target in zip(fastrack.wrap(batches, "cuda:0", keys=_key), sums, strict=True):
+            stream.launch_host_func(time.sleep, 0.03)
+            target.data.copy_from_device_async(batch.data, size, stream)
+            del batch
+        stream.synchronize()
+    return [int(cupy.asnumpy(target).max()) for target in sums] == list(range(count))
 
 
 def memory_given_back():

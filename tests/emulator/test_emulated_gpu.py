@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from emulator.conftest import start
@@ -92,6 +94,9 @@ class TestMemory:
     def test_memory_that_only_the_pool_holds_is_used(self, run_case):
         assert run_case("pooled_memory", EMU_MEMORY=GIB) is None
 
+    def test_one_block_that_only_the_pool_holds_is_used(self, run_case):
+        assert run_case("one_free_block", EMU_MEMORY=GIB) is None
+
     def test_a_full_device_is_an_error_that_passes(self, run_case):
         result = run_case("no_memory", EMU_MEMORY=GIB)
         assert "no memory left" in result["full"]
@@ -108,3 +113,19 @@ class TestCapture:
         result = run_case("capture")
         assert "captur" in result.pop("refused", "")
         assert result == {"counter": [3], "arrives": True}
+
+
+class TestLoop:
+    def test_batches_are_moved_beside_the_steps_of_a_busy_stream(self, run_case):
+        found = run_case("loop", EMU_DELAY="0")
+        steps = found["steps"]
+        assert len(steps) == len(found["copied"]) == len(found["opened"]) == 6
+        for number in range(4):  # two batches are ready, and one more is on its way, before the first step is over
+            assert found["copied"][number + 2] < found["opened"][number + 2] < steps[number][1]
+        # The loop only puts work on its stream, so it has the last batch before the second step is over.
+        assert found["given"][-1] < steps[1][1]
+        # And the stream goes from step to step without waiting for a batch.
+        assert all(after[0] - before[1] < 0.05 for before, after in pairwise(steps))
+
+    def test_memory_of_a_batch_is_not_used_again_while_a_late_stream_reads_it(self, run_case):
+        assert run_case("batches_given_back", EMU_DELAY="0") is True

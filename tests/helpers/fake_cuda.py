@@ -49,6 +49,7 @@ from fastrack.errors import DeviceError
 from helpers.fake_kernels import run_kernel
 
 MODES = ("lazy", "threads", "serial")
+PER_THREAD = 2  # cudaStreamPerThread: another stream in every thread
 _POISON = 0xA5
 _PATIENCE = 20
 
@@ -79,7 +80,8 @@ class FakeDriver:
         self._sticky = False
         self._stopped = False
         self._process = os.getpid()
-        self._numbers = itertools.count(1)
+        self._numbers = itertools.count(PER_THREAD + 1)
+        self._mine = threading.local()
         self._events = weakref.WeakValueDictionary()
         self.user = self._new_stream()
 
@@ -214,7 +216,11 @@ class FakeDriver:
             return not stream.ops
 
     def _stream(self, number):
-        return self._by_number[number]
+        if number != PER_THREAD:
+            return self._by_number[number]
+        if not hasattr(self._mine, "stream"):
+            self._mine.stream = self._new_stream()
+        return self._mine.stream
 
     def _held(self, address, size, what):
         """The page-locked memory that a copy is about to use."""
@@ -257,7 +263,7 @@ class FakeDriver:
 
     def later(self, action, stream=None):
         """Put something on the caller's stream."""
-        self._put(stream or self.user, action)
+        self._put(self._stream((stream or self.user).ptr), action)
 
     def read(self, array):
         """What a kernel of the caller would find there, put on the caller's stream now."""

@@ -36,7 +36,7 @@ class StagedDevice(CpuDevice):
 
     name = "staged"
     in_place = False
-    lanes = 2
+    lanes = 1
     slab = 4 * CHUNK
     lead = CHUNK
 
@@ -144,7 +144,7 @@ class StagedSlot:
 
 
 class StagedWork:
-    lane = 1
+    lane = 0
 
     def __init__(self, device, key, memory):
         self._device = device

@@ -158,6 +158,9 @@ RUNTIME(cudaStreamGetPriority, (cudaStream_t stream, int* priority), {
 RUNTIME(cudaStreamWaitEvent, (cudaStream_t stream, cudaEvent_t event, unsigned), {
     return wait_event(of(stream), of(event));
 })
+RUNTIME(cudaLaunchHostFunc, (cudaStream_t stream, cudaHostFn_t function, void* data), {
+    return enqueue(of(stream), [=] { function(data); });
+})
 RUNTIME(cudaEventCreate, (cudaEvent_t * event), { return create_event(reinterpret_cast<Event**>(event), 0); })
 RUNTIME(cudaEventCreateWithFlags, (cudaEvent_t * event, unsigned flags), {
     return create_event(reinterpret_cast<Event**>(event), flags);

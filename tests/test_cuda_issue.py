@@ -1,0 +1,205 @@
+"""A CUDA device issues its commands in few calls, on the right threads, and no caller's work holds up another's."""
+
+from __future__ import annotations
+
+import threading
+import types
+
+import numpy as np
+import pytest
+from helpers import fake_cuda
+from helpers.cuda_rig import MESSAGE, Message, Rig, within
+from helpers.fake_cuda import PER_THREAD, FakeArray, FakeDriver
+
+import fastrack
+from fastrack import Channel, Key, channel
+from fastrack.cobblestone import CHUNK
+from fastrack.devices.cuda import CudaDevice
+from fastrack.devices.pipeline import LANES
+
+KEY = Key.from_bytes(bytes(range(32)))
+SLABS = 40
+
+
+class SmallDevice(CudaDevice):
+    slab = lead = 2 * CHUNK
+
+
+@pytest.fixture(autouse=True)
+def _cupy(monkeypatch):
+    fake_cuda.install(monkeypatch)
+
+
+@pytest.fixture(params=["lazy", "threads", "serial"])
+def opened(request, monkeypatch):
+    driver = FakeDriver(request.param)
+    monkeypatch.setattr(channel, "open_device", lambda *_: SmallDevice(driver))
+    opened = Channel("cuda:0", keys=KEY)
+    yield driver, opened
+    within(60, opened.close)
+    driver.stop()
+    assert driver.violations == []
+
+
+# Returns to the interpreter, each of which may cost a busy one's whole turn.
+
+
+def returns(driver, action):
+    before = driver.returns
+    action()
+    return driver.returns - before
+
+
+def test_a_sealed_message_returns_to_the_interpreter_once_for_many_slabs(opened):
+    driver, channel = opened
+    plain = np.random.default_rng(0).integers(0, 256, SLABS * 2 * CHUNK - 5, np.uint8)
+    sealed = fastrack.seal(plain, KEY)
+    out = channel.to_device(sealed, framework="cupy")
+    assert returns(driver, lambda: channel.to_device(sealed, out=out)) <= 4 + SLABS // 16
+    assert np.array_equal(driver.read(out), plain)
+    assert returns(driver, lambda: channel.to_host(out, key=KEY)) <= 4 + SLABS // 16
+    # A plain one is sealed by another native call, slab by slab: each waits for its slot, and is handed over.
+    assert returns(driver, lambda: channel.to_device(plain, out=out)) <= 4 + 2 * SLABS
+
+
+def test_a_small_message_returns_at_most_four_times(opened):
+    driver, channel = opened
+    sealed = fastrack.seal(np.arange(4096, dtype=np.uint8), KEY)
+    out = channel.to_device(sealed, framework="cupy")
+    for _ in range(20):
+        driver.finish()
+        assert returns(driver, lambda: channel.to_device(sealed, out=out)) <= 4
+
+
+def test_a_small_message_to_an_idle_device_keeps_the_interpreters_lock(monkeypatch):
+    driver = FakeDriver("serial")
+    driver.confidential = False  # a device that is done with everything at once
+    monkeypatch.setattr(channel, "open_device", lambda *_: SmallDevice(driver))
+    with Channel("cuda:0", keys=KEY) as opened:
+        sealed = fastrack.seal(np.arange(4096, dtype=np.uint8), KEY)
+        out = opened.to_device(sealed, framework="cupy")
+        assert returns(driver, lambda: opened.to_device(sealed, out=out)) == 0
+        assert np.array_equal(driver.read(out), np.arange(4096, dtype=np.uint8))
+
+
+def test_the_lock_is_given_up_for_a_caller_whose_stream_is_busy():
+    rig = Rig("threads")
+    gate = threading.Event()
+    rig.driver.later(lambda: gate.wait(20))
+    array = rig.array(100)
+    message = Message(100)
+    assert returns(rig.driver, lambda: rig.open(message, array)) >= 1  # what it puts there might block
+    gate.set()
+    rig.driver.finish()
+    assert np.array_equal(rig.driver.read(array), message.plain)
+    rig.close()
+
+
+# Threads.
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_stream_that_belongs_to_a_thread_waits_for_the_result(seed):
+    """In confidential mode too, where another thread issues: the same handle is another stream there."""
+    rig = Rig("lazy", seed=2 * seed)
+    rig.driver.confidential = rig.device._pipeline.threaded = True
+    array = FakeArray(rig.driver, "u1", MESSAGE.plain.shape, stream=types.SimpleNamespace(ptr=PER_THREAD))
+    memory = rig.driver.space.at(array.pointer, array.nbytes)
+    before = []
+    rig.driver.later(lambda: before.append(memory.copy()), array.stream)
+    work = rig.open(MESSAGE, array)
+    found = []
+    rig.driver.later(lambda: found.append(memory.copy()), array.stream)
+    rig.driver.finish()
+    assert (before[0] == 0xA5).all(), "the array was written to while its owner was still at work on it"
+    assert np.array_equal(found[0], MESSAGE.plain), "the caller's stream went on before the result was there"
+    assert work.verdict() is None
+    rig.close()
+
+
+def test_the_callers_thread_issues_outside_of_confidential_mode():
+    rig = Rig("threads")
+    threads = set()
+    upload = rig.driver.upload
+    rig.driver.upload = lambda *operands: (threads.add(threading.current_thread()), upload(*operands))
+    assert rig.open(MESSAGE, rig.array(MESSAGE.plain.size)).verdict() is None
+    assert threads == {threading.current_thread()}
+    rig.close()
+
+
+# Callers.
+
+
+def gated(rig, stream):
+    """Work that is on a caller's stream until the event that is returned is set."""
+    gate = threading.Event()
+    rig.driver.later(lambda: gate.wait(20), stream)
+    return gate
+
+
+@pytest.mark.parametrize("callers", [2, LANES])
+def test_a_caller_whose_stream_is_busy_does_not_hold_up_others(callers):
+    rig = Rig("threads")
+    streams = [rig.driver._new_stream() for _ in range(callers)]
+    arrays = [FakeArray(rig.driver, "u1", MESSAGE.plain.shape, stream=stream) for stream in streams]
+    gate = gated(rig, streams[0])
+    late = rig.beside()
+    waiting = threading.Thread(target=late.open, args=(MESSAGE, arrays[0]), daemon=True)
+    waiting.start()
+    for array in arrays[1:]:
+        own = rig.beside()
+        work = within(10, lambda own=own, array=array: own.open(MESSAGE, array))
+        assert within(10, work.verdict) is None
+        assert np.array_equal(rig.driver.read(array), MESSAGE.plain)
+    gate.set()
+    waiting.join(20)
+    assert np.array_equal(rig.driver.read(arrays[0]), MESSAGE.plain)
+    late.slots.clear()
+    rig.close()
+
+
+def test_a_caller_whose_stream_is_busy_leaves_slots_to_others(monkeypatch):
+    driver = FakeDriver("threads")
+    monkeypatch.setattr(channel, "open_device", lambda *_: SmallDevice(driver))
+    sealed = fastrack.seal(np.random.default_rng(0).integers(0, 256, SLABS * 2 * CHUNK, np.uint8), KEY)
+    gate = threading.Event()
+    with Channel("cuda:0", keys=KEY) as opened:
+        busy, idle = (
+            FakeArray(driver, "u1", sealed.shape, stream=stream) for stream in (driver.user, driver._new_stream())
+        )
+        driver.later(lambda: gate.wait(20))
+        waiting = threading.Thread(target=opened.to_device, args=(sealed,), kwargs={"out": busy}, daemon=True)
+        waiting.start()
+        within(10, lambda: opened.to_device(sealed, out=idle))
+        assert waiting.is_alive()
+        gate.set()
+        waiting.join(20)
+        assert np.array_equal(driver.read(busy), driver.read(idle))
+    driver.stop()
+
+
+def test_streams_beyond_the_lanes_share_them():
+    rig = Rig()
+    pipeline = rig.device._pipeline
+    streams = [rig.driver._new_stream() for _ in range(LANES + 1)]
+    lanes = [pipeline.lane(stream) for stream in streams]
+    assert [lane.number for lane in lanes] == [*range(LANES), 0]
+    assert [lane.shared for lane in lanes] == [True, *[False] * (LANES - 1), True]
+    assert pipeline.lane(streams[1]) is lanes[1]
+
+
+# Memory.
+
+
+def test_many_outstanding_messages_share_few_allocations():
+    rig = Rig("lazy")
+    before = rig.driver.calls["host"] + rig.driver.calls["memory"]
+    message = Message(100)
+    arrays = [rig.array(100) for _ in range(100)]
+    taken = rig.driver.calls["host"] + rig.driver.calls["memory"]
+    works = [rig.open(message, array) for array in arrays]
+    assert rig.driver.calls["host"] + rig.driver.calls["memory"] - taken <= 2 * (100 // 32)
+    assert before
+    assert [work.verdict() for work in works] == [None] * 100
+    del works, arrays
+    rig.close()
