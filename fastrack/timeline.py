@@ -175,8 +175,8 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     - ``wait``: for a slot of the ring that the device still uses;
     - ``source``: a slab is filled, which for a plain tensor means sealed;
     - ``open``, ``seal``: a slab is authenticated and decrypted, or encrypted. On "cpu" these are on the threads that do
-      it. On a GPU they are on its row ``kernels``, and the host has ``submit`` instead, when it hands over a slab, and
-      ``issue``, when the copy thread gives it to the driver;
+      it. On a GPU they are on its row ``kernels``, and the host has ``submit`` instead, when it writes down what is to
+      be done with a slab, and ``issue``, when the driver is told;
     - ``copy``: a slab is on its way to a GPU or back, by its own clock;
     - ``store``: a sealed slab is copied out of its slot;
     - ``release``: from the last slab on until every verdict is in.
