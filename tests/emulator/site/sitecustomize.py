@@ -1,10 +1,11 @@
-"""Put the emulator under every Python that has this folder on its path, and let the stages of `make gpu` measure little."""
+"""Put the emulator under every Python with this folder on its path, and let the stages of `make gpu` measure little."""
 
 from __future__ import annotations
 
-from bench.gpu import candidates, plan
 from emulator.attach import Emulator
 from helpers.stand_in_gpu import TINY
+
+from bench.gpu import candidates, plan
 
 emulator = Emulator()
 plan.FULL = plan.QUICK = TINY
