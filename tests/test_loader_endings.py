@@ -349,10 +349,10 @@ class TestOnADeviceThatFails:
         assert channel.to_device(batches[11], keys=key, framework="numpy").tolist() == [11] * 50_000
 
     def test_so_is_a_batch_that_the_device_fails_for(self, channel, prefetch):
+        channel._device.meddle = fail_at("open", 1)
         iterator = iter(
             wrap((np.full(size, 1, np.uint8) for size in (100, 100, 40_000, 100)), "cuda", prefetch=prefetch)
         )
-        channel._device.meddle = fail_at("open", 1)
         for _ in range(2):
             assert next(iterator).tolist() == [1] * 100
         with pytest.raises(DeviceError, match="fell off the bus"):
