@@ -141,6 +141,8 @@ class Ahead(threading.Thread):
             ready.put(Item(error=error))
         finally:
             self._source.release()
+            if self._side is not None:
+                self._side.reclaim()
             ready.put(Item(is_last=True))
 
     def _receive(self) -> Item:

@@ -332,13 +332,25 @@ class Channel:
         with record.waiting(slab):
             slot = None
             if not (held and held[0].ready()) and len(held) < _DEPTH:
-                slot = ring.take(patient=not held)
+                slot = self._take(ring, patient=not held)
             if slot is None:
                 slot = held.popleft()
             held.append(slot)
             if free:
                 slot.wait()
             return slot
+
+    def _take(self, ring: Ring, *, patient: bool) -> Slot | None:
+        """Take a slot of a ring, or one that another ring does not need if there is no memory for the first."""
+        try:
+            return ring.take(patient=patient)
+        except DeviceError:
+            for other in self._rings:
+                slot = other.lend()
+                if slot is not None:
+                    ring.adopt(slot)
+                    return slot
+            raise
 
 
 class _Order:

@@ -63,6 +63,19 @@ class Ring:
             assert slot is not None
             self.put(slot)
 
+    def lend(self) -> Slot | None:
+        """Give away a slot that is not taken, for good, or None."""
+        with self._change:
+            if not self._returned:
+                return None
+            self._made -= 1
+            return self._returned.pop(0)
+
+    def adopt(self, slot: Slot) -> None:
+        """Take over a slot that another ring gave away, and that is in use."""
+        with self._change:
+            self._made += 1
+
     def put(self, slot: Slot) -> None:
         """Bring a slot back, whether or not the device is done with it."""
         with self._change:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import sys
+import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache
 from typing import Any
 
 from fastrack.arrays import framework_of
 from fastrack.forks import after_fork
 from fastrack.nest import map_leaves
 
-__all__ = ["SideStream", "side_stream"]
+__all__ = ["SideStream", "reclaim", "side_stream"]
+
+_PER_THREAD = 2  # cudaStreamPerThread
+_Retired = tuple[Any, Any, int]  # an array that came back, the stream that used it, and the thread of that
 
 
 def side_stream(device: str) -> SideStream | None:
@@ -21,15 +23,39 @@ def side_stream(device: str) -> SideStream | None:
 
     None for the host, and for a GPU that neither torch nor CuPy can use, as the device says when it is opened.
     """
-    return None if device == "cpu" else _make(int(device.removeprefix("cuda:")), _torch(), _cupy())
+    if device == "cpu":
+        return None
+    index = int(device.removeprefix("cuda:"))
+    with _lock:
+        if index not in _streams:
+            torch, cupy = _torch(), _cupy()
+            if torch is None and cupy is None:
+                return None
+            _streams[index] = SideStream(index, torch, cupy)
+        return _streams[index]
 
 
-@cache
-def _make(index: int, torch: Any, cupy: Any) -> SideStream | None:
-    return None if torch is None and cupy is None else SideStream(index, torch, cupy)
+def reclaim(index: int, *, wait: bool = False) -> None:
+    """Let go of memory of batches that no stream uses any more; with `wait`, of all that was dropped."""
+    stream = _streams.get(index)
+    if stream is not None:
+        stream.reclaim(wait=wait)
 
 
-after_fork(_make.cache_clear)  # CUDA does not survive a fork
+_streams: dict[int, SideStream] = {}  # by device
+_lock = threading.Lock()
+_kept: list[object] = []
+
+
+def _start_over() -> None:
+    """Find oneself in a forked child, where CUDA does not work: nothing may be touched, not even to give it back."""
+    global _lock  # noqa: PLW0603
+    _kept.append(dict(_streams))
+    _streams.clear()
+    _lock = threading.Lock()
+
+
+after_fork(_start_over)
 
 
 class SideStream:
@@ -49,7 +75,7 @@ class SideStream:
     def __init__(self, index: int, torch: Any, cupy: Any) -> None:
         self._index = index
         self._torch, self._cupy = torch, cupy
-        self._retired: deque[tuple[Any, Any]] = deque()  # arrays that came back, and the streams that used them
+        self._retired: deque[_Retired] = deque()
         self._leaving: deque[tuple[Any, Any]] = deque()  # arrays, and the events after which their memory is free
         self._torch_stream = None if torch is None else torch.cuda.Stream(index)
         self._cupy_stream = None
@@ -73,11 +99,17 @@ class SideStream:
         self._record_retired()
         return map_leaves(self._hand_over, nest)
 
-    def reclaim(self) -> None:
-        """Let go of the memory that no stream uses any more."""
+    def reclaim(self, *, wait: bool = False) -> None:
+        """Let go of the memory that no stream uses any more; with `wait`, of all that was dropped."""
+        self._record_retired()
         for _ in range(len(self._leaving)):
-            array, event = self._leaving.popleft()
-            if not event.done:
+            try:
+                array, event = self._leaving.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            if wait:
+                event.synchronize()
+            elif not event.done:
                 self._leaving.append((array, event))
 
     def _hand_over(self, leaf: Any) -> Any:
@@ -92,9 +124,15 @@ class SideStream:
         return leaf
 
     def _record_retired(self) -> None:
-        """Note when the memory that was let go of is free. On the thread of the stream it was handed over to."""
-        while self._retired:
-            array, stream = self._retired.popleft()
+        """Note when the memory that was let go of is free."""
+        for _ in range(len(self._retired)):
+            try:
+                array, stream, thread = retired = self._retired.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            if stream.ptr == _PER_THREAD and thread != threading.get_ident():  # the same handle is another stream here
+                self._retired.append(retired)
+                continue
             with array.device:
                 event = self._cupy.cuda.Event(disable_timing=True)
                 event.record(stream)
@@ -104,20 +142,22 @@ class SideStream:
 class _Loan:
     """What keeps an array whose memory was handed over to a stream, until nothing refers to that memory any more."""
 
-    __slots__ = ("_array", "_retired", "_stream")
+    __slots__ = ("_retired", "_what")
 
-    def __init__(self, array: Any, stream: Any, retired: deque[tuple[Any, Any]]) -> None:
-        self._array = array
-        self._stream = stream
+    def __init__(self, array: Any, stream: Any, retired: deque[_Retired]) -> None:
+        self._what = array, stream, threading.get_ident()
         self._retired = retired
 
     def __del__(self) -> None:
-        self._retired.append((self._array, self._stream))  # no call of CUDA: any thread may collect garbage
+        self._retired.append(self._what)  # no call of CUDA: any thread may collect garbage
 
 
 def _torch() -> Any:
-    torch = sys.modules.get("torch")
-    return torch if torch is not None and torch.cuda.is_available() else None
+    try:
+        import torch  # whose tensors results are where it is installed
+    except ImportError:
+        return None
+    return torch if torch.cuda.is_available() else None
 
 
 def _cupy() -> Any:

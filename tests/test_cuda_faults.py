@@ -6,6 +6,8 @@ import gc
 import threading
 import time
 import weakref
+from array import array
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -165,6 +167,59 @@ def test_slabs_after_a_failure_are_refused_and_the_next_message_is_not(mode):
         work.verdict()
     assert not rig.driver.holds(MESSAGE.secret)
     assert opened(rig)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_slots_of_a_list_after_a_failure_come_back(mode):
+    """The failure is found by another thread, while the next list is written down."""
+    rig = Rig(mode)
+    work = rig.begin(MESSAGE, rig.array(MESSAGE.plain.size))
+    (first, second, *_), slots = rig.slabs(MESSAGE), (rig.take(), rig.take())
+    work.open(first, MESSAGE.sealed[: first.sealed], slots[0])
+    rig.driver.fail_at(1)
+    gate = threading.Event()
+    if mode == "serial":
+        rig.device._pipeline.submit(lambda: gate.wait(SECONDS))
+    work.issue()
+    with suppress(DeviceError):  # where it is known already
+        work.open(second, MESSAGE.sealed[second.first * STRIDE :][: second.sealed], slots[1])
+    gate.set()
+    with suppress(DeviceError):
+        within(SECONDS, work.issue)
+    within(SECONDS, work.end)
+    for slot in slots:
+        within(SECONDS, slot.wait)
+    with pytest.raises(DeviceError, match="injected"):
+        work.verdict()
+    rig.driver.fail_at(None)
+    assert within(SECONDS, lambda: opened(rig))
+    within(SECONDS, rig.close)
+
+
+def test_a_key_does_not_stay_here_when_the_device_was_given_up():
+    for mode in MODES:
+        rig = Rig(mode)
+        works = [rig.begin(MESSAGE, rig.array(MESSAGE.plain.size)) for _ in range(2)]
+        rig.driver.fail_at(1, sticky=True)
+        for work in works:
+            within(SECONDS, work.end)
+            with pytest.raises(DeviceError):
+                work.verdict()
+        assert not any(MESSAGE.secret in block.tobytes() for block in rig.driver.hosts())
+        rig.driver.fail_at(None)
+        rig.driver.stop()
+
+
+def test_a_verdict_of_another_message_is_none_of_this_one():
+    """Should the commands that bring a key be lost, the device does not hold the verdict on the message before."""
+    rig = Rig()
+    assert opened(rig)
+    rig.device._controls._returned.rotate(1)  # what that one used comes next
+    work = rig.begin(MESSAGE, rig.array(MESSAGE.plain.size))
+    work._list.commands.code[:] = array("q")
+    work.end()
+    assert work.verdict() == 0
+    rig.close()
 
 
 def test_a_verdict_that_never_came_is_not_good():

@@ -271,6 +271,27 @@ def test_a_copy_thread_that_cannot_start_may_start_later(monkeypatch):
     within(SECONDS, rig.close)
 
 
+def test_an_interrupt_while_the_thread_starts_leads_to_no_second_one(monkeypatch):
+    rig = Rig("serial")
+    start = threading.Thread.start
+
+    def start_and_be_interrupted(thread):
+        start(thread)
+        raise KeyboardInterrupt
+
+    before = set(threading.enumerate())
+    work = rig.begin(MESSAGE, rig.array(MESSAGE.plain.size))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start_and_be_interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            work.end()
+    for _ in range(5):
+        assert within(SECONDS, lambda: opened(rig))
+    assert len(set(threading.enumerate()) - before) == 1
+    del work
+    within(SECONDS, rig.close)
+
+
 def test_a_job_that_raises_after_all_does_not_end_the_thread():
     rig = Rig("serial")
     rig.device._pipeline.submit(_interrupt_by_error)

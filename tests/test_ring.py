@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from helpers.forking import in_forked_child
 
+from fastrack import DeviceError
 from fastrack.ring import Ring
 
 
@@ -172,6 +173,33 @@ def test_whoever_is_patient_waits_when_all_are_taken(host):
             borrowing.result(60)
     assert 1 <= worst[0] <= 2
     assert len(host.made) <= 2
+
+
+def test_a_slot_may_be_given_to_another_ring(host):
+    one, other = Ring(host, 10, 1), Ring(host, 10, 1)
+    assert one.lend() is None
+    (slot,) = take(one)
+    assert one.lend() is None
+    one.put(slot)
+    other.adopt(one.lend())
+    other.put(slot)
+    assert take(other) == [slot]
+    assert take(one) != [slot]
+
+
+def test_where_there_is_no_memory_for_another_slot_those_there_are_have_to_do(host):
+    ring = Ring(host, 10, 3)
+    (slot,) = take(ring)
+
+    def full(_):
+        raise DeviceError("no memory left")
+
+    host.slot = full
+    assert ring.take(patient=False) is None
+    ring.put(slot)
+    assert take(ring) == [slot]
+    with pytest.raises(DeviceError):
+        Ring(host, 10, 3).take(patient=True)
 
 
 def test_closing_waits_for_every_slot_and_wipes_it(host):

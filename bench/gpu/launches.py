@@ -114,7 +114,8 @@ class ByteRuns:
         parts = [part.tobytes() for part in (pieces.chunks, pieces.starts, pieces.table)]
         plan = [self._fenced(len(part), part) for part in parts]
         where = (states.pointer, source.pointer, target.pointer, *(part.pointer for part in plan))
-        self._launches.gather(state.bits, blocks, *where, len(pieces.chunks), total, word.pointer)
+        counts = (len(pieces.chunks), len(pieces.table), total, result_size)
+        self._launches.gather(state.bits, blocks, *where, *counts, word.pointer)
         return _verdict(word), target.content()
 
     def _fenced(self, size, content=None, offset=0):

@@ -152,7 +152,6 @@ class CudaWork:
         self._timeline = timeline.current()
         self._error: BaseException | None = None
         self._word: int | None = None  # the verdict, once it is known
-        self._ended = False
         self._issued = threading.Event()  # the last list of commands was
         self._issued.set()
         self._reading = threading.Lock()
@@ -161,9 +160,10 @@ class CudaWork:
         self.lane = lane.number
         self._controls = controls
         self._control = control = controls.take()
+        self._ended = False
         try:
             control.put(key)
-            self._clock = None if self._timeline is None else Clock(self._timeline, self._driver, pipeline.uploads)
+            self._clock = None if self._timeline is None else Clock(self._timeline, self._driver, pipeline.idle)
             self._list: _List | None = self._new_list()
             # On the caller's thread: a stream that belongs to a thread is another one elsewhere.
             start = Commands() if pipeline.threaded else self._list.commands
@@ -192,7 +192,7 @@ class CudaWork:
         count = self._require_gather(slab, slab.pieces, sealed, slot)
         if count:
             plan, places, end = _plan_of(slab, slab.pieces, slot)
-            where = [self._memory.pointer, *places, count, slab.stop]
+            where = [self._memory.pointer, *places, count, len(slab.pieces.table), slab.stop, self._memory.nbytes]
             self._open(slab, slot, sealed, end, plan, "gather", count, where)
 
     def seal(self, slab: Slab, sealed: Bytes, slot: Slot | None) -> None:
@@ -219,8 +219,8 @@ class CudaWork:
         self._landing[slot] = sealed, slab
 
     def issue(self) -> None:
-        if not self._pipeline.forked and self._error is None:
-            self._run(self._require_list())
+        if not self._pipeline.forked:
+            self._run(self._require_list())  # after a failure too: nothing of it is issued, and slots come back
 
     def end(self, *, wait: bool = False) -> None:
         if self._pipeline.forked or self._ended:
@@ -243,6 +243,8 @@ class CudaWork:
                 if self._error is None:
                     self._guarded(partial(self._driver.issue, after))
         self._issued.wait()  # after a failure: until the key was wiped
+        if self._list is not None:
+            self._list.issued.set()  # or slots that a list holds which is not issued any more would never come back
         self._memory = replace(self._memory, array=None)
         self._ended = True
         if wait and self._error is None:
@@ -273,8 +275,8 @@ class CudaWork:
 
     def fail(self, error: BaseException) -> None:
         """Wait until the device leaves alone what it was given, wipe the key, and keep what went wrong."""
-        self._pipeline.settle()
         self._error = self._error or error
+        self._pipeline.settle()
         commands = Commands()
         self._control.clear(commands, self._lane.kernels)
         try:
@@ -285,8 +287,11 @@ class CudaWork:
         self._control.forget()
 
     def __del__(self) -> None:
+        ended = getattr(self, "_ended", None)  # None if `__init__` has raised before
+        if ended is False and not self._pipeline.forked:  # dropped by an interrupt; closing wipes the device
+            self._control.forget()
         # The verdict of this work was never asked for. `finished` tells when its control may be used again.
-        if getattr(self, "_ended", False) and self._word is None and self._error is None and self._issued.is_set():
+        if ended and self._word is None and self._error is None and self._issued.is_set():
             self._controls.give_back(self._control)
 
     # The list of commands.
@@ -310,7 +315,7 @@ class CudaWork:
             _wait_for(commands, slot.used)
             current.mark("source", slab)
             if slab.pieces is None:
-                commands.copy(slot.memory[: slab.sealed], sealed)
+                commands.copy(slot.memory[: slab.sealed], sealed[: slab.sealed])
             else:
                 commands.pack(slot.memory[: slab.sealed], sealed, slab.pieces.chunks)
         if plan is not None:
@@ -385,8 +390,9 @@ class CudaWork:
                 self._pipeline.submit(partial(self._execute, commands))
             else:
                 self._execute(commands)
-        except FastrackError as error:  # closed or given up; closing wipes what is left
+        except FastrackError as error:  # closed or given up; closing wipes what is on the device
             self._error = self._error or error
+            self._control.forget()
             commands.issued.set()
         except BaseException:
             self._pipeline.submit_after_all(commands.issued.set)
@@ -397,8 +403,7 @@ class CudaWork:
         try:
             if self._error is None:
                 hold = not self._pipeline.threaded and commands.commands.copies <= _SMALL
-                issue = partial(self._driver.issue, commands.commands, threads=self._threads, hold=hold)
-                self._guarded(issue)
+                self._guarded(lambda: self._driver.issue(commands.commands, threads=self._threads, hold=hold))
                 self._tell(commands)
         finally:
             commands.issued.set()

@@ -123,9 +123,10 @@ class Control:
         commands.upload(self.state, self.memory[:STATE_SIZE], stream)
 
     def finish(self, commands: Commands, stream: Any) -> None:
-        """Wipe the key on the device, then here, and bring the verdict."""
+        """Wipe the key on the device, then here, and bring the verdict, which is not there for another message."""
         commands.fill(self.state, 0, STATE_SIZE, stream)
         commands.download(self.memory, self.state, stream)
+        commands.fill(self.verdict, UNKNOWN, _WORD, stream)
         commands.record(self.finished, stream)
 
     def clear(self, commands: Commands, stream: Any) -> None:

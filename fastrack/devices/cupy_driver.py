@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fastrack import arrays, dtypes
+from fastrack import arrays, dtypes, side_stream
 from fastrack.aead import Bytes
 from fastrack.arrays import Framework
 from fastrack.devices.commands import NAMES, Commands, Function
@@ -103,6 +103,7 @@ class CupyDriver:
         Not done where it is dropped: to free memory waits for the whole device, and garbage is collected on any thread,
         one included that the device waits for.
         """
+        side_stream.reclaim(self._index)
         if not self._dropped:
             return
         # A device that failed takes nothing back, and another thread may be at it too.
@@ -140,7 +141,8 @@ class CupyDriver:
             self._refuse_capture(self._torch.cuda.current_stream(self._index).cuda_stream)
             size, wanted = dtypes.torch_shape(dtype, shape), dtypes.to_torch(dtype)
             return self._with_room(lambda: self._empty_torch(size, wanted))
-        self._refuse_capture(self._cupy.cuda.get_current_stream().ptr)
+        with self._current():
+            self._refuse_capture(self._cupy.cuda.get_current_stream().ptr)
         try:
             return self._with_room(lambda: self._cupy.empty(tuple(shape), dtypes.to_numpy(dtype)))
         except (TypeError, ValueError) as error:
@@ -173,7 +175,7 @@ class CupyDriver:
         """
         commands = Commands()
         answer = commands.capturing(_Handle(stream))
-        self._native.run(commands, hold=True)
+        self.issue(commands, hold=True)
         if commands.code[answer]:
             raise DeviceError(
                 f"cannot move to {self.name} on a stream that is captured into a CUDA graph: every transfer has a key "
@@ -187,6 +189,7 @@ class CupyDriver:
             with self._current():
                 return allocate()
         except _NoMemoryError:
+            side_stream.reclaim(self._index, wait=True)
             self._cupy.get_default_memory_pool().free_all_blocks()
             self._cupy.get_default_pinned_memory_pool().free_all_blocks()
             torch = sys.modules.get("torch")

@@ -88,7 +88,7 @@ def has_instructions() -> bool:
 def write_by_instructions() -> Writer:
     """Compile the implementation for x86 CPUs with these instructions."""
     # numba looks only at this file and at what a function closes over to see whether the copy on disk is still good.
-    digest = _source_digest()
+    digest = f"{_source_digest()}/{(STATE_SIZE, NONCE_PLACE, LENGTH_PLACE, POWERS_PLACE, LAST_POWER, CHUNK, NONCE)}"
 
     @_compiled
     def write(material: Bytes, target: Bytes) -> None:

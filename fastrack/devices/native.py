@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numba import njit
 
 from fastrack.aead import crew
 from fastrack.aead.kernels import _compiled_for, _copy, _fetch_add, _yield
@@ -39,7 +40,7 @@ from fastrack.errors import DeviceError
 __all__ = ["STOPPED", "Native", "find_functions"]
 
 STOPPED = -1  # what `Native.run` returns when a list was stopped before its end
-_NOT_READY = 600  # CUDA_ERROR_NOT_READY
+_NOT_READY, _IMPLICIT = 600, 906  # CUDA_ERROR_NOT_READY, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
 
 # The functions of libcuda by the opcode that calls them, and two that no opcode has.
 _PUSH, _POP = 0, 15
@@ -134,9 +135,72 @@ class Native:
         if hold:
             return int(_run_held(*where, False)), int(board[_PLACE])
         helpers = min(threads - 1, _HELPERS, commands.copies // _ALONE)
-        if helpers > 0:
-            crew.start(lambda: _assist(place), helpers, (board, commands))
-        return int(_run(*where, helpers > 0)), int(board[_PLACE])
+        try:
+            if helpers > 0:
+                crew.start(lambda: _assist(place), helpers, (board, commands))
+            status = int(_run(*where, helpers > 0))
+        except BaseException:  # an interrupt before the list began, whose end helpers wait for
+            board[_OVER] = 1
+            raise
+        return status, int(board[_PLACE])
+
+
+# These have no code of their own on disk: it is part of that of what calls them, known by a digest. numba keeps
+# functions apart there by what they close over, which may be no compiled function: its name differs in each process.
+_inner = njit(nogil=True)
+
+
+@_inner
+def _copy_piece(board: int, piece: int) -> None:
+    target, source = at(board, _TARGET), at(board, _SOURCE)
+    size, chunks, count = at(board, _SIZE), at(board, _CHUNKS), at(board, _COUNT)
+    if chunks == 0:
+        start = piece * _PIECE
+        _copy(target + start, source + start, min(_PIECE, size - start))
+        return
+    index, stop = piece * _CHUNKS_A_PIECE, min((piece + 1) * _CHUNKS_A_PIECE, count)
+    while index < stop:
+        chunk, after = at(chunks, index), index + 1
+        while after < stop and at(chunks, after) - chunk == after - index:  # neighbours are one stretch
+            after += 1
+        start = chunk * STRIDE
+        _copy(target + index * STRIDE, source + start, min((after - index) * STRIDE, size - start))
+        index = after
+
+
+@_inner
+def _take_piece(board: int) -> bool:
+    """Copy the next piece, if there is one. As long as it is not done, what the board says of the copy stands."""
+    piece = load(board + 8 * _NEXT)
+    while piece < load(board + 8 * _LIMIT):
+        if exchange(board + 8 * _NEXT, piece, piece + 1) == piece:
+            _copy_piece(board, piece - at(board, _BASE))
+            _fetch_add(board + 8 * _DONE, 1)
+            return True
+        piece = load(board + 8 * _NEXT)
+    return False
+
+
+@_inner
+def _share(board: int, helped: bool, target: int, source: int, size: int, chunks: int, count: int) -> None:
+    """Copy by all threads of this list; with `chunks`, these of a message of `size` bytes."""
+    pieces = -(-count // _CHUNKS_A_PIECE) if chunks else -(-size // _PIECE)
+    base = load(board + 8 * _LIMIT)
+    put(board, _TARGET, target)
+    put(board, _SOURCE, source)
+    put(board, _SIZE, size)
+    put(board, _CHUNKS, chunks)
+    put(board, _COUNT, count)
+    put(board, _BASE, base)
+    if not helped:
+        for piece in range(pieces):
+            _copy_piece(board, piece)
+        return
+    _fetch_add(board + 8 * _LIMIT, pieces)  # from here on others take part
+    while _take_piece(board):
+        pass
+    while load(board + 8 * _DONE) < base + pieces:
+        _yield()
 
 
 def _build(form: str) -> tuple[Any, Any, Any]:
@@ -145,68 +209,13 @@ def _build(form: str) -> tuple[Any, Any, Any]:
     numba looks only at this file, and at what a function closes over, to see whether the code on disk is still good:
     hence a digest of the other files that it is made of in `form`.
     """
-    compiled = _compiled_for(nogil=True)
 
-    @compiled
-    def copy_piece(board: int, piece: int) -> None:
-        assert form
-        target, source = at(board, _TARGET), at(board, _SOURCE)
-        size, chunks, count = at(board, _SIZE), at(board, _CHUNKS), at(board, _COUNT)
-        if chunks == 0:
-            start = piece * _PIECE
-            _copy(target + start, source + start, min(_PIECE, size - start))
-            return
-        index, stop = piece * _CHUNKS_A_PIECE, min((piece + 1) * _CHUNKS_A_PIECE, count)
-        while index < stop:
-            chunk, after = at(chunks, index), index + 1
-            while after < stop and at(chunks, after) - chunk == after - index:  # neighbours are one stretch
-                after += 1
-            start = chunk * STRIDE
-            _copy(target + index * STRIDE, source + start, min((after - index) * STRIDE, size - start))
-            index = after
-
-    @compiled
-    def take_piece(board: int) -> bool:
-        """Copy the next piece, if there is one. As long as it is not done, what the board says of the copy stands."""
-        assert form
-        piece = load(board + 8 * _NEXT)
-        while piece < load(board + 8 * _LIMIT):
-            if exchange(board + 8 * _NEXT, piece, piece + 1) == piece:
-                copy_piece(board, piece - at(board, _BASE))
-                _fetch_add(board + 8 * _DONE, 1)
-                return True
-            piece = load(board + 8 * _NEXT)
-        return False
-
-    @compiled
-    def share(board: int, helped: bool, target: int, source: int, size: int, chunks: int, count: int) -> None:
-        """Copy by all threads of this list; with `chunks`, these of a message of `size` bytes."""
-        assert form
-        pieces = -(-count // _CHUNKS_A_PIECE) if chunks else -(-size // _PIECE)
-        base = load(board + 8 * _LIMIT)
-        put(board, _TARGET, target)
-        put(board, _SOURCE, source)
-        put(board, _SIZE, size)
-        put(board, _CHUNKS, chunks)
-        put(board, _COUNT, count)
-        put(board, _BASE, base)
-        if not helped:
-            for piece in range(pieces):
-                copy_piece(board, piece)
-            return
-        _fetch_add(board + 8 * _LIMIT, pieces)  # from here on others take part
-        while take_piece(board):
-            pass
-        while load(board + 8 * _DONE) < base + pieces:
-            _yield()
-
-    @compiled
     def assist(board: int) -> None:
         """Copy pieces until the list is over."""
         assert form
         idle = 0
         while load(board + 8 * _OVER) == 0:
-            if take_piece(board):
+            if _take_piece(board):
                 idle = 0
             else:
                 idle += 1
@@ -248,13 +257,14 @@ def _build(form: str) -> tuple[Any, Any, Any]:
                     if status == _NOT_READY:
                         status = STOPPED if stops and at(here, 4) else 0
                 elif code == CAPTURING:
-                    # Of the default stream CUDA does not tell while another one is captured, but that it is in the way.
-                    if call(function, (at(here, 2), here + 24)):
+                    status = call(function, (at(here, 2), here + 24))
+                    if status == _IMPLICIT:  # of the default stream, to which another one's capture is in the way
                         put(here, 3, 1)
+                        status = 0
                 elif code == COPY:
-                    share(board, helped, at(here, 2), at(here, 3), at(here, 4), 0, 0)
+                    _share(board, helped, at(here, 2), at(here, 3), at(here, 4), 0, 0)
                 elif code == PACK:
-                    share(board, helped, at(here, 2), at(here, 3), at(here, 4), at(here, 5), at(here, 6))
+                    _share(board, helped, at(here, 2), at(here, 3), at(here, 4), at(here, 5), at(here, 6))
                 elif code == STAMP:
                     put(here, 2, now())
                 if status in (0, STOPPED):
@@ -270,14 +280,15 @@ def _build(form: str) -> tuple[Any, Any, Any]:
         return run
 
     free, held = build_run(False), build_run(True)  # numba keeps them apart on disk by what they close over
-    return compiled(free), _compiled_for(nogil=False)(held), assist
+    compiled = _compiled_for(nogil=True)
+    return compiled(free), _compiled_for(nogil=False)(held), compiled(assist)
 
 
 def _source_digest() -> str:
     engine, here = Path(crew.__file__).parent, Path(__file__).parent
     paths = (engine / "emit.py", engine / "gcm.py", engine / "kernels.py", here / "intrinsics.py", here / "commands.py")
     text = b"".join(path.read_bytes() for path in paths)
-    return hashlib.sha256(text).hexdigest()[:16]
+    return f"{hashlib.sha256(text).hexdigest()[:16]}/{STRIDE}"
 
 
 _run, _run_held, _assist = _build(_source_digest())

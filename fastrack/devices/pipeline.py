@@ -61,6 +61,7 @@ class Pipeline:
         self.threaded = driver.confidential
         self.uploads = driver.stream(urgent=True)
         self.forked = False
+        self._idle: Stream | None = None
         self._lanes: list[Lane] = []
         self._lane_of: dict[int, Lane] = {}
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -104,6 +105,14 @@ class Pipeline:
                 self._lane_of[stream.ptr] = self._lanes[number]
             return self._lane_of[stream.ptr]
 
+    @property
+    def idle(self) -> Stream:
+        """A stream on which nothing is put but the events of clocks."""
+        with self._lock:
+            if self._idle is None:
+                self._idle = self.driver.stream(urgent=True)
+            return self._idle
+
     def submit(self, job: Job) -> None:
         """Have the pipeline's thread call `job`, after those it was given before. A job raises nothing."""
         self.require_usable()  # in a forked child, before a lock that a lost thread may hold
@@ -111,12 +120,13 @@ class Pipeline:
             self.require_usable()
             if self._thread is None:
                 name = f"fastrack {self.driver.name}"
-                thread = threading.Thread(target=_serve, args=(self._jobs,), name=name, daemon=True)
+                # Before it starts: an interrupt meanwhile must not lead to a second one, which would overtake it.
+                self._thread = thread = threading.Thread(target=_serve, args=(self._jobs,), name=name, daemon=True)
                 try:
                     thread.start()
                 except RuntimeError as error:
+                    self._thread = None
                     raise DeviceError(f"{name} has no thread to copy with: {error}; end some others") from error
-                self._thread = thread
             self._jobs.put(job)
 
     def submit_after_all(self, job: Job) -> None:
@@ -162,7 +172,6 @@ class Pipeline:
 
 def _serve(jobs: queue.SimpleQueue[Job | None]) -> None:
     while (job := jobs.get()) is not None:
-        # One that raises after all has told whoever waits for it, and no verdict means a bad one.
-        with suppress(Exception):
+        with suppress(Exception):  # a job keeps what went wrong itself
             job()
         del job  # it holds a slot and an array, and the next one may be long in coming

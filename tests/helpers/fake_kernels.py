@@ -8,7 +8,7 @@ import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from fastrack.cobblestone import CHUNK, STRIDE, TAG, MessageKey, chunk_nonce
+from fastrack.cobblestone import CHUNK, MAX_CHUNKS, STRIDE, TAG, MessageKey, chunk_nonce
 
 STATE = 8704
 _NONCE = 240  # where in a state the base nonce starts
@@ -16,7 +16,7 @@ _NONCE = 240  # where in a state the base nonce starts
 
 def run_kernel(space, violations, kernel, arguments):
     name, bits = kernel.split("_")
-    aligned = {"open": [0, 1, 6], "seal": [0, 2], "gather": [0, 1, 3, 4, 5, 8]}[name]
+    aligned = {"open": [0, 1, 6], "seal": [0, 2], "gather": [0, 1, 3, 4, 5, 10]}[name]
     if any(arguments[place] % (8 if place >= 3 else 16) for place in aligned):
         violations.append(f"{kernel} takes aligned addresses, not {[hex(argument) for argument in arguments]}")
     {"open": _open, "seal": _seal, "gather": _gather}[name](space, int(bits) // 8, *arguments)
@@ -41,16 +41,25 @@ def _open(space, key_size, state, sealed, target, first, count, size, verdict):
         space.at(target + CHUNK * index, length)[:] = plain
 
 
-def _gather(space, key_size, state, sealed, target, chunks, starts, table, count, total, verdict):
+def _gather(space, key_size, state, sealed, target, chunks, starts, table, count, pieces, total, limit, verdict):
     key, nonce = _key(space, key_size, state)
-    numbers = space.at(chunks, 8 * count).view(np.int64)
-    bounds = space.at(starts, 8 * (count + 1)).view(np.int64)
-    rows = space.at(table, 24 * int(bounds[-1])).view(np.int64).reshape(-1, 3)
-    for index, number in enumerate(numbers.tolist()):
-        length = min(CHUNK, total - CHUNK * number)
-        plain = _open_chunk(space, key, nonce, number, sealed + STRIDE * index, length, verdict)
-        for offset, place, extent in rows[bounds[index] : bounds[index + 1]].tolist():
-            space.at(target + place, extent)[:] = plain[offset : offset + extent]
+    numbers = space.at(chunks, 8 * count).view(np.uint64).tolist()
+    bounds = space.at(starts, 8 * (count + 1)).view(np.uint64).tolist()
+    rows = space.at(table, 24 * pieces).view(np.uint64).reshape(-1, 3).tolist()
+    last = total // CHUNK
+    for index, number in enumerate(numbers):
+        length = min(CHUNK, total - CHUNK * number) if number <= last else 0
+        known = min(number, last)
+        plain = _open_chunk(space, key, nonce, number, sealed + STRIDE * index, length, verdict, known)
+        begin, end = bounds[index : index + 2]
+        fits = begin <= end <= pieces
+        for offset, place, extent in rows[begin:end] if fits else ():
+            if offset + extent <= length and place + extent <= limit:
+                space.at(target + place, extent)[:] = plain[offset : offset + extent]
+            else:
+                fits = False
+        if not fits:
+            _report(space, verdict, known)
 
 
 def _seal(space, key_size, state, source, sealed, first, count, size):
@@ -62,12 +71,17 @@ def _seal(space, key_size, state, source, sealed, first, count, size):
         space.at(sealed + STRIDE * index, length + TAG)[:] = np.frombuffer(whole, np.uint8)
 
 
-def _open_chunk(space, key, nonce, number, place, length, verdict):
+def _open_chunk(space, key, nonce, number, place, length, verdict, known=None):
     assert 0 <= length <= CHUNK, f"chunk {number} is none of this message"
+    number = min(number, MAX_CHUNKS - 1)  # no message has more
     try:
         plain = key.decrypt(chunk_nonce(nonce, number), space.at(place, length + TAG).tobytes(), None)
     except InvalidTag:
-        word = space.at(verdict, 8).view(np.uint64)
-        word[0] = min(int(word[0]), number)
+        _report(space, verdict, number if known is None else known)
         plain = bytes(length)
     return np.frombuffer(plain, np.uint8)
+
+
+def _report(space, verdict, number):
+    word = space.at(verdict, 8).view(np.uint64)
+    word[0] = min(int(word[0]), number)

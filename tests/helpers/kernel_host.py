@@ -200,7 +200,8 @@ class Host:
         lowest = Fenced.holding(GOOD.to_bytes(8, "little"), 8)
         plan = [read_only(Fenced.holding(part.tobytes(), 8)) for part in (pieces.chunks, pieces.starts, pieces.table)]
         source = read_only(Fenced.holding(packed, 16))
-        arguments = (state.data, source, target.data, *plan, len(pieces.chunks), total, lowest.data)
+        counts = (len(pieces.chunks), len(pieces.table), total, result_size)
+        arguments = (state.data, source, target.data, *plan, *counts, lowest.data)
         self._launch(f"gather_{state.bits}", *arguments, grid=blocks, seed=seed, shared="GATHER_SHARED_BYTES")
         assert target.stands
         return verdict_of(lowest), target.data.tobytes()

@@ -50,7 +50,7 @@ void shim_switch(void** save, void* load);
 
 namespace {
 
-constexpr std::size_t max_threads = 1024, max_arguments = 10, lanes = 32;
+constexpr std::size_t max_threads = 1024, max_arguments = 12, lanes = 32;
 constexpr std::size_t stack_size = 128 * 1024, page = 4096, max_shared = 227 * 1024;
 constexpr std::size_t fence = 4096;       // around shared memory
 [[maybe_unused]] constexpr std::size_t buffer_fence = 32;  // around every other buffer; the caller sees to it
@@ -186,8 +186,9 @@ void run_fibre() {
     using U = std::uint64_t;
     const U* a = launch.arguments;
     // A kernel with fewer parameters leaves the rest alone.
-    reinterpret_cast<void (*)(U, U, U, U, U, U, U, U, U, U)>(launch.kernel)(a[0], a[1], a[2], a[3], a[4], a[5], a[6],
-                                                                            a[7], a[8], a[9]);
+    using Kernel = void (*)(U, U, U, U, U, U, U, U, U, U, U, U);
+    const auto kernel = reinterpret_cast<Kernel>(launch.kernel);
+    kernel(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11]);
     leave();
 }
 

@@ -18,6 +18,7 @@ extern __shared__ __align__(256) unsigned char shared_memory[];
 #include "ghash.cuh"
 #include "mma.cuh"
 #include "chunk.cuh"
+#include "plan.cuh"
 
 // Two blocks of 512 threads fill a multiprocessor's registers, at 64 a thread.
 #define KERNEL extern "C" __global__ void __launch_bounds__(FASTRACK_THREADS, 2)
@@ -55,8 +56,7 @@ __device__ __forceinline__ void seal(const State* state, const u8* source, u8* s
 }
 
 template <int BITS>
-__device__ __forceinline__ void gather(const State* state, const u8* sealed, u8* target, const long long* chunks,
-                                       const long long* starts, const long long* table, u64 count, u64 total,
+__device__ __forceinline__ void gather(const State* state, const u8* sealed, u8* target, const Plan& plan, u64 count,
                                        u64* verdict) {
     Plain* plain = reinterpret_cast<Plain*>(shared_memory);
     Shared* shared = &plain->shared;
@@ -64,18 +64,12 @@ __device__ __forceinline__ void gather(const State* state, const u8* sealed, u8*
     for (u32 turn = 0, i = blockIdx.x; i < count; ++turn, i += gridDim.x) {
         const int side = turn & 1;
         const bool good = open_chunk<BITS>(shared, state, sealed + static_cast<u64>(i) * STRIDE,
-                                           length_of(chunks[i], total), plain->bytes, chunks[i], side);
-        if (!good && threadIdx.x == 0) atomicMin(verdict, static_cast<u64>(chunks[i]));
+                                           plan.length(plan.chunks[i]), plain->bytes, plan.chunks[i], side);
+        if (!good && threadIdx.x == 0) atomicMin(verdict, plan.known(i));
         __syncthreads();
-        // A warp a piece if there are many, else all of them together. The barrier before the next chunk's plaintext is
-        // written keeps it from overtaking.
-        const long long begin = starts[i], end = starts[i + 1];
-        const bool many = end - begin >= WARPS;
-        const u32 members = many ? 32 : THREADS, member = threadIdx.x % members;
-        for (long long p = begin + threadIdx.x / members; p < end; p += THREADS / members) {
-            copy_out(target + table[3 * p + 1], plain->bytes, static_cast<u32>(table[3 * p]),
-                     static_cast<u32>(table[3 * p + 2]), member, members);
-        }
+        // The barrier before the next chunk's plaintext is written keeps it from overtaking.
+        const u32 length = shared->chunk[side].length;
+        if (!plan.scatter<THREADS>(i, length, target, plain->bytes, threadIdx.x)) atomicMin(verdict, plan.known(i));
     }
     leave(shared);
     for (u32 i = threadIdx.x; i < CHUNK / 4; i += THREADS) reinterpret_cast<u32*>(plain->bytes)[i] = 0;
@@ -89,9 +83,9 @@ __device__ __forceinline__ void gather(const State* state, const u8* sealed, u8*
     KERNEL seal_##BITS(const State* state, const u8* source, u8* sealed, u64 first, u64 count, u64 size) {           \
         seal<BITS>(state, source, sealed, first, count, size);                                                       \
     }                                                                                                                \
-    KERNEL gather_##BITS(const State* state, const u8* sealed, u8* target, const long long* chunks,                  \
-                         const long long* starts, const long long* table, u64 count, u64 total, u64* verdict) {      \
-        gather<BITS>(state, sealed, target, chunks, starts, table, count, total, verdict);                           \
+    KERNEL gather_##BITS(const State* state, const u8* sealed, u8* target, const u64* chunks, const u64* starts,     \
+                         const u64* table, u64 count, u64 pieces, u64 total, u64 limit, u64* verdict) {              \
+        gather<BITS>(state, sealed, target, Plan{chunks, starts, table, pieces, total, limit}, count, verdict);      \
     }
 
 KERNELS_FOR(128)

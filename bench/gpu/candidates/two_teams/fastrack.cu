@@ -17,6 +17,7 @@ extern __shared__ __align__(256) unsigned char shared_memory[];
 #include "aes.cuh"
 #include "ghash.cuh"
 #include "chunk.cuh"
+#include "plan.cuh"
 
 // A block of 1024 threads fills a multiprocessor's registers, at 64 a thread.
 #define KERNEL extern "C" __global__ void __launch_bounds__(FASTRACK_THREADS, 1)
@@ -77,8 +78,7 @@ __device__ __forceinline__ void seal(const State* state, const u8* source, u8* s
 }
 
 template <int BITS>
-__device__ __forceinline__ void gather(const State* state, const u8* sealed, u8* target, const long long* chunks,
-                                       const long long* starts, const long long* table, u64 count, u64 total,
+__device__ __forceinline__ void gather(const State* state, const u8* sealed, u8* target, const Plan& plan, u64 count,
                                        u64* verdict) {
     Plain* plain = reinterpret_cast<Plain*>(shared_memory);
     Shared* shared = &plain->shared;
@@ -92,18 +92,12 @@ __device__ __forceinline__ void gather(const State* state, const u8* sealed, u8*
             continue;
         }
         const bool good = open_chunk<BITS>(shared, state, sealed + static_cast<u64>(i) * STRIDE,
-                                           length_of(chunks[i], total), bytes, chunks[i], side);
-        if (!good && member() == 0) atomicMin(verdict, static_cast<u64>(chunks[i]));
+                                           plan.length(plan.chunks[i]), bytes, plan.chunks[i], side);
+        if (!good && member() == 0) atomicMin(verdict, plan.known(i));
         change_places();
-        // A warp a piece if there are many, else all of a team together. The teams meet once more before the next
-        // chunk's plaintext is written.
-        const long long begin = starts[i], end = starts[i + 1];
-        const bool many = end - begin >= WARPS;
-        const u32 members = many ? 32 : TEAM, place = member() % members;
-        for (long long p = begin + member() / members; p < end; p += TEAM / members) {
-            copy_out(target + table[3 * p + 1], bytes, static_cast<u32>(table[3 * p]), static_cast<u32>(table[3 * p + 2]),
-                     place, members);
-        }
+        // The teams meet once more before the next chunk's plaintext is written.
+        const u32 length = shared->chunk[side].length;
+        if (!plan.scatter<TEAM>(i, length, target, bytes, member())) atomicMin(verdict, plan.known(i));
     }
     if (team() == 0) change_places();
     leave(shared);
@@ -118,9 +112,9 @@ __device__ __forceinline__ void gather(const State* state, const u8* sealed, u8*
     KERNEL seal_##BITS(const State* state, const u8* source, u8* sealed, u64 first, u64 count, u64 size) {           \
         seal<BITS>(state, source, sealed, first, count, size);                                                       \
     }                                                                                                                \
-    KERNEL gather_##BITS(const State* state, const u8* sealed, u8* target, const long long* chunks,                  \
-                         const long long* starts, const long long* table, u64 count, u64 total, u64* verdict) {      \
-        gather<BITS>(state, sealed, target, chunks, starts, table, count, total, verdict);                           \
+    KERNEL gather_##BITS(const State* state, const u8* sealed, u8* target, const u64* chunks, const u64* starts,     \
+                         const u64* table, u64 count, u64 pieces, u64 total, u64 limit, u64* verdict) {              \
+        gather<BITS>(state, sealed, target, Plan{chunks, starts, table, pieces, total, limit}, count, verdict);      \
     }
 
 KERNELS_FOR(128)
