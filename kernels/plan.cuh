@@ -1,7 +1,7 @@
 // The plan of a gather: which bytes of which chunks go where.
 //
-// It is opened by a kernel like any other ciphertext, so it is what the host sealed. It is read as if it were not: what
-// names a place outside of the message or of the result is left out, and reported as its chunk.
+// The host checks it before it is copied, and nothing authenticates it on its way. So what names a place outside of the
+// message or of the result is left out here, and reported as its chunk. That it names the right rows is not known.
 
 struct Plan {
     const u64* chunks;  // numbers of the chunks, as they lie side by side

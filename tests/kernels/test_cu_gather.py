@@ -158,3 +158,19 @@ def test_what_shared_memory_held_before_changes_nothing(host, state, sealed):
     pieces, size = plan(ranges)
     results = {gather(host, state, sealed, pieces, size, blocks=2, seed=seed) for seed in range(6)}
     assert results == {(None, slices(PLAIN, ranges))}
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [(part, value) for part in ("chunks", "starts", "table") for value in (-1, 2**62, 2**63 - 1, SIZE, 100_000)]
+    + [("chunks", 6), ("starts", 6)],
+)
+def test_a_plan_that_reaches_outside_is_reported_and_writes_nowhere_else(host, state, sealed, part, value):
+    """The buffers of the launch have fences, and a kernel that reads outside of one is stopped."""
+    chunks, starts, table = [0, 2, 5], [0, 2, 3, 4], [[0, 0, 40], [100, 40, 10], [7, 50, 30], [0, 80, 20]]
+    packed = pack(sealed, chunks)
+    for place in range({"chunks": 3, "starts": 4, "table": 12}[part]):
+        pieces = as_pieces(chunks, starts, table)
+        getattr(pieces, part).reshape(-1)[place] = value
+        bad, _ = host.gather(state, packed, pieces, SIZE, 100)
+        assert bad is not None
