@@ -8,7 +8,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fastrack.devices import Work
@@ -159,17 +159,16 @@ class Owner:
 
     def report(self) -> None:
         """Report the failures that are known, as nothing can raise them."""
-        if failures := self.take():
-            what = f"{_counted(failures)} of {self._name} failed"
-            _report(f"{what}, and no call was left to raise it: {failures[0]}. {_ADVICE}")
+        for failure in self.take():
+            _report(f"a transfer of {self._name} failed, and no call was left to raise it: {failure}. {_ADVICE}")
 
     def give_up(self) -> None:
         """Report the failures that are known, and the operations that are not done."""
         self.report()
         left, self._started = self._started, []
-        if left:
-            names = ", ".join(repr(one.name) for one in left)
-            _report(f"{_counted(left)} of {self._name} may fail, and no call is left to raise it: {names}. {_ADVICE}")
+        for one in left:
+            what = f"a transfer of {self._name} may fail"
+            _report(f"{what}, and no call was left to raise it: tensor {one.name!r} is on its way. {_ADVICE}")
 
     def _judge(self, one: _Started) -> None:
         failure = _failure_of(one)
@@ -222,11 +221,6 @@ def _give_up(owners: list[Owner], patience: float = 0) -> None:
         while not owner.poll() and time.monotonic() < deadline:
             time.sleep(0.001)
         owner.give_up()
-
-
-def _counted(transfers: Iterable[object]) -> str:
-    count = len(list(transfers))
-    return f"{count} transfer{'s' if count > 1 else ''}"
 
 
 def _report(message: str) -> None:

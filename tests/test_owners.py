@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import subprocess
 import sys
 import threading
 import warnings
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
+from helpers.ownership import Ownership
 from helpers.staged import Gate, staged_channel
 from helpers.tampering import tampered
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
 
 import fastrack
 from fastrack import AuthenticationError, ClosedError, Key, shared
 from fastrack.cobblestone import CHUNK, chunk_offset
+from fastrack.pending import Owner, Owners
 
 KEY = Key.from_bytes(bytes(range(32)))
 PLAIN = np.arange(1, 2 * CHUNK, 7, dtype=np.uint16)
@@ -223,7 +229,7 @@ def test_a_failure_of_a_thread_that_ended_is_reported_once(channel):
         channel.synchronize()
         channel.synchronize()
     (message,) = reported
-    assert "1 transfer of thread 'Thread-" in message
+    assert message.startswith("a transfer of thread 'Thread-")
     assert "tensor 'bad', chunk 0" in message
     assert "Call synchronize() in the thread" in message
 
@@ -284,7 +290,8 @@ def test_a_channel_that_is_dropped_reports_what_is_not_done():
         gc.collect()
     gate.open()
     assert len(reported) == 1
-    assert "1 transfer of thread 'MainThread' may fail, and no call is left to raise it: 'good'" in reported[0]
+    assert "a transfer of thread 'MainThread' may fail" in reported[0]
+    assert "tensor 'good' is on its way" in reported[0]
 
 
 def test_nothing_is_reported_of_what_went_well_or_was_raised():
@@ -327,4 +334,51 @@ def test_a_process_that_ends_reports_its_failures(sealed, thread, request):
     command = [sys.executable, "-W", "always::ResourceWarning", "-c", PROGRAM, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert done.stderr.count("tensor 'bad', chunk 0") == (2 if sealed == "BAD" else 0)
-    assert ("ResourceWarning: 1 transfer of thread" in done.stderr) == (sealed == "BAD")
+    assert ("ResourceWarning: a transfer of thread" in done.stderr) == (sealed == "BAD")
+
+
+# The rule, over schedules of threads, groups, failures and endings
+
+SCHEDULES = int(os.environ.get("FASTRACK_SCHEDULES", "60"))
+
+
+def run_schedules(count):
+    phases = [Phase.explicit, Phase.generate]
+    options = {"max_examples": count, "stateful_step_count": 30, "database": None, "phases": phases, "deadline": None}
+    checks = list(HealthCheck)
+    run_state_machine_as_test(
+        Ownership, settings=settings(**options, derandomize=count < 1000, suppress_health_check=checks)
+    )
+
+
+@pytest.mark.timeout(60 + SCHEDULES)
+def test_every_failure_is_raised_to_its_owner_once_and_to_no_other():
+    run_schedules(SCHEDULES)
+
+
+def test_the_schedules_find_failures_that_threads_take_from_each_other(monkeypatch):
+    """As when a channel keeps those of all its threads and groups in one place."""
+    one_for_all = weakref.WeakKeyDictionary()
+
+    def shared_owner(owners):
+        if owners not in one_for_all:
+            one_for_all[owners] = Owner("all threads", lambda: True)
+            owners._owners.append(one_for_all[owners])
+        return one_for_all[owners]
+
+    monkeypatch.setattr(Owners, "mine", shared_owner)
+    monkeypatch.setattr(Owners, "open_group", shared_owner)
+    with pytest.raises(AssertionError):
+        run_schedules(60)
+
+
+def test_the_schedules_find_failures_that_are_lost(monkeypatch):
+    monkeypatch.setattr(Owner, "report", Owner.take)
+    with pytest.raises(AssertionError):
+        run_schedules(60)
+
+
+def test_the_schedules_find_failures_that_are_raised_twice(monkeypatch):
+    monkeypatch.setattr(Owner, "take", lambda owner: owner._failures.copy())
+    with pytest.raises(AssertionError):
+        run_schedules(60)
