@@ -63,10 +63,12 @@ emulator: $(EMULATOR)/.installed  ## test the device's code with the real CuPy o
 	$(EMULATOR)/bin/python -m pytest tests/emulator
 
 FUZZ_SECONDS ?= 600
+FUZZ_SCHEDULES ?= 10000
 SOAK_SECONDS ?= 600
 FUZZ_STAMP := .venv/.fuzz
 
-fuzz: $(FUZZ_STAMP)  ## feed altered files, keys and messages to what reads them; FUZZ_SECONDS=600
+fuzz: $(FUZZ_STAMP)  ## feed altered files, keys and messages to what reads them; FUZZ_SECONDS=600 FUZZ_SCHEDULES=10000
+	FASTRACK_SCHEDULES=$(FUZZ_SCHEDULES) $(BIN)/python -m pytest -q tests/test_owners.py -k raised_to_its_owner
 	PYTHONPATH=tests $(BIN)/python -m fuzz --seconds $(FUZZ_SECONDS) --folder .fuzz --json .fuzz/fuzz.json
 
 soak: $(STAMP)  ## move everything on many threads while things go wrong on purpose; SOAK_SECONDS=600

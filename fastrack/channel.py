@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -15,10 +16,10 @@ from fastrack.arrays import Framework
 from fastrack.cobblestone import HEADER, STRIDE, MessageKey
 from fastrack.devices import Slab, Slot, Work, canonical, open_device
 from fastrack.door import Door
-from fastrack.errors import AuthenticationError, DeviceError
+from fastrack.errors import AuthenticationError, ClosedError, DeviceError
 from fastrack.keys import Key, KeyLike, KeyRing, KeySource
 from fastrack.nest import map_leaves
-from fastrack.pending import Pending
+from fastrack.pending import Owner, Owners, add_notes
 from fastrack.ring import Ring
 from fastrack.sealed import Claim, SealedRows, SealedTensor, bad_chunk, new_file_id, write_header
 from fastrack.session import Session
@@ -81,7 +82,7 @@ class Channel:
         self._rings = [Ring(self._device, size, _DEPTH) for _ in range(self._device.lanes)]
         if not self._device.in_place:
             self._rings[0].reserve()  # before the first result takes what memory there is
-        self._pending = Pending()
+        self._owners = Owners()
         self._stats = Recorder()
         self._door = Door("this channel was closed; open another one")
 
@@ -105,23 +106,13 @@ class Channel:
         non_blocking: bool = False,
     ) -> Any:
         """Move to the channel's device. Everything is as for `fastrack.to_device`; `keys` default to the channel's."""
-        order = _Order(self._keys if keys is None else keys, framework, non_blocking)
         with self._door:
-            if non_blocking:
-                self._pending.prune()
-            else:
-                self._pending.wait()
-            if out is None:
-                return map_leaves(lambda leaf: self._move(leaf, order, None), obj)
-            if framework is not None:
-                raise ValueError("give framework= or out=, not both: arrays to fill are of a framework already")
-            map_leaves(self._require_fit, obj, out)
-            return map_leaves(lambda leaf, place: self._move(leaf, order, place), obj, out)
+            return self._start(self._owners.mine(), obj, keys, framework, out, non_blocking=non_blocking)
 
     def to_host(self, x: Any, *, key: KeyLike | None = None, name: str = "tensor") -> SealedTensor:
         """Seal a tensor on the channel's device. Everything is as for `fastrack.to_host`."""
         with self._door:
-            self._pending.wait()
+            self._owners.mine().wait()
             key = KeyRing.resolve(self._keys).first if key is None else Key.of(key)
             dtype, shape = arrays.describe(x)
             claim = Claim(name, dtype, shape, new_file_id())
@@ -135,9 +126,30 @@ class Channel:
         return SealedTensor(claim, message, key.id)
 
     def synchronize(self) -> None:
-        """Wait for every transfer of this channel that was not waited for. As for `fastrack.synchronize`."""
+        """Wait for every transfer that this thread started on this channel. As for `fastrack.synchronize`."""
         with self._door:
-            self._pending.wait()
+            self._owners.mine().wait()
+
+    @contextmanager
+    def group(self) -> Iterator[Callable[..., Any]]:
+        """Judge the transfers of a ``with`` block by themselves, apart from those of their thread.
+
+        The block is given a `to_device` that does not wait, and that raises what is known to have failed in the block.
+        At the end of the block all of them are done, and the first failure is raised; or, if the block raised an error,
+        the failures are added to that as notes.
+        """
+        owner = self._owners.open_group()
+        try:
+            yield partial(self._start_in_group, owner)
+            with self._door:
+                owner.wait()
+        except BaseException as error:
+            with suppress(ClosedError), self._door:  # closing waits for them, too
+                owner.settle()
+            add_notes(error, owner.take())
+            raise
+        finally:
+            self._owners.close_group(owner)
 
     def close(self) -> None:
         """Wait for what is under way, wipe the session secret and the ring, and let go of the device.
@@ -145,7 +157,8 @@ class Channel:
         Raises
         ------
         AuthenticationError, DeviceError
-            If a transfer that was not waited for has failed. The channel is closed all the same.
+            If a transfer that this thread started, and did not wait for, has failed. The channel is closed all the
+            same. Failures of other threads' transfers are reported as `ResourceWarning` and to the logger "fastrack".
         """
         if self._door.shut():
             with ExitStack() as closing:  # each of them, whatever happens to another
@@ -154,7 +167,7 @@ class Channel:
                     closing.callback(ring.close)
                 closing.callback(self._session.wipe)
                 self._keys = None
-                self._pending.wait()
+                self._owners.close()
 
     def __enter__(self) -> Self:
         return self
@@ -168,7 +181,35 @@ class Channel:
     def __reduce__(self) -> str:
         raise TypeError("a channel stays in its process; open another one where it is needed")
 
-    # One leaf.
+    # What one call moves.
+
+    def _start_in_group(self, owner: Owner, obj: Any, **options: Any) -> Any:
+        options = {"keys": None, "framework": None, "out": None, **options}
+        with self._door:
+            return self._start(owner, obj, **options, non_blocking=True)
+
+    def _start(
+        self,
+        owner: Owner,
+        obj: Any,
+        keys: KeySource | None,
+        framework: Framework | None,
+        out: Any,
+        *,
+        non_blocking: bool,
+    ) -> Any:
+        """Move everything in `obj`, unless something that its owner started before has failed."""
+        if non_blocking:
+            owner.check()
+        else:
+            owner.wait()
+        order = _Order(self._keys if keys is None else keys, framework, owner, non_blocking=non_blocking)
+        if out is None:
+            return map_leaves(lambda leaf: self._move(leaf, order, None), obj)
+        if framework is not None:
+            raise ValueError("give framework= or out=, not both: arrays to fill are of a framework already")
+        map_leaves(self._require_fit, obj, out)
+        return map_leaves(lambda leaf, place: self._move(leaf, order, place), obj, out)
 
     def _move(self, leaf: Any, order: _Order, out: Any) -> Any:
         if not _is_tensor(leaf):
@@ -223,7 +264,7 @@ class Channel:
         """Wait for work, or leave all of it for later if the caller does not wait, however quick the device was."""
         for work, name in started:
             if order.non_blocking and not self._device.in_place:
-                self._pending.add(work, name)
+                order.owner.add(work, name)
             else:
                 _require_good(work, name)
 
@@ -356,10 +397,13 @@ class Channel:
 class _Order:
     """What was asked of one call. The key ring is made when the first sealed tensor asks for it."""
 
-    def __init__(self, keys: KeySource | None, framework: Framework | None, non_blocking: bool) -> None:
+    def __init__(
+        self, keys: KeySource | None, framework: Framework | None, owner: Owner, *, non_blocking: bool
+    ) -> None:
         self._keys = keys
         self._ring: KeyRing | None = None
         self.framework = framework
+        self.owner = owner
         self.non_blocking = non_blocking
 
     @property

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from fastrack.files import SealedFile, load_file
 from fastrack.keys import KeyLike, KeyRing, KeySource
 from fastrack.regions import region_of
 from fastrack.sealed import SealedTensor
-from fastrack.shared import synchronize, to_device
+from fastrack.shared import group, to_device
 from fastrack.writer import save_file
 
 if TYPE_CHECKING:
@@ -274,17 +274,18 @@ def _load(steps: list[_Step], keys: KeyRing) -> None:
     fresh: list[tuple[_Step, Any]] = []
     with torch.no_grad():
         try:
-            for step in steps:
-                if step.tensor.is_meta:
-                    opened = to_device(step.sealed, step.device, keys=keys, framework="torch", non_blocking=True)
-                    fresh.append((step, opened))
-                else:
-                    filled.append(step.tensor.detach())
-                    _fill(filled[-1], step, keys)
-            for device in devices:
-                synchronize(device)
+            with ExitStack() as groups:  # every transfer is done when it ends, and has not failed
+                start = {device: groups.enter_context(group(device)) for device in devices}
+                for step in steps:
+                    if step.tensor.is_meta:
+                        fresh.append((step, start[step.device](step.sealed, keys=keys, framework="torch")))
+                    else:
+                        filled.append(step.tensor.detach())
+                        _fill(filled[-1], step, keys, start[step.device])
         except BaseException as error:
-            _clear(filled, devices, error)
+            for tensor in filled:
+                with suppress(Exception):
+                    tensor.zero_()
             error.add_note(
                 f"{len(filled)} tensors of the module had been written to, and hold zeros now: load it again"
             )
@@ -293,26 +294,14 @@ def _load(steps: list[_Step], keys: KeyRing) -> None:
         _put(step, opened)
 
 
-def _fill(tensor: Any, step: _Step, keys: KeyRing) -> None:
+def _fill(tensor: Any, step: _Step, keys: KeyRing, start: Callable[..., Any]) -> None:
     import torch
 
     fits = dtypes.to_torch(step.sealed.dtype) is tensor.dtype and type(tensor) is torch.Tensor
     if fits and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
-        to_device(step.sealed, step.device, keys=keys, out=tensor, non_blocking=True)
+        start(step.sealed, keys=keys, out=tensor)
     else:
-        tensor.copy_(to_device(step.sealed, step.device, keys=keys, framework="torch", non_blocking=True))
-
-
-def _clear(tensors: list[Any], devices: Iterable[str], error: BaseException) -> None:
-    for device in devices:
-        try:
-            synchronize(device)
-        except Exception as other:  # noqa: BLE001 - the first error is the one to tell, with what else there was
-            if other is not error:
-                error.add_note(f"besides, on {device}: {other}")
-    for tensor in tensors:
-        with suppress(Exception):
-            tensor.zero_()
+        tensor.copy_(start(step.sealed, keys=keys, framework="torch"))
 
 
 def _put(step: _Step, opened: Any) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from fastrack import arrays
@@ -49,9 +51,10 @@ def to_device(
         loop that fills the same arrays again is faster.
     non_blocking : bool
         Return before the work is done, where the device can; what is handed to the device from then on finds the
-        results complete. A failure is raised by the next call that waits for this device: `synchronize`, or `to_device`
-        or `to_host` before they move anything. The place of a chunk that failed holds zeros from the start, and the
-        rest of the result what was sealed. "cpu" finishes first.
+        results complete. A failure is raised to the thread that made this call, once, and to no other: by its next
+        `to_device` to this device if it is known by then, and at the latest by its next call that waits: `synchronize`,
+        or `to_host` or `to_device` without this option. The place of a chunk that failed holds zeros from the start,
+        and the rest of the result what was sealed. "cpu" finishes first.
 
     Returns
     -------
@@ -71,7 +74,9 @@ def to_device(
 
     Notes
     -----
-    The first two may also tell of an earlier transfer to this device that was not waited for; then nothing was moved.
+    The first and the third may also be of an earlier transfer to this device that the same thread did not wait for;
+    then nothing was moved. If a thread ends, or the process, without another call, the failures of its transfers are
+    reported as `ResourceWarning`, which Python shows with ``-X dev`` only, and to the logger "fastrack".
     """
     channel = _shared.channel(canonical(device))
     return channel.to_device(obj, keys=keys, framework=framework, out=out, non_blocking=non_blocking)
@@ -98,13 +103,15 @@ def to_host(x: Any, *, key: KeyLike, name: str = "tensor") -> SealedTensor:
     TypeError
         If it is no array, or of a dtype that safetensors lacks.
     AuthenticationError, DeviceError
-        If the device fails, or an earlier transfer from or to it that was not waited for has failed.
+        If the device fails, or an earlier transfer to it that this thread did not wait for has failed.
     """
     return _shared.channel(_device_of(x)).to_host(x, key=key, name=name)
 
 
 def synchronize(device: object = None) -> None:
-    """Wait for every transfer of `to_device` to a device that was not waited for.
+    """Wait for the transfers to a device that this thread started with ``non_blocking=True``.
+
+    Those that other threads started are theirs to wait for.
 
     Parameters
     ----------
@@ -114,14 +121,20 @@ def synchronize(device: object = None) -> None:
     Raises
     ------
     AuthenticationError
-        If a chunk was not what its owner sealed: the first such tensor and chunk, with a note if more failed. What was
-        returned for it is not to be used. The next call tells of later transfers only.
+        If a chunk was not what its owner sealed: the first such tensor and chunk, with a note for each further transfer
+        that failed. What was returned for these is not to be used. The next call raises failures of later transfers
+        only.
     DeviceError
         If the device failed.
     """
     channel = _shared.find(canonical(device))
     if channel is not None:
         channel.synchronize()
+
+
+def group(device: str) -> AbstractContextManager[Callable[..., Any]]:
+    """Return `Channel.group` of the channel to a device."""
+    return _shared.channel(device).group()
 
 
 class _Shared:

@@ -424,14 +424,14 @@ def test_a_bad_chunk_leaves_a_module_on_the_meta_device_as_it_was(path):
 def test_an_interruption_leaves_zeros_too(path, monkeypatch):
     from fastrack import models
 
-    move, count = models.to_device, iter(range(100))
+    fill, count = models._fill, iter(range(100))
 
-    def interrupted(*arguments, **options):
-        if next(count) == 4:
+    def interrupted(*arguments):
+        if next(count) == 3:
             raise KeyboardInterrupt
-        return move(*arguments, **options)
+        return fill(*arguments)
 
-    monkeypatch.setattr(models, "to_device", interrupted)
+    monkeypatch.setattr(models, "_fill", interrupted)
     module = net(2)
     with pytest.raises(KeyboardInterrupt):
         load_model(module, path, keys=KEY)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -42,8 +44,8 @@ def bad(key, plain):
 def channel(key):
     channel = staged_channel(keys=key)
     yield channel
-    channel._pending.renew()  # what a test left there
     wait_until_done(channel)
+    channel._owners.renew()  # what a test left there
     channel.close()
 
 
@@ -56,8 +58,28 @@ def wait_until_done(channel):
         assert work._over.wait(60)
 
 
+def tensors(error):
+    """The names of the tensors that an error and its notes are of."""
+    return re.findall(r"tensor '([^']*)'", "\n".join([str(error), *getattr(error, "__notes__", [])]))
+
+
+def raised_by(call):
+    """The names of the tensors whose failures a call raises."""
+    try:
+        call()
+    except AuthenticationError as error:
+        return tensors(error)
+    return []
+
+
 def pending(channel):
-    return len(channel._pending._started)
+    return len(channel._owners.mine()._started)
+
+
+def known_failures(channel):
+    """The failures of this thread that were found so far."""
+    channel._owners.mine().poll()
+    return channel._owners.mine()._failures
 
 
 @pytest.mark.parametrize("rows", [slice(None), slice(5, 100_000, 3)], ids=["whole", "rows"])
@@ -102,13 +124,31 @@ def test_a_failure_is_raised_by_the_next_synchronize_and_only_there(channel, bad
 
 @pytest.mark.parametrize("direction", ["to_device", "to_host"])
 def test_a_failure_is_raised_by_the_next_call_that_waits_before_it_does_anything(channel, bad, plain, direction):
+    channel._device.meddle = gate = Gate("end")
     start(channel, bad)
     for _ in range(2):
-        start(channel, plain)  # does not wait, and raises nothing
+        start(channel, plain[:CHUNK])  # does not wait, so it cannot know
+    gate.open()
     with pytest.raises(AuthenticationError):
         getattr(channel, direction)(plain)
     assert len(channel._device.begun) == 3
     getattr(channel, direction)(plain)
+
+
+def test_a_failure_that_is_known_is_raised_by_the_next_call_that_does_not_wait_either(channel, bad, good, plain):
+    """A loop that never synchronizes does not train on zeros."""
+    raised = 0
+    for _ in range(20):
+        try:
+            start(channel, bad)
+        except AuthenticationError:
+            raised += 1
+        wait_until_done(channel)
+    assert raised == 10  # each second call, which starts nothing
+    assert len(channel._device.begun) == 10
+    moved = start(channel, good)
+    channel.synchronize()
+    assert np.array_equal(moved, plain)
 
 
 def test_closing_raises_a_failure_and_closes_all_the_same(key, bad):
@@ -130,13 +170,19 @@ def test_closing_waits_for_what_is_under_way(key, good, plain):
     assert np.array_equal(moved, plain)
 
 
-def test_of_several_failures_the_first_is_raised_and_the_others_are_counted(channel, key, bad, good):
-    other = tampered(fastrack.seal(np.arange(5), key, name="other"), -1)
-    for sealed in (good, bad, other, good, other):
+def test_of_several_failures_the_first_is_raised_and_the_others_are_noted(channel, key):
+    good = fastrack.seal(np.arange(5), key)
+    bad = [tampered(fastrack.seal(np.arange(5), key, name=name), -1) for name in ("one", "two", "three")]
+    channel._device.meddle = gate = Gate("end")
+    for sealed in (good, bad[0], good, *bad[1:]):
         start(channel, sealed)
-    with pytest.raises(AuthenticationError, match="'bad'") as caught:
+    gate.open()
+    with pytest.raises(AuthenticationError, match="'one'") as caught:
         channel.synchronize()
-    assert caught.value.__notes__ == ["2 more of the transfers that were not waited for failed"]
+    assert [note.split(",")[0] for note in caught.value.__notes__] == [
+        "Another transfer failed as well: tensor 'two'",
+        "Another transfer failed as well: tensor 'three'",
+    ]
     channel.synchronize()
 
 
@@ -144,11 +190,10 @@ def test_a_device_that_fails_is_reported_later(channel, good, plain):
     channel._device.meddle = fail_at("open", 3)
     start(channel, good)
     wait_until_done(channel)
-    start(channel, plain[:100])
-    (failure,) = channel._pending._failures
+    (failure,) = known_failures(channel)
     assert failure.__traceback__ is None  # it would keep the work, and what that keeps
     with pytest.raises(DeviceError, match="fell off"):
-        channel.synchronize()
+        start(channel, plain[:100])
     channel._device.meddle = Gate("nothing")
     assert np.array_equal(channel.to_device(plain), plain)
 
@@ -165,15 +210,12 @@ def test_what_is_done_is_let_go_of(channel, good, plain):
     gate.open()
 
 
-def test_of_what_failed_the_name_and_the_chunk_are_kept(channel, good, bad):
+def test_of_what_failed_the_name_and_the_chunk_are_kept(channel, bad):
     start(channel, bad)
     wait_until_done(channel)
-    for _ in range(3):
-        start(channel, good)
-        wait_until_done(channel)
-    assert pending(channel) == 1
-    (failure,) = channel._pending._failures
+    (failure,) = known_failures(channel)
     assert failure.__traceback__ is None
+    assert pending(channel) == 0
     with pytest.raises(AuthenticationError) as caught:
         channel.synchronize()
     assert (caught.value.tensor, caught.value.chunk) == ("bad", 3)
@@ -215,46 +257,53 @@ def test_a_fault_on_the_host_is_raised_at_once(channel, good, plain, monkeypatch
     channel.synchronize()
 
 
-def test_two_threads_that_synchronize_both_wait(channel, good):
+def test_a_thread_waits_for_its_own_transfers_and_for_no_others(channel, good):
     channel._device.meddle = gate = Gate("end")
-    start(channel, good)
+
+    def start_and_wait():
+        start(channel, good)
+        channel.synchronize()
+
     with ThreadPoolExecutor(2) as pool:
-        waiting = [pool.submit(channel.synchronize) for _ in range(2)]
+        waiting = [pool.submit(start_and_wait) for _ in range(2)]
         for one in waiting:
             with pytest.raises(TimeoutError):
                 one.result(0.05)
+        channel.synchronize()
         gate.open()
         for one in waiting:
             one.result(60)
 
 
-def test_threads_start_transfers_while_another_waits(channel, good, bad, plain):
+def test_each_thread_is_raised_the_failures_of_its_own_transfers(channel, key, plain):
+    """While another one synchronizes all the time, and others move what is good."""
     over = threading.Event()
-    told = []
+    good = fastrack.seal(plain[: 3 * CHUNK], key)
 
     def synchronize():
         while not over.is_set():
-            try:
-                channel.synchronize()
-            except AuthenticationError as error:
-                told.append(1 + int((getattr(error, "__notes__", None) or ["0"])[0].split()[0]))
+            channel.synchronize()
 
-    def move(number):
-        moved = start(channel, bad if number % 4 == 0 else good)
-        return number, moved
+    def move_bad(thread):
+        named = [fastrack.seal(plain[:100], key, name=f"{thread}-{number}") for number in range(12)]
+        calls = [partial(start, channel, tampered(sealed, -1)) for sealed in named]
+        return [name for call in [*calls, channel.synchronize] for name in raised_by(call)]
+
+    def move_good():
+        while not over.is_set():
+            assert np.array_equal(channel.to_device(good, framework="numpy"), plain[: 3 * CHUNK])
 
     with ThreadPoolExecutor(6) as pool:
-        synchronizing = pool.submit(synchronize)
-        moved = list(pool.map(move, range(48)))
-        wait_until_done(channel)
+        others = [pool.submit(synchronize), pool.submit(move_good)]
+        moving = [pool.submit(move_bad, thread) for thread in range(4)]
+        told = [one.result(60) for one in moving]
         over.set()
-        synchronizing.result(60)
-    try:
-        channel.synchronize()
-    except AuthenticationError as error:
-        told.append(1 + int((getattr(error, "__notes__", None) or ["0"])[0].split()[0]))
-    assert sum(told) == 12
-    assert all(np.array_equal(result, plain) for number, result in moved if number % 4)
+        for one in others:
+            one.result(60)
+    for thread, names in enumerate(told):
+        assert len(names) == len(set(names))
+        assert all(name.startswith(f"{thread}-") for name in names)
+    assert sum(map(len, told)) == sum(bool(work._bad) for work in channel._device.begun)
 
 
 def test_an_interrupted_wait_forgets_nothing(channel, bad, monkeypatch):
