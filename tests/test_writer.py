@@ -267,7 +267,7 @@ def test_progress_counts_every_byte_once(target):
     save_file(TENSORS, target, KEY, plain=["labels"], progress=seen.append)
     assert sum(seen) == sum(array.nbytes for array in TENSORS.values())
     del seen[:]
-    unseal_file(target, target, KEY, progress=seen.append)
+    unseal_file(target, target, KEY, plain=["labels"], progress=seen.append)
     assert sum(seen) == sum(array.nbytes for array in TENSORS.values())
 
 
@@ -290,7 +290,7 @@ def test_a_safetensors_file_is_sealed_with_its_metadata(tmp_path, target):
         assert file.metadata == {"format": "pt"}
         assert (set(file), set(file.plain)) == ({"w"}, {"b"})
     assert same(opened(target), opened(source))
-    unseal_file(target, tmp_path / "back.safetensors", KEY)
+    unseal_file(target, tmp_path / "back.safetensors", KEY, plain=["b"])
     with safetensors.safe_open(tmp_path / "back.safetensors", framework="numpy") as file:
         assert file.metadata() == {"format": "pt"}
     assert same(opened(tmp_path / "back.safetensors"), opened(source))
@@ -446,7 +446,7 @@ def test_a_missing_source_is_missing(tmp_path, target, suffix):
 def test_an_unsealed_file_is_an_ordinary_safetensors_file(tmp_path, target):
     save_file(TENSORS, target, KEY, plain=["labels"], metadata={"note": "kept"})
     back = tmp_path / "back.safetensors"
-    unseal_file(target, back, KEY)
+    unseal_file(target, back, KEY, plain=["labels"])
     assert same(safetensors.numpy.load_file(back), TENSORS)
     with safetensors.safe_open(back, framework="numpy") as file:
         assert file.metadata() == {"note": "kept"}
@@ -455,10 +455,56 @@ def test_an_unsealed_file_is_an_ordinary_safetensors_file(tmp_path, target):
 def test_chosen_tensors_are_unsealed_alone(tmp_path, target):
     save_file(TENSORS, target, KEY, plain=["labels"])
     back = tmp_path / "back.safetensors"
-    unseal_file(target, back, KEY, names=["labels", "scale"])
-    assert same(safetensors.numpy.load_file(back), {name: TENSORS[name] for name in ("labels", "scale")})
+    unseal_file(target, back, KEY, names=["images", "scale"])
+    assert same(safetensors.numpy.load_file(back), {name: TENSORS[name] for name in ("images", "scale")})
     with pytest.raises(KeyError, match="no such"):
         unseal_file(target, back, KEY, names=["no such"])
+    with pytest.raises(KeyError, match="no such"):
+        unseal_file(target, back, KEY, names=["images"], plain=["no such"])
+
+
+@pytest.mark.parametrize("names", [None, ["labels"], ["images", "labels"]])
+def test_a_plain_tensor_is_unsealed_only_if_it_is_named_as_one(tmp_path, target, names):
+    save_file(TENSORS, target, KEY, plain=["labels", "half"])
+    back = tmp_path / "back.safetensors"
+    for plain in ([], ["half"]):
+        with pytest.raises(AuthenticationError, match="stores 'labels' unencrypted and unauthenticated") as caught:
+            unseal_file(target, back, KEY, names=names, plain=plain)
+        assert caught.value.tensor == "labels"
+        assert not back.exists()
+    with load_file(target) as file:
+        unseal_file(file, back, KEY, names=names, plain=file.plain)
+    assert same(safetensors.numpy.load_file(back), {name: TENSORS[name] for name in names or TENSORS})
+
+
+def test_a_file_without_anything_sealed_is_not_unsealed(tmp_path, target):
+    save_file(TENSORS, target, KEY, plain=TENSORS)
+    with pytest.raises(FormatError, match="nothing in it is sealed"):
+        unseal_file(target, tmp_path / "back.safetensors", KEY, plain=TENSORS)
+    assert not (tmp_path / "back.safetensors").exists()
+
+
+def test_a_file_that_was_opened_is_unsealed_though_another_takes_its_place(tmp_path, target):
+    save_file({"x": TENSORS["images"]}, target, KEY)
+    with load_file(target) as file:
+        save_file({"x": np.zeros(3)}, target, KEY)
+        unseal_file(file, tmp_path / "x.npy", KEY)
+    assert np.array_equal(np.load(tmp_path / "x.npy"), TENSORS["images"])
+
+
+def test_the_suffix_of_the_target_says_what_is_written(tmp_path, target):
+    tensors = {"images": TENSORS["images"], "names": TENSORS["names"]}
+    save_file(tensors, target, KEY)
+    unseal_file(target, tmp_path / "back.npz", KEY)
+    with np.load(tmp_path / "back.npz") as back:
+        assert same(dict(back), tensors)
+    unseal_file(target, tmp_path / "images.npy", KEY, names=["images"])
+    assert np.array_equal(np.load(tmp_path / "images.npy"), tensors["images"])
+    unseal_file(target, tmp_path / "names.txt", KEY, names=["names"])
+    assert (tmp_path / "names.txt").read_bytes() == tensors["names"].tobytes()
+    for name in ("both.npy", "both.txt"):
+        with pytest.raises(FormatError, match="takes one tensor"):
+            unseal_file(target, tmp_path / name, KEY)
 
 
 @pytest.mark.usefixtures("small_slabs")
@@ -471,12 +517,12 @@ def test_a_bad_chunk_leaves_no_plaintext_behind(tmp_path, target, chunk):
     target.write_bytes(content)
     back = tmp_path / "back"
     back.mkdir()
-    (back / "x").write_bytes(b"old")
+    (back / "x.npy").write_bytes(b"old")
     with pytest.raises(AuthenticationError) as caught:
-        unseal_file(target, back / "x", KEY)
+        unseal_file(target, back / "x.npy", KEY)
     assert (caught.value.tensor, caught.value.chunk) == ("images", chunk)
-    assert (back / "x").read_bytes() == b"old"
-    assert not leftovers(back / "x")
+    assert (back / "x.npy").read_bytes() == b"old"
+    assert not leftovers(back / "x.npy")
 
 
 @pytest.mark.usefixtures("small_slabs")
@@ -494,10 +540,10 @@ def test_no_slab_is_written_before_it_was_authenticated():
 def test_another_key_unseals_no_file(tmp_path, target):
     save_file(TENSORS, target, KEY)
     with pytest.raises(UnknownKeyError):
-        unseal_file(target, tmp_path / "back", Key.generate())
+        unseal_file(target, tmp_path / "back.safetensors", Key.generate())
     with pytest.raises(UnknownKeyError):
-        unseal_file(target, tmp_path / "back")
-    assert not (tmp_path / "back").exists()
+        unseal_file(target, tmp_path / "back.safetensors")
+    assert not (tmp_path / "back.safetensors").exists()
 
 
 # Whole or not at all
@@ -689,7 +735,7 @@ def test_no_error_shows_the_key(tmp_path, target):
         lambda: save_file({"\ud800": TENSORS["scale"]}, target, KEY),
         lambda: save_file({"x": torch.zeros(3, device="meta")}, target, KEY),
         lambda: save_file({"x": TENSORS["scale"]}, target, wiped),
-        lambda: unseal_file(target, tmp_path / "missing" / "x", KEY),
+        lambda: unseal_file(target, tmp_path / "missing" / "x.npz", KEY),
         lambda: unseal_file(target, target, KEY, names=["y"]),
         lambda: seal_file(target, target, KEY),
     ]
@@ -753,7 +799,7 @@ print(json.dumps({"peak": peak[0] * 1024, "errors": errors}))
 def test_three_gibibytes_are_sealed_verified_and_unsealed_in_half_of_one(tmp_path):
     if shutil.disk_usage(tmp_path).free < 12 << 30:
         pytest.skip("this takes 12 GiB of disk")
-    source, sealed, back = (tmp_path / name for name in ("huge", "sealed", "back"))
+    source, sealed, back = (tmp_path / name for name in ("huge", "sealed", "back.safetensors"))
     with source.open("wb") as file:
         for place, mark in _MARKS.items():
             file.seek(place)

@@ -11,13 +11,21 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from fastrack.cli.console import clean
-from fastrack.errors import FormatError, UnknownKeyError
+from fastrack.errors import AuthenticationError, FormatError, UnknownKeyError
 
 if TYPE_CHECKING:
     from fastrack.files import SealedFile
     from fastrack.keys import KeyRing
 
-__all__ = ["check_directory", "check_sealed", "check_source", "check_target", "load_engine", "open_ring"]
+__all__ = [
+    "check_directory",
+    "check_expected",
+    "check_sealed",
+    "check_source",
+    "check_target",
+    "load_engine",
+    "open_ring",
+]
 
 _LOOKS_SECRET = re.compile(r"(fastrack-key-1:.*)|([0-9a-fA-F]{32}){1,2}")
 
@@ -96,14 +104,32 @@ def check_sealed(file: "SealedFile", ring: "KeyRing") -> None:
     FormatError, UnknownKeyError
         Then.
     """
-    if file.key_id is None:
+    if not file:
         raise FormatError(f"{file.path}: nothing in it is sealed; `fastrack seal` seals it")
-    if file and file.key_id not in ring:
+    if file.key_id not in ring:
         given = ", ".join(key.id for key in ring)
         raise UnknownKeyError(
             f"{clean(str(file.path))} was sealed under key {file.key_id}, which was not given (given: {given}); "
             "--key PATH names its file"
         )
+
+
+def check_expected(file: "SealedFile", names: Sequence[str] | None) -> None:
+    """Refuse a file that lacks one of these tensors, or stores it in plain.
+
+    Raises
+    ------
+    AuthenticationError
+        Then.
+    """
+    for name in names or ():
+        if name not in file:
+            state = "is stored in plain" if name in file.plain else "is not there"
+            raise AuthenticationError(
+                f"{file.path}: expected {name!r} to be sealed in it, but it {state}; get the file that "
+                "its owner sealed",
+                tensor=name,
+            )
 
 
 def load_engine(what: Literal["seal", "open", "verify"]) -> None:

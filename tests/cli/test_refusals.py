@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fastrack import files
+from fastrack.files import load_file
 from fastrack.keys import Key
 
 # Targets
@@ -217,7 +219,55 @@ def test_a_plain_file_does_not_pass_for_a_sealed_one(cli, key, sealed, line):
 @pytest.mark.usefixtures("sealed")
 def test_a_file_with_everything_left_in_plain_is_not_verified(cli, key):
     cli(f"seal plain.npz open.safetensors --plain x --plain y {key}")
-    assert "nothing to verify" in cli.error(f"verify open.safetensors {key}")
+    assert "nothing in it is sealed" in cli.error(f"verify open.safetensors {key}")
+    for option in ("", "--allow-plain", "--plain x --plain y", "--tensor x --plain x"):
+        assert "nothing in it is sealed" in cli.error(f"unseal open.safetensors back.npz {option} {key}")
+    assert "back.npz" not in cli.names()
+
+
+@pytest.mark.usefixtures("sealed")
+@pytest.mark.parametrize("options", ["", "--tensor y", "--plain x"])
+def test_a_plain_tensor_is_not_copied_unless_it_is_asked_for(cli, key, options):
+    cli(f"seal plain.npz mixed.safetensors --plain y {key}")
+    said = cli.error(f"unseal mixed.safetensors back.npz {options} {key}")
+    assert "stores 'y' unencrypted and unauthenticated" in said
+    error = cli.json(f"unseal mixed.safetensors back.npz {options} {key}", status=1)["error"]
+    assert (error["type"], error["tensor"]) == ("AuthenticationError", "y")
+    assert "back.npz" not in cli.names()
+
+
+@pytest.mark.usefixtures("sealed")
+@pytest.mark.parametrize("line", ["unseal mixed.safetensors back.npz --allow-plain", "verify mixed.safetensors"])
+def test_what_is_expected_must_be_there_and_sealed(cli, key, line):
+    cli(f"seal plain.npz mixed.safetensors --plain y {key}")
+    assert "expected 'y' to be sealed in it, but it is stored in plain" in cli.error(f"{line} --expect y {key}")
+    assert "expected 'z' to be sealed in it, but it is not there" in cli.error(f"{line} --expect x --expect z {key}")
+    assert "back.npz" not in cli.names()
+    cli(f"{line} --expect x {key}")
+
+
+@pytest.mark.parametrize("command", ["unseal {} back.npz", "verify {}"])
+def test_another_file_of_the_same_key_is_refused_by_its_id(cli, key, sealed, command):
+    with load_file(sealed) as file:
+        wanted = file.file_id
+    cli(f"{command.format(sealed)} --file-id {wanted} {key}")
+    cli(f"seal plain.npz other.safetensors {key}")
+    line = f"{command.format('other.safetensors')} --file-id {wanted} {key} {'--force' * ('unseal' in command)}"
+    assert f"expected file id {wanted}" in cli.error(line)
+
+
+@pytest.mark.parametrize(("command", "target"), [("unseal", "back.npz"), ("verify", "")])
+def test_a_file_is_opened_once(cli, key, sealed, monkeypatch, command, target):
+    paths = []
+    opened = files.SealedFile.__init__
+
+    def count(self, path, *rest):
+        paths.append(path)
+        opened(self, path, *rest)
+
+    monkeypatch.setattr(files.SealedFile, "__init__", count)
+    cli(f"{command} {sealed} {target} {key}")
+    assert len(paths) == 1
 
 
 # Keys
