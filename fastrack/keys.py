@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from fastrack.errors import ClosedError, FormatError, KeyPermissionError, UnknownKeyError
 from fastrack.newfile import sync_directory
 
-__all__ = ["KEY_FILE_VARIABLE", "Key", "KeyLike", "KeyRing", "KeySource"]
+__all__ = ["KEY_FILE_VARIABLE", "Key", "KeyLike", "KeyRing", "KeySource", "looks_secret"]
 
 KEY_FILE_VARIABLE = "FASTRACK_KEY_FILE"
 """The environment variable that names the key file to use where no ``keys=`` is given."""
@@ -45,6 +45,12 @@ _FILE_PATTERN = re.compile(
     rb"fastrack-key-1:(?P<secret>[0-9a-f]{32}|[0-9a-f]{64})\n?"
 )
 _FILE_LIMIT = 256
+_LOOKS_SECRET = re.compile(
+    r".*fastrack-key-1:.*"  # a key file's second line, or all of it
+    r"|(?:0x)?(?:[0-9a-f]{2}[:\s-]?){16,}"  # hexadecimal
+    r"|[a-z0-9+/_-]{22}==|[a-z0-9+/_-]{43}=",  # base64 of 16 or 32 bytes
+    re.DOTALL | re.IGNORECASE,
+)
 _HEX_DIGITS = b"0123456789abcdef"
 _HEX_VALUES = {digit: value for value, digit in enumerate(_HEX_DIGITS)}
 
@@ -115,12 +121,14 @@ class Key:
         Raises
         ------
         FormatError
-            If it is anything but an intact key file.
+            If it is anything but an intact key file, or if `path` looks like a key itself; it is not repeated then.
         KeyPermissionError
             If its group or others have any right to it. (Not checked where the system has no such rights.)
         OSError
             If it cannot be read.
         """
+        if looks_secret(path):
+            raise FormatError(_NOT_A_PATH) from None
         path = Path(path)
         buffer = bytearray(_FILE_LIMIT + 1)
         try:
@@ -304,7 +312,7 @@ class KeyRing:
         try:
             return cls(path)
         except Exception as error:
-            error.add_note(f"the path came from {KEY_FILE_VARIABLE}")
+            error.add_note(f"it came from {KEY_FILE_VARIABLE}")
             raise
 
     @property
@@ -344,6 +352,18 @@ class KeyRing:
 
     def __repr__(self) -> str:
         return f"<KeyRing {', '.join(self._keys) or 'empty'}>"
+
+
+_NOT_A_PATH = (
+    "reading a key failed: expected the path of a key file, got what looks like a key itself, which is not repeated "
+    "here. Put the key into a file with Key.save or `fastrack keygen`, and give the path of that"
+)
+
+
+def looks_secret(path: str | os.PathLike[str]) -> bool:
+    """Return whether text that was given as a path is a key rather than the path of any file."""
+    text = os.fsdecode(path)
+    return _LOOKS_SECRET.fullmatch(text.strip(" \t\r\n'\"")) is not None and not os.path.lexists(text)
 
 
 def _derive_id(secret: bytearray) -> str:

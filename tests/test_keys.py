@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import base64
 import copy
 import os
 import pickle
 import re
 import stat
 import threading
+import traceback
 
 import pytest
 from hypothesis import given
@@ -476,6 +478,50 @@ def test_a_bad_path_in_the_environment_is_blamed_on_the_environment(path, monkey
     with pytest.raises(FileNotFoundError) as caught:
         KeyRing.resolve()
     assert KEY_FILE_VARIABLE in caught.value.__notes__[0]
+
+
+SPELLINGS = {
+    "line": lambda key: f"fastrack-key-1:{key.hex()}",
+    "file": lambda key: f"# fastrack key, 256 bits, id {'0' * 32}\nfastrack-key-1:{key.hex()}\n",
+    "hex": lambda key: key.hex(),
+    "HEX": lambda key: f" 0x{key.hex().upper()}\n",
+    "pairs": lambda key: key.hex(":"),
+    "short": lambda key: key[:16].hex(),
+    "base64": lambda key: base64.b64encode(key).decode(),
+    "url": lambda key: base64.urlsafe_b64encode(key[:16]).decode(),
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("route", ["load", "of", "ring", "list", "variable"])
+def test_a_key_in_place_of_its_path_is_refused_and_not_repeated(monkeypatch, spelling, route):
+    text = SPELLINGS[spelling](SECRET)
+    monkeypatch.setenv(KEY_FILE_VARIABLE, text)
+    routes = {
+        "load": Key.load,
+        "of": Key.of,
+        "ring": KeyRing.resolve,
+        "list": lambda text: KeyRing.resolve([text]),
+        "variable": lambda _: KeyRing.resolve(),
+    }
+    with pytest.raises(
+        FormatError, match="expected the path of a key file, got what looks like a key itself"
+    ) as caught:
+        routes[route](text)
+    told = "".join(traceback.format_exception(caught.value))
+    assert not any(part in told for part in (text.strip(), SECRET.hex(), SECRET[:16].hex()))
+
+
+@pytest.mark.parametrize("name", ["owner.key", "0123456789abcdef" * 2 + ".key", "keys/" + "ab" * 16])
+def test_a_path_that_is_not_there_is_told(tmp_path, name):
+    with pytest.raises(FileNotFoundError, match=name):
+        Key.load(tmp_path / name)
+
+
+def test_a_key_file_may_be_called_as_a_key_looks(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Key.from_bytes(SECRET).save("ab" * 16)
+    assert Key.load("ab" * 16) == Key.from_bytes(SECRET)
 
 
 def test_a_wiped_key_does_not_hide_a_good_one():

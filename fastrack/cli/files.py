@@ -2,7 +2,6 @@
 
 import errno
 import os
-import re
 import stat
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,8 +25,6 @@ __all__ = [
     "load_engine",
     "open_ring",
 ]
-
-_LOOKS_SECRET = re.compile(r"(fastrack-key-1:.*)|([0-9a-fA-F]{32}){1,2}")
 
 
 def check_target(path: Path, *, force: bool) -> None:
@@ -81,10 +78,10 @@ def open_ring(paths: Path | Sequence[Path] | None) -> "KeyRing":
     typer.BadParameter
         If it is the key itself. It is not repeated.
     """
-    from fastrack.keys import KEY_FILE_VARIABLE, KeyRing
+    from fastrack.keys import KEY_FILE_VARIABLE, KeyRing, looks_secret
 
     given = [paths] if isinstance(paths, Path) else list(paths or ())
-    if any(_LOOKS_SECRET.fullmatch(str(path)) and not path.exists() for path in given):
+    if any(map(looks_secret, given)):
         raise typer.BadParameter(
             "this takes the path of a key file, not a key: others can read a command line. Make a new key",
             param_hint="--key",

@@ -318,13 +318,25 @@ def test_a_key_on_the_command_line_is_bad_usage_and_is_not_repeated(cli, line):
         assert "0123456789abcdef" not in cli.error(f"{line} --key {secret}", status=2)
 
 
+@pytest.mark.usefixtures("sealed")
+@pytest.mark.parametrize("line", [*NEEDS_KEY, "doctor"])
+@pytest.mark.parametrize("part", [0, 1, None])
+def test_a_key_in_place_of_its_path_in_the_environment_is_not_repeated(cli, folder, monkeypatch, line, part):
+    text = (folder / "owner.key").read_text()
+    line_of_key = text.splitlines()[1]
+    monkeypatch.setenv(
+        "FASTRACK_KEY_FILE", text if part is None else line_of_key.split(":")[1] if part else line_of_key
+    )
+    for flag in ("", " --json"):
+        said = cli(line + flag, status=0 if line == "doctor" else 1)  # the script looks for the key in all output
+        assert "looks like a key itself" in " ".join(said.output.split())
+
+
 def test_a_note_on_an_error_is_shown(cli, sealed, monkeypatch):
     monkeypatch.setenv("FASTRACK_KEY_FILE", "gone.key")
     line = f"verify {sealed}"
-    assert cli.error(line) == (
-        "error: gone.key: No such file or directory\nnote: the path came from FASTRACK_KEY_FILE\n"
-    )
-    assert cli.json(line, status=1)["error"]["notes"] == ["the path came from FASTRACK_KEY_FILE"]
+    assert cli.error(line) == ("error: gone.key: No such file or directory\nnote: it came from FASTRACK_KEY_FILE\n")
+    assert cli.json(line, status=1)["error"]["notes"] == ["it came from FASTRACK_KEY_FILE"]
 
 
 # Usage
