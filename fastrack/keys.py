@@ -15,7 +15,6 @@ import io
 import os
 import re
 import stat
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NoReturn, Self, TypeAlias, Union
@@ -24,7 +23,7 @@ from cryptography.hazmat.primitives.hashes import SHA512
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from fastrack.errors import ClosedError, FormatError, KeyPermissionError, UnknownKeyError
-from fastrack.newfile import sync_directory
+from fastrack.newfile import new_file
 
 __all__ = ["KEY_FILE_VARIABLE", "Key", "KeyLike", "KeyRing", "KeySource", "looks_secret"]
 
@@ -173,10 +172,10 @@ class Key:
         OSError
             If it cannot be written.
         """
-        path = Path(path)
         text = self._format()
         try:
-            _write_new(path, text)
+            with new_file(Path(path), mode=0o600, overwrite=False) as file:
+                file.write(text)
         finally:
             text[:] = bytes(len(text))
 
@@ -402,33 +401,3 @@ def _read_into(file: io.FileIO, buffer: bytearray) -> int:
         while size < len(buffer) and (count := file.readinto(view[size:])):
             size += count
     return size
-
-
-def _write_new(path: Path, text: bytearray) -> None:
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with io.FileIO(descriptor, "w") as file:
-            with memoryview(text) as view:
-                written = 0
-                while written < len(view):
-                    written += file.write(view[written:])
-            os.fsync(file.fileno())
-        try:
-            _rename_new(temporary, path)
-        except FileExistsError as error:
-            message = f"{path} exists and was left as it is: choose another name, or move it away first"
-            raise FileExistsError(error.errno, message) from None
-    finally:
-        Path(temporary).unlink(missing_ok=True)
-    sync_directory(path.parent)
-
-
-def _rename_new(temporary: str, path: Path) -> None:
-    """Give a file its name, unless there is one of that name. A rename would replace it; a link does not."""
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without links: first take the name, then replace what holds it, which is ours
-        path.touch(mode=0o600, exist_ok=False)
-        os.replace(temporary, path)  # noqa: PTH105

@@ -7,9 +7,10 @@ import json
 import os
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 
@@ -28,6 +29,7 @@ Progress = Callable[[int], None]
 
 _SLAB = 8 << 20  # of ciphertext that is still in the caches when it is written
 _ALIGNMENT = 8
+_PRIVATE = 0o600  # the mode of a file of plaintext
 _HEADER_LIMIT = 100_000_000  # bytes; safetensors refuses to read more
 
 
@@ -81,6 +83,7 @@ def seal_file(
     key: KeyLike,
     *,
     plain: Iterable[str] = (),
+    overwrite: bool = True,
     progress: Progress | None = None,
 ) -> None:
     """Seal what is in a file into a new file. One slab is in memory at a time, so the file may be larger than memory.
@@ -93,6 +96,8 @@ def seal_file(
         The sealed file to write.
     key, plain, progress
         As for `save_file`.
+    overwrite : bool
+        Whether a file that has the name of the target may be replaced.
 
     Raises
     ------
@@ -104,7 +109,7 @@ def seal_file(
         If a file cannot be read or written. Nothing is left behind then.
     """
     with open_plain(source) as (tensors, metadata):
-        _write_sealed(tensors, Path(target), Key.of(key), _names(plain), metadata, progress)
+        _write_sealed(tensors, Path(target), Key.of(key), _names(plain), metadata, progress, overwrite=overwrite)
 
 
 def unseal_file(
@@ -114,6 +119,7 @@ def unseal_file(
     *,
     names: Iterable[str] | None = None,
     plain: Iterable[str] = (),
+    overwrite: bool = True,
     progress: Progress | None = None,
 ) -> None:
     """Decrypt a sealed file into a plain file, slab by slab, each authenticated before it is written.
@@ -132,6 +138,8 @@ def unseal_file(
     plain : iterable of str
         Names of tensors that may be copied although the file stores them in plain: unauthenticated, so that anyone who
         could write to the file may have put them there. Other plain tensors are refused.
+    overwrite : bool
+        Whether a file that has the name of the target may be replaced. It keeps its mode; a new one gets mode 0600.
     progress : callable, optional
         As for `save_file`.
 
@@ -153,7 +161,7 @@ def unseal_file(
     """
     ring = KeyRing.resolve(keys)
     with opened_file(source) as file:
-        unsealing = _Unsealing(file, ring, _choose(file, names, _names(plain)), progress)
+        unsealing = _Unsealing(file, ring, _choose(file, names, _names(plain)), overwrite, progress)
         unsealing.write_to(Path(target))
 
 
@@ -181,6 +189,7 @@ class _Unsealing:
     file: SealedFile
     keys: KeyRing
     names: list[str]
+    overwrite: bool
     progress: Progress | None
 
     def write_to(self, target: Path) -> None:
@@ -206,14 +215,15 @@ class _Unsealing:
         entries = {name: self._described(name) for name in self.names}
         order = _by_alignment(entries)
         header = _header({name: entries[name] for name in order}, self.file.metadata)
-        with new_file(target, len(header) + sum(dtypes.nbytes(*entry) for entry in entries.values())) as out:
+        size = len(header) + sum(dtypes.nbytes(*entry) for entry in entries.values())
+        with self._new_file(target, size) as out:
             out.write(header)
             for name in order:
                 self._write(name, out)
 
     def _write_npz(self, target: Path) -> None:
         headers = {name: _npy_header(*self._described(name)) for name in self.names}
-        with new_file(target) as out, zipfile.ZipFile(out, "w") as archive:
+        with self._new_file(target) as out, zipfile.ZipFile(out, "w") as archive:
             for name in self.names:
                 # numpy.savez does the same: the size of a member is known only in its end.
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
@@ -221,9 +231,12 @@ class _Unsealing:
                     self._write(name, member)
 
     def _write_one(self, name: str, header: bytes, target: Path) -> None:
-        with new_file(target) as out:
+        with self._new_file(target) as out:
             out.write(header)
             self._write(name, out)
+
+    def _new_file(self, target: Path, size: int = 0) -> AbstractContextManager[BinaryIO]:
+        return new_file(target, size, mode=_PRIVATE, overwrite=self.overwrite)
 
     def _write(self, name: str, out: IO[bytes]) -> None:
         if name in self.file:
@@ -288,6 +301,8 @@ def _write_sealed(
     plain: frozenset[str],
     metadata: Mapping[str, str],
     progress: Progress | None,
+    *,
+    overwrite: bool = True,
 ) -> None:
     texts: list[object] = [*tensors, *metadata, *metadata.values()]
     for text in texts:
@@ -318,7 +333,8 @@ def _write_sealed(
     largest = max((tensors[name].nbytes for name in claims), default=0)
     memory = arrays.empty_bytes(cobblestone.raw_size(min(_SLAB, largest)))  # for all: fresh memory costs more than AES
     header = _header({name: entries[name] for name in order}, {**metadata, **marks})
-    with new_file(path, len(header) + sum(dtypes.nbytes(*entry) for entry in entries.values())) as out:
+    size = len(header) + sum(dtypes.nbytes(*entry) for entry in entries.values())
+    with new_file(path, size, overwrite=overwrite) as out:
         out.write(header)
         for name in order:
             if name in claims:

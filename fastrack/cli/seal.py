@@ -41,7 +41,7 @@ def seal(
         load_engine("seal")
         begun = time.perf_counter()
         with progress_bar("sealing", total) as progress:
-            seal_file(source, target, owner, plain=plain or (), progress=progress)
+            seal_file(source, target, owner, plain=plain or (), overwrite=force, progress=progress)
     except TypeError as error:  # an array of text, say: the data's fault
         raise FormatError(f"{source}: {error}") from None
     seconds = time.perf_counter() - begun

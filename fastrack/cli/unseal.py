@@ -59,7 +59,7 @@ def unseal(
         begun = time.perf_counter()
         allowed = file.plain if allow_plain else plain or ()
         with progress_bar("unsealing", total) as progress:
-            unseal_file(file, target, ring, names=names, plain=allowed, progress=progress)
+            unseal_file(file, target, ring, names=names, plain=allowed, overwrite=force, progress=progress)
         seconds = time.perf_counter() - begun
     copied = [name for name in names if name in file.plain]
     if as_json:

@@ -31,6 +31,26 @@ def test_a_target_is_replaced_by_force(cli, key, folder, line):
     assert (folder / "there.npz").stat().st_size > 1000
 
 
+@pytest.mark.usefixtures("sealed")
+@pytest.mark.parametrize(
+    ("command", "line"), [("seal", "plain.npz new.safetensors"), ("unseal", "sealed.safetensors new.npz")]
+)
+@pytest.mark.parametrize("force", ["", "--force"])
+def test_a_target_that_appears_meanwhile_is_replaced_by_force_alone(
+    cli, key, folder, monkeypatch, command, line, force
+):
+    @contextlib.contextmanager
+    def appearing(*_):
+        yield lambda _: (folder / line.split()[1]).write_text("mine")
+
+    monkeypatch.setattr(f"fastrack.cli.{command}.progress_bar", appearing)
+    if force:
+        cli(f"{command} {line} --force {key}")
+    else:
+        assert "exists and was left as it was" in cli.error(f"{command} {line} {key}")
+    assert ((folder / line.split()[1]).read_bytes() == b"mine") is not bool(force)
+
+
 def test_a_target_that_is_no_file_is_not_replaced_even_by_force(cli, key, sealed, folder):
     (folder / "place").mkdir()
     os.mkfifo(folder / "pipe")
