@@ -9,7 +9,6 @@ owner may read it (the final newline may be missing)::
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import io
 import os
@@ -23,7 +22,7 @@ from cryptography.hazmat.primitives.hashes import SHA512
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from fastrack.errors import ClosedError, FormatError, KeyPermissionError, UnknownKeyError
-from fastrack.newfile import new_file
+from fastrack.newfile import is_trusted_owner, new_file
 
 __all__ = ["KEY_FILE_VARIABLE", "Key", "KeyLike", "KeyRing", "KeySource", "looks_secret"]
 
@@ -36,7 +35,7 @@ KeyLike: TypeAlias = Union["Key", str, os.PathLike[str]]
 KeySource: TypeAlias = Union["Key", "KeyRing", str, os.PathLike[str], "Iterable[KeySource]"]
 """What a ``keys=`` takes: a key, the path of a key file, a ring, or any iterable of these."""
 
-_BITS = {16: 128, 32: 256}
+_SIZES = (16, 32)  # bytes of a key
 _ID_SIZE = 16
 _ID_LABEL = b"fastrack/key-id@1\0"
 _FILE_PATTERN = re.compile(
@@ -54,6 +53,17 @@ _HEX_DIGITS = b"0123456789abcdef"
 _HEX_VALUES = {digit: value for value, digit in enumerate(_HEX_DIGITS)}
 
 
+class _Secret(bytearray):
+    """Hold the bytes of a key, and overwrite them at the end of their life.
+
+    Every view of them keeps them alive, so a view never outlives what it shows. The type `bytes` is bound beforehand,
+    since the interpreter may have taken down all names when the end comes.
+    """
+
+    def __del__(self, zeros: type[bytes] = bytes) -> None:
+        self[:] = zeros(self.__len__())
+
+
 class Key:
     """A secret that seals tensors and unseals them. Made by `generate`, `load` or `from_bytes`.
 
@@ -67,7 +77,7 @@ class Key:
     Raises
     ------
     FormatError
-        If it has another length.
+        If it has another length, or is zeros only, as what is left of an overwritten key is.
     """
 
     __slots__ = ("_id", "_secret", "_wiped")
@@ -75,9 +85,13 @@ class Key:
     def __init__(self, secret: Bytes) -> None:
         view = memoryview(secret).cast("B")
         self._wiped = False
-        self._secret = bytearray(len(view))
-        if len(view) not in _BITS:
+        self._id = ""
+        self._secret = _Secret(len(view))
+        if len(view) not in _SIZES:
             message = f"a key has 16 or 32 bytes, not {len(view)}; Key.generate() makes one"
+            raise FormatError(message)
+        if hmac.compare_digest(view, self._secret):
+            message = "a key was refused: expected random bytes, got zeros only, as a wiped key leaves; load it again"
             raise FormatError(message)
         # Through a view: a slice assigned to a bytearray itself goes through a copy that nobody wipes.
         memoryview(self._secret)[:] = view
@@ -97,7 +111,7 @@ class Key:
         ValueError
             If it is neither.
         """
-        if bits not in _BITS.values():
+        if bits not in {8 * size for size in _SIZES}:
             message = f"a key has 256 or 128 bits, not {bits!r}"
             raise ValueError(message)
         return cls(os.urandom(bits // 8))
@@ -109,7 +123,7 @@ class Key:
         Raises
         ------
         FormatError
-            If it has another length.
+            If it has another length, or is zeros only.
         """
         return cls(secret)
 
@@ -122,7 +136,8 @@ class Key:
         FormatError
             If it is anything but an intact key file, or if `path` looks like a key itself; it is not repeated then.
         KeyPermissionError
-            If its group or others have any right to it. (Not checked where the system has no such rights.)
+            If its group or others have any right to it, or it belongs to another user than this one or root. (Not
+            checked where the system has no such rights.)
         OSError
             If it cannot be read.
         """
@@ -198,7 +213,7 @@ class Key:
     @property
     def bits(self) -> int:
         """The size of the AES key: 128 or 256."""
-        return _BITS[len(self._secret)]
+        return 8 * len(self._secret)
 
     @property
     def is_wiped(self) -> bool:
@@ -223,7 +238,9 @@ class Key:
         raise TypeError(f"key= takes a Key or the path of a key file, not {type(key).__name__}")
 
     def material(self) -> memoryview:
-        """View the secret itself, in place and read-only: for key derivation, and never to be copied or kept.
+        """View the secret itself, in place and read-only. For key derivation inside the package; not public.
+
+        The view keeps the secret alive; `wipe` overwrites it all the same.
 
         Raises
         ------
@@ -239,11 +256,6 @@ class Key:
         """Overwrite the secret with zeros. The key can do nothing from then on; its id stays."""
         self._wiped = True
         self._secret[:] = bytes(len(self._secret))
-
-    def __del__(self) -> None:
-        # A key that was refused for its type has no secret yet.
-        with contextlib.suppress(AttributeError):
-            self.wipe()
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Key):
@@ -389,7 +401,14 @@ def _flatten(keys: object) -> Iterator[Key]:
 
 
 def _refuse_if_shared(file: io.FileIO, path: Path) -> None:
-    mode = os.fstat(file.fileno()).st_mode
+    status = os.fstat(file.fileno())
+    mode = status.st_mode
+    if not is_trusted_owner(status):
+        message = (
+            f"{path} belongs to another user: expected an owner with uid {os.geteuid()} or 0, got {status.st_uid}. "
+            "That user may know the key in it; make one of your own, or copy the file"
+        )
+        raise KeyPermissionError(message)
     if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
         message = f"{path} may be used by others on this machine (mode {stat.S_IMODE(mode):04o}): chmod 600 {path}"
         raise KeyPermissionError(message)

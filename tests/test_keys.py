@@ -6,6 +6,8 @@ import os
 import pickle
 import re
 import stat
+import subprocess
+import sys
 import threading
 import traceback
 
@@ -19,7 +21,7 @@ from fastrack.errors import ClosedError, FormatError, KeyPermissionError, Unknow
 from fastrack.keys import KEY_FILE_VARIABLE, Key, KeyRing
 
 SECRET = bytes(range(100, 132))
-SECRETS = st.binary(min_size=16, max_size=16) | st.binary(min_size=32, max_size=32)
+SECRETS = (st.binary(min_size=16, max_size=16) | st.binary(min_size=32, max_size=32)).filter(any)
 
 
 @pytest.fixture
@@ -167,13 +169,50 @@ def test_a_wiped_key_keeps_its_id_and_gives_nothing_else(key, path):
     assert not path.exists()
 
 
+def test_a_view_keeps_its_secret(key, path):
+    key.save(path)
+    assert bytes(Key.load(path).material()) == SECRET
+    assert Key.from_bytes(Key.load(path).material()) == key
+
+
 def test_a_key_that_goes_away_wipes_itself(key):
-    view = key.material()
-    owner = Key.from_bytes(SECRET)
-    of_the_owner = owner.material()
-    del owner
-    assert bytes(of_the_owner) == bytes(32)
-    assert bytes(view) == SECRET
+    wiped = []
+
+    class Watched(keys_module._Secret):
+        def __del__(self, parent=keys_module._Secret.__del__):
+            parent(self)
+            wiped.append(bytes(self))
+
+    key._secret = Watched(SECRET)
+    key._secret = None
+    assert wiped == [bytes(32)]
+
+
+@pytest.mark.parametrize("place", ["builtins.key", "key", "sys.key"])
+def test_a_key_that_lives_to_the_end_of_the_interpreter_goes_quietly(place):
+    script = f"import builtins, sys, fastrack\n{place} = fastrack.Key.generate()"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("size", [16, 32])
+def test_a_key_of_zeros_is_refused(path, size):
+    message = "expected random bytes, got zeros only"
+    with pytest.raises(FormatError, match=message):
+        Key.from_bytes(bytes(size))
+    key_id = keys_module._derive_id(bytearray(size))
+    path.write_text(f"# fastrack key, {8 * size} bits, id {key_id}\nfastrack-key-1:{bytes(size).hex()}\n")
+    path.chmod(0o600)
+    with pytest.raises(FormatError, match=message):
+        Key.load(path)
+
+
+@pytest.mark.parametrize("size", [0, 15, 33])
+def test_a_key_that_was_refused_shows_itself_all_the_same(size):
+    with pytest.raises(FormatError) as caught:
+        Key.from_bytes(bytes(size))
+    told = "".join(traceback.TracebackException.from_exception(caught.value, capture_locals=True).format())
+    assert "<Key " in told
 
 
 # Key files
@@ -209,6 +248,18 @@ def test_a_key_file_that_others_may_use_is_refused(key, path, mode):
     with pytest.raises(KeyPermissionError, match="chmod 600") as caught:
         Key.load(path)
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="files have no owners here")
+def test_a_key_file_of_another_user_is_refused(key, path, monkeypatch):
+    key.save(path)
+    if os.geteuid() == 0:
+        os.chown(path, 65534, 65534)
+    else:
+        another = os.geteuid() + 1
+        monkeypatch.setattr(os, "geteuid", lambda: another)
+    with pytest.raises(KeyPermissionError, match=f"expected an owner with uid {os.geteuid()} or 0, got "):
+        Key.load(path)
 
 
 def test_a_key_file_that_cannot_even_be_written_by_its_owner_is_fine(key, path):
