@@ -23,6 +23,7 @@ from fastrack import arrays, cobblestone, dtypes
 from fastrack.arrays import Bytes
 from fastrack.errors import AuthenticationError, ClosedError, FormatError, UnknownKeyError
 from fastrack.keys import KeyRing, KeySource
+from fastrack.regular_file import open_regular
 from fastrack.sealed import Claim, OpenMessage, SealedTensor, bad_chunk
 
 __all__ = ["SealedFile", "TensorCheck", "check_file", "load_file", "opened_file", "verify_file"]
@@ -328,7 +329,7 @@ class _Header:
 def _open(path: Path) -> tuple[_Header, Bytes]:
     """Map a file and read its header: of one version of the file, though it may be replaced meanwhile."""
     for _ in range(_ATTEMPTS):
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             header = _read_header(path)
             memory = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
             if _version_of(os.fstat(file.fileno())) == _version_of(path.stat()):

@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from fastrack.errors import ClosedError, FormatError, KeyPermissionError, UnknownKeyError
 from fastrack.newfile import is_trusted_owner, new_file
+from fastrack.regular_file import open_regular
 
 __all__ = ["KEY_FILE_VARIABLE", "Key", "KeyLike", "KeyRing", "KeySource", "looks_secret"]
 
@@ -146,7 +147,7 @@ class Key:
         path = Path(path)
         buffer = bytearray(_FILE_LIMIT + 1)
         try:
-            with io.FileIO(path) as file:
+            with open_regular(path) as file:
                 _refuse_if_shared(file, path)
                 size = _read_into(file, buffer)
             return cls._parse(buffer, size, path)

@@ -958,3 +958,30 @@ def test_a_key_may_be_the_path_of_its_file(target, tmp_path):
     KEY.save(tmp_path / "owner.key")
     save_file({"x": np.arange(3)}, target, tmp_path / "owner.key")
     assert opened(target, tmp_path / "owner.key")["x"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors", ".bin"])
+def test_nothing_waits_for_a_pipe(tmp_path, target, suffix):
+    pipe = tmp_path / f"pipe{suffix}"
+    os.mkfifo(pipe, 0o600)
+    uses = [
+        lambda: seal_file(pipe, target, KEY),
+        lambda: load_file(pipe),
+        lambda: Key.load(pipe),
+        lambda: unseal_file(pipe, target, KEY),
+        lambda: fastrack.verify_file(pipe, KEY),
+    ]
+    for use in uses:
+        with pytest.raises(OSError, match="not a regular file") as caught:
+            use()
+        assert caught.value.filename == str(pipe)
+    assert not target.exists()
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="this system has no such files")
+def test_a_file_that_gives_more_than_its_size_is_not_sealed_as_an_empty_one(target):
+    with pytest.raises(OSError, match="expected 0 bytes as its size says, got more"):
+        seal_file("/proc/self/status", target, KEY)
+    assert not target.exists()

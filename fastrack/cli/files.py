@@ -35,6 +35,7 @@ def check_target(path: Path, *, force: bool) -> None:
     OSError
         If there is something at the path, or no directory to put it in.
     """
+    _refuse_stream(path, "TARGET")
     check_directory(path)
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "not a regular file, so it is not written over; choose another name", str(path))
@@ -50,10 +51,18 @@ def check_source(path: Path) -> int:
     OSError
         Then, or if there is nothing at the path.
     """
+    _refuse_stream(path, "SOURCE")
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "not a regular file; put what it gives into one first", str(path))
     return status.st_size
+
+
+def _refuse_stream(path: Path, hint: str) -> None:
+    if str(path) == "-":
+        raise typer.BadParameter(
+            "expected the path of a file, got -, and no stream is read or written", param_hint=hint
+        )
 
 
 def check_directory(path: Path) -> None:

@@ -132,6 +132,31 @@ def test_a_pipe_is_not_sealed_as_an_empty_file(cli, key, folder):
     assert "not a regular file" in cli.error(f"seal . new {key}")
 
 
+@pytest.mark.usefixtures("sealed")
+@pytest.mark.parametrize("line", ["seal plain.npz -", "seal - new.safetensors", "unseal sealed.safetensors -"])
+def test_a_dash_is_no_file(cli, key, line):
+    before = cli.names()
+    said = cli.error(f"{line} {key}", status=2)
+    assert "expected the path of a file, got -" in " ".join(said.replace("│", " ").split())
+    assert cli.names() == before
+
+
+@pytest.mark.usefixtures("sealed")
+def test_a_source_is_not_replaced_by_a_file_of_another_kind(cli, key, folder):
+    before = (folder / "plain.npz").read_bytes()
+    (folder / "link.npz").symlink_to("plain.npz")
+    for target in ("plain.npz", "./plain.npz", "link.npz"):
+        assert "SOURCE" in cli.error(f"seal plain.npz {target} --force {key}", status=2)
+    assert (folder / "plain.npz").read_bytes() == before
+
+
+@pytest.mark.parametrize("line", ["inspect pipe", "verify pipe", "unseal pipe new.npz", "verify sealed.safetensors"])
+def test_a_command_does_not_wait_for_a_pipe(cli, sealed, folder, line):
+    os.mkfifo(folder / "pipe", 0o600)
+    key = "pipe" if sealed in line else "owner.key"
+    assert "pipe: not a regular file" in cli.error(f"{line} {'' if 'inspect' in line else f'--key {key}'}")
+
+
 def test_a_sealed_file_is_not_sealed_again(cli, key, sealed):
     assert "is sealed already" in cli.error(f"seal {sealed} again.safetensors {key}")
 

@@ -107,6 +107,15 @@ def test_a_tensor_left_in_plain_comes_back_too(cli, key, arrays):
     same(load_plain("back.safetensors")["y"], arrays["y"])
 
 
+def test_sealing_says_what_anyone_can_read(cli, key, arrays):
+    save_plain(arrays, "plain.safetensors", metadata={"prompt": "a secret wish"})
+    said = cli(f"seal plain.safetensors sealed.safetensors {key}").stdout
+    assert "anyone can read the names, dtypes and shapes of 'x', 'y'\n" in said
+    assert "anyone can read the metadata 'prompt'\n" in said
+    readable = cli.json(f"seal plain.safetensors sealed.safetensors --force {key}")["readable"]
+    assert readable == {"names": ["x", "y"], "metadata": ["prompt"]}
+
+
 def test_a_dtype_that_numpy_files_lack_needs_a_safetensors_file(cli, key):
     save_plain({"b": np.ones(4, ml_dtypes.bfloat16)}, "plain.safetensors")
     cli(f"seal plain.safetensors sealed.safetensors {key}")
