@@ -183,7 +183,7 @@ def derive(secret: Bytes, salt: Bytes, context: Bytes) -> MessageKey:
     Raises
     ------
     FormatError
-        If the secret or the salt has another length.
+        If the secret or the salt has another length, or the secret is zeros only.
     """
     size = len(secret)
     aead = _AEADS.get(size)
@@ -197,6 +197,10 @@ def derive(secret: Bytes, salt: Bytes, context: Bytes) -> MessageKey:
     # Every step writes in place: an intermediate `bytes` could not be wiped, and shrinking a bytearray may move it.
     output = bytearray(size + NONCE + COMMITMENT)
     HKDFExpand(_SHA512, len(output), info).derive_into(secret, output)
+    if hmac.compare_digest(secret, bytes(size)):  # afterwards: the owner may wipe its key at any time
+        output[:] = bytes(len(output))
+        message = "deriving a key failed: expected random bytes, got zeros only, as a wiped key leaves; load it again"
+        raise FormatError(message)
     material = bytearray(size + NONCE)
     memoryview(material)[:] = memoryview(output)[:-COMMITMENT]
     commitment = bytes(memoryview(output)[-COMMITMENT:])

@@ -8,7 +8,7 @@ worker process may be the one to raise them.
 # ├── AuthenticationError      a message is not what its owner sealed, or not under this key and context
 # ├── FormatError              not a sealed message, sealed file or key file at all      (a ValueError too)
 # ├── UnknownKeyError          sealed under a key that was not given                     (a LookupError too)
-# ├── KeyPermissionError       a key file that others on this machine may read           (a PermissionError too)
+# ├── KeyPermissionError       a key file that others own or may read                    (a PermissionError too)
 # ├── DeviceError              the device is absent, busy or cannot do what was asked
 # └── ClosedError              used after it was closed or wiped
 
@@ -60,7 +60,7 @@ class UnknownKeyError(FastrackError, LookupError):
 
 
 class KeyPermissionError(FastrackError, PermissionError):
-    """The key file may be read by others on this machine, so it is not read at all."""
+    """The key file belongs to another user or may be read by others, so it is not read at all."""
 
 
 class DeviceError(FastrackError):

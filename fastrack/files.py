@@ -6,6 +6,7 @@ the file's metadata says what it decrypts to. The safetensors library itself rea
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
@@ -22,9 +23,10 @@ from fastrack import arrays, cobblestone, dtypes
 from fastrack.arrays import Bytes
 from fastrack.errors import AuthenticationError, ClosedError, FormatError, UnknownKeyError
 from fastrack.keys import KeyRing, KeySource
+from fastrack.regular_file import open_regular
 from fastrack.sealed import Claim, OpenMessage, SealedTensor, bad_chunk
 
-__all__ = ["SealedFile", "TensorCheck", "check_file", "load_file", "verify_file"]
+__all__ = ["SealedFile", "TensorCheck", "check_file", "load_file", "opened_file", "verify_file"]
 
 FORMAT_VERSION = "1"
 _HEX_ID = re.compile(r"[0-9a-f]{32}")
@@ -35,8 +37,16 @@ _ATTEMPTS = 100
 _VERIFY_RUN = 32 << 20  # bytes of plaintext between two reports of progress
 
 
-def load_file(path: str | os.PathLike[str]) -> SealedFile:
+def load_file(path: str | os.PathLike[str], *, file_id: str | None = None) -> SealedFile:
     """Open a sealed file. Nothing is read yet but its header; nothing is decrypted, and no key is needed.
+
+    Parameters
+    ----------
+    path : path
+        The file.
+    file_id : str, optional
+        The file id that it must have, kept in a trusted place since the file was sealed: an older or another file of
+        the same key has another one.
 
     Returns
     -------
@@ -48,10 +58,22 @@ def load_file(path: str | os.PathLike[str]) -> SealedFile:
     ------
     FormatError
         If it is no safetensors file, or its fastrack metadata is not sound.
+    AuthenticationError
+        If it has another id than `file_id`.
     OSError
         If it cannot be read.
     """
-    return SealedFile(path)
+    return SealedFile(path, file_id)
+
+
+@contextlib.contextmanager
+def opened_file(source: SealedFile | str | os.PathLike[str]) -> Iterator[SealedFile]:
+    """Give a file that is open already as it is, and open and close one that is named by its path."""
+    if isinstance(source, SealedFile):
+        yield source
+    else:
+        with load_file(source) as file:
+            yield file
 
 
 class SealedFile(Mapping[str, SealedTensor]):
@@ -76,8 +98,9 @@ class SealedFile(Mapping[str, SealedTensor]):
         The id of the key that sealed them; None if nothing is sealed.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], file_id: str | None = None) -> None:
         self.path = Path(path)
+        self._expected_id = file_id
         header, memory = _open(self.path)
         self._memory: Bytes | None = memory
         self._places = header.locate(memory)
@@ -88,6 +111,11 @@ class SealedFile(Mapping[str, SealedTensor]):
         self._claims: dict[str, Claim] = {}
         if marks:
             self._read_marks(marks)
+        if file_id is not None and file_id != self.file_id:
+            raise AuthenticationError(
+                f"{self.path}: expected file id {file_id:.50}, got {self.file_id}; it is an older or another file than "
+                "the one that is wanted, so get that one"
+            )
         self.names = tuple(self._places)
         self.plain: Mapping[str, Any] = _PlainTensors(self, [name for name in self.names if name not in self._claims])
 
@@ -150,8 +178,8 @@ class SealedFile(Mapping[str, SealedTensor]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __reduce__(self) -> tuple[object, tuple[Path]]:
-        return load_file, (self.path,)
+    def __reduce__(self) -> tuple[object, tuple[Path, str | None]]:
+        return SealedFile, (self.path, self._expected_id)
 
     def __repr__(self) -> str:
         return f"<SealedFile {str(self.path)!r}: {len(self)} sealed, {len(self.plain)} plain>"
@@ -198,7 +226,7 @@ class TensorCheck:
 
 
 def verify_file(
-    path: str | os.PathLike[str],
+    source: SealedFile | str | os.PathLike[str],
     keys: KeySource | None = None,
     *,
     progress: Callable[[int], None] | None = None,
@@ -207,8 +235,8 @@ def verify_file(
 
     Parameters
     ----------
-    path : path
-        The sealed file.
+    source : path or SealedFile
+        The sealed file, or one that `load_file` opened.
     keys : Key, path or iterable of these, optional
         As for `unseal`.
     progress : callable, optional
@@ -226,7 +254,7 @@ def verify_file(
     OSError
         If it cannot be read.
     """
-    errors = [check.error for check in check_file(path, keys, progress=progress) if check.error is not None]
+    errors = [check.error for check in check_file(source, keys, progress=progress) if check.error is not None]
     for error in errors[:1]:
         for other in errors[1:]:
             error.add_note(str(other))
@@ -234,16 +262,16 @@ def verify_file(
 
 
 def check_file(
-    path: str | os.PathLike[str],
+    source: SealedFile | str | os.PathLike[str],
     keys: KeySource | None = None,
     *,
     progress: Callable[[int], None] | None = None,
 ) -> list[TensorCheck]:
     """Do what `verify_file` does, but report: one `TensorCheck` a sealed tensor, in the order of the file."""
     ring = KeyRing.resolve(keys)
-    with load_file(path) as file:
+    with opened_file(source) as file:
         if not file:
-            raise FormatError(f"{path}: nothing in it is sealed, so there is nothing to verify")
+            raise FormatError(f"{file.path}: nothing in it is sealed, so there is nothing to verify")
         return [
             TensorCheck(name, sealed.dtype, sealed.shape, sealed.nbytes, _verify(sealed, ring, progress))
             for name, sealed in file.items()
@@ -301,7 +329,7 @@ class _Header:
 def _open(path: Path) -> tuple[_Header, Bytes]:
     """Map a file and read its header: of one version of the file, though it may be replaced meanwhile."""
     for _ in range(_ATTEMPTS):
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             header = _read_header(path)
             memory = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
             if _version_of(os.fstat(file.fileno())) == _version_of(path.stat()):

@@ -9,13 +9,11 @@ owner may read it (the final newline may be missing)::
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import io
 import os
 import re
 import stat
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NoReturn, Self, TypeAlias, Union
@@ -24,9 +22,10 @@ from cryptography.hazmat.primitives.hashes import SHA512
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from fastrack.errors import ClosedError, FormatError, KeyPermissionError, UnknownKeyError
-from fastrack.newfile import sync_directory
+from fastrack.newfile import is_trusted_owner, new_file
+from fastrack.regular_file import open_regular
 
-__all__ = ["KEY_FILE_VARIABLE", "Key", "KeyLike", "KeyRing", "KeySource"]
+__all__ = ["KEY_FILE_VARIABLE", "Key", "KeyLike", "KeyRing", "KeySource", "looks_secret"]
 
 KEY_FILE_VARIABLE = "FASTRACK_KEY_FILE"
 """The environment variable that names the key file to use where no ``keys=`` is given."""
@@ -37,7 +36,7 @@ KeyLike: TypeAlias = Union["Key", str, os.PathLike[str]]
 KeySource: TypeAlias = Union["Key", "KeyRing", str, os.PathLike[str], "Iterable[KeySource]"]
 """What a ``keys=`` takes: a key, the path of a key file, a ring, or any iterable of these."""
 
-_BITS = {16: 128, 32: 256}
+_SIZES = (16, 32)  # bytes of a key
 _ID_SIZE = 16
 _ID_LABEL = b"fastrack/key-id@1\0"
 _FILE_PATTERN = re.compile(
@@ -45,8 +44,25 @@ _FILE_PATTERN = re.compile(
     rb"fastrack-key-1:(?P<secret>[0-9a-f]{32}|[0-9a-f]{64})\n?"
 )
 _FILE_LIMIT = 256
+_LOOKS_SECRET = re.compile(
+    r".*fastrack-key-1:.*"  # a key file's second line, or all of it
+    r"|(?:0x)?(?:[0-9a-f]{2}[:\s-]?){16,}"  # hexadecimal
+    r"|[a-z0-9+/_-]{22}==|[a-z0-9+/_-]{43}=",  # base64 of 16 or 32 bytes
+    re.DOTALL | re.IGNORECASE,
+)
 _HEX_DIGITS = b"0123456789abcdef"
 _HEX_VALUES = {digit: value for value, digit in enumerate(_HEX_DIGITS)}
+
+
+class _Secret(bytearray):
+    """Hold the bytes of a key, and overwrite them at the end of their life.
+
+    Every view of them keeps them alive, so a view never outlives what it shows. The type `bytes` is bound beforehand,
+    since the interpreter may have taken down all names when the end comes.
+    """
+
+    def __del__(self, zeros: type[bytes] = bytes) -> None:
+        self[:] = zeros(self.__len__())
 
 
 class Key:
@@ -62,7 +78,7 @@ class Key:
     Raises
     ------
     FormatError
-        If it has another length.
+        If it has another length, or is zeros only, as what is left of an overwritten key is.
     """
 
     __slots__ = ("_id", "_secret", "_wiped")
@@ -70,9 +86,13 @@ class Key:
     def __init__(self, secret: Bytes) -> None:
         view = memoryview(secret).cast("B")
         self._wiped = False
-        self._secret = bytearray(len(view))
-        if len(view) not in _BITS:
+        self._id = ""
+        self._secret = _Secret(len(view))
+        if len(view) not in _SIZES:
             message = f"a key has 16 or 32 bytes, not {len(view)}; Key.generate() makes one"
+            raise FormatError(message)
+        if hmac.compare_digest(view, self._secret):
+            message = "a key was refused: expected random bytes, got zeros only, as a wiped key leaves; load it again"
             raise FormatError(message)
         # Through a view: a slice assigned to a bytearray itself goes through a copy that nobody wipes.
         memoryview(self._secret)[:] = view
@@ -92,7 +112,7 @@ class Key:
         ValueError
             If it is neither.
         """
-        if bits not in _BITS.values():
+        if bits not in {8 * size for size in _SIZES}:
             message = f"a key has 256 or 128 bits, not {bits!r}"
             raise ValueError(message)
         return cls(os.urandom(bits // 8))
@@ -104,7 +124,7 @@ class Key:
         Raises
         ------
         FormatError
-            If it has another length.
+            If it has another length, or is zeros only.
         """
         return cls(secret)
 
@@ -115,16 +135,19 @@ class Key:
         Raises
         ------
         FormatError
-            If it is anything but an intact key file.
+            If it is anything but an intact key file, or if `path` looks like a key itself; it is not repeated then.
         KeyPermissionError
-            If its group or others have any right to it. (Not checked where the system has no such rights.)
+            If its group or others have any right to it, or it belongs to another user than this one or root. (Not
+            checked where the system has no such rights.)
         OSError
             If it cannot be read.
         """
+        if looks_secret(path):
+            raise FormatError(_NOT_A_PATH) from None
         path = Path(path)
         buffer = bytearray(_FILE_LIMIT + 1)
         try:
-            with io.FileIO(path) as file:
+            with open_regular(path) as file:
                 _refuse_if_shared(file, path)
                 size = _read_into(file, buffer)
             return cls._parse(buffer, size, path)
@@ -165,10 +188,10 @@ class Key:
         OSError
             If it cannot be written.
         """
-        path = Path(path)
         text = self._format()
         try:
-            _write_new(path, text)
+            with new_file(Path(path), mode=0o600, overwrite=False) as file:
+                file.write(text)
         finally:
             text[:] = bytes(len(text))
 
@@ -191,7 +214,7 @@ class Key:
     @property
     def bits(self) -> int:
         """The size of the AES key: 128 or 256."""
-        return _BITS[len(self._secret)]
+        return 8 * len(self._secret)
 
     @property
     def is_wiped(self) -> bool:
@@ -216,7 +239,9 @@ class Key:
         raise TypeError(f"key= takes a Key or the path of a key file, not {type(key).__name__}")
 
     def material(self) -> memoryview:
-        """View the secret itself, in place and read-only: for key derivation, and never to be copied or kept.
+        """View the secret itself, in place and read-only. For key derivation inside the package; not public.
+
+        The view keeps the secret alive; `wipe` overwrites it all the same.
 
         Raises
         ------
@@ -232,11 +257,6 @@ class Key:
         """Overwrite the secret with zeros. The key can do nothing from then on; its id stays."""
         self._wiped = True
         self._secret[:] = bytes(len(self._secret))
-
-    def __del__(self) -> None:
-        # A key that was refused for its type has no secret yet.
-        with contextlib.suppress(AttributeError):
-            self.wipe()
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Key):
@@ -304,7 +324,7 @@ class KeyRing:
         try:
             return cls(path)
         except Exception as error:
-            error.add_note(f"the path came from {KEY_FILE_VARIABLE}")
+            error.add_note(f"it came from {KEY_FILE_VARIABLE}")
             raise
 
     @property
@@ -346,6 +366,18 @@ class KeyRing:
         return f"<KeyRing {', '.join(self._keys) or 'empty'}>"
 
 
+_NOT_A_PATH = (
+    "reading a key failed: expected the path of a key file, got what looks like a key itself, which is not repeated "
+    "here. Put the key into a file with Key.save or `fastrack keygen`, and give the path of that"
+)
+
+
+def looks_secret(path: str | os.PathLike[str]) -> bool:
+    """Return whether text that was given as a path is a key rather than the path of any file."""
+    text = os.fsdecode(path)
+    return _LOOKS_SECRET.fullmatch(text.strip(" \t\r\n'\"")) is not None and not os.path.lexists(text)
+
+
 def _derive_id(secret: bytearray) -> str:
     # HKDF-Expand (RFC 5869, section 2.3) under a label of our own, so that an id is independent of every message key.
     # The size is part of the label since HMAC pads a short key with zeros.
@@ -370,7 +402,14 @@ def _flatten(keys: object) -> Iterator[Key]:
 
 
 def _refuse_if_shared(file: io.FileIO, path: Path) -> None:
-    mode = os.fstat(file.fileno()).st_mode
+    status = os.fstat(file.fileno())
+    mode = status.st_mode
+    if not is_trusted_owner(status):
+        message = (
+            f"{path} belongs to another user: expected an owner with uid {os.geteuid()} or 0, got {status.st_uid}. "
+            "That user may know the key in it; make one of your own, or copy the file"
+        )
+        raise KeyPermissionError(message)
     if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
         message = f"{path} may be used by others on this machine (mode {stat.S_IMODE(mode):04o}): chmod 600 {path}"
         raise KeyPermissionError(message)
@@ -382,33 +421,3 @@ def _read_into(file: io.FileIO, buffer: bytearray) -> int:
         while size < len(buffer) and (count := file.readinto(view[size:])):
             size += count
     return size
-
-
-def _write_new(path: Path, text: bytearray) -> None:
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with io.FileIO(descriptor, "w") as file:
-            with memoryview(text) as view:
-                written = 0
-                while written < len(view):
-                    written += file.write(view[written:])
-            os.fsync(file.fileno())
-        try:
-            _rename_new(temporary, path)
-        except FileExistsError as error:
-            message = f"{path} exists and was left as it is: choose another name, or move it away first"
-            raise FileExistsError(error.errno, message) from None
-    finally:
-        Path(temporary).unlink(missing_ok=True)
-    sync_directory(path.parent)
-
-
-def _rename_new(temporary: str, path: Path) -> None:
-    """Give a file its name, unless there is one of that name. A rename would replace it; a link does not."""
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without links: first take the name, then replace what holds it, which is ours
-        path.touch(mode=0o600, exist_ok=False)
-        os.replace(temporary, path)  # noqa: PTH105

@@ -1,10 +1,11 @@
-"""A new file that is whole and on disk before anyone sees it under its name."""
+"""Write new files that are whole and on disk before they have their name."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import errno
+import io
 import os
 import secrets
 import stat
@@ -13,39 +14,64 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-__all__ = ["new_file", "sync_directory"]
+__all__ = ["is_trusted_owner", "new_file", "sync_directory"]
 
-
+_DESCRIPTORS = "/proc/self/fd"
+_UNNAMED: int = getattr(os, "O_TMPFILE", 0) if Path(_DESCRIPTORS).is_dir() else 0
+_MAX_LINKS = 40
 _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
 _WRITE = 2  # SYNC_FILE_RANGE_WRITE
 _LARGE = 1 << 20
 
 
 @contextlib.contextmanager
-def new_file(path: Path, size: int = 0) -> Iterator[BinaryIO]:
-    """A file to write that takes the place of `path` when the block ends well, and vanishes if it does not.
+def new_file(path: Path, size: int = 0, *, mode: int = 0o666, overwrite: bool = True) -> Iterator[BinaryIO]:
+    """Give a file to write that gets the name `path` when the block ends well, and vanishes if it does not.
+
+    Until then it has no name, where the system can make such files: no other user can open it, and nothing is left of
+    it if the process is killed. Elsewhere it has a temporary name meanwhile.
 
     Room is made for `size` bytes first, if so many are known to come and the file system can: a disk that is too full
     is then found out before anything is written, and ext4, for one, is quicker so.
+
+    Parameters
+    ----------
+    path : Path
+        The name. A link that this user or root made is followed; that of another user is refused.
+    size : int
+        Bytes that will come, as far as is known.
+    mode : int
+        The mode of a new file, less the umask. One that takes the place of a file of this user keeps the mode of that.
+    overwrite : bool
+        Whether it may take the place of a file. If not, one that appears meanwhile stays as well.
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, "this is a directory; name a file in it", str(path))
-    if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "this is no ordinary file, and would be replaced by one; name another", str(path))
-    path = path.resolve()  # a link stays, and the file it leads to is replaced
-    temporary = path.with_name(f".fastrack-{secrets.token_hex(8)}.part")
+    path = path.parent.resolve() / path.name
+    if overwrite:
+        path = _follow(path)
+    elif os.path.lexists(path):
+        raise _exists(path)
+    kept = _mode_to_keep(path)
     try:
-        with temporary.open("xb", buffering=0) as raw:
-            if path.exists():
-                temporary.chmod(stat.S_IMODE(path.stat().st_mode))
-            _make_room(raw.fileno(), size)
-            yield _Whole(raw)  # type: ignore[misc]
-            os.fsync(raw.fileno())
-        os.replace(temporary, path)  # noqa: PTH105
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+        descriptor, temporary = _create(path.parent, mode if kept is None else mode & 0o600)
+        try:
+            with io.FileIO(descriptor, "w") as raw:
+                _make_room(descriptor, size)
+                yield _Whole(raw)  # type: ignore[misc]
+                if kept is not None:
+                    os.fchmod(descriptor, kept)
+                os.fsync(descriptor)
+                if temporary is None:
+                    temporary = _give_name(descriptor, path, overwrite=overwrite)
+            if temporary is not None:
+                _rename(temporary, path, overwrite=overwrite)
+        finally:
+            if temporary is not None:
+                with contextlib.suppress(OSError):
+                    temporary.unlink(missing_ok=True)
+    except OSError as error:
+        if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
             raise OSError(
                 error.errno,
                 f"{os.strerror(error.errno)}: free some space and try again; nothing was left of it",
@@ -53,6 +79,95 @@ def new_file(path: Path, size: int = 0) -> Iterator[BinaryIO]:
             ) from error
         raise
     sync_directory(path.parent)
+
+
+def _follow(path: Path) -> Path:
+    """Follow links, as far as no other user made them: a link leads to a file that its maker chose."""
+    for _ in range(_MAX_LINKS):
+        try:
+            before = path.lstat()
+            if not stat.S_ISLNK(before.st_mode):
+                return path
+            if not is_trusted_owner(before):
+                raise PermissionError(
+                    errno.EACCES, "a link of another user, so it is not followed; name the file itself", str(path)
+                )
+            aim = path.parent / path.readlink()
+            after = path.lstat()
+        except FileNotFoundError:
+            return path
+        if (before.st_ino, before.st_ctime_ns) == (after.st_ino, after.st_ctime_ns):
+            path = aim
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+
+
+def is_trusted_owner(status: os.stat_result) -> bool:
+    """Return whether a file belongs to this user or to root."""
+    return os.name != "posix" or status.st_uid in {os.geteuid(), 0}
+
+
+def _mode_to_keep(path: Path) -> int | None:
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "this is no ordinary file, and would be replaced by one; name another", str(path))
+    return status.st_mode & 0o777 if is_trusted_owner(status) else None
+
+
+def _create(directory: Path, mode: int) -> tuple[int, Path | None]:
+    """Open a file without a name, or else one with a temporary name, which is returned as well."""
+    if _UNNAMED:
+        with contextlib.suppress(OSError):  # from file systems that have no such files; others fail again below
+            return os.open(directory, os.O_WRONLY | os.O_CLOEXEC | _UNNAMED, mode), None
+    temporary = _temporary_name(directory)
+    return os.open(temporary, os.O_WRONLY | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode), temporary
+
+
+def _temporary_name(directory: Path) -> Path:
+    return directory / f".fastrack-{secrets.token_hex(8)}.part"
+
+
+def _give_name(descriptor: int, path: Path, *, overwrite: bool) -> Path | None:
+    """Link a file without a name to its name or, if a file has that, to a temporary one, which is returned."""
+    try:
+        _link(descriptor, path)
+    except FileExistsError:
+        if not overwrite:
+            raise _exists(path) from None
+        temporary = _temporary_name(path.parent)
+        _link(descriptor, temporary)
+        return temporary
+    return None
+
+
+def _link(descriptor: int, path: Path) -> None:
+    # Naming a directory makes Python call linkat, which can follow the link in /proc; link does not.
+    os.link(f"{_DESCRIPTORS}/{descriptor}", path, src_dir_fd=descriptor, follow_symlinks=True)
+
+
+def _rename(temporary: Path, path: Path, *, overwrite: bool) -> None:
+    """Rename a file. A rename would replace another one; a link does not."""
+    if not overwrite:
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            raise _exists(path) from None
+        except OSError:  # a file system without links: first take the name, then replace what holds it, which is ours
+            try:
+                path.touch(mode=0o600, exist_ok=False)
+            except FileExistsError:
+                raise _exists(path) from None
+        else:
+            return
+    os.replace(temporary, path)  # noqa: PTH105
+
+
+def _exists(path: Path) -> FileExistsError:
+    return FileExistsError(
+        errno.EEXIST, "exists and was left as it was: choose another name, or move it away first", str(path)
+    )
 
 
 class _Whole:

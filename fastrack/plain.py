@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import zipfile
 import zlib
@@ -19,6 +20,7 @@ from fastrack import arrays, dtypes
 from fastrack.arrays import Bytes
 from fastrack.errors import FormatError
 from fastrack.files import SealedFile, load_file
+from fastrack.regular_file import open_regular, require_end
 
 try:
     from lzma import LZMAError
@@ -82,15 +84,18 @@ def open_plain(path: str | os.PathLike[str]) -> Iterator[tuple[Mapping[str, Plai
                 raise FormatError(f"{path} is sealed already; `fastrack unseal` opens it")
             yield {name: PlainTensor.stored(file, name) for name in file.names}, file.metadata
     elif suffix == ".npy":
+        open_regular(path).close()  # NumPy opens what has this name, and would wait for a pipe
         with _sound(path):
             array = np.lib.format.open_memmap(path, mode="r")
         yield {path.stem: PlainTensor.of(array)}, {}
     elif suffix == ".npz":
-        with path.open("rb") as raw, _open_archive(raw, path) as archive:
+        with io.BufferedReader(open_regular(path)) as raw, _open_archive(raw, path) as archive:
             yield {name: _from_archive(archive, name, path) for name in archive.files}, {}
     else:
-        size = path.stat().st_size
-        memory = np.memmap(path, np.uint8, "r") if size else np.empty(0, np.uint8)
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            require_end(file, size, path)
+            memory = np.memmap(file, np.uint8, "r", shape=(size,)) if size else np.empty(0, np.uint8)
         yield {path.name: PlainTensor.of(memory)}, {}
 
 
@@ -121,4 +126,4 @@ def _sound(path: Path) -> Iterator[None]:
         # From bz2, and for a place before the start of the file. Any other tells of the disk.
         if isinstance(error, OSError) and error.errno not in {None, errno.EINVAL}:
             raise
-        raise FormatError(f"{path} is no {path.suffix} file that can be sealed: {error}") from None
+        raise FormatError(f"{path} is no {path.suffix} file that can be sealed: {error!s:.300}") from None

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import zipfile
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
+
+import numpy as np
 
 from fastrack import aead, arrays, cobblestone, dtypes
 from fastrack.arrays import Bytes
-from fastrack.errors import FormatError
-from fastrack.files import FORMAT_VERSION, SealedFile, load_file
+from fastrack.errors import AuthenticationError, FormatError
+from fastrack.files import FORMAT_VERSION, SealedFile, opened_file
 from fastrack.keys import Key, KeyLike, KeyRing, KeySource
 from fastrack.newfile import new_file
 from fastrack.plain import PlainTensor, open_plain
@@ -23,6 +29,7 @@ Progress = Callable[[int], None]
 
 _SLAB = 8 << 20  # of ciphertext that is still in the caches when it is written
 _ALIGNMENT = 8
+_PRIVATE = 0o600  # the mode of a file of plaintext
 _HEADER_LIMIT = 100_000_000  # bytes; safetensors refuses to read more
 
 
@@ -76,6 +83,7 @@ def seal_file(
     key: KeyLike,
     *,
     plain: Iterable[str] = (),
+    overwrite: bool = True,
     progress: Progress | None = None,
 ) -> None:
     """Seal what is in a file into a new file. One slab is in memory at a time, so the file may be larger than memory.
@@ -88,6 +96,8 @@ def seal_file(
         The sealed file to write.
     key, plain, progress
         As for `save_file`.
+    overwrite : bool
+        Whether a file that has the name of the target may be replaced.
 
     Raises
     ------
@@ -99,56 +109,171 @@ def seal_file(
         If a file cannot be read or written. Nothing is left behind then.
     """
     with open_plain(source) as (tensors, metadata):
-        _write_sealed(tensors, Path(target), Key.of(key), _names(plain), metadata, progress)
+        _write_sealed(tensors, Path(target), Key.of(key), _names(plain), metadata, progress, overwrite=overwrite)
 
 
 def unseal_file(
-    source: str | os.PathLike[str],
+    source: SealedFile | str | os.PathLike[str],
     target: str | os.PathLike[str],
     keys: KeySource | None = None,
     *,
     names: Iterable[str] | None = None,
+    plain: Iterable[str] = (),
+    overwrite: bool = True,
     progress: Progress | None = None,
 ) -> None:
-    """Decrypt a sealed file into a plain safetensors file, slab by slab, each authenticated before it is written.
-
-    Tensors that the file stores in plain are copied as they are; nothing vouches for those.
+    """Decrypt a sealed file into a plain file, slab by slab, each authenticated before it is written.
 
     Parameters
     ----------
-    source, target : path
-        The sealed file, and the plain one to write.
+    source : path or SealedFile
+        The sealed file, or one that `load_file` opened.
+    target : path
+        The plain file to write. A ``.safetensors`` or ``.npz`` file takes any number of tensors, a ``.npy`` file one,
+        and a file with any other suffix the bytes of one U8 tensor.
     keys : Key, path or iterable of these, optional
         As for `unseal`.
     names : iterable of str, optional
         The tensors to write; absent, all of them.
+    plain : iterable of str
+        Names of tensors that may be copied although the file stores them in plain: unauthenticated, so that anyone who
+        could write to the file may have put them there. Other plain tensors are refused.
+    overwrite : bool
+        Whether a file that has the name of the target may be replaced. It keeps its mode; a new one gets mode 0600.
     progress : callable, optional
         As for `save_file`.
 
     Raises
     ------
-    AuthenticationError, UnknownKeyError, FormatError
-        As for `unseal` and `load_file`. Nothing is left behind then.
+    AuthenticationError
+        As for `unseal`, or if a tensor is stored in plain and not in `plain`. Nothing is left behind then.
+    UnknownKeyError, FormatError
+        As for `unseal` and `load_file`; also if nothing in the file is sealed, or the target cannot hold these tensors.
+        Nothing is left behind then.
     KeyError
         If the file has no tensor of such a name.
     OSError
         If a file cannot be read or written. Nothing is left behind then.
+
+    Notes
+    -----
+    A ``.safetensors`` target gets the metadata of the source as well, which is not authenticated.
     """
     ring = KeyRing.resolve(keys)
-    with load_file(source) as file:
-        entries = {name: _described(file, name) for name in (file.names if names is None else names)}
+    with opened_file(source) as file:
+        unsealing = _Unsealing(file, ring, _choose(file, names, _names(plain)), overwrite, progress)
+        unsealing.write_to(Path(target))
+
+
+def _choose(file: SealedFile, names: Iterable[str] | None, plain: frozenset[str]) -> list[str]:
+    if not file:
+        raise FormatError(f"{file.path}: nothing in it is sealed, so there is nothing to unseal")
+    chosen = list(dict.fromkeys(file.names if names is None else names))
+    unknown = {*chosen, *plain} - set(file.names)
+    if unknown:
+        raise KeyError(f"{file.path} has no tensor {', '.join(sorted(map(repr, unknown)))}")
+    for name in chosen:
+        if name in file.plain and name not in plain:
+            raise AuthenticationError(
+                f"{file.path} stores {name!r:.80} unencrypted and unauthenticated; refusing to copy it. Get the file "
+                "sealed, or let that tensor in by name (plain=, --plain)",
+                tensor=name,
+            )
+    return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class _Unsealing:
+    """Some tensors of a sealed file on their way to a plain one."""
+
+    file: SealedFile
+    keys: KeyRing
+    names: list[str]
+    overwrite: bool
+    progress: Progress | None
+
+    def write_to(self, target: Path) -> None:
+        suffix = target.suffix.lower()
+        if suffix == ".safetensors":
+            self._write_safetensors(target)
+        elif suffix == ".npz":
+            self._write_npz(target)
+        elif suffix == ".npy":
+            name = self._only()
+            self._write_one(name, _npy_header(*self._described(name)), target)
+        else:
+            name = self._only()
+            dtype, shape = self._described(name)
+            if dtype != "U8":
+                raise FormatError(
+                    f"tensor {name!r} is {dtype} {list(shape)}, no plain bytes; give the target a suffix that keeps "
+                    "its type: .safetensors, .npz or .npy"
+                )
+            self._write_one(name, b"", target)
+
+    def _write_safetensors(self, target: Path) -> None:
+        entries = {name: self._described(name) for name in self.names}
         order = _by_alignment(entries)
-        header = _header({name: entries[name] for name in order}, file.metadata)
-        with new_file(Path(target), len(header) + sum(dtypes.nbytes(*entry) for entry in entries.values())) as out:
+        header = _header({name: entries[name] for name in order}, self.file.metadata)
+        size = len(header) + sum(dtypes.nbytes(*entry) for entry in entries.values())
+        with self._new_file(target, size) as out:
             out.write(header)
             for name in order:
-                if name in file:
-                    write_plaintext(file[name], ring, out, progress)
-                else:
-                    _write_plain(PlainTensor.stored(file, name), out, progress)
+                self._write(name, out)
+
+    def _write_npz(self, target: Path) -> None:
+        headers = {name: _npy_header(*self._described(name)) for name in self.names}
+        with self._new_file(target) as out, zipfile.ZipFile(out, "w") as archive:
+            for name in self.names:
+                # numpy.savez does the same: the size of a member is known only in its end.
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    member.write(headers[name])
+                    self._write(name, member)
+
+    def _write_one(self, name: str, header: bytes, target: Path) -> None:
+        with self._new_file(target) as out:
+            out.write(header)
+            self._write(name, out)
+
+    def _new_file(self, target: Path, size: int = 0) -> AbstractContextManager[BinaryIO]:
+        return new_file(target, size, mode=_PRIVATE, overwrite=self.overwrite)
+
+    def _write(self, name: str, out: IO[bytes]) -> None:
+        if name in self.file:
+            write_plaintext(self.file[name], self.keys, out, self.progress)
+        else:
+            _write_plain(PlainTensor.stored(self.file, name), out, self.progress)
+
+    def _described(self, name: str) -> tuple[str, tuple[int, ...]]:
+        if name in self.file:
+            sealed = self.file[name]
+            return sealed.dtype, sealed.shape
+        return self.file.stored(name)[:2]
+
+    def _only(self) -> str:
+        if len(self.names) != 1:
+            raise FormatError(
+                f"the target takes one tensor, and {self.file.path} gives {len(self.names)}: "
+                f"{', '.join(map(repr, self.names)):.200}; choose one (names=, --tensor), or a "
+                ".safetensors or .npz target for all"
+            )
+        return self.names[0]
 
 
-def write_plaintext(tensor: SealedTensor, keys: KeyRing, out: BinaryIO, progress: Progress | None = None) -> None:
+def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    try:
+        kind = dtypes.to_numpy(dtype)
+    except TypeError:
+        kind = None
+    if kind is None or kind.isbuiltin != 1:
+        raise FormatError(f"NumPy files have no {dtype}; unseal to a .safetensors file")
+    header = io.BytesIO()
+    described = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(header, described)
+    return header.getvalue()
+
+
+def write_plaintext(tensor: SealedTensor, keys: KeyRing, out: IO[bytes], progress: Progress | None = None) -> None:
     """Decrypt one tensor into a file, slab by slab; each is authenticated before it is written."""
     memory = arrays.empty_bytes(min(_SLAB, tensor.nbytes))
     with OpenMessage(tensor, keys) as opened:
@@ -158,13 +283,6 @@ def write_plaintext(tensor: SealedTensor, keys: KeyRing, out: BinaryIO, progress
                 _write(out, memory[:size], size, progress)
         finally:
             memory.fill(0)
-
-
-def _described(file: SealedFile, name: str) -> tuple[str, tuple[int, ...]]:
-    if name in file:
-        sealed = file[name]
-        return sealed.dtype, sealed.shape
-    return file.stored(name)[:2]
 
 
 # Writing.
@@ -183,6 +301,8 @@ def _write_sealed(
     plain: frozenset[str],
     metadata: Mapping[str, str],
     progress: Progress | None,
+    *,
+    overwrite: bool = True,
 ) -> None:
     texts: list[object] = [*tensors, *metadata, *metadata.values()]
     for text in texts:
@@ -213,7 +333,8 @@ def _write_sealed(
     largest = max((tensors[name].nbytes for name in claims), default=0)
     memory = arrays.empty_bytes(cobblestone.raw_size(min(_SLAB, largest)))  # for all: fresh memory costs more than AES
     header = _header({name: entries[name] for name in order}, {**metadata, **marks})
-    with new_file(path, len(header) + sum(dtypes.nbytes(*entry) for entry in entries.values())) as out:
+    size = len(header) + sum(dtypes.nbytes(*entry) for entry in entries.values())
+    with new_file(path, size, overwrite=overwrite) as out:
         out.write(header)
         for name in order:
             if name in claims:
@@ -223,7 +344,7 @@ def _write_sealed(
 
 
 def _write_message(
-    tensor: PlainTensor, claim: Claim, key: Key, memory: Bytes, out: BinaryIO, progress: Progress | None
+    tensor: PlainTensor, claim: Claim, key: Key, memory: Bytes, out: IO[bytes], progress: Progress | None
 ) -> None:
     salt, message_key = claim.new_key(key)
     engine = aead.engine()
@@ -242,14 +363,14 @@ def _write_message(
         schedule.wipe()
 
 
-def _write_plain(tensor: PlainTensor, out: BinaryIO, progress: Progress | None) -> None:
+def _write_plain(tensor: PlainTensor, out: IO[bytes], progress: Progress | None) -> None:
     read = tensor.load()
     for start in range(0, tensor.nbytes, _SLAB):
         piece = read(start, min(start + _SLAB, tensor.nbytes))
         _write(out, piece, piece.size, progress)
 
 
-def _write(out: BinaryIO, data: Bytes, size: int, progress: Progress | None) -> None:
+def _write(out: IO[bytes], data: Bytes, size: int, progress: Progress | None) -> None:
     out.write(data.data)
     if progress is not None:
         progress(size)

@@ -214,7 +214,7 @@ WITHOUT_TORCH = """
 import sys
 sys.modules["torch"] = None
 import fastrack, numpy as np
-key = fastrack.Key.from_bytes(bytes(32))
+key = fastrack.Key.from_bytes(bytes(range(32)))
 fastrack.save_checkpoint(sys.argv[1], {"a": np.arange(3), "b": [np.float32(2)]}, key=key)
 state = fastrack.load_checkpoint(sys.argv[1], keys=key)
 assert state["a"].tolist() == [0, 1, 2] and type(state["b"][0]) is np.float32

@@ -34,7 +34,7 @@ from fastrack.cobblestone import (
 from fastrack.errors import AuthenticationError, ClosedError, FormatError
 
 ENCRYPTORS = {16: reference.Cobblestone128Encryptor, 32: reference.Cobblestone256Encryptor}
-SECRETS = st.binary(min_size=16, max_size=16) | st.binary(min_size=32, max_size=32)
+SECRETS = (st.binary(min_size=16, max_size=16) | st.binary(min_size=32, max_size=32)).filter(any)
 PLAIN_SIZES = st.integers(0, 4 * CHUNK) | st.integers(0, MAX_PLAIN_SIZE)
 EDGES = [0, 1, TAG, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK - 1, 2 * CHUNK, 256 * CHUNK, 257 * CHUNK + 1]
 VECTORS = cobblestone_128()
@@ -100,7 +100,7 @@ def test_a_published_message_opens_chunk_by_chunk(vector):
 @each_key_size
 @given(data=st.data(), context=st.binary(max_size=200))
 def test_the_reference_makes_headers_that_open_here(size, data, context):
-    secret = data.draw(st.binary(min_size=size, max_size=size))
+    secret = data.draw(st.binary(min_size=size, max_size=size).filter(any))
     message = sealed_elsewhere(secret, context, b"")
     message_key = open_header(message[:HEADER], secret, context)
     assert message_key.commitment == message[SALT:HEADER]
@@ -129,7 +129,7 @@ def test_the_reference_opens_a_message_made_by_this_arithmetic(size):
 
 
 def test_chunks_are_bound_to_their_place():
-    secret = bytes(32)
+    secret = bytes(range(32))
     message = sealed_elsewhere(secret, b"", bytes(2 * CHUNK))
     first, second = chunk_offset(0), chunk_offset(1)
     swapped = message[:first] + message[second : second + STRIDE] + message[first:second] + message[second + STRIDE :]
@@ -141,7 +141,7 @@ def test_chunks_are_bound_to_their_place():
 
 
 def test_every_flipped_bit_of_a_header_is_refused():
-    secret = bytes(32)
+    secret = bytes(range(32))
     header = sealed_elsewhere(secret, b"context", b"")[:HEADER]
     for bit in range(8 * HEADER):
         bad = bytearray(header)
@@ -151,32 +151,32 @@ def test_every_flipped_bit_of_a_header_is_refused():
 
 
 def test_every_truncation_of_a_header_is_refused():
-    header = sealed_elsewhere(bytes(32), b"", b"")[:HEADER]
+    header = sealed_elsewhere(bytes(range(32)), b"", b"")[:HEADER]
     for size in range(HEADER):
         with pytest.raises(FormatError, match="cut short"):
-            open_header(header[:size], bytes(32), b"")
+            open_header(header[:size], bytes(range(32)), b"")
 
 
 @pytest.mark.parametrize(
     ("secret", "context"),
     [
         (b"\1" + bytes(31), b"context"),
-        (bytes(16), b"context"),
-        (bytes(32), b""),
-        (bytes(32), b"context\0"),
-        (bytes(32), b"Context"),
+        (bytes(range(16)), b"context"),
+        (bytes(range(32)), b""),
+        (bytes(range(32)), b"context\0"),
+        (bytes(range(32)), b"Context"),
     ],
 )
 def test_another_key_or_context_is_refused_before_any_chunk(secret, context):
-    header = sealed_elsewhere(bytes(32), b"context", b"")[:HEADER]
+    header = sealed_elsewhere(bytes(range(32)), b"context", b"")[:HEADER]
     with pytest.raises(AuthenticationError, match=r"key .* context") as caught:
         open_header(header, secret, context)
     assert caught.value.chunk is None
 
 
 def test_a_header_may_be_a_view_of_a_mapped_file():
-    message = memoryview(bytearray(sealed_elsewhere(bytes(32), b"", b"abc")))
-    assert opened_with(open_header(message[:HEADER], memoryview(bytes(32)), bytearray()), message) == b"abc"
+    message = memoryview(bytearray(sealed_elsewhere(bytes(range(32)), b"", b"abc")))
+    assert opened_with(open_header(message[:HEADER], memoryview(bytes(range(32))), bytearray()), message) == b"abc"
 
 
 @pytest.mark.parametrize("size", [0, 1, 15, 17, 24, 31, 33, 64])
@@ -185,10 +185,16 @@ def test_a_secret_of_another_length_is_refused(size):
         derive(bytes(size), bytes(SALT), b"")
 
 
+@pytest.mark.parametrize("size", [16, 32])
+def test_a_secret_of_zeros_is_refused(size):
+    with pytest.raises(FormatError, match="expected random bytes, got zeros only"):
+        derive(bytes(size), bytes(SALT), b"")
+
+
 @pytest.mark.parametrize("size", [0, 23, 25, 32])
 def test_a_salt_of_another_length_is_refused(size):
     with pytest.raises(FormatError, match=f"not {size}"):
-        derive(bytes(32), bytes(size), b"")
+        derive(bytes(range(32)), bytes(size), b"")
 
 
 @given(secret=SECRETS, salt=st.binary(min_size=SALT, max_size=SALT), context=st.binary(max_size=50))
@@ -223,7 +229,7 @@ def test_material_of_another_size_is_refused(size):
 
 
 def test_wiping_a_message_key_overwrites_it_in_place():
-    message_key = derive(bytes(32), bytes(SALT), b"")
+    message_key = derive(bytes(range(32)), bytes(SALT), b"")
     material, key, nonce = message_key.material, message_key.key, message_key.nonce
     assert any(material)
     message_key.wipe()
@@ -234,14 +240,14 @@ def test_wiping_a_message_key_overwrites_it_in_place():
 
 @pytest.mark.parametrize("name", ["material", "key", "nonce"])
 def test_a_wiped_message_key_is_not_handed_out_as_zeros(name):
-    message_key = derive(bytes(32), bytes(SALT), b"")
+    message_key = derive(bytes(range(32)), bytes(SALT), b"")
     message_key.wipe()
     with pytest.raises(ClosedError, match="derive it again"):
         getattr(message_key, name)
 
 
 def test_a_message_key_that_goes_away_wipes_itself():
-    message_key = derive(bytes(32), bytes(SALT), b"")
+    message_key = derive(bytes(range(32)), bytes(SALT), b"")
     material = message_key.material
     del message_key
     assert bytes(material) == bytes(44)
@@ -251,7 +257,7 @@ def test_a_message_key_whose_header_was_refused_is_wiped(monkeypatch):
     derived = []
     monkeypatch.setattr(cobblestone, "derive", lambda *given: derived.append(derive(*given)) or derived[-1])
     with pytest.raises(AuthenticationError):
-        open_header(bytes(HEADER), bytes(32), b"")
+        open_header(bytes(HEADER), bytes(range(32)), b"")
     assert "wiped" in repr(derived[0])
 
 

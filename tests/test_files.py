@@ -74,6 +74,37 @@ def opened(path):
 # A mapping
 
 
+@pytest.fixture
+def two_files(tmp_path):
+    """Give two files of the same tensors and key, as an owner who seals twice has."""
+    for name in ("older", "newer"):
+        save_file(TENSORS, tmp_path / name, KEY)
+    return tmp_path / "older", tmp_path / "newer"
+
+
+def test_a_file_is_opened_by_its_id(two_files):
+    older, newer = two_files
+    with load_file(newer) as file:
+        wanted = file.file_id
+    with load_file(newer, file_id=wanted) as file:
+        assert file.file_id == wanted
+        again = pickle.loads(pickle.dumps(file))
+    older.replace(newer)
+    with pytest.raises(AuthenticationError, match=f"expected file id {wanted}, got [0-9a-f]+; it is an older or"):
+        load_file(newer, file_id=wanted)
+    with pytest.raises(AuthenticationError, match="expected file id"):
+        pickle.loads(pickle.dumps(again))
+
+
+def test_a_file_that_was_opened_is_verified_though_another_takes_its_place(two_files):
+    older, newer = two_files
+    with load_file(newer) as file:
+        older.write_bytes(b"no such file")
+        older.replace(newer)
+        verify_file(file, KEY)
+        assert [check.name for check in check_file(file, KEY)] == list(file)
+
+
 def test_a_file_is_a_mapping_of_names_to_tensors(path):
     with load_file(path) as file:
         assert isinstance(file, Mapping)

@@ -1,22 +1,27 @@
 from __future__ import annotations
 
+import base64
 import copy
 import os
 import pickle
 import re
 import stat
+import subprocess
+import sys
 import threading
+import traceback
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fastrack import keys as keys_module
+from fastrack import newfile
 from fastrack.errors import ClosedError, FormatError, KeyPermissionError, UnknownKeyError
 from fastrack.keys import KEY_FILE_VARIABLE, Key, KeyRing
 
 SECRET = bytes(range(100, 132))
-SECRETS = st.binary(min_size=16, max_size=16) | st.binary(min_size=32, max_size=32)
+SECRETS = (st.binary(min_size=16, max_size=16) | st.binary(min_size=32, max_size=32)).filter(any)
 
 
 @pytest.fixture
@@ -164,13 +169,50 @@ def test_a_wiped_key_keeps_its_id_and_gives_nothing_else(key, path):
     assert not path.exists()
 
 
+def test_a_view_keeps_its_secret(key, path):
+    key.save(path)
+    assert bytes(Key.load(path).material()) == SECRET
+    assert Key.from_bytes(Key.load(path).material()) == key
+
+
 def test_a_key_that_goes_away_wipes_itself(key):
-    view = key.material()
-    owner = Key.from_bytes(SECRET)
-    of_the_owner = owner.material()
-    del owner
-    assert bytes(of_the_owner) == bytes(32)
-    assert bytes(view) == SECRET
+    wiped = []
+
+    class Watched(keys_module._Secret):
+        def __del__(self, parent=keys_module._Secret.__del__):
+            parent(self)
+            wiped.append(bytes(self))
+
+    key._secret = Watched(SECRET)
+    key._secret = None
+    assert wiped == [bytes(32)]
+
+
+@pytest.mark.parametrize("place", ["builtins.key", "key", "sys.key"])
+def test_a_key_that_lives_to_the_end_of_the_interpreter_goes_quietly(place):
+    script = f"import builtins, sys, fastrack\n{place} = fastrack.Key.generate()"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("size", [16, 32])
+def test_a_key_of_zeros_is_refused(path, size):
+    message = "expected random bytes, got zeros only"
+    with pytest.raises(FormatError, match=message):
+        Key.from_bytes(bytes(size))
+    key_id = keys_module._derive_id(bytearray(size))
+    path.write_text(f"# fastrack key, {8 * size} bits, id {key_id}\nfastrack-key-1:{bytes(size).hex()}\n")
+    path.chmod(0o600)
+    with pytest.raises(FormatError, match=message):
+        Key.load(path)
+
+
+@pytest.mark.parametrize("size", [0, 15, 33])
+def test_a_key_that_was_refused_shows_itself_all_the_same(size):
+    with pytest.raises(FormatError) as caught:
+        Key.from_bytes(bytes(size))
+    told = "".join(traceback.TracebackException.from_exception(caught.value, capture_locals=True).format())
+    assert "<Key " in told
 
 
 # Key files
@@ -206,6 +248,18 @@ def test_a_key_file_that_others_may_use_is_refused(key, path, mode):
     with pytest.raises(KeyPermissionError, match="chmod 600") as caught:
         Key.load(path)
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="files have no owners here")
+def test_a_key_file_of_another_user_is_refused(key, path, monkeypatch):
+    key.save(path)
+    if os.geteuid() == 0:
+        os.chown(path, 65534, 65534)
+    else:
+        another = os.geteuid() + 1
+        monkeypatch.setattr(os, "geteuid", lambda: another)
+    with pytest.raises(KeyPermissionError, match=f"expected an owner with uid {os.geteuid()} or 0, got "):
+        Key.load(path)
 
 
 def test_a_key_file_that_cannot_even_be_written_by_its_owner_is_fine(key, path):
@@ -478,6 +532,50 @@ def test_a_bad_path_in_the_environment_is_blamed_on_the_environment(path, monkey
     assert KEY_FILE_VARIABLE in caught.value.__notes__[0]
 
 
+SPELLINGS = {
+    "line": lambda key: f"fastrack-key-1:{key.hex()}",
+    "file": lambda key: f"# fastrack key, 256 bits, id {'0' * 32}\nfastrack-key-1:{key.hex()}\n",
+    "hex": lambda key: key.hex(),
+    "HEX": lambda key: f" 0x{key.hex().upper()}\n",
+    "pairs": lambda key: key.hex(":"),
+    "short": lambda key: key[:16].hex(),
+    "base64": lambda key: base64.b64encode(key).decode(),
+    "url": lambda key: base64.urlsafe_b64encode(key[:16]).decode(),
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("route", ["load", "of", "ring", "list", "variable"])
+def test_a_key_in_place_of_its_path_is_refused_and_not_repeated(monkeypatch, spelling, route):
+    text = SPELLINGS[spelling](SECRET)
+    monkeypatch.setenv(KEY_FILE_VARIABLE, text)
+    routes = {
+        "load": Key.load,
+        "of": Key.of,
+        "ring": KeyRing.resolve,
+        "list": lambda text: KeyRing.resolve([text]),
+        "variable": lambda _: KeyRing.resolve(),
+    }
+    with pytest.raises(
+        FormatError, match="expected the path of a key file, got what looks like a key itself"
+    ) as caught:
+        routes[route](text)
+    told = "".join(traceback.format_exception(caught.value))
+    assert not any(part in told for part in (text.strip(), SECRET.hex(), SECRET[:16].hex()))
+
+
+@pytest.mark.parametrize("name", ["owner.key", "0123456789abcdef" * 2 + ".key", "keys/" + "ab" * 16])
+def test_a_path_that_is_not_there_is_told(tmp_path, name):
+    with pytest.raises(FileNotFoundError, match=name):
+        Key.load(tmp_path / name)
+
+
+def test_a_key_file_may_be_called_as_a_key_looks(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Key.from_bytes(SECRET).save("ab" * 16)
+    assert Key.load("ab" * 16) == Key.from_bytes(SECRET)
+
+
 def test_a_wiped_key_does_not_hide_a_good_one():
     key = Key.generate()
     wiped = Key.from_bytes(key.material())
@@ -491,10 +589,11 @@ def test_a_file_system_without_links_takes_a_key_all_the_same(tmp_path, monkeypa
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(newfile, "_UNNAMED", 0)  # such file systems have no files without names either
     key = Key.generate()
     key.save(tmp_path / "a.key")
     assert Key.load(tmp_path / "a.key") == key
-    with pytest.raises(FileExistsError, match="left as it is"):
+    with pytest.raises(FileExistsError, match="left as it was"):
         Key.generate().save(tmp_path / "a.key")
     assert Key.load(tmp_path / "a.key") == key
     assert [path.name for path in tmp_path.iterdir()] == ["a.key"]

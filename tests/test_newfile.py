@@ -5,6 +5,9 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import signal
+import stat
+import subprocess
 import sys
 
 import pytest
@@ -43,7 +46,8 @@ def test_a_file_is_as_long_as_what_was_written(tmp_path, claimed):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="sets no room aside")
-def test_room_is_made_before_anything_is_written(tmp_path):
+def test_room_is_made_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(newfile, "_UNNAMED", 0)  # a file with a name can be looked at
     with new_file(tmp_path / "file", 4 * MIB) as file:
         (part,) = tmp_path.iterdir()
         assert part.stat().st_size == 0
@@ -80,6 +84,171 @@ def test_what_is_large_is_on_its_way_to_the_disk_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(newfile, "_sync_file_range", lambda _, *arguments: calls.append(arguments) or -1)
     write(tmp_path / "file")
     assert calls == [(10, 4 * MIB - 10, 2)]
+
+
+# Names, modes and links
+
+
+@pytest.fixture(params=["unnamed", "named", "without links"])
+def system(request, monkeypatch):
+    """Run with files that have no name at first, with temporary names, and on a file system without links."""
+    if request.param == "unnamed" and not newfile._UNNAMED:
+        pytest.skip("this system has no files without names")
+    if request.param != "unnamed":
+        monkeypatch.setattr(newfile, "_UNNAMED", 0)
+    if request.param == "without links":
+        monkeypatch.setattr(os, "link", lambda *_, **__: raise_(OSError(errno.EPERM, "no links here")))
+    return request.param
+
+
+def raise_(error):
+    raise error
+
+
+@pytest.fixture
+def foreign(monkeypatch):
+    """Give a path to another user, or make this process another user."""
+
+    def give(path):
+        if os.geteuid() == 0:
+            os.chown(path, 65534, 65534, follow_symlinks=False)
+        else:
+            another = os.geteuid() + 1
+            monkeypatch.setattr(os, "geteuid", lambda: another)
+        return path
+
+    return give
+
+
+def mode_of(path):
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+@pytest.mark.parametrize("old", [b"what was there before", None])
+def test_a_file_has_its_name_at_the_end_alone(tmp_path, system, old):
+    path = tmp_path / "file"
+    if old is not None:
+        path.write_bytes(old)
+    with new_file(path) as file:
+        file.write(b"new")
+        assert (path.read_bytes() if path.exists() else None) == old
+        others = [other.name for other in tmp_path.iterdir() if other != path]
+        assert len(others) == (system != "unnamed")
+    assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.skipif(not newfile._UNNAMED, reason="this system has no files without names")
+def test_nothing_is_left_of_a_file_whose_process_is_killed(tmp_path):
+    script = """
+import os, signal, sys
+from pathlib import Path
+from fastrack.newfile import new_file
+with new_file(Path(sys.argv[1])) as file:
+    file.write(b"plaintext" * 100_000)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", script, tmp_path / "file"], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("system")
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_a_file_that_is_there_or_appears_meanwhile_is_not_replaced_unless_it_may_be(tmp_path, early, kind):
+    path = tmp_path / "file"
+
+    def appear():
+        path.write_text("precious") if kind == "file" else path.symlink_to("elsewhere")
+
+    if early:
+        appear()
+
+    def write_without_overwriting():
+        with new_file(path, overwrite=False) as file:
+            assert not early
+            file.write(b"new")
+            appear()
+
+    with pytest.raises(FileExistsError, match="was left as it was"):
+        write_without_overwriting()
+    assert path.is_symlink() if kind == "link" else path.read_text() == "precious"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.usefixtures("system")
+def test_a_file_that_appears_meanwhile_is_replaced_if_it_may_be(tmp_path):
+    with new_file(tmp_path / "file") as file:
+        file.write(b"new")
+        (tmp_path / "file").write_text("old")
+    assert (tmp_path / "file").read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
+@pytest.mark.usefixtures("system")
+@pytest.mark.parametrize(("mode", "expected"), [(0o666, 0o644), (0o600, 0o600)])
+def test_a_new_file_has_its_mode_from_the_first_moment(tmp_path, monkeypatch, mode, expected):
+    modes = []
+    opened = os.open
+    monkeypatch.setattr(os, "open", lambda *given, **more: modes.append(given[2:]) or opened(*given, **more))
+    umask = os.umask(0o022)
+    try:
+        with new_file(tmp_path / "file", mode=mode) as file:
+            file.write(b"new")
+    finally:
+        os.umask(umask)
+    assert modes[0] == (mode,)
+    assert mode_of(tmp_path / "file") == expected
+
+
+@pytest.mark.usefixtures("system")
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o664])
+def test_a_file_that_is_replaced_leaves_its_mode_which_comes_last(tmp_path, monkeypatch, mode):
+    (tmp_path / "file").touch()
+    (tmp_path / "file").chmod(mode)
+    modes = []
+    opened = os.open
+    monkeypatch.setattr(os, "open", lambda *given, **more: modes.append(given[2:]) or opened(*given, **more))
+    monkeypatch.setattr(os, "chmod", lambda *_, **__: pytest.fail("changed a mode by name"))
+    with new_file(tmp_path / "file") as file:
+        file.write(b"new")
+    assert modes[0] == (0o600,)
+    assert mode_of(tmp_path / "file") == mode
+
+
+@pytest.mark.skipif(os.name != "posix", reason="files have no owners here")
+def test_the_mode_of_a_file_of_another_user_is_not_taken_over(tmp_path, foreign):
+    (tmp_path / "file").touch()
+    (tmp_path / "file").chmod(0o666)
+    foreign(tmp_path / "file")
+    with new_file(tmp_path / "file", mode=0o600) as file:
+        file.write(b"plaintext")
+    assert mode_of(tmp_path / "file") == 0o600
+
+
+@pytest.mark.skipif(os.name != "posix", reason="files have no owners here")
+def test_a_link_that_another_user_made_is_not_followed(tmp_path, foreign):
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "planted").symlink_to("mine")
+    (tmp_path / "link").symlink_to("planted")
+    foreign(tmp_path / "planted")
+    for name in ("planted", "link"):
+        with pytest.raises(PermissionError, match="a link of another user, so it is not followed"):
+            write(tmp_path / name)
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_links_of_this_user_are_followed_to_their_end(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "folder" / "other")
+    (tmp_path / "folder" / "other").symlink_to("../file")
+    write(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert not (tmp_path / "file").is_symlink()
+    (tmp_path / "round").symlink_to("round")
+    with pytest.raises(OSError, match=os.strerror(errno.ELOOP)):
+        write(tmp_path / "round")
 
 
 def test_other_systems_are_not_asked(monkeypatch):

@@ -267,7 +267,7 @@ def test_progress_counts_every_byte_once(target):
     save_file(TENSORS, target, KEY, plain=["labels"], progress=seen.append)
     assert sum(seen) == sum(array.nbytes for array in TENSORS.values())
     del seen[:]
-    unseal_file(target, target, KEY, progress=seen.append)
+    unseal_file(target, target, KEY, plain=["labels"], progress=seen.append)
     assert sum(seen) == sum(array.nbytes for array in TENSORS.values())
 
 
@@ -290,7 +290,7 @@ def test_a_safetensors_file_is_sealed_with_its_metadata(tmp_path, target):
         assert file.metadata == {"format": "pt"}
         assert (set(file), set(file.plain)) == ({"w"}, {"b"})
     assert same(opened(target), opened(source))
-    unseal_file(target, tmp_path / "back.safetensors", KEY)
+    unseal_file(target, tmp_path / "back.safetensors", KEY, plain=["b"])
     with safetensors.safe_open(tmp_path / "back.safetensors", framework="numpy") as file:
         assert file.metadata() == {"format": "pt"}
     assert same(opened(tmp_path / "back.safetensors"), opened(source))
@@ -304,7 +304,7 @@ def test_types_that_numpy_lacks_pass_through_files(tmp_path, target):
     (tmp_path / "odd.safetensors").write_bytes(by_hand.container(header, b"abcdef"))
     seal_file(tmp_path / "odd.safetensors", target, KEY, plain=["b"])
     assert [check.error for check in check_file(target, KEY)] == [None]
-    unseal_file(target, target, KEY)
+    unseal_file(target, target, KEY, plain=["b"])
     with load_file(target) as file:
         assert file.stored("a")[:2] == ("F4", (2, 3))
         assert file.stored("a")[2].tobytes() + file.stored("b")[2].tobytes() == b"abcdef"
@@ -446,7 +446,7 @@ def test_a_missing_source_is_missing(tmp_path, target, suffix):
 def test_an_unsealed_file_is_an_ordinary_safetensors_file(tmp_path, target):
     save_file(TENSORS, target, KEY, plain=["labels"], metadata={"note": "kept"})
     back = tmp_path / "back.safetensors"
-    unseal_file(target, back, KEY)
+    unseal_file(target, back, KEY, plain=["labels"])
     assert same(safetensors.numpy.load_file(back), TENSORS)
     with safetensors.safe_open(back, framework="numpy") as file:
         assert file.metadata() == {"note": "kept"}
@@ -455,10 +455,56 @@ def test_an_unsealed_file_is_an_ordinary_safetensors_file(tmp_path, target):
 def test_chosen_tensors_are_unsealed_alone(tmp_path, target):
     save_file(TENSORS, target, KEY, plain=["labels"])
     back = tmp_path / "back.safetensors"
-    unseal_file(target, back, KEY, names=["labels", "scale"])
-    assert same(safetensors.numpy.load_file(back), {name: TENSORS[name] for name in ("labels", "scale")})
+    unseal_file(target, back, KEY, names=["images", "scale"])
+    assert same(safetensors.numpy.load_file(back), {name: TENSORS[name] for name in ("images", "scale")})
     with pytest.raises(KeyError, match="no such"):
         unseal_file(target, back, KEY, names=["no such"])
+    with pytest.raises(KeyError, match="no such"):
+        unseal_file(target, back, KEY, names=["images"], plain=["no such"])
+
+
+@pytest.mark.parametrize("names", [None, ["labels"], ["images", "labels"]])
+def test_a_plain_tensor_is_unsealed_only_if_it_is_named_as_one(tmp_path, target, names):
+    save_file(TENSORS, target, KEY, plain=["labels", "half"])
+    back = tmp_path / "back.safetensors"
+    for plain in ([], ["half"]):
+        with pytest.raises(AuthenticationError, match="stores 'labels' unencrypted and unauthenticated") as caught:
+            unseal_file(target, back, KEY, names=names, plain=plain)
+        assert caught.value.tensor == "labels"
+        assert not back.exists()
+    with load_file(target) as file:
+        unseal_file(file, back, KEY, names=names, plain=file.plain)
+    assert same(safetensors.numpy.load_file(back), {name: TENSORS[name] for name in names or TENSORS})
+
+
+def test_a_file_without_anything_sealed_is_not_unsealed(tmp_path, target):
+    save_file(TENSORS, target, KEY, plain=TENSORS)
+    with pytest.raises(FormatError, match="nothing in it is sealed"):
+        unseal_file(target, tmp_path / "back.safetensors", KEY, plain=TENSORS)
+    assert not (tmp_path / "back.safetensors").exists()
+
+
+def test_a_file_that_was_opened_is_unsealed_though_another_takes_its_place(tmp_path, target):
+    save_file({"x": TENSORS["images"]}, target, KEY)
+    with load_file(target) as file:
+        save_file({"x": np.zeros(3)}, target, KEY)
+        unseal_file(file, tmp_path / "x.npy", KEY)
+    assert np.array_equal(np.load(tmp_path / "x.npy"), TENSORS["images"])
+
+
+def test_the_suffix_of_the_target_says_what_is_written(tmp_path, target):
+    tensors = {"images": TENSORS["images"], "names": TENSORS["names"]}
+    save_file(tensors, target, KEY)
+    unseal_file(target, tmp_path / "back.npz", KEY)
+    with np.load(tmp_path / "back.npz") as back:
+        assert same(dict(back), tensors)
+    unseal_file(target, tmp_path / "images.npy", KEY, names=["images"])
+    assert np.array_equal(np.load(tmp_path / "images.npy"), tensors["images"])
+    unseal_file(target, tmp_path / "names.txt", KEY, names=["names"])
+    assert (tmp_path / "names.txt").read_bytes() == tensors["names"].tobytes()
+    for name in ("both.npy", "both.txt"):
+        with pytest.raises(FormatError, match="takes one tensor"):
+            unseal_file(target, tmp_path / name, KEY)
 
 
 @pytest.mark.usefixtures("small_slabs")
@@ -471,12 +517,12 @@ def test_a_bad_chunk_leaves_no_plaintext_behind(tmp_path, target, chunk):
     target.write_bytes(content)
     back = tmp_path / "back"
     back.mkdir()
-    (back / "x").write_bytes(b"old")
+    (back / "x.npy").write_bytes(b"old")
     with pytest.raises(AuthenticationError) as caught:
-        unseal_file(target, back / "x", KEY)
+        unseal_file(target, back / "x.npy", KEY)
     assert (caught.value.tensor, caught.value.chunk) == ("images", chunk)
-    assert (back / "x").read_bytes() == b"old"
-    assert not leftovers(back / "x")
+    assert (back / "x.npy").read_bytes() == b"old"
+    assert not leftovers(back / "x.npy")
 
 
 @pytest.mark.usefixtures("small_slabs")
@@ -494,10 +540,10 @@ def test_no_slab_is_written_before_it_was_authenticated():
 def test_another_key_unseals_no_file(tmp_path, target):
     save_file(TENSORS, target, KEY)
     with pytest.raises(UnknownKeyError):
-        unseal_file(target, tmp_path / "back", Key.generate())
+        unseal_file(target, tmp_path / "back.safetensors", Key.generate())
     with pytest.raises(UnknownKeyError):
-        unseal_file(target, tmp_path / "back")
-    assert not (tmp_path / "back").exists()
+        unseal_file(target, tmp_path / "back.safetensors")
+    assert not (tmp_path / "back.safetensors").exists()
 
 
 # Whole or not at all
@@ -557,12 +603,16 @@ def test_an_interrupt_leaves_what_was_there(target, before):
 FULL = [errno.ENOSPC, errno.EDQUOT, errno.EFBIG]
 
 
-@pytest.mark.parametrize("call", ["fsync", "replace"])
+@pytest.mark.parametrize("call", ["fsync", "link", "replace"])
 @pytest.mark.parametrize("number", [*FULL, errno.EIO])
 def test_a_disk_that_is_full_at_the_last_moment_leaves_what_was_there(target, before, monkeypatch, call, number):
-    def refuse(*_):
+    def refuse(*_, **__):
         raise OSError(number, os.strerror(number))
 
+    if call == "replace":  # comes last where a file has a temporary name
+        monkeypatch.setattr(newfile, "_UNNAMED", 0)
+    elif call == "link" and not newfile._UNNAMED:
+        pytest.skip("this system has no files without names")
     monkeypatch.setattr(os, call, refuse)
     with pytest.raises(OSError, match=os.strerror(number)) as caught:
         save_file(TENSORS, target, KEY)
@@ -689,7 +739,7 @@ def test_no_error_shows_the_key(tmp_path, target):
         lambda: save_file({"\ud800": TENSORS["scale"]}, target, KEY),
         lambda: save_file({"x": torch.zeros(3, device="meta")}, target, KEY),
         lambda: save_file({"x": TENSORS["scale"]}, target, wiped),
-        lambda: unseal_file(target, tmp_path / "missing" / "x", KEY),
+        lambda: unseal_file(target, tmp_path / "missing" / "x.npz", KEY),
         lambda: unseal_file(target, target, KEY, names=["y"]),
         lambda: seal_file(target, target, KEY),
     ]
@@ -753,7 +803,7 @@ print(json.dumps({"peak": peak[0] * 1024, "errors": errors}))
 def test_three_gibibytes_are_sealed_verified_and_unsealed_in_half_of_one(tmp_path):
     if shutil.disk_usage(tmp_path).free < 12 << 30:
         pytest.skip("this takes 12 GiB of disk")
-    source, sealed, back = (tmp_path / name for name in ("huge", "sealed", "back"))
+    source, sealed, back = (tmp_path / name for name in ("huge", "sealed", "back.safetensors"))
     with source.open("wb") as file:
         for place, mark in _MARKS.items():
             file.seek(place)
@@ -801,8 +851,6 @@ def test_a_killed_seal_leaves_no_part_of_a_file_under_its_name(tmp_path, target)
             if kill_after is None:
                 assert process.stdout.readline() == "done\n"
             else:
-                while process.poll() is None and not leftovers(target):
-                    time.sleep(0.001)
                 time.sleep(kill_after)
                 process.send_signal(signal.SIGKILL)
             process.wait(60)
@@ -822,7 +870,7 @@ def test_a_killed_seal_leaves_no_part_of_a_file_under_its_name(tmp_path, target)
             assert (target.read_bytes() if target.exists() else None) == before
             killed += 1
         for part in leftovers(target):
-            assert part.startswith(".fastrack-")
+            assert part.startswith(".fastrack-")  # between its temporary name and its last, or where none is without
             (target.parent / part).unlink()
     assert killed >= 3
 
@@ -841,9 +889,32 @@ def test_an_array_of_another_layout_is_put_in_order_slab_by_slab(tmp_path, targe
 
 def test_a_file_that_is_replaced_keeps_its_mode(target):
     save_file({"x": np.arange(3)}, target, KEY)
-    target.chmod(0o600)
+    target.chmod(0o640)
     unseal_file(target, target, KEY)
-    assert stat.S_IMODE(target.stat().st_mode) == 0o600
+    assert stat.S_IMODE(target.stat().st_mode) == 0o640
+
+
+@pytest.mark.parametrize("name", ["back.safetensors", "back.npz", "back.npy", "back.bin"])
+def test_a_plaintext_file_is_for_its_owner_alone(tmp_path, target, name):
+    save_file({"x": TENSORS["names"]}, target, KEY)
+    unseal_file(target, tmp_path / name, KEY)
+    assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "npz", "npy", "bin"])
+def test_a_target_is_left_as_it_was_if_it_may_not_be_replaced(tmp_path, target, suffix):
+    target = target.with_suffix(".bin")  # sealed as bytes where it is sealed again
+    save_file({"x": TENSORS["names"]}, target, KEY)
+    there = tmp_path / f"back.{suffix}"
+
+    def appear(_):
+        there.write_bytes(OLD)
+
+    with pytest.raises(FileExistsError):
+        unseal_file(target, there, KEY, overwrite=False, progress=appear)
+    with pytest.raises(FileExistsError):
+        seal_file(target, there, KEY, overwrite=False)
+    assert there.read_bytes() == OLD
 
 
 def test_a_link_stays_and_the_file_it_leads_to_is_replaced(target):
@@ -887,3 +958,30 @@ def test_a_key_may_be_the_path_of_its_file(target, tmp_path):
     KEY.save(tmp_path / "owner.key")
     save_file({"x": np.arange(3)}, target, tmp_path / "owner.key")
     assert opened(target, tmp_path / "owner.key")["x"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors", ".bin"])
+def test_nothing_waits_for_a_pipe(tmp_path, target, suffix):
+    pipe = tmp_path / f"pipe{suffix}"
+    os.mkfifo(pipe, 0o600)
+    uses = [
+        lambda: seal_file(pipe, target, KEY),
+        lambda: load_file(pipe),
+        lambda: Key.load(pipe),
+        lambda: unseal_file(pipe, target, KEY),
+        lambda: fastrack.verify_file(pipe, KEY),
+    ]
+    for use in uses:
+        with pytest.raises(OSError, match="not a regular file") as caught:
+            use()
+        assert caught.value.filename == str(pipe)
+    assert not target.exists()
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="this system has no such files")
+def test_a_file_that_gives_more_than_its_size_is_not_sealed_as_an_empty_one(target):
+    with pytest.raises(OSError, match="expected 0 bytes as its size says, got more"):
+        seal_file("/proc/self/status", target, KEY)
+    assert not target.exists()

@@ -34,7 +34,10 @@ def doctor(*, as_json: Json = False) -> None:
 
 @dataclass(frozen=True, slots=True)
 class KeyFile:
-    """The key file that the environment names, if it does: the key's id, or why it cannot be used."""
+    """Hold the key file that the environment names, if it does: the key's id, or why it cannot be used.
+
+    `path` is None too where the variable holds what looks like a key.
+    """
 
     path: str | None = None
     id: str | None = None
@@ -80,7 +83,7 @@ def gather() -> Facts:
 
 def read_key_file() -> KeyFile:
     """Load the key file that the environment names, to see that it can be; the key is wiped at once."""
-    from fastrack.keys import KEY_FILE_VARIABLE, Key
+    from fastrack.keys import KEY_FILE_VARIABLE, Key, looks_secret
 
     path = os.environ.get(KEY_FILE_VARIABLE)
     if not path:
@@ -88,7 +91,7 @@ def read_key_file() -> KeyFile:
     try:
         key = Key.load(Path(path))
     except (FastrackError, OSError) as error:
-        return KeyFile(path, problem=message_of(error))
+        return KeyFile(None if looks_secret(path) else path, problem=message_of(error))
     key.wipe()
     return KeyFile(path, key.id)
 
@@ -229,9 +232,9 @@ def _gpu_lines(graphics: Graphics, cuda: CudaCheck | None) -> list[tuple[str, st
 
 
 def _key_lines(key_file: KeyFile) -> list[tuple[str, str]]:
-    if key_file.path is None:
+    if key_file.path is None and key_file.problem is None:
         return [("variable", "FASTRACK_KEY_FILE is not set; commands take --key")]
-    return [("path", key_file.path), ("key", key_file.id or f"cannot be used: {key_file.problem}")]
+    return [("path", key_file.path or "not shown"), ("key", key_file.id or f"cannot be used: {key_file.problem}")]
 
 
 def _maybe_size(count: int | None) -> str:

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import re
 import stat
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,15 +10,21 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from fastrack.cli.console import clean
-from fastrack.errors import FormatError, UnknownKeyError
+from fastrack.errors import AuthenticationError, FormatError, UnknownKeyError
 
 if TYPE_CHECKING:
     from fastrack.files import SealedFile
     from fastrack.keys import KeyRing
 
-__all__ = ["check_directory", "check_sealed", "check_source", "check_target", "load_engine", "open_ring"]
-
-_LOOKS_SECRET = re.compile(r"(fastrack-key-1:.*)|([0-9a-fA-F]{32}){1,2}")
+__all__ = [
+    "check_directory",
+    "check_expected",
+    "check_sealed",
+    "check_source",
+    "check_target",
+    "load_engine",
+    "open_ring",
+]
 
 
 def check_target(path: Path, *, force: bool) -> None:
@@ -30,6 +35,7 @@ def check_target(path: Path, *, force: bool) -> None:
     OSError
         If there is something at the path, or no directory to put it in.
     """
+    _refuse_stream(path, "TARGET")
     check_directory(path)
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "not a regular file, so it is not written over; choose another name", str(path))
@@ -45,10 +51,18 @@ def check_source(path: Path) -> int:
     OSError
         Then, or if there is nothing at the path.
     """
+    _refuse_stream(path, "SOURCE")
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "not a regular file; put what it gives into one first", str(path))
     return status.st_size
+
+
+def _refuse_stream(path: Path, hint: str) -> None:
+    if str(path) == "-":
+        raise typer.BadParameter(
+            "expected the path of a file, got -, and no stream is read or written", param_hint=hint
+        )
 
 
 def check_directory(path: Path) -> None:
@@ -73,10 +87,10 @@ def open_ring(paths: Path | Sequence[Path] | None) -> "KeyRing":
     typer.BadParameter
         If it is the key itself. It is not repeated.
     """
-    from fastrack.keys import KEY_FILE_VARIABLE, KeyRing
+    from fastrack.keys import KEY_FILE_VARIABLE, KeyRing, looks_secret
 
     given = [paths] if isinstance(paths, Path) else list(paths or ())
-    if any(_LOOKS_SECRET.fullmatch(str(path)) and not path.exists() for path in given):
+    if any(map(looks_secret, given)):
         raise typer.BadParameter(
             "this takes the path of a key file, not a key: others can read a command line. Make a new key",
             param_hint="--key",
@@ -96,14 +110,32 @@ def check_sealed(file: "SealedFile", ring: "KeyRing") -> None:
     FormatError, UnknownKeyError
         Then.
     """
-    if file.key_id is None:
+    if not file:
         raise FormatError(f"{file.path}: nothing in it is sealed; `fastrack seal` seals it")
-    if file and file.key_id not in ring:
+    if file.key_id not in ring:
         given = ", ".join(key.id for key in ring)
         raise UnknownKeyError(
             f"{clean(str(file.path))} was sealed under key {file.key_id}, which was not given (given: {given}); "
             "--key PATH names its file"
         )
+
+
+def check_expected(file: "SealedFile", names: Sequence[str] | None) -> None:
+    """Refuse a file that lacks one of these tensors, or stores it in plain.
+
+    Raises
+    ------
+    AuthenticationError
+        Then.
+    """
+    for name in names or ():
+        if name not in file:
+            state = "is stored in plain" if name in file.plain else "is not there"
+            raise AuthenticationError(
+                f"{file.path}: expected {name!r} to be sealed in it, but it {state}; get the file that "
+                "its owner sealed",
+                tensor=name,
+            )
 
 
 def load_engine(what: Literal["seal", "open", "verify"]) -> None:

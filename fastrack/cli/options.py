@@ -6,10 +6,17 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["Bits", "Force", "Json", "KeyFile", "KeyFiles"]
+__all__ = ["Bits", "Expect", "FileId", "Force", "Json", "KeyFile", "KeyFiles"]
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, for a program to read; also on failure.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace TARGET if it exists.")]
+Expect = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="Fail unless this tensor is in the file, and sealed; may be repeated."),
+]
+FileId = Annotated[
+    str | None, typer.Option("--file-id", metavar="ID", help="Fail unless the file has this id, as `inspect` shows it.")
+]
 KeyFile = Annotated[
     Path | None, typer.Option("--key", metavar="PATH", help="The key file. Absent, FASTRACK_KEY_FILE names it.")
 ]

@@ -35,13 +35,14 @@ def seal(
     check_target(target, force=force)
     owner = open_ring(key).first
     total = check_source(source)
+    _refuse_same(source, target)
     try:
         if plain:
             _check_names(source, plain)
         load_engine("seal")
         begun = time.perf_counter()
         with progress_bar("sealing", total) as progress:
-            seal_file(source, target, owner, plain=plain or (), progress=progress)
+            seal_file(source, target, owner, plain=plain or (), overwrite=force, progress=progress)
     except TypeError as error:  # an array of text, say: the data's fault
         raise FormatError(f"{source}: {error}") from None
     seconds = time.perf_counter() - begun
@@ -49,6 +50,7 @@ def seal(
         sealed = [tensor.nbytes for tensor in file.values()]
         left = sum(file.stored(name)[2].nbytes for name in file.plain)
         count = len(file.plain)
+        readable = [*map(repr, file.names)], [*map(repr, file.metadata)]
     size = sum(sealed) + left
     if as_json:
         document = {
@@ -60,6 +62,7 @@ def seal(
             "plain_tensors": count,
             "plain_bytes": left,
             "target_bytes": target.stat().st_size,
+            "readable": {"names": list(file.names), "metadata": list(file.metadata)},
             "seconds": seconds,
             "gb_per_s": speed(size, seconds),
         }
@@ -71,6 +74,18 @@ def seal(
     console = stdout()
     console.print(f"{line}; {pace(size, seconds)}", soft_wrap=True)
     console.print(f"key: {owner.id}")
+    for what, texts in zip(("the names, dtypes and shapes of", "the metadata"), readable, strict=True):
+        if texts:
+            console.print(f"anyone can read {what} {clean(', '.join(texts)):.300}", soft_wrap=True)
+
+
+def _refuse_same(source: Path, target: Path) -> None:
+    if source.suffix.lower() != ".safetensors" and target.exists() and target.samefile(source):
+        raise typer.BadParameter(
+            f"expected another file than SOURCE, got {target} again: a safetensors file would take its place under a "
+            "name for something else. Name one with the suffix .safetensors",
+            param_hint="TARGET",
+        )
 
 
 def _check_names(source: Path, names: list[str]) -> None:

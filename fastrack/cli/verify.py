@@ -1,6 +1,7 @@
 """``fastrack verify``: authenticate every chunk of a file."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,10 +10,9 @@ import typer
 from rich.console import Console
 
 from fastrack.cli.console import clean, counted, new_table, pace, print_json, progress_bar, size_of, speed, stdout
-from fastrack.cli.files import check_sealed, load_engine, open_ring
+from fastrack.cli.files import check_expected, check_sealed, load_engine, open_ring
 from fastrack.cli.guard import describe
-from fastrack.cli.options import Json, KeyFiles
-from fastrack.errors import FormatError
+from fastrack.cli.options import Expect, FileId, Json, KeyFiles
 
 if TYPE_CHECKING:
     from fastrack.files import TensorCheck
@@ -25,10 +25,12 @@ def verify(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="The sealed file.")],
     *,
     key: KeyFiles = None,
+    expect: Expect = None,
+    file_id: FileId = None,
     as_json: Json = False,
 ) -> None:
-    """Check that every chunk of a file is what its owner sealed. Decrypts nothing, writes nothing."""
-    report = verify_contents(path, open_ring(key))
+    """Check that every chunk of a file is what its owner sealed. Hands out no plaintext, writes nothing."""
+    report = verify_contents(path, open_ring(key), expect=expect, file_id=file_id)
     if as_json:
         print_json(report.as_dict())
     else:
@@ -42,6 +44,8 @@ class Report:
     """What came of a verification. `plain` names what is not protected, and so was not checked."""
 
     path: str
+    key_id: str | None
+    file_id: str | None
     checks: "tuple[TensorCheck, ...]"
     plain: tuple[str, ...]
     checked_bytes: int
@@ -57,6 +61,8 @@ class Report:
         errors = [check.error for check in self.checks if check.error is not None]
         document = {
             "path": self.path,
+            "key_id": self.key_id,
+            "file_id": self.file_id,
             "ok": self.ok,
             "tensors": [
                 {
@@ -78,35 +84,37 @@ class Report:
         return {**document, "error": describe(errors[0])} if errors else document
 
 
-def verify_contents(path: Path, ring: "KeyRing") -> Report:
-    """Verify a file.
+def verify_contents(
+    path: Path, ring: "KeyRing", *, expect: Sequence[str] | None = None, file_id: str | None = None
+) -> Report:
+    """Verify a file, which is opened once.
 
     Raises
     ------
+    AuthenticationError
+        If it has another id than `file_id`, or one of the tensors of `expect` is not sealed in it.
     FormatError, UnknownKeyError, OSError
         If it cannot be verified, one without anything sealed included.
     """
     from fastrack.files import check_file, load_file
 
-    with load_file(path) as file:
-        check_sealed(file, ring)
-        if not file:
-            raise FormatError(f"{path}: all its tensors are in plain, so there is nothing to verify")
-        plain = tuple(file.plain)
-        total = sum(tensor.nbytes for tensor in file.values())
-    load_engine("verify")
     checked = 0
-    with progress_bar("verifying", total) as progress:
+    with load_file(path, file_id=file_id) as file:
+        check_sealed(file, ring)
+        check_expected(file, expect)
+        load_engine("verify")
+        total = sum(tensor.nbytes for tensor in file.values())
+        with progress_bar("verifying", total) as progress:
 
-        def count(size: int) -> None:
-            nonlocal checked
-            checked += size
-            progress(size)
+            def count(size: int) -> None:
+                nonlocal checked
+                checked += size
+                progress(size)
 
-        begun = time.perf_counter()
-        checks = tuple(check_file(path, ring, progress=count))
-        seconds = time.perf_counter() - begun
-    return Report(str(path), checks, plain, checked, seconds)
+            begun = time.perf_counter()
+            checks = tuple(check_file(file, ring, progress=count))
+            seconds = time.perf_counter() - begun
+    return Report(str(path), file.key_id, file.file_id, checks, tuple(file.plain), checked, seconds)
 
 
 def show_report(report: Report, console: Console) -> None:
@@ -129,6 +137,8 @@ def show_report(report: Report, console: Console) -> None:
     if report.plain:
         names = ", ".join(map(clean, report.plain))
         console.print(f"not protected, so not checked: {names} (stored in plain)", soft_wrap=True)
+    console.print(f"key: {report.key_id}")
+    console.print(f"file id: {report.file_id}")
     failed = sum(check.error is not None for check in report.checks)
     count = counted(len(report.checks), "sealed tensor")
     verdict = f"{failed} of {count} FAILED" if failed else f"every chunk of {count} is authentic"

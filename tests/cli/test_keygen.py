@@ -29,7 +29,7 @@ def test_a_key_of_another_size_is_bad_usage(cli):
 @pytest.mark.usefixtures("key")
 def test_a_key_file_is_never_replaced(cli, folder):
     before = (folder / "owner.key").read_bytes()
-    assert "owner.key exists and was left as it is" in cli.error("keygen owner.key")
+    assert "owner.key: exists and was left as it was" in cli.error("keygen owner.key")
     assert (folder / "owner.key").read_bytes() == before
 
 

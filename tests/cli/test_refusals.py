@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fastrack import files
+from fastrack.files import load_file
 from fastrack.keys import Key
 
 # Targets
@@ -27,6 +29,26 @@ def test_a_target_is_replaced_by_force(cli, key, folder, line):
     (folder / "there.npz").write_text("mine")
     cli(f"{line} there.npz --force {key}")
     assert (folder / "there.npz").stat().st_size > 1000
+
+
+@pytest.mark.usefixtures("sealed")
+@pytest.mark.parametrize(
+    ("command", "line"), [("seal", "plain.npz new.safetensors"), ("unseal", "sealed.safetensors new.npz")]
+)
+@pytest.mark.parametrize("force", ["", "--force"])
+def test_a_target_that_appears_meanwhile_is_replaced_by_force_alone(
+    cli, key, folder, monkeypatch, command, line, force
+):
+    @contextlib.contextmanager
+    def appearing(*_):
+        yield lambda _: (folder / line.split()[1]).write_text("mine")
+
+    monkeypatch.setattr(f"fastrack.cli.{command}.progress_bar", appearing)
+    if force:
+        cli(f"{command} {line} --force {key}")
+    else:
+        assert "exists and was left as it was" in cli.error(f"{command} {line} {key}")
+    assert ((folder / line.split()[1]).read_bytes() == b"mine") is not bool(force)
 
 
 def test_a_target_that_is_no_file_is_not_replaced_even_by_force(cli, key, sealed, folder):
@@ -108,6 +130,31 @@ def test_a_pipe_is_not_sealed_as_an_empty_file(cli, key, folder):
     os.mkfifo(folder / "pipe")
     assert "pipe: not a regular file" in cli.error(f"seal pipe new {key}")
     assert "not a regular file" in cli.error(f"seal . new {key}")
+
+
+@pytest.mark.usefixtures("sealed")
+@pytest.mark.parametrize("line", ["seal plain.npz -", "seal - new.safetensors", "unseal sealed.safetensors -"])
+def test_a_dash_is_no_file(cli, key, line):
+    before = cli.names()
+    said = cli.error(f"{line} {key}", status=2)
+    assert "expected the path of a file, got -" in " ".join(said.replace("│", " ").split())
+    assert cli.names() == before
+
+
+@pytest.mark.usefixtures("sealed")
+def test_a_source_is_not_replaced_by_a_file_of_another_kind(cli, key, folder):
+    before = (folder / "plain.npz").read_bytes()
+    (folder / "link.npz").symlink_to("plain.npz")
+    for target in ("plain.npz", "./plain.npz", "link.npz"):
+        assert "SOURCE" in cli.error(f"seal plain.npz {target} --force {key}", status=2)
+    assert (folder / "plain.npz").read_bytes() == before
+
+
+@pytest.mark.parametrize("line", ["inspect pipe", "verify pipe", "unseal pipe new.npz", "verify sealed.safetensors"])
+def test_a_command_does_not_wait_for_a_pipe(cli, sealed, folder, line):
+    os.mkfifo(folder / "pipe", 0o600)
+    key = "pipe" if sealed in line else "owner.key"
+    assert "pipe: not a regular file" in cli.error(f"{line} {'' if 'inspect' in line else f'--key {key}'}")
 
 
 def test_a_sealed_file_is_not_sealed_again(cli, key, sealed):
@@ -217,7 +264,55 @@ def test_a_plain_file_does_not_pass_for_a_sealed_one(cli, key, sealed, line):
 @pytest.mark.usefixtures("sealed")
 def test_a_file_with_everything_left_in_plain_is_not_verified(cli, key):
     cli(f"seal plain.npz open.safetensors --plain x --plain y {key}")
-    assert "nothing to verify" in cli.error(f"verify open.safetensors {key}")
+    assert "nothing in it is sealed" in cli.error(f"verify open.safetensors {key}")
+    for option in ("", "--allow-plain", "--plain x --plain y", "--tensor x --plain x"):
+        assert "nothing in it is sealed" in cli.error(f"unseal open.safetensors back.npz {option} {key}")
+    assert "back.npz" not in cli.names()
+
+
+@pytest.mark.usefixtures("sealed")
+@pytest.mark.parametrize("options", ["", "--tensor y", "--plain x"])
+def test_a_plain_tensor_is_not_copied_unless_it_is_asked_for(cli, key, options):
+    cli(f"seal plain.npz mixed.safetensors --plain y {key}")
+    said = cli.error(f"unseal mixed.safetensors back.npz {options} {key}")
+    assert "stores 'y' unencrypted and unauthenticated" in said
+    error = cli.json(f"unseal mixed.safetensors back.npz {options} {key}", status=1)["error"]
+    assert (error["type"], error["tensor"]) == ("AuthenticationError", "y")
+    assert "back.npz" not in cli.names()
+
+
+@pytest.mark.usefixtures("sealed")
+@pytest.mark.parametrize("line", ["unseal mixed.safetensors back.npz --allow-plain", "verify mixed.safetensors"])
+def test_what_is_expected_must_be_there_and_sealed(cli, key, line):
+    cli(f"seal plain.npz mixed.safetensors --plain y {key}")
+    assert "expected 'y' to be sealed in it, but it is stored in plain" in cli.error(f"{line} --expect y {key}")
+    assert "expected 'z' to be sealed in it, but it is not there" in cli.error(f"{line} --expect x --expect z {key}")
+    assert "back.npz" not in cli.names()
+    cli(f"{line} --expect x {key}")
+
+
+@pytest.mark.parametrize("command", ["unseal {} back.npz", "verify {}"])
+def test_another_file_of_the_same_key_is_refused_by_its_id(cli, key, sealed, command):
+    with load_file(sealed) as file:
+        wanted = file.file_id
+    cli(f"{command.format(sealed)} --file-id {wanted} {key}")
+    cli(f"seal plain.npz other.safetensors {key}")
+    line = f"{command.format('other.safetensors')} --file-id {wanted} {key} {'--force' * ('unseal' in command)}"
+    assert f"expected file id {wanted}" in cli.error(line)
+
+
+@pytest.mark.parametrize(("command", "target"), [("unseal", "back.npz"), ("verify", "")])
+def test_a_file_is_opened_once(cli, key, sealed, monkeypatch, command, target):
+    paths = []
+    opened = files.SealedFile.__init__
+
+    def count(self, path, *rest):
+        paths.append(path)
+        opened(self, path, *rest)
+
+    monkeypatch.setattr(files.SealedFile, "__init__", count)
+    cli(f"{command} {sealed} {target} {key}")
+    assert len(paths) == 1
 
 
 # Keys
@@ -268,13 +363,25 @@ def test_a_key_on_the_command_line_is_bad_usage_and_is_not_repeated(cli, line):
         assert "0123456789abcdef" not in cli.error(f"{line} --key {secret}", status=2)
 
 
+@pytest.mark.usefixtures("sealed")
+@pytest.mark.parametrize("line", [*NEEDS_KEY, "doctor"])
+@pytest.mark.parametrize("part", [0, 1, None])
+def test_a_key_in_place_of_its_path_in_the_environment_is_not_repeated(cli, folder, monkeypatch, line, part):
+    text = (folder / "owner.key").read_text()
+    line_of_key = text.splitlines()[1]
+    monkeypatch.setenv(
+        "FASTRACK_KEY_FILE", text if part is None else line_of_key.split(":")[1] if part else line_of_key
+    )
+    for flag in ("", " --json"):
+        said = cli(line + flag, status=0 if line == "doctor" else 1)  # the script looks for the key in all output
+        assert "looks like a key itself" in " ".join(said.output.split())
+
+
 def test_a_note_on_an_error_is_shown(cli, sealed, monkeypatch):
     monkeypatch.setenv("FASTRACK_KEY_FILE", "gone.key")
     line = f"verify {sealed}"
-    assert cli.error(line) == (
-        "error: gone.key: No such file or directory\nnote: the path came from FASTRACK_KEY_FILE\n"
-    )
-    assert cli.json(line, status=1)["error"]["notes"] == ["the path came from FASTRACK_KEY_FILE"]
+    assert cli.error(line) == ("error: gone.key: No such file or directory\nnote: it came from FASTRACK_KEY_FILE\n")
+    assert cli.json(line, status=1)["error"]["notes"] == ["it came from FASTRACK_KEY_FILE"]
 
 
 # Usage

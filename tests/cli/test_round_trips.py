@@ -6,6 +6,9 @@ import pytest
 from safetensors.numpy import load_file as load_plain
 from safetensors.numpy import save_file as save_plain
 
+from fastrack.files import load_file
+from fastrack.keys import Key
+
 NOTES = b"not for everyone\r\n\x00\xff" * 3000
 
 
@@ -97,10 +100,20 @@ def test_a_tensor_left_in_plain_comes_back_too(cli, key, arrays):
     said = cli(f"seal plain.npz sealed.safetensors --plain y {key}").stdout
     assert "sealed 1 tensor, 234.4 KiB, and left 1 tensor in plain, 56 B" in said
     same(load_plain("sealed.safetensors")["y"], arrays["y"])
-    for target in ("back.npz", "back.safetensors"):
-        cli(f"unseal sealed.safetensors {target} {key}")
+    for target, option in (("back.npz", "--plain y"), ("back.safetensors", "--allow-plain")):
+        said = cli(f"unseal sealed.safetensors {target} {option} {key}").stdout
+        assert "not protected, copied as stored: y" in said
     same(np.load("back.npz")["y"], arrays["y"])
     same(load_plain("back.safetensors")["y"], arrays["y"])
+
+
+def test_sealing_says_what_anyone_can_read(cli, key, arrays):
+    save_plain(arrays, "plain.safetensors", metadata={"prompt": "a secret wish"})
+    said = cli(f"seal plain.safetensors sealed.safetensors {key}").stdout
+    assert "anyone can read the names, dtypes and shapes of 'x', 'y'\n" in said
+    assert "anyone can read the metadata 'prompt'\n" in said
+    readable = cli.json(f"seal plain.safetensors sealed.safetensors --force {key}")["readable"]
+    assert readable == {"names": ["x", "y"], "metadata": ["prompt"]}
 
 
 def test_a_dtype_that_numpy_files_lack_needs_a_safetensors_file(cli, key):
@@ -125,5 +138,9 @@ def test_sealing_tells_a_program_what_it_did(cli, key, arrays):
 
 def test_unsealing_tells_a_program_what_it_did(cli, key, sealed, arrays):
     document = cli.json(f"unseal {sealed} back.npz {key}")
+    assert document["not_protected"] == []
+    assert document["key_id"] == Key.load("owner.key").id
+    with load_file(sealed) as file:
+        assert document["file_id"] == file.file_id
     assert sorted(document["tensors"]) == ["x", "y"]
     assert document["bytes"] == sum(array.nbytes for array in arrays.values())

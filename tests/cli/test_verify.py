@@ -11,11 +11,15 @@ def test_a_sound_file_is_authentic(cli, key, sealed):
     assert [line.split()[:2] for line in said.splitlines() if line.startswith("ok")] == [["ok", "x"], ["ok", "y"]]
     assert "every chunk of 2 sealed tensors is authentic; 234.4 KiB in " in said
     assert cli.names() == before
+    with load_file(sealed) as file:
+        assert f"key: {file.key_id}\nfile id: {file.file_id}\n" in said
 
 
 def test_a_program_is_told_that_a_file_is_sound(cli, key, sealed, arrays):
     document = cli.json(f"verify {sealed} {key}")
     assert document["ok"] is True
+    with load_file(sealed) as file:
+        assert (document["key_id"], document["file_id"]) == (file.key_id, file.file_id)
     assert "error" not in document
     assert document["bytes"] == sum(array.nbytes for array in arrays.values())
     assert document["gb_per_s"] > 0

@@ -157,7 +157,8 @@ class Files:
         target = FOLDER.path / "plain.safetensors"
         errors = (AuthenticationError, UnknownKeyError, FormatError)
         try:
-            fastrack.unseal_file(path, target, RING)
+            with fastrack.load_file(path) as file:
+                fastrack.unseal_file(file, target, RING, plain=file.plain)
         except errors:
             require(not target.exists(), "a file that could not be unsealed left something behind")
         else:
