@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -103,14 +104,20 @@ def unseal(
 
 
 def _unseal_rows(rows: SealedRows, keys: KeyRing, framework: Framework) -> Any:
-    memory = arrays.empty_bytes(rows.nbytes)
-    result = arrays.from_bytes(memory, rows.dtype, rows.shape, framework)
-    if rows.has_gaps:
-        memory.fill(0)
+    """Open rows: all headers first, as the memory and the plans are of the size that these authenticate."""
     rows.check_claims(keys)
-    for part in rows.parts():
-        with OpenMessage(part.tensor, keys) as opened:
-            opened.gather(part.plan.pieces(), memory)
+    with ExitStack() as stack:
+        opened = [(stack.enter_context(OpenMessage(part.tensor, keys)), part.plan) for part in rows.parts()]
+        memory = arrays.empty_bytes(rows.nbytes)
+        result = arrays.from_bytes(memory, rows.dtype, rows.shape, framework)
+        try:
+            if rows.has_gaps:
+                memory.fill(0)
+            for message, plan in opened:
+                message.gather(plan.pieces(), memory)
+        except BaseException:
+            memory.fill(0)
+            raise
     return result
 
 
