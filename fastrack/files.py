@@ -22,7 +22,7 @@ from fastrack import arrays, cobblestone, dtypes
 from fastrack.arrays import Bytes
 from fastrack.errors import AuthenticationError, ClosedError, FormatError, UnknownKeyError
 from fastrack.keys import KeyRing, KeySource
-from fastrack.sealed import Claim, OpenMessage, SealedTensor, bad_chunk
+from fastrack.sealed import Claim, Kind, OpenMessage, SealedTensor, bad_chunk
 
 __all__ = ["SealedFile", "TensorCheck", "check_file", "load_file", "verify_file"]
 
@@ -74,6 +74,8 @@ class SealedFile(Mapping[str, SealedTensor]):
         What binds the sealed tensors to this file: 32 hexadecimal digits; None if nothing is sealed.
     key_id : str or None
         The id of the key that sealed them; None if nothing is sealed.
+    kind : {"tensor", "checkpoint"}
+        The use that the sealed tensors were sealed for. They open under no other.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -85,6 +87,7 @@ class SealedFile(Mapping[str, SealedTensor]):
         self.metadata = {key: value for key, value in header.metadata.items() if key not in marks}
         self.file_id: str | None = None
         self.key_id: str | None = None
+        self.kind: Kind = "tensor"
         self._claims: dict[str, Claim] = {}
         if marks:
             self._read_marks(marks)
@@ -100,11 +103,19 @@ class SealedFile(Mapping[str, SealedTensor]):
         self.file_id, self.key_id = (
             _hex_id(marks.get(name), name, self.path) for name in ("fastrack.file", "fastrack.key")
         )
+        kind = marks.get("fastrack.kind")
+        if kind is not None:
+            if kind != "checkpoint":
+                raise FormatError(
+                    f"{self.path} is of kind {kind!r:.20}, and this version of fastrack knows checkpoint alone; "
+                    "update it"
+                )
+            self.kind = "checkpoint"
         for name, entry in _read_json(marks.get("fastrack.tensors"), self.path).items():
             place = self._places.get(name)
             if place is None:
                 raise FormatError(f"{self.path} lists a sealed tensor {name!r:.80} that is not in it")
-            self._claims[name] = claim = _read_claim(name, entry, self.file_id, self.path)
+            self._claims[name] = claim = _read_claim(name, entry, self.file_id, self.kind, self.path)
             expected = cobblestone.message_size(dtypes.nbytes(claim.dtype, claim.shape))
             if place.dtype != "U8" or place.shape != (expected,):
                 raise FormatError(
@@ -347,15 +358,26 @@ def _hex_id(value: str | None, name: str, path: Path) -> str:
 
 def _read_json(text: str | None, path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(text or "")
+        value = json.loads(text or "", object_pairs_hook=_unique)
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise FormatError(f"{path}: fastrack.tensors must be a JSON object, not {text!r:.50}; the metadata was altered")
+        raise FormatError(
+            f"{path}: fastrack.tensors must be a JSON object that has each member once, not {text!r:.50}; the metadata "
+            "was altered"
+        )
     return value
 
 
-def _read_claim(name: str, entry: Any, file: str, path: Path) -> Claim:
+def _unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse an object that has a member twice: one reader would take the first, and another the last."""
+    found = dict(members)
+    if len(found) != len(members):
+        raise ValueError("a member is there twice")
+    return found
+
+
+def _read_claim(name: str, entry: Any, file: str, kind: Kind, path: Path) -> Claim:
     sound = isinstance(entry, dict) and entry.keys() == {"dtype", "shape"}
     if sound:
         dtype, shape = entry["dtype"], entry["shape"]
@@ -370,4 +392,4 @@ def _read_claim(name: str, entry: Any, file: str, path: Path) -> Claim:
             f"{path}: the entry of {name!r:.80} must give a dtype and a shape, not {entry!r:.80}; the metadata was "
             "altered"
         )
-    return Claim(name, dtype, tuple(shape), file)
+    return Claim(name, dtype, tuple(shape), file, kind)

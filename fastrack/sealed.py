@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 
@@ -19,14 +19,26 @@ from fastrack.errors import AuthenticationError, FormatError
 from fastrack.keys import Key, KeyLike, KeyRing, KeySource
 from fastrack.rows import Ranges, plan_rows
 
-__all__ = ["Choice", "Claim", "Part", "SealedRows", "SealedTensor", "TensorRows", "new_file_id", "seal", "unseal"]
+__all__ = [
+    "Choice",
+    "Claim",
+    "Kind",
+    "Part",
+    "SealedRows",
+    "SealedTensor",
+    "TensorRows",
+    "new_file_id",
+    "seal",
+    "unseal",
+]
 
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-_CONTEXT = b"fastrack/tensor@1\0"
+Kind = Literal["tensor", "checkpoint"]
+"""The use that a message was sealed for, and the first part of its context."""
 
 
 def seal(tensor: Any, key: KeyLike, name: str = "tensor") -> SealedTensor:
-    """Encrypt a tensor for whoever holds `key`, and bind it to its name, dtype and shape.
+    """Encrypt a tensor for the holders of `key`, and bind it to its name, dtype and shape.
 
     Parameters
     ----------
@@ -129,9 +141,10 @@ class Claim:
     dtype: str
     shape: tuple[int, ...]
     file: str
+    kind: Kind = "tensor"
 
     def context(self) -> bytes:
-        """The bytes that bind a message to its claim: a label and canonical JSON.
+        """Return the bytes that bind a message to its claim: a label with its kind, and canonical JSON.
 
         Raises
         ------
@@ -142,7 +155,7 @@ class Claim:
             raise TypeError(f"a tensor's name must be text, not {self.name!r}")
         claim = {"dtype": self.dtype, "file": self.file, "name": self.name, "shape": list(self.shape)}
         try:
-            return _CONTEXT + _CANONICAL.encode(claim).encode()
+            return f"fastrack/{self.kind}@1\0{_CANONICAL.encode(claim)}".encode()
         except UnicodeEncodeError:
             raise FormatError(f"a tensor's name must be Unicode text, not {self.name!r}") from None
 

@@ -24,6 +24,9 @@ class Shards:
             raise ValueError("a data set needs a sealed file, and no path was given")
         self.paths = [Path(path).absolute() for path in given]
         files = [load_file(path) for path in self.paths]
+        for path, file in zip(self.paths, files, strict=True):
+            if file.kind != "tensor":
+                raise FormatError(f"{path} is a {file.kind}, and no file of samples; load_{file.kind} opens it")
         if names is None:
             names = list(files[0])
         if not names or isinstance(names, str):

@@ -15,9 +15,9 @@ from fastrack.files import FORMAT_VERSION, SealedFile, load_file
 from fastrack.keys import Key, KeyLike, KeyRing, KeySource
 from fastrack.newfile import new_file
 from fastrack.plain import PlainTensor, open_plain
-from fastrack.sealed import Claim, OpenMessage, SealedRows, SealedTensor, new_file_id
+from fastrack.sealed import Claim, Kind, OpenMessage, SealedRows, SealedTensor, new_file_id
 
-__all__ = ["save_file", "seal_file", "unseal_file", "write_plaintext"]
+__all__ = ["save_file", "seal_file", "unseal_file", "write_checkpoint", "write_plaintext"]
 
 Progress = Callable[[int], None]
 
@@ -68,6 +68,12 @@ def save_file(
             raise TypeError(f"{name!r} is sealed already, and bound to the file it came from; unseal it first")
         described[name] = PlainTensor.of(tensor)
     _write_sealed(described, Path(path), Key.of(key), _names(plain), metadata or {}, progress)
+
+
+def write_checkpoint(tensors: Mapping[str, Any], path: str | os.PathLike[str], key: KeyLike) -> None:
+    """Seal the tensors of a checkpoint into a new file, so that they open as those of a checkpoint alone."""
+    described = {name: PlainTensor.of(tensor) for name, tensor in tensors.items()}
+    _write_sealed(described, Path(path), Key.of(key), frozenset(), {}, None, kind="checkpoint")
 
 
 def seal_file(
@@ -183,6 +189,8 @@ def _write_sealed(
     plain: frozenset[str],
     metadata: Mapping[str, str],
     progress: Progress | None,
+    *,
+    kind: Kind = "tensor",
 ) -> None:
     texts: list[object] = [*tensors, *metadata, *metadata.values()]
     for text in texts:
@@ -196,7 +204,9 @@ def _write_sealed(
         raise FormatError(f"metadata under 'fastrack.' belongs to the format: {', '.join(marked)}")
     file_id = new_file_id()
     claims = {
-        name: Claim(name, tensor.dtype, tensor.shape, file_id) for name, tensor in tensors.items() if name not in plain
+        name: Claim(name, tensor.dtype, tensor.shape, file_id, kind)
+        for name, tensor in tensors.items()
+        if name not in plain
     }
     entries = {
         name: ("U8", (cobblestone.message_size(tensor.nbytes),)) if name in claims else (tensor.dtype, tensor.shape)
@@ -209,6 +219,8 @@ def _write_sealed(
         "fastrack.key": key.id,
         "fastrack.tensors": json.dumps(listed, separators=(",", ":"), ensure_ascii=False),
     }
+    if kind != "tensor":
+        marks["fastrack.kind"] = kind
     order = _by_alignment(entries)
     largest = max((tensors[name].nbytes for name in claims), default=0)
     memory = arrays.empty_bytes(cobblestone.raw_size(min(_SLAB, largest)))  # for all: fresh memory costs more than AES
