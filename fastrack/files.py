@@ -22,12 +22,13 @@ from fastrack import arrays, cobblestone, dtypes
 from fastrack.arrays import Bytes
 from fastrack.errors import AuthenticationError, ClosedError, FormatError, UnknownKeyError
 from fastrack.keys import KeyRing, KeySource
-from fastrack.sealed import Claim, Kind, OpenMessage, SealedTensor, bad_chunk
+from fastrack.sealed import Binding, Claim, Kind, OpenMessage, SealedTensor, bad_chunk
 
-__all__ = ["SealedFile", "TensorCheck", "check_file", "load_file", "verify_file"]
+__all__ = ["SealedFile", "TensorCheck", "check_file", "load_file", "one_tensor_of", "verify_file"]
 
 FORMAT_VERSION = "1"
 _HEX_ID = re.compile(r"[0-9a-f]{32}")
+_HEX_HEADER = re.compile(r"[0-9a-f]{112}")
 _MAX_DIMENSIONS = 64
 _MAX_ELEMENTS = 2**56  # of all dimensions but the empty ones: past what a message holds, within what frameworks do
 _PREFIX = 8  # bytes at the start of a safetensors file: the size of the header, little-endian
@@ -80,7 +81,17 @@ class SealedFile(Mapping[str, SealedTensor]):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        header, memory = _open(self.path)
+        self._read(*_open(self.path))
+
+    @classmethod
+    def of_bytes(cls, data: bytes) -> Self:
+        """Read a whole file that is in memory."""
+        file = cls.__new__(cls)
+        file.path = Path("<bytes>")
+        file._read(_parse_header(data), np.frombuffer(data, np.uint8))  # noqa: SLF001 - its own
+        return file
+
+    def _read(self, header: _Header, memory: Bytes) -> None:
         self._memory: Bytes | None = memory
         self._places = header.locate(memory)
         marks = {key: value for key, value in header.metadata.items() if key.startswith("fastrack.")}
@@ -89,6 +100,7 @@ class SealedFile(Mapping[str, SealedTensor]):
         self.key_id: str | None = None
         self.kind: Kind = "tensor"
         self._claims: dict[str, Claim] = {}
+        self._bindings: dict[str, Binding] = {}
         if marks:
             self._read_marks(marks)
         self.names = tuple(self._places)
@@ -115,7 +127,12 @@ class SealedFile(Mapping[str, SealedTensor]):
             place = self._places.get(name)
             if place is None:
                 raise FormatError(f"{self.path} lists a sealed tensor {name!r:.80} that is not in it")
-            self._claims[name] = claim = _read_claim(name, entry, self.file_id, self.kind, self.path)
+            if isinstance(entry, dict) and "binding" in entry:
+                rest, own_id, self._bindings[name] = _read_binding(name, entry, self.file_id, self.path)
+                claim = _read_claim(name, rest, own_id, self.kind, self.path)
+            else:
+                claim = _read_claim(name, entry, self.file_id, self.kind, self.path)
+            self._claims[name] = claim
             expected = cobblestone.message_size(dtypes.nbytes(claim.dtype, claim.shape))
             if place.dtype != "U8" or place.shape != (expected,):
                 raise FormatError(
@@ -130,7 +147,7 @@ class SealedFile(Mapping[str, SealedTensor]):
                 raise KeyError(f"{name!r} is not sealed but stored in plain; file.plain[{name!r}] gives it")
             raise KeyError(name)
         assert self.key_id is not None
-        return SealedTensor(claim, self.stored(name)[2], self.key_id)
+        return SealedTensor(claim, self.stored(name)[2], self.key_id, self._bindings.get(name))
 
     def stored(self, name: str) -> tuple[str, tuple[int, ...], Bytes]:
         """A tensor as safetensors has it: dtype, shape and a view of its bytes. A sealed one is a `U8` vector."""
@@ -166,6 +183,17 @@ class SealedFile(Mapping[str, SealedTensor]):
 
     def __repr__(self) -> str:
         return f"<SealedFile {str(self.path)!r}: {len(self)} sealed, {len(self.plain)} plain>"
+
+
+def one_tensor_of(data: bytes) -> SealedTensor:
+    """Read a sealed file that holds one tensor, and return that. As `SealedTensor.from_bytes` says."""
+    with SealedFile.of_bytes(data) as file:
+        if len(file) != 1 or len(file.names) != 1 or file.kind != "tensor":
+            raise FormatError(
+                f"expected a sealed file of one tensor, got a {file.kind} file of {len(file)} sealed and "
+                f"{len(file.plain)} plain; write it to disk, and open it with load_file or load_checkpoint"
+            )
+        return file[file.names[0]]
 
 
 class _PlainTensors(Mapping[str, Any]):
@@ -338,6 +366,23 @@ def _read_header(path: Path) -> _Header:
         raise FormatError(f"{path} is no safetensors file: {error}") from None
 
 
+def _parse_header(data: bytes) -> _Header:
+    """Read the header of a file in memory. safetensors checks it, but does not give the metadata of such a file."""
+    try:
+        safetensors.deserialize(data)  # type: ignore[no-untyped-call]
+        size = int.from_bytes(data[:_PREFIX], "little")
+        header = json.loads(data[_PREFIX : _PREFIX + size], object_pairs_hook=_unique)
+        metadata = header.pop("__metadata__", None) or {}
+        in_order = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
+    except (safetensors.SafetensorError, ValueError, RecursionError) as error:
+        raise FormatError(f"the bytes are no safetensors file: {error!s:.200}") from None
+    tensors = {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in in_order}
+    for name, (_, shape) in tensors.items():
+        if not _is_within_reach(shape):
+            raise FormatError(f"the shape of {name!r:.80} is past what an array may have")
+    return _Header(metadata, tensors)
+
+
 def _is_within_reach(shape: Sequence[int]) -> bool:
     """Whether a framework could hold it. No number of bytes bounds a shape that has a zero in it."""
     if len(shape) > _MAX_DIMENSIONS:
@@ -375,6 +420,18 @@ def _unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(members):
         raise ValueError("a member is there twice")
     return found
+
+
+def _read_binding(name: str, entry: dict[str, Any], file: str, path: Path) -> tuple[dict[str, Any], str, Binding]:
+    """Split the entry of a tensor that was sealed earlier: the rest of the entry, its own file id and its binding."""
+    own_id, header = entry.get("file"), entry["binding"]
+    if not isinstance(own_id, str) or not isinstance(header, str) or not _HEX_HEADER.fullmatch(header):
+        raise FormatError(
+            f"{path}: the binding of {name!r:.80} must be {2 * cobblestone.HEADER} hexadecimal digits beside a file "
+            f"id, not {header!r:.80}; the metadata was altered"
+        )
+    rest = {member: value for member, value in entry.items() if member not in {"file", "binding"}}
+    return rest, _hex_id(own_id, f"file of {name!r:.80}", path), Binding(file, bytes.fromhex(header))
 
 
 def _read_claim(name: str, entry: Any, file: str, kind: Kind, path: Path) -> Claim:

@@ -556,9 +556,9 @@ def test_rows_travel_too(sealed_table, key):
 
 
 def test_a_pickle_that_was_cut_short_is_refused(sealed):
-    claim, message, key_id = sealed.__getstate__()
+    claim, message, key_id, binding = sealed.__getstate__()
     with pytest.raises(FormatError, match="it was cut short"):
-        SealedTensor.__new__(SealedTensor).__setstate__((claim, message[:-1], key_id))
+        SealedTensor.__new__(SealedTensor).__setstate__((claim, message[:-1], key_id, binding))
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
