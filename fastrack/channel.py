@@ -21,7 +21,7 @@ from fastrack.keys import Key, KeyLike, KeyRing, KeySource
 from fastrack.nest import map_leaves
 from fastrack.pending import Owner, Owners, add_notes
 from fastrack.ring import Ring
-from fastrack.sealed import Claim, SealedRows, SealedTensor, bad_chunk, new_file_id, write_header
+from fastrack.sealed import Claim, Part, SealedRows, SealedTensor, bad_chunk, new_file_id, write_header
 from fastrack.session import Session
 from fastrack.sources import PlainSource, RowSource, SealedSource, Sizes, Source, slabs_of
 from fastrack.stats import Recorder, Stats, Transfer
@@ -29,6 +29,7 @@ from fastrack.stats import Recorder, Stats, Transfer
 __all__ = ["Channel", "Stats"]
 
 _DEPTH = 6  # slabs of a ring: filled, on their way, or waiting for a GPU whose multiprocessors are all taken
+_Opened = tuple[Part | None, MessageKey]  # the part of a leaf that one message is, or None for all of it
 _FIRST, _TOGETHER = 2, 16  # slabs that are issued together: those a device begins with, and those after
 
 
@@ -214,14 +215,18 @@ class Channel:
     def _move(self, leaf: Any, order: _Order, out: Any) -> Any:
         if not _is_tensor(leaf):
             return leaf
-        if out is None:
+        target = None if out is None else self._device.view(out, writable=True)
+        with ExitStack() as wiping:
+            opened = self._open_headers(leaf, order, target, wiping)
+            return self._move_opened(leaf, opened, order, out, target)
+
+    def _move_opened(self, leaf: Any, opened: list[_Opened], order: _Order, out: Any, target: Any) -> Any:
+        if target is None:  # memory of the claimed size, now that the claim is known to be true
             dtype, shape = _describe(leaf)
             framework = self._device.framework(order.framework, arrays.framework_of(leaf))
             out, target = self._device.empty(dtype, shape, framework)
-        else:
-            target = self._device.view(out, writable=True)
         with self._stats.transfer(len(target), "to_device", _name_of(leaf)) as record:
-            messages = self._messages(leaf, order, target)
+            messages = self._messages(leaf, opened, target)
             started: list[tuple[Work, str | None]] = []
             try:
                 if isinstance(leaf, SealedRows) and leaf.has_gaps:
@@ -232,8 +237,6 @@ class Channel:
                     started.append((self._receive(source, message_key, target, record, wait=wait), source.name))
                 self._judge(started, order)
             except BaseException:
-                for _, message_key in messages:
-                    message_key.wipe()
                 for work, _ in started:  # none may write to the target once it was cleared
                     with suppress(DeviceError):
                         work.verdict()
@@ -241,23 +244,41 @@ class Channel:
                 raise
         return out
 
-    def _messages(self, leaf: Any, order: _Order, target: Any) -> list[tuple[Source, MessageKey]]:
-        """What a leaf is made of, before anything of it is moved: the key of every message is at hand."""
-        messages: list[tuple[Source, MessageKey]]
+    def _open_headers(self, leaf: Any, order: _Order, target: Any, wiping: ExitStack) -> list[_Opened]:
+        """Return what a leaf is made of, and the key of each message, before anything is allocated, planned or moved.
+
+        `target` is what the caller gave to be filled, or None. It is cleared if a header is refused.
+        """
+
+        def kept(key: MessageKey) -> MessageKey:
+            wiping.callback(key.wipe)
+            return key
+
+        if not isinstance(leaf, (SealedTensor, SealedRows)):
+            return [(None, kept(self._session.next_key()))]
         try:
             if isinstance(leaf, SealedTensor):
-                messages = [(SealedSource(leaf), leaf.open_header(order.ring))]
-            elif isinstance(leaf, SealedRows):
-                leaf.check_claims(order.ring)
-                messages = [(RowSource(part), part.tensor.open_header(order.ring)) for part in leaf.parts()]
-            else:
-                key = self._session.next_key()
-                messages = [(PlainSource(arrays.bytes_of(leaf), key, self._engine), key)]
+                return [(None, kept(leaf.open_header(order.ring)))]
+            leaf.check_claims(order.ring)
+            return [(part, kept(part.tensor.open_header(order.ring))) for part in leaf.parts()]
         except AuthenticationError:
-            self._clear(target)
+            if target is not None:
+                self._clear(target)
             raise
-        for source, _ in messages:
+
+    def _messages(self, leaf: Any, opened: list[_Opened], target: Any) -> list[tuple[Source, MessageKey]]:
+        """Plan how each message fills its part of `target`."""
+        messages: list[tuple[Source, MessageKey]] = []
+        for part, key in opened:
+            source: Source
+            if part is not None:
+                source = RowSource(part)
+            elif isinstance(leaf, SealedTensor):
+                source = SealedSource(leaf)
+            else:
+                source = PlainSource(arrays.bytes_of(leaf), key, self._engine)
             _require_apart(target, source.memory)
+            messages.append((source, key))
         return messages
 
     def _judge(self, started: list[tuple[Work, str | None]], order: _Order) -> None:

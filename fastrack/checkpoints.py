@@ -15,7 +15,7 @@ from fastrack.files import SealedFile, load_file
 from fastrack.keys import KeyLike, KeyRing, KeySource
 from fastrack.sealed import SealedTensor, unseal
 from fastrack.shared import to_device
-from fastrack.writer import save_file
+from fastrack.writer import write_checkpoint
 
 __all__ = ["load_checkpoint", "save_checkpoint"]
 
@@ -57,7 +57,7 @@ def save_checkpoint(path: str | os.PathLike[str], state: Any, *, key: KeyLike) -
     """
     text, arrays = skeleton.take_apart(state)
     tensors = {str(number): array for number, array in enumerate(arrays)}
-    save_file({_SKELETON: np.frombuffer(text, np.uint8), **tensors}, path, key)
+    write_checkpoint({_SKELETON: np.frombuffer(text, np.uint8), **tensors}, path, key)
 
 
 def load_checkpoint(path: str | os.PathLike[str], *, keys: KeySource | None = None, device: object = None) -> Any:
@@ -93,7 +93,7 @@ def load_checkpoint(path: str | os.PathLike[str], *, keys: KeySource | None = No
     ring, where = KeyRing.resolve(keys), canonical(device)
     with load_file(path) as file:
         sealed = file.get(_SKELETON)
-        if sealed is None or sealed.dtype != "U8" or len(sealed.shape) != 1:
+        if file.kind != "checkpoint" or sealed is None or sealed.dtype != "U8" or len(sealed.shape) != 1:
             raise FormatError(f"{file.path} is no checkpoint; load_file opens other sealed files")
         text = unseal(sealed, ring, framework="numpy").tobytes()
         loader = _Loader(file, ring, where)

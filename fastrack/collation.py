@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from fastrack import arrays, dtypes
+from fastrack.aead import Pieces
 from fastrack.arrays import framework_of
 from fastrack.keys import KeyRing
 from fastrack.origin import DataRows, Lengths, Samples
 from fastrack.rows import Ranges
-from fastrack.sealed import Choice, Part, SealedRows, SealedTensor, TensorRows
+from fastrack.sealed import Choice, Part, Plan, SealedRows, SealedTensor, TensorRows
 
 __all__ = ["collate"]
 
@@ -125,15 +127,15 @@ class _Together:
 
     def parts(self) -> Sequence[Part]:
         size = dtypes.nbytes(self.dtype, self._choices[0].shape)
-        found: dict[Any, tuple[SealedTensor, list[Ranges], list[int]]] = {}
+        found: dict[Any, tuple[SealedTensor, list[Plan], list[int]]] = {}
         for index, choice in enumerate(self._choices):
             for part in choice.parts():
                 # The same message, even if it was taken out of its file twice.
                 same = (part.tensor.chunks.__array_interface__["data"][0], part.tensor.claim)
-                _, ranges, shifts = found.setdefault(same, (part.tensor, [], []))
-                ranges.append(part.plan.ranges())
+                _, plans, shifts = found.setdefault(same, (part.tensor, [], []))
+                plans.append(part.plan)
                 shifts.append(index * size)
-        return [Part(tensor, _shifted(ranges, shifts)) for tensor, ranges, shifts in found.values()]
+        return [Part(tensor, _ShiftedPlans(plans, shifts)) for tensor, plans, shifts in found.values()]
 
     def check_claims(self, keys: KeyRing) -> None:
         for choice in self._choices:
@@ -143,11 +145,21 @@ class _Together:
         return _join, ([SealedRows(choice) for choice in self._choices],)
 
 
-def _shifted(ranges: list[Ranges], shifts: list[int]) -> Ranges:
-    """All of the ranges, with their places moved on by that many bytes."""
-    return Ranges(
-        np.concatenate([each.starts for each in ranges]),
-        np.concatenate([each.sizes for each in ranges]),
-        np.concatenate([each.places for each in ranges])
-        + np.repeat(np.array(shifts), [each.starts.size for each in ranges]),
-    )
+@dataclass(frozen=True, slots=True)
+class _ShiftedPlans:
+    """Several plans for one message, with the places of each moved on by `shifts` bytes. Computed when first used."""
+
+    plans: list[Plan]
+    shifts: list[int]
+
+    def ranges(self) -> Ranges:
+        ranges = [plan.ranges() for plan in self.plans]
+        return Ranges(
+            np.concatenate([each.starts for each in ranges]),
+            np.concatenate([each.sizes for each in ranges]),
+            np.concatenate([each.places for each in ranges])
+            + np.repeat(np.array(self.shifts), [each.starts.size for each in ranges]),
+        )
+
+    def pieces(self) -> Pieces:
+        return self.ranges().pieces()

@@ -32,8 +32,13 @@ class SealedDataset:
         Names of sealed tensors that share their first dimension, which counts the samples. By default all sealed
         tensors of the first file.
     keys : Key, path or iterable of these, optional
-        With them the shapes of all columns are authenticated here, and so how many samples there are. Otherwise that
-        happens when the first samples of a column are opened.
+        With them the shapes of all columns are authenticated here, and so how many samples there are. Without them the
+        length, the shapes and the dtypes are what the files claim: nothing of a column is authenticated until its first
+        samples are opened, so a sampler that was made before that may believe a false length.
+    file_ids : sequence of str, optional
+        The ``SealedFile.file_id`` that each file must have, in the order of `paths`. They are authenticated with the
+        shapes. Without them an older file of the same owner, or one that was made for something else, passes where it
+        has the same columns.
 
     Raises
     ------
@@ -42,7 +47,7 @@ class SealedDataset:
     ValueError
         If the files lack a column, or columns do not go together.
     FormatError, OSError
-        If a file is no sealed file, or cannot be read.
+        If a file is no sealed file, is there twice, has another id than `file_ids` says, or cannot be read.
     TypeError
         If the rows of a column do not fill whole bytes.
 
@@ -65,8 +70,9 @@ class SealedDataset:
         columns: Sequence[str] | None = None,
         *,
         keys: KeySource | None = None,
+        file_ids: Sequence[str] | None = None,
     ) -> None:
-        self._origin = Origin(rows_of(Shards(paths, columns)))
+        self._origin = Origin(rows_of(Shards(paths, columns, file_ids)))
         if keys is not None:
             for column in range(len(self.columns)):
                 self._origin.check_claims(column, KeyRing.resolve(keys))
@@ -79,6 +85,7 @@ class SealedDataset:
         offsets: str = "offsets",
         *,
         keys: KeySource | None = None,
+        file_ids: Sequence[str] | None = None,
     ) -> SealedDataset:
         """Samples of any length: sample `i` of a file is ``data[offsets[i]:offsets[i + 1]]``.
 
@@ -95,11 +102,13 @@ class SealedDataset:
             The sealed tensor that says where they start: int64, one more than there are samples.
         keys : Key, path or iterable of these, optional
             As for `unseal`.
+        file_ids : sequence of str, optional
+            As for `SealedDataset`.
 
         Raises
         ------
         FormatError
-            If the offsets do not ascend, or lead outside the data.
+            If a file is there twice or has another id, or the offsets do not ascend, or lead outside the data.
         AuthenticationError, UnknownKeyError
             If the offsets cannot be unsealed.
 
@@ -109,7 +118,7 @@ class SealedDataset:
         They are in no pickle: a worker that was spawned knows which samples there are, and not how long. One that was
         forked has a copy, as of everything.
         """
-        return _around(Origin(records_of(Shards(paths, [data, offsets]), keys)))
+        return _around(Origin(records_of(Shards(paths, [data, offsets], file_ids), keys)))
 
     def windows(self, column: str, size: int, step: int | None = None) -> SealedDataset:
         """Another data set of the same files, whose samples are windows on a long column.

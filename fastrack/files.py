@@ -24,12 +24,13 @@ from fastrack.arrays import Bytes
 from fastrack.errors import AuthenticationError, ClosedError, FormatError, UnknownKeyError
 from fastrack.keys import KeyRing, KeySource
 from fastrack.regular_file import open_regular
-from fastrack.sealed import Claim, OpenMessage, SealedTensor, bad_chunk
+from fastrack.sealed import Binding, Claim, Kind, OpenMessage, SealedTensor, bad_chunk
 
-__all__ = ["SealedFile", "TensorCheck", "check_file", "load_file", "opened_file", "verify_file"]
+__all__ = ["SealedFile", "TensorCheck", "check_file", "load_file", "one_tensor_of", "opened_file", "verify_file"]
 
 FORMAT_VERSION = "1"
 _HEX_ID = re.compile(r"[0-9a-f]{32}")
+_HEX_HEADER = re.compile(r"[0-9a-f]{112}")
 _MAX_DIMENSIONS = 64
 _MAX_ELEMENTS = 2**56  # of all dimensions but the empty ones: past what a message holds, within what frameworks do
 _PREFIX = 8  # bytes at the start of a safetensors file: the size of the header, little-endian
@@ -96,19 +97,33 @@ class SealedFile(Mapping[str, SealedTensor]):
         What binds the sealed tensors to this file: 32 hexadecimal digits; None if nothing is sealed.
     key_id : str or None
         The id of the key that sealed them; None if nothing is sealed.
+    kind : {"tensor", "checkpoint"}
+        The use that the sealed tensors were sealed for. They open under no other.
     """
 
     def __init__(self, path: str | os.PathLike[str], file_id: str | None = None) -> None:
         self.path = Path(path)
+        self._read(*_open(self.path), file_id)
+
+    @classmethod
+    def of_bytes(cls, data: bytes) -> Self:
+        """Read a whole file that is in memory."""
+        file = cls.__new__(cls)
+        file.path = Path("<bytes>")
+        file._read(_parse_header(data), np.frombuffer(data, np.uint8), None)  # noqa: SLF001 - its own
+        return file
+
+    def _read(self, header: _Header, memory: Bytes, file_id: str | None) -> None:
         self._expected_id = file_id
-        header, memory = _open(self.path)
         self._memory: Bytes | None = memory
         self._places = header.locate(memory)
         marks = {key: value for key, value in header.metadata.items() if key.startswith("fastrack.")}
         self.metadata = {key: value for key, value in header.metadata.items() if key not in marks}
         self.file_id: str | None = None
         self.key_id: str | None = None
+        self.kind: Kind = "tensor"
         self._claims: dict[str, Claim] = {}
+        self._bindings: dict[str, Binding] = {}
         if marks:
             self._read_marks(marks)
         if file_id is not None and file_id != self.file_id:
@@ -128,11 +143,24 @@ class SealedFile(Mapping[str, SealedTensor]):
         self.file_id, self.key_id = (
             _hex_id(marks.get(name), name, self.path) for name in ("fastrack.file", "fastrack.key")
         )
+        kind = marks.get("fastrack.kind")
+        if kind is not None:
+            if kind != "checkpoint":
+                raise FormatError(
+                    f"{self.path} is of kind {kind!r:.20}, and this version of fastrack knows checkpoint alone; "
+                    "update it"
+                )
+            self.kind = "checkpoint"
         for name, entry in _read_json(marks.get("fastrack.tensors"), self.path).items():
             place = self._places.get(name)
             if place is None:
                 raise FormatError(f"{self.path} lists a sealed tensor {name!r:.80} that is not in it")
-            self._claims[name] = claim = _read_claim(name, entry, self.file_id, self.path)
+            if isinstance(entry, dict) and "binding" in entry:
+                rest, own_id, self._bindings[name] = _read_binding(name, entry, self.file_id, self.path)
+                claim = _read_claim(name, rest, own_id, self.kind, self.path)
+            else:
+                claim = _read_claim(name, entry, self.file_id, self.kind, self.path)
+            self._claims[name] = claim
             expected = cobblestone.message_size(dtypes.nbytes(claim.dtype, claim.shape))
             if place.dtype != "U8" or place.shape != (expected,):
                 raise FormatError(
@@ -147,7 +175,7 @@ class SealedFile(Mapping[str, SealedTensor]):
                 raise KeyError(f"{name!r} is not sealed but stored in plain; file.plain[{name!r}] gives it")
             raise KeyError(name)
         assert self.key_id is not None
-        return SealedTensor(claim, self.stored(name)[2], self.key_id)
+        return SealedTensor(claim, self.stored(name)[2], self.key_id, self._bindings.get(name))
 
     def stored(self, name: str) -> tuple[str, tuple[int, ...], Bytes]:
         """A tensor as safetensors has it: dtype, shape and a view of its bytes. A sealed one is a `U8` vector."""
@@ -183,6 +211,17 @@ class SealedFile(Mapping[str, SealedTensor]):
 
     def __repr__(self) -> str:
         return f"<SealedFile {str(self.path)!r}: {len(self)} sealed, {len(self.plain)} plain>"
+
+
+def one_tensor_of(data: bytes) -> SealedTensor:
+    """Read a sealed file that holds one tensor, and return that. As `SealedTensor.from_bytes` says."""
+    with SealedFile.of_bytes(data) as file:
+        if len(file) != 1 or len(file.names) != 1 or file.kind != "tensor":
+            raise FormatError(
+                f"expected a sealed file of one tensor, got a {file.kind} file of {len(file)} sealed and "
+                f"{len(file.plain)} plain; write it to disk, and open it with load_file or load_checkpoint"
+            )
+        return file[file.names[0]]
 
 
 class _PlainTensors(Mapping[str, Any]):
@@ -355,6 +394,23 @@ def _read_header(path: Path) -> _Header:
         raise FormatError(f"{path} is no safetensors file: {error}") from None
 
 
+def _parse_header(data: bytes) -> _Header:
+    """Read the header of a file in memory. safetensors checks it, but does not give the metadata of such a file."""
+    try:
+        safetensors.deserialize(data)  # type: ignore[no-untyped-call]
+        size = int.from_bytes(data[:_PREFIX], "little")
+        header = json.loads(data[_PREFIX : _PREFIX + size], object_pairs_hook=_unique)
+        metadata = header.pop("__metadata__", None) or {}
+        in_order = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
+    except (safetensors.SafetensorError, ValueError, RecursionError) as error:
+        raise FormatError(f"the bytes are no safetensors file: {error!s:.200}") from None
+    tensors = {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in in_order}
+    for name, (_, shape) in tensors.items():
+        if not _is_within_reach(shape):
+            raise FormatError(f"the shape of {name!r:.80} is past what an array may have")
+    return _Header(metadata, tensors)
+
+
 def _is_within_reach(shape: Sequence[int]) -> bool:
     """Whether a framework could hold it. No number of bytes bounds a shape that has a zero in it."""
     if len(shape) > _MAX_DIMENSIONS:
@@ -375,15 +431,38 @@ def _hex_id(value: str | None, name: str, path: Path) -> str:
 
 def _read_json(text: str | None, path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(text or "")
+        value = json.loads(text or "", object_pairs_hook=_unique)
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise FormatError(f"{path}: fastrack.tensors must be a JSON object, not {text!r:.50}; the metadata was altered")
+        raise FormatError(
+            f"{path}: fastrack.tensors must be a JSON object that has each member once, not {text!r:.50}; the metadata "
+            "was altered"
+        )
     return value
 
 
-def _read_claim(name: str, entry: Any, file: str, path: Path) -> Claim:
+def _unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse an object that has a member twice: one reader would take the first, and another the last."""
+    found = dict(members)
+    if len(found) != len(members):
+        raise ValueError("a member is there twice")
+    return found
+
+
+def _read_binding(name: str, entry: dict[str, Any], file: str, path: Path) -> tuple[dict[str, Any], str, Binding]:
+    """Split the entry of a tensor that was sealed earlier: the rest of the entry, its own file id and its binding."""
+    own_id, header = entry.get("file"), entry["binding"]
+    if not isinstance(own_id, str) or not isinstance(header, str) or not _HEX_HEADER.fullmatch(header):
+        raise FormatError(
+            f"{path}: the binding of {name!r:.80} must be {2 * cobblestone.HEADER} hexadecimal digits beside a file "
+            f"id, not {header!r:.80}; the metadata was altered"
+        )
+    rest = {member: value for member, value in entry.items() if member not in {"file", "binding"}}
+    return rest, _hex_id(own_id, f"file of {name!r:.80}", path), Binding(file, bytes.fromhex(header))
+
+
+def _read_claim(name: str, entry: Any, file: str, kind: Kind, path: Path) -> Claim:
     sound = isinstance(entry, dict) and entry.keys() == {"dtype", "shape"}
     if sound:
         dtype, shape = entry["dtype"], entry["shape"]
@@ -398,4 +477,4 @@ def _read_claim(name: str, entry: Any, file: str, path: Path) -> Claim:
             f"{path}: the entry of {name!r:.80} must give a dtype and a shape, not {entry!r:.80}; the metadata was "
             "altered"
         )
-    return Claim(name, dtype, tuple(shape), file)
+    return Claim(name, dtype, tuple(shape), file, kind)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -48,7 +49,8 @@ def wrap(
     DeviceError
         If there is no such kind of device.
     TypeError, ValueError
-        If `loader` is no iterable or wrapped already, or `prefetch` is not 0 or more.
+        If `loader` is no iterable or wrapped already, or `prefetch` is not 0 or more; or if several processes train
+        together, by `torch.distributed`, and `loader` would give all samples to each. Iterating raises that as well.
     FormatError, KeyPermissionError, OSError
         If a key file in `keys` cannot be used.
 
@@ -71,8 +73,36 @@ def wrap(
         raise TypeError(f"wrap takes an iterable of batches, not {type(loader).__name__}")
     if operator.index(prefetch) < 0:
         raise ValueError(f"prefetch= must be 0 or more, not {prefetch}")
+    _require_distributed(loader)
     kind = _StatefulLoader if hasattr(loader, "state_dict") else WrappedLoader
     return kind(loader, canonical(device), _Keys(keys), prefetch)
+
+
+def _require_distributed(loader: Any) -> None:
+    """Refuse a loader of torch that gives every process of a distributed run all of its samples.
+
+    Samplers of other packages, loaders that Accelerate prepared and iterable data sets share samples out by themselves.
+    """
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return
+    if distributed.get_world_size() == 1:
+        return
+    from torch.utils import data
+
+    if not isinstance(loader, data.DataLoader) or isinstance(loader.dataset, data.IterableDataset):
+        return
+    whole = (data.SequentialSampler, data.RandomSampler, data.SubsetRandomSampler, data.WeightedRandomSampler)
+    sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    if type(sampler) is data.BatchSampler:
+        sampler = sampler.sampler
+    if type(sampler) in whole:
+        raise ValueError(
+            f"wrap: expected a loader that gives each of {distributed.get_world_size()} processes its share, got one "
+            f"with a {type(sampler).__name__}, which gives all samples to each. Give the DataLoader "
+            "sampler=DistributedSampler(dataset), or give it to Accelerate, Lightning or Fabric unwrapped; "
+            "where each process has a data set of its own, use DistributedSampler(dataset, num_replicas=1, rank=0)"
+        )
 
 
 class WrappedLoader:
@@ -95,6 +125,7 @@ class WrappedLoader:
         self._lock = threading.Lock()
 
     def __iter__(self) -> Iterator[Any]:
+        _require_distributed(self._inner)  # the processes may have met since
         source = Source(self._inner, self._lock, self._device, self._keys)
         # Ahead of time on a stream of its own, so that neither waits for the other's work.
         side = side_stream(self._device) if self._prefetch else None

@@ -59,6 +59,9 @@ def load_model(
 
     Raises
     ------
+    TypeError
+        If a tensor to fill is a DTensor or another subclass with storage of its own, as in a module that FSDP2 shards
+        or that was quantised. Nothing was loaded then.
     RuntimeError
         If a shape or dtype does not fit or, when strict, names differ: as from ``load_state_dict``, but nothing was
         loaded then.
@@ -80,6 +83,9 @@ def load_model(
     with load_file(path) as file:
         state = _Fillable.of(module)
         _refuse_plain(state, file)
+        for name, tensor in state.items():
+            if name in file:
+                _refuse_subclass(name, tensor)
         steps, problems = _plan(state, file, where)
         missing = [name for name in state if name not in file and not _is_filled(state[name], steps)]
         unexpected = [name for name in file if name not in state]
@@ -138,6 +144,7 @@ def _require_saveable(name: str, value: Any) -> None:
         raise TypeError(
             f"{name!r} is no tensor but {type(value).__name__}; save_checkpoint takes a state that holds it"
         )
+    _refuse_subclass(name, value)
     if value.device.type != "cpu":
         raise TypeError(
             f"{name!r} is on {value.device}, and a file is written from host memory; move the module there first, "
@@ -173,6 +180,24 @@ class _Step:
     tensor: Any
     device: str
     places: list[tuple[Any, str]]
+
+
+def _refuse_subclass(name: str, tensor: Any) -> None:
+    """Refuse a tensor whose bytes are not where a dense tensor of its shape has them."""
+    import torch
+
+    kind = type(tensor)
+    if not isinstance(tensor, torch.Tensor) or torch.nn.parameter.is_lazy(tensor):
+        return
+    if kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__ and (
+        not tensor.is_meta or kind in {torch.Tensor, torch.nn.Parameter}
+    ):
+        return
+    raise TypeError(
+        f"{name!r} is a {kind.__qualname__}: expected a dense torch.Tensor or Parameter. Load or save the module "
+        "before it is sharded or quantised; or take whole tensors, from to_device(load_file(path), keys=...), and give "
+        "them to torch.distributed.checkpoint.state_dict.set_model_state_dict, with full_state_dict=True"
+    )
 
 
 def _refuse_plain(state: Iterable[str], file: SealedFile) -> None:

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from fastrack import arrays
-from fastrack.errors import ClosedError
+from fastrack.errors import ClosedError, FormatError
 from fastrack.keys import KeyRing
 from fastrack.layouts import Layout, RecordLayout
 from fastrack.rows import Indices
@@ -60,6 +60,27 @@ class Origin:
             return Lengths(self, rows).resolve()
         return SealedRows(DataRows(self, column, rows))
 
+    def require(self, rows: Row, column: int = 0) -> None:
+        """Refuse what this data set does not have. Worker processes send numbers, and nothing else vouches for them.
+
+        Raises
+        ------
+        FormatError
+            If a sample or the column is out of range.
+        """
+        if isinstance(rows, int):
+            lowest, highest = rows, rows
+        else:
+            lowest, highest = (int(rows.min()), int(rows.max())) if rows.size else (0, -1)
+        if lowest < 0 or highest >= self.count:
+            wrong = lowest if lowest < 0 else highest
+            raise FormatError(
+                f"sample {wrong} of a data set of {self.count}: expected 0 to {self.count - 1}; the process that sent "
+                "this number has another data set, or is not to be trusted"
+            )
+        if not 0 <= column < len(self.layout.names):
+            raise FormatError(f"column {column} of a data set of {len(self.layout.names)}: there is no such column")
+
     def pack(self, rows: Row) -> Packed:
         """Rows as little as they can be."""
         if isinstance(rows, int):
@@ -85,6 +106,7 @@ class Samples(Sequence[dict[str, Any]]):
     __slots__ = ("_origin", "_rows")
 
     def __init__(self, origin: Origin, rows: Indices) -> None:
+        origin.require(rows)
         self._origin = origin
         self._rows = rows
 
@@ -114,6 +136,7 @@ class DataRows:
     __slots__ = ("column", "origin", "rows")
 
     def __init__(self, origin: Origin, column: int, rows: Row) -> None:
+        origin.require(rows, column)
         self.origin = origin
         self.column = column
         self.rows = rows
@@ -166,6 +189,7 @@ class Lengths:
     __slots__ = ("origin", "rows")
 
     def __init__(self, origin: Origin, rows: Row) -> None:
+        origin.require(rows)
         self.origin = origin
         self.rows = rows
 

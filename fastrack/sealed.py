@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 
@@ -18,14 +19,27 @@ from fastrack.errors import AuthenticationError, FormatError
 from fastrack.keys import Key, KeyLike, KeyRing, KeySource
 from fastrack.rows import Ranges, plan_rows
 
-__all__ = ["Choice", "Claim", "Part", "SealedRows", "SealedTensor", "TensorRows", "new_file_id", "seal", "unseal"]
+__all__ = [
+    "Binding",
+    "Choice",
+    "Claim",
+    "Kind",
+    "Part",
+    "SealedRows",
+    "SealedTensor",
+    "TensorRows",
+    "new_file_id",
+    "seal",
+    "unseal",
+]
 
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-_CONTEXT = b"fastrack/tensor@1\0"
+Kind = Literal["tensor", "checkpoint"]
+"""The use that a message was sealed for, and the first part of its context."""
 
 
 def seal(tensor: Any, key: KeyLike, name: str = "tensor") -> SealedTensor:
-    """Encrypt a tensor for whoever holds `key`, and bind it to its name, dtype and shape.
+    """Encrypt a tensor for the holders of `key`, and bind it to its name, dtype and shape.
 
     Parameters
     ----------
@@ -39,7 +53,8 @@ def seal(tensor: Any, key: KeyLike, name: str = "tensor") -> SealedTensor:
     Returns
     -------
     SealedTensor
-        Of 56 bytes more than the tensor, and 16 for each 16 KiB of it. Can be stored, sent and shown to anyone.
+        Of 56 bytes more than the tensor, and 16 for each 16 KiB of it. Can be stored, sent and shown to anyone;
+        `SealedTensor.to_bytes` and `save_file` write it.
 
     Raises
     ------
@@ -103,14 +118,20 @@ def unseal(
 
 
 def _unseal_rows(rows: SealedRows, keys: KeyRing, framework: Framework) -> Any:
-    memory = arrays.empty_bytes(rows.nbytes)
-    result = arrays.from_bytes(memory, rows.dtype, rows.shape, framework)
-    if rows.has_gaps:
-        memory.fill(0)
+    """Open rows: all headers first, as the memory and the plans are of the size that these authenticate."""
     rows.check_claims(keys)
-    for part in rows.parts():
-        with OpenMessage(part.tensor, keys) as opened:
-            opened.gather(part.plan.pieces(), memory)
+    with ExitStack() as stack:
+        opened = [(stack.enter_context(OpenMessage(part.tensor, keys)), part.plan) for part in rows.parts()]
+        memory = arrays.empty_bytes(rows.nbytes)
+        result = arrays.from_bytes(memory, rows.dtype, rows.shape, framework)
+        try:
+            if rows.has_gaps:
+                memory.fill(0)
+            for message, plan in opened:
+                message.gather(plan.pieces(), memory)
+        except BaseException:
+            memory.fill(0)
+            raise
     return result
 
 
@@ -122,9 +143,10 @@ class Claim:
     dtype: str
     shape: tuple[int, ...]
     file: str
+    kind: Kind = "tensor"
 
     def context(self) -> bytes:
-        """The bytes that bind a message to its claim: a label and canonical JSON.
+        """Return the bytes that bind a message to its claim: a label with its kind, and canonical JSON.
 
         Raises
         ------
@@ -135,7 +157,7 @@ class Claim:
             raise TypeError(f"a tensor's name must be text, not {self.name!r}")
         claim = {"dtype": self.dtype, "file": self.file, "name": self.name, "shape": list(self.shape)}
         try:
-            return _CONTEXT + _CANONICAL.encode(claim).encode()
+            return f"fastrack/{self.kind}@1\0{_CANONICAL.encode(claim)}".encode()
         except UnicodeEncodeError:
             raise FormatError(f"a tensor's name must be Unicode text, not {self.name!r}") from None
 
@@ -158,6 +180,48 @@ class Claim:
             raise AuthenticationError(f"tensor {self.name!r}: {error}", tensor=self.name) from None
 
 
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """The file that a message sealed earlier was put into, and the header by which the key's owner vouches for that.
+
+    Without it anyone could put tensors of several files of one owner together, and pass them off as one file.
+    """
+
+    file: str
+    header: bytes
+
+    @classmethod
+    def new(cls, claim: Claim, file: str, key: Key) -> Binding:
+        """Bind the message of that claim to a file. The header is that of a message without chunks."""
+        salt = os.urandom(SALT)
+        message_key = cobblestone.derive(key.material(), salt, _binding_context(claim, file))
+        commitment = message_key.commitment
+        message_key.wipe()
+        return cls(file, salt + commitment)
+
+    def check(self, claim: Claim, key: Key) -> None:
+        """Authenticate that the owner put the message into the file.
+
+        Raises
+        ------
+        AuthenticationError
+            If the key is another one, or the message was put there by someone else.
+        """
+        try:
+            cobblestone.open_header(self.header, key.material(), _binding_context(claim, self.file)).wipe()
+        except AuthenticationError:
+            raise AuthenticationError(
+                f"tensor {claim.name!r}: it was sealed for another file, and its binding to this one does not match: "
+                "another key made it, or it was altered; get the file again from its owner",
+                tensor=claim.name,
+            ) from None
+
+
+def _binding_context(claim: Claim, file: str) -> bytes:
+    """Return what a binding authenticates: the file, and by its context the message that was put into it."""
+    return f"fastrack/binding@1\0{file}\0".encode() + claim.context()
+
+
 def _to(
     self: SealedTensor | SealedRows,
     device: object = None,
@@ -174,7 +238,10 @@ def _to(
 
 
 class SealedTensor:
-    """One tensor, sealed. It holds no secret: it can be pickled, stored, sent and shown to anyone.
+    """One tensor, sealed. It holds no secret: it can be stored, sent and shown to anyone.
+
+    `to_bytes` and `from_bytes` keep it. Pickle serves processes that trust each other: reading a pickle that came from
+    anywhere else runs whatever code is in it, before anything is authenticated.
 
     ``sealed[rows]`` is a handle on some of its rows (along the first dimension), given by an integer, a slice, an array
     of integers or a boolean mask. Opening it opens only the chunks that hold those rows.
@@ -195,11 +262,12 @@ class SealedTensor:
         The id of the key that opens it.
     """
 
-    __slots__ = ("_message", "claim", "key_id", "nbytes")
+    __slots__ = ("_message", "binding", "claim", "key_id", "nbytes")
 
-    def __init__(self, claim: Claim, message: Bytes, key_id: str) -> None:
+    def __init__(self, claim: Claim, message: Bytes, key_id: str, binding: Binding | None = None) -> None:
         self.claim = claim
         self.key_id = key_id
+        self.binding = binding
         self.nbytes = dtypes.nbytes(claim.dtype, claim.shape)
         self._message = message
         if message.size != cobblestone.message_size(self.nbytes):
@@ -232,9 +300,41 @@ class SealedTensor:
 
     def open_header(self, keys: KeyRing) -> MessageKey:
         """The message key, if the right key is among `keys` and the header is sound."""
+        if self.binding is not None:
+            self.binding.check(self.claim, keys[self.key_id])
         return self.claim.open_header(self._message[:HEADER].tobytes(), keys[self.key_id])
 
     to = _to
+
+    def to_bytes(self) -> bytes:
+        """Return a sealed safetensors file that holds this tensor alone, to be stored or sent. Takes no key.
+
+        Returns
+        -------
+        bytes
+            The message and a header of some 400 bytes. `from_bytes` and `load_file` read it.
+        """
+        from fastrack.writer import one_tensor_file
+
+        return one_tensor_file(self)
+
+    @classmethod
+    def from_bytes(cls, data: bytes | bytearray | memoryview) -> SealedTensor:
+        """Read what `to_bytes` wrote. Nothing of it is run, decrypted or authenticated; opening it authenticates it.
+
+        Parameters
+        ----------
+        data : bytes-like
+            A sealed file that holds one tensor. Copied.
+
+        Raises
+        ------
+        FormatError
+            If it is no such file.
+        """
+        from fastrack.files import one_tensor_of
+
+        return one_tensor_of(bytes(data))
 
     def __getitem__(self, rows: Any) -> SealedRows:
         plan = plan_rows(rows, self.shape, self.nbytes)
@@ -251,12 +351,12 @@ class SealedTensor:
     def __repr__(self) -> str:
         return f"<SealedTensor {self.name!r} {self.dtype} {list(self.shape)} key {self.key_id[:8]}>"
 
-    def __getstate__(self) -> tuple[Claim, bytes, str]:
-        return self.claim, self._message.tobytes(), self.key_id
+    def __getstate__(self) -> tuple[Claim, bytes, str, Binding | None]:
+        return self.claim, self._message.tobytes(), self.key_id, self.binding
 
-    def __setstate__(self, state: tuple[Claim, bytes, str]) -> None:
-        claim, message, key_id = state
-        self.__init__(claim, np.frombuffer(message, np.uint8), key_id)  # type: ignore[misc]
+    def __setstate__(self, state: tuple[Claim, bytes, str, Binding | None]) -> None:
+        claim, message, key_id, binding = state
+        self.__init__(claim, np.frombuffer(message, np.uint8), key_id, binding)  # type: ignore[misc]
 
 
 class Plan(Protocol):

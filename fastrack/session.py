@@ -14,10 +14,14 @@ from fastrack.forks import renew_after_fork
 __all__ = ["Session"]
 
 _CONTEXT = b"fastrack/transfer@1\0"
+_FRESH = 16  # random bytes of each salt; the others are a counter
 
 
 class Session:
     """A random secret and a counter. No two transfers get the same key, and neither survives a fork or a pickle.
+
+    Every salt has fresh random bytes as well, so that copies of a process that Python knows nothing of, such as virtual
+    machines that were started from one snapshot, get different keys too.
 
     Parameters
     ----------
@@ -43,7 +47,7 @@ class Session:
             self._secret[:] = os.urandom(len(self._secret))
 
     def next_key(self) -> MessageKey:
-        """The message key of one transfer, in raw mode: the counter takes the place of the salt.
+        """Derive the message key of one transfer, in raw mode: the salt is the counter and fresh random bytes.
 
         Raises
         ------
@@ -56,7 +60,8 @@ class Session:
             if self._secret is None:
                 raise ClosedError("this session was wiped; open another channel")
             self._counter += 1
-            return cobblestone.derive(self._secret, self._counter.to_bytes(cobblestone.SALT, "big"), _CONTEXT)
+            salt = self._counter.to_bytes(cobblestone.SALT - _FRESH, "big") + os.urandom(_FRESH)
+            return cobblestone.derive(self._secret, salt, _CONTEXT)
 
     def wipe(self) -> None:
         """Overwrite the secret: no more keys."""

@@ -18,12 +18,21 @@ PathLike = str | os.PathLike[str]
 class Shards:
     """The same tensors of several sealed files. Where it was unpickled it opens them when they are first needed."""
 
-    def __init__(self, paths: PathLike | Sequence[PathLike], names: Sequence[str] | None) -> None:
+    def __init__(
+        self,
+        paths: PathLike | Sequence[PathLike],
+        names: Sequence[str] | None,
+        file_ids: Sequence[str] | None = None,
+    ) -> None:
         given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
         if not given:
             raise ValueError("a data set needs a sealed file, and no path was given")
         self.paths = [Path(path).absolute() for path in given]
         files = [load_file(path) for path in self.paths]
+        for path, file in zip(self.paths, files, strict=True):
+            if file.kind != "tensor":
+                raise FormatError(f"{path} is a {file.kind}, and no file of samples; load_{file.kind} opens it")
+        _require_distinct(files, file_ids)
         if names is None:
             names = list(files[0])
         if not names or isinstance(names, str):
@@ -59,6 +68,28 @@ class Shards:
     def __setstate__(self, state: tuple[list[Path], tuple[str, ...], str, list[list[Claim]]]) -> None:
         self.paths, self.names, self.key_id, self.claims = state
         self._tensors = None
+
+
+def _require_distinct(files: Sequence[SealedFile], file_ids: Sequence[str] | None) -> None:
+    """Refuse one file in the place of another: a copy of a file passes as that file only."""
+    if file_ids is not None:
+        expected = [file_ids] if isinstance(file_ids, str) else list(file_ids)
+        if len(expected) != len(files):
+            raise ValueError(f"file_ids= takes one id for each path: expected {len(files)}, got {len(expected)}")
+        for file, file_id in zip(files, expected, strict=True):
+            if file.file_id != file_id:
+                raise FormatError(
+                    f"{file.path} is not the file it should be: expected the file id {file_id}, got {file.file_id}; "
+                    "get it again from its owner"
+                )
+    first: dict[str | None, SealedFile] = {}
+    for file in files:
+        if file.file_id is not None and file.file_id in first:
+            raise FormatError(
+                f"{file.path} is the same sealed file as {first[file.file_id].path}, or a copy of it: both have the id "
+                f"{file.file_id}; a data set takes each file once"
+            )
+        first[file.file_id] = file
 
 
 def _tensors_of(file: SealedFile, names: Sequence[str]) -> list[SealedTensor]:

@@ -59,14 +59,12 @@ def put_together(skeleton: bytes, fetch: Fetch) -> Any:
     if type(read) is not dict or read.keys() != {"checkpoint", "state"}:
         raise FormatError("the skeleton of a checkpoint has the members checkpoint and state, and this has not")
     if type(read["checkpoint"]) is not int or read["checkpoint"] != _VERSION:
-        raise FormatError(
-            f"the checkpoint is of version {read['checkpoint']!r:.20}, and this one reads {_VERSION}; update it"
-        )
+        raise FormatError(f"the checkpoint is not of version {_VERSION}, which this fastrack reads; update it")
     return _Builder(fetch).build(read["state"], 0)
 
 
-def _refuse(text: str) -> NoReturn:
-    raise ValueError(f"{text:.20} is no whole number")
+def _refuse(_: str) -> NoReturn:
+    raise ValueError("it has a number that is not whole")
 
 
 class _Taker:
@@ -90,7 +88,7 @@ class _Taker:
 
     def _entry(self, key: Any, value: Any, place: str, depth: int) -> list[Any]:
         if type(key) not in {str, int}:
-            raise TypeError(f"{place} has a key {key!r:.40}, which is no text and no whole number")
+            raise TypeError(f"{place} has a key of type {type(key).__qualname__}, which is no text and no whole number")
         here = f"{place}[{key!r:.40}]"
         return [self.take(key, here, depth + 1), self.take(value, here, depth + 1)]
 
@@ -137,7 +135,7 @@ def _plain(value: Any, place: str) -> Any:
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise TypeError(f"{place} is no Unicode text: {value!r:.80}") from None
+            raise TypeError(f"{place} is no Unicode text: it holds lone surrogates") from None
     return value
 
 
@@ -219,4 +217,8 @@ def _number(number: Any) -> int:
 
 
 def _unknown(item: Any) -> FormatError:
-    return FormatError(f"the skeleton of a checkpoint cannot hold {item!r:.80}")
+    # Never the item itself: it is what the checkpoint keeps secret.
+    return FormatError(
+        f"the skeleton of a checkpoint holds a {type(item).__name__} that this version of fastrack cannot read; update "
+        "fastrack, or save the checkpoint again"
+    )

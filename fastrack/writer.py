@@ -21,9 +21,9 @@ from fastrack.files import FORMAT_VERSION, SealedFile, opened_file
 from fastrack.keys import Key, KeyLike, KeyRing, KeySource
 from fastrack.newfile import new_file
 from fastrack.plain import PlainTensor, open_plain
-from fastrack.sealed import Claim, OpenMessage, SealedRows, SealedTensor, new_file_id
+from fastrack.sealed import Binding, Claim, Kind, OpenMessage, SealedRows, SealedTensor, new_file_id
 
-__all__ = ["save_file", "seal_file", "unseal_file", "write_plaintext"]
+__all__ = ["one_tensor_file", "save_file", "seal_file", "unseal_file", "write_checkpoint", "write_plaintext"]
 
 Progress = Callable[[int], None]
 
@@ -49,8 +49,9 @@ def save_file(
 
     Parameters
     ----------
-    tensors : mapping of str to numpy.ndarray or torch.Tensor
-        In host memory.
+    tensors : mapping of str to numpy.ndarray, torch.Tensor or SealedTensor
+        In host memory. What is sealed already, under this key and by this name, is stored as it is and bound to the
+        file; nothing of it is decrypted.
     path : path
         The file to write; a ``.safetensors`` suffix is customary.
     key : Key or path
@@ -66,15 +67,46 @@ def save_file(
     ------
     TypeError
         If a value is no tensor in host memory, or of a dtype that safetensors lacks.
+    ValueError
+        If a tensor was sealed under another name or another key, or as part of a checkpoint.
+    AuthenticationError
+        If the header of a sealed tensor is not what its owner wrote.
     OSError
         If the file cannot be written. Nothing is left behind then.
     """
-    described = {}
+    key, plain = Key.of(key), _names(plain)
+    described, sealed = {}, {}
     for name, tensor in tensors.items():
-        if isinstance(tensor, (SealedTensor, SealedRows)):
-            raise TypeError(f"{name!r} is sealed already, and bound to the file it came from; unseal it first")
-        described[name] = PlainTensor.of(tensor)
-    _write_sealed(described, Path(path), Key.of(key), _names(plain), metadata or {}, progress)
+        if isinstance(tensor, SealedRows):
+            raise TypeError(f"{name!r}: rows of a sealed tensor cannot be stored; store all of it, or unseal them")
+        if isinstance(tensor, SealedTensor):
+            _require_own(name, tensor, key, plain)
+            sealed[name] = tensor
+            described[name] = PlainTensor.of(np.frombuffer(tensor.message, np.uint8))
+        else:
+            described[name] = PlainTensor.of(tensor)
+    _write_sealed(described, Path(path), key, plain, metadata or {}, progress, sealed=sealed)
+
+
+def _require_own(name: str, tensor: SealedTensor, key: Key, plain: frozenset[str]) -> None:
+    """Refuse a sealed tensor that cannot be stored in a file of that key, by that name."""
+    if tensor.key_id != key.id:
+        raise ValueError(
+            f"{name!r} was sealed under the key {tensor.key_id}, and a file has one key, here {key.id}; give that key"
+        )
+    if tensor.name != name:
+        raise ValueError(f"{name!r} was sealed by the name {tensor.name!r}, which is authenticated; store it by that")
+    if tensor.claim.kind != "tensor":
+        raise ValueError(f"{name!r} is part of a {tensor.claim.kind}, and of no other file; unseal it first")
+    if name in plain:
+        raise ValueError(f"plain= names {name!r}, which is sealed; unseal it first")
+    tensor.open_header(KeyRing(key)).wipe()
+
+
+def write_checkpoint(tensors: Mapping[str, Any], path: str | os.PathLike[str], key: KeyLike) -> None:
+    """Seal the tensors of a checkpoint into a new file, so that they open as those of a checkpoint alone."""
+    described = {name: PlainTensor.of(tensor) for name, tensor in tensors.items()}
+    _write_sealed(described, Path(path), Key.of(key), frozenset(), {}, None, kind="checkpoint")
 
 
 def seal_file(
@@ -303,6 +335,8 @@ def _write_sealed(
     progress: Progress | None,
     *,
     overwrite: bool = True,
+    kind: Kind = "tensor",
+    sealed: Mapping[str, SealedTensor] | None = None,
 ) -> None:
     texts: list[object] = [*tensors, *metadata, *metadata.values()]
     for text in texts:
@@ -316,19 +350,21 @@ def _write_sealed(
         raise FormatError(f"metadata under 'fastrack.' belongs to the format: {', '.join(marked)}")
     file_id = new_file_id()
     claims = {
-        name: Claim(name, tensor.dtype, tensor.shape, file_id) for name, tensor in tensors.items() if name not in plain
+        name: Claim(name, tensor.dtype, tensor.shape, file_id, kind)
+        for name, tensor in tensors.items()
+        if name not in plain and name not in (sealed or {})
     }
     entries = {
         name: ("U8", (cobblestone.message_size(tensor.nbytes),)) if name in claims else (tensor.dtype, tensor.shape)
         for name, tensor in tensors.items()
     }
-    listed = {name: {"dtype": claim.dtype, "shape": list(claim.shape)} for name, claim in claims.items()}
-    marks = {
-        "fastrack.version": FORMAT_VERSION,
-        "fastrack.file": file_id,
-        "fastrack.key": key.id,
-        "fastrack.tensors": json.dumps(listed, separators=(",", ":"), ensure_ascii=False),
-    }
+    listed: dict[str, Any] = {name: _listed(claim) for name, claim in claims.items()}
+    for name, tensor in (sealed or {}).items():
+        binding = Binding.new(tensor.claim, file_id, key)
+        listed[name] = {**_listed(tensor.claim), "file": tensor.claim.file, "binding": binding.header.hex()}
+    marks = _marks(file_id, key.id, listed)
+    if kind != "tensor":
+        marks["fastrack.kind"] = kind
     order = _by_alignment(entries)
     largest = max((tensors[name].nbytes for name in claims), default=0)
     memory = arrays.empty_bytes(cobblestone.raw_size(min(_SLAB, largest)))  # for all: fresh memory costs more than AES
@@ -341,6 +377,28 @@ def _write_sealed(
                 _write_message(tensors[name], claims[name], key, memory, out, progress)
             else:
                 _write_plain(tensors[name], out, progress)
+
+
+def _listed(claim: Claim) -> dict[str, Any]:
+    return {"dtype": claim.dtype, "shape": list(claim.shape)}
+
+
+def _marks(file_id: str, key_id: str, listed: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        "fastrack.version": FORMAT_VERSION,
+        "fastrack.file": file_id,
+        "fastrack.key": key_id,
+        "fastrack.tensors": json.dumps(listed, separators=(",", ":"), ensure_ascii=False),
+    }
+
+
+def one_tensor_file(tensor: SealedTensor) -> bytes:
+    """Return a sealed file of one tensor, under that tensor's own file id. As `SealedTensor.to_bytes` says."""
+    claim = tensor.claim
+    if claim.kind != "tensor":
+        raise ValueError(f"{claim.name!r} is part of a {claim.kind}, and of no other file; unseal it first")
+    marks = _marks(claim.file, tensor.key_id, {claim.name: _listed(claim)})
+    return _header({claim.name: ("U8", (tensor.message.nbytes,))}, marks) + bytes(tensor.message)
 
 
 def _write_message(

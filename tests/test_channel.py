@@ -189,6 +189,60 @@ class TestPartsOfSeveralTensors:
                 _ = message_key.material
 
 
+class TestRefusedHeaders:
+    """Nothing is allocated, planned or cleared for a claim that turns out to be false."""
+
+    @pytest.fixture(params=["tensor", "rows", "rows of a batch"])
+    def forged(self, request, key):
+        good = fastrack.seal(data(300).reshape(100, 3), key, "good")
+        bad = tampered(fastrack.seal(data(300).reshape(100, 3), key, "bad"), 30)
+        return {
+            "tensor": lambda: bad,
+            "rows": lambda: bad[::2],
+            "rows of a batch": lambda: fastrack.collate([good[::2], bad[::2]]),
+        }[request.param]()
+
+    @pytest.fixture
+    def untouched(self, monkeypatch):
+        def refuse(*_):
+            raise AssertionError("done before the header was opened")
+
+        monkeypatch.setattr(fastrack.rows.Ranges, "pieces", refuse)
+        monkeypatch.setattr(fastrack.rows.Ranges, "even", refuse)
+        monkeypatch.setattr(fastrack.arrays, "empty_bytes", refuse)
+
+    def test_cost_no_memory_on_the_device(self, channel, forged, untouched):
+        with pytest.raises(AuthenticationError) as caught:
+            channel.to_device(forged)
+        assert (caught.value.tensor, caught.value.chunk) == ("bad", None)
+
+    def test_cost_no_memory_on_the_host(self, key, forged, untouched):
+        with pytest.raises(AuthenticationError) as caught:
+            fastrack.unseal(forged, key)
+        assert (caught.value.tensor, caught.value.chunk) == ("bad", None)
+
+    def test_leave_zeros_in_what_was_to_be_filled(self, channel, forged):
+        out = np.full(forged.shape, 7, np.uint8)
+        with pytest.raises(AuthenticationError):
+            channel.to_device(forged, out=out)
+        assert not out.any()
+
+    def test_leave_no_key(self, channel, forged, monkeypatch):
+        keys = []
+
+        def derive(*arguments):
+            keys.append(original(*arguments))
+            return keys[-1]
+
+        original = fastrack.cobblestone.open_header
+        monkeypatch.setattr(fastrack.cobblestone, "open_header", derive)
+        with pytest.raises(AuthenticationError):
+            channel.to_device(forged)
+        for message_key in keys:
+            with pytest.raises(ClosedError):
+                _ = message_key.material
+
+
 class TestPlainTensors:
     @pytest.mark.parametrize("size", SIZES)
     def test_arrive_as_they_are(self, channel, size):

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections import OrderedDict
 from pathlib import Path
 from typing import NamedTuple
@@ -21,9 +22,11 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 import pytest
+import safetensors.numpy
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
 
 import fastrack
 from fastrack import (
@@ -40,7 +43,9 @@ from fastrack import (
     save_file,
     skeleton,
     to_device,
+    writer,
 )
+from fastrack.plain import PlainTensor
 
 SECRET = bytes(range(9, 41))
 KEY = Key.from_bytes(SECRET)
@@ -256,9 +261,9 @@ class Text(str):
         (Text("a"), "state is of type Text"),
         (collections.Counter("a"), "state is of type Counter"),
         (collections.defaultdict(list), "state is of type defaultdict"),
-        ({"a": {(1, 2): 3}}, r"state\['a'\] has a key \(1, 2\), which is no text and no whole number"),
-        ({True: 1}, "state has a key True"),
-        ({1.0: 1}, "state has a key 1.0"),
+        ({"a": {(1, 2): 3}}, r"state\['a'\] has a key of type tuple, which is no text and no whole number"),
+        ({True: 1}, "state has a key of type bool"),
+        ({1.0: 1}, "state has a key of type float"),
         (["\ud800"], r"state\[0\] is no Unicode text"),
         ({"\ud800": 1}, r"state\['\\ud800'\] is no Unicode text"),
         ({"a": np.array(["text"])}, r"state\['a'\]: a sealed tensor cannot hold the NumPy dtype"),
@@ -297,9 +302,11 @@ def test_the_deepest_nest_comes_back(path):
 # What was altered, and what is no checkpoint
 
 
-def put(path, text, tensors=None, **options):
+def put(path, text, tensors=None, plain=()):
     """A checkpoint by someone who has the key and writes what they like."""
-    save_file({"skeleton": np.frombuffer(text, np.uint8), **(tensors or {})}, path, KEY, **options)
+    named = {"skeleton": np.frombuffer(text, np.uint8), **(tensors or {})}
+    described = {name: PlainTensor.of(tensor) for name, tensor in named.items()}
+    writer._write_sealed(described, path, KEY, frozenset(plain), {}, None, kind="checkpoint")
 
 
 def of(state):
@@ -400,6 +407,66 @@ def test_another_sealed_file_is_no_checkpoint(path, tensors):
     save_file(tensors, path, KEY)
     with pytest.raises(FormatError, match="is no checkpoint; load_file opens other sealed files"):
         load_checkpoint(path, keys=KEY)
+
+
+def test_a_file_that_was_sealed_under_the_names_of_a_checkpoint_is_none(path):
+    upload = {"skeleton": np.frombuffer(of(["list", []]), np.uint8)}
+    save_file(upload, path, KEY)
+    with pytest.raises(FormatError, match="is no checkpoint"):
+        load_checkpoint(path, keys=KEY)
+    relabel(path, "checkpoint")  # which takes no key
+    with pytest.raises(AuthenticationError) as caught:
+        load_checkpoint(path, keys=KEY)
+    assert (caught.value.tensor, caught.value.chunk) == ("skeleton", None)
+
+
+def test_a_checkpoint_is_no_other_sealed_file(path):
+    save_checkpoint(path, {"w": np.ones((4, 4), np.float32)}, key=KEY)
+    with pytest.raises(FormatError, match="is a checkpoint, and no file of samples; load_checkpoint opens it"):
+        fastrack.SealedDataset(path, ["0"], keys=KEY)
+    fastrack.verify_file(path, KEY)
+    relabel(path, None)
+    with fastrack.load_file(path) as file, pytest.raises(AuthenticationError):
+        fastrack.unseal(file["0"], KEY)
+
+
+def test_an_unknown_kind_is_refused(path):
+    save_file({"a": np.ones(3)}, path, KEY)
+    relabel(path, "tensor")  # has one spelling: no entry
+    with pytest.raises(FormatError, match="is of kind 'tensor', and this version of fastrack knows checkpoint alone"):
+        fastrack.load_file(path)
+
+
+def relabel(path, kind):
+    with safe_open(path, "numpy") as file:
+        metadata = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in file.offset_keys()}
+    metadata.pop("fastrack.kind", None)
+    safetensors.numpy.save_file(tensors, path, metadata | ({"fastrack.kind": kind} if kind else {}))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        of(["later", "4711 is secret"]),
+        of({"4711 is secret": 1}),
+        of(["float", "4711 is secret"]),
+        of(["int", "4711 is secret"]),
+        of(["bytes", "4711 is secret"]),
+        of(["torch", "4711 is secret"]),
+        of(["list", "4711 is secret"]),
+        of(["dict", [["4711 is secret", 1], ["4711 is secret", 1]]]),
+        b'{"checkpoint":"4711 is secret","state":1}',
+        b'{"checkpoint":1,"state":4711.5}',
+        b'{"checkpoint":1,"state":"4711 is secret',
+        b'{"checkpoint":1,"4711 is secret":2}',
+    ],
+)
+def test_no_error_of_a_skeleton_shows_what_it_holds(path, text):
+    put(path, text)
+    with pytest.raises(FormatError) as caught:
+        load_checkpoint(path, keys=KEY)
+    assert "4711" not in "".join(traceback.format_exception(caught.value))
 
 
 def test_nothing_that_nobody_vouches_for_is_taken(path):

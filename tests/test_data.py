@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, Subset
 
 import fastrack
-from fastrack import AuthenticationError, Channel, ClosedError, FormatError, Key, SealedDataset, collate
-from fastrack.origin import Lengths
+from fastrack import AuthenticationError, Channel, ClosedError, FormatError, Key, SealedDataset, collate, origin
+from fastrack.origin import DataRows, Lengths
 from fastrack.sealed import SealedRows
 
 CHUNK = 16384
@@ -663,3 +663,59 @@ class TestTravelling:
         dataset = SealedDataset(tmp_path / "x.safetensors")
         back = pickle.loads(pickle.dumps(dataset[[2**33 - 1, 0]]))
         assert back["none"].choice.rows.tolist() == [2**33 - 1, 0]
+
+
+class TestTheSetOfFiles:
+    @pytest.fixture
+    def shards(self, key, tmp_path):
+        paths = [tmp_path / f"{index}.safetensors" for index in range(3)]
+        for index, path in enumerate(paths):
+            fastrack.save_file({"x": np.full((10, 4), index), "offsets": np.arange(0, 40, 4)}, path, key)
+        return paths
+
+    def ids(self, paths):
+        return [fastrack.load_file(path).file_id for path in paths]
+
+    def test_has_no_copy_of_a_file_in_the_place_of_another(self, shards, key):
+        shards[2].write_bytes(shards[0].read_bytes())
+        with pytest.raises(FormatError, match=r"2.safetensors is the same sealed file as .*0.safetensors, or a copy"):
+            SealedDataset(shards, ["x"], keys=key)
+
+    def test_may_be_pinned(self, shards, key):
+        ids = self.ids(shards)
+        assert len(SealedDataset(shards, ["x"], keys=key, file_ids=ids)) == 30
+        assert len(SealedDataset(shards[0], ["x"], file_ids=ids[:1])) == 10
+        fastrack.save_file({"x": np.full((10, 4), 7)}, shards[1], key)  # by the same owner
+        assert len(SealedDataset(shards, ["x"], keys=key)) == 30
+        with pytest.raises(FormatError, match=f"1.safetensors is not the file .* expected the file id {ids[1]}"):
+            SealedDataset(shards, ["x"], keys=key, file_ids=ids)
+        with pytest.raises(ValueError, match="expected 3, got 2"):
+            SealedDataset(shards, ["x"], file_ids=ids[:2])
+
+    def test_may_be_pinned_for_records_too(self, key, tmp_path):
+        path = tmp_path / "records.safetensors"
+        fastrack.save_file({"data": np.arange(10), "offsets": np.array([0, 3, 10])}, path, key)
+        assert len(SealedDataset.records(path, keys=key, file_ids=self.ids([path]))) == 2
+        with pytest.raises(FormatError, match="is not the file it should be"):
+            SealedDataset.records(path, keys=key, file_ids=["0" * 32])
+
+
+class TestRecipesFromWorkers:
+    @pytest.mark.parametrize("row", [-1, -5, 158, 2**31, 2**60 + 3, 2**63 - 1])
+    def test_name_samples_that_there_are(self, dataset, row):
+        wide = [np.array([3, row]), np.array([[row, 3]])]
+        for rows in [row, *wide]:
+            with pytest.raises(FormatError, match="expected 0 to 157"):
+                DataRows(dataset._origin, 0, rows)
+            with pytest.raises(FormatError, match="expected 0 to 157"):
+                Lengths(dataset._origin, rows)
+        for revive in (origin._samples, lambda token, rows: origin._rows(token, 0, rows)):
+            packed = np.array([3, row % 2**32], "<u4").tobytes()
+            if row % 2**32 >= 158:
+                with pytest.raises(FormatError, match="expected 0 to 157"):
+                    revive(dataset._origin.token, packed)
+
+    @pytest.mark.parametrize("column", [-1, 4, 100])
+    def test_name_columns_that_there_are(self, dataset, column):
+        with pytest.raises(FormatError, match="there is no such column"):
+            origin._rows(dataset._origin.token, column, 3)

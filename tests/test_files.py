@@ -490,7 +490,9 @@ def test_the_sound_list_is_not_refused_before_its_header_is(scratch):
         ("fastrack.file", None, "32 hexadecimal digits, not None"),
         ("fastrack.key", "0" * 33, "fastrack.key must be 32 hexadecimal digits"),
         ("fastrack.key", None, "fastrack.key must be 32 hexadecimal digits"),
-        ("fastrack.tensors", None, "fastrack.tensors must be a JSON object, not None"),
+        ("fastrack.tensors", None, "fastrack.tensors must be a JSON object that has each member once, not None"),
+        ("fastrack.tensors", '{"a":{"dtype":"F32","shape":[3]},"a":{"dtype":"F32","shape":[3]}}', "each member once"),
+        ("fastrack.tensors", '{"a":{"dtype":"F32","shape":[3],"shape":[3]}}', "each member once"),
     ],
 )
 def test_an_unsound_mark_is_refused(scratch, mark, value, match):

@@ -563,3 +563,56 @@ def test_a_loader_whose_state_cannot_be_read_is_iterated_all_the_same():
     assert [batch.tolist() for batch in wrapped] == [[0, 1, 2], [0, 1, 2, 3]]
     with pytest.raises(AttributeError, match="dl_state_dict"):
         wrapped.state_dict()
+
+
+class TestSeveralProcesses:
+    @pytest.fixture(autouse=True)
+    def _two(self, monkeypatch):
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: 2)
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda *_: 0)
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {},
+            {"shuffle": True},
+            {"batch_sampler": BatchSampler(SequentialSampler(range(8)), 2, False)},
+            {"batch_size": None},
+        ],
+    )
+    def test_do_not_get_all_samples_each(self, options):
+        with pytest.raises(ValueError, match=r"each of 2 processes its share, got one with a \w+Sampler.*sampler="):
+            wrap(DataLoader(range(8), **options))
+
+    def test_that_meet_after_the_loader_was_wrapped_do_not_either(self, monkeypatch):
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.distributed, "is_initialized", lambda: False)
+            wrapped = wrap(DataLoader(range(8)))
+            assert len(list(wrapped)) == 8
+        with pytest.raises(ValueError, match="its share"):
+            iter(wrapped)
+
+    @pytest.mark.parametrize("batched", [False, True])
+    def test_share_what_a_distributed_sampler_shares_out(self, batched):
+        data = TensorDataset(torch.arange(8))
+        sampler = DistributedSampler(data, shuffle=False)
+        options = (
+            {"batch_sampler": BatchSampler(sampler, 2, False)} if batched else {"sampler": sampler, "batch_size": 2}
+        )
+        assert [batch[0].tolist() for batch in wrap(DataLoader(data, **options))] == [[0, 2], [4, 6]]
+
+    def test_may_use_any_other_iterable(self):
+        class Own(torch.utils.data.Sampler):
+            def __iter__(self):
+                return iter([1])
+
+        for loader in ([torch.ones(1)], DataLoader(Stream(3), batch_size=None), DataLoader(range(8), sampler=Own())):
+            assert list(wrap(loader))
+
+    def test_may_use_a_loader_that_accelerate_prepared(self):
+        from accelerate.data_loader import BatchSamplerShard, DataLoaderShard
+
+        batches = BatchSampler(SequentialSampler(range(8)), 2, False)
+        loader = DataLoaderShard(range(8), batch_sampler=BatchSamplerShard(batches, 2, 0))
+        assert [batch.tolist() for batch in wrap(loader)] == [[0, 1], [4, 5]]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+import torch.distributed.tensor
 from helpers import by_hand
 from torch import nn
 
@@ -509,3 +510,63 @@ def test_a_sealed_tensor_and_rows_of_one_know_the_way_to_a_device(path):
         assert torch.equal(sealed[3:7].to("cpu", keys=KEY), expected[3:7])
         with pytest.raises(UnknownKeyError):
             sealed.to("cpu")
+
+
+# Tensors that are not dense
+
+
+class Halves(torch.Tensor):
+    """A tensor kept in two parts, as sharded and quantised ones are kept in several."""
+
+    @staticmethod
+    def __new__(cls, left, right):
+        return torch.Tensor._make_wrapper_subclass(
+            cls, (left.shape[0] + right.shape[0], *left.shape[1:]), left.stride()
+        )
+
+    def __init__(self, left, right):
+        self.halves = [left, right]
+
+    @classmethod
+    def __torch_dispatch__(cls, operation, types, arguments=(), options=None):
+        if operation is torch.ops.aten.detach.default:
+            return cls(*arguments[0].halves)
+        raise NotImplementedError(operation)
+
+
+def test_a_module_with_a_tensor_that_is_not_dense_is_refused_before_it_is_touched(tmp_path):
+    path = tmp_path / "m.safetensors"
+    save_model(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), path, key=KEY)
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    module[1].weight = nn.Parameter(Halves(torch.ones(2, 4), torch.ones(2, 4)))
+    before = module[0].weight.detach().clone()
+    with pytest.raises(TypeError, match=r"'1\.weight' is a Halves: .*set_model_state_dict"):
+        load_model(module, path, keys=KEY)
+    assert torch.equal(module[0].weight, before)
+    with pytest.raises(TypeError, match=r"'1\.weight' is a Halves"):
+        save_model(module, tmp_path / "n.safetensors", key=KEY)
+    assert not (tmp_path / "n.safetensors").exists()
+
+
+@pytest.fixture
+def mesh():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_sharded_module_is_refused_before_it_is_touched(tmp_path, mesh, device):
+    path = tmp_path / "m.safetensors"
+    save_model(nn.Linear(4, 4), path, key=KEY)
+    module = nn.Linear(4, 4, device=device)
+    for name, tensor in list(module.named_parameters()):
+        sharded = torch.distributed.tensor.DTensor.from_local(tensor.detach(), mesh)
+        setattr(module, name, nn.Parameter(sharded))
+    weight = module.weight
+    with pytest.raises(TypeError, match=r"'(weight|bias)' is a DTensor"):
+        load_model(module, path, keys=KEY)
+    assert module.weight is weight
+    with pytest.raises(TypeError, match="is a DTensor"):
+        save_model(module, tmp_path / "n.safetensors", key=KEY)

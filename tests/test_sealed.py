@@ -556,9 +556,9 @@ def test_rows_travel_too(sealed_table, key):
 
 
 def test_a_pickle_that_was_cut_short_is_refused(sealed):
-    claim, message, key_id = sealed.__getstate__()
+    claim, message, key_id, binding = sealed.__getstate__()
     with pytest.raises(FormatError, match="it was cut short"):
-        SealedTensor.__new__(SealedTensor).__setstate__((claim, message[:-1], key_id))
+        SealedTensor.__new__(SealedTensor).__setstate__((claim, message[:-1], key_id, binding))
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
@@ -677,3 +677,29 @@ def test_a_message_made_by_hand_opens(bits, dtype, shape, sealed):
         key.id,
     )
     assert fastrack.unseal(made, key, framework="numpy").tobytes() == PLAIN.tobytes()
+
+
+def test_rows_of_a_batch_leave_nothing_in_memory_after_an_error(key, monkeypatch):
+    taken = []
+    monkeypatch.setattr(arrays, "empty_bytes", lambda size: taken.append(np.empty(size, np.uint8)) or taken[-1])
+    good, bad = (fastrack.seal(PLAIN.reshape(-1, 4), key, name) for name in ("good", "bad"))
+    taken.clear()
+    message = bytearray(bad.message)
+    message[-1] ^= 1
+    with pytest.raises(AuthenticationError) as caught:
+        fastrack.unseal(fastrack.collate([good, with_message(bad, message)]), key)
+    assert caught.value.tensor == "bad"
+    assert not any(memory.any() for memory in taken)
+
+    original = OpenMessage.gather
+
+    def interrupted(opened, *arguments):
+        if opened._sealed is bad:
+            raise KeyboardInterrupt
+        original(opened, *arguments)
+
+    monkeypatch.setattr(OpenMessage, "gather", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fastrack.unseal(fastrack.collate([good, bad]), key)
+    assert len(taken) == 2
+    assert not any(memory.any() for memory in taken)

@@ -92,3 +92,9 @@ def test_a_wiped_session_stays_wiped_in_a_forked_child():
         return False
 
     assert in_forked_child(child)
+
+
+def test_copies_of_a_process_draw_different_keys():
+    first, second = Session(), Session()
+    second._secret[:] = first._secret  # as in two machines that were started from one snapshot
+    assert draw(first)[:-12] != draw(second)[:-12]
