@@ -6,6 +6,7 @@ nothing is left that could raise it.
 
 from __future__ import annotations
 
+import gc
 import logging
 import queue
 import re
@@ -266,7 +267,9 @@ class Ownership(RuleBasedStateMachine):
             return
         place, self._places[number] = self._places[number], None
         lost = [one for one in place.operations if one.fails or not one.work.is_done]
-        place.channel = None  # the last reference
+        place.channel = None
+        if lost and not self._logged:  # an error that was raised may keep the channel, in a cycle
+            gc.collect()
         self._require_reported(lost)
         self._places[number] = self._open()
 
@@ -314,7 +317,8 @@ class Ownership(RuleBasedStateMachine):
 
     def _end_group(self, group):
         self._groups.remove(group)
-        error = self._threads[group.thread].call(lambda: group.context.__exit__(None, None, None))
+        error = self._threads[group.thread].call(partial(group.context.__exit__, None, None, None))
+        group.channel = group.context = group.to_device = None  # hypothesis keeps what it drew
         self._require_raised(self._places[group.place], group, error, waits=True)
 
     def _require_raised(self, place, owner, error, *, waits):

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 import fastrack
-from soak import faults, gauges, gpu, transfers
+from soak import faults, gauges, gpu, together, transfers
 from soak.worker import KEYS, Worker
 
 FAILED = 1
@@ -56,6 +56,7 @@ def _begin(*, light):
     """Start what starts once, so that it is there when the process is first looked at."""
     gauges.give_back_arrays()
     gpu.install()
+    together.install()
     fastrack.to_device(fastrack.seal(torch.zeros(1 << 20), KEYS[0]), keys=KEYS)
     if not light:
         multiprocessing.set_forkserver_preload(["torch", "fastrack.data", "fastrack.collation", "helpers.loading"])
@@ -98,7 +99,7 @@ class _Soak:
         self._problems += [f"leak: {leak}" for leak in leaks]
 
     def _worker(self, number, place, until):
-        jobs = transfers.LIGHT | faults.LIGHT
+        jobs = transfers.LIGHT | faults.LIGHT | together.JOBS
         if not self._options.light:
             jobs = jobs | transfers.HEAVY | faults.HEAVY
         jobs = gpu.JOBS if place % 4 == 3 else jobs
