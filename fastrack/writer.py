@@ -73,7 +73,10 @@ def save_file(
     for name, tensor in tensors.items():
         if isinstance(tensor, (SealedTensor, SealedRows)):
             raise TypeError(f"{name!r} is sealed already, and bound to the file it came from; unseal it first")
-        described[name] = PlainTensor.of(tensor)
+        try:
+            described[name] = PlainTensor.of(tensor)
+        except TypeError as error:
+            raise TypeError(f"{name!r:.80} cannot be saved: {error}") from error
     _write_sealed(described, Path(path), Key.of(key), _names(plain), metadata or {}, progress)
 
 
