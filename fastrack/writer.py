@@ -181,6 +181,7 @@ def _choose(file: SealedFile, names: Iterable[str] | None, plain: frozenset[str]
                 f"{file.path} stores {name!r:.80} unencrypted and unauthenticated; refusing to copy it. Get the file "
                 "sealed, or let that tensor in by name (plain=, --plain)",
                 tensor=name,
+                path=file.path,
             )
     return chosen
 
