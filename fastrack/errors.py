@@ -14,6 +14,8 @@ worker process may be the one to raise them.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 __all__ = [
     "AuthenticationError",
     "ClosedError",
@@ -26,7 +28,15 @@ __all__ = [
 
 
 class FastrackError(Exception):
-    """The base of every error that fastrack raises on purpose."""
+    """The base of every error that fastrack raises on purpose.
+
+    Attributes
+    ----------
+    path : pathlib.Path or None
+        The sealed file that the error is about, where one is known.
+    """
+
+    path: Path | None = None
 
 
 class AuthenticationError(FastrackError):
@@ -40,13 +50,18 @@ class AuthenticationError(FastrackError):
         The name of the tensor, kept as ``.tensor``; None where the message has no name.
     chunk : int, optional
         The first chunk that failed, counted from 0, kept as ``.chunk``; None where the header failed, before any chunk.
+    path : pathlib.Path, optional
+        The file that holds the message, kept as ``.path``; None where it is not in a file.
     """
 
     tensor: str | None
     chunk: int | None
 
-    def __init__(self, message: str, *, tensor: str | None = None, chunk: int | None = None) -> None:
+    def __init__(
+        self, message: str, *, tensor: str | None = None, chunk: int | None = None, path: Path | None = None
+    ) -> None:
         super().__init__(message)
+        self.path = path
         self.tensor = tensor
         self.chunk = chunk
 

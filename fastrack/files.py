@@ -103,7 +103,11 @@ class SealedFile(Mapping[str, SealedTensor]):
 
     def __init__(self, path: str | os.PathLike[str], file_id: str | None = None) -> None:
         self.path = Path(path)
-        self._read(*_open(self.path), file_id)
+        try:
+            self._read(*_open(self.path), file_id)
+        except FormatError as error:
+            error.path = self.path
+            raise
 
     @classmethod
     def of_bytes(cls, data: bytes) -> Self:
@@ -129,7 +133,8 @@ class SealedFile(Mapping[str, SealedTensor]):
         if file_id is not None and file_id != self.file_id:
             raise AuthenticationError(
                 f"{self.path}: expected file id {file_id:.50}, got {self.file_id}; it is an older or another file than "
-                "the one that is wanted, so get that one"
+                "the one that is wanted, so get that one",
+                path=self.path,
             )
         self.names = tuple(self._places)
         self.plain: Mapping[str, Any] = _PlainTensors(self, [name for name in self.names if name not in self._claims])
@@ -175,7 +180,7 @@ class SealedFile(Mapping[str, SealedTensor]):
                 raise KeyError(f"{name!r} is not sealed but stored in plain; file.plain[{name!r}] gives it")
             raise KeyError(name)
         assert self.key_id is not None
-        return SealedTensor(claim, self.stored(name)[2], self.key_id, self._bindings.get(name))
+        return SealedTensor(claim, self.stored(name)[2], self.key_id, self._bindings.get(name), self.path)
 
     def stored(self, name: str) -> tuple[str, tuple[int, ...], Bytes]:
         """A tensor as safetensors has it: dtype, shape and a view of its bytes. A sealed one is a `U8` vector."""
@@ -328,7 +333,7 @@ def _verify(
         for first, size in cobblestone.runs(sealed.nbytes, _VERIFY_RUN):
             bad = opened.verify_run(first, size)
             if bad is not None:
-                return bad_chunk(sealed.name, bad)
+                return bad_chunk(sealed.name, bad, path=sealed.path)
             if progress is not None:
                 progress(size)
     return None

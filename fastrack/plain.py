@@ -112,7 +112,10 @@ def _from_archive(archive: Any, name: str, path: Path) -> PlainTensor:
         with _sound(path):
             return archive[name]
 
-    dtype, shape = arrays.describe(read())
+    try:
+        dtype, shape = arrays.describe(read())
+    except TypeError as error:
+        raise TypeError(f"{name!r:.80} cannot be sealed: {error}") from error
     # Read again when its turn comes, so that one array is in memory at a time.
     return PlainTensor(dtype, shape, lambda: arrays.reader(read()))
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol, Self
 
 import numpy as np
@@ -15,7 +16,7 @@ from fastrack import aead, arrays, cobblestone, dtypes
 from fastrack.aead import Pieces
 from fastrack.arrays import Bytes, Framework
 from fastrack.cobblestone import HEADER, SALT, MessageKey
-from fastrack.errors import AuthenticationError, FormatError
+from fastrack.errors import AuthenticationError, FormatError, UnknownKeyError
 from fastrack.keys import Key, KeyLike, KeyRing, KeySource
 from fastrack.rows import Ranges, plan_rows
 
@@ -260,12 +261,17 @@ class SealedTensor:
         The Cobblestone message: header, then chunks.
     key_id : str
         The id of the key that opens it.
+    path : pathlib.Path or None
+        The file that it was taken from, for errors to name. It does not travel with a pickle.
     """
 
-    __slots__ = ("_message", "binding", "claim", "key_id", "nbytes")
+    __slots__ = ("_message", "binding", "claim", "key_id", "nbytes", "path")
 
-    def __init__(self, claim: Claim, message: Bytes, key_id: str, binding: Binding | None = None) -> None:
+    def __init__(
+        self, claim: Claim, message: Bytes, key_id: str, binding: Binding | None = None, path: Path | None = None
+    ) -> None:
         self.claim = claim
+        self.path = path
         self.key_id = key_id
         self.binding = binding
         self.nbytes = dtypes.nbytes(claim.dtype, claim.shape)
@@ -300,9 +306,15 @@ class SealedTensor:
 
     def open_header(self, keys: KeyRing) -> MessageKey:
         """The message key, if the right key is among `keys` and the header is sound."""
-        if self.binding is not None:
-            self.binding.check(self.claim, keys[self.key_id])
-        return self.claim.open_header(self._message[:HEADER].tobytes(), keys[self.key_id])
+        try:
+            if self.binding is not None:
+                self.binding.check(self.claim, keys[self.key_id])
+            return self.claim.open_header(self._message[:HEADER].tobytes(), keys[self.key_id])
+        except (AuthenticationError, UnknownKeyError) as error:
+            if self.path is not None:
+                error.path = self.path
+                error.args = (f"{self.path}: {error}",)
+            raise
 
     to = _to
 
@@ -537,21 +549,21 @@ class OpenMessage:
         bad = self._engine.open_run(self._schedule, self._sealed.chunks, memory, 0)
         if bad is not None:
             memory.fill(0)
-            raise bad_chunk(self._sealed.name, bad)
+            raise bad_chunk(self._sealed.name, bad, path=self._sealed.path)
 
     def gather(self, pieces: Pieces, memory: Bytes) -> None:
         """Open some of it into their places in `memory`. Else as `read`."""
         bad = self._engine.open_pieces(self._schedule, self._sealed.chunks, memory, pieces)
         if bad is not None:
             memory.fill(0)
-            raise bad_chunk(self._sealed.name, bad)
+            raise bad_chunk(self._sealed.name, bad, path=self._sealed.path)
 
     def read_run(self, memory: Bytes, first: int) -> None:
         """Open the run of whole chunks from `first` on that fills `memory`, or the message's end."""
         bad = self._engine.open_run(self._schedule, self._run(first, memory.size), memory, first)
         if bad is not None:
             memory.fill(0)
-            raise bad_chunk(self._sealed.name, bad)
+            raise bad_chunk(self._sealed.name, bad, path=self._sealed.path)
 
     def verify_run(self, first: int, size: int) -> int | None:
         """The first chunk whose tag is wrong among those that hold `size` bytes from chunk `first` on, or None."""
@@ -575,14 +587,20 @@ def write_header(message: Bytes, salt: bytes, key: MessageKey) -> None:
 
 
 def bad_chunk(
-    name: str | None, chunk: int, outcome: str = "nothing of the tensor was handed out"
+    name: str | None,
+    chunk: int,
+    outcome: str = "nothing of the tensor was handed out",
+    *,
+    path: Path | None = None,
 ) -> AuthenticationError:
     """The error for a chunk that is not what its owner sealed."""
+    place = "" if path is None else f"{path}: "
     return AuthenticationError(
-        f"tensor {name!r}, chunk {chunk}: the ciphertext or its tag was altered, so {outcome}; get the message again "
-        "from its owner, and run `fastrack verify` on the file it came in",
+        f"{place}tensor {name!r}, chunk {chunk}: the ciphertext or its tag was altered, so {outcome}; get the message "
+        "again from its owner, and run `fastrack verify` on the file it came in",
         tensor=name,
         chunk=chunk,
+        path=path,
     )
 
 

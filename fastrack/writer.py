@@ -83,8 +83,11 @@ def save_file(
             _require_own(name, tensor, key, plain)
             sealed[name] = tensor
             described[name] = PlainTensor.of(np.frombuffer(tensor.message, np.uint8))
-        else:
+            continue
+        try:
             described[name] = PlainTensor.of(tensor)
+        except TypeError as error:
+            raise TypeError(f"{name!r:.80} cannot be saved: {error}") from error
     _write_sealed(described, Path(path), key, plain, metadata or {}, progress, sealed=sealed)
 
 
@@ -210,6 +213,7 @@ def _choose(file: SealedFile, names: Iterable[str] | None, plain: frozenset[str]
                 f"{file.path} stores {name!r:.80} unencrypted and unauthenticated; refusing to copy it. Get the file "
                 "sealed, or let that tensor in by name (plain=, --plain)",
                 tensor=name,
+                path=file.path,
             )
     return chosen
 

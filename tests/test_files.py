@@ -762,7 +762,8 @@ def test_a_bad_tensor_raises_and_the_other_bad_ones_are_in_the_notes(scratch):
     with pytest.raises(AuthenticationError) as caught:
         verify_file(scratch, KEY)
     assert (caught.value.tensor, caught.value.chunk) == ("a", 1)
-    assert [note[:20] for note in caught.value.__notes__] == ["tensor 'c', chunk 2:"]
+    (note,) = caught.value.__notes__
+    assert note.startswith(f"{scratch}: tensor 'c', chunk 2:")
 
 
 def test_a_file_with_nothing_sealed_is_no_verified_one(scratch):
@@ -808,3 +809,29 @@ def test_a_file_pickles_as_its_path(path):
     assert len(pickled) < 500
     with pickle.loads(pickled) as again:
         assert list(again) == list(file)
+
+
+@pytest.mark.parametrize("fault", ["chunk", "header", "key", "format", "id"])
+def test_an_error_names_its_file(path, scratch, fault):
+    content = bytearray(path.read_bytes())
+    with load_file(path) as file:
+        start = content.index(bytes(file["images"].message[:HEADER]))
+    content[{"chunk": start + HEADER, "header": start, "format": 8}.get(fault, 0)] ^= fault in {
+        "chunk",
+        "header",
+        "format",
+    }
+    scratch.write_bytes(content)
+
+    def use():
+        with load_file(scratch, file_id="0" * 32 if fault == "id" else None) as file:
+            unseal(file["images"], Key.generate() if fault == "key" else KEY)
+
+    with pytest.raises((AuthenticationError, UnknownKeyError, FormatError), match=str(scratch)) as caught:
+        use()
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert caught.value.path == again.path == scratch
+    if fault in {"chunk", "header"}:
+        found = [check.error for check in check_file(scratch, KEY) if check.error]
+        assert [error.path for error in found] == [scratch]
+        assert str(scratch) in str(found[0])

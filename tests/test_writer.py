@@ -233,8 +233,14 @@ def test_rows_of_a_sealed_tensor_are_not_stored(target):
 )
 def test_what_is_no_tensor_is_refused_before_a_file_is_begun(target, tensor, monkeypatch):
     monkeypatch.setattr(writer, "new_file", lambda path: pytest.fail(f"began {path}"))
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="'bad' cannot be saved: "):
         save_file({"good": TENSORS["scale"], "bad": tensor}, target, KEY)
+
+
+def test_an_array_of_an_archive_that_cannot_be_sealed_is_named(tmp_path, target):
+    np.savez(tmp_path / "mixed.npz", good=TENSORS["scale"], bad=np.array(["text"]))
+    with pytest.raises(TypeError, match="'bad' cannot be sealed: "):
+        seal_file(tmp_path / "mixed.npz", target, KEY)
 
 
 def test_a_wiped_key_seals_no_file(target):

@@ -135,6 +135,7 @@ def check_expected(file: "SealedFile", names: Sequence[str] | None) -> None:
                 f"{file.path}: expected {name!r} to be sealed in it, but it {state}; get the file that "
                 "its owner sealed",
                 tensor=name,
+                path=file.path,
             )
 
 
