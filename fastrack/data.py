@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fastrack import arrays
 from fastrack.keys import KeyRing, KeySource
 from fastrack.layouts import Layout, records_of, rows_of, windows_of
 from fastrack.origin import Origin, Samples, revive
@@ -16,13 +17,23 @@ from fastrack.shards import PathLike, Shards
 
 __all__ = ["SealedDataset"]
 
+if TYPE_CHECKING:
+    from torch.utils.data import Dataset
 
-class SealedDataset:
+    _Base = Dataset[dict[str, Any]]
+elif arrays.installed("torch"):
+    from torch.utils.data import Dataset as _Base
+else:
+    _Base = object
+
+
+class SealedDataset(_Base):
     """Samples in one sealed file or several, for `torch.utils.data.DataLoader`; nothing of them is opened here.
 
     ``data[i]`` is a dict with a handle (`SealedRows`) for each column; `fastrack.collate` puts samples together into
     one handle for each column, and `to_device` opens that, out of the chunks that hold the samples. Slices, vectors of
-    integers and masks choose several samples at once. Needs no torch.
+    integers and masks choose several samples at once. Needs no torch; where it is installed, this is one of its
+    `torch.utils.data.Dataset`.
 
     Parameters
     ----------

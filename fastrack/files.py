@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import mmap
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from fastrack import arrays, cobblestone, dtypes
 from fastrack.arrays import Bytes
 from fastrack.errors import AuthenticationError, ClosedError, FormatError, UnknownKeyError
 from fastrack.keys import KeyRing, KeySource
+from fastrack.mapping import map_file
 from fastrack.regular_file import open_regular
 from fastrack.sealed import Binding, Claim, Kind, OpenMessage, SealedTensor, bad_chunk
 
@@ -375,7 +375,7 @@ def _open(path: Path) -> tuple[_Header, Bytes]:
     for _ in range(_ATTEMPTS):
         with open_regular(path) as file:
             header = _read_header(path)
-            memory = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+            memory = map_file(file.fileno())
             if _version_of(os.fstat(file.fileno())) == _version_of(path.stat()):
                 return header, memory
     raise FormatError(f"{path} changes all the time; wait until it is written, and open it again")
@@ -397,6 +397,9 @@ def _read_header(path: Path) -> _Header:
             return _Header(file.metadata() or {}, tensors)
     except safetensors.SafetensorError as error:
         raise FormatError(f"{path} is no safetensors file: {error}") from None
+    except FileNotFoundError:
+        path.open("rb").close()  # says what it is: safetensors reports any failure to open a file as this one
+        raise
 
 
 def _parse_header(data: bytes) -> _Header:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pickle
+import resource
 import stat
 import tracemalloc
 from collections.abc import Mapping
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -835,3 +838,50 @@ def test_an_error_names_its_file(path, scratch, fault):
         found = [check.error for check in check_file(scratch, KEY) if check.error]
         assert [error.path for error in found] == [scratch]
         assert str(scratch) in str(found[0])
+
+
+def test_an_open_file_keeps_no_descriptor(tmp_path):
+    key = Key.generate()
+    path = tmp_path / "x.safetensors"
+    save_file({"x": np.arange(3)}, path, key)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    files = [load_file(path) for _ in range(20)]
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert fastrack.unseal(files[19]["x"], key, framework="numpy").tolist() == [0, 1, 2]
+
+
+def test_a_map_goes_with_the_last_tensor(tmp_path):
+    path = tmp_path / "x.safetensors"
+    save_file({"x": np.arange(3)}, path, Key.generate())
+    file = load_file(path)
+    tensor = file["x"]
+    file.close()
+    del file
+    gc.collect()
+    assert str(path) in Path("/proc/self/maps").read_text()
+    assert len(bytes(tensor.message)) == tensor.message.nbytes
+    del tensor
+    gc.collect()
+    assert str(path) not in Path("/proc/self/maps").read_text()
+
+
+def test_too_many_open_files_are_reported_as_that(tmp_path):
+    path = tmp_path / "x.safetensors"
+    save_file({"x": np.arange(3)}, path, Key.generate())
+    load_file(path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+        with pytest.raises(OSError, match="Too many open files"):  # noqa: PT012 - fills the table first
+            while True:
+                taken.append(os.open("/dev/null", os.O_RDONLY))
+        for _ in range(2):  # with room for none, and for one
+            with pytest.raises(OSError, match=r"Too many open files.*x\.safetensors"):
+                load_file(path)
+            os.close(taken.pop())
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for descriptor in taken:
+            os.close(descriptor)
