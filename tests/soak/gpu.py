@@ -16,8 +16,8 @@ from fastrack.devices.cuda import CudaDevice
 from soak.worker import KEYS, RING, Violation
 
 LARGEST = 40 * CHUNK
-# Asking whether a slot is free: if that fails, the device is asked to settle, and does. And making one more slot: if that
-# fails, those there are have to do.
+# Asking whether a slot is free: if that fails, the device is asked to settle, and does. And making one more slot: if
+# that fails, those there are have to do.
 SETTLED = {"synchronize", "done", "host", "memory", "event"}
 
 _local = threading.local()
