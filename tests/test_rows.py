@@ -97,7 +97,7 @@ def test_rows_are_those_that_numpy_chooses_out_of_the_chunks_that_hold_them(data
 @settings(deadline=None, max_examples=100)
 @given(st.data(), tables())
 def test_rows_unseal_to_those_that_numpy_chooses(data, table):
-    key = Key.from_bytes(bytes(16))
+    key = Key.from_bytes(bytes(range(16)))
     index = data.draw(indices(len(table)))
     rows = fastrack.seal(table, key)[index]
     assert np.array_equal(fastrack.unseal(rows, key, framework="numpy"), table[as_numpy_takes_it(index)])
