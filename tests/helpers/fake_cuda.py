@@ -137,6 +137,8 @@ class FakeDriver:
 
     def elapsed(self, start, stop):
         self._enter("elapsed")
+        if start.mark is None or stop.mark is None:
+            raise DeviceError("an event that was never recorded was asked for its time")
         assert start.mark.happened, "an event was asked for its time before it happened"
         assert stop.mark.happened, "an event was asked for its time before it happened"
         return stop.mark.time - start.mark.time
