@@ -140,7 +140,7 @@ class SideStream:
 
 
 class _Loan:
-    """What keeps an array whose memory was handed over to a stream, until nothing refers to that memory any more."""
+    """Keep an array whose memory was handed over to a stream, until nothing refers to that memory any more."""
 
     __slots__ = ("_retired", "_what")
 

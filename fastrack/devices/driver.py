@@ -1,4 +1,4 @@
-"""What the CUDA device asks of a driver: memory, streams, events, and lists of commands.
+"""The driver protocol of the CUDA device: memory, streams, events, and lists of commands.
 
 The seam at which tests put a driver of their own. Streams and events have a `ptr`, the number the driver knows them by.
 """
@@ -95,7 +95,7 @@ class Driver(Protocol):
         """
 
     def done(self, event: Event) -> bool:
-        """Whether an event happened. Keeps the interpreter's lock."""
+        """Return whether an event happened. Keeps the interpreter's lock."""
 
     def elapsed(self, start: Event, stop: Event) -> float:
         """Seconds between two timed events that have happened."""

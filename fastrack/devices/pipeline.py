@@ -1,4 +1,4 @@
-"""What all works and slots of a CUDA device share: its streams, and in confidential mode the thread that feeds them."""
+"""The streams of a CUDA device, and the thread that issues commands in confidential mode."""
 
 from __future__ import annotations
 
