@@ -67,7 +67,7 @@ def document_of(folder, stage):
 
 
 def is_gone(number):
-    """Whether a process has ended, be it that its parent has not noticed."""
+    """Return whether a process has ended, even if its parent has not collected it."""
     state = Path(f"/proc/{number}/stat")
     return not state.exists() or state.read_text().rsplit(")", 1)[1].split()[0] == "Z"
 

@@ -400,7 +400,7 @@ def test_a_huge_file_is_refused_after_a_few_hundred_bytes(path):
 
 
 def test_a_pipe_in_place_of_a_key_file_is_refused_at_once(tmp_path):
-    """Who opens one waits for what may never come."""
+    """To open one may block for ever."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe, 0o600)
     with pytest.raises(OSError, match="not a regular file"):

@@ -1,4 +1,4 @@
-"""How much is measured: all of it, or less."""
+"""Sizes, rounds and time limits of the measurements: all of them, or fewer."""
 
 from __future__ import annotations
 

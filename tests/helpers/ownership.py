@@ -102,7 +102,7 @@ class SteppedWork:
 
 @dataclass(eq=False)
 class Operation:
-    """What was started, and for whom: a thread or a group."""
+    """Record what was started, and for which thread or group."""
 
     name: str
     owner: object
@@ -130,7 +130,7 @@ class Stepped:
         self._thread.start()
 
     def call(self, action):
-        """What the action raised, of fastrack's errors, or None."""
+        """Return the error of fastrack that the action raised, or None."""
         self._calls.put(action)
         answer = self._answers.get(timeout=TIMEOUT)
         if answer is not None and not isinstance(answer, FastrackError):

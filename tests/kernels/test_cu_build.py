@@ -43,7 +43,7 @@ class Usage:
 
 
 def nvcc():
-    """What the toolkit's compiler reports, by architecture."""
+    """Read the report of the toolkit's compiler, by architecture."""
     found = shutil.which("nvcc")
     if found is None:
         pytest.skip("there is no nvcc to compile the kernels for a GPU")
@@ -59,7 +59,7 @@ def nvcc():
 
 
 def nvrtc(index):
-    """What NVRTC reports, by architecture."""
+    """Read the report of NVRTC, by architecture."""
     libraries = find_libraries()
     if len(libraries) <= index:
         pytest.skip("there is no other NVRTC to compile the kernels with" if index else "there is no NVRTC wheel")
@@ -75,7 +75,7 @@ COMPILERS = {"nvcc": nvcc, "nvrtc": lambda: nvrtc(0), "nvrtc-other": lambda: nvr
 
 @pytest.fixture(scope="module", params=COMPILERS)
 def reports(request, build_folder):
-    """What ptxas says of every kernel, by architecture."""
+    """Read the report of ptxas on every kernel, by architecture."""
     name, compile_for = COMPILERS[request.param]()
     digest = hashlib.sha256(repr((name, OPTIONS)).encode())
     for path in sorted(FOLDER.glob("*.cu*")):
