@@ -593,8 +593,15 @@ def bad_chunk(
     *,
     path: Path | None = None,
 ) -> AuthenticationError:
-    """The error for a chunk that is not what its owner sealed."""
+    """The error for a chunk that is not what its owner sealed, or for `BAD_PLAN`."""
     place = "" if path is None else f"{path}: "
+    if chunk < 0:
+        return AuthenticationError(
+            f"{place}rows of tensor {name!r}: the list of their places was altered on its way to the device, so "
+            f"{outcome}; move them again, and if that fails too, distrust the machine",
+            tensor=name,
+            path=path,
+        )
     return AuthenticationError(
         f"{place}tensor {name!r}, chunk {chunk}: the ciphertext or its tag was altered, so {outcome}; get the message "
         "again from its owner, and run `fastrack verify` on the file it came in",

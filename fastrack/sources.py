@@ -16,8 +16,11 @@ from fastrack.sealed import Part, SealedTensor
 
 __all__ = ["PlainSource", "RowSource", "SealedSource", "Sizes", "Source", "gathers_of", "slabs_of"]
 
-_WORD = 8  # bytes of each number of a plan
-_PIECE = 3 * _WORD
+# Bytes that a plan takes in a slot, which holds it twice: sealed as it arrives, and opened. A tag is added for each
+# 16384 bytes of it, so a byte for each chunk and each piece is enough.
+_PIECE = 2 * 3 * 8 + 1
+_CHUNK = 2 * 2 * 8 + 1
+_MARGIN = 2 * 8 + 16 + 2 * 16  # the last start, one more tag, and where both begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,19 +151,19 @@ def slabs_of(nbytes: int, sizes: Sizes | None) -> Iterator[Slab]:
 def gathers_of(pieces: Pieces, nbytes: int, sizes: Sizes) -> Iterator[Slab]:
     """Cut the gather out of a message of `nbytes` of plaintext into slabs whose chunks and plan fit into a slot.
 
-    The device puts the plan behind the chunks. What a slab takes there is thus its chunks, to a multiple of 16 bytes,
-    and three words for each piece, one for each chunk's number, and one for each chunk's start and for the end. A chunk
-    with too many pieces for one slab is in several.
+    The device puts the plan behind the chunks, sealed and then opened. What a slab takes there is thus its chunks, to a
+    multiple of 16 bytes, and twice three words for each piece, one for each chunk's number, and one for each chunk's
+    start and for the end. A chunk with too many pieces for one slab is in several.
     """
     chunks, starts, table = pieces.chunks, pieces.starts, pieces.table
     sealed = np.minimum(cobblestone.raw_size(nbytes) - chunks * STRIDE, STRIDE)
-    fixed = sealed + -sealed % 16 + 2 * _WORD
+    fixed = sealed + -sealed % 16 + _CHUNK
     before = np.concatenate([[0], np.cumsum(fixed + _PIECE * np.diff(starts))])  # taken by the chunks before each
     chunk = piece = 0
     for size in sizes:
         if chunk == chunks.size:
             return
-        room = cobblestone.raw_size(max(size, 2 * CHUNK)) - _WORD
+        room = cobblestone.raw_size(max(size, 2 * CHUNK)) - _MARGIN
         done = before[chunk] + _PIECE * (piece - starts[chunk])
         after = int(np.searchsorted(before, done + room, side="right")) - 1
         if after > chunk:

@@ -1,7 +1,10 @@
 // The plan of a gather: which bytes of which chunks go where.
 //
-// The host checks it before it is copied, and nothing authenticates it on its way. So what names a place outside of the
-// message or of the result is left out here, and reported as its chunk. That it names the right rows is not known.
+// The host seals it under a key of its own, and a launch of `open_256` before that of the gather authenticates it. If that
+// launch reports a bad chunk, the gather reads nothing of the plan and fills the result with zeros. As a second line of
+// defence, a piece outside of the message or of the result is left out, and reported as its chunk.
+
+constexpr u64 GOOD = ~0ull;  // the verdict on a run without a bad chunk
 
 struct Plan {
     const u64* chunks;  // numbers of the chunks, as they lie side by side
@@ -10,6 +13,12 @@ struct Plan {
     u64 pieces;         // how many pieces there are
     u64 total;          // bytes of the message
     u64 limit;          // bytes of the result
+
+    // Fills the result with zeros, by the first block: the compilers spill registers of the gather if all blocks do.
+    __device__ __forceinline__ void clear(u8* target) const {
+        if (blockIdx.x != 0) return;
+        for (u64 i = threadIdx.x; i < limit; i += FASTRACK_THREADS) target[i] = 0;
+    }
 
     __device__ __forceinline__ u64 last() const { return total / CHUNK; }
 

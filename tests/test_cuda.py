@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 
 import numpy as np
@@ -12,9 +13,11 @@ from helpers.fake_cuda import MODES
 
 from fastrack import DeviceError, arrays
 from fastrack.aead import Pieces
-from fastrack.cobblestone import CHUNK
+from fastrack.cobblestone import CHUNK, STRIDE, TAG, raw_size
 from fastrack.devices import Slab
+from fastrack.devices.base import BAD_PLAN
 from fastrack.devices.cuda import CudaDevice
+from fastrack.devices.gather_plan import align
 from fastrack.rows import plan_rows
 
 SIZES = [0, 1, 16, CHUNK - 1, CHUNK, CHUNK + 1, 4 * CHUNK, 9 * CHUNK + 77]
@@ -280,6 +283,79 @@ def test_a_byte_that_is_turned_over_on_the_bus_is_noticed(place):
     expected = LONG.plain.copy()
     expected[bad * CHUNK : (bad + 1) * CHUNK] = 0
     assert np.array_equal(rig.driver.read(array), expected)
+
+
+# The uploads of a gather are its key, the key of its plans, and a slab with its plan behind it.
+@pytest.mark.parametrize("place", [0, 1, 7, 8, 100, 200, -17, -16, -1])
+def test_a_plan_that_is_altered_on_the_bus_is_noticed_and_the_result_is_zeros(place):
+    pieces, expected = pieces_of(LONG, [140, 0, 3, 17, 99, 100, 16, 3])
+    rig = Rig(chunks=16)
+    array = rig.driver.array(np.full(expected.size, 0x5A, np.uint8))
+    rig.driver.flips = {3: STRIDE * len(pieces.chunks) + place if place >= 0 else place}
+    assert rig.gather(LONG, pieces, array).verdict() == BAD_PLAN
+    assert not rig.driver.read(array).any()
+    rig.driver.flips = {}
+    assert rig.gather(LONG, pieces, array).verdict() is None
+    assert np.array_equal(rig.driver.read(array), expected)
+    rig.close()
+
+
+def test_a_plan_of_many_chunks_is_noticed_whichever_is_altered_and_nothing_of_it_is_used():
+    pieces, expected = pieces_of(LONG, np.random.default_rng(0).permutation(18441), row=8)
+    size = pieces.chunks.nbytes + pieces.starts.nbytes + pieces.table.nbytes
+    assert 27 * CHUNK < size < 28 * CHUNK
+    for chunk in (0, 13, 27):
+        rig = Rig(chunks=80)
+        array = rig.driver.array(np.full(expected.size, 0x5A, np.uint8))
+        rig.driver.flips = {3: align(raw_size(LONG.plain.size)) + STRIDE * chunk + 50}
+        assert rig.gather(LONG, pieces, array).verdict() == BAD_PLAN
+        assert not rig.driver.read(array).any()
+        rig.close()
+
+
+def test_after_a_plan_was_altered_later_slabs_of_the_message_are_not_gathered_either():
+    pieces, expected = pieces_of(LONG, [140, 0, 3, 17, 99, 100, 16, 3])
+    rig = Rig(chunks=2)
+    array = rig.driver.array(np.full(expected.size, 0x5A, np.uint8))
+    rig.driver.flips = {3: -1}
+    assert rig.gather(LONG, pieces, array).verdict() == BAD_PLAN
+    assert len([name for name, *_ in rig.driver.launches if name == "gather_256"]) > 1
+    assert not rig.driver.read(array).any()
+    rig.close()
+
+
+def test_an_altered_key_of_the_plans_is_noticed():
+    pieces, expected = pieces_of(LONG, [140, 0, 3])
+    rig = Rig(chunks=16)
+    rig.driver.flips = {2: 5}
+    assert rig.gather(LONG, pieces, rig.array(expected.size)).verdict() == BAD_PLAN
+    rig.close()
+
+
+def test_plans_cross_the_bus_sealed_each_under_a_key_of_its_own(monkeypatch):
+    pieces, expected = pieces_of(LONG, [140, 0, 3, 17, 99, 100, 16, 3])
+    rig = Rig(chunks=16)
+    uploads = []
+    upload = rig.driver.upload
+
+    def recorded(pointer, source, size, stream):
+        uploads.append(np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(source)).tobytes())
+        upload(pointer, source, size, stream)
+
+    monkeypatch.setattr(rig.driver, "upload", recorded)
+    for _ in range(2):
+        assert rig.gather(LONG, pieces, rig.array(expected.size)).verdict() is None
+    first, second = uploads[2], uploads[5]
+    behind = STRIDE * len(pieces.chunks)
+    assert first[:behind] == second[:behind]
+    assert len(first) - behind == 8 * (2 * len(pieces.chunks) + 1 + 3 * len(pieces.table)) + TAG
+    assert first[behind:] != second[behind:]
+    assert pieces.table.tobytes() not in first
+    assert uploads[1][:44] != uploads[4][:44]
+    assert LONG.secret not in uploads[1]
+    for state in (uploads[1], uploads[4]):
+        assert not rig.driver.holds(state[:32])
+    rig.close()
 
 
 # What it is asked.

@@ -103,6 +103,25 @@ def test_a_spoilt_chunk_is_told_and_the_result_is_cleared(opened):
     assert np.array_equal(opened.driver.read(opened.channel.to_device(sealed, out=x)), PLAIN)
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_plan_that_was_altered_is_told_and_the_result_holds_zeros(opened, waits):
+    sealed = fastrack.seal(PLAIN, KEY, name="x")
+    rows = [299, 0, 17]
+    x = opened.channel.to_device(PLAIN[rows])
+    opened.driver.flips[opened.driver.calls["upload"] + 3] = -1
+
+    def move():
+        opened.channel.to_device(sealed[rows], out=x, non_blocking=not waits)
+        opened.channel.synchronize()
+
+    with pytest.raises(AuthenticationError, match=r"rows of tensor 'x': .* altered on its way") as failure:
+        move()
+    assert (failure.value.tensor, failure.value.chunk) == ("x", None)
+    assert not opened.driver.read(x).any()
+    opened.driver.flips.clear()
+    assert np.array_equal(opened.driver.read(opened.channel.to_device(sealed[rows], out=x)), PLAIN[rows])
+
+
 def test_transfers_that_are_not_waited_for_arrive(opened):
     results = [opened.channel.to_device(PLAIN + n, non_blocking=True) for n in range(5)]
     for n, x in enumerate(results):

@@ -11,6 +11,7 @@ import fastrack
 from fastrack import Key, cobblestone
 from fastrack.aead import Pieces, engine
 from fastrack.cobblestone import CHUNK, STRIDE, MessageKey
+from fastrack.devices.gather_plan import room_for
 from fastrack.rows import plan_rows
 from fastrack.sources import PlainSource, RowSource, SealedSource, Sizes, gathers_of, slabs_of
 
@@ -79,8 +80,7 @@ def check_gathers(pieces, nbytes, sizes):
         assert all(
             array.dtype == np.int64 and array.flags.c_contiguous for array in (part.chunks, part.starts, part.table)
         )
-        plan = 8 * (count + count + 1 + 3 * len(part.table))
-        taken = slab.sealed + -slab.sealed % 16 + plan
+        taken = room_for(part, slab.sealed)
         assert taken <= cobblestone.raw_size(max(size, 2 * CHUNK)) <= cobblestone.raw_size(sizes.limit)
     found = np.concatenate([entries(slab.pieces) for slab in slabs]) if slabs else np.empty((0, 4), np.int64)
     assert np.array_equal(found, entries(pieces))
@@ -117,25 +117,25 @@ def test_gathers_of_rows_are_their_plan_in_order_and_fit_into_a_slot(width, rows
 
 @pytest.mark.parametrize("spare", [-1, 0, 1])
 def test_a_chunk_is_split_exactly_where_it_does_not_fit(spare):
-    # A slot for two chunks holds one, its number, its two starts, and 683 pieces.
-    assert cobblestone.raw_size(2 * CHUNK) - STRIDE - 8 * 3 == 24 * 683
-    pieces = Pieces(np.array([4]), np.array([0, 683 + spare]), np.zeros((683 + spare, 3), np.int64))
+    # A slot for two chunks holds one with 33 bytes for its number and its start, 333 pieces of 49 bytes, and 64 bytes.
+    assert (cobblestone.raw_size(2 * CHUNK) - STRIDE - 33 - 64) // 49 == 333
+    pieces = Pieces(np.array([4]), np.array([0, 333 + spare]), np.zeros((333 + spare, 3), np.int64))
     slabs = check_gathers(pieces, 5 * CHUNK, Sizes(CHUNK, 2 * CHUNK))
-    assert [len(slab.pieces.table) for slab in slabs] == ([683, 1] if spare == 1 else [683 + spare])
+    assert [len(slab.pieces.table) for slab in slabs] == ([333, 1] if spare == 1 else [333 + spare])
 
 
 def test_a_plan_starts_at_a_multiple_of_sixteen_bytes_behind_a_short_chunk():
-    pieces = Pieces(np.array([5]), np.array([0, 1364]), np.zeros((1364, 3), np.int64))
+    pieces = Pieces(np.array([5]), np.array([0, 667]), np.zeros((667, 3), np.int64))
     slabs = check_gathers(pieces, 5 * CHUNK + 33, Sizes(CHUNK, 2 * CHUNK))
-    assert [len(slab.pieces.table) for slab in slabs] == [1363, 1]
+    assert [len(slab.pieces.table) for slab in slabs] == [666, 1]
 
 
 def test_what_is_left_of_a_split_chunk_shares_a_slab_with_those_that_follow():
-    pieces = Pieces(np.array([1, 2, 5]), np.array([0, 2000, 2001, 2002]), np.zeros((2002, 3), np.int64))
+    pieces = Pieces(np.array([1, 2, 5]), np.array([0, 1000, 1001, 1002]), np.zeros((1002, 3), np.int64))
     slabs = check_gathers(pieces, 6 * CHUNK, Sizes(4 * CHUNK, 4 * CHUNK))
     assert [slab.pieces.chunks.tolist() for slab in slabs] == [[1], [2, 5]]
     slabs = check_gathers(pieces, 6 * CHUNK, Sizes(3 * CHUNK, 3 * CHUNK))
-    assert [slab.pieces.chunks.tolist() for slab in slabs] == [[1], [1, 2], [5]]
+    assert [slab.pieces.chunks.tolist() for slab in slabs] == [[1], [1], [2, 5]]
 
 
 def test_a_gather_of_nothing_has_no_slab():

@@ -36,7 +36,7 @@ class Launches:
         self.gpu.launch(f"seal_{bits}", blocks, arguments, self.stream)
 
     def gather(self, bits, blocks, *arguments):
-        """State, sealed, target, chunks, starts, table, count, total, verdict."""
+        """State, sealed, target, chunks, starts, table, count, pieces, total, limit, verdict, plan_verdict."""
         self.gpu.launch(f"gather_{bits}", blocks, arguments, self.stream)
 
     def wait(self):
@@ -107,15 +107,15 @@ class ByteRuns:
         )
         return target.content()
 
-    def gather(self, state, packed, pieces, total, result_size, *, blocks=1, offset=0, seed=None):
+    def gather(self, state, packed, pieces, total, result_size, *, blocks=1, offset=0, seed=None, plan_verdict=GOOD):
         """Scatter pieces of packed chunks: the lowest bad number or None, and the result."""
-        target, word = self._fenced(result_size, offset=offset), self._word(GOOD)
+        target, word, trusted = self._fenced(result_size, offset=offset), self._word(GOOD), self._word(plan_verdict)
         states, source = self._state(state), self._fenced(len(packed), packed)
         parts = [part.tobytes() for part in (pieces.chunks, pieces.starts, pieces.table)]
         plan = [self._fenced(len(part), part) for part in parts]
         where = (states.pointer, source.pointer, target.pointer, *(part.pointer for part in plan))
         counts = (len(pieces.chunks), len(pieces.table), total, result_size)
-        self._launches.gather(state.bits, blocks, *where, *counts, word.pointer)
+        self._launches.gather(state.bits, blocks, *where, *counts, word.pointer, trusted.pointer)
         return _verdict(word), target.content()
 
     def _fenced(self, size, content=None, offset=0):

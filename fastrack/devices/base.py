@@ -11,7 +11,9 @@ from fastrack.arrays import Framework
 from fastrack.cobblestone import MessageKey
 from fastrack.timeline import Detail
 
-__all__ = ["Device", "Note", "Slab", "Slot", "Work"]
+__all__ = ["BAD_PLAN", "Device", "Note", "Slab", "Slot", "Work"]
+
+BAD_PLAN = -1  # the verdict on a gather whose plan was altered on its way to the device
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ class Work(Protocol):
         """After `end`: whether `verdict` would not wait."""
 
     def verdict(self) -> int | None:
-        """After `end`: wait for all of it, and tell the first chunk whose tag was wrong, or None.
+        """After `end`: wait for all of it, and return the first chunk whose tag was wrong, `BAD_PLAN`, or None.
 
         Raises
         ------

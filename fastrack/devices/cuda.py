@@ -23,18 +23,20 @@ from typing import Any
 
 import numpy as np
 
-from fastrack import arrays, timeline
-from fastrack.aead import Bytes, Pieces
+from fastrack import aead, arrays, timeline
+from fastrack.aead import Bytes, Engine, Pieces
 from fastrack.aead.base import check_buffers, check_pieces, chunks_between
 from fastrack.arrays import Framework
 from fastrack.cobblestone import CHUNK, NONCE, STRIDE, TAG, MessageKey, raw_size
-from fastrack.devices.base import Note, Slab, Slot
+from fastrack.devices.base import BAD_PLAN, Note, Slab, Slot
 from fastrack.devices.clock import Clock
 from fastrack.devices.commands import Commands, address
-from fastrack.devices.cuda_memory import Controls, CudaSlot, align
+from fastrack.devices.cuda_memory import Controls, CudaSlot
 from fastrack.devices.driver import Driver, Event, Stream, View
+from fastrack.devices.gather_plan import PlanSealer, SealedPlan, room_for
 from fastrack.devices.pipeline import LANES, Pipeline
 from fastrack.errors import DeviceError, FastrackError
+from fastrack.session import Session
 
 __all__ = ["CudaDevice"]
 
@@ -43,6 +45,7 @@ LEAD = 2 << 20
 BLOCKS = 2  # of a kernel that run on a multiprocessor at once
 
 _GOOD = 2**64 - 1  # the verdict on a message without a bad chunk
+_PLAN = 256  # bits of the key of plans
 _SMALL = 64 << 10  # bytes that the host copies at most while it keeps the interpreter's lock: a few microseconds
 _SPIN = 200_000  # nanoseconds to spin for the end of a message before the thread sleeps, which costs some ten more
 
@@ -79,6 +82,8 @@ class CudaDevice:
         self._controls = Controls(driver)
         self._blocks = max(1, int(share * driver.multiprocessors) * BLOCKS)
         self._threads = threads
+        self._engine = aead.engine(threads=1)
+        self._session = Session(_PLAN)  # keys of plans
 
     def framework(self, wanted: Framework | None, origin: Framework | None) -> Framework:
         if wanted == "numpy":
@@ -118,9 +123,12 @@ class CudaDevice:
 
     def begin(self, key: MessageKey, memory: View, note: Note | None = None) -> CudaWork:
         self._pipeline.require_usable()
-        return CudaWork(self._pipeline, self._controls, self._blocks, self._threads, key, memory, note)
+        return CudaWork(
+            self._pipeline, self._controls, self._blocks, self._threads, self._engine, self._session, key, memory, note
+        )
 
     def close(self) -> None:
+        self._session.wipe()
         if not self._pipeline.forked and self._pipeline.close():
             self._controls.wipe(self._pipeline)
             self._pipeline.driver.reclaim()
@@ -138,6 +146,8 @@ class CudaWork:
         controls: Controls,
         blocks: int,
         threads: int,
+        engine: Engine,
+        session: Session,
         key: MessageKey,
         memory: View,
         note: Note | None,
@@ -146,12 +156,16 @@ class CudaWork:
         self._driver = pipeline.driver
         self._blocks = blocks
         self._threads = threads
+        self._engine = engine
+        self._session = session
+        self._plans: PlanSealer | None = None  # made for the first gather
         self._memory = memory
         self._note = note
         self._bits = 8 * (len(key.material) - NONCE)
         self._timeline = timeline.current()
         self._error: BaseException | None = None
-        self._word: int | None = None  # the verdict, once it is known
+        self._word: int | None = None  # what the device said of the chunks, once it is known
+        self._bad: int | None = None  # the verdict by then
         self._issued = threading.Event()  # the last list of commands was
         self._issued.set()
         self._reading = threading.Lock()
@@ -187,13 +201,16 @@ class CudaWork:
         if slab.pieces is None:
             count = self._require_run(slab, sealed, slot)
             where = [self._memory.pointer + slab.start, slab.first, count, slab.stop - slab.start]
-            self._open(slab, slot, sealed, slab.sealed, None, "open", count, where)
+            self._open(slab, slot, sealed, None, "open", count, where)
             return
         count = self._require_gather(slab, slab.pieces, sealed, slot)
         if count:
-            plan, places, end = _plan_of(slab, slab.pieces, slot)
-            where = [self._memory.pointer, *places, count, len(slab.pieces.table), slab.stop, self._memory.nbytes]
-            self._open(slab, slot, sealed, end, plan, "gather", count, where)
+            plan = self._require_plans().seal(slab.pieces, slab.sealed)
+            chunks = slot.twin + plan.opened
+            starts = chunks + slab.pieces.chunks.nbytes
+            where = [self._memory.pointer, chunks, starts, starts + slab.pieces.starts.nbytes]
+            where += [count, len(slab.pieces.table), slab.stop, self._memory.nbytes]
+            self._open(slab, slot, sealed, plan, "gather", count, where)
 
     def seal(self, slab: Slab, sealed: Bytes, slot: Slot | None) -> None:
         self._require_usable()
@@ -245,6 +262,7 @@ class CudaWork:
         self._issued.wait()  # after a failure: until the key was wiped
         if self._list is not None:
             self._list.issued.set()  # or slots that a list holds which is not issued any more would never come back
+        self._forget_plans()
         self._memory = replace(self._memory, array=None)
         self._ended = True
         if wait and self._error is None:
@@ -271,7 +289,7 @@ class CudaWork:
             except DeviceError as error:
                 self.fail(error)
         self._require_good()
-        return None if self._word == _GOOD else self._word
+        return self._bad
 
     def fail(self, error: BaseException) -> None:
         """Wait until the device leaves alone what it was given, wipe the key, and keep what went wrong."""
@@ -290,6 +308,7 @@ class CudaWork:
         ended = getattr(self, "_ended", None)  # None if `__init__` has raised before
         if ended is False and not self._pipeline.forked:  # dropped by an interrupt; closing wipes the device
             self._control.forget()
+            self._forget_plans()
         # The verdict of this work was never asked for. `finished` tells when its control may be used again.
         if ended and self._word is None and self._error is None and self._issued.is_set():
             self._controls.give_back(self._control)
@@ -301,8 +320,7 @@ class CudaWork:
         slab: Slab,
         slot: CudaSlot,
         sealed: Bytes,
-        size: int,
-        plan: Bytes | None,
+        plan: SealedPlan | None,
         kernel: str,
         count: int,
         where: Sequence[int],
@@ -319,16 +337,43 @@ class CudaWork:
             else:
                 commands.pack(slot.memory[: slab.sealed], sealed, slab.pieces.chunks)
         if plan is not None:
-            commands.copy(slot.memory[size - plan.size : size], plan)
+            commands.copy(slot.memory[plan.start : plan.end], plan.sealed)
         current.mark("issue", slab)
         with self._shown("copy", "uploads", uploads, slab):
-            commands.upload(slot.twin, slot.memory[:size], uploads)
+            commands.upload(slot.twin, slot.memory[: slab.sealed if plan is None else plan.end], uploads)
         commands.record(slot.copied, uploads)
         commands.wait(lane.kernels, slot.copied)
+        arguments = [self._control.state, slot.twin, *where, self._control.verdict]
         with self._shown("open", "kernels", lane.kernels, slab):
-            self._launch(kernel, count, [self._control.state, slot.twin, *where, self._control.verdict])
+            if plan is not None:
+                self._open_plan(plan, slot)
+                arguments.append(self._control.plan_verdict)
+            self._launch(kernel, count, arguments)
         commands.record(slot.used, lane.kernels)
         current.mark(None, slab)
+
+    def _open_plan(self, plan: SealedPlan, slot: CudaSlot) -> None:
+        """Open the plan of a gather on the device, before the gather reads it."""
+        control = self._control
+        places = [control.plan_state, slot.twin + plan.start, slot.twin + plan.opened]
+        self._launch("open", plan.count, [*places, plan.first, plan.count, plan.size, control.plan_verdict], bits=_PLAN)
+
+    def _require_plans(self) -> PlanSealer:
+        """Return what seals the plans of this work, whose key the device has."""
+        if self._plans is None:
+            key = self._session.next_key()
+            try:
+                self._control.put_plan_key(key)
+                self._plans = PlanSealer(self._engine, key)
+            finally:
+                key.wipe()
+            self._control.start_plans(self._require_list().commands, self._lane.kernels)
+        return self._plans
+
+    def _forget_plans(self) -> None:
+        """Wipe the key of the plans here."""
+        if self._plans is not None:
+            self._plans.wipe()
 
     def _land(self, slot: CudaSlot) -> None:
         """Take what was sealed out of a slot, if that is still to be done."""
@@ -345,8 +390,8 @@ class CudaWork:
         current.commands.copy(sealed, slot.memory[: slab.sealed])
         current.mark(None, slab)
 
-    def _launch(self, kernel: str, count: int, arguments: Sequence[int]) -> None:
-        function = self._driver.functions[f"{kernel}_{self._bits}"]
+    def _launch(self, kernel: str, count: int, arguments: Sequence[int], *, bits: int | None = None) -> None:
+        function = self._driver.functions[f"{kernel}_{bits or self._bits}"]
         self._require_list().commands.launch(function, min(count, self._blocks), arguments, self._lane.kernels)
 
     def _let_wait(self, commands: Commands, *, wait: bool) -> None:
@@ -427,7 +472,11 @@ class CudaWork:
         """Take the verdict, which is there, and give the control back."""
         with self._reading:  # or the control would come back twice, and serve two messages at once
             if self._word is None:
-                self._word = self._control.word
+                self._word, plans = self._control.words
+                if self._word != _GOOD:
+                    self._bad = self._word
+                if self._plans is not None and plans != _GOOD:
+                    self._bad = BAD_PLAN
                 self._controls.give_back(self._control)
 
     # Checks.
@@ -460,7 +509,7 @@ class CudaWork:
         if whole and sealed.size != raw_size(slab.stop):
             raise ValueError("a gather is not given the message that its chunks are of")
         needed = int(ends.max()) if count else 0
-        if needed > slab.sealed or align(slab.sealed) + _plan_size(pieces) > slot.memory.size:
+        if needed > slab.sealed or room_for(pieces, slab.sealed) > slot.memory.size:
             raise ValueError("a gather does not fit into its slot, with its plan behind its chunks")
         if whole and count and needed != slab.sealed:
             raise ValueError("chunks of a gather are not side by side")
@@ -494,17 +543,3 @@ def _wait_for(commands: Commands, event: Event, spin: int = 0) -> None:
     """Block until an event happened, without the interpreter's lock unless that takes no longer than `spin`."""
     commands.poll(event, spin, stop=True)
     commands.synchronize(event)
-
-
-def _plan_of(slab: Slab, pieces: Pieces, slot: CudaSlot) -> tuple[Bytes, list[int], int]:
-    """The plan of a gather, which goes behind its chunks; where its parts will be on the device, and its end here."""
-    parts = [part.reshape(-1) for part in (pieces.chunks, pieces.starts, pieces.table)]
-    places, start = [], align(slab.sealed)
-    for part in parts:
-        places.append(slot.twin + start)
-        start += part.nbytes
-    return np.concatenate(parts).view(np.uint8), places, start
-
-
-def _plan_size(pieces: Pieces) -> int:
-    return pieces.chunks.nbytes + pieces.starts.nbytes + pieces.table.nbytes

@@ -13,13 +13,16 @@ from fastrack.aead import Bytes
 from fastrack.cobblestone import MessageKey
 from fastrack.devices.commands import Commands, address
 from fastrack.devices.driver import Driver
+from fastrack.devices.gather_plan import align
 from fastrack.devices.key_state import STATE_SIZE, write_state
 from fastrack.devices.pipeline import Pipeline
 from fastrack.errors import DeviceError
 
-__all__ = ["UNKNOWN", "Control", "Controls", "CudaSlot", "align"]
+__all__ = ["UNKNOWN", "Control", "Controls", "CudaSlot"]
 
 _WORD = 8
+_VERDICTS_END = STATE_SIZE + 2 * _WORD
+_CONTROL_SIZE = _VERDICTS_END + STATE_SIZE
 UNKNOWN = 0  # what the host's copy of a verdict says before it is there: chunk 0 is bad
 _TOGETHER = 32  # controls of one allocation
 
@@ -88,9 +91,10 @@ class Control:
     Attributes
     ----------
     memory : numpy.ndarray
-        Page-locked: what `write_state` makes of the key, then the verdict. When the message is done the device's
-        copy comes back over it, in which the key is wiped.
-    state, verdict : int
+        Page-locked: what `write_state` makes of the key, the verdict, the verdict on the plans of gathers, and what
+        `write_state` makes of the key of these plans. When the message is done the device's copy comes back over it, in
+        which the keys are wiped.
+    state, verdict, plan_verdict, plan_state : int
         Where on the device the same are.
     started, finished : event
         When the array may be touched, and when all is done.
@@ -100,38 +104,55 @@ class Control:
         self.memory = memory
         self.state = pointer
         self.verdict = pointer + STATE_SIZE
+        self.plan_verdict = self.verdict + _WORD
+        self.plan_state = self.plan_verdict + _WORD
+        self._has_plans = False
         self.started, self.finished = driver.event(), driver.event()
         self.forget()
 
     def put(self, key: MessageKey) -> None:
         """Take a key here. The verdict is not known yet."""
         write_state(key, self.memory[:STATE_SIZE])
-        self.memory[STATE_SIZE:].view(np.uint64)[0] = UNKNOWN
+        self.memory[STATE_SIZE:_VERDICTS_END].view(np.uint64)[:] = UNKNOWN
+        self._has_plans = False
+
+    def put_plan_key(self, key: MessageKey) -> None:
+        """Take the key of the plans here."""
+        write_state(key, self.memory[_VERDICTS_END:])
+        self._has_plans = True
 
     @property
-    def word(self) -> int:
-        """The verdict, once it is here."""
-        return int(self.memory[STATE_SIZE:].view(np.uint64)[0])
+    def words(self) -> tuple[int, int]:
+        """The verdict on the message and that on the plans of its gathers, once they are here."""
+        message, plans = self.memory[STATE_SIZE:_VERDICTS_END].view(np.uint64).tolist()
+        return message, plans
 
     def forget(self) -> None:
-        """Wipe the key here."""
+        """Wipe the keys here."""
         self.memory[:STATE_SIZE].fill(0)
+        self.memory[_VERDICTS_END:].fill(0)
 
     def start(self, commands: Commands, stream: Any) -> None:
-        """Bring the key to the device, and the verdict on a message without a bad chunk."""
-        commands.fill(self.verdict, 0xFF, _WORD, stream)
+        """Bring the key to the device, and the verdicts on a message without a bad chunk."""
+        commands.fill(self.verdict, 0xFF, 2 * _WORD, stream)
         commands.upload(self.state, self.memory[:STATE_SIZE], stream)
 
+    def start_plans(self, commands: Commands, stream: Any) -> None:
+        """Bring the key of the plans to the device."""
+        commands.upload(self.plan_state, self.memory[_VERDICTS_END:], stream)
+
     def finish(self, commands: Commands, stream: Any) -> None:
-        """Wipe the key on the device, then here, and bring the verdict, which is not there for another message."""
-        commands.fill(self.state, 0, STATE_SIZE, stream)
-        commands.download(self.memory, self.state, stream)
-        commands.fill(self.verdict, UNKNOWN, _WORD, stream)
+        """Wipe the keys on the device, then here, and bring the verdicts, which are not there for another message."""
+        self.clear(commands, stream)
+        commands.download(self.memory if self._has_plans else self.memory[:_VERDICTS_END], self.state, stream)
+        commands.fill(self.verdict, UNKNOWN, 2 * _WORD, stream)
         commands.record(self.finished, stream)
 
     def clear(self, commands: Commands, stream: Any) -> None:
-        """Wipe the key on the device."""
+        """Wipe the keys on the device."""
         commands.fill(self.state, 0, STATE_SIZE, stream)
+        if self._has_plans:
+            commands.fill(self.plan_state, 0, STATE_SIZE, stream)
 
 
 class Controls:
@@ -181,20 +202,15 @@ class Controls:
 
     def _make(self) -> Control:
         """Carve some out of one allocation, since each costs a call that holds up the whole device."""
-        size = align(STATE_SIZE + _WORD, 256)
+        size = align(_CONTROL_SIZE, 256)
         host, device = self._driver.host(_TOGETHER * size), self._driver.memory(_TOGETHER * size)
         with self._lock:
             self._blocks.append(device)
             made = [
-                Control(self._driver, host[place : place + STATE_SIZE + _WORD], device.pointer + place)
+                Control(self._driver, host[place : place + _CONTROL_SIZE], device.pointer + place)
                 for place in range(0, _TOGETHER * size, size)
             ]
             self._all += made
         first, *others = made
         self._returned.extend(others)
         return first
-
-
-def align(size: int, boundary: int = 16) -> int:
-    """Round up to where the next thing may start."""
-    return -(-size // boundary) * boundary

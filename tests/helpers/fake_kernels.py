@@ -16,7 +16,7 @@ _NONCE = 240  # where in a state the base nonce starts
 
 def run_kernel(space, violations, kernel, arguments):
     name, bits = kernel.split("_")
-    aligned = {"open": [0, 1, 6], "seal": [0, 2], "gather": [0, 1, 3, 4, 5, 10]}[name]
+    aligned = {"open": [0, 1, 6], "seal": [0, 2], "gather": [0, 1, 3, 4, 5, 10, 11]}[name]
     if any(arguments[place] % (8 if place >= 3 else 16) for place in aligned):
         violations.append(f"{kernel} takes aligned addresses, not {[hex(argument) for argument in arguments]}")
     {"open": _open, "seal": _seal, "gather": _gather}[name](space, int(bits) // 8, *arguments)
@@ -41,7 +41,12 @@ def _open(space, key_size, state, sealed, target, first, count, size, verdict):
         space.at(target + CHUNK * index, length)[:] = plain
 
 
-def _gather(space, key_size, state, sealed, target, chunks, starts, table, count, pieces, total, limit, verdict):
+def _gather(
+    space, key_size, state, sealed, target, chunks, starts, table, count, pieces, total, limit, verdict, plan_verdict
+):
+    if space.at(plan_verdict, 8).view(np.uint64)[0] != 2**64 - 1:
+        space.at(target, limit)[:] = 0
+        return
     key, nonce = _key(space, key_size, state)
     numbers = space.at(chunks, 8 * count).view(np.uint64).tolist()
     bounds = space.at(starts, 8 * (count + 1)).view(np.uint64).tolist()

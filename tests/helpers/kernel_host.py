@@ -191,7 +191,7 @@ class Host:
         assert target.stands
         return target.data.tobytes()
 
-    def gather(self, state, packed, pieces, total, result_size, *, blocks=1, offset=0, seed=None):
+    def gather(self, state, packed, pieces, total, result_size, *, blocks=1, offset=0, seed=None, plan_verdict=GOOD):
         """Scatter pieces of packed chunks: the lowest bad number or None, and the result.
 
         What no piece names keeps the 0xA5 that it held before.
@@ -201,7 +201,8 @@ class Host:
         plan = [read_only(Fenced.holding(part.tobytes(), 8)) for part in (pieces.chunks, pieces.starts, pieces.table)]
         source = read_only(Fenced.holding(packed, 16))
         counts = (len(pieces.chunks), len(pieces.table), total, result_size)
-        arguments = (state.data, source, target.data, *plan, *counts, lowest.data)
+        trusted = read_only(Fenced.holding(plan_verdict.to_bytes(8, "little"), 8))
+        arguments = (state.data, source, target.data, *plan, *counts, lowest.data, trusted)
         self._launch(f"gather_{state.bits}", *arguments, grid=blocks, seed=seed, shared="GATHER_SHARED_BYTES")
         assert target.stands
         return verdict_of(lowest), target.data.tobytes()

@@ -242,7 +242,7 @@ def packed(message, chunks):
 
 
 def put_plan(memory, sealed, pieces):
-    """Write a gather's plan behind its chunks, as a device does."""
+    """Write a gather's plan behind its chunks, as a device does, which holds it twice."""
     words = np.concatenate([pieces.chunks, pieces.starts, pieces.table.reshape(-1)])
     _plan_in(memory, sealed, words.size)[:] = words
 
@@ -256,5 +256,6 @@ def get_plan(memory, sealed, shape):
 
 def _plan_in(memory, sealed, words):
     start = sealed + -sealed % 16
-    assert start + 8 * words <= memory.size, "the plan does not fit behind the chunks"
+    tags = 16 * (8 * words // CHUNK + 1)
+    assert start + 16 * words + tags + 16 <= memory.size, "the plan does not fit behind the chunks"
     return memory[start : start + 8 * words].view(np.int64)

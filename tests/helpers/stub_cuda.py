@@ -11,7 +11,7 @@ from fastrack.devices import cupy_driver
 from helpers.fake_kernels import run_kernel
 
 NOT_READY = 600
-_ARGUMENTS = {"open": 7, "seal": 6, "gather": 11}
+_ARGUMENTS = {"open": 7, "seal": 6, "gather": 12}
 _OPERANDS = {
     "cuCtxPushCurrent": 1,
     "cuCtxPopCurrent": 1,

@@ -174,3 +174,13 @@ def test_a_plan_that_reaches_outside_is_reported_and_writes_nowhere_else(host, s
         getattr(pieces, part).reshape(-1)[place] = value
         bad, _ = host.gather(state, packed, pieces, SIZE, 100)
         assert bad is not None
+
+
+@pytest.mark.parametrize("size", [0, 1, 511, 100_000])
+def test_a_plan_that_was_altered_is_not_read_and_the_result_is_zeros(host, state, sealed, size):
+    pieces = as_pieces([2**62], [2**62, 2**62], [(2**62, 2**62, 2**62)])
+    for blocks, offset in ((1, 0), (3, 5)):
+        result = gather(host, state, sealed, as_pieces([0], [0, 0], []), size, blocks=blocks, offset=offset)
+        assert result == (None, bytes([UNTOUCHED]) * size)
+        options = {"blocks": blocks, "offset": offset, "plan_verdict": 0}
+        assert host.gather(state, sealed[:STRIDE], pieces, SIZE, size, **options) == (None, bytes(size))

@@ -85,8 +85,11 @@ __device__ __forceinline__ void gather(const State* state, const u8* sealed, u8*
         seal<BITS>(state, source, sealed, first, count, size);                                                       \
     }                                                                                                                \
     KERNEL gather_##BITS(const State* state, const u8* sealed, u8* target, const u64* chunks, const u64* starts,     \
-                         const u64* table, u64 count, u64 pieces, u64 total, u64 limit, u64* verdict) {              \
-        gather<BITS>(state, sealed, target, Plan{chunks, starts, table, pieces, total, limit}, count, verdict);      \
+                         const u64* table, u64 count, u64 pieces, u64 total, u64 limit, u64* verdict,                \
+                         const u64* plan_verdict) {                                                                  \
+        const Plan plan{chunks, starts, table, pieces, total, limit};                                                \
+        if (*plan_verdict != GOOD) return plan.clear(target);                                                        \
+        gather<BITS>(state, sealed, target, plan, count, verdict);                                                   \
     }
 
 KERNELS_FOR(128)
