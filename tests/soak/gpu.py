@@ -11,7 +11,7 @@ from helpers.fake_cuda import MODES, FakeDriver
 from helpers.tampering import tampered
 
 from fastrack import AuthenticationError, Channel, DeviceError, channel, unseal
-from fastrack.cobblestone import CHUNK, HEADER, STRIDE
+from fastrack.cobblestone import CHUNK, HEADER, STRIDE, TAG
 from fastrack.devices.cuda import CudaDevice
 from soak.worker import KEYS, RING, Violation
 
@@ -44,9 +44,9 @@ def on_the_device(worker):
     driver = _local.driver = FakeDriver(worker.random.choice(MODES), worker.random.randrange(1000))
     with Channel("cuda:0", keys=KEYS) as opened:
         for _ in range(worker.random.randrange(1, 6)):
-            worker.random.choice([_there, _there_and_back, _rows, _spoilt, _flipped_by_the_bus, _failing])(
-                worker, driver, opened
-            )
+            worker.random.choice(
+                [_there, _there_and_back, _rows, _spoilt, _flipped_by_the_bus, _flipped_plan, _failing]
+            )(worker, driver, opened)
     driver.stop()
     if driver.violations:
         raise Violation(f"what no program may do on a GPU: {driver.violations}")
@@ -92,6 +92,19 @@ def _flipped_by_the_bus(worker, driver, opened):
     driver.flips.clear()
     _require_zeros(driver, out)
     worker.check(driver.read(opened.to_device(array, out=out)), array, "the transfer after a failure")
+
+
+def _flipped_plan(worker, driver, opened):
+    sealed, array = worker.sealed(worker.random.randrange(1, 20) * CHUNK, rows=17)
+    chosen = [worker.random.randrange(17) for _ in range(9)]
+    out = opened.to_device(np.ones_like(array[chosen]))
+    opened.synchronize()
+    # The uploads are the key, the key of the plans, and a slab: its chunks, its plan, and the tag of the plan.
+    driver.flips[driver.calls["upload"] + 3] = -worker.random.randrange(1, TAG + 8 * 3 * 9)
+    worker.fault("bit of a plan, GPU", lambda: opened.to_device(sealed[chosen], out=out), AuthenticationError)
+    driver.flips.clear()
+    _require_zeros(driver, out)
+    worker.check(driver.read(opened.to_device(sealed[chosen], out=out)), array[chosen], "rows after a failure")
 
 
 def _failing(worker, driver, opened):
