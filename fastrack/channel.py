@@ -227,14 +227,14 @@ class Channel:
             out, target = self._device.empty(dtype, shape, framework)
         with self._stats.transfer(len(target), "to_device", _name_of(leaf)) as record:
             messages = self._messages(leaf, opened, target)
-            started: list[tuple[Work, str | None]] = []
+            started: list[tuple[Work, Source]] = []
             try:
                 if isinstance(leaf, SealedRows) and leaf.has_gaps:
                     self._device.clear(target)
                 for source, message_key in messages:
                     # What is on one device's stream is done when the last of it is.
                     wait = source is messages[-1][0] and not order.non_blocking
-                    started.append((self._receive(source, message_key, target, record, wait=wait), source.name))
+                    started.append((self._receive(source, message_key, target, record, wait=wait), source))
                 self._judge(started, order)
             except BaseException:
                 for work, _ in started:  # none may write to the target once it was cleared
@@ -281,13 +281,13 @@ class Channel:
             messages.append((source, key))
         return messages
 
-    def _judge(self, started: list[tuple[Work, str | None]], order: _Order) -> None:
+    def _judge(self, started: list[tuple[Work, Source]], order: _Order) -> None:
         """Wait for work, or leave all of it for later if the caller does not wait, however quick the device was."""
-        for work, name in started:
+        for work, source in started:
             if order.non_blocking and not self._device.in_place:
-                order.owner.add(work, name)
+                order.owner.add(work, source.name, source.path)
             else:
-                _require_good(work, name)
+                _require_good(work, source)
 
     def _clear(self, target: Any) -> None:
         """Leave zeros after an error, which is the one to tell even if the device now has another."""
@@ -454,10 +454,10 @@ def _require_apart(target: Any, source: Bytes) -> None:
         raise ValueError("out= lies in the same memory as what it receives; give it memory of its own")
 
 
-def _require_good(work: Work, name: str | None) -> None:
+def _require_good(work: Work, source: Source) -> None:
     bad = work.verdict()
     if bad is not None:
-        raise bad_chunk(name, bad)
+        raise bad_chunk(source.name, bad, path=source.path)
 
 
 class _Ending:

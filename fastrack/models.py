@@ -207,6 +207,7 @@ def _refuse_plain(state: Iterable[str], file: SealedFile) -> None:
                 f"{file.path} has {name!r} in plain only, so nobody vouches for it, and nothing was loaded; get the "
                 f"file sealed, or load that tensor on purpose, from load_file(path).plain[{name!r}]",
                 tensor=name,
+                path=file.path,
             )
 
 
