@@ -73,7 +73,7 @@ class Channel:
             raise ValueError(f"threads= must be 1 or more, not {threads}")
         if share is not None and not 0 < share <= 1:
             raise ValueError(f"share= must be above 0 and at most 1, not {share}")
-        self._keys = None if keys is None else KeyRing(keys)
+        self._keys = None if keys is None else KeyRing.resolve(keys)
         self._threads = threads or aead.default_threads()
         self._device = open_device(canonical(device), threads, share)
         self._engine = aead.engine(threads=threads)

@@ -12,7 +12,7 @@ import numpy as np
 
 from fastrack import dtypes
 from fastrack.errors import FormatError
-from fastrack.keys import KeySource
+from fastrack.keys import KeyRing, KeySource
 from fastrack.rows import Indices, Ranges
 from fastrack.sealed import Claim, Part, SealedTensor, unseal
 from fastrack.shards import Shards
@@ -203,7 +203,7 @@ def windows_of(shards: Shards, name: str, size: int, step: int) -> EvenLayout:
 
 def records_of(shards: Shards, keys: KeySource | None) -> RecordLayout:
     """Samples that are the records of the first tensor, at the offsets that the second one holds."""
-    offsets = []
+    offsets, ring = [], KeyRing.resolve(keys)
     for shard, (data, index) in enumerate(shards.claims):
         where = f"{shards.paths[shard]}: {index.name!r}"
         if index.dtype != "I64" or len(index.shape) != 1 or index.shape[0] < 1:
@@ -212,7 +212,7 @@ def records_of(shards: Shards, keys: KeySource | None) -> RecordLayout:
             raise FormatError(
                 f"{shards.paths[shard]}: records lie in one dimension, and {data.name!r} has {list(data.shape)}"
             )
-        opened = unseal(shards.tensor(shard, 1), keys, framework="numpy")
+        opened = unseal(shards.tensor(shard, 1), ring, framework="numpy")
         if opened[0] < 0 or opened[-1] > data.shape[0] or bool((opened[1:] < opened[:-1]).any()):
             raise FormatError(
                 f"{where} does not ascend from 0 to at most the {data.shape[0]} elements of {data.name!r}"
