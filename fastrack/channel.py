@@ -18,7 +18,7 @@ from fastrack.devices import Slab, Slot, Work, canonical, open_device
 from fastrack.door import Door
 from fastrack.errors import AuthenticationError, ClosedError, DeviceError
 from fastrack.keys import Key, KeyLike, KeyRing, KeySource
-from fastrack.nest import map_leaves
+from fastrack.nest import map_leaves, place_of
 from fastrack.pending import Owner, Owners, add_notes
 from fastrack.ring import Ring
 from fastrack.sealed import Claim, Part, SealedRows, SealedTensor, bad_chunk, new_file_id, write_header
@@ -206,15 +206,22 @@ class Channel:
             owner.wait()
         order = _Order(self._keys if keys is None else keys, framework, owner, non_blocking=non_blocking)
         if out is None:
-            return map_leaves(lambda leaf: self._move(leaf, order, None), obj)
+            return map_leaves(_naming(obj, lambda leaf: self._move(leaf, order, None)), obj)
         if framework is not None:
             raise ValueError("give framework= or out=, not both: arrays to fill are of a framework already")
-        map_leaves(self._require_fit, obj, out)
-        return map_leaves(lambda leaf, place: self._move(leaf, order, place), obj, out)
+        map_leaves(_naming(obj, self._require_fit), obj, out)
+        return map_leaves(_naming(obj, lambda leaf, place: self._move(leaf, order, place)), obj, out)
 
     def _move(self, leaf: Any, order: _Order, out: Any) -> Any:
         if not _is_tensor(leaf):
             return leaf
+        if out is None and arrays.framework_of(leaf) == "torch":
+            leaf, formed = arrays.in_memory_order(leaf)
+            moved = self._move_one(leaf, order, None)
+            return moved if formed is None else formed(moved)
+        return self._move_one(leaf, order, out)
+
+    def _move_one(self, leaf: Any, order: _Order, out: Any) -> Any:
         target = None if out is None else self._device.view(out, writable=True)
         with ExitStack() as wiping:
             opened = self._open_headers(leaf, order, target, wiping)
@@ -435,8 +442,23 @@ class _Order:
         return self._ring
 
 
+def _naming(nest: Any, change: Callable[..., Any]) -> Callable[..., Any]:
+    """Let an error of `change` about a leaf say where in the nest that stands."""
+
+    def named(leaf: Any, *others: Any) -> Any:
+        try:
+            return change(leaf, *others)
+        except (TypeError, ValueError) as error:
+            place = place_of(leaf, nest)
+            if place is not None and len(error.args) == 1:
+                error.args = (f"leaf {place}: {error}",)
+            raise
+
+    return named
+
+
 def _is_tensor(leaf: Any) -> bool:
-    return isinstance(leaf, (SealedTensor, SealedRows)) or arrays.framework_of(leaf) is not None
+    return isinstance(leaf, (SealedTensor, SealedRows)) or arrays.holds_numbers(leaf)
 
 
 def _describe(leaf: Any) -> tuple[str, tuple[int, ...]]:

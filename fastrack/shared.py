@@ -36,7 +36,8 @@ def to_device(
     ----------
     obj : tensor, sealed tensor, rows of one, or a nest of these
         Arrays of NumPy or torch in host memory, `SealedTensor`, `SealedRows`; or any nest of dicts, lists, tuples,
-        named tuples and dataclasses that holds them. Other leaves pass untouched.
+        named tuples and dataclasses that holds them. Other leaves pass untouched: arrays of text, objects, dates or
+        records, and objects of other classes, whatever tensors these hold.
     device : str or torch.device, optional
         "cpu", the default, or "cuda:N".
     keys : Key, path or iterable of these, optional
@@ -58,7 +59,8 @@ def to_device(
 
     Returns
     -------
-    The same nest, with arrays on the device in it.
+    The same nest, with arrays on the device in it. Tensors of torch keep the order of their dimensions in memory, such
+    as ``channels_last``, and subclasses stay what they are, with their attributes; a gradient is not carried over.
 
     Raises
     ------
@@ -70,7 +72,8 @@ def to_device(
     DeviceError
         If the device cannot be used, or fails.
     TypeError, ValueError
-        If a tensor cannot be moved, or `out` does not fit.
+        If a tensor cannot be moved, as one that is sparse, nested or of complex128, or `out` does not fit. Says where
+        in the nest it stands.
 
     Notes
     -----
