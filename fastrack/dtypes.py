@@ -42,14 +42,14 @@ def nbytes(dtype: str, shape: Sequence[int]) -> int:
     """
     bits = BITS.get(dtype)
     if bits is None:
-        message = f"no such dtype: {dtype!r}; safetensors knows {', '.join(BITS)}"
+        message = f"no such dtype: {dtype!r:.40}; safetensors knows {', '.join(BITS)}"
         raise FormatError(message)
     if any(extent < 0 for extent in shape):
-        message = f"a shape has no negative dimension: {list(shape)}"
+        message = f"a shape has no negative dimension: {list(shape)!s:.80}"
         raise FormatError(message)
     size, rest = divmod(math.prod(shape) * bits, 8)
     if rest:
-        message = f"a tensor of {dtype} and shape {list(shape)} does not fill whole bytes"
+        message = f"a tensor of {dtype} and shape {list(shape)!s:.80} does not fill whole bytes"
         raise FormatError(message)
     return size
 

@@ -7,6 +7,7 @@ the file's metadata says what it decrypts to. The safetensors library itself rea
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -169,7 +170,7 @@ class SealedFile(Mapping[str, SealedTensor]):
             expected = cobblestone.message_size(dtypes.nbytes(claim.dtype, claim.shape))
             if place.dtype != "U8" or place.shape != (expected,):
                 raise FormatError(
-                    f"{self.path}: {name!r} of {claim.dtype} {list(claim.shape)} takes a U8 vector of {expected} "
+                    f"{self.path}: {name!r:.200} of {claim.dtype} {list(claim.shape)} takes a U8 vector of {expected} "
                     f"bytes, but is {place.dtype} {list(place.shape)}; the metadata or the file was altered"
                 )
 
@@ -374,7 +375,7 @@ def _open(path: Path) -> tuple[_Header, Bytes]:
     """Map a file and read its header: of one version of the file, though it may be replaced meanwhile."""
     for _ in range(_ATTEMPTS):
         with open_regular(path) as file:
-            header = _read_header(path)
+            header = _read_header(path, _name_of(file))
             memory = map_file(file.fileno())
             if _version_of(os.fstat(file.fileno())) == _version_of(path.stat()):
                 return header, memory
@@ -385,9 +386,15 @@ def _version_of(status: os.stat_result) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _read_header(path: Path) -> _Header:
+def _name_of(file: io.FileIO) -> Path | None:
+    """Return a name of an open file that leads to no other one, whatever takes its place meanwhile."""
+    path = Path(f"/proc/self/fd/{file.fileno()}")
+    return path if path.exists() else None
+
+
+def _read_header(path: Path, opened: Path | None) -> _Header:
     try:
-        with safetensors.safe_open(path, framework="numpy") as file:
+        with safetensors.safe_open(opened or path, framework="numpy") as file:
             tensors = {}
             for name in file.offset_keys():
                 part = file.get_slice(name)

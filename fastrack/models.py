@@ -142,12 +142,12 @@ def _require_saveable(name: str, value: Any) -> None:
 
     if not isinstance(value, torch.Tensor):
         raise TypeError(
-            f"{name!r} is no tensor but {type(value).__name__}; save_checkpoint takes a state that holds it"
+            f"{name!r:.200} is no tensor but {type(value).__name__}; save_checkpoint takes a state that holds it"
         )
     _refuse_subclass(name, value)
     if value.device.type != "cpu":
         raise TypeError(
-            f"{name!r} is on {value.device}, and a file is written from host memory; move the module there first, "
+            f"{name!r:.200} is on {value.device}, and a file is written from host memory; move the module there first, "
             "with module.cpu(), or seal its tensors where they are, with to_host"
         )
 
@@ -194,7 +194,7 @@ def _refuse_subclass(name: str, tensor: Any) -> None:
     ):
         return
     raise TypeError(
-        f"{name!r} is a {kind.__qualname__}: expected a dense torch.Tensor or Parameter. Load or save the module "
+        f"{name!r:.200} is a {kind.__qualname__}: expected a dense torch.Tensor or Parameter. Load or save the module "
         "before it is sharded or quantised; or take whole tensors, from to_device(load_file(path), keys=...), and give "
         "them to torch.distributed.checkpoint.state_dict.set_model_state_dict, with full_state_dict=True"
     )
@@ -204,8 +204,8 @@ def _refuse_plain(state: Iterable[str], file: SealedFile) -> None:
     for name in state:
         if name in file.plain:
             raise AuthenticationError(
-                f"{file.path} has {name!r} in plain only, so nobody vouches for it, and nothing was loaded; get the "
-                f"file sealed, or load that tensor on purpose, from load_file(path).plain[{name!r}]",
+                f"{file.path} has {name!r:.200} in plain only, so nobody vouches for it, and nothing was loaded; get "
+                f"the file sealed, or load that tensor on purpose, from load_file(path).plain[{name!r:.200}]",
                 tensor=name,
                 path=file.path,
             )

@@ -170,7 +170,9 @@ class Owner:
         for one in left:
             what = f"a transfer of {self._name} may fail"
             place = "" if one.path is None else f"{one.path}: "
-            _report(f"{what}, and no call was left to raise it: {place}tensor {one.name!r} is on its way. {_ADVICE}")
+            _report(
+                f"{what}, and no call was left to raise it: {place}tensor {one.name!r:.200} is on its way. {_ADVICE}"
+            )
 
     def _judge(self, one: _Started) -> None:
         failure = _failure_of(one)

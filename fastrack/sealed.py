@@ -178,7 +178,7 @@ class Claim:
         try:
             return cobblestone.open_header(header, key.material(), self.context())
         except AuthenticationError as error:
-            raise AuthenticationError(f"tensor {self.name!r}: {error}", tensor=self.name) from None
+            raise AuthenticationError(f"tensor {self.name!r:.200}: {error}", tensor=self.name) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +212,8 @@ class Binding:
             cobblestone.open_header(self.header, key.material(), _binding_context(claim, self.file)).wipe()
         except AuthenticationError:
             raise AuthenticationError(
-                f"tensor {claim.name!r}: it was sealed for another file, and its binding to this one does not match: "
-                "another key made it, or it was altered; get the file again from its owner",
+                f"tensor {claim.name!r:.200}: it was sealed for another file, and its binding to this one does not "
+                "match: another key made it, or it was altered; get the file again from its owner",
                 tensor=claim.name,
             ) from None
 
@@ -278,7 +278,7 @@ class SealedTensor:
         self._message = message
         if message.size != cobblestone.message_size(self.nbytes):
             raise FormatError(
-                f"tensor {claim.name!r} of {claim.dtype} {list(claim.shape)} takes a message of "
+                f"tensor {claim.name!r:.200} of {claim.dtype} {list(claim.shape)} takes a message of "
                 f"{cobblestone.message_size(self.nbytes)} bytes, but has {message.size}; it was cut short or "
                 "mislabelled"
             )
@@ -596,8 +596,8 @@ def bad_chunk(
     """The error for a chunk that is not what its owner sealed."""
     place = "" if path is None else f"{path}: "
     return AuthenticationError(
-        f"{place}tensor {name!r}, chunk {chunk}: the ciphertext or its tag was altered, so {outcome}; get the message "
-        "again from its owner, and run `fastrack verify` on the file it came in",
+        f"{place}tensor {name!r:.200}, chunk {chunk}: the ciphertext or its tag was altered, so {outcome}; get the "
+        "message again from its owner, and run `fastrack verify` on the file it came in",
         tensor=name,
         chunk=chunk,
         path=path,

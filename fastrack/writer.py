@@ -20,7 +20,7 @@ from fastrack.errors import AuthenticationError, FormatError
 from fastrack.files import FORMAT_VERSION, SealedFile, opened_file
 from fastrack.keys import Key, KeyLike, KeyRing, KeySource
 from fastrack.newfile import new_file
-from fastrack.plain import PlainTensor, open_plain
+from fastrack.plain import PlainTensor, open_plain, require_safe_member
 from fastrack.sealed import Binding, Claim, Kind, OpenMessage, SealedRows, SealedTensor, new_file_id
 
 __all__ = ["one_tensor_file", "save_file", "seal_file", "unseal_file", "write_checkpoint", "write_plaintext"]
@@ -258,6 +258,8 @@ class _Unsealing:
                 self._write(name, out)
 
     def _write_npz(self, target: Path) -> None:
+        for name in self.names:
+            require_safe_member(name)
         headers = {name: _npy_header(*self._described(name)) for name in self.names}
         with self._new_file(target) as out, zipfile.ZipFile(out, "w") as archive:
             for name in self.names:

@@ -528,8 +528,8 @@ def test_a_file_that_shrinks_while_it_is_opened_is_refused(scratch, monkeypatch)
     scratch.write_bytes(by_hand.container(header, bytes(500)))
     read_header = files._read_header
 
-    def read_then_shrink(path):
-        found = read_header(path)
+    def read_then_shrink(path, opened):
+        found = read_header(path, opened)
         os.truncate(path, 100)
         return found
 
@@ -788,14 +788,31 @@ def test_a_file_that_is_replaced_while_it_is_opened_is_read_whole_from_one_versi
     save_file(first, scratch, KEY)
     original = files._read_header
 
-    def replaced_meanwhile(path):
+    def replaced_meanwhile(path, opened):
         monkeypatch.setattr(files, "_read_header", original)
         save_file(second, scratch, KEY)
-        return original(path)
+        return original(path, opened)
 
     monkeypatch.setattr(files, "_read_header", replaced_meanwhile)
     with load_file(scratch) as file:
         assert np.array_equal(unseal(file["x"], KEY, framework="numpy"), second["x"])
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
+@pytest.mark.timeout(20)
+def test_a_pipe_that_takes_the_place_of_a_file_is_not_waited_for(tmp_path, monkeypatch):
+    path = tmp_path / "x.safetensors"
+    save_file({"x": np.arange(3)}, path, KEY)
+    original = files._read_header
+
+    def replaced_meanwhile(path, opened):
+        path.unlink()
+        os.mkfifo(path)
+        return original(path, opened)
+
+    monkeypatch.setattr(files, "_read_header", replaced_meanwhile)
+    with pytest.raises(OSError, match="not a regular file"):
+        load_file(path)
 
 
 def test_a_file_that_never_holds_still_is_refused(scratch, monkeypatch):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import by_hand
+from helpers.tampering import tampered
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -703,3 +704,13 @@ def test_rows_of_a_batch_leave_nothing_in_memory_after_an_error(key, monkeypatch
         fastrack.unseal(fastrack.collate([good, bad]), key)
     assert len(taken) == 2
     assert not any(memory.any() for memory in taken)
+
+
+def test_an_error_does_not_repeat_a_long_name_at_length():
+    key = Key.generate()
+    sealed = fastrack.seal(np.arange(3), key, name="x" * 10**6)
+    for altered in (tampered(sealed, 0), tampered(sealed, -1)):
+        with pytest.raises(AuthenticationError) as caught:
+            fastrack.unseal(altered, key)
+        assert len(str(caught.value)) < 600
+        assert caught.value.tensor == sealed.name
