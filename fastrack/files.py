@@ -276,7 +276,7 @@ def verify_file(
     *,
     progress: Callable[[int], None] | None = None,
 ) -> None:
-    """Authenticate every chunk of every sealed tensor of a file. Nothing is decrypted, and nothing is written.
+    """Authenticate every chunk of every sealed tensor of a file. No plaintext is handed out, and nothing is written.
 
     Parameters
     ----------
