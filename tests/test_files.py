@@ -32,6 +32,7 @@ from fastrack import (
     Key,
     SealedTensor,
     UnknownKeyError,
+    arrays,
     files,
     load_file,
     save_file,
@@ -855,6 +856,38 @@ def test_an_error_names_its_file(path, scratch, fault):
         found = [check.error for check in check_file(scratch, KEY) if check.error]
         assert [error.path for error in found] == [scratch]
         assert str(scratch) in str(found[0])
+
+
+def test_a_file_that_is_not_mapped_may_be_cut_afterwards(path, scratch):
+    scratch.write_bytes(path.read_bytes())
+    with load_file(scratch, mapped=False) as file, load_file(path) as mapped:
+        os.truncate(scratch, 100)
+        assert list(file) == list(mapped)
+        assert (file.file_id, file.names) == (mapped.file_id, mapped.names)
+        for name in file:
+            one, other = (unseal(each[name], KEY).tolist() for each in (file, mapped))
+            assert one == other
+        assert not any(array.flags.writeable for array in file.plain.values() if array.size)
+
+
+def test_a_file_that_is_not_mapped_stays_so_in_a_pickle(path):
+    with load_file(path, mapped=False) as file, pickle.loads(pickle.dumps(file)) as again:
+        assert again._is_mapped is False
+        assert bytes(again["images"].message) == bytes(file["images"].message)
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_refused(scratch, monkeypatch):
+    save_file({"x": np.zeros(10_000, np.uint8)}, scratch, KEY)
+    monkeypatch.setattr(files, "_version_of", lambda _: ())
+    empty_bytes = arrays.empty_bytes
+
+    def cut(size):
+        os.truncate(scratch, 5000)
+        return empty_bytes(size)
+
+    monkeypatch.setattr(arrays, "empty_bytes", cut)
+    with pytest.raises(FormatError, match="not as long as its header says"):
+        load_file(scratch, mapped=False)
 
 
 def test_an_open_file_keeps_no_descriptor(tmp_path):
