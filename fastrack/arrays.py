@@ -154,7 +154,7 @@ def from_bytes(memory: Bytes, dtype: str, shape: Sequence[int], framework: Frame
         return torch.from_numpy(memory).view(wanted).reshape(dtypes.torch_shape(dtype, shape))
     if framework == "numpy":
         return memory.view(dtypes.to_numpy(dtype)).reshape(tuple(shape))
-    message = f"{framework} keeps no arrays in host memory; ask for framework='numpy' or 'torch'"
+    message = f"framework= must be 'numpy' or 'torch' for arrays in host memory, not {framework!r:.40}"
     raise TypeError(message)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 import sys
 import threading
 import weakref
@@ -69,6 +70,8 @@ def wrap(
     """
     if isinstance(loader, WrappedLoader):
         raise TypeError("this loader is wrapped already; wrap the one it was made of")
+    if isinstance(loader, (str, bytes, os.PathLike)):
+        raise TypeError(f"wrap takes an iterable of batches, not {loader!r:.80}; a SealedDataset reads such a file")
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise TypeError(f"wrap takes an iterable of batches, not {type(loader).__name__}")
     if operator.index(prefetch) < 0:

@@ -41,7 +41,8 @@ def load_model(
     ----------
     module : torch.nn.Module
         Its parameters and persistent buffers are filled, under the names its ``state_dict`` gives them. Of tensors that
-        share their memory one in the file is enough. Hooks that run in ``load_state_dict`` are not run.
+        share their memory one in the file is enough. Hooks that run in ``load_state_dict`` are not run. Buffers that
+        are not persistent are in no file: on the meta device they stay there, for the module to make anew.
     path : path
         The sealed file: from `save_model`, or any with these names.
     keys : Key, path or iterable of these, optional

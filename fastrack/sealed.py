@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, NoReturn, Protocol, Self
 
 import numpy as np
 
@@ -238,6 +238,11 @@ def _to(
     return to_device(self, device, keys=keys, framework=framework, out=out, non_blocking=non_blocking)
 
 
+def _refuse_array(self: SealedTensor | SealedRows, *_: object, **__: object) -> NoReturn:
+    """Refuse what NumPy and torch would make of handles: an array of objects."""
+    raise TypeError(f"{self!r} is sealed, and no array; open it with to_device or unseal")
+
+
 class SealedTensor:
     """One tensor, sealed. It holds no secret: it can be stored, sent and shown to anyone.
 
@@ -317,6 +322,7 @@ class SealedTensor:
             raise
 
     to = _to
+    __array__ = _refuse_array
 
     def to_bytes(self) -> bytes:
         """Return a sealed safetensors file that holds this tensor alone, to be stored or sent. Takes no key.
@@ -515,6 +521,7 @@ class SealedRows:
         self.choice.check_claims(keys)
 
     to = _to
+    __array__ = _refuse_array
 
     def __len__(self) -> int:
         if not self.shape:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 from fastrack import arrays
@@ -81,8 +84,20 @@ def to_device(
     then nothing was moved. If a thread ends, or the process, without another call, the failures of its transfers are
     reported as `ResourceWarning`, which Python shows with ``-X dev`` only, and to the logger "fastrack".
     """
+    _require_no_mistake(obj)
     channel = _shared.channel(canonical(device))
     return channel.to_device(obj, keys=keys, framework=framework, out=out, non_blocking=non_blocking)
+
+
+def _require_no_mistake(obj: Any) -> None:
+    """Refuse what would pass untouched and was hardly meant to."""
+    if isinstance(obj, os.PathLike) or (isinstance(obj, str) and Path(obj).suffix == ".safetensors"):
+        raise TypeError(f"expected tensors, got the path {os.fspath(obj)!r:.80}; load_file opens a sealed file")
+    module = getattr(sys.modules.get("torch.nn"), "Module", ())
+    if isinstance(obj, module):
+        raise TypeError(
+            f"expected tensors, got a module, {type(obj).__name__}; load_model fills one from a sealed file"
+        )
 
 
 def to_host(x: Any, *, key: KeyLike, name: str = "tensor") -> SealedTensor:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import traceback
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -656,3 +657,17 @@ def test_keys_that_can_be_iterated_once_serve_all_columns_and_files(key, tmp_pat
         fastrack.save_file({"data": np.arange(3), "offsets": np.array([0, 1, 3])}, path, key)
     assert len(fastrack.SealedDataset(paths, keys=(one for one in [key]))) == 6
     assert len(fastrack.SealedDataset.records(paths, keys=(one for one in [key]))) == 4
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda key: KeyRing(""), "got an empty text"),
+        (lambda key: KeyRing({key.id: key}), "not a mapping of them; give its values"),
+        (lambda key: Key("owner.key"), "Key.load reads a key file"),
+        (lambda key: Key(Path("owner.key")), "Key.load reads a key file"),
+    ],
+)
+def test_what_was_hardly_meant_is_told(key, make, told):
+    with pytest.raises(TypeError, match=told):
+        make(key)
