@@ -724,3 +724,17 @@ def test_a_handle_does_not_become_an_array_of_handles(convert):
     for handle in (sealed, sealed[2:5], sealed[1]):
         with pytest.raises(TypeError, match="is sealed, and no array; open it with to_device or unseal"):
             convert(handle)
+
+
+@pytest.mark.parametrize(("place", "allocations"), [(-1, 1), (0, 0)], ids=["chunk", "header"])
+def test_rows_of_several_tensors_leave_no_plaintext_of_the_good_ones(monkeypatch, place, allocations):
+    key = Key.generate()
+    good, bad = (fastrack.seal(np.full(5000, 7, np.uint8), key, name=name) for name in ("good", "bad"))
+    rows = fastrack.collate([good, tampered(bad, place)])
+    made = []
+    empty_bytes = arrays.empty_bytes
+    monkeypatch.setattr(arrays, "empty_bytes", lambda size: made.append(empty_bytes(size)) or made[-1])
+    with pytest.raises(AuthenticationError, match="'bad'"):
+        fastrack.unseal(rows, key)
+    assert len(made) == allocations
+    assert not any(memory.any() for memory in made)
