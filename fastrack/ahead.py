@@ -15,7 +15,7 @@ from typing import Any
 
 from fastrack.errors import ClosedError
 from fastrack.forks import renew_after_fork
-from fastrack.keys import KeySource
+from fastrack.keys import KeyRing
 from fastrack.shared import to_device
 from fastrack.side_stream import SideStream
 
@@ -31,7 +31,7 @@ class Source:
     The lock is that of the loader: who has it knows that an iteration that was stopped fetches nothing any more.
     """
 
-    def __init__(self, loader: Any, lock: threading.Lock, device: str, keys: KeySource) -> None:
+    def __init__(self, loader: Any, lock: threading.Lock, device: str, keys: KeyRing) -> None:
         self._loader = loader
         self._lock = lock
         self._device = device

@@ -23,6 +23,8 @@ __all__ = [
     "flat_torch",
     "framework_of",
     "from_bytes",
+    "holds_numbers",
+    "in_memory_order",
     "installed",
     "reader",
 ]
@@ -45,6 +47,12 @@ def framework_of(thing: object) -> Framework | None:
     return None
 
 
+def holds_numbers(thing: object) -> bool:
+    """Return whether this is an array, and one of numbers: not of text, objects, dates or records."""
+    framework = framework_of(thing)
+    return framework is not None and (framework != "numpy" or dtypes.holds_numbers(cast("Any", thing).dtype))
+
+
 @cache
 def installed(framework: Framework) -> bool:
     """Whether it can be imported, found out without importing it."""
@@ -62,10 +70,11 @@ def describe(array: Any) -> tuple[str, tuple[int, ...]]:
     Raises
     ------
     TypeError
-        If it is no array, or of a type that safetensors lacks.
+        If it is no array, has no dense elements, or is of a type that safetensors lacks.
     """
     framework = framework_of(array)
     if framework == "torch":
+        _require_dense(array)
         dtype = dtypes.from_torch(array.dtype)
         return dtype, dtypes.shape_of_torch(dtype, array.shape)
     if isinstance(array, np.ma.MaskedArray):
@@ -145,7 +154,7 @@ def from_bytes(memory: Bytes, dtype: str, shape: Sequence[int], framework: Frame
         return torch.from_numpy(memory).view(wanted).reshape(dtypes.torch_shape(dtype, shape))
     if framework == "numpy":
         return memory.view(dtypes.to_numpy(dtype)).reshape(tuple(shape))
-    message = f"{framework} keeps no arrays in host memory; ask for framework='numpy' or 'torch'"
+    message = f"framework= must be 'numpy' or 'torch' for arrays in host memory, not {framework!r:.40}"
     raise TypeError(message)
 
 
@@ -168,6 +177,63 @@ def flat_torch(tensor: Any, device: str, *, writable: bool = False) -> Any:
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
     # A contiguous tensor of one row may keep a stride that `view` refuses.
     return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)
+
+
+def in_memory_order(tensor: Any) -> tuple[Any, Callable[[Any], Any] | None]:
+    """Return a torch tensor with its dimensions in the order of memory, and what gives an array made of it its form.
+
+    The form is the order of the dimensions, such as that of ``channels_last``, and in torch the subclass with its
+    attributes, such as a bounding box of torchvision has. Parameters become plain tensors. None stands for no change.
+
+    Raises
+    ------
+    TypeError
+        If the tensor has no dense elements.
+    """
+    import torch
+
+    _require_dense(tensor)
+    kind = type(tensor)
+    is_plain = kind is torch.Tensor or isinstance(tensor, torch.nn.Parameter)
+    order: list[int] = []
+    moved = tensor
+    if not is_plain:
+        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - what torch's documentation calls it
+            moved = tensor.detach()
+    if not moved.is_contiguous():
+        order = sorted(range(moved.dim()), key=moved.stride, reverse=True)
+        if moved.permute(order).is_contiguous():
+            moved = moved.permute(order)
+        else:
+            order = []
+    if is_plain and not order:
+        return moved, None
+    places = [order.index(place) for place in range(len(order))]
+
+    def formed(array: Any) -> Any:
+        if places:
+            array = array.permute(places) if isinstance(array, torch.Tensor) else array.transpose(places)
+        if not is_plain and isinstance(array, torch.Tensor):
+            array = array.as_subclass(kind)
+            array.__dict__.update(tensor.__dict__)
+        return array
+
+    return moved, formed
+
+
+def _require_dense(tensor: Any) -> None:
+    """Refuse a torch tensor that is not made of elements in rows and columns: sparse, nested, or of its own kind."""
+    import torch
+
+    if tensor.layout == torch.strided and not tensor.is_nested:
+        if type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__:
+            return
+        found, advice = type(tensor).__qualname__, "full_tensor(), to_local() or dequantize() of such a class"
+    elif tensor.is_nested:
+        found, advice = "nested tensor", "tensor.values() and tensor.offsets(), or torch.nested.to_padded_tensor"
+    else:
+        found, advice = f"tensor of {tensor.layout}", "its indices and values, or tensor.to_dense()"
+    raise TypeError(f"expected a dense tensor, got a {found}; take the dense tensors that it is made of: {advice}")
 
 
 def _torch_words(tensor: Any) -> Any:

@@ -18,7 +18,7 @@ from fastrack.devices import Slab, Slot, Work, canonical, open_device
 from fastrack.door import Door
 from fastrack.errors import AuthenticationError, ClosedError, DeviceError
 from fastrack.keys import Key, KeyLike, KeyRing, KeySource
-from fastrack.nest import map_leaves
+from fastrack.nest import map_leaves, place_of
 from fastrack.pending import Owner, Owners, add_notes
 from fastrack.ring import Ring
 from fastrack.sealed import Claim, Part, SealedRows, SealedTensor, bad_chunk, new_file_id, write_header
@@ -73,7 +73,7 @@ class Channel:
             raise ValueError(f"threads= must be 1 or more, not {threads}")
         if share is not None and not 0 < share <= 1:
             raise ValueError(f"share= must be above 0 and at most 1, not {share}")
-        self._keys = None if keys is None else KeyRing(keys)
+        self._keys = None if keys is None else KeyRing.resolve(keys)
         self._threads = threads or aead.default_threads()
         self._device = open_device(canonical(device), threads, share)
         self._engine = aead.engine(threads=threads)
@@ -206,15 +206,22 @@ class Channel:
             owner.wait()
         order = _Order(self._keys if keys is None else keys, framework, owner, non_blocking=non_blocking)
         if out is None:
-            return map_leaves(lambda leaf: self._move(leaf, order, None), obj)
+            return map_leaves(_naming(obj, lambda leaf: self._move(leaf, order, None)), obj)
         if framework is not None:
             raise ValueError("give framework= or out=, not both: arrays to fill are of a framework already")
-        map_leaves(self._require_fit, obj, out)
-        return map_leaves(lambda leaf, place: self._move(leaf, order, place), obj, out)
+        map_leaves(_naming(obj, self._require_fit), obj, out)
+        return map_leaves(_naming(obj, lambda leaf, place: self._move(leaf, order, place)), obj, out)
 
     def _move(self, leaf: Any, order: _Order, out: Any) -> Any:
         if not _is_tensor(leaf):
             return leaf
+        if out is None and arrays.framework_of(leaf) == "torch":
+            leaf, formed = arrays.in_memory_order(leaf)
+            moved = self._move_one(leaf, order, None)
+            return moved if formed is None else formed(moved)
+        return self._move_one(leaf, order, out)
+
+    def _move_one(self, leaf: Any, order: _Order, out: Any) -> Any:
         target = None if out is None else self._device.view(out, writable=True)
         with ExitStack() as wiping:
             opened = self._open_headers(leaf, order, target, wiping)
@@ -227,14 +234,14 @@ class Channel:
             out, target = self._device.empty(dtype, shape, framework)
         with self._stats.transfer(len(target), "to_device", _name_of(leaf)) as record:
             messages = self._messages(leaf, opened, target)
-            started: list[tuple[Work, str | None]] = []
+            started: list[tuple[Work, Source]] = []
             try:
                 if isinstance(leaf, SealedRows) and leaf.has_gaps:
                     self._device.clear(target)
                 for source, message_key in messages:
                     # What is on one device's stream is done when the last of it is.
                     wait = source is messages[-1][0] and not order.non_blocking
-                    started.append((self._receive(source, message_key, target, record, wait=wait), source.name))
+                    started.append((self._receive(source, message_key, target, record, wait=wait), source))
                 self._judge(started, order)
             except BaseException:
                 for work, _ in started:  # none may write to the target once it was cleared
@@ -281,13 +288,13 @@ class Channel:
             messages.append((source, key))
         return messages
 
-    def _judge(self, started: list[tuple[Work, str | None]], order: _Order) -> None:
+    def _judge(self, started: list[tuple[Work, Source]], order: _Order) -> None:
         """Wait for work, or leave all of it for later if the caller does not wait, however quick the device was."""
-        for work, name in started:
+        for work, source in started:
             if order.non_blocking and not self._device.in_place:
-                order.owner.add(work, name)
+                order.owner.add(work, source.name, source.path)
             else:
-                _require_good(work, name)
+                _require_good(work, source)
 
     def _clear(self, target: Any) -> None:
         """Leave zeros after an error, which is the one to tell even if the device now has another."""
@@ -435,8 +442,23 @@ class _Order:
         return self._ring
 
 
+def _naming(nest: Any, change: Callable[..., Any]) -> Callable[..., Any]:
+    """Let an error of `change` about a leaf say where in the nest that stands."""
+
+    def named(leaf: Any, *others: Any) -> Any:
+        try:
+            return change(leaf, *others)
+        except (TypeError, ValueError) as error:
+            place = place_of(leaf, nest)
+            if place is not None and len(error.args) == 1:
+                error.args = (f"leaf {place}: {error}",)
+            raise
+
+    return named
+
+
 def _is_tensor(leaf: Any) -> bool:
-    return isinstance(leaf, (SealedTensor, SealedRows)) or arrays.framework_of(leaf) is not None
+    return isinstance(leaf, (SealedTensor, SealedRows)) or arrays.holds_numbers(leaf)
 
 
 def _describe(leaf: Any) -> tuple[str, tuple[int, ...]]:
@@ -454,10 +476,10 @@ def _require_apart(target: Any, source: Bytes) -> None:
         raise ValueError("out= lies in the same memory as what it receives; give it memory of its own")
 
 
-def _require_good(work: Work, name: str | None) -> None:
+def _require_good(work: Work, source: Source) -> None:
     bad = work.verdict()
     if bad is not None:
-        raise bad_chunk(name, bad)
+        raise bad_chunk(source.name, bad, path=source.path)
 
 
 class _Ending:

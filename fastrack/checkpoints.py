@@ -130,5 +130,6 @@ class _Loader:
             raise AuthenticationError(
                 f"{self._file.path} lacks array {number} of its checkpoint, or has it in plain; it was altered",
                 tensor=str(number),
+                path=self._file.path,
             )
         return sealed

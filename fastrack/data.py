@@ -85,8 +85,9 @@ class SealedDataset(_Base):
     ) -> None:
         self._origin = Origin(rows_of(Shards(paths, columns, file_ids)))
         if keys is not None:
+            ring = KeyRing.resolve(keys)
             for column in range(len(self.columns)):
-                self._origin.check_claims(column, KeyRing.resolve(keys))
+                self._origin.check_claims(column, ring)
 
     @classmethod
     def records(

@@ -9,7 +9,7 @@ from typing import Any
 
 from fastrack.errors import FormatError
 
-__all__ = ["BITS", "from_numpy", "from_torch", "nbytes", "to_numpy", "to_torch"]
+__all__ = ["BITS", "from_numpy", "from_torch", "holds_numbers", "nbytes", "to_numpy", "to_torch"]
 
 BITS = {
     "BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8,
@@ -42,16 +42,24 @@ def nbytes(dtype: str, shape: Sequence[int]) -> int:
     """
     bits = BITS.get(dtype)
     if bits is None:
-        message = f"no such dtype: {dtype!r}; safetensors knows {', '.join(BITS)}"
+        message = f"no such dtype: {dtype!r:.40}; safetensors knows {', '.join(BITS)}"
         raise FormatError(message)
     if any(extent < 0 for extent in shape):
-        message = f"a shape has no negative dimension: {list(shape)}"
+        message = f"a shape has no negative dimension: {list(shape)!s:.80}"
         raise FormatError(message)
     size, rest = divmod(math.prod(shape) * bits, 8)
     if rest:
-        message = f"a tensor of {dtype} and shape {list(shape)} does not fill whole bytes"
+        message = f"a tensor of {dtype} and shape {list(shape)!s:.80} does not fill whole bytes"
         raise FormatError(message)
     return size
+
+
+@cache
+def holds_numbers(dtype: Any) -> bool:
+    """Return whether a NumPy dtype is one of numbers or booleans, and not of text, objects, dates or records."""
+    import numpy as np
+
+    return dtype.kind not in "OSUTMm" and not issubclass(dtype.type, np.void)
 
 
 @cache  # a dtype takes microseconds to tell its name
@@ -65,9 +73,19 @@ def from_numpy(dtype: Any) -> str:
     """
     name = _by_numpy_name().get(dtype.name)
     if name is None or (dtype.byteorder not in "=|" and not dtype.isnative):
-        message = f"a sealed tensor cannot hold the NumPy dtype {dtype}; convert it first, with array.astype"
+        message = (
+            f"a sealed tensor cannot hold the NumPy dtype {dtype!s:.80}; convert it first, {_conversion_of(dtype)}"
+        )
         raise TypeError(message)
     return name
+
+
+def _conversion_of(dtype: Any) -> str:
+    if not holds_numbers(dtype):
+        return "text to bytes, as SealedDataset.records takes, dates to int64, a record by its fields"
+    if dtype.kind == "c":
+        return "with array.astype('complex64'), or seal its two parts, array.real and array.imag"
+    return "with array.astype" if dtype.isnative else "with array.astype(array.dtype.newbyteorder('='))"
 
 
 def to_numpy(dtype: str) -> Any:
@@ -103,7 +121,8 @@ def from_torch(dtype: Any) -> str:
     """
     name = _by_torch_name().get(str(dtype).removeprefix("torch."))
     if name is None:
-        message = f"a sealed tensor cannot hold {dtype}; convert it first, with tensor.to"
+        advice = ", or seal its two parts, torch.view_as_real(tensor)" if dtype.is_complex else ""
+        message = f"a sealed tensor cannot hold {dtype}; convert it first, with tensor.to{advice}"
         raise TypeError(message)
     return name
 

@@ -7,6 +7,7 @@ the file's metadata says what it decrypts to. The safetensors library itself rea
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -38,7 +39,7 @@ _ATTEMPTS = 100
 _VERIFY_RUN = 32 << 20  # bytes of plaintext between two reports of progress
 
 
-def load_file(path: str | os.PathLike[str], *, file_id: str | None = None) -> SealedFile:
+def load_file(path: str | os.PathLike[str], *, file_id: str | None = None, mapped: bool = True) -> SealedFile:
     """Open a sealed file. Nothing is read yet but its header; nothing is decrypted, and no key is needed.
 
     Parameters
@@ -48,6 +49,9 @@ def load_file(path: str | os.PathLike[str], *, file_id: str | None = None) -> Se
     file_id : str, optional
         The file id that it must have, kept in a trusted place since the file was sealed: an older or another file of
         the same key has another one.
+    mapped : bool
+        Whether to map the file. Otherwise all of it is read into memory now, so that nothing that happens to the file
+        later can end the process: that it is cut short, or that a network file system fails.
 
     Returns
     -------
@@ -64,7 +68,7 @@ def load_file(path: str | os.PathLike[str], *, file_id: str | None = None) -> Se
     OSError
         If it cannot be read.
     """
-    return SealedFile(path, file_id)
+    return SealedFile(path, file_id, mapped)
 
 
 @contextlib.contextmanager
@@ -101,10 +105,11 @@ class SealedFile(Mapping[str, SealedTensor]):
         The use that the sealed tensors were sealed for. They open under no other.
     """
 
-    def __init__(self, path: str | os.PathLike[str], file_id: str | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str], file_id: str | None = None, mapped: bool = True) -> None:
         self.path = Path(path)
+        self._is_mapped = mapped
         try:
-            self._read(*_open(self.path), file_id)
+            self._read(*_open(self.path, mapped=mapped), file_id)
         except FormatError as error:
             error.path = self.path
             raise
@@ -114,6 +119,7 @@ class SealedFile(Mapping[str, SealedTensor]):
         """Read a whole file that is in memory."""
         file = cls.__new__(cls)
         file.path = Path("<bytes>")
+        file._is_mapped = False  # noqa: SLF001 - its own
         file._read(_parse_header(data), np.frombuffer(data, np.uint8), None)  # noqa: SLF001 - its own
         return file
 
@@ -169,7 +175,7 @@ class SealedFile(Mapping[str, SealedTensor]):
             expected = cobblestone.message_size(dtypes.nbytes(claim.dtype, claim.shape))
             if place.dtype != "U8" or place.shape != (expected,):
                 raise FormatError(
-                    f"{self.path}: {name!r} of {claim.dtype} {list(claim.shape)} takes a U8 vector of {expected} "
+                    f"{self.path}: {name!r:.200} of {claim.dtype} {list(claim.shape)} takes a U8 vector of {expected} "
                     f"bytes, but is {place.dtype} {list(place.shape)}; the metadata or the file was altered"
                 )
 
@@ -211,8 +217,8 @@ class SealedFile(Mapping[str, SealedTensor]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __reduce__(self) -> tuple[object, tuple[Path, str | None]]:
-        return SealedFile, (self.path, self._expected_id)
+    def __reduce__(self) -> tuple[object, tuple[Path, str | None, bool]]:
+        return SealedFile, (self.path, self._expected_id, self._is_mapped)
 
     def __repr__(self) -> str:
         return f"<SealedFile {str(self.path)!r}: {len(self)} sealed, {len(self.plain)} plain>"
@@ -275,7 +281,7 @@ def verify_file(
     *,
     progress: Callable[[int], None] | None = None,
 ) -> None:
-    """Authenticate every chunk of every sealed tensor of a file. Nothing is decrypted, and nothing is written.
+    """Authenticate every chunk of every sealed tensor of a file. No plaintext is handed out, and nothing is written.
 
     Parameters
     ----------
@@ -370,24 +376,39 @@ class _Header:
         return places
 
 
-def _open(path: Path) -> tuple[_Header, Bytes]:
-    """Map a file and read its header: of one version of the file, though it may be replaced meanwhile."""
+def _open(path: Path, *, mapped: bool) -> tuple[_Header, Bytes]:
+    """Map or read a file, and read its header: of one version of the file, though it may be replaced meanwhile."""
     for _ in range(_ATTEMPTS):
         with open_regular(path) as file:
-            header = _read_header(path)
-            memory = map_file(file.fileno())
+            header = _read_header(path, _name_of(file))
+            memory = map_file(file.fileno()) if mapped else _read_whole(file)
             if _version_of(os.fstat(file.fileno())) == _version_of(path.stat()):
                 return header, memory
     raise FormatError(f"{path} changes all the time; wait until it is written, and open it again")
+
+
+def _read_whole(file: io.FileIO) -> Bytes:
+    memory = arrays.empty_bytes(os.fstat(file.fileno()).st_size)
+    done = 0
+    while done < memory.size and (count := file.readinto(memory[done:].data)):
+        done += count
+    memory.flags.writeable = False
+    return memory[:done]
 
 
 def _version_of(status: os.stat_result) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _read_header(path: Path) -> _Header:
+def _name_of(file: io.FileIO) -> Path | None:
+    """Return a name of an open file that leads to no other one, whatever takes its place meanwhile."""
+    path = Path(f"/proc/self/fd/{file.fileno()}")
+    return path if path.exists() else None
+
+
+def _read_header(path: Path, opened: Path | None) -> _Header:
     try:
-        with safetensors.safe_open(path, framework="numpy") as file:
+        with safetensors.safe_open(opened or path, framework="numpy") as file:
             tensors = {}
             for name in file.offset_keys():
                 part = file.get_slice(name)

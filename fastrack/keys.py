@@ -14,7 +14,7 @@ import io
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NoReturn, Self, TypeAlias, Union
 
@@ -84,6 +84,8 @@ class Key:
     __slots__ = ("_id", "_secret", "_wiped")
 
     def __init__(self, secret: Bytes) -> None:
+        if isinstance(secret, (str, os.PathLike)):
+            raise TypeError("Key takes the bytes of a secret, got text or a path; Key.load reads a key file")
         view = memoryview(secret).cast("B")
         self._wiped = False
         self._id = ""
@@ -280,6 +282,9 @@ class Key:
 class KeyRing:
     """Keys, found by the id that a sealed tensor names. Ordered; the first is the one that seals.
 
+    A subclass may fetch keys when they are needed, say from a key broker, in a ``__getitem__`` of its own that takes an
+    id and returns the `Key`. Wherever ``keys=`` takes a ring, this one is asked, and not copied.
+
     Parameters
     ----------
     keys : KeySource
@@ -389,7 +394,14 @@ def _flatten(keys: object) -> Iterator[Key]:
     if isinstance(keys, Key):
         yield keys
     elif isinstance(keys, (str, os.PathLike)):
+        if not os.fspath(keys):
+            raise TypeError(
+                "keys= takes the path of a key file, got an empty text; leave it out to look for the "
+                f"path in {KEY_FILE_VARIABLE}"
+            )
         yield Key.load(keys)
+    elif isinstance(keys, Mapping):
+        raise TypeError("keys= takes keys, not a mapping of them; give its values")
     elif isinstance(keys, (bytes, bytearray, memoryview)):
         message = "keys= takes no bytes: Key.from_bytes() makes a key of them"
         raise TypeError(message)

@@ -12,7 +12,7 @@ import numpy as np
 
 from fastrack import dtypes
 from fastrack.errors import FormatError
-from fastrack.keys import KeySource
+from fastrack.keys import KeyRing, KeySource
 from fastrack.rows import Indices, Ranges
 from fastrack.sealed import Claim, Part, SealedTensor, unseal
 from fastrack.shards import Shards
@@ -179,8 +179,8 @@ def rows_of(shards: Shards) -> EvenLayout:
         for claim, length in zip(claims, lengths, strict=True):
             if length is None or length != most[0][0]:
                 raise ValueError(
-                    f"{shards.paths[shard]}: the columns of a data set share their first dimension, and {claim.name!r} "
-                    f"of shape {list(claim.shape)} does not; name the others in columns="
+                    f"{shards.paths[shard]}: the columns of a data set share their first dimension, and "
+                    f"{claim.name!r:.200} of shape {list(claim.shape)} does not; name the others in columns="
                 )
         ends[shard] = most[0][0]
     columns = tuple(_column(index, claim, (), 1) for index, claim in enumerate(shards.claims[0]))
@@ -203,16 +203,16 @@ def windows_of(shards: Shards, name: str, size: int, step: int) -> EvenLayout:
 
 def records_of(shards: Shards, keys: KeySource | None) -> RecordLayout:
     """Samples that are the records of the first tensor, at the offsets that the second one holds."""
-    offsets = []
+    offsets, ring = [], KeyRing.resolve(keys)
     for shard, (data, index) in enumerate(shards.claims):
-        where = f"{shards.paths[shard]}: {index.name!r}"
+        where = f"{shards.paths[shard]}: {index.name!r:.200}"
         if index.dtype != "I64" or len(index.shape) != 1 or index.shape[0] < 1:
             raise FormatError(f"{where} is {index.dtype} {list(index.shape)}; offsets are I64 in one dimension, n + 1")
         if len(data.shape) != 1:
             raise FormatError(
-                f"{shards.paths[shard]}: records lie in one dimension, and {data.name!r} has {list(data.shape)}"
+                f"{shards.paths[shard]}: records lie in one dimension, and {data.name!r:.200} has {list(data.shape)}"
             )
-        opened = unseal(shards.tensor(shard, 1), keys, framework="numpy")
+        opened = unseal(shards.tensor(shard, 1), ring, framework="numpy")
         if opened[0] < 0 or opened[-1] > data.shape[0] or bool((opened[1:] < opened[:-1]).any()):
             raise FormatError(
                 f"{where} does not ascend from 0 to at most the {data.shape[0]} elements of {data.name!r}"
@@ -226,7 +226,7 @@ def _column(index: int, claim: Claim, window: tuple[int, ...], step: int) -> _Ev
     """A column whose samples are single rows or windows of them, which fill whole bytes."""
     row, rest = divmod(dtypes.BITS[claim.dtype] * math.prod(claim.shape[1:]), 8)
     if rest:
-        raise TypeError(f"the rows of {claim.name!r} do not fill whole bytes; open it whole")
+        raise TypeError(f"the rows of {claim.name!r:.200} do not fill whole bytes; open it whole")
     return _EvenColumn(index, claim.dtype, (*window, *claim.shape[1:]), step * row, math.prod(window) * row)
 
 

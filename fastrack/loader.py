@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 import sys
 import threading
 import weakref
@@ -12,7 +13,7 @@ from typing import Any, NoReturn
 from fastrack.ahead import Ahead, Item, Source
 from fastrack.devices import canonical
 from fastrack.forks import renew_after_fork
-from fastrack.keys import Key, KeyRing, KeySource
+from fastrack.keys import KeyRing, KeySource
 from fastrack.side_stream import SideStream, side_stream
 
 __all__ = ["WrappedLoader", "wrap"]
@@ -69,13 +70,15 @@ def wrap(
     """
     if isinstance(loader, WrappedLoader):
         raise TypeError("this loader is wrapped already; wrap the one it was made of")
+    if isinstance(loader, (str, bytes, os.PathLike)):
+        raise TypeError(f"wrap takes an iterable of batches, not {loader!r:.80}; a SealedDataset reads such a file")
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise TypeError(f"wrap takes an iterable of batches, not {type(loader).__name__}")
     if operator.index(prefetch) < 0:
         raise ValueError(f"prefetch= must be 0 or more, not {prefetch}")
     _require_distributed(loader)
     kind = _StatefulLoader if hasattr(loader, "state_dict") else WrappedLoader
-    return kind(loader, canonical(device), _Keys(keys), prefetch)
+    return kind(loader, canonical(device), _LateRing() if keys is None else KeyRing.resolve(keys), prefetch)
 
 
 def _require_distributed(loader: Any) -> None:
@@ -110,7 +113,7 @@ class WrappedLoader:
 
     __slots__ = ("__weakref__", "_device", "_inner", "_iterator", "_keys", "_lock", "_prefetch", "_progress")
 
-    def __init__(self, inner: Any, device: str, keys: _Keys, prefetch: int) -> None:
+    def __init__(self, inner: Any, device: str, keys: KeyRing, prefetch: int) -> None:
         self._inner = inner
         self._device = device
         self._keys = keys
@@ -233,13 +236,16 @@ class _Iterator:
         raise TypeError("the iterator of a wrapped loader stays in its process; iterate where the batches are needed")
 
 
-class _Keys:
-    """The keys of a wrapped loader: what was given, or what the environment names, read once, when first asked for."""
+class _LateRing(KeyRing):
+    """The key that the environment names, read once, when it is first asked for."""
 
-    def __init__(self, keys: KeySource | None) -> None:
-        self._ring = None if keys is None else KeyRing(keys)
+    __slots__ = ()
 
-    def __iter__(self) -> Iterator[Key]:
-        if self._ring is None:
-            self._ring = KeyRing.resolve()
-        return iter(self._ring)
+    def __init__(self) -> None:
+        """Leave the slot of the keys empty, so that `__getattr__` is asked for it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "_keys":
+            raise AttributeError(name)
+        self._keys = KeyRing.resolve()._keys  # noqa: SLF001 - of the same class
+        return self._keys

@@ -41,7 +41,8 @@ def load_model(
     ----------
     module : torch.nn.Module
         Its parameters and persistent buffers are filled, under the names its ``state_dict`` gives them. Of tensors that
-        share their memory one in the file is enough. Hooks that run in ``load_state_dict`` are not run.
+        share their memory one in the file is enough. Hooks that run in ``load_state_dict`` are not run. Buffers that
+        are not persistent are in no file: on the meta device they stay there, for the module to make anew.
     path : path
         The sealed file: from `save_model`, or any with these names.
     keys : Key, path or iterable of these, optional
@@ -142,12 +143,12 @@ def _require_saveable(name: str, value: Any) -> None:
 
     if not isinstance(value, torch.Tensor):
         raise TypeError(
-            f"{name!r} is no tensor but {type(value).__name__}; save_checkpoint takes a state that holds it"
+            f"{name!r:.200} is no tensor but {type(value).__name__}; save_checkpoint takes a state that holds it"
         )
     _refuse_subclass(name, value)
     if value.device.type != "cpu":
         raise TypeError(
-            f"{name!r} is on {value.device}, and a file is written from host memory; move the module there first, "
+            f"{name!r:.200} is on {value.device}, and a file is written from host memory; move the module there first, "
             "with module.cpu(), or seal its tensors where they are, with to_host"
         )
 
@@ -194,7 +195,7 @@ def _refuse_subclass(name: str, tensor: Any) -> None:
     ):
         return
     raise TypeError(
-        f"{name!r} is a {kind.__qualname__}: expected a dense torch.Tensor or Parameter. Load or save the module "
+        f"{name!r:.200} is a {kind.__qualname__}: expected a dense torch.Tensor or Parameter. Load or save the module "
         "before it is sharded or quantised; or take whole tensors, from to_device(load_file(path), keys=...), and give "
         "them to torch.distributed.checkpoint.state_dict.set_model_state_dict, with full_state_dict=True"
     )
@@ -204,9 +205,10 @@ def _refuse_plain(state: Iterable[str], file: SealedFile) -> None:
     for name in state:
         if name in file.plain:
             raise AuthenticationError(
-                f"{file.path} has {name!r} in plain only, so nobody vouches for it, and nothing was loaded; get the "
-                f"file sealed, or load that tensor on purpose, from load_file(path).plain[{name!r}]",
+                f"{file.path} has {name!r:.200} in plain only, so nobody vouches for it, and nothing was loaded; get "
+                f"the file sealed, or load that tensor on purpose, from load_file(path).plain[{name!r:.200}]",
                 tensor=name,
+                path=file.path,
             )
 
 

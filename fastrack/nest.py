@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import UserDict
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
-__all__ = ["map_leaves"]
+__all__ = ["map_leaves", "place_of"]
 
 
 def map_leaves(change: Callable[..., Any], nest: Any, *others: Any) -> Any:
@@ -39,6 +39,28 @@ def map_leaves(change: Callable[..., Any], nest: Any, *others: Any) -> Any:
             object.__setattr__(changed, field.name, value)  # a frozen one refuses setattr
         return changed
     return change(nest, *others)
+
+
+def place_of(leaf: object, nest: Any) -> str | None:
+    """Return where an object stands in a nest, as in ``['image'][2]``, or None if the nest does not hold it."""
+    for step, part in _parts(nest):
+        if part is leaf:
+            return step
+        place = place_of(leaf, part)
+        if place is not None:
+            return step + place
+    return None
+
+
+def _parts(nest: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(nest, Mapping):
+        yield from ((f"[{key!r:.80}]", value) for key, value in nest.items())
+    elif isinstance(nest, (list, tuple)):
+        names = getattr(nest, "_fields", None)
+        yield from ((f".{names[at]}" if names else f"[{at}]", part) for at, part in enumerate(nest))
+    elif dataclasses.is_dataclass(nest) and not isinstance(nest, type):
+        names = [field.name for field in dataclasses.fields(nest) if hasattr(nest, field.name)]
+        yield from ((f".{name}", getattr(nest, name)) for name in names)
 
 
 def _like_mapping(nest: Mapping[Any, Any], made: dict[Any, Any]) -> Any:

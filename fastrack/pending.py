@@ -10,6 +10,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from fastrack.devices import Work
 from fastrack.errors import FastrackError
@@ -121,9 +122,9 @@ class Owner:
     def is_gone(self) -> bool:
         return self._caller() is None
 
-    def add(self, work: Work, name: str | None) -> None:
-        """Add an operation that opens the tensor of that name."""
-        self._started.append(_Started(work, name))
+    def add(self, work: Work, name: str | None, path: Path | None = None) -> None:
+        """Add an operation that opens the tensor of that name, taken from that file."""
+        self._started.append(_Started(work, name, path))
 
     def poll(self) -> bool:
         """Judge the operations that are done, without waiting, and return whether none is left."""
@@ -168,7 +169,10 @@ class Owner:
         left, self._started = self._started, []
         for one in left:
             what = f"a transfer of {self._name} may fail"
-            _report(f"{what}, and no call was left to raise it: tensor {one.name!r} is on its way. {_ADVICE}")
+            place = "" if one.path is None else f"{one.path}: "
+            _report(
+                f"{what}, and no call was left to raise it: {place}tensor {one.name!r:.200} is on its way. {_ADVICE}"
+            )
 
     def _judge(self, one: _Started) -> None:
         failure = _failure_of(one)
@@ -182,6 +186,7 @@ class Owner:
 class _Started:
     work: Work
     name: str | None
+    path: Path | None
 
 
 class _Caller:
@@ -209,7 +214,7 @@ def _failure_of(one: _Started) -> FastrackError | None:
         bad = one.work.verdict()
     except FastrackError as error:
         return error.with_traceback(None)  # whose frames would keep the work
-    return None if bad is None else bad_chunk(one.name, bad, _OUTCOME)
+    return None if bad is None else bad_chunk(one.name, bad, _OUTCOME, path=one.path)
 
 
 # What nothing can raise any more.

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import io
 import os
+import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO, Literal
 
 import numpy as np
 
@@ -27,7 +29,7 @@ try:
 except ImportError:  # some Pythons are built without it; then zipfile unpacks nothing with it either
     LZMAError = zlib.error  # type: ignore[assignment, misc]
 
-__all__ = ["PlainTensor", "open_plain"]
+__all__ = ["PlainTensor", "open_plain", "require_safe_member"]
 
 _UNSOUND = (
     ArithmeticError,
@@ -43,6 +45,7 @@ _UNSOUND = (
     zipfile.BadZipFile,
     zlib.error,
 )
+_LEADS_OUT = re.compile(r"^([/\\]|[a-z]:)|(^|[/\\])\.\.([/\\]|$)", re.IGNORECASE)  # on Windows, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,7 @@ class PlainTensor:
     """A plain tensor's type, and a way to its bytes.
 
     `load` may be slow and take memory; what it returns gives the bytes from a start to a stop, on multiples of 16 KiB.
+    It is asked for all of them, in their order.
     """
 
     dtype: str
@@ -84,13 +88,13 @@ def open_plain(path: str | os.PathLike[str]) -> Iterator[tuple[Mapping[str, Plai
                 raise FormatError(f"{path} is sealed already; `fastrack unseal` opens it")
             yield {name: PlainTensor.stored(file, name) for name in file.names}, file.metadata
     elif suffix == ".npy":
-        open_regular(path).close()  # NumPy opens what has this name, and would wait for a pipe
-        with _sound(path):
-            array = np.lib.format.open_memmap(path, mode="r")
+        with open_regular(path) as file, _sound(path):
+            dtype, shape, order = _read_array_header(file)
+            array = np.memmap(file, dtype, "r", file.tell(), shape, order)
         yield {path.stem: PlainTensor.of(array)}, {}
     elif suffix == ".npz":
         with io.BufferedReader(open_regular(path)) as raw, _open_archive(raw, path) as archive:
-            yield {name: _from_archive(archive, name, path) for name in archive.files}, {}
+            yield _read_members(archive, path), {}
     else:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -99,25 +103,94 @@ def open_plain(path: str | os.PathLike[str]) -> Iterator[tuple[Mapping[str, Plai
         yield {path.name: PlainTensor.of(memory)}, {}
 
 
-def _open_archive(file: BinaryIO, path: Path) -> Any:
+def require_safe_member(name: str) -> None:
+    """Refuse a name that would lead out of the folder into which an archive of NumPy arrays is unpacked.
+
+    Raises
+    ------
+    FormatError
+        Then.
+    """
+    if "\0" in name or _LEADS_OUT.search(name):
+        raise FormatError(
+            f"a member of an .npz archive cannot be called {name!r:.80}, which leads out of the folder that it is "
+            "unpacked into; use a .safetensors file, or rename the tensor"
+        )
+
+
+def _open_archive(file: BinaryIO, path: Path) -> zipfile.ZipFile:
     with _sound(path):
-        archive = np.load(file, allow_pickle=False)
-    if isinstance(archive, np.ndarray):
-        raise FormatError(f"{path} is no .npz file: it holds a single array; rename it to {path.stem}.npy")
-    return archive
+        if file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX:
+            raise FormatError(f"{path} is no .npz file: it holds a single array; rename it to {path.stem}.npy")
+        return zipfile.ZipFile(file)
 
 
-def _from_archive(archive: Any, name: str, path: Path) -> PlainTensor:
-    def read() -> Any:
+def _read_members(archive: zipfile.ZipFile, path: Path) -> dict[str, PlainTensor]:
+    """Read the header of each array of an archive."""
+    tensors: dict[str, PlainTensor] = {}
+    for member in archive.infolist():
+        name = member.filename.removesuffix(".npy")
+        require_safe_member(name)
+        if name in tensors or name == member.filename:
+            problem = "is there twice" if name in tensors else "is no .npy file"
+            raise FormatError(f"{path} is no .npz file that can be sealed: {member.filename!r:.80} {problem}")
+        with _sound(path), archive.open(member) as file:
+            array, shape, order = _read_array_header(file)
+            start = file.tell()
+        try:
+            dtype = dtypes.from_numpy(array)
+        except TypeError as error:
+            raise TypeError(f"{name!r:.80} cannot be sealed: {error}") from error
         with _sound(path):
-            return archive[name]
+            if start + dtypes.nbytes(dtype, shape) != member.file_size:
+                raise ValueError(f"{member.filename!r:.80} is not as long as its header says")
+        is_dense = order == "C" or sum(extent != 1 for extent in shape) < 2
+        load = _from_stream if is_dense else _from_whole
+        tensors[name] = PlainTensor(dtype, shape, functools.partial(load, archive, member, path))
+    return tensors
 
-    try:
-        dtype, shape = arrays.describe(read())
-    except TypeError as error:
-        raise TypeError(f"{name!r:.80} cannot be sealed: {error}") from error
-    # Read again when its turn comes, so that one array is in memory at a time.
-    return PlainTensor(dtype, shape, lambda: arrays.reader(read()))
+
+def _from_stream(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> Callable[[int, int], Bytes]:
+    """Unpack an array as it is read: from its start to its end."""
+    with _sound(path):
+        file = archive.open(member)
+        _read_array_header(file)
+
+    def read(start: int, stop: int) -> Bytes:
+        with _sound(path):
+            data = file.read(stop - start)
+            at_end = file.tell() == member.file_size
+            if len(data) != stop - start or (at_end and file.read(1)):  # at the end its checksum is compared
+                raise ValueError(f"{member.filename!r:.80} is not as long as the archive says")
+        return np.frombuffer(data, np.uint8)
+
+    return read
+
+
+def _from_whole(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> Callable[[int, int], Bytes]:
+    """Unpack an array whose elements are in another order than the sealed one's."""
+    with _sound(path), archive.open(member) as file:
+        return arrays.reader(np.lib.format.read_array(file, allow_pickle=False))
+
+
+def _read_array_header(file: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...], Literal["C", "F"]]:
+    """Read what an .npy file says of its array, and stop where its elements begin.
+
+    Raises
+    ------
+    ValueError
+        If it is no such file, or holds Python objects. NumPy raises several other errors for unsound ones.
+    """
+    version = np.lib.format.read_magic(file)
+    if version == (1, 0):
+        shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    elif version == (2, 0):
+        shape, is_fortran, dtype = np.lib.format.read_array_header_2_0(file)
+    else:
+        raise ValueError(f"version {version} of the .npy format, which only records need, cannot be sealed")
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects")
+    return dtype, shape, "F" if is_fortran else "C"
 
 
 @contextlib.contextmanager

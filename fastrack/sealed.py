@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, NoReturn, Protocol, Self
 
 import numpy as np
 
@@ -178,7 +178,7 @@ class Claim:
         try:
             return cobblestone.open_header(header, key.material(), self.context())
         except AuthenticationError as error:
-            raise AuthenticationError(f"tensor {self.name!r}: {error}", tensor=self.name) from None
+            raise AuthenticationError(f"tensor {self.name!r:.200}: {error}", tensor=self.name) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +212,8 @@ class Binding:
             cobblestone.open_header(self.header, key.material(), _binding_context(claim, self.file)).wipe()
         except AuthenticationError:
             raise AuthenticationError(
-                f"tensor {claim.name!r}: it was sealed for another file, and its binding to this one does not match: "
-                "another key made it, or it was altered; get the file again from its owner",
+                f"tensor {claim.name!r:.200}: it was sealed for another file, and its binding to this one does not "
+                "match: another key made it, or it was altered; get the file again from its owner",
                 tensor=claim.name,
             ) from None
 
@@ -236,6 +236,11 @@ def _to(
     from fastrack.shared import to_device
 
     return to_device(self, device, keys=keys, framework=framework, out=out, non_blocking=non_blocking)
+
+
+def _refuse_array(self: SealedTensor | SealedRows, *_: object, **__: object) -> NoReturn:
+    """Refuse what NumPy and torch would make of handles: an array of objects."""
+    raise TypeError(f"{self!r} is sealed, and no array; open it with to_device or unseal")
 
 
 class SealedTensor:
@@ -278,7 +283,7 @@ class SealedTensor:
         self._message = message
         if message.size != cobblestone.message_size(self.nbytes):
             raise FormatError(
-                f"tensor {claim.name!r} of {claim.dtype} {list(claim.shape)} takes a message of "
+                f"tensor {claim.name!r:.200} of {claim.dtype} {list(claim.shape)} takes a message of "
                 f"{cobblestone.message_size(self.nbytes)} bytes, but has {message.size}; it was cut short or "
                 "mislabelled"
             )
@@ -317,6 +322,7 @@ class SealedTensor:
             raise
 
     to = _to
+    __array__ = _refuse_array
 
     def to_bytes(self) -> bytes:
         """Return a sealed safetensors file that holds this tensor alone, to be stored or sent. Takes no key.
@@ -515,6 +521,7 @@ class SealedRows:
         self.choice.check_claims(keys)
 
     to = _to
+    __array__ = _refuse_array
 
     def __len__(self) -> int:
         if not self.shape:
@@ -603,8 +610,8 @@ def bad_chunk(
             path=path,
         )
     return AuthenticationError(
-        f"{place}tensor {name!r}, chunk {chunk}: the ciphertext or its tag was altered, so {outcome}; get the message "
-        "again from its owner, and run `fastrack verify` on the file it came in",
+        f"{place}tensor {name!r:.200}, chunk {chunk}: the ciphertext or its tag was altered, so {outcome}; get the "
+        "message again from its owner, and run `fastrack verify` on the file it came in",
         tensor=name,
         chunk=chunk,
         path=path,

@@ -36,7 +36,9 @@ class Shards:
         if names is None:
             names = list(files[0])
         if not names or isinstance(names, str):
-            raise ValueError(f"columns= takes names of sealed tensors, of which {self.paths[0]} has {list(files[0])}")
+            raise ValueError(
+                f"columns= takes names of sealed tensors, of which {self.paths[0]} has {list(files[0])!s:.300}"
+            )
         self.names = tuple(names)
         self.key_id = files[0].key_id or ""
         self._tensors: list[list[SealedTensor]] | None = [_tensors_of(file, self.names) for file in files]
@@ -45,7 +47,7 @@ class Shards:
             for claim, first in zip(claims, self.claims[0], strict=True):
                 if (claim.dtype, claim.shape[1:]) != (first.dtype, first.shape[1:]):
                     raise ValueError(
-                        f"{path}: {claim.name!r} is {claim.dtype} {list(claim.shape)}, which does not go together "
+                        f"{path}: {claim.name!r:.200} is {claim.dtype} {list(claim.shape)}, which does not go together "
                         f"with the {first.dtype} {list(first.shape)} of {self.paths[0]}"
                     )
 
@@ -96,6 +98,6 @@ def _tensors_of(file: SealedFile, names: Sequence[str]) -> list[SealedTensor]:
     for name in names:
         if name not in file:
             raise ValueError(
-                f"{file.path} has no sealed tensor {name!r}; it has {', '.join(map(repr, file)) or 'none'}"
+                f"{file.path} has no sealed tensor {name!r}; it has {', '.join(map(repr, file)) or 'none':.300}"
             )
     return [file[name] for name in names]

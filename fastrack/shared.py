@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 from fastrack import arrays
@@ -36,7 +39,8 @@ def to_device(
     ----------
     obj : tensor, sealed tensor, rows of one, or a nest of these
         Arrays of NumPy or torch in host memory, `SealedTensor`, `SealedRows`; or any nest of dicts, lists, tuples,
-        named tuples and dataclasses that holds them. Other leaves pass untouched.
+        named tuples and dataclasses that holds them. Other leaves pass untouched: arrays of text, objects, dates or
+        records, and objects of other classes, whatever tensors these hold.
     device : str or torch.device, optional
         "cpu", the default, or "cuda:N".
     keys : Key, path or iterable of these, optional
@@ -58,7 +62,8 @@ def to_device(
 
     Returns
     -------
-    The same nest, with arrays on the device in it.
+    The same nest, with arrays on the device in it. Tensors of torch keep the order of their dimensions in memory, such
+    as ``channels_last``, and subclasses stay what they are, with their attributes; a gradient is not carried over.
 
     Raises
     ------
@@ -70,7 +75,8 @@ def to_device(
     DeviceError
         If the device cannot be used, or fails.
     TypeError, ValueError
-        If a tensor cannot be moved, or `out` does not fit.
+        If a tensor cannot be moved, as one that is sparse, nested or of complex128, or `out` does not fit. Says where
+        in the nest it stands.
 
     Notes
     -----
@@ -78,8 +84,20 @@ def to_device(
     then nothing was moved. If a thread ends, or the process, without another call, the failures of its transfers are
     reported as `ResourceWarning`, which Python shows with ``-X dev`` only, and to the logger "fastrack".
     """
+    _require_no_mistake(obj)
     channel = _shared.channel(canonical(device))
     return channel.to_device(obj, keys=keys, framework=framework, out=out, non_blocking=non_blocking)
+
+
+def _require_no_mistake(obj: Any) -> None:
+    """Refuse what would pass untouched and was hardly meant to."""
+    if isinstance(obj, os.PathLike) or (isinstance(obj, str) and Path(obj).suffix == ".safetensors"):
+        raise TypeError(f"expected tensors, got the path {os.fspath(obj)!r:.80}; load_file opens a sealed file")
+    module = getattr(sys.modules.get("torch.nn"), "Module", ())
+    if isinstance(obj, module):
+        raise TypeError(
+            f"expected tensors, got a module, {type(obj).__name__}; load_model fills one from a sealed file"
+        )
 
 
 def to_host(x: Any, *, key: KeyLike, name: str = "tensor") -> SealedTensor:

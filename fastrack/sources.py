@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -48,6 +49,8 @@ class Source(Protocol):
     ----------
     name : str or None
         What the tensor is called, for errors.
+    path : pathlib.Path or None
+        The file that it was taken from, for errors.
     in_place : bool
         Whether its ciphertext lies in host memory already.
     memory : numpy.ndarray
@@ -55,6 +58,7 @@ class Source(Protocol):
     """
 
     name: str | None
+    path: Path | None
     in_place: bool
     memory: Bytes
 
@@ -75,6 +79,7 @@ class SealedSource:
 
     def __init__(self, sealed: SealedTensor) -> None:
         self.name: str | None = sealed.name
+        self.path = sealed.path
         self.memory = sealed.chunks
         self._nbytes = sealed.nbytes
 
@@ -96,6 +101,7 @@ class RowSource:
 
     def __init__(self, part: Part) -> None:
         self.name: str | None = part.tensor.name
+        self.path = part.tensor.path
         self.memory = part.tensor.chunks
         self._pieces = part.plan.pieces()
         self._nbytes = part.tensor.nbytes
@@ -119,6 +125,7 @@ class PlainSource:
 
     def __init__(self, plain: Bytes, key: MessageKey, engine: aead.Engine) -> None:
         self.name: str | None = None
+        self.path: Path | None = None
         self.memory = plain
         self._engine = engine
         self._schedule = engine.prepare(key)

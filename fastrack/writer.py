@@ -20,7 +20,7 @@ from fastrack.errors import AuthenticationError, FormatError
 from fastrack.files import FORMAT_VERSION, SealedFile, opened_file
 from fastrack.keys import Key, KeyLike, KeyRing, KeySource
 from fastrack.newfile import new_file
-from fastrack.plain import PlainTensor, open_plain
+from fastrack.plain import PlainTensor, open_plain, require_safe_member
 from fastrack.sealed import Binding, Claim, Kind, OpenMessage, SealedRows, SealedTensor, new_file_id
 
 __all__ = ["one_tensor_file", "save_file", "seal_file", "unseal_file", "write_checkpoint", "write_plaintext"]
@@ -118,10 +118,14 @@ def seal_file(
     key: KeyLike,
     *,
     plain: Iterable[str] = (),
+    name: str | None = None,
+    metadata: Mapping[str, str] | None = None,
     overwrite: bool = True,
     progress: Progress | None = None,
 ) -> None:
     """Seal what is in a file into a new file. One slab is in memory at a time, so the file may be larger than memory.
+
+    Of an ``.npz`` file an array in Fortran order is in memory as a whole.
 
     Parameters
     ----------
@@ -131,20 +135,35 @@ def seal_file(
         The sealed file to write.
     key, plain, progress
         As for `save_file`.
+    name : str, optional
+        What to call the tensor of a source that has one only. Absent, a ``.npy`` file and one that is sealed whole give
+        it their own name, which anyone can then read.
+    metadata : mapping of str to str, optional
+        Notes in place of the source's. Absent, those are copied, for anyone to read.
     overwrite : bool
         Whether a file that has the name of the target may be replaced.
 
     Raises
     ------
     FormatError
-        If the source is not what its name says, or is sealed already.
+        If the source is not what its name says, is sealed already, or has several tensors where `name` is given.
     TypeError
         If an array in it is of a dtype that safetensors lacks, such as text, objects or the other byte order.
     OSError
         If a file cannot be read or written. Nothing is left behind then.
     """
-    with open_plain(source) as (tensors, metadata):
-        _write_sealed(tensors, Path(target), Key.of(key), _names(plain), metadata, progress, overwrite=overwrite)
+    with open_plain(source) as (present, found):
+        tensors = present if name is None else {name: _only_tensor(present, source)}
+        notes = found if metadata is None else metadata
+        _write_sealed(tensors, Path(target), Key.of(key), _names(plain), notes, progress, overwrite=overwrite)
+
+
+def _only_tensor(tensors: Mapping[str, PlainTensor], source: str | os.PathLike[str]) -> PlainTensor:
+    if len(tensors) != 1:
+        raise FormatError(
+            f"{os.fspath(source)}: expected one tensor, to be given a name, got {len(tensors)}; leave name= out"
+        )
+    return next(iter(tensors.values()))
 
 
 def unseal_file(
@@ -258,6 +277,8 @@ class _Unsealing:
                 self._write(name, out)
 
     def _write_npz(self, target: Path) -> None:
+        for name in self.names:
+            require_safe_member(name)
         headers = {name: _npy_header(*self._described(name)) for name in self.names}
         with self._new_file(target) as out, zipfile.ZipFile(out, "w") as archive:
             for name in self.names:

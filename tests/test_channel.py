@@ -326,12 +326,138 @@ class TestNests:
         marker = object()
         assert channel.to_device([marker, None, 3, "x", b"y"]) == [marker, None, 3, "x", b"y"]
 
+    @pytest.mark.parametrize(
+        "leaf",
+        [
+            np.array(["a", "bc"]),
+            np.array([b"a"]),
+            np.array([{}, None]),
+            np.array(["2026-01-01"], "M8[D]"),
+            np.array([3], "m8[s]"),
+            np.array([(1, 2.0)], "i4,f4"),
+            np.array([b"1234"], "V4"),
+        ],
+        ids=lambda leaf: leaf.dtype.str,
+    )
+    def test_arrays_of_other_things_than_numbers_pass_untouched(self, channel, leaf):
+        moved = channel.to_device({"id": leaf, "x": np.arange(3)}, out=None)
+        assert moved["id"] is leaf
+        assert moved["x"].tolist() == [0, 1, 2]
+
+    @pytest.mark.parametrize(
+        ("leaf", "match"),
+        [
+            (lambda: torch.zeros(2, dtype=torch.complex128), "complex128; convert it first.*view_as_real"),
+            (lambda: np.zeros(2, complex), "complex128; convert it first.*real and array.imag"),
+            (lambda: np.zeros(2, ">i4"), "newbyteorder"),
+            (lambda: np.ma.array([1, 2], mask=[0, 1]), "would lose its mask"),
+            (lambda: torch.eye(3).to_sparse(), "dense tensor, got a tensor of torch.sparse_coo.*to_dense"),
+            (lambda: torch.eye(3).to_sparse_csr(), "dense tensor, got a tensor of torch.sparse_csr"),
+            (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "nested tensor.*to_padded_tensor"),
+            (lambda: torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.qint8), "cannot hold torch.qint8"),
+        ],
+        ids=["complex", "NumPy complex", "byte order", "mask", "coo", "csr", "nested", "quantised"],
+    )
+    @pytest.mark.filterwarnings("ignore::UserWarning")  # torch's: sparse, nested and quantised tensors may change
+    def test_an_error_says_where_in_the_nest_its_leaf_stands(self, channel, leaf, match):
+        leaf = leaf()
+        with pytest.raises(TypeError, match=rf"^leaf \['image'\]\[1\]: .*{match}"):
+            channel.to_device({"image": [np.arange(3), leaf]})
+        with pytest.raises(TypeError, match=match) as caught:
+            channel.to_device(leaf)
+        assert "leaf" not in str(caught.value)
+
+    def test_an_error_about_an_array_to_fill_says_where_it_stands(self, channel):
+        with pytest.raises(ValueError, match=r"^leaf \['a'\]\[1\]: out= must have the dtype and shape"):
+            channel.to_device({"a": [1, np.arange(3)]}, out={"a": [1, np.arange(4)]})
+
     def test_a_sealed_file_becomes_a_dict_of_tensors(self, tmp_path, channel, key):
         fastrack.save_file({"a": np.arange(3), "b": np.ones(2)}, tmp_path / "f.safetensors", key, plain=["b"])
         with fastrack.load_file(tmp_path / "f.safetensors") as file:
             moved, plain = channel.to_device([file, file.plain], framework="numpy")
         assert {name: value.tolist() for name, value in moved.items()} == {"a": [0, 1, 2]}
         assert {name: value.tolist() for name, value in plain.items()} == {"b": [1, 1]}
+
+
+class Box(torch.Tensor):
+    """A tensor with an attribute that torch's functions do not keep, and that notices when they are called on it."""
+
+    def __repr__(self):
+        return "Box"
+
+
+class Stored(torch.Tensor):
+    """A tensor whose elements are elsewhere."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, arguments=(), options=None):
+        raise NotImplementedError
+
+
+class TestTheFormOfATensor:
+    def test_of_channels_last_is_kept(self, channel):
+        image = torch.rand(2, 3, 8, 5).to(memory_format=torch.channels_last)
+        moved = channel.to_device(image)
+        assert moved.is_contiguous(memory_format=torch.channels_last)
+        assert moved.stride() == image.stride()
+        assert torch.equal(moved, image)
+        assert moved.data_ptr() != image.data_ptr()
+
+    @pytest.mark.parametrize("order", [(1, 0, 2), (2, 1, 0), (2, 0, 1)])
+    def test_of_a_transposed_tensor_is_kept(self, channel, order):
+        plain = torch.arange(24).reshape(2, 3, 4).permute(order)
+        moved = channel.to_device(plain)
+        assert moved.stride() == plain.stride()
+        assert torch.equal(moved, plain)
+        assert np.array_equal(channel.to_device(plain, framework="numpy"), plain.numpy())
+
+    @pytest.mark.parametrize(
+        "plain",
+        [
+            torch.arange(6).expand(4, 6),
+            torch.arange(24).reshape(4, 6)[:, ::2],
+            torch.arange(12).reshape(3, 4)[1:, 1:].T,
+            torch.ones(1, 3, 1).expand(2, 3, 4),
+            torch.ones(3, 2, dtype=torch.complex64).T.conj(),
+            torch.tensor(3.0),
+            torch.empty(0, 4).T,
+        ],
+        ids=["one row again", "every other", "part", "one for all", "conjugated", "scalar", "empty"],
+    )
+    def test_of_other_views_is_that_of_a_fresh_tensor(self, channel, plain):
+        moved = channel.to_device(plain)
+        assert torch.equal(moved, plain)
+        assert moved.shape == plain.shape
+
+    @pytest.mark.parametrize("shape", [(4, 4), (2, 3, 4, 5)])
+    def test_keeps_a_subclass_and_its_attributes(self, channel, shape):
+        box = torch.rand(shape).transpose(0, 1).as_subclass(Box)
+        box.format = "XYXY"
+        moved = channel.to_device([box])[0]
+        assert type(moved) is Box
+        assert moved.format == "XYXY"
+        assert torch.equal(moved.as_subclass(torch.Tensor), box.as_subclass(torch.Tensor))
+        assert type(channel.to_device(box, framework="numpy")) is np.ndarray
+
+    def test_makes_a_plain_tensor_of_a_parameter(self, channel):
+        parameter = torch.nn.Parameter(torch.rand(3))
+        moved = channel.to_device(parameter)
+        assert type(moved) is torch.Tensor
+        assert torch.equal(moved, parameter)
+        assert not moved.requires_grad
+
+    def test_of_a_subclass_without_elements_of_its_own_is_refused(self, channel):
+        with pytest.raises(TypeError, match=r"^leaf \[0\]: expected a dense tensor, got a Stored; take .*to_local"):
+            channel.to_device([Stored(torch.ones(2))])
+        with pytest.raises(TypeError, match="expected a dense tensor, got a Stored"):
+            fastrack.seal(Stored(torch.ones(2)), Key.generate())
 
 
 class TestOut:

@@ -18,6 +18,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Rando
 
 import fastrack
 from fastrack import AuthenticationError, Channel, ClosedError, FormatError, Key, SealedDataset, collate, origin
+from fastrack.cobblestone import chunk_offset
 from fastrack.origin import DataRows, Lengths
 from fastrack.sealed import SealedRows
 
@@ -719,3 +720,34 @@ class TestRecipesFromWorkers:
     def test_name_columns_that_there_are(self, dataset, column):
         with pytest.raises(FormatError, match="there is no such column"):
             origin._rows(dataset._origin.token, column, 3)
+
+
+class TestAnAlteredFileAmongSeveral:
+    @pytest.fixture
+    def data(self, key, tmp_path):
+        paths = [tmp_path / f"{number}.safetensors" for number in range(3)]
+        for path in paths:
+            fastrack.save_file({"x": random((10, CHUNK))}, path, key)
+        tamper_file(paths[1], "x", chunk_offset(9))
+        return SealedDataset(paths)
+
+    @pytest.mark.parametrize("non_blocking", [False, True])
+    def test_is_named_by_a_transfer(self, channel, data, non_blocking):
+        def move():
+            channel.to_device(data[:]["x"], non_blocking=non_blocking)
+            channel.synchronize()
+
+        with pytest.raises(AuthenticationError, match=r"/1\.safetensors: tensor 'x', chunk 9") as caught:
+            move()
+        assert caught.value.path == data._origin.layout.shards.paths[1]
+
+    def test_is_named_by_a_loader(self, data, key):
+        loader = DataLoader(data, batch_size=7, collate_fn=collate)
+        with pytest.raises(AuthenticationError, match=r"/1\.safetensors: tensor 'x', chunk 9") as caught:
+            list(fastrack.wrap(loader, keys=key))
+        assert caught.value.path == data._origin.layout.shards.paths[1]
+
+    def test_is_named_though_only_one_of_its_rows_was_asked_for(self, channel, data):
+        with pytest.raises(AuthenticationError) as caught:
+            channel.to_device(data[19]["x"])
+        assert caught.value.path == data._origin.layout.shards.paths[1]

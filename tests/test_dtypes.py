@@ -184,3 +184,10 @@ def test_an_odd_number_of_half_bytes_has_no_torch_shape():
 def test_a_pair_without_a_dimension_is_refused():
     with pytest.raises(TypeError, match=r"call tensor.reshape\(1\) first"):
         dtypes.shape_of_torch("F4", ())
+
+
+@pytest.mark.parametrize(("dtype", "shape"), [("U" * 10**6, []), ("F32", [-1] * 10**5), ("F4", [1] * 10**5)])
+def test_a_message_does_not_repeat_at_length_what_a_file_says(dtype, shape):
+    with pytest.raises(FormatError) as caught:
+        dtypes.nbytes(dtype, shape)
+    assert len(str(caught.value)) < 400

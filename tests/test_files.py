@@ -32,6 +32,7 @@ from fastrack import (
     Key,
     SealedTensor,
     UnknownKeyError,
+    arrays,
     files,
     load_file,
     save_file,
@@ -528,8 +529,8 @@ def test_a_file_that_shrinks_while_it_is_opened_is_refused(scratch, monkeypatch)
     scratch.write_bytes(by_hand.container(header, bytes(500)))
     read_header = files._read_header
 
-    def read_then_shrink(path):
-        found = read_header(path)
+    def read_then_shrink(path, opened):
+        found = read_header(path, opened)
         os.truncate(path, 100)
         return found
 
@@ -788,14 +789,31 @@ def test_a_file_that_is_replaced_while_it_is_opened_is_read_whole_from_one_versi
     save_file(first, scratch, KEY)
     original = files._read_header
 
-    def replaced_meanwhile(path):
+    def replaced_meanwhile(path, opened):
         monkeypatch.setattr(files, "_read_header", original)
         save_file(second, scratch, KEY)
-        return original(path)
+        return original(path, opened)
 
     monkeypatch.setattr(files, "_read_header", replaced_meanwhile)
     with load_file(scratch) as file:
         assert np.array_equal(unseal(file["x"], KEY, framework="numpy"), second["x"])
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
+@pytest.mark.timeout(20)
+def test_a_pipe_that_takes_the_place_of_a_file_is_not_waited_for(tmp_path, monkeypatch):
+    path = tmp_path / "x.safetensors"
+    save_file({"x": np.arange(3)}, path, KEY)
+    original = files._read_header
+
+    def replaced_meanwhile(path, opened):
+        path.unlink()
+        os.mkfifo(path)
+        return original(path, opened)
+
+    monkeypatch.setattr(files, "_read_header", replaced_meanwhile)
+    with pytest.raises(OSError, match="not a regular file"):
+        load_file(path)
 
 
 def test_a_file_that_never_holds_still_is_refused(scratch, monkeypatch):
@@ -838,6 +856,38 @@ def test_an_error_names_its_file(path, scratch, fault):
         found = [check.error for check in check_file(scratch, KEY) if check.error]
         assert [error.path for error in found] == [scratch]
         assert str(scratch) in str(found[0])
+
+
+def test_a_file_that_is_not_mapped_may_be_cut_afterwards(path, scratch):
+    scratch.write_bytes(path.read_bytes())
+    with load_file(scratch, mapped=False) as file, load_file(path) as mapped:
+        os.truncate(scratch, 100)
+        assert list(file) == list(mapped)
+        assert (file.file_id, file.names) == (mapped.file_id, mapped.names)
+        for name in file:
+            one, other = (unseal(each[name], KEY).tolist() for each in (file, mapped))
+            assert one == other
+        assert not any(array.flags.writeable for array in file.plain.values() if array.size)
+
+
+def test_a_file_that_is_not_mapped_stays_so_in_a_pickle(path):
+    with load_file(path, mapped=False) as file, pickle.loads(pickle.dumps(file)) as again:
+        assert again._is_mapped is False
+        assert bytes(again["images"].message) == bytes(file["images"].message)
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_refused(scratch, monkeypatch):
+    save_file({"x": np.zeros(10_000, np.uint8)}, scratch, KEY)
+    monkeypatch.setattr(files, "_version_of", lambda _: ())
+    empty_bytes = arrays.empty_bytes
+
+    def cut(size):
+        os.truncate(scratch, 5000)
+        return empty_bytes(size)
+
+    monkeypatch.setattr(arrays, "empty_bytes", cut)
+    with pytest.raises(FormatError, match="not as long as its header says"):
+        load_file(scratch, mapped=False)
 
 
 def test_an_open_file_keeps_no_descriptor(tmp_path):

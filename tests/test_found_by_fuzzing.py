@@ -124,7 +124,7 @@ def test_a_disk_that_fails_is_no_archive_that_is_wrong(tmp_path, monkeypatch):
     def fail(*_, **__):
         raise OSError(errno.EIO, "the disk failed")
 
-    monkeypatch.setattr(np, "load", fail)
+    monkeypatch.setattr(zipfile, "ZipFile", fail)
     with pytest.raises(OSError, match="the disk failed") as failure:
         fastrack.seal_file(tmp_path / "x.npz", Path(tmp_path, "sealed.safetensors"), KEY)
     assert not isinstance(failure.value, FormatError)

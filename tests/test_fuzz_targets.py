@@ -6,17 +6,17 @@ from random import Random
 from types import SimpleNamespace
 
 import pytest
-from fuzz import targets
+from fuzz import mutators, targets
 from fuzz.targets import Violation, guarded
 
 import fastrack
-from fastrack import FormatError, cobblestone
+from fastrack import FormatError, cobblestone, files
 from fastrack.sealed import SealedTensor
 
 pytest.importorskip("torch")
 
 INPUTS = 250
-SLOW = {"dataset": 100, "file": 150, "metadata": 150}
+SLOW = {"dataset": 100, "file": 150, "metadata": 150, "recombined": 400}
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 
@@ -72,6 +72,44 @@ def test_the_file_target_tells_of_a_claim_that_is_not_bound(monkeypatch):
     )
     with pytest.raises(Violation, match="nobody sealed"):
         guarded(target, text)
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        # Every commitment is taken for good: messages open under names, types and shapes that they do not have.
+        ("commitment", "nobody sealed|the two readers differ"),
+        # The last of two members is taken, as Python does it.
+        ("twice", "differ on .*fastrack alone"),
+        # A sound file is refused.
+        ("refused", "the other reader alone"),
+    ],
+)
+def test_the_target_of_recombined_files_tells_of_a_fault(monkeypatch, fault, told):
+    target = targets.make("recombined")
+    data = target.seeds()[0]
+    if fault == "commitment":
+        header, body = mutators.split(data)
+        data = mutators.join(
+            header.replace(b"[3,4]", b"[4,3]", 1).replace(rb"\"shape\":[3,4]", rb"\"shape\":[4,3]"), body
+        )
+        true = cobblestone.open_header
+        monkeypatch.setattr(
+            cobblestone, "open_header", lambda head, key, context: true(head, key, context.replace(b"[4,3]", b"[3,4]"))
+        )
+    elif fault == "twice":
+        header, body = mutators.split(data)
+        member = rb"\"a\":{\"dtype\":\"F64\",\"shape\":[3,4]},"
+        data = mutators.join(header.replace(rb"\"a\":{", member + rb"\"a\":{", 1), body)
+        monkeypatch.setattr(files, "_unique", dict)
+    else:
+        monkeypatch.setattr(SealedTensor, "open_header", refuse)
+    with pytest.raises(AssertionError, match=told):
+        guarded(target, data)
+
+
+def refuse(*_):
+    raise fastrack.AuthenticationError("refused")
 
 
 def test_the_file_target_tells_of_an_error_that_is_not_documented(monkeypatch):

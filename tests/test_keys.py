@@ -10,11 +10,14 @@ import subprocess
 import sys
 import threading
 import traceback
+from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fastrack
 from fastrack import keys as keys_module
 from fastrack import newfile
 from fastrack.errors import ClosedError, FormatError, KeyPermissionError, UnknownKeyError
@@ -598,3 +601,73 @@ def test_a_key_argument_is_a_key_or_a_path(tmp_path):
     assert Key.of(str(tmp_path / "a.key")) == key
     with pytest.raises(TypeError, match="key= takes a Key or the path"):
         Key.of(b"0" * 32)
+
+
+class Broker(KeyRing):
+    """A ring that has no keys, and fetches those that are asked for."""
+
+    __slots__ = ("asked", "key")
+
+    def __init__(self, key):
+        super().__init__()
+        self.key = key
+        self.asked = []
+
+    def __getitem__(self, key_id):
+        self.asked.append(key_id)
+        return self.key
+
+
+def _through_a_channel(file, ring):
+    with fastrack.Channel(keys=ring) as channel:
+        return channel.to_device(file["x"])
+
+
+def _through_a_data_set(file, ring):
+    assert len(fastrack.SealedDataset(file.path, ["x"], keys=ring)) == 10
+    assert len(fastrack.SealedDataset.records(file.path, keys=ring)) == 2
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda file, ring: fastrack.unseal(file["x"], ring),
+        lambda file, ring: fastrack.to_device(file["x"][3:], keys=ring),
+        lambda file, ring: list(fastrack.wrap([file["x"], file["x"][:3]], keys=ring)),
+        lambda file, ring: list(fastrack.wrap([file["x"]], keys=ring, prefetch=0)),
+        fastrack.verify_file,
+        lambda file, ring: fastrack.unseal_file(file, file.path.with_suffix(".npz"), ring),
+        _through_a_channel,
+        _through_a_data_set,
+    ],
+    ids=["unseal", "to_device", "wrap", "wrap without a thread", "verify", "unseal_file", "channel", "data set"],
+)
+def test_a_ring_of_another_kind_is_asked_wherever_keys_are(key, tmp_path, use):
+    tensors = {"x": np.arange(10), "data": np.arange(5), "offsets": np.array([0, 2, 5])}
+    fastrack.save_file(tensors, tmp_path / "sealed.safetensors", key)
+    ring = Broker(key)
+    with fastrack.load_file(tmp_path / "sealed.safetensors") as file:
+        use(file, ring)
+    assert set(ring.asked) == {key.id}
+
+
+def test_keys_that_can_be_iterated_once_serve_all_columns_and_files(key, tmp_path):
+    paths = [tmp_path / f"{number}.safetensors" for number in range(2)]
+    for path in paths:
+        fastrack.save_file({"data": np.arange(3), "offsets": np.array([0, 1, 3])}, path, key)
+    assert len(fastrack.SealedDataset(paths, keys=(one for one in [key]))) == 6
+    assert len(fastrack.SealedDataset.records(paths, keys=(one for one in [key]))) == 4
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda key: KeyRing(""), "got an empty text"),
+        (lambda key: KeyRing({key.id: key}), "not a mapping of them; give its values"),
+        (lambda key: Key("owner.key"), "Key.load reads a key file"),
+        (lambda key: Key(Path("owner.key")), "Key.load reads a key file"),
+    ],
+)
+def test_what_was_hardly_meant_is_told(key, make, told):
+    with pytest.raises(TypeError, match=told):
+        make(key)

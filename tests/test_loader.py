@@ -9,6 +9,7 @@ import sys
 import threading
 import types
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -616,3 +617,20 @@ class TestSeveralProcesses:
         batches = BatchSampler(SequentialSampler(range(8)), 2, False)
         loader = DataLoaderShard(range(8), batch_sampler=BatchSamplerShard(batches, 2, 0))
         assert [batch.tolist() for batch in wrap(loader)] == [[0, 1], [4, 5]]
+
+
+@pytest.mark.parametrize("loader", ["train.safetensors", b"train", Path("train.safetensors")])
+def test_the_path_of_a_file_is_no_loader(loader):
+    with pytest.raises(TypeError, match="a SealedDataset reads such a file"):
+        wrap(loader)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [("x.safetensors", "load_file"), (Path("x"), "load_file"), (torch.nn.Linear(2, 2), "Linear; load_model")],
+    ids=["text", "path", "module"],
+)
+def test_what_would_pass_untouched_and_was_hardly_meant_to_is_refused(given, told):
+    with pytest.raises(TypeError, match=told):
+        fastrack.to_device(given)
+    assert fastrack.to_device([given]) == [given]

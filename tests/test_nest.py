@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from fastrack.nest import map_leaves
+from fastrack.nest import map_leaves, place_of
 
 
 class Pair(NamedTuple):
@@ -176,3 +176,24 @@ def test_a_field_that_was_never_set_stays_so():
     changed = map_leaves(double, Late(1))
     assert changed.now == 2
     assert not hasattr(changed, "later")
+
+
+@pytest.mark.parametrize(
+    ("nest", "place"),
+    [
+        (lambda leaf: {"image": [1, {2: leaf}]}, "['image'][1][2]"),
+        (lambda leaf: (0, Pair(None, leaf)), "[1].right"),
+        (lambda leaf: [Frozen(leaf, "a")], "[0].image"),
+        (lambda leaf: collections.UserDict(a={"b": (leaf, leaf)}), "['a']['b'][0]"),
+        (lambda leaf: leaf, None),
+        (lambda _: {"a": [1]}, None),
+    ],
+)
+def test_a_leaf_is_found_where_it_stands(nest, place):
+    leaf = object()
+    assert place_of(leaf, nest(leaf)) == place
+
+
+def test_a_long_key_is_cut_short():
+    leaf = object()
+    assert len(place_of(leaf, {"x" * 1000: leaf})) == 82

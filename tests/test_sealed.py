@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import by_hand
+from helpers.tampering import tampered
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -229,7 +230,7 @@ def test_the_result_can_be_written_to(key, sealed):
 
 @pytest.mark.parametrize("framework", ["cupy", "jax", 5])
 def test_a_framework_without_arrays_on_the_host_is_refused(key, sealed, framework):
-    with pytest.raises(TypeError, match="keeps no arrays in host memory"):
+    with pytest.raises(TypeError, match="must be 'numpy' or 'torch'"):
         fastrack.unseal(sealed, key, framework=framework)
 
 
@@ -703,3 +704,37 @@ def test_rows_of_a_batch_leave_nothing_in_memory_after_an_error(key, monkeypatch
         fastrack.unseal(fastrack.collate([good, bad]), key)
     assert len(taken) == 2
     assert not any(memory.any() for memory in taken)
+
+
+def test_an_error_does_not_repeat_a_long_name_at_length():
+    key = Key.generate()
+    sealed = fastrack.seal(np.arange(3), key, name="x" * 10**6)
+    for altered in (tampered(sealed, 0), tampered(sealed, -1)):
+        with pytest.raises(AuthenticationError) as caught:
+            fastrack.unseal(altered, key)
+        assert len(str(caught.value)) < 600
+        assert caught.value.tensor == sealed.name
+
+
+@pytest.mark.parametrize(
+    "convert", [np.asarray, np.array, lambda handle: np.ones(10) + handle], ids=["as", "new", "sum"]
+)
+def test_a_handle_does_not_become_an_array_of_handles(convert):
+    sealed = fastrack.seal(np.arange(10), Key.generate())
+    for handle in (sealed, sealed[2:5], sealed[1]):
+        with pytest.raises(TypeError, match="is sealed, and no array; open it with to_device or unseal"):
+            convert(handle)
+
+
+@pytest.mark.parametrize(("place", "allocations"), [(-1, 1), (0, 0)], ids=["chunk", "header"])
+def test_rows_of_several_tensors_leave_no_plaintext_of_the_good_ones(monkeypatch, place, allocations):
+    key = Key.generate()
+    good, bad = (fastrack.seal(np.full(5000, 7, np.uint8), key, name=name) for name in ("good", "bad"))
+    rows = fastrack.collate([good, tampered(bad, place)])
+    made = []
+    empty_bytes = arrays.empty_bytes
+    monkeypatch.setattr(arrays, "empty_bytes", lambda size: made.append(empty_bytes(size)) or made[-1])
+    with pytest.raises(AuthenticationError, match="'bad'"):
+        fastrack.unseal(rows, key)
+    assert len(made) == allocations
+    assert not any(memory.any() for memory in made)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 import traceback
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -39,6 +40,7 @@ from fastrack import (
     arrays,
     load_file,
     newfile,
+    plain,
     save_file,
     seal_file,
     unseal,
@@ -422,8 +424,87 @@ def test_what_is_no_archive_of_numpy_files_is_refused(tmp_path, target, content)
 
 def test_an_archive_with_another_thing_in_it_is_refused(tmp_path, target):
     (tmp_path / "x.npz").write_bytes(zipped(b"text", "readme.txt"))
-    with pytest.raises(TypeError, match="not bytes"):
+    with pytest.raises(FormatError, match=r"'readme\.txt' is no \.npy file"):
         seal_file(tmp_path / "x.npz", target, KEY)
+
+
+def test_an_archive_with_a_member_twice_is_refused(tmp_path, target):
+    with warnings.catch_warnings(), zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+        warnings.simplefilter("ignore")
+        for _ in range(2):
+            archive.writestr("x.npy", SOUND_NPY)
+    with pytest.raises(FormatError, match=r"'x\.npy' is there twice"):
+        seal_file(tmp_path / "x.npz", target, KEY)
+
+
+OUTSIDE = ["../x", "a/../../x", "/x", "..", "\\x", "a\\..\\x", "C:x", "c:\\x", "a\0b"]
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_no_archive_has_a_member_that_leads_out_of_its_folder(tmp_path, target, name):
+    save_file({name: np.arange(3)}, target, KEY)
+    with pytest.raises(FormatError, match="leads out of the folder"):
+        unseal_file(target, tmp_path / "back.npz", KEY)
+    assert not (tmp_path / "back.npz").exists()
+    unseal_file(target, tmp_path / "back.safetensors", KEY)
+    (tmp_path / "x.npz").write_bytes(zipped(SOUND_NPY, f"{name}.npy".replace("\0", "/../")))
+    with pytest.raises(FormatError, match="leads out of the folder"):
+        seal_file(tmp_path / "x.npz", tmp_path / "new", KEY)
+
+
+@pytest.mark.parametrize("name", ["a..b", "a/b", "...", "model.layers.0", ".hidden", "layer:0"])
+def test_other_names_stay_in_an_archive(tmp_path, target, name):
+    save_file({name: np.arange(3)}, target, KEY)
+    unseal_file(target, tmp_path / "back.npz", KEY)
+    seal_file(tmp_path / "back.npz", target, KEY)
+    assert same(opened(target), {name: np.arange(3)})
+
+
+@pytest.mark.usefixtures("small_slabs")
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_an_archive_is_unpacked_slab_by_slab_as_it_is_sealed(tmp_path, target, monkeypatch, save):
+    arrays = {"long": np.random.default_rng(0).random(50_000), "row": np.asfortranarray(np.ones((1, 9)))}
+    save(tmp_path / "x.npz", **arrays)
+    monkeypatch.setattr(np.lib.format, "read_array", lambda *_, **__: pytest.fail("unpacked whole"))
+    seal_file(tmp_path / "x.npz", target, KEY)
+    monkeypatch.undo()
+    assert same(opened(target), arrays)
+
+
+def test_an_archived_array_in_fortran_order_is_put_in_order(tmp_path, target):
+    array = np.asfortranarray(np.arange(12.0).reshape(3, 4))
+    np.savez(tmp_path / "x.npz", x=array)
+    seal_file(tmp_path / "x.npz", target, KEY)
+    assert same(opened(target), {"x": array})
+
+
+@pytest.mark.parametrize("size", [3, 2048, 50_000])
+def test_an_archive_whose_checksum_is_wrong_is_refused(tmp_path, target, size):
+    content = bytearray(saved(np.savez, x=np.arange(float(size))))
+    content[content.index(np.arange(float(size)).tobytes()) + 8] ^= 1
+    (tmp_path / "x.npz").write_bytes(content)
+    with pytest.raises(FormatError, match="Bad CRC-32"):
+        seal_file(tmp_path / "x.npz", target, KEY)
+    assert not leftovers(target)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".bin"])
+def test_a_source_is_opened_once(tmp_path, target, monkeypatch, suffix):
+    source = tmp_path / f"x{suffix}"
+    source.write_bytes(SOUND_NPZ if suffix == ".npz" else SOUND_NPY)
+    open_regular = plain.open_regular
+
+    def then_replace(path):
+        file = open_regular(path)
+        source.unlink()
+        os.mkfifo(source)
+        return file
+
+    monkeypatch.setattr(plain, "open_regular", then_replace)
+    seal_file(source, target, KEY)
+    assert len(opened(target)) == 1
 
 
 def test_a_file_in_the_other_byte_order_is_refused(tmp_path, target):
@@ -471,9 +552,9 @@ def test_chosen_tensors_are_unsealed_alone(tmp_path, target):
 def test_a_plain_tensor_is_unsealed_only_if_it_is_named_as_one(tmp_path, target, names):
     save_file(TENSORS, target, KEY, plain=["labels", "half"])
     back = tmp_path / "back.safetensors"
-    for plain in ([], ["half"]):
+    for allowed in ([], ["half"]):
         with pytest.raises(AuthenticationError, match="stores 'labels' unencrypted and unauthenticated") as caught:
-            unseal_file(target, back, KEY, names=names, plain=plain)
+            unseal_file(target, back, KEY, names=names, plain=allowed)
         assert caught.value.tensor == "labels"
         assert not back.exists()
     with load_file(target) as file:

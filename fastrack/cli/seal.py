@@ -25,6 +25,15 @@ def seal(
         list[str] | None,
         typer.Option(metavar="NAME", help="Store this tensor as it is, for anyone to read; may be repeated."),
     ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Call the tensor so, in place of the file's name; for a SOURCE of one tensor."
+        ),
+    ] = None,
+    drop_metadata: Annotated[
+        bool, typer.Option("--drop-metadata", help="Leave SOURCE's metadata out, which anyone could read.")
+    ] = False,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -38,11 +47,20 @@ def seal(
     _refuse_same(source, target)
     try:
         if plain:
-            _check_names(source, plain)
+            _check_names(source, plain, name)
         load_engine("seal")
         begun = time.perf_counter()
         with progress_bar("sealing", total) as progress:
-            seal_file(source, target, owner, plain=plain or (), overwrite=force, progress=progress)
+            seal_file(
+                source,
+                target,
+                owner,
+                plain=plain or (),
+                name=name,
+                metadata={} if drop_metadata else None,
+                overwrite=force,
+                progress=progress,
+            )
     except TypeError as error:  # an array of text, say: the data's fault
         raise FormatError(f"{source}: {error}") from None
     seconds = time.perf_counter() - begun
@@ -88,13 +106,14 @@ def _refuse_same(source: Path, target: Path) -> None:
         )
 
 
-def _check_names(source: Path, names: list[str]) -> None:
+def _check_names(source: Path, names: list[str], new_name: str | None) -> None:
     from fastrack.plain import open_plain
 
     with open_plain(source) as (tensors, _):
-        unknown = sorted(set(names) - set(tensors))
+        present = list(tensors) if new_name is None else [new_name]
+        unknown = sorted(set(names) - set(present))
         if unknown:
-            known = ", ".join(map(repr, tensors)) or "none"
+            known = ", ".join(map(repr, present)) or "none"
             raise typer.BadParameter(
                 f"no tensor {', '.join(map(repr, unknown))} in {source}; it has {known}", param_hint="--plain"
             )

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -124,6 +126,26 @@ def test_a_dtype_that_numpy_files_lack_needs_a_safetensors_file(cli, key):
     cli(f"unseal sealed.safetensors back.safetensors {key}")
     assert load_plain("back.safetensors")["b"].dtype == ml_dtypes.bfloat16
     assert cli.names() == ["back.safetensors", "owner.key", "plain.safetensors", "sealed.safetensors"]
+
+
+def test_sealing_leaves_out_what_is_not_to_be_read(cli, key, arrays):
+    save_plain({"x": arrays["x"]}, "doe.safetensors", metadata={"prompt": "a secret wish"})
+    readable = cli.json(f"seal doe.safetensors sealed.safetensors --drop-metadata --name w --plain w {key}")["readable"]
+    assert readable == {"names": ["w"], "metadata": []}
+    Path("doe.pdf").write_bytes(b"result")
+    cli(f"seal doe.pdf sealed.safetensors --name file --force {key}")
+    content = Path("sealed.safetensors").read_bytes()
+    assert b"doe" not in content
+    cli(f"unseal sealed.safetensors back.pdf {key}")
+    assert Path("back.pdf").read_bytes() == b"result"
+
+
+def test_a_name_is_given_to_one_tensor_only(cli, key, arrays):
+    save_plain(arrays, "plain.safetensors")
+    assert "expected one tensor, to be given a name, got 2" in cli.error(
+        f"seal plain.safetensors sealed.safetensors --name w {key}"
+    )
+    assert not Path("sealed.safetensors").exists()
 
 
 def test_sealing_tells_a_program_what_it_did(cli, key, arrays):

@@ -40,6 +40,7 @@ from fastrack.aead import Pieces
 from fastrack.cli.inspect import read_contents, show_contents
 from fastrack.sealed import OpenMessage, SealedTensor
 from fuzz import mutators
+from fuzz.recombined import Recombined
 
 KEYS = [Key.from_bytes(bytes(range(32))), Key.from_bytes(bytes(range(16)))]
 RING = fastrack.KeyRing(KEYS)
@@ -607,7 +608,7 @@ def _bytes_of(sealed):
     return fastrack.unseal(sealed, RING, framework="numpy")
 
 
-TARGETS = (Files, Metadata, Messages, KeyFiles, Skeletons, DataSets, PlainFiles)
+TARGETS = (Files, Metadata, Messages, KeyFiles, Skeletons, DataSets, PlainFiles, Recombined)
 
 
 def make(name):
