@@ -192,6 +192,12 @@ def test_an_engine_is_tested_once_in_a_process(monkeypatch):
     assert sorted(name for name, threads in tested if threads == 1) == sorted(available())
 
 
+@needs_vectors
+def test_the_code_that_was_tested_is_what_every_number_of_threads_runs():
+    first = available()[0]
+    assert engine(first, threads=2)._kernels is engine(first, threads=3)._kernels is aead._build(first, 1)._kernels
+
+
 # How many there are
 
 
