@@ -16,7 +16,7 @@ import numpy.typing as npt
 from fastrack.aead import Bytes, crew
 from fastrack.aead.base import check_buffers
 from fastrack.aead.kernels import _DONE, _await, _compiled, _copy, _fetch_add
-from fastrack.aead.vaes import address
+from fastrack.aead.vaes import address, is_compiling
 from fastrack.cobblestone import CHUNK, STRIDE
 
 __all__ = ["copy", "pack"]
@@ -35,7 +35,7 @@ def copy(target: Bytes, source: Bytes, threads: int) -> None:
     check_buffers(source, target)
     if target.size != source.size:
         raise ValueError(f"{source.size} bytes are not to be copied into {target.size}")
-    if threads == 1 or target.size < _ALONE * STRIDE:
+    if threads == 1 or target.size < _ALONE * STRIDE or not is_compiling():
         np.copyto(target, source)
         return
     count = -(-target.size // STRIDE)
@@ -68,6 +68,10 @@ def pack(target: Bytes, source: Bytes, chunks: npt.NDArray[np.int64], threads: i
     """
     check_buffers(source, target)
     _check_chunks(chunks, target.size, source.size)
+    if not is_compiling():
+        for place, chunk in enumerate(chunks.tolist()):
+            target[place * STRIDE : (place + 1) * STRIDE] = source[chunk * STRIDE : (chunk + 1) * STRIDE]
+        return
     where = (address(source), address(target), chunks, source.size)
     crew.run(_copy_chunks, where, chunks.size, threads, (source, target), alone=_ALONE)
 

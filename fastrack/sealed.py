@@ -67,8 +67,8 @@ def seal(tensor: Any, key: KeyLike, name: str = "tensor") -> SealedTensor:
     plain = arrays.bytes_of(tensor)
     claim = Claim(name, dtype, shape, new_file_id())
     message = arrays.empty_bytes(cobblestone.message_size(plain.size))
-    salt, message_key = claim.new_key(key)
     engine = aead.engine()
+    salt, message_key = claim.new_key(key)
     schedule = engine.prepare(message_key)
     try:
         engine.seal_run(schedule, plain, message[HEADER:], 0)

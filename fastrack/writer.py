@@ -429,8 +429,8 @@ def one_tensor_file(tensor: SealedTensor) -> bytes:
 def _write_message(
     tensor: PlainTensor, claim: Claim, key: Key, memory: Bytes, out: IO[bytes], progress: Progress | None
 ) -> None:
-    salt, message_key = claim.new_key(key)
     engine = aead.engine()
+    salt, message_key = claim.new_key(key)
     schedule = engine.prepare(message_key)
     commitment = message_key.commitment
     message_key.wipe()

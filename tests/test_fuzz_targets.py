@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from random import Random
 from types import SimpleNamespace
 
@@ -11,12 +15,13 @@ from fuzz.targets import Violation, guarded
 
 import fastrack
 from fastrack import FormatError, cobblestone, files
+from fastrack.aead import plans
+from fastrack.aead.openssl import OpenSSLEngine
 from fastrack.sealed import SealedTensor
 
 pytest.importorskip("torch")
 
-INPUTS = 250
-SLOW = {"dataset": 100, "file": 150, "metadata": 150, "recombined": 400}
+INPUTS = {"dataset": 100, "file": 150, "metadata": 150, "recombined": 400, "engine": 1500}  # 250 of the others
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 
@@ -35,7 +40,7 @@ def test_the_seeds_hold(target):
 def test_what_is_made_of_the_seeds_holds(target):
     random = Random(target.name)
     pool = target.seeds()
-    for _ in range(SLOW.get(target.name, INPUTS)):
+    for _ in range(INPUTS.get(target.name, 250)):
         data = random.choice(pool)
         for _ in range(random.choice([1, 1, 2, 4])):
             data = target.mutate(data, random)
@@ -120,6 +125,57 @@ def test_the_file_target_tells_of_an_error_that_is_not_documented(monkeypatch):
     monkeypatch.setattr(SealedTensor, "__init__", fail)
     with pytest.raises(ZeroDivisionError):
         guarded(target, target.seeds()[0])
+
+
+def run_many(target):
+    for number in range(100):
+        target.run(bytes([number]))
+
+
+@pytest.mark.parametrize(
+    ("method", "wrong", "told"),
+    [
+        ("seal_run", lambda *_: None, "sealed something else"),
+        ("open_run", lambda *_: None, "misjudged a run|opened a run to something else"),
+        ("verify_run", lambda *_: None, "misjudged what it verified"),
+        (
+            "open_pieces",
+            lambda *_: None,
+            "followed a plan that is not sound|misjudged a gather|gathered something else",
+        ),
+    ],
+)
+def test_the_engine_target_tells_of_an_engine_that_does_nothing(monkeypatch, method, wrong, told):
+    target = targets.make("engine")
+    monkeypatch.setattr(OpenSSLEngine, method, wrong)
+    with pytest.raises(AssertionError, match=f"openssl ({told})"):
+        run_many(target)
+
+
+@pytest.mark.parametrize(("answer", "told"), [(False, "refused a plan that is sound"), (True, "not sound")])
+def test_the_engine_target_tells_of_plans_that_are_misjudged(monkeypatch, answer, told):
+    target = targets.make("engine")
+    target._engines = [engine for engine in target._engines if engine.name == "openssl"]
+    monkeypatch.setattr(plans, "is_inside", lambda *_: answer)
+    with pytest.raises((AssertionError, IndexError), match=told):  # OpenSSL's engine is Python, and safe
+        run_many(target)
+
+
+@pytest.mark.parametrize(("at_end", "place"), [(True, 100), (False, -1)])
+@pytest.mark.parametrize("change", ["", " = 1"])
+def test_a_byte_too_many_ends_the_process(at_end, place, change):
+    code = f"""
+import ctypes
+from helpers.buffers import Guarded
+data = Guarded(100).take(100, at_end={at_end})
+memory = (ctypes.c_ubyte * 100).from_address(data.ctypes.data)
+print(sum(memory), flush=True)
+ctypes.c_ubyte.from_address(data.ctypes.data + {place}).value{change}
+print("that was possible")
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("0\n", -signal.SIGSEGV)
 
 
 def test_memory_out_of_proportion_is_told(monkeypatch):

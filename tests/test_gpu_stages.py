@@ -476,8 +476,7 @@ def test_a_profiler_that_may_not_read_counters_is_skipped(monkeypatch, tmp_path)
 
 def test_the_tests_for_a_device_run_on_a_stand_in():
     found = tests.run_tests("stand-in", tests.FOLDER / "test_gpu_vectors.py", 300)
-    assert found["passed"] >= 1
-    assert any("vectors" in reason or "stand" in reason or "host refuses" in reason for reason in found["reasons"])
+    assert found["passed"] >= 7
 
 
 @pytest.mark.slow
@@ -585,9 +584,11 @@ def test_the_kit_has_all_that_the_tests_read(monkeypatch, tmp_path):
     script = """
 import sys
 from helpers import gcm_vectors
+from helpers.vectors import load_vectors
 cases = [gcm_vectors.nist(kind, bits) for kind in ("Decrypt", "EncryptExtIV") for bits in (128, 256)]
 cases += [gcm_vectors.wycheproof(bits) for bits in (128, 256)]
 assert all(cases)
+assert load_vectors()
 import cryptography_vectors
 assert cryptography_vectors.__file__.startswith(sys.argv[1])
 """

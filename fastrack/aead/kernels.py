@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,9 @@ class Kernels:
     open_pieces: Any
 
 
+@cache
 def build(width: int, native: int) -> Kernels:
-    """Make the kernels for vectors of `width` bytes on instructions `native` bytes wide.
+    """Make the kernels for vectors of `width` bytes on instructions `native` bytes wide, once in a process.
 
     Nothing is compiled before the first call, and what was compiled is kept on disk. numba looks only at this file and
     at what a kernel closes over to see whether that copy is still good, hence the digest in `form`.

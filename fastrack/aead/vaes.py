@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from typing import Any
 
@@ -98,7 +99,7 @@ class VaesSchedule:
 
 def supported_width() -> int:
     """The widest vectors this machine can run, in bytes: 64, 32, or 0 for none."""
-    if sys.platform not in {"linux", "darwin"}:
+    if sys.platform not in {"linux", "darwin"} or not is_compiling():
         return 0
     from llvmlite import binding
 
@@ -110,6 +111,17 @@ def supported_width() -> int:
         return 0
     wide = all(features.get(name, False) for name in ("avx512f", "avx512bw", "avx512vl", "avx512cd", "avx512dq"))
     return 64 if wide else 32
+
+
+def is_compiling() -> bool:
+    """Whether numba compiles: with NUMBA_DISABLE_JIT=1 it leaves Python functions as they are. Does not import it."""
+    disabled = getattr(sys.modules.get("numba.core.config"), "DISABLE_JIT", None)
+    if disabled is None:
+        try:
+            disabled = int(os.environ.get("NUMBA_DISABLE_JIT", "0"))
+        except ValueError:  # which numba takes for 0
+            disabled = 0
+    return not disabled
 
 
 def address(array: Bytes) -> int:

@@ -201,14 +201,20 @@ def _sections(facts: Facts) -> dict[str, list[tuple[str, str]]]:
 
 
 def _engine_lines(engine: EngineCheck) -> list[tuple[str, str]]:
+    available = f"(available: {', '.join(engine.available)})"
+    if engine.engine is None:
+        return [("AES-GCM", f"none {available}"), ("self-test", f"FAILED: {engine.problem}")]
     if engine.problem is None:
         verdict = f"ok against OpenSSL; one thread seals {engine.seal_gbps:.2f} and opens {engine.open_gbps:.2f} GB/s"
     else:
         verdict = f"FAILED: {engine.problem}; do not use it, and report this"
-    return [
-        ("AES-GCM", f"{engine.engine}, {engine.threads} threads (available: {', '.join(engine.available)})"),
+    chosen = "the environment, with FASTRACK_ENGINE" if engine.forced else "fastrack; FASTRACK_ENGINE is not set"
+    lines = [
+        ("AES-GCM", f"{engine.engine}, {engine.threads} threads {available}"),
+        ("chosen by", chosen),
         ("self-test", verdict),
     ]
+    return lines if engine.fault is None else [*lines, ("passed over", engine.fault)]
 
 
 def _gpu_lines(graphics: Graphics, cuda: CudaCheck | None) -> list[tuple[str, str]]:

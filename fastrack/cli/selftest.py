@@ -14,9 +14,15 @@ _PATIENCE = 0.2  # seconds for each of the two timings
 
 @dataclass(frozen=True, slots=True)
 class EngineCheck:
-    """What came of the test. Speeds in 1e9 bytes a second, on one thread; `problem` is None if all went well."""
+    """Hold what came of the test. Speeds in 1e9 bytes a second, on one thread; `problem` is None if all went well.
 
-    engine: str
+    `engine` is None where none could be chosen, `forced` where FASTRACK_ENGINE chose it, and `fault` says why it is not
+    the fastest one.
+    """
+
+    engine: str | None
+    forced: bool
+    fault: str | None
     available: tuple[str, ...]
     threads: int
     seal_gbps: float | None
@@ -38,8 +44,13 @@ def check_engine(engine: Any = None) -> EngineCheck:
 
     from fastrack import aead
     from fastrack.cobblestone import MessageKey, raw_size
+    from fastrack.errors import DeviceError
 
-    engine = engine or aead.engine(threads=1)
+    try:
+        choice = aead.chosen()
+        engine = engine or aead.engine(threads=1)
+    except DeviceError as error:
+        return EngineCheck(None, False, None, aead.available(), 0, None, None, str(error))
     key = MessageKey.raw(os.urandom(32), os.urandom(12))
     plain = np.frombuffer(os.urandom(_SIZE), np.uint8)
     sealed, opened = np.empty(raw_size(_SIZE), np.uint8), np.empty(_SIZE, np.uint8)
@@ -54,7 +65,10 @@ def check_engine(engine: Any = None) -> EngineCheck:
     finally:
         schedule.wipe()
         key.wipe()
-    return EngineCheck(engine.name, aead.available(), aead.engine().threads, seal_gbps, open_gbps, problem)
+    threads = aead.engine().threads
+    return EngineCheck(
+        engine.name, choice.forced, choice.fault, aead.available(), threads, seal_gbps, open_gbps, problem
+    )
 
 
 def check_cuda() -> CudaCheck:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from fastrack.aead import default_threads
+from fastrack.aead.vaes import is_compiling
 from fastrack.devices.base import Device, Slab, Slot, Work
 from fastrack.errors import DeviceError
 
@@ -56,6 +57,11 @@ def open_device(name: str, threads: int | None = None, share: float | None = Non
         from fastrack.devices.cpu import CpuDevice
 
         return CpuDevice(threads)
+    if not is_compiling():
+        raise DeviceError(
+            f"opening {name!r} failed: expected numba to compile what the device runs, got NUMBA_DISABLE_JIT=1, which "
+            "switches its compiler off. Unset it, or use device='cpu'"
+        )
     from fastrack.devices.cuda import CudaDevice
     from fastrack.devices.cupy_driver import CupyDriver
 

@@ -4,8 +4,8 @@ The layout is that of `State` in ``kernels/chunk.cuh``: the key schedule (FIPS 1
 last GHASH block of a full chunk times H, and the powers of H from 1 to 513, divided by x (``kernels/ghash.cuh`` says
 why).
 
-There are two implementations. On x86 CPUs with AES-NI and PCLMULQDQ it is LLVM IR on these instructions, elsewhere
-`fastrack.devices.portable_key_state`. Neither looks up a table nor branches on a secret.
+There are two implementations. On x86 CPUs with AES-NI and PCLMULQDQ it is LLVM IR on these instructions, elsewhere, and
+where numba's compiler is off, `fastrack.devices.portable_key_state`. Neither looks up a table nor branches on a secret.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from fastrack.aead import Bytes
 from fastrack.aead.emit import I32, I64, Emitter, compile_for
 from fastrack.aead.gcm import _encrypt_block, _expand_128, _expand_256, fill_zero
 from fastrack.aead.kernels import _compiled_for, _source_digest
+from fastrack.aead.vaes import is_compiling
 from fastrack.cobblestone import CHUNK, NONCE, MessageKey
 from fastrack.devices.portable_key_state import (
     LAST_POWER,
@@ -72,7 +73,14 @@ def write_state(key: MessageKey, target: Bytes) -> None:
 
 @cache
 def _writer() -> Writer:
+    if not is_compiling():
+        return _write_slowly
     return write_by_instructions() if has_instructions() else write_portably
+
+
+def _write_slowly(material: Bytes, target: Bytes) -> None:
+    with np.errstate(over="ignore"):  # NumPy's integers wrap around as compiled ones do, and complain
+        write_portably(material, target)
 
 
 def has_instructions() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -9,10 +10,27 @@ import pytest
 from llvmlite import binding
 
 from fastrack import aead
-from fastrack.aead import available, engine, vaes
+from fastrack.aead import ENGINE_VARIABLE, Choice, available, engine, vaes
+from fastrack.aead.openssl import OpenSSLEngine
+from fastrack.aead.vaes import VaesEngine
+from fastrack.errors import DeviceError
 
 VAES = ("aes", "pclmul", "avx2", "bmi2", "prfchw", "vaes", "vpclmulqdq")
 WIDE = ("avx512f", "avx512bw", "avx512vl", "avx512cd", "avx512dq")
+
+
+needs_vectors = pytest.mark.skipif(available()[0] == "openssl", reason="this CPU has no vector engine")
+
+
+@pytest.fixture(autouse=True)
+def _choose_anew(monkeypatch):
+    """Forget what was chosen and what was found, as in a fresh process without the variable."""
+    monkeypatch.delenv(ENGINE_VARIABLE, raising=False)
+    for cached in (aead.chosen, aead._fault, aead._make):
+        cached.cache_clear()
+    yield
+    for cached in (aead.chosen, aead._fault, aead._make):
+        cached.cache_clear()
 
 
 @pytest.fixture
@@ -65,6 +83,122 @@ def test_the_fastest_engine_is_taken_unless_one_is_named():
     assert engine().name == available()[0]
     for name in available():
         assert engine(name).name == name
+
+
+# By the environment
+
+
+def test_the_environment_chooses_an_engine(monkeypatch):
+    for name in available():
+        monkeypatch.setenv(ENGINE_VARIABLE, name)
+        aead.chosen.cache_clear()
+        assert aead.chosen() == Choice(name, forced=True)
+        assert engine().name == name
+
+
+def test_an_empty_variable_chooses_nothing(monkeypatch):
+    monkeypatch.setenv(ENGINE_VARIABLE, "")
+    assert aead.chosen() == Choice(available()[0])
+
+
+@pytest.mark.parametrize("name", ["vaes-512", "vaes-128", "OpenSSL", " openssl", "quantum"])
+def test_an_engine_that_is_not_there_cannot_be_forced(cpu_with, monkeypatch, name):
+    cpu_with()
+    monkeypatch.setenv(ENGINE_VARIABLE, name)
+    with pytest.raises(DeviceError, match=rf"expected an engine .* \(openssl\), got '{name}'. Name one of these"):
+        engine()
+
+
+def test_an_engine_that_is_named_in_a_call_comes_before_the_environments(monkeypatch):
+    monkeypatch.setenv(ENGINE_VARIABLE, "quantum")
+    assert engine("openssl").name == "openssl"
+
+
+def test_a_process_obeys_the_environment():
+    code = """
+import numpy as np
+import fastrack
+from fastrack.aead.openssl import OpenSSLEngine
+from fastrack.aead import vaes
+
+def refuse(*_):
+    raise AssertionError("a vector engine was made")
+
+vaes.VaesEngine.__init__ = refuse
+key = fastrack.Key.generate()
+sealed = fastrack.seal(np.arange(50000), key)
+with fastrack.Channel(keys=key) as channel:
+    print(channel.to_device(sealed[3:5], framework="numpy"), fastrack.unseal(sealed, key, framework="numpy").sum())
+"""
+    environment = {**os.environ, ENGINE_VARIABLE: "openssl"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, env=environment
+    )
+    assert done.stdout == "[3 4] 1249975000\n"
+
+
+# By the test of an engine
+
+
+def seal_other_bytes(_engine, _schedule, _source, target, _first):
+    target[:] = 1
+
+
+def fail_to_compile(*_):
+    raise NotImplementedError("no such instruction")
+
+
+@needs_vectors
+@pytest.mark.parametrize(
+    ("method", "wrong", "told"),
+    [("seal_run", seal_other_bytes, "expected sealed chunks"), ("prepare", fail_to_compile, "no such instruction")],
+)
+def test_openssl_takes_the_place_of_an_engine_that_fails(monkeypatch, method, wrong, told):
+    monkeypatch.setattr(VaesEngine, method, wrong)
+    first = available()[0]
+    with pytest.warns(RuntimeWarning, match=rf"'{first}' failed its test .*{told}.* 'openssl' takes its place"):
+        assert engine().name == "openssl"
+    choice = aead.chosen()
+    assert (choice.name, choice.forced) == ("openssl", False)
+    assert told in choice.fault
+    assert engine(threads=3).name == "openssl"  # and says no more
+
+
+@needs_vectors
+def test_an_engine_that_fails_cannot_be_forced(monkeypatch):
+    monkeypatch.setattr(VaesEngine, "seal_run", seal_other_bytes)
+    monkeypatch.setenv(ENGINE_VARIABLE, "vaes-256")
+    for name in (None, "vaes-256"):
+        with pytest.raises(DeviceError, match=r"'vaes-256' failed its test with a key of 128 bits: .* Do not use it"):
+            engine(name)
+    assert engine("openssl").name == "openssl"
+
+
+def test_nothing_takes_the_place_of_openssl(cpu_with, monkeypatch):
+    cpu_with()
+    monkeypatch.setattr(OpenSSLEngine, "seal_run", seal_other_bytes)
+    with pytest.raises(DeviceError, match="'openssl' failed its test"):
+        engine()
+
+
+def test_an_engine_is_tested_once_in_a_process(monkeypatch):
+    tested = []
+    build = aead._build
+    monkeypatch.setattr(aead, "_build", lambda name, threads: tested.append((name, threads)) or build(name, threads))
+    for _ in range(2):
+        for name in (None, *available()):
+            for threads in (2, 3):
+                engine(name, threads=threads)
+    assert sorted(name for name, threads in tested if threads == 1) == sorted(available())
+
+
+@needs_vectors
+def test_the_code_that_was_tested_is_what_every_number_of_threads_runs():
+    first = available()[0]
+    assert engine(first, threads=2)._kernels is engine(first, threads=3)._kernels is aead._build(first, 1)._kernels
+
+
+# How many there are
 
 
 def test_an_engine_is_made_once_for_each_number_of_threads():

@@ -1,4 +1,4 @@
-"""Published vectors on every engine: Cobblestone-128 and AES-GCM of C2SP/wycheproof, AES-GCM of NIST."""
+"""Published vectors on every engine: Cobblestone with both sizes of key, AES-GCM of NIST and of C2SP/wycheproof."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from helpers.buffers import as_array
 from helpers.gcm_vectors import nist, wycheproof
 from helpers.reference import CHUNK, STRIDE, TAG
 from helpers.runs import Runs, plain_size_of
-from helpers.vectors import cobblestone_128
+from helpers.vectors import derive_as_published, load_vectors, published  # noqa: F401 - a fixture
 
 from fastrack import cobblestone
 from fastrack.cobblestone import HEADER, SALT, MessageKey
 from fastrack.errors import AuthenticationError, FormatError
 
-VECTORS = cobblestone_128()
 GCM = {
     "nist-decrypt-128": (nist("Decrypt", 128), 75, 41),
     "nist-decrypt-256": (nist("Decrypt", 256), 75, 33),
@@ -29,18 +28,17 @@ GCM = {
 }
 
 
-def those(wanted):
-    """The vectors that satisfy `wanted`, and the one that stands for an absent file."""
-    return [parameter for parameter in VECTORS if parameter.values[0] is None or wanted(parameter.values[0])]
+VECTORS = published()
+RAW = published(lambda vector: vector.has_good_header)
+VALID = published(lambda vector: vector.valid)
+PARTIAL = published(lambda vector: vector.has_valid_prefix)
 
-
-RAW = those(lambda vector: "HeaderFailure" not in vector.flags)
-VALID = those(lambda vector: vector.valid)
-PARTIAL = those(lambda vector: "PartialPlaintext" in vector.flags)
+# Cases that are not valid, and whose last chunk is.
+VALID_END = {"bad_tag_second_chunk_full", "bad_tag_first_chunk", "swapped_chunks", "duplicated_chunk"}
 
 
 def digest(plain):
-    return hashlib.sha512(plain).digest()
+    return hashlib.sha256(plain).digest()
 
 
 def open_whole(engine, message_key, raw):
@@ -52,19 +50,20 @@ def open_whole(engine, message_key, raw):
     return target.tobytes()
 
 
-# Cobblestone-128
+# Cobblestone
 
 
-def test_all_35_cobblestone_vectors_are_applied():
-    if VECTORS[0].values[0] is None:
-        pytest.skip("the Cobblestone-128 vectors are not at hand")
-    vectors = [parameter.values[0] for parameter in VECTORS]
-    assert {vector.number for vector in vectors} == set(range(1, 36))
-    assert Counter(vector.valid for vector in vectors) == {True: 10, False: 25}
-    flags = Counter(flag for vector in vectors for flag in vector.flags)
-    assert (flags["HeaderFailure"], flags["PartialPlaintext"]) == (10, 9)
+@pytest.mark.parametrize("bits", [128, 256])
+def test_every_published_message_is_loaded(bits):
+    vectors = [vector for vector in load_vectors() if vector.bits == bits]
+    assert len({vector.name for vector in vectors}) == len(vectors) == 34
+    assert Counter(vector.valid for vector in vectors) == {True: 9, False: 25}
+    assert sum(not vector.has_good_header for vector in vectors) == 10
+    assert sum(vector.has_valid_prefix for vector in vectors) == 9
+    assert all(len(vector.aead_key) * 8 == bits for vector in vectors if vector.has_good_header)
 
 
+@pytest.mark.usefixtures("derive_as_published")
 @pytest.mark.parametrize("vector", VECTORS)
 def test_a_published_message_opens_or_is_refused(engine_under_test, vector):
     def read():
@@ -74,7 +73,7 @@ def test_a_published_message_opens_or_is_refused(engine_under_test, vector):
     if vector.valid:
         plain = read()
         assert len(plain) == vector.plain_size
-        assert digest(plain) == vector.plain_sha512
+        assert digest(plain) == vector.plain_sha256
     else:
         with pytest.raises((AuthenticationError, FormatError)):
             read()
@@ -84,7 +83,7 @@ def test_a_published_message_opens_or_is_refused(engine_under_test, vector):
 def test_a_published_message_opens_or_is_refused_in_raw_mode(engine_under_test, vector):
     message_key = MessageKey.raw(vector.aead_key, vector.base_nonce)
     if vector.valid:
-        assert digest(open_whole(engine_under_test, message_key, vector.message[HEADER:])) == vector.plain_sha512
+        assert digest(open_whole(engine_under_test, message_key, vector.message[HEADER:])) == vector.plain_sha256
     else:
         with pytest.raises((AuthenticationError, FormatError)):
             open_whole(engine_under_test, message_key, vector.message[HEADER:])
@@ -98,7 +97,7 @@ def test_nothing_past_the_valid_prefix_of_a_published_message_comes_out(engine_u
     runs = Runs(engine_under_test, vector.aead_key, vector.base_nonce)
     bad, plain = runs.open(sealed)
     assert bad == (None if sealed is not raw or len(raw) == whole else vector.plain_size // CHUNK)
-    assert digest(plain[: vector.plain_size]) == vector.plain_sha512
+    assert digest(plain[: vector.plain_size]) == vector.plain_sha256
     if bad is not None:
         assert not any(plain[bad * CHUNK : (bad + 1) * CHUNK])
 
@@ -112,7 +111,7 @@ def test_slices_of_a_published_message_are_read_where_its_chunks_are_valid(engin
         assert not vector.valid
         return
     chunks = reference.open_each(vector.aead_key, vector.base_nonce, raw)
-    assert ("ValidFinalChunk" in vector.flags) == (not vector.valid and chunks[-1] is not None)
+    assert (vector.name.partition("_")[2] in VALID_END) == (not vector.valid and chunks[-1] is not None)
     zeroed = b"".join(
         bytes(min(CHUNK, size - index * CHUNK)) if chunk is None else chunk for index, chunk in enumerate(chunks)
     )
@@ -126,6 +125,7 @@ def test_slices_of_a_published_message_are_read_where_its_chunks_are_valid(engin
         assert runs.gather(raw, [(start, length)]) == (bad, [zeroed[start : start + length]])
 
 
+@pytest.mark.usefixtures("derive_as_published")
 @pytest.mark.parametrize("vector", VALID)
 def test_sealing_with_a_published_key_and_salt_gives_the_published_bytes(engine_under_test, vector):
     raw = vector.message[HEADER:]

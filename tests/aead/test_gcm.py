@@ -8,6 +8,7 @@ from functools import cache
 
 import pytest
 from llvmlite import binding, ir
+from llvmlite.ir.instructions import LoadInstr
 
 from fastrack.aead.gcm import Form, chunk_function
 
@@ -120,3 +121,31 @@ def test_the_machine_code_reads_every_vector_of_a_group_once(name, form):
     assert "rsp" not in texts[0]
     assert "rbp" not in texts[0]
     assert sum(texts[0] in line for line in code if f"%{REGISTERS[form.width]}" in line) == VECTORS
+
+
+def print_loads_in_another_way(monkeypatch):
+    describe = LoadInstr.descr
+
+    def descr(load, buffer):
+        start = len(buffer)
+        describe(load, buffer)
+        buffer[start] = buffer[start].replace("load ", "load\t")
+
+    monkeypatch.setattr(LoadInstr, "descr", descr)
+
+
+def print_instructions_without_asking_them(monkeypatch):
+    def to_string(load):
+        buffer = []
+        LoadInstr.descr(load, buffer)
+        return f"{load.get_reference()} = {''.join(buffer)}"
+
+    monkeypatch.setattr(LoadInstr, "_to_string", to_string)
+
+
+@pytest.mark.parametrize("change", [print_loads_in_another_way, print_instructions_without_asking_them])
+@pytest.mark.parametrize("name", ["open", "seal"])
+def test_code_whose_loads_cannot_be_marked_is_not_made(monkeypatch, name, change):
+    change(monkeypatch)
+    with pytest.raises(RuntimeError, match="expected llvmlite to print 'load volatile', got "):
+        chunk_function(ir.Module(), FORMS[0], name)

@@ -8,7 +8,7 @@ import pytest
 from helpers import fake_cuda
 from helpers.fake_cuda import FakeDriver
 
-from fastrack import ablation, channel, steps
+from fastrack import ablation, aead, channel, steps
 from fastrack.cli.bench import show_ablation, show_figures, show_rows
 from fastrack.cli.console import stdout
 from fastrack.cli.pictures import draw_ablation, draw_rows
@@ -72,7 +72,9 @@ def test_figures_are_given_to_a_program(cli, folder, bits):
     document = json.loads((folder / "out.json").read_text())
     assert document["settings"]["bits"] == bits
     assert document["settings"]["sizes_mib"] == [0.0625]
-    assert document["settings"]["threads"] == document["machine"]["cpu"]["threads"] >= 1
+    engine = aead.engine()
+    assert document["machine"]["cpu"]["threads"] == aead.default_threads()
+    assert (document["settings"]["engine"], document["settings"]["threads"]) == (engine.name, engine.threads)
     assert document["software"]["fastrack"]
     assert document["paths"] == document["promised"] == []
     assert [(row["direction"], row["step"]) for row in document["ablation"]] == [

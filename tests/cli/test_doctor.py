@@ -7,6 +7,7 @@ import pytest
 from test_nvml import FakeNvml
 
 from fastrack import aead
+from fastrack.aead import ENGINE_VARIABLE, Choice
 from fastrack.cli import doctor as doctor_module
 from fastrack.cli.doctor import KeyFile, gather, read_key_file, state
 from fastrack.cli.machine import CpuTee
@@ -38,7 +39,7 @@ def test_a_machine_is_examined(cli):
     for title in ("Software", "Machine", "Engine", "GPU", "Key file", "What is protected here", "What is not"):
         assert f"{title}\n" in said
     assert "ok against OpenSSL" in said
-    assert aead.available()[0] in said
+    assert f"AES-GCM       {aead.chosen().name}" in said
 
 
 def test_a_machine_is_described_to_a_program(cli):
@@ -54,7 +55,7 @@ def test_a_machine_is_described_to_a_program(cli):
         "key_file",
         "statements",
     }
-    assert document["engine"]["engine"] == aead.available()[0]
+    assert document["engine"]["engine"] == aead.chosen().name
     assert document["engine"]["problem"] is None
     assert {statement["protected"] for statement in document["statements"]} == {True, False}
 
@@ -83,6 +84,37 @@ def test_an_engine_that_fails_its_test_is_told_with_a_status(cli, monkeypatch):
     monkeypatch.setattr(doctor_module, "check_engine", lambda: check)
     assert "FAILED: it opens a chunk that was altered" in cli("doctor", status=1).stdout
     assert cli.json("doctor", status=1)["engine"]["problem"] == "it opens a chunk that was altered"
+
+
+def test_an_engine_is_told_with_what_chose_it(cli, monkeypatch):
+    monkeypatch.setattr(aead, "chosen", lambda: Choice("openssl"))
+    assert "chosen by     fastrack; FASTRACK_ENGINE is not set" in cli("doctor").stdout
+    monkeypatch.setattr(aead, "chosen", lambda: Choice("openssl", forced=True))
+    said = cli("doctor").stdout
+    assert "AES-GCM       openssl" in said
+    assert "chosen by     the environment, with FASTRACK_ENGINE" in said
+    assert "passed over" not in said
+    engine = cli.json("doctor")["engine"]
+    assert (engine["forced"], engine["fault"]) == (True, None)
+
+
+def test_an_engine_whose_place_another_took_is_told(cli, monkeypatch):
+    monkeypatch.setattr(aead, "chosen", lambda: Choice("openssl", fault="vaes-512 failed its test"))
+    assert "passed over   vaes-512 failed its test" in cli("doctor").stdout
+    engine = cli.json("doctor")["engine"]
+    assert (engine["forced"], engine["fault"]) == (False, "vaes-512 failed its test")
+
+
+def test_a_variable_that_names_no_engine_is_told_with_a_status(cli, monkeypatch):
+    monkeypatch.setenv(ENGINE_VARIABLE, "quantum")
+    aead.chosen.cache_clear()
+    try:
+        said = cli("doctor", status=1).stdout
+        assert f"AES-GCM       none (available: {', '.join(aead.available())})" in said
+        assert "got 'quantum'. Name one of these, or unset FASTRACK_ENGINE" in said
+        assert cli.json("doctor", status=1)["engine"]["engine"] is None
+    finally:
+        aead.chosen.cache_clear()
 
 
 def test_a_gpu_that_cannot_be_used_is_told_with_what_to_install(cli, monkeypatch):

@@ -20,6 +20,7 @@ from random import Random
 from unittest import mock
 
 import numpy as np
+from helpers import engines
 from rich.console import Console
 
 import fastrack
@@ -30,7 +31,6 @@ from fastrack import (
     KeyPermissionError,
     SealedDataset,
     UnknownKeyError,
-    aead,
     arrays,
     cobblestone,
     dtypes,
@@ -40,6 +40,7 @@ from fastrack.aead import Pieces
 from fastrack.cli.inspect import read_contents, show_contents
 from fastrack.sealed import OpenMessage, SealedTensor
 from fuzz import mutators
+from fuzz.engines import Engines
 from fuzz.recombined import Recombined
 
 KEYS = [Key.from_bytes(bytes(range(32))), Key.from_bytes(bytes(range(16)))]
@@ -295,7 +296,7 @@ class Messages:
 
     def __init__(self):
         self._sealed = [same_every_time(lambda s=s, k=k: self._seal(s, k)) for s in self.sizes for k in KEYS]
-        self._engines = [aead.engine(name) for name in aead.available()]
+        self._engines = [engines.make(name) for name in engines.NAMES if name not in engines.EMULATED]
 
     def _seal(self, size, key):
         return fastrack.seal(np.random.default_rng(size).integers(1, 256, size, np.uint8), key, name="m")
@@ -608,7 +609,7 @@ def _bytes_of(sealed):
     return fastrack.unseal(sealed, RING, framework="numpy")
 
 
-TARGETS = (Files, Metadata, Messages, KeyFiles, Skeletons, DataSets, PlainFiles, Recombined)
+TARGETS = (Files, Metadata, Messages, KeyFiles, Skeletons, DataSets, PlainFiles, Engines, Recombined)
 
 
 def make(name):

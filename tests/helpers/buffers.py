@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+
 import numpy as np
 
 _FENCE = 256
@@ -34,3 +37,27 @@ class Fenced:
 
 def as_array(content):
     return np.frombuffer(content, np.uint8)
+
+
+class Guarded:
+    """Memory between two pages that nobody may touch: to read or write past it ends the process with SIGSEGV.
+
+    It lasts as long as the process does. Linux and macOS only.
+    """
+
+    def __init__(self, size):
+        pages = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        whole = mmap.mmap(-1, pages + 2 * mmap.PAGESIZE)
+        data = np.frombuffer(whole, np.uint8)
+        start = data.ctypes.data
+        for page in (start, start + mmap.PAGESIZE + pages):
+            if _protect(ctypes.c_void_p(page), ctypes.c_size_t(mmap.PAGESIZE), 0):
+                raise OSError(ctypes.get_errno(), "a page could not be protected")
+        self.data = data[mmap.PAGESIZE : mmap.PAGESIZE + pages]
+
+    def take(self, size, *, at_end):
+        """Give so many bytes that end, or begin, at such a page."""
+        return self.data[self.data.size - size :] if at_end else self.data[:size]
+
+
+_protect = ctypes.CDLL(None, use_errno=True).mprotect

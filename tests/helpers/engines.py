@@ -1,15 +1,18 @@
-"""The engines to test: those of this machine, and wider forms that it can only emulate."""
+"""The engines to test: those of this machine, and wider forms that it can only emulate.
+
+Where FASTRACK_ENGINE forces an engine, it is the only one.
+"""
 
 from __future__ import annotations
 
 from functools import cache
 
-from fastrack.aead import available, engine
+from fastrack.aead import available, chosen, engine
 from fastrack.aead.vaes import VaesEngine, supported_width
 
 # Each with as many bytes of vector, and of instruction.
 EMULATED = {"vaes-512-on-256": (64, 32), "vaes-256-on-128": (32, 16)} if supported_width() >= 32 else {}
-NAMES = [*available(), *EMULATED]
+NAMES = [chosen().name] if chosen().forced else [*available(), *EMULATED]
 VECTOR_NAMES = [name for name in NAMES if name.startswith("vaes")]
 THREADS = 4
 

@@ -1,0 +1,199 @@
+"""Engines beside pyca/cryptography, on runs and plans made at random, in memory that ends at a page nobody may touch.
+
+Native code that reads or writes one byte too many there ends the process with SIGSEGV.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from helpers import engines, reference
+from helpers.buffers import Guarded, as_array
+from helpers.reference import CHUNK, STRIDE
+
+from fastrack.aead import Pieces
+from fastrack.cobblestone import MAX_CHUNKS, MessageKey
+
+LONGEST = 4  # chunks of a run
+ENDS = [
+    0,
+    1,
+    15,
+    16,
+    17,
+    31,
+    32,
+    63,
+    64,
+    65,
+    127,
+    128,
+    255,
+    256,
+    511,
+    512,
+    513,
+    1023,
+    1024,
+    4095,
+    8191,
+    *range(16366, CHUNK),
+]
+WILD = [-1, 1, -(2**63), 2**63 - 1, 2**62, CHUNK, CHUNK + 1, 2**32, 2**59]
+
+
+class Engines:
+    """Every engine of this machine. The input is nothing but the seed of what is made at random."""
+
+    name = "engine"
+
+    def __init__(self):
+        self._engines = [engines.make(name, 1) for name in engines.NAMES]
+        self._source, self._target = (Guarded((LONGEST + 1) * STRIDE) for _ in range(2))
+
+    def seeds(self):
+        return [bytes([number]) for number in range(8)]
+
+    @staticmethod
+    def mutate(_data, random):
+        return random.randbytes(8)
+
+    def run(self, data):
+        random = np.random.default_rng([len(data), *data])
+        case = Case(random)
+        for engine in self._engines:
+            schedule = engine.prepare(MessageKey.raw(case.key, case.nonce))
+            try:
+                self._seal(engine, schedule, case)
+                self._open(engine, schedule, case)
+                if case.is_message and case.plain.size:
+                    self._gather(engine, schedule, case)
+            finally:
+                schedule.wipe()
+
+    def _put(self, content, case):
+        source = self._source.take(content.size, at_end=case.flip())
+        source[:] = content
+        return source
+
+    def _take(self, size, case):
+        target = self._target.take(size, at_end=case.flip())
+        target[:] = 0x5A
+        return target
+
+    def _seal(self, engine, schedule, case):
+        target = self._take(case.sealed.size, case)
+        engine.seal_run(schedule, self._put(case.plain, case), target, case.first)
+        require(np.array_equal(target, case.sealed), engine, "sealed something else")
+
+    def _open(self, engine, schedule, case):
+        source = self._put(case.sealed, case)
+        bad, expected = case.damage(source, case.plain)
+        wrong = case.first + min(bad) if bad else None
+        target = self._take(case.plain.size, case)
+        require(engine.open_run(schedule, source, target, case.first) == wrong, engine, "misjudged a run")
+        require(np.array_equal(target, expected), engine, "opened a run to something else")
+        require(engine.verify_run(schedule, source, case.first) == wrong, engine, "misjudged what it verified")
+
+    def _gather(self, engine, schedule, case):
+        pieces, size = case.plan()
+        source = self._put(case.message, case)
+        bad, plain = case.damage(source, case.plain)
+        target = self._take(size, case)
+        is_sound = stays_inside(pieces, case.plain.size, size)
+        try:
+            found = engine.open_pieces(schedule, source, target, pieces)
+        except ValueError:
+            require(not is_sound, engine, "refused a plan that is sound")
+            require((target == 0x5A).all(), engine, "wrote before it refused a plan")
+            return
+        require(is_sound, engine, "followed a plan that is not sound")
+        require(found == min(bad.intersection(pieces.chunks.tolist()), default=None), engine, "misjudged a gather")
+        expected = np.full(size, 0x5A, np.uint8)
+        for place, chunk in enumerate(pieces.chunks.tolist()):
+            for offset, there, length in pieces.table[pieces.starts[place] : pieces.starts[place + 1]].tolist():
+                start = chunk * CHUNK + offset
+                expected[there : there + length] = plain[start : start + length]
+        require(np.array_equal(target, expected), engine, "gathered something else")
+
+
+class Case:
+    """A run of chunks and its key. `message` is the same as a message of its own, from chunk 0 on."""
+
+    def __init__(self, random):
+        self._random = random
+        self.key, self.nonce = random.bytes(int(random.choice([16, 32]))), random.bytes(12)
+        self.is_message = bool(random.random() < 0.8)  # or a run that whole chunks end
+        whole = int(random.integers(0, LONGEST))
+        size = whole * CHUNK + self._end() if self.is_message else (whole + 1) * CHUNK
+        self.count = whole + 1
+        last = MAX_CHUNKS - self.count
+        self.first = int(random.choice([0, 1, 2**32 - 1, 2**32, last, random.integers(0, last)]))
+        self.plain = random.integers(1, 256, size, np.uint8)
+        self.sealed, self.message = (
+            as_array(reference.seal(self.key, self.nonce, self.plain.tobytes(), first, ends=self.is_message))
+            for first in (self.first, 0)
+        )
+
+    def _end(self):
+        return int(self._random.choice(ENDS) if self.flip() else self._random.integers(0, CHUNK))
+
+    def flip(self):
+        return bool(self._random.random() < 0.5)
+
+    def damage(self, sealed, plain):
+        """Flip up to two bits: the chunks they are in, and what the plaintext is then."""
+        places = self._random.integers(0, sealed.size, int(self._random.integers(0, 3)))
+        before = sealed.copy()
+        for place in places:
+            sealed[place] ^= 1 << int(self._random.integers(0, 8))
+        bad = {int(place) // STRIDE for place in np.flatnonzero(before != sealed)}
+        plain = plain.copy()
+        for chunk in bad:
+            plain[chunk * CHUNK : (chunk + 1) * CHUNK] = 0
+        return bad, plain
+
+    def plan(self):
+        """Make a plan and the size of its result. In two of five a number is another one."""
+        random, table, starts = self._random, [], [0]
+        chunks = random.permutation(self.count)[: int(random.integers(1, self.count + 1))].astype(np.int64)
+        size = 0
+        for chunk in chunks.tolist():
+            inner = min(CHUNK, self.plain.size - chunk * CHUNK)
+            for _ in range(int(random.integers(0, 4)) if random.random() < 0.9 else 40):
+                if not inner or size > LONGEST * CHUNK:
+                    break
+                offset = int(random.integers(0, inner)) if random.random() < 0.85 else 0
+                length = int(random.integers(0, inner - offset + 1)) if self.flip() else inner - offset
+                table.append((offset, size, length))
+                size += length
+            starts.append(len(table))
+        arrays = [chunks, np.array(starts, np.int64), np.array(table, np.int64).reshape(-1, 3)]
+        if random.random() < 0.4:
+            self._spoil(arrays[int(random.integers(0, 3))].reshape(-1), [*WILD, self.count, size, size + 1])
+        return Pieces(*arrays), size
+
+    def _spoil(self, numbers, wild):
+        if numbers.size:
+            place, value = int(self._random.integers(0, numbers.size)), wild[int(self._random.integers(0, len(wild)))]
+            moved = value if self.flip() else int(numbers[place]) + value
+            numbers[place] = (moved + 2**63) % 2**64 - 2**63
+
+
+def stays_inside(pieces, plain, target):
+    """Whether a plan stays inside its message and its result: in Python's integers, which have no end."""
+    chunks, starts, table = (array.tolist() for array in (pieces.chunks, pieces.starts, pieces.table))
+    if starts[0] != 0 or starts[-1] != len(table) or starts != sorted(starts):
+        return False
+    for place, chunk in enumerate(chunks):
+        inner = min(CHUNK, plain - chunk * CHUNK)
+        if not 0 <= chunk <= plain // CHUNK:
+            return False
+        for offset, there, length in table[starts[place] : starts[place + 1]]:
+            if min(offset, there, length) < 0 or offset + length > inner or there + length > target:
+                return False
+    return True
+
+
+def require(condition, engine, message):
+    if not condition:
+        raise AssertionError(f"{engine.name} {message}")

@@ -1,0 +1,146 @@
+"""What works where numba compiles nothing, as under NUMBA_DISABLE_JIT=1, which measuring coverage asks for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from fastrack.cobblestone import MessageKey
+from fastrack.devices import key_state
+from fastrack.devices.key_state import STATE_SIZE
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs a program without the compiler, in a folder of its own, and gives what it prints."""
+
+    def run(code):
+        environment = {**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+        environment.pop("FASTRACK_ENGINE", None)
+        command = [sys.executable, "-W", "error", "-c", code]
+        done = subprocess.run(
+            command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.stderr == ""
+        return done.stdout
+
+    return run
+
+
+def test_openssl_is_the_engine(run):
+    assert run("from fastrack import aead; print(aead.available(), aead.chosen().name)") == "('openssl',) openssl\n"
+
+
+@pytest.mark.parametrize("value", ["", "0", "no"])
+def test_a_value_that_numba_takes_for_no_keeps_the_compiler(monkeypatch, value):
+    from fastrack.aead import vaes
+
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", value)
+    monkeypatch.delitem(sys.modules, "numba.core.config", raising=False)
+    assert vaes.is_compiling()
+
+
+def test_what_numba_was_told_in_the_program_counts(monkeypatch):
+    from numba.core import config
+
+    from fastrack.aead import vaes
+
+    monkeypatch.setattr(config, "DISABLE_JIT", 1)
+    assert not vaes.is_compiling()
+
+
+def test_everything_works_on_the_host(run):
+    assert run(HOST) == "all is right\n"
+
+
+HOST = """
+import numpy as np
+import fastrack
+from fastrack import AuthenticationError, Key, SealedDataset
+
+key = Key.generate()
+table = np.arange(90_000, dtype=np.int32).reshape(300, 300)
+sealed = fastrack.seal(table, key, name="table")
+assert (fastrack.unseal(sealed, key, framework="numpy") == table).all()
+bad = np.frombuffer(sealed.message, np.uint8).copy()
+bad[-1] ^= 1
+try:
+    fastrack.unseal(fastrack.SealedTensor(sealed.claim, bad, key.id), key, framework="numpy")
+except AuthenticationError as error:
+    assert error.chunk == 21
+else:
+    raise SystemExit("a forgery was opened")
+
+with fastrack.Channel(keys=key) as channel:
+    for rows in (slice(3, 290, 7), [5, 1, 1, 299], np.arange(0, 300, 2)[::-1].copy(), 17, slice(0, 300), []):
+        assert (channel.to_device(sealed[rows], framework="numpy") == table[rows]).all()
+    assert (fastrack.unseal(channel.to_host(table * 2, key=key), key, framework="numpy") == table * 2).all()
+
+fastrack.save_file({"a": table, "b": table[:, 0].copy()}, "data.sealed", key=key)
+fastrack.verify_file("data.sealed", keys=key)
+fastrack.unseal_file("data.sealed", "plain.npz", keys=key)
+assert (np.load("plain.npz")["a"] == table).all()
+
+data = SealedDataset("data.sealed")
+batch = fastrack.collate([data[place] for place in (7, 250, 3)])
+assert (fastrack.to_device(batch, keys=key, framework="numpy")["a"] == table[[7, 250, 3]]).all()
+
+fastrack.save_checkpoint("state.sealed", {"w": table, "step": 3}, key=key)
+assert (fastrack.load_checkpoint("state.sealed", keys=key)["w"] == table).all()
+print("all is right")
+"""
+
+
+@pytest.mark.parametrize("size", [16, 32])
+def test_the_state_of_a_key_is_the_compiled_ones(run, size):
+    found = run(f"""
+import numpy as np
+from fastrack.cobblestone import MessageKey
+from fastrack.devices.key_state import STATE_SIZE, write_state
+
+target = np.empty(STATE_SIZE, np.uint8)
+write_state(MessageKey.raw(bytes(range(9, 9 + {size})), bytes(range(50, 62))), target)
+print(target.tobytes().hex())
+""")
+    target = np.empty(STATE_SIZE, np.uint8)
+    key_state.write_state(MessageKey.raw(bytes(range(9, 9 + size)), bytes(range(50, 62))), target)
+    assert found.strip() == target.tobytes().hex()
+
+
+def test_ciphertext_is_staged(run):
+    assert (
+        run("""
+import numpy as np
+from fastrack import packing
+from fastrack.cobblestone import STRIDE
+
+source = np.random.default_rng(0).integers(0, 256, 99 * STRIDE + 77, np.uint8)
+target = np.empty_like(source)
+packing.copy(target, source, 4)
+assert (target == source).all()
+chunks = np.array([0, 1, 5, 4, 98, 99])
+target = np.empty(5 * STRIDE + 77, np.uint8)
+packing.pack(target, source, chunks, 4)
+assert (target == np.concatenate([source[chunk * STRIDE :][:STRIDE] for chunk in chunks])).all()
+print("all is right")
+""")
+        == "all is right\n"
+    )
+
+
+def test_a_gpu_is_refused_with_what_to_do(run):
+    said = run("""
+import fastrack
+try:
+    fastrack.Channel("cuda")
+except fastrack.DeviceError as error:
+    print(error)
+""")
+    assert said == (
+        "opening 'cuda:0' failed: expected numba to compile what the device runs, got NUMBA_DISABLE_JIT=1, which "
+        "switches its compiler off. Unset it, or use device='cpu'\n"
+    )
