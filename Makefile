@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP_LOCKED := python -m pip install --quiet --no-deps --require-hashes --only-binary :all:
 
-.PHONY: help demo test check bench bench-compare peers gpu gpu-kit emulator nvrtc fuzz \
+.PHONY: help demo test test-lowest test-openssl test-pythons check bench bench-compare peers gpu gpu-kit emulator nvrtc fuzz \
 	soak docs lock clean
 
 help:  ## show this list
@@ -17,6 +17,23 @@ demo: $(STAMP)  ## seal two data sets, open them, train on one, watch a forgery 
 
 test: $(STAMP)  ## run the tests
 	$(BIN)/python -m pytest
+
+# The parts that packages and engines show in. What other versions deprecate is no error, as it is in the other tests.
+PARTS := tests/aead tests/cli tests/test_*.py
+LOWEST := .venv-lowest
+
+test-lowest:  ## run the quick tests on the lowest versions that pyproject.toml allows, with Python 3.11; some minutes
+	$(MAKE) --no-print-directory VENV=$(LOWEST) $(LOWEST)/.installed
+	$(LOWEST)/bin/$(PIP_LOCKED) --requirement tests/lowest.txt
+	$(LOWEST)/bin/python -m pytest -m "not slow" -W default::DeprecationWarning $(PARTS)
+
+test-openssl: $(STAMP)  ## run the quick tests with OpenSSL in place of the compiled engine; some minutes
+	FASTRACK_ENGINE=openssl $(BIN)/python -m pytest -m "not slow" $(PARTS)
+
+PYTHONS ?= 3.12 3.13
+
+test-pythons:  ## run the tests on each Python of PYTHONS="3.12 3.13", in an environment of its own
+	for version in $(PYTHONS); do $(MAKE) --no-print-directory test PYTHON=python$$version VENV=.venv-$$version || exit; done
 
 check: $(STAMP)  ## lint, formatting, types, documentation
 	$(BIN)/ruff check
@@ -89,6 +106,7 @@ TORCH_CPU := 6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b  #
 lock: $(STAMP)  ## write the versions and hashes of all packages, after a change of pyproject.toml; asks the package index
 	$(LOCK) pyproject.toml --extra torch --extra demo --group dev --output-file requirements.txt
 	grep -q $(firstword $(TORCH_CPU)) requirements.txt || sed -i 's/^torch==2.13.0 .*/&\n    --hash=sha256:$(firstword $(TORCH_CPU)) \\/' requirements.txt
+	$(LOCK) pyproject.toml --extra demo --resolution lowest-direct --output-file tests/lowest.txt
 	$(LOCK) pyproject.toml --group emulator --output-file tests/emulator/requirements.txt
 	$(LOCK) --group fuzz --output-file tests/fuzz/requirements.txt
 
