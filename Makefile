@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PIP_LOCKED := python -m pip install --quiet --no-deps --require-hashes --only-binary :all:
 
 .PHONY: help demo test test-lowest test-openssl test-pythons check bench bench-compare peers gpu gpu-kit emulator nvrtc fuzz \
-	soak docs lock clean
+	soak docs lock dist clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -110,8 +110,26 @@ lock: $(STAMP)  ## write the versions and hashes of all packages, after a change
 	$(LOCK) pyproject.toml --group emulator --output-file tests/emulator/requirements.txt
 	$(LOCK) --group fuzz --output-file tests/fuzz/requirements.txt
 
+# Built in two folders with different names and rights. The wheel is then installed beside nothing but what it needs, which
+# is listed with versions and licences.
+dist: $(STAMP)  ## build the last commit twice, compare, try the wheel, list what it needs, and give the hashes of all
+	rm -rf dist .dist
+	set -e; export SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct); for umask in 022 077; do \
+		umask $$umask; mkdir -p .dist/$$umask; git archive HEAD | tar -x -C .dist/$$umask; \
+		$(BIN)/python -m build --no-isolation --outdir .dist/out-$$umask .dist/$$umask >/dev/null; done
+	diff -r .dist/out-022 .dist/out-077
+	mv .dist/out-022 dist
+	$(BIN)/uv venv --quiet --python $(BIN)/python .dist/env
+	$(BIN)/uv pip install --quiet --python .dist/env --constraint requirements.txt dist/*.whl
+	set -e; version=$$(.dist/env/bin/fastrack --version | cut -d ' ' -f 2); \
+		sed "s/^dynamic = .*/version = \"$$version\"/" pyproject.toml > .dist/pyproject.toml; \
+		$(BIN)/cyclonedx-py environment --pyproject .dist/pyproject.toml --mc-type library --output-reproducible \
+		--output-file dist/fastrack-$$version.cdx.json .dist/env/bin/python
+	rm -rf .dist
+	cd dist && sha256sum fastrack-* | tee SHA256SUMS
+
 clean:  ## remove what was built, .venv included
-	rm -rf .venv .venv-* .fuzz .gpu-kit .nvrtc build dist docs/_build .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-* .dist .fuzz .gpu-kit .nvrtc build dist docs/_build .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Whatever is installed has a hash in requirements.txt, torch too: as PyPI has it, or its CPU build where pip is set to find
