@@ -15,8 +15,11 @@ help:  ## show this list
 demo: $(STAMP)  ## seal two data sets, open them, train on one, watch a forgery be refused
 	$(BIN)/fastrack demo
 
+# Two processes, as many tests use threads themselves. The tests of a file stay together and share what it compiles.
+PARALLEL := --numprocesses 2 --dist loadscope
+
 test: $(STAMP)  ## run the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
 
 # The parts that packages and engines show in. What other versions deprecate is no error, as it is in the other tests.
 PARTS := tests/aead tests/cli tests/test_*.py
@@ -25,10 +28,10 @@ LOWEST := .venv-lowest
 test-lowest:  ## run the quick tests on the lowest versions that pyproject.toml allows, with Python 3.11; some minutes
 	$(MAKE) --no-print-directory VENV=$(LOWEST) $(LOWEST)/.installed
 	$(LOWEST)/bin/$(PIP_LOCKED) --requirement tests/lowest.txt
-	$(LOWEST)/bin/python -m pytest -m "not slow" -W default::DeprecationWarning $(PARTS)
+	$(LOWEST)/bin/python -m pytest $(PARALLEL) -m "not slow" -W default::DeprecationWarning $(PARTS)
 
 test-openssl: $(STAMP)  ## run the quick tests with OpenSSL in place of the compiled engine; some minutes
-	FASTRACK_ENGINE=openssl $(BIN)/python -m pytest -m "not slow" $(PARTS)
+	FASTRACK_ENGINE=openssl $(BIN)/python -m pytest $(PARALLEL) -m "not slow" $(PARTS)
 
 PYTHONS ?= 3.12 3.13
 
