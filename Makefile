@@ -103,7 +103,7 @@ docs: $(STAMP)  ## build the documentation; warnings are errors
 # The versions that fastrack is developed and tested with, which stay as they are where they still fit: remove the files to
 # have all new ones. PyPI has no CPU build of torch for Linux, so the hash of the one that CI finds is added.
 LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
-	--custom-compile-command "make lock"
+	--custom-compile-command "make lock" --config-file .ci/lock.toml
 TORCH_CPU := 6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b  # torch-2.13.0+cpu-cp311-manylinux_2_28_x86_64
 
 lock: $(STAMP)  ## write the versions and hashes of all packages, after a change of pyproject.toml; asks the package index
