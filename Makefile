@@ -21,17 +21,19 @@ PARALLEL := --numprocesses 2 --dist loadscope
 test: $(STAMP)  ## run the tests
 	$(BIN)/python -m pytest $(PARALLEL)
 
-# The parts that packages and engines show in. What other versions deprecate is no error, as it is in the other tests.
-PARTS := tests/aead tests/cli tests/test_*.py
+# What other versions deprecate is no error here, as it is in the other tests.
 LOWEST := .venv-lowest
 
 test-lowest:  ## run the quick tests on the lowest versions that pyproject.toml allows, with Python 3.11; some minutes
 	$(MAKE) --no-print-directory VENV=$(LOWEST) $(LOWEST)/.installed
 	$(LOWEST)/bin/$(PIP_LOCKED) --requirement tests/lowest.txt
-	$(LOWEST)/bin/python -m pytest $(PARALLEL) -m "not slow" -W default::DeprecationWarning $(PARTS)
+	$(LOWEST)/bin/python -m pytest $(PARALLEL) -m "not slow" -W default::DeprecationWarning \
+		--ignore tests/kernels
 
-test-openssl: $(STAMP)  ## run the quick tests with OpenSSL in place of the compiled engine; some minutes
-	FASTRACK_ENGINE=openssl $(BIN)/python -m pytest $(PARALLEL) -m "not slow" $(PARTS)
+ENGINE_TESTS := aead $(addprefix test_,channel.py checkpoints.py cobblestone.py data.py files.py models.py rows.py sealed.py writer.py)
+
+test-openssl: $(STAMP)  ## run the tests that need an engine with OpenSSL in place of the compiled one; some minutes
+	FASTRACK_ENGINE=openssl $(BIN)/python -m pytest $(PARALLEL) -m "not slow" $(addprefix tests/,$(ENGINE_TESTS))
 
 PYTHONS ?= 3.12 3.13
 
