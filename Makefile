@@ -1,10 +1,13 @@
 # Everything a developer runs. Needs make and a Python of 3.11 or later; the rest goes into .venv.
 
 PYTHON ?= python3
-BIN := .venv/bin
-STAMP := .venv/.installed
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP_LOCKED := python -m pip install --quiet --no-deps --require-hashes --only-binary :all:
 
-.PHONY: help demo test check bench bench-compare peers gpu gpu-kit emulator nvrtc fuzz soak docs clean
+.PHONY: help demo test test-lowest test-openssl test-pythons check bench bench-compare peers gpu gpu-kit emulator nvrtc fuzz \
+	soak docs lock dist clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -12,8 +15,30 @@ help:  ## show this list
 demo: $(STAMP)  ## seal two data sets, open them, train on one, watch a forgery be refused
 	$(BIN)/fastrack demo
 
+# Two processes, as many tests use threads themselves. The tests of a file stay together and share what it compiles.
+PARALLEL := --numprocesses 2 --dist loadscope
+
 test: $(STAMP)  ## run the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
+
+# What other versions deprecate is no error here, as it is in the other tests.
+LOWEST := .venv-lowest
+
+test-lowest:  ## run the quick tests on the lowest versions that pyproject.toml allows, with Python 3.11; some minutes
+	$(MAKE) --no-print-directory VENV=$(LOWEST) $(LOWEST)/.installed
+	$(LOWEST)/bin/$(PIP_LOCKED) --requirement tests/lowest.txt
+	$(LOWEST)/bin/python -m pytest $(PARALLEL) -m "not slow" -W default::DeprecationWarning \
+		--ignore tests/kernels
+
+ENGINE_TESTS := aead $(addprefix test_,channel.py checkpoints.py cobblestone.py data.py files.py models.py rows.py sealed.py writer.py)
+
+test-openssl: $(STAMP)  ## run the tests that need an engine with OpenSSL in place of the compiled one; some minutes
+	FASTRACK_ENGINE=openssl $(BIN)/python -m pytest $(PARALLEL) -m "not slow" $(addprefix tests/,$(ENGINE_TESTS))
+
+PYTHONS ?= 3.12 3.13
+
+test-pythons:  ## run the tests on each Python of PYTHONS="3.12 3.13", in an environment of its own
+	for version in $(PYTHONS); do $(MAKE) --no-print-directory test PYTHON=python$$version VENV=.venv-$$version || exit; done
 
 check: $(STAMP)  ## lint, formatting, types, documentation
 	$(BIN)/ruff check
@@ -77,15 +102,52 @@ soak: $(STAMP)  ## move everything on many threads while things go wrong on purp
 docs: $(STAMP)  ## build the documentation; warnings are errors
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
 
+# The versions that fastrack is developed and tested with, which stay as they are where they still fit: remove the files to
+# have all new ones. PyPI has no CPU build of torch for Linux, so the hash of the one that CI finds is added.
+LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate \
+	--custom-compile-command "make lock" --config-file .ci/lock.toml
+TORCH_CPU := 6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b  # torch-2.13.0+cpu-cp311-manylinux_2_28_x86_64
+
+lock: $(STAMP)  ## write the versions and hashes of all packages, after a change of pyproject.toml; asks the package index
+	$(LOCK) pyproject.toml --extra torch --extra demo --group dev --output-file requirements.txt
+	grep -q $(firstword $(TORCH_CPU)) requirements.txt || sed -i 's/^torch==2.13.0 .*/&\n    --hash=sha256:$(firstword $(TORCH_CPU)) \\/' requirements.txt
+	$(LOCK) pyproject.toml --extra demo --resolution lowest-direct --output-file tests/lowest.txt
+	$(LOCK) pyproject.toml --group emulator --output-file tests/emulator/requirements.txt
+	$(LOCK) --group fuzz --output-file tests/fuzz/requirements.txt
+
+# Built in two folders with different names and rights. The wheel is then installed beside nothing but what it needs, which
+# is listed with versions and licences.
+dist: $(STAMP)  ## build the last commit twice, compare, try the wheel, list what it needs, and give the hashes of all
+	rm -rf dist .dist
+	set -e; export SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct); for umask in 022 077; do \
+		umask $$umask; mkdir -p .dist/$$umask; git archive HEAD | tar -x -C .dist/$$umask; \
+		$(BIN)/python -m build --no-isolation --outdir .dist/out-$$umask .dist/$$umask >/dev/null; done
+	diff -r .dist/out-022 .dist/out-077
+	mv .dist/out-022 dist
+	$(BIN)/uv venv --quiet --python $(BIN)/python .dist/env
+	$(BIN)/uv pip install --quiet --python .dist/env --constraint requirements.txt dist/*.whl
+	set -e; version=$$(.dist/env/bin/fastrack --version | cut -d ' ' -f 2); \
+		sed "s/^dynamic = .*/version = \"$$version\"/" pyproject.toml > .dist/pyproject.toml; \
+		$(BIN)/cyclonedx-py environment --pyproject .dist/pyproject.toml --mc-type library --output-reproducible \
+		--output-file dist/fastrack-$$version.cdx.json .dist/env/bin/python
+	rm -rf .dist
+	cd dist && sha256sum fastrack-* | tee SHA256SUMS
+
 clean:  ## remove what was built, .venv included
-	rm -rf .venv $(PEERS) $(EMULATOR) .fuzz .gpu-kit .nvrtc build dist docs/_build .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-* .dist .fuzz .gpu-kit .nvrtc build dist docs/_build .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The pip that comes with Python 3.11 knows no dependency groups.
-$(STAMP): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[torch,demo]" --group dev
+# Whatever is installed has a hash in requirements.txt, torch too: as PyPI has it, or its CPU build where pip is set to find
+# one, which it would pass over if it knew the hash of another. CUDA's libraries have none: torch of PyPI names their versions.
+$(STAMP): pyproject.toml requirements.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	mkdir -p $(VENV)/torch
+	sed -n '/^torch==/,/[^\\]$$/p' requirements.txt > $(VENV)/torch/requirements.txt
+	$(BIN)/python -m pip download --quiet --no-deps --dest $(VENV)/torch $$(grep -o '^torch==[0-9.]*' requirements.txt)
+	$(BIN)/$(PIP_LOCKED) --no-index --find-links $(VENV)/torch --requirement $(VENV)/torch/requirements.txt
+	rm -r $(VENV)/torch
+	$(BIN)/$(PIP_LOCKED) --requirement requirements.txt
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[torch,demo]" --group dev
 	touch $@
 
 # Apart, because packages that nothing else needs come with them, and versions that the others would not choose.
@@ -96,13 +158,12 @@ $(PEERS)/.installed: pyproject.toml bench/peers/constraints.txt
 	touch $@
 
 # Apart, because without CuPy the ordinary tests show what users without it see.
-$(EMULATOR)/.installed: pyproject.toml constraints.txt
+$(EMULATOR)/.installed: pyproject.toml tests/emulator/requirements.txt
 	test -x $(EMULATOR)/bin/python || $(PYTHON) -m venv $(EMULATOR)
-	$(EMULATOR)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
-	grep -v nvidia-cuda-nvrtc constraints.txt > $(EMULATOR)/constraints.txt
-	$(EMULATOR)/bin/python -m pip install --quiet --constraint $(EMULATOR)/constraints.txt --editable . --group emulator
+	$(EMULATOR)/bin/$(PIP_LOCKED) --requirement tests/emulator/requirements.txt
+	$(EMULATOR)/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
 # Apart, as atheris has wheels for some Pythons only. Where it has none `make fuzz` says so, and what to run instead.
-$(FUZZ_STAMP): $(STAMP)
-	-$(BIN)/python -m pip install --quiet --only-binary atheris --constraint constraints.txt --group fuzz && touch $@
+$(FUZZ_STAMP): $(STAMP) tests/fuzz/requirements.txt
+	-$(BIN)/$(PIP_LOCKED) --requirement tests/fuzz/requirements.txt && touch $@

@@ -254,7 +254,7 @@ class Text(str):
     [
         ({"a": [1, {2, 3}]}, r"state\['a'\]\[1\] is of type set, which a checkpoint does not keep"),
         ({"a": (1, Pair(1, 2))}, r"state\['a'\]\[1\] is of type Pair"),
-        ({5: lambda: None}, r"state\[5\] is of type function"),
+        ({5: len}, r"state\[5\] is of type builtin_function_or_method"),
         ([1j], r"state\[0\] is of type complex"),
         (torch.float32, "state is of type dtype"),
         (torch.Size([1]), "state is of type Size"),

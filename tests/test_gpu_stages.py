@@ -31,6 +31,8 @@ STAND_IN = (sys.executable, str(ROOT / "tests/helpers/stand_in_process.py"))
 NAME = "*-gpu-{}-stand-in-gpu-host-memory-*cores.json"
 MACHINE = {"gpu": {"name": "NVIDIA H100 80GB HBM3"}, "cpu": {"threads": 16}}
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def over_host_memory(monkeypatch):
@@ -57,7 +59,7 @@ def run(over_host_memory, monkeypatch, tmp_path, capfd):  # noqa: ARG001 - a fix
 @pytest.fixture
 def started(tmp_path):
     """A stage with an empty document, in this process."""
-    path = record.create(tmp_path, "figures", MACHINE, device="cuda:0", quick=False, seconds=60)
+    path = record.create(tmp_path, "figures", MACHINE, device="cuda:0", quick=False, seconds=600)
     return Stage(path, TINY)
 
 

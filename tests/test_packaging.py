@@ -105,7 +105,7 @@ def test_the_source_archive_holds_every_source(sdist_names, folder):
 
 
 @pytest.mark.parametrize(
-    "name", ["pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "Makefile", "constraints.txt", ".ci/run"]
+    "name", ["pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "Makefile", "requirements.txt", ".ci/run"]
 )
 def test_the_source_archive_can_be_worked_on(sdist_names, name):
     assert name in sdist_names

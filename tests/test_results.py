@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -27,6 +28,7 @@ HOST = re.compile(
 pytestmark = pytest.mark.skipif(not FILES, reason="the tests run without the results")
 
 
+@functools.cache
 def validator(kind):
     return fastjsonschema.compile({**SCHEMA, "anyOf": [{"$ref": f"#/definitions/{kind}"}]})
 

@@ -96,8 +96,8 @@ def download(folder, python):
 
 
 def requirements():
-    """Return the packages with the versions of constraints.txt."""
-    pinned = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    """Return the packages with the versions of requirements.txt."""
+    pinned = dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "requirements.txt").read_text(), re.MULTILINE))
     return [f"{name}=={pinned[name]}" for name in PACKAGES]
 
 

@@ -140,7 +140,8 @@ def test_a_narrow_terminal_breaks_no_words(cli, monkeypatch):
     assert all(f" {step} " in said for step in STEPS)
 
 
-def test_a_p99_that_is_not_known_is_a_dash(capsys):
+def test_a_p99_that_is_not_known_is_a_dash(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it
     show_ablation(rows_of(1 << 20), "cpu", stdout())
     (line, *_) = [line for line in capsys.readouterr().out.splitlines() if "+ direct   " in line]
     assert " ".join(line.split()) == "+ direct 9 0.00 500.0 - 700.0 1.500 4 2.00 1.50 25 % 4.00"

@@ -33,7 +33,7 @@ def run_tests(device, path, seconds):
     problem = needs.lacks("pytest", "hypothesis")
     if problem:
         raise Skip(problem)
-    # Warnings are errors in this project, but here the versions of packages are not those of constraints.txt.
+    # Warnings are errors in this project, but here the versions of packages are not those of requirements.txt.
     warnings = ("default", "error::pytest.PytestUnhandledThreadExceptionWarning")
     command = [sys.executable, "-m", "pytest", str(path), "--gpu", device, "-q", "-rsfE", "--no-header", "--tb=short"]
     command += ["-p", "no:cacheprovider", *(part for text in warnings for part in ("-W", text))]
