@@ -83,7 +83,7 @@ class OpenSSLSchedule:
     __slots__ = ("_cipher", "_nonce")
 
     def __init__(self, key: MessageKey) -> None:
-        self._cipher: AESGCM | None = AESGCM(bytes(key.key))
+        self._cipher: AESGCM | None = AESGCM(key.key)  # a view: `bytes` could not be overwritten
         self._nonce = bytes(key.nonce)
 
     def open(self, chunk: int, source: Bytes, target: Bytes, held: Bytes) -> bool:
