@@ -85,6 +85,20 @@ for work in works:
     os.kill(os.getpid(), signal.SIGSTOP)
 """
 
+OPENSSL_CHILD = """
+import os, signal, sys
+import numpy as np
+from fastrack.aead.openssl import OpenSSLEngine
+from fastrack.cobblestone import MessageKey
+
+source = np.fromfile(sys.argv[1], np.uint8)
+target = np.zeros(source.size - 16, np.uint8)
+engine = OpenSSLEngine()
+assert engine.open_run(engine.prepare(MessageKey(bytearray(range(1, 45)))), source, target, 0) == 0
+target[:] = 0
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
 
 @pytest.fixture(scope="module", params=[16, 32], ids=["aes-128", "aes-256"])
 def message(request, tmp_path_factory):
@@ -135,6 +149,21 @@ def test_the_openssl_engine_leaves_round_keys_only(message):
     # OpenSSL leaves them on its stack: docs/threat-model.md, "Remains in memory".
     found = remains("openssl", WORKS, message)
     assert not {(work, name) for work, name, region in found if region != "stack" or not name.startswith("round key")}
+
+
+@pytest.mark.parametrize("size", [48, 4000, 5088])
+def test_the_openssl_engine_leaves_nothing_of_a_chunk_that_failed(size, tmp_path):
+    plain = os.urandom(size)
+    sealed = bytearray(reference.seal(bytes(range(1, 33)), bytes(range(33, 45)), plain))
+    sealed[-1] ^= 1
+    (tmp_path / "message").write_bytes(sealed)
+    with subprocess.Popen([sys.executable, "-c", OPENSSL_CHILD, str(tmp_path / "message")]) as child:
+        try:
+            _, status = os.waitpid(child.pid, os.WUNTRACED)
+            assert os.WIFSTOPPED(status), "the child ended early"
+            assert find_in_process(child.pid, {"first": plain[:16], "last": plain[-16:]}) == set()
+        finally:
+            child.kill()
 
 
 def test_expanding_a_key_for_the_gpu_leaves_no_secret_in_memory(message):
