@@ -12,7 +12,7 @@ import pytest
 from helpers import engines, reference
 from helpers.process_memory import find_in_process, hash_key, round_keys
 
-from fastrack.cobblestone import CHUNK, STRIDE
+from fastrack.cobblestone import CHUNK, STRIDE, derive
 from fastrack.devices.key_state import has_instructions
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/PID/mem")
@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 from helpers import engines
 from fastrack.aead import Pieces
-from fastrack.cobblestone import CHUNK, STRIDE, MessageKey
+from fastrack.cobblestone import CHUNK, STRIDE, MessageKey, derive
 from fastrack.devices import key_state, portable_key_state
 
 name, works, folder = sys.argv[1], sys.argv[2].split(","), Path(sys.argv[3])
@@ -53,6 +53,11 @@ def run(work):
             portable_key_state.write_portably(np.frombuffer(key.material, np.uint8), target)
         assert target[:16].tobytes() == bytes(key.key[:16])
         target[:] = 0
+        key.wipe()
+        return 0
+    if name == "derive":
+        for _ in range(20):
+            derive(key.key, bytes(24), b"").wipe()
         key.wipe()
         return 0
     engine = engines.make(name, threads=2)
@@ -169,6 +174,13 @@ def test_the_openssl_engine_leaves_nothing_of_a_chunk_that_failed(size, tmp_path
 def test_expanding_a_key_for_the_gpu_leaves_no_secret_in_memory(message):
     works = ["portable", "instructions"] if has_instructions() else ["portable"]
     assert remains("key state", works, message) == set()
+
+
+def test_deriving_a_key_leaves_it_nowhere_but_on_the_stack(message):
+    folder, secret, plain = message
+    derived = derive(secret, bytes(24), b"")  # wiped when it goes away
+    found = remains("derive", ["derive"], (folder, bytes(derived.key), plain))
+    assert {(name, region) for _, name, region in found if region != "stack"} == set()
 
 
 def test_the_search_finds_what_is_there(message):
