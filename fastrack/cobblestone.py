@@ -197,6 +197,9 @@ def derive(secret: Bytes, salt: Bytes, context: Bytes) -> MessageKey:
     # Every step writes in place: an intermediate `bytes` could not be wiped, and shrinking a bytearray may move it.
     output = bytearray(size + NONCE + COMMITMENT)
     HKDFExpand(_SHA512, len(output), info).derive_into(secret, output)
+    # Blocks of the expansion (T(1) and T(2) of RFC 5869, section 2.3) were `bytes` that `cryptography` has dropped, not
+    # wiped: objects of their size take their places in memory, as far as nothing else did.
+    _covers = [bytes(_SHA512.digest_size) for _ in range(4)]
     if hmac.compare_digest(secret, bytes(size)):  # afterwards: the owner may wipe its key at any time
         output[:] = bytes(len(output))
         message = "deriving a key failed: expected random bytes, got zeros only, as a wiped key leaves; load it again"

@@ -201,6 +201,7 @@ def test_the_kernels_of_an_installed_package_come_first(tmp_path, monkeypatch):
     monkeypatch.setattr(kernels, "files", lambda name: package)
     assert kernels.find_kernels().threads == 1
     (package / "kernels" / "fastrack.cu").unlink()
+    (tmp_path / "pyproject.toml").touch()  # only a checkout has kernels of its own beside the package
     assert kernels.find_kernels().threads == 2
     (tmp_path / "kernels" / "fastrack.cu").unlink()
     with pytest.raises(DeviceError, match="install fastrack again"):

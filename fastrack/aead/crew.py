@@ -69,8 +69,7 @@ def start(work: Callable[[], None], helpers: int, kept: object) -> None:
     wanted = timeline.current()
     doing = "" if wanted is None else wanted.doing
 
-    def help_out() -> None:
-        assert kept
+    def help_out(_keepalive: object = kept) -> None:  # the function holds its default argument
         if others:
             with suppress(OSError):  # a sandbox may not allow it
                 os.sched_setaffinity(0, others)

@@ -4,6 +4,9 @@ Each builder adds one function to a module: `prepare` turns a message key into a
 `seal` work one chunk of up to 16 KiB with it (NIST SP 800-38D sections 7.1 and 7.2, with a 96-bit nonce, no associated
 data and a 128-bit tag). Counter mode and GHASH run interleaved, eight vectors at a time, in one pass over the data.
 
+Each run of chunks has a stack frame of its own and clears the registers when it returns. What it spilled to the stack
+is overwritten by the function of `stack_wiper`, which its caller calls before it reports the work as done.
+
 No table is indexed by a secret and no branch depends on one, other than on the verdict itself. Ciphertext is read from
 memory once: the bytes that were authenticated are the bytes that are decrypted, though another process may be writing
 to them.
@@ -18,6 +21,7 @@ from functools import cache
 from llvmlite import ir
 
 from fastrack.aead.emit import I1, I8, I32, I64, Emitter, compile_for, declare
+from fastrack.cobblestone import CHUNK, STRIDE
 
 _TARGETS = {  # by the width of the instructions: a microarchitecture level and what the code needs beside it
     16: ("x86-64-v3", "+aes,+pclmul,+prfchw"),
@@ -42,6 +46,10 @@ _HASH_KEYS = _ROUND_KEYS + 15 * 64  # H^32 ... H^1, byte-reversed and pre-shifte
 _HASH_HALVES = _HASH_KEYS + _POWERS * 16  # the sums of their words, for Karatsuba
 _NONCE = _HASH_HALVES + _POWERS * 16  # the base nonce and a zero counter, byte-reversed
 SCHEDULE_SIZE = 2048
+
+# Bytes of stack that a wiper overwrites. The largest frame takes 2 KiB; a signal that arrives meanwhile puts the vector
+# registers below it, 3 KiB of them, or 11 KiB where AMX is in use.
+STACK_SIZE = 16 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +84,89 @@ def chunk_function(module: ir.Module, form: Form, name: str) -> ir.Function:
     function = ir.Function(module, ir.FunctionType(I64, [I64] * arguments), symbol)
     function.linkage = "internal"
     compile_for(function, *_TARGETS[form.native])
+    if name == "prepare":
+        keep_apart(function)
+    else:
+        clear_registers(function)  # of use where it is not inlined into its run: `NUMBA_CPU_NAME=generic`
     build(function, form)
+    return function
+
+
+def run_function(module: ir.Module, form: Form, name: str) -> ir.Function:
+    """Return the function that works neighbouring chunks by `chunk_function(module, form, name)`; build it if needed.
+
+    It is `(schedule, source, target, first, count, size) -> index`, where the size is that of the plaintext from the
+    first chunk on. The index is that of the first chunk whose tag is wrong, or the count. The chunk's function is
+    inlined, as a call for each chunk costs up to a tenth of the time, and compiled for this CPU then, as the run is:
+    with more registers than the form asks for, if there are more.
+    """
+    symbol = f"fastrack_{name}_run_{form.bits}_{form.width}_{form.native}"
+    known = module.globals.get(symbol)
+    if known is not None:
+        return known
+    chunk = chunk_function(module, form, name)
+    function = ir.Function(module, ir.FunctionType(I64, [I64] * 6), symbol)
+    function.linkage = "internal"
+    keep_apart(function)
+    schedule, source, target, first, count, size = function.args
+    source_step, target_step = (CHUNK, STRIDE) if name == "seal" else (STRIDE, CHUNK)
+    entry, loop, done = (function.append_basic_block() for _ in range(3))
+    builder = ir.IRBuilder(entry)
+    builder.branch(loop)
+
+    builder.position_at_end(loop)
+    index, bad = builder.phi(I64), builder.phi(I64)
+    index.add_incoming(ir.Constant(I64, 0), entry)
+    bad.add_incoming(count, entry)
+    here = builder.add(source, builder.mul(index, ir.Constant(I64, source_step)))
+    there = builder.add(target, builder.mul(index, ir.Constant(I64, target_step)))
+    left = builder.sub(size, builder.mul(index, ir.Constant(I64, CHUNK)))
+    full = ir.Constant(I64, CHUNK)
+    length = builder.select(builder.icmp_signed("<", left, full), left, full)
+    good = builder.call(chunk, [schedule, here, there, builder.add(first, index), length])
+    is_first = builder.and_(
+        builder.icmp_unsigned("==", good, ir.Constant(I64, 0)), builder.icmp_unsigned("==", bad, count)
+    )
+    found = builder.select(is_first, index, bad)
+    after = builder.add(index, ir.Constant(I64, 1))
+    index.add_incoming(after, loop)
+    bad.add_incoming(found, loop)
+    builder.cbranch(builder.icmp_unsigned("<", after, count), loop, done)
+
+    builder.position_at_end(done)
+    builder.ret(found)
+    return function
+
+
+def keep_apart(function: ir.Function) -> None:
+    """Give `function` a stack frame of its own, for a wiper to overwrite, and have it clear all registers."""
+    function.attributes.add("noinline")
+    clear_registers(function)
+
+
+def clear_registers(function: ir.Function) -> None:
+    """Have `function` clear the registers when it returns: the next that saves them all would put them on the stack.
+
+    All of them, as LLVM's "used" leaves out the vector registers from the sixteenth on that were used in part.
+    """
+    set.add(function.attributes, '"zero-call-used-regs"="all"')  # llvmlite has no call for string attributes
+
+
+def stack_wiper(module: ir.Module) -> ir.Function:
+    """Return the function `()` that overwrites the stack below its caller's frame; build it unless it is there.
+
+    It reaches what functions that its caller called before have left.
+    """
+    known = module.globals.get("fastrack_wipe_stack")
+    if known is not None:
+        return known
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), []), "fastrack_wipe_stack")
+    function.linkage = "internal"
+    function.attributes.add("noinline")
+    builder = ir.IRBuilder(function.append_basic_block())
+    place = builder.alloca(I8, STACK_SIZE)
+    fill_zero(builder, builder.ptrtoint(place, I64), ir.Constant(I64, STACK_SIZE))
+    builder.ret_void()
     return function
 
 
@@ -454,4 +544,14 @@ def copy(builder: ir.IRBuilder, target: ir.Value, source: ir.Value, size: ir.Val
     builder.call(move, [*addresses, size, ir.Constant(I1, 0)])
 
 
-__all__ = ["SCHEDULE_SIZE", "Form", "chunk_function", "copy", "fill_zero"]
+__all__ = [
+    "SCHEDULE_SIZE",
+    "STACK_SIZE",
+    "Form",
+    "chunk_function",
+    "copy",
+    "fill_zero",
+    "keep_apart",
+    "run_function",
+    "stack_wiper",
+]

@@ -2,7 +2,8 @@
 
 `build(width, native)` gives the kernels for one vector width. Each is a single call without the GIL, and several
 threads may enter it on the same work: they draw *tickets* from a board until none is left, so that no thread waits for
-the interpreter between chunks. `settle` then waits for those that still hold one.
+the interpreter between chunks. `settle` then waits for those that still hold one. A thread reports its work as done
+when it has overwritten the stack that the work used.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ def build(width: int, native: int) -> Kernels:
             _prepare(form, 256, schedule, material)
         else:
             _prepare(form, 128, schedule, material)
+        _wipe_stack()
 
     return Kernels(
         prepare,
@@ -77,21 +79,24 @@ def _build_run(form: str, name: str, source_step: int, target_step: int) -> Any:
         bits: int, schedule: int, source: int, target: int, first: int, count: int, size: int, grain: int, board: int,
         wait: bool,
     ) -> None:  # fmt: skip
+        worked = 0
         while True:
             start = _fetch_add(board, 1) * grain
             if start >= count:
                 break
             stop = min(start + grain, count)
-            for index in range(start, stop):
-                here, there = source + index * source_step, target + index * target_step
-                length = min(CHUNK, size - index * CHUNK)
-                if bits == 256:
-                    good = _chunk(form, name, 256, schedule, here, there, first + index, length)
-                else:
-                    good = _chunk(form, name, 128, schedule, here, there, first + index, length)
-                if not good:
-                    _fetch_min(board + _BAD, first + index)
-            _fetch_add(board + _DONE, stop - start)
+            here, there = source + start * source_step, target + start * target_step
+            left = size - start * CHUNK
+            if bits == 256:
+                bad = _chunks(form, name, 256, schedule, here, there, first + start, stop - start, left)
+            else:
+                bad = _chunks(form, name, 128, schedule, here, there, first + start, stop - start, left)
+            if bad < stop - start:
+                _fetch_min(board + _BAD, first + start + bad)
+            worked += stop - start
+        if worked:
+            _wipe_stack()
+            _fetch_add(board + _DONE, worked)
         if wait:
             _await(board, count)
 
@@ -106,6 +111,7 @@ def _build_gather(form: str) -> Any:
     ) -> None:  # fmt: skip
         count = chunks.size
         scratch = _scratch()
+        worked = 0
         while True:
             start = _fetch_add(board, 1) * grain
             if start >= count:
@@ -119,17 +125,20 @@ def _build_gather(form: str) -> Any:
                 whole = high - low == 1 and pieces[low, 2] == length
                 there = target + pieces[low, 1] if whole else scratch
                 if bits == 256:
-                    good = _chunk(form, "open", 256, schedule, here, there, chunk, length)
+                    bad = _chunks(form, "open", 256, schedule, here, there, chunk, 1, length)
                 else:
-                    good = _chunk(form, "open", 128, schedule, here, there, chunk, length)
-                if not good:
+                    bad = _chunks(form, "open", 128, schedule, here, there, chunk, 1, length)
+                if bad == 0:
                     _fetch_min(board + _BAD, chunk)
                 if not whole:
                     # The scratch of a bad chunk holds zeros, and so do its pieces then.
                     for piece in range(low, high):
                         _copy(target + pieces[piece, 1], scratch + pieces[piece, 0], pieces[piece, 2])
-            _fetch_add(board + _DONE, stop - start)
-        _wipe(scratch, CHUNK)
+            worked += stop - start
+        if worked:
+            _wipe(scratch, CHUNK)
+            _wipe_stack()
+            _fetch_add(board + _DONE, worked)
         if wait:
             _await(board, count)
 
@@ -172,34 +181,36 @@ def _await(board: int, done: int) -> None:
 
 def _source_digest() -> str:
     folder = Path(__file__).parent
-    text = b"".join((folder / name).read_bytes() for name in ("emit.py", "gcm.py"))
+    text = b"".join((folder / name).read_bytes() for name in ("emit.py", "gcm.py", "kernels.py"))
     return hashlib.sha256(text).hexdigest()[:16]
 
 
-# The chunk functions as intrinsics. `form`, `name` and `bits` are literals that choose the code.
+# The functions of `gcm` as intrinsics. `form`, `name` and `bits` are literals that choose the code.
 
 
 @intrinsic(prefer_literal=True)
 def _prepare(typingctx: Any, form: Any, bits: Any, schedule: Any, material: Any) -> Any:
-    return types.int64(form, bits, types.int64, types.int64), _calling(form, "prepare", bits, skip=2)
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
+        return builder.call(gcm.chunk_function(builder.module, _read_form(form, bits), "prepare"), values[2:])
+
+    return types.int64(form, bits, types.int64, types.int64), codegen
 
 
 @intrinsic(prefer_literal=True)
-def _chunk(
-    typingctx: Any, form: Any, name: Any, bits: Any, schedule: Any, source: Any, target: Any, chunk: Any, size: Any
-) -> Any:
-    signature = types.int64(form, name, bits, *[types.int64] * 5)
-    return signature, _calling(form, name.literal_value, bits, skip=3)
-
-
-def _calling(form: Any, name: str, bits: Any, skip: int) -> Any:
-    width, native, _ = form.literal_value.split("/")
-    made = gcm.Form(bits.literal_value, int(width), int(native))
-
+def _chunks(
+    typingctx: Any, form: Any, name: Any, bits: Any, schedule: Any, source: Any, target: Any, first: Any, count: Any,
+    size: Any,
+) -> Any:  # fmt: skip
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        return builder.call(gcm.chunk_function(builder.module, made, name), values[skip:])
+        function = gcm.run_function(builder.module, _read_form(form, bits), name.literal_value)
+        return builder.call(function, values[3:])
 
-    return codegen
+    return types.int64(form, name, bits, *[types.int64] * 6), codegen
+
+
+def _read_form(form: Any, bits: Any) -> gcm.Form:
+    width, native, _ = form.literal_value.split("/")
+    return gcm.Form(bits.literal_value, int(width), int(native))
 
 
 # Memory and threads.
@@ -255,6 +266,28 @@ def _scratch(typingctx: Any) -> Any:
         return builder.ptrtoint(place, emit.I64)
 
     return types.int64(), codegen
+
+
+@intrinsic
+def _wipe_stack(typingctx: Any) -> Any:
+    """Overwrite the stack below this function's frame: what those it called have left there."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
+        builder.call(gcm.stack_wiper(builder.module), [])
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+@intrinsic
+def _keep_apart(typingctx: Any) -> Any:
+    """Keep the calling function out of its callers, so that `_wipe_stack` in one of them reaches its frame."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
+        gcm.keep_apart(builder.function)
+        return context.get_dummy_value()
+
+    return types.void(), codegen
 
 
 @intrinsic

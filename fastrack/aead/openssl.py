@@ -7,14 +7,17 @@ twice, and two threads are slower than one.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from fastrack.aead.base import Bytes, Pieces, check_buffers, check_pieces, chunks_between
-from fastrack.cobblestone import CHUNK, STRIDE, TAG, MessageKey, chunk_nonce
+from fastrack.cobblestone import CHUNK, NONCE, STRIDE, TAG, MessageKey, chunk_nonce
 from fastrack.errors import ClosedError
+
+_ZERO_CIPHER = AESGCM(bytes(32))
 
 
 class OpenSSLEngine:
@@ -83,7 +86,7 @@ class OpenSSLSchedule:
     __slots__ = ("_cipher", "_nonce")
 
     def __init__(self, key: MessageKey) -> None:
-        self._cipher: AESGCM | None = AESGCM(bytes(key.key))
+        self._cipher: AESGCM | None = AESGCM(key.key)  # a view: `bytes` could not be overwritten
         self._nonce = bytes(key.nonce)
 
     def open(self, chunk: int, source: Bytes, target: Bytes, held: Bytes) -> bool:
@@ -92,7 +95,11 @@ class OpenSSLSchedule:
         try:
             self._ready().decrypt_into(chunk_nonce(self._nonce, chunk), still.data, None, target.data)
         except InvalidTag:
-            target.fill(0)  # OpenSSL leaves what it deciphered
+            # OpenSSL leaves what it deciphered in the target, and the end of it on its stack: the same call under a key
+            # of zeros takes its place there.
+            with suppress(InvalidTag):
+                _ZERO_CIPHER.decrypt_into(bytes(NONCE), still.data, None, target.data)
+            target.fill(0)
             return False
         return True
 

@@ -68,7 +68,12 @@ def find_kernels() -> Kernels:
         If there are none.
     """
     package = Path(str(files("fastrack")))
-    for folder in (package / "kernels", package.parent / "kernels"):
+    checkout = package.parent
+    # Only a checkout has the project file: another package may be installed as `kernels` in site-packages.
+    folders = [package / "kernels"]
+    if (checkout / "pyproject.toml").is_file():
+        folders.append(checkout / "kernels")
+    for folder in folders:
         if (folder / _MAIN).is_file():
             return read_kernels(folder)
     raise DeviceError(f"fastrack's kernels are in neither {package} nor beside it; install fastrack again")

@@ -21,8 +21,8 @@ from numba.extending import intrinsic
 
 from fastrack.aead import Bytes
 from fastrack.aead.emit import I32, I64, Emitter, compile_for
-from fastrack.aead.gcm import _encrypt_block, _expand_128, _expand_256, fill_zero
-from fastrack.aead.kernels import _compiled_for, _source_digest
+from fastrack.aead.gcm import _encrypt_block, _expand_128, _expand_256, fill_zero, keep_apart
+from fastrack.aead.kernels import _compiled_for, _source_digest, _wipe_stack
 from fastrack.aead.vaes import is_compiling
 from fastrack.cobblestone import CHUNK, NONCE, MessageKey
 from fastrack.devices.portable_key_state import (
@@ -104,6 +104,7 @@ def write_by_instructions() -> Writer:
             _emitted(digest, 256, target.ctypes.data, material.ctypes.data)
         else:
             _emitted(digest, 128, target.ctypes.data, material.ctypes.data)
+        _wipe_stack()
 
     return write  # type: ignore[no-any-return]
 
@@ -126,6 +127,7 @@ def _emit(module: ir.Module, bits: int) -> ir.Function:
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64, I64]), name)
     function.linkage = "internal"
     compile_for(function, *_TARGET)
+    keep_apart(function)
     target, material = function.args
     builder = ir.IRBuilder(function.append_basic_block())
     emit = Emitter(builder, 16)

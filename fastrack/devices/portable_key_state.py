@@ -1,17 +1,18 @@
 """Expand a message key into the state that the CUDA kernels read, by integer arithmetic: for any CPU.
 
 No table is looked up and no branch depends on a secret. Nothing is allocated: what is secret lies in the target, or in
-registers and what the compiler spills of them.
+registers and on the stack, which are overwritten.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from fastrack.aead import Bytes
-from fastrack.aead.kernels import _compiled_for
+from fastrack.aead.kernels import _compiled_for, _keep_apart, _source_digest, _wipe_stack
 from fastrack.cobblestone import CHUNK, NONCE
 
 __all__ = ["LAST_POWER", "LENGTH_PLACE", "NONCE_PLACE", "POWERS_PLACE", "STATE_SIZE", "write_portably"]
@@ -39,8 +40,8 @@ _FULL = np.uint64(8 * CHUNK)
 
 
 @_compiled
-def write_portably(material: Bytes, target: Bytes) -> None:
-    """Write the state by integer arithmetic alone, on any CPU."""
+def _write(material: Bytes, target: Bytes) -> None:
+    _keep_apart()
     key_size = material.size - NONCE
     target[:] = 0
     target[:key_size] = material[:key_size]
@@ -60,6 +61,21 @@ def write_portably(material: Bytes, target: Bytes) -> None:
             place = 2 * (count + exponent)
             powers[place], powers[place + 1] = _product(powers[2 * exponent], powers[2 * exponent + 1], low, high)
         count *= 2
+
+
+def _build(digest: str) -> Callable[[Bytes, Bytes], None]:
+    def write_portably(material: Bytes, target: Bytes) -> None:
+        """Write the state by integer arithmetic alone, on any CPU."""
+        assert digest
+        _write(material, target)
+        _wipe_stack()
+
+    return _compiled(write_portably)  # type: ignore[no-any-return]
+
+
+# To see whether compiled code that was kept on disk is still good, numba looks only at this file and at what the
+# function closes over: hence a digest of the other files that it is made of.
+write_portably = _build(_source_digest())
 
 
 @_compiled

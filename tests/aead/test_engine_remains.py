@@ -1,0 +1,195 @@
+"""Process memory after work is done: no message key, no round key, no plaintext of a chunk that was altered."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from helpers import engines, reference
+from helpers.process_memory import find_in_process, hash_key, round_keys
+
+from fastrack.cobblestone import CHUNK, STRIDE, derive
+from fastrack.devices.key_state import has_instructions
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/PID/mem")
+
+NONCE = bytes.fromhex("f0e1d2c3b4a5968778695a4b")
+CHUNKS = 512  # enough for helper threads
+PART = 11384  # bytes of a message of one chunk, with part of a block at its end
+WORKS = ["open", f"open {PART}", "verify", "seal", "gather"]
+STARTS = 0, 16, PART // 16 * 16 - 16, CHUNK - 16  # of blocks of plaintext that are looked for
+
+CHILD = """
+import gc, os, signal, sys
+from pathlib import Path
+import numpy as np
+from helpers import engines
+from fastrack.aead import Pieces
+from fastrack.cobblestone import CHUNK, STRIDE, MessageKey, derive
+from fastrack.devices import key_state, portable_key_state
+
+name, works, folder = sys.argv[1], sys.argv[2].split(","), Path(sys.argv[3])
+source = np.memmap(folder / "message", np.uint8, "r")
+count = source.size // STRIDE
+
+def read_key():
+    path = folder / "key"
+    material = bytearray(path.stat().st_size)
+    with path.open("rb", 0) as file:
+        file.readinto(material)
+    return MessageKey(material)
+
+def run(work):
+    key = read_key()
+    if name == "key state":
+        target = np.zeros(key_state.STATE_SIZE, np.uint8)
+        if work == "instructions":
+            key_state.write_by_instructions()(np.frombuffer(key.material, np.uint8), target)
+        else:
+            portable_key_state.write_portably(np.frombuffer(key.material, np.uint8), target)
+        assert target[:16].tobytes() == bytes(key.key[:16])
+        target[:] = 0
+        key.wipe()
+        return 0
+    if name == "derive":
+        for _ in range(20):
+            derive(key.key, bytes(24), b"").wipe()
+        key.wipe()
+        return 0
+    engine = engines.make(name, threads=2)
+    schedule = engine.prepare(key)
+    key.wipe()
+    target = np.zeros(count * CHUNK, np.uint8)
+    if work == "open":
+        bad = engine.open_run(schedule, source, target, 0)
+    elif work.startswith("open "):
+        size = int(work.removeprefix("open "))
+        bad = engine.open_run(schedule, source[:size + 16], target[:size], 0)
+    elif work == "verify":
+        bad = engine.verify_run(schedule, source, 0)
+    elif work == "seal":
+        bad = engine.seal_run(schedule, target, np.empty(source.size, np.uint8), 0) or 0
+    else:
+        numbers = np.arange(count)
+        table = np.stack([np.full(count, 7), 100 * numbers, np.full(count, 100)], axis=1)
+        bad = engine.open_pieces(schedule, source, target, Pieces(numbers, np.arange(count + 1), table))
+        assert not target[:100].any(), "plaintext of a bad chunk came out"
+    if work.startswith("open"):
+        assert not target[:CHUNK].any(), "plaintext of a bad chunk came out"
+    target[:] = 0
+    schedule.wipe()
+    return bad
+
+for work in works:
+    assert run(work) == 0
+    gc.collect()
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+OPENSSL_CHILD = """
+import os, signal, sys
+import numpy as np
+from fastrack.aead.openssl import OpenSSLEngine
+from fastrack.cobblestone import MessageKey
+
+source = np.fromfile(sys.argv[1], np.uint8)
+target = np.zeros(source.size - 16, np.uint8)
+engine = OpenSSLEngine()
+assert engine.open_run(engine.prepare(MessageKey(bytearray(range(1, 45)))), source, target, 0) == 0
+target[:] = 0
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+@pytest.fixture(scope="module", params=[16, 32], ids=["aes-128", "aes-256"])
+def message(request, tmp_path_factory):
+    """A key file, and a message whose chunk 0 was altered; the key and the plaintext of that chunk."""
+    folder = tmp_path_factory.mktemp("message")
+    key = os.urandom(request.param)
+    plain = os.urandom(CHUNK)
+    others = reference.seal(key, NONCE, bytes(CHUNK * CHUNKS))[: CHUNKS * STRIDE]
+    first = bytearray(reference.seal(key, NONCE, plain)[:STRIDE])
+    first[-1] ^= 1
+    (folder / "key").write_bytes(key + NONCE)
+    (folder / "message").write_bytes(bytes(first) + others[STRIDE:])
+    return folder, key, plain
+
+
+def remains(engine, works, message, **variables):
+    """Return what is found in the memory of a child after each kind of work."""
+    folder, key, plain = message
+    needles = {f"round key {number}": value for number, value in enumerate(round_keys(key))}
+    needles |= {"message key": key, "H": hash_key(key), "H reversed": hash_key(key)[::-1]}
+    needles |= {f"plaintext {start}": plain[start : start + 16] for start in STARTS}
+    found = set()
+    command = [sys.executable, "-c", CHILD, engine, ",".join(works), str(folder)]
+    with subprocess.Popen(command, env=os.environ | variables) as child:
+        try:
+            for work in works:
+                _, status = os.waitpid(child.pid, os.WUNTRACED)
+                assert os.WIFSTOPPED(status), "the child ended early"
+                found |= {(work, *place) for place in find_in_process(child.pid, needles)}
+                child.send_signal(signal.SIGCONT)
+        finally:
+            child.kill()
+    return found
+
+
+@pytest.mark.parametrize("engine", engines.VECTOR_NAMES)
+def test_a_vector_engine_leaves_no_secret_in_memory(engine, message):
+    assert remains(engine, WORKS, message) == set()
+
+
+@pytest.mark.skipif(not engines.VECTOR_NAMES, reason="this CPU has no vector engine")
+def test_code_for_any_cpu_leaves_no_secret_in_memory(message):
+    # A run calls its chunks' function then, which has more instructions than the run may inline.
+    assert remains(engines.VECTOR_NAMES[0], ["open", "seal"], message, NUMBA_CPU_NAME="generic") == set()
+
+
+def test_the_openssl_engine_leaves_round_keys_only(message):
+    # OpenSSL leaves them on its stack: docs/threat-model.md, "Remains in memory".
+    found = remains("openssl", WORKS, message)
+    assert not {(work, name) for work, name, region in found if region != "stack" or not name.startswith("round key")}
+
+
+@pytest.mark.parametrize("size", [48, 4000, 5088])
+def test_the_openssl_engine_leaves_nothing_of_a_chunk_that_failed(size, tmp_path):
+    plain = os.urandom(size)
+    sealed = bytearray(reference.seal(bytes(range(1, 33)), bytes(range(33, 45)), plain))
+    sealed[-1] ^= 1
+    (tmp_path / "message").write_bytes(sealed)
+    with subprocess.Popen([sys.executable, "-c", OPENSSL_CHILD, str(tmp_path / "message")]) as child:
+        try:
+            _, status = os.waitpid(child.pid, os.WUNTRACED)
+            assert os.WIFSTOPPED(status), "the child ended early"
+            assert find_in_process(child.pid, {"first": plain[:16], "last": plain[-16:]}) == set()
+        finally:
+            child.kill()
+
+
+def test_expanding_a_key_for_the_gpu_leaves_no_secret_in_memory(message):
+    works = ["portable", "instructions"] if has_instructions() else ["portable"]
+    assert remains("key state", works, message) == set()
+
+
+def test_deriving_a_key_leaves_it_nowhere_but_on_the_stack(message):
+    folder, secret, plain = message
+    derived = derive(secret, bytes(24), b"")  # wiped when it goes away
+    found = remains("derive", ["derive"], (folder, bytes(derived.key), plain))
+    assert {(name, region) for _, name, region in found if region != "stack"} == set()
+
+
+def test_the_search_finds_what_is_there(message):
+    _, key, _ = message
+    with subprocess.Popen(["sleep", "60"], env={"SECRET": key.hex()}) as child:
+        try:
+            deadline = time.monotonic() + 10
+            while not (found := find_in_process(child.pid, {"key": key.hex().encode()})):
+                assert time.monotonic() < deadline
+        finally:
+            child.kill()
+    assert found == {("key", "stack")}
