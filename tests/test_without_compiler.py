@@ -6,12 +6,7 @@ import os
 import subprocess
 import sys
 
-import numpy as np
 import pytest
-
-from fastrack.cobblestone import MessageKey
-from fastrack.devices import key_state
-from fastrack.devices.key_state import STATE_SIZE
 
 
 @pytest.fixture
@@ -93,22 +88,6 @@ fastrack.save_checkpoint("state.sealed", {"w": table, "step": 3}, key=key)
 assert (fastrack.load_checkpoint("state.sealed", keys=key)["w"] == table).all()
 print("all is right")
 """
-
-
-@pytest.mark.parametrize("size", [16, 32])
-def test_the_state_of_a_key_is_the_compiled_ones(run, size):
-    found = run(f"""
-import numpy as np
-from fastrack.cobblestone import MessageKey
-from fastrack.devices.key_state import STATE_SIZE, write_state
-
-target = np.empty(STATE_SIZE, np.uint8)
-write_state(MessageKey.raw(bytes(range(9, 9 + {size})), bytes(range(50, 62))), target)
-print(target.tobytes().hex())
-""")
-    target = np.empty(STATE_SIZE, np.uint8)
-    key_state.write_state(MessageKey.raw(bytes(range(9, 9 + size)), bytes(range(50, 62))), target)
-    assert found.strip() == target.tobytes().hex()
 
 
 def test_ciphertext_is_staged(run):

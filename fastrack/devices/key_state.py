@@ -23,7 +23,6 @@ from fastrack.aead import Bytes
 from fastrack.aead.emit import I32, I64, Emitter, compile_for
 from fastrack.aead.gcm import _encrypt_block, _expand_128, _expand_256, fill_zero, keep_apart
 from fastrack.aead.kernels import _compiled_for, _source_digest, _wipe_stack
-from fastrack.aead.vaes import is_compiling
 from fastrack.cobblestone import CHUNK, NONCE, MessageKey
 from fastrack.devices.portable_key_state import (
     LAST_POWER,
@@ -73,14 +72,7 @@ def write_state(key: MessageKey, target: Bytes) -> None:
 
 @cache
 def _writer() -> Writer:
-    if not is_compiling():
-        return _write_slowly
     return write_by_instructions() if has_instructions() else write_portably
-
-
-def _write_slowly(material: Bytes, target: Bytes) -> None:
-    with np.errstate(over="ignore"):  # NumPy's integers wrap around as compiled ones do, and complain
-        write_portably(material, target)
 
 
 def has_instructions() -> bool:

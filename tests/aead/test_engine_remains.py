@@ -127,6 +127,7 @@ def remains(engine, works, message, **variables):
     needles |= {f"plaintext {start}": plain[start : start + 16] for start in STARTS}
     found = set()
     command = [sys.executable, "-c", CHILD, engine, ",".join(works), str(folder)]
+    variables["PYTHONPATH"] = os.pathsep.join(sys.path)
     with subprocess.Popen(command, env=os.environ | variables) as child:
         try:
             for work in works:
