@@ -77,16 +77,20 @@ class OpenSSLEngine:
 
 
 class OpenSSLSchedule:
-    """A cipher object and the base nonce. pyca keeps a copy of the key that cannot be overwritten from here.
+    """A cipher object, its key and the base nonce. OpenSSL's own copies cannot be overwritten from here.
+
+    The key is a copy that lives as long as the cipher: with OpenSSL before 3.2 pyca reads it anew for each chunk, and
+    the caller may wipe the message key as soon as it is prepared.
 
     OpenSSL goes over ciphertext twice, and another process may write to the caller's buffers in between: what it hashed
     would not be what it deciphers. So ciphertext passes through `held`, STRIDE bytes that nobody else knows.
     """
 
-    __slots__ = ("_cipher", "_nonce")
+    __slots__ = ("_cipher", "_key", "_nonce")
 
     def __init__(self, key: MessageKey) -> None:
-        self._cipher: AESGCM | None = AESGCM(key.key)  # a view: `bytes` could not be overwritten
+        self._key = bytearray(key.key)  # `bytes` could not be overwritten
+        self._cipher: AESGCM | None = AESGCM(self._key)
         self._nonce = bytes(key.nonce)
 
     def open(self, chunk: int, source: Bytes, target: Bytes, held: Bytes) -> bool:
@@ -116,6 +120,11 @@ class OpenSSLSchedule:
     def wipe(self) -> None:
         self._cipher = None
         self._nonce = b""
+        self._key[:] = bytes(len(self._key))
+
+    def __del__(self) -> None:
+        if hasattr(self, "_key"):  # it may have failed to become one
+            self.wipe()
 
     def __reduce__(self) -> str:
         raise TypeError("a key schedule holds a secret and cannot be pickled")

@@ -9,10 +9,12 @@ import pickle
 
 import numpy as np
 import pytest
-from helpers import engines
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from helpers import engines, reference
 from helpers.runs import Runs, plan
 
-from fastrack.aead import gcm
+from fastrack.aead import gcm, openssl
+from fastrack.aead.known_answers import find_fault
 from fastrack.cobblestone import MessageKey
 from fastrack.errors import ClosedError
 
@@ -41,6 +43,32 @@ def test_a_schedule_outlives_the_message_key_it_was_made_from(engine_under_test,
     runs.schedule = engine_under_test.prepare(message_key)
     message_key.wipe()
     assert runs.open(sealed) == (None, b"a secret")
+
+
+class LazyCipher:
+    """The cipher of pyca over OpenSSL before 3.2: it keeps the object that holds the key, and reads it each time."""
+
+    def __init__(self, key):
+        self.key = key
+
+    def __getattr__(self, name):
+        return getattr(AESGCM(self.key), name)
+
+
+def test_an_openssl_schedule_outlives_the_message_key_whenever_that_is_read(key, monkeypatch):
+    monkeypatch.setattr(openssl, "AESGCM", LazyCipher)
+    engine = engines.make("openssl")
+    assert find_fault(engine) is None
+    message_key = MessageKey.raw(key, NONCE)
+    schedule = engine.prepare(message_key)
+    message_key.wipe()
+    sealed = np.empty(116, np.uint8)
+    engine.seal_run(schedule, np.ones(100, np.uint8), sealed, 0)
+    assert sealed.tobytes() == reference.seal(key, NONCE, bytes([1] * 100), 0)
+    kept = schedule._key
+    del schedule
+    gc.collect()
+    assert not any(kept)
 
 
 def test_a_wiped_message_key_is_not_prepared(engine_under_test, key):
