@@ -15,6 +15,8 @@ from helpers.forking import in_forked_child
 
 from fastrack import ClosedError, DeviceError
 from fastrack.cobblestone import CHUNK
+from fastrack.devices.base import BAD_PLAN
+from fastrack.devices.cuda_memory import Control
 
 SECONDS = 60
 
@@ -228,6 +230,37 @@ def test_a_list_that_an_interrupt_lost_leaves_no_good_verdict(mode, after, monke
     assert not rig.driver.holds(MESSAGE.secret)
     assert opened(rig)
     within(SECONDS, rig.close)
+
+
+class _Interrupting(int):
+    """A word of the device, at whose comparison an interrupt arrives."""
+
+    __hash__ = int.__hash__
+
+    def __ne__(self, _):
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("place", "bad"), [(0, 2), (1, BAD_PLAN)])
+def test_an_interrupt_while_a_bad_verdict_is_read_leaves_no_good_one(place, bad, monkeypatch):
+    rig = Rig()
+    message = MESSAGE if bad == BAD_PLAN else Message(5 * CHUNK + 77).spoilt(bad)
+    rig.driver.flips = {3: -1} if bad == BAD_PLAN else {}
+    array = rig.array(200)
+    work = rig.gather(message, PIECES, array)
+    good = Control.words
+
+    def words(control):
+        found = list(good.__get__(control))
+        found[place] = _Interrupting(found[place])
+        return tuple(found)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Control, "words", property(words))
+        with pytest.raises(KeyboardInterrupt):
+            work.verdict()
+    assert work.verdict() == bad
+    rig.close()
 
 
 def test_an_interrupted_slab_comes_back_only_after_what_may_have_been_asked_for_it(monkeypatch):

@@ -472,11 +472,12 @@ class CudaWork:
         """Take the verdict, which is there, and give the control back."""
         with self._reading:  # or the control would come back twice, and serve two messages at once
             if self._word is None:
-                self._word, plans = self._control.words
-                if self._word != _GOOD:
-                    self._bad = self._word
+                word, plans = self._control.words
                 if self._plans is not None and plans != _GOOD:
                     self._bad = BAD_PLAN
+                elif word != _GOOD:
+                    self._bad = word
+                self._word = word  # last: an interrupt or another thread must not take a bad verdict for a good one
                 self._controls.give_back(self._control)
 
     # Checks.
