@@ -15,6 +15,7 @@ from helpers.forking import in_forked_child
 
 from fastrack import ClosedError, DeviceError
 from fastrack.cobblestone import CHUNK
+from fastrack.devices import cuda_memory
 from fastrack.devices.base import BAD_PLAN
 from fastrack.devices.cuda_memory import Control
 
@@ -260,6 +261,29 @@ def test_an_interrupt_while_a_bad_verdict_is_read_leaves_no_good_one(place, bad,
         with pytest.raises(KeyboardInterrupt):
             work.verdict()
     assert work.verdict() == bad
+    rig.close()
+
+
+def test_an_interrupt_while_the_key_of_plans_is_put_leaves_it_nowhere(monkeypatch):
+    rig = Rig()
+    array = rig.array(200)
+    work = rig.begin(MESSAGE, array)
+    secrets = []
+    write_state = cuda_memory.write_state
+
+    def write_and_be_interrupted(key, target):
+        write_state(key, target)
+        secrets.append(bytes(key.key))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cuda_memory, "write_state", write_and_be_interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            work.open(next(cut(PIECES, MESSAGE.plain.size, 2)), MESSAGE.sealed, rig.take())
+    assert rig.driver.holds(secrets[0])
+    within(SECONDS, work.end)
+    assert work.verdict() is None
+    assert not rig.driver.holds(secrets[0])
     rig.close()
 
 

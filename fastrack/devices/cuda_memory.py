@@ -118,8 +118,8 @@ class Control:
 
     def put_plan_key(self, key: MessageKey) -> None:
         """Take the key of the plans here."""
+        self._has_plans = True  # first, so that an interrupt leaves no key here that nothing wipes
         write_state(key, self.memory[_VERDICTS_END:])
-        self._has_plans = True
 
     @property
     def words(self) -> tuple[int, int]:
