@@ -11,13 +11,13 @@ from helpers import fake_cuda
 from helpers.cuda_rig import Message, Rig, within
 from helpers.fake_cuda import MODES
 
-from fastrack import DeviceError, arrays
+from fastrack import DeviceError, aead, arrays
 from fastrack.aead import Pieces
-from fastrack.cobblestone import CHUNK, STRIDE, TAG, raw_size
+from fastrack.cobblestone import CHUNK, STRIDE, TAG, MessageKey, raw_size
 from fastrack.devices import Slab
 from fastrack.devices.base import BAD_PLAN
 from fastrack.devices.cuda import CudaDevice
-from fastrack.devices.gather_plan import align
+from fastrack.devices.gather_plan import PlanSealer, align
 from fastrack.rows import plan_rows
 
 SIZES = [0, 1, 16, CHUNK - 1, CHUNK, CHUNK + 1, 4 * CHUNK, 9 * CHUNK + 77]
@@ -356,6 +356,24 @@ def test_plans_cross_the_bus_sealed_each_under_a_key_of_its_own(monkeypatch):
     for state in (uploads[1], uploads[4]):
         assert not rig.driver.holds(state[:32])
     rig.close()
+
+
+def test_after_an_error_no_other_plan_is_sealed_under_the_same_nonce(monkeypatch):
+    engine = aead.engine("openssl")
+    sealer = PlanSealer(engine, MessageKey.raw(bytes(32), bytes(12)))
+    pieces, _ = pieces_of(LONG, [140, 0, 3])
+    first = sealer.seal(pieces, 0)
+    seal_run = engine.seal_run
+
+    def seal_and_fail(*arguments):
+        seal_run(*arguments)
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "seal_run", seal_and_fail)
+        with pytest.raises(MemoryError):
+            sealer.seal(pieces, 0)
+    assert sealer.seal(pieces, 0).first == first.first + 2 * first.count
 
 
 # What it is asked.

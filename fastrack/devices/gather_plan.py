@@ -68,8 +68,8 @@ class PlanSealer:
         plan = SealedPlan(
             np.empty(_sealed_size(plain.size), np.uint8), align(behind), self._next, _chunks(plain.size), plain.size
         )
+        self._next += plan.count  # first: after an error or an interrupt no other plan takes these numbers
         self._engine.seal_run(self._schedule, plain, plan.sealed, plan.first)
-        self._next += plan.count
         return plan
 
     def wipe(self) -> None:
