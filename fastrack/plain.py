@@ -103,8 +103,8 @@ def open_plain(path: str | os.PathLike[str]) -> Iterator[tuple[Mapping[str, Plai
         yield {path.name: PlainTensor.of(memory)}, {}
 
 
-def require_safe_member(name: str) -> None:
-    """Refuse a name that would lead out of the folder into which an archive of NumPy arrays is unpacked.
+def require_safe_member(name: str, path: Path) -> None:
+    """Refuse a name that would lead out of the folder into which `path`, an archive of NumPy arrays, is unpacked.
 
     Raises
     ------
@@ -113,8 +113,8 @@ def require_safe_member(name: str) -> None:
     """
     if "\0" in name or _LEADS_OUT.search(name):
         raise FormatError(
-            f"a member of an .npz archive cannot be called {name!r:.80}, which leads out of the folder that it is "
-            "unpacked into; use a .safetensors file, or rename the tensor"
+            f"{path}: a member of an .npz archive cannot be called {name!r:.80}, which leads out of the folder that it "
+            "is unpacked into; use a .safetensors file, or rename the tensor"
         )
 
 
@@ -130,7 +130,7 @@ def _read_members(archive: zipfile.ZipFile, path: Path) -> dict[str, PlainTensor
     tensors: dict[str, PlainTensor] = {}
     for member in archive.infolist():
         name = member.filename.removesuffix(".npy")
-        require_safe_member(name)
+        require_safe_member(name, path)
         if name in tensors or name == member.filename:
             problem = "is there twice" if name in tensors else "is no .npy file"
             raise FormatError(f"{path} is no .npz file that can be sealed: {member.filename!r:.80} {problem}")

@@ -278,7 +278,7 @@ class _Unsealing:
 
     def _write_npz(self, target: Path) -> None:
         for name in self.names:
-            require_safe_member(name)
+            require_safe_member(name, target)
         headers = {name: _npy_header(*self._described(name)) for name in self.names}
         with self._new_file(target) as out, zipfile.ZipFile(out, "w") as archive:
             for name in self.names:

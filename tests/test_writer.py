@@ -443,12 +443,12 @@ OUTSIDE = ["../x", "a/../../x", "/x", "..", "\\x", "a\\..\\x", "C:x", "c:\\x", "
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_no_archive_has_a_member_that_leads_out_of_its_folder(tmp_path, target, name):
     save_file({name: np.arange(3)}, target, KEY)
-    with pytest.raises(FormatError, match="leads out of the folder"):
+    with pytest.raises(FormatError, match=r"back\.npz: .* leads out of the folder"):
         unseal_file(target, tmp_path / "back.npz", KEY)
     assert not (tmp_path / "back.npz").exists()
     unseal_file(target, tmp_path / "back.safetensors", KEY)
     (tmp_path / "x.npz").write_bytes(zipped(SOUND_NPY, f"{name}.npy".replace("\0", "/../")))
-    with pytest.raises(FormatError, match="leads out of the folder"):
+    with pytest.raises(FormatError, match=r"x\.npz: .* leads out of the folder"):
         seal_file(tmp_path / "x.npz", tmp_path / "new", KEY)
 
 
