@@ -215,7 +215,7 @@ def records_of(shards: Shards, keys: KeySource | None) -> RecordLayout:
         opened = unseal(shards.tensor(shard, 1), ring, framework="numpy")
         if opened[0] < 0 or opened[-1] > data.shape[0] or bool((opened[1:] < opened[:-1]).any()):
             raise FormatError(
-                f"{where} does not ascend from 0 to at most the {data.shape[0]} elements of {data.name!r}"
+                f"{where} does not ascend from 0 to at most the {data.shape[0]} elements of {data.name!r:.200}"
             )
         offsets.append(opened)
     ends = np.cumsum([opened.size - 1 for opened in offsets], dtype=np.int64)

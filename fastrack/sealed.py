@@ -604,7 +604,7 @@ def bad_chunk(
     place = "" if path is None else f"{path}: "
     if chunk < 0:
         return AuthenticationError(
-            f"{place}rows of tensor {name!r}: the list of their places was altered on its way to the device, so "
+            f"{place}rows of tensor {name!r:.200}: the list of their places was altered on its way to the device, so "
             f"{outcome}; move them again, and if that fails too, distrust the machine",
             tensor=name,
             path=path,

@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 
 import fastrack
 from fastrack import AuthenticationError, FormatError, Key, SealedTensor, UnknownKeyError, aead, arrays, dtypes
+from fastrack.devices.base import BAD_PLAN
 from fastrack.errors import ClosedError
 from fastrack.keys import KEY_FILE_VARIABLE, KeyRing
-from fastrack.sealed import OpenMessage, SealedRows
+from fastrack.sealed import OpenMessage, SealedRows, bad_chunk
 
 CHUNK, TAG, HEADER = 16384, 16, 56
 STRIDE = CHUNK + TAG
@@ -320,6 +321,13 @@ def test_a_flipped_bit_names_its_tensor_and_chunk(key, sealed, framework):
                 fastrack.unseal(altered, key, framework=framework)
             assert (caught.value.tensor, caught.value.chunk) == ("images", chunk)
             assert refusal(altered, key).chunk == chunk
+
+
+@pytest.mark.parametrize("chunk", [3, BAD_PLAN])
+def test_an_error_about_a_chunk_or_a_plan_is_short_whatever_the_name(chunk):
+    error = bad_chunk("x" * 10_000, chunk)
+    assert len(str(error)) < 500
+    assert error.tensor == "x" * 10_000
 
 
 def test_the_first_of_several_bad_chunks_is_named(key, sealed):
