@@ -283,7 +283,8 @@ class KeyRing:
     """Keys, found by the id that a sealed tensor names. Ordered; the first is the one that seals.
 
     A subclass may fetch keys when they are needed, say from a key broker, in a ``__getitem__`` of its own that takes an
-    id and returns the `Key`. Wherever ``keys=`` takes a ring, this one is asked, and not copied.
+    id and returns the `Key`. Wherever ``keys=`` takes a ring, this one is asked, and not copied. Give it
+    alone: of a ring among other keys only those that it holds are taken.
 
     Parameters
     ----------
