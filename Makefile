@@ -15,11 +15,14 @@ help:  ## show this list
 demo: $(STAMP)  ## seal two data sets, open them, train on one, watch a forgery be refused
 	$(BIN)/fastrack demo
 
-# Two processes, as many tests use threads themselves. The tests of a file stay together and share what it compiles.
+# Two processes, as many tests use threads themselves. The tests of a file stay together and share what it compiles. Workers
+# that the prefetch thread forks now and then crash in a process of pytest-xdist, so their tests have a process of their own.
 PARALLEL := --numprocesses 2 --dist loadscope
+FORKING := tests/test_loader_workers.py
 
 test: $(STAMP)  ## run the tests
-	$(BIN)/python -m pytest $(PARALLEL)
+	$(BIN)/python -m pytest $(PARALLEL) --ignore $(FORKING)
+	$(BIN)/python -m pytest $(FORKING)
 
 # What other versions deprecate is no error here, as it is in the other tests.
 LOWEST := .venv-lowest
@@ -28,7 +31,8 @@ test-lowest:  ## run the quick tests on the lowest versions that pyproject.toml 
 	$(MAKE) --no-print-directory VENV=$(LOWEST) $(LOWEST)/.installed
 	$(LOWEST)/bin/$(PIP_LOCKED) --requirement tests/lowest.txt
 	$(LOWEST)/bin/python -m pytest $(PARALLEL) -m "not slow" -W default::DeprecationWarning \
-		--ignore tests/kernels
+		--ignore tests/kernels --ignore $(FORKING)
+	$(LOWEST)/bin/python -m pytest -m "not slow" -W default::DeprecationWarning $(FORKING)
 
 ENGINE_TESTS := aead $(addprefix test_,channel.py checkpoints.py cobblestone.py data.py files.py models.py rows.py sealed.py writer.py)
 
