@@ -15,8 +15,9 @@ help:  ## show this list
 demo: $(STAMP)  ## seal two data sets, open them, train on one, watch a forgery be refused
 	$(BIN)/fastrack demo
 
-# Two processes, as many tests use threads themselves. The tests of a file stay together and share what it compiles. Workers
-# that the prefetch thread forks now and then crash in a process of pytest-xdist, so their tests have a process of their own.
+# Two processes, as many tests use threads themselves. The tests of a file stay together and share what it compiles. Tests of
+# forked workers have a process of their own: torch caches the process group that other tests make for the life of a thread,
+# and destroying it in a forked child hangs or crashes.
 PARALLEL := --numprocesses 2 --dist loadscope
 FORKING := tests/test_loader_workers.py
 
