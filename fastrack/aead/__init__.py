@@ -17,7 +17,7 @@ ENGINE_VARIABLE = "FASTRACK_ENGINE"
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which engine this process uses.
+    """Name the engine that this process uses.
 
     name : the engine's name
     forced : whether the environment variable `FASTRACK_ENGINE` chose it
@@ -114,7 +114,7 @@ def _require_sound(name: str) -> None:
 
 @cache
 def _fault(name: str) -> str | None:
-    """What the engine of that name gets wrong in this process, or None."""
+    """Test the engine of that name, once a process, and return what it gets wrong, or None."""
     from fastrack.aead.known_answers import find_fault
 
     return find_fault(_build(name, 1))

@@ -114,7 +114,7 @@ def supported_width() -> int:
 
 
 def is_compiling() -> bool:
-    """Whether numba compiles: with NUMBA_DISABLE_JIT=1 it leaves Python functions as they are. Does not import it."""
+    """Return whether numba compiles, without importing it: with NUMBA_DISABLE_JIT=1 it leaves functions as they are."""
     disabled = getattr(sys.modules.get("numba.core.config"), "DISABLE_JIT", None)
     if disabled is None:
         try:
