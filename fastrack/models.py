@@ -205,7 +205,7 @@ def _refuse_plain(state: Iterable[str], file: SealedFile) -> None:
     for name in state:
         if name in file.plain:
             raise AuthenticationError(
-                f"{file.path} has {name!r:.200} in plain only, so nobody vouches for it, and nothing was loaded; get "
+                f"{file.path} has {name!r:.200} in plain only, which nothing authenticates, so nothing was loaded; get "
                 f"the file sealed, or load that tensor on purpose, from load_file(path).plain[{name!r:.200}]",
                 tensor=name,
                 path=file.path,

@@ -600,7 +600,7 @@ def bad_chunk(
     *,
     path: Path | None = None,
 ) -> AuthenticationError:
-    """The error for a chunk that is not what its owner sealed, or for `BAD_PLAN`."""
+    """Return the error for a chunk that is not what its owner sealed, or for `BAD_PLAN`."""
     place = "" if path is None else f"{path}: "
     if chunk < 0:
         return AuthenticationError(

@@ -346,7 +346,7 @@ def test_state_that_is_no_tensor_is_neither_saved_nor_loaded(tmp_path):
 def test_a_tensor_in_plain_is_never_loaded(tmp_path, strict):
     save_file(net(1).state_dict(), tmp_path / "x", KEY, plain=["scale"])
     refuse(
-        net(2), tmp_path / "x", AuthenticationError, "'scale' in plain only, so nobody vouches for it", strict=strict
+        net(2), tmp_path / "x", AuthenticationError, "'scale' in plain only, which nothing authenticates", strict=strict
     )
 
 

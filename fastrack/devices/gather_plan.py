@@ -1,4 +1,4 @@
-"""The plans of gathers on their way to a device: sealed under a key that nothing else is sealed under."""
+"""Seal the plans of gathers for their way to a device, under a key that seals nothing else."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["PlanSealer", "SealedPlan", "align", "room_for"]
 
 @dataclass(frozen=True, slots=True)
 class SealedPlan:
-    """A plan as it travels in a slot, and where the device opens it.
+    """Hold a sealed plan as it lies in a slot, and name where the device opens it.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Engines beside pyca/cryptography, on runs and plans made at random, in memory that ends at a page nobody may touch.
+"""Engines beside pyca/cryptography, on runs and plans made at random, in memory that ends at an inaccessible page.
 
 Native code that reads or writes one byte too many there ends the process with SIGSEGV.
 """
@@ -180,7 +180,7 @@ class Case:
 
 
 def stays_inside(pieces, plain, target):
-    """Whether a plan stays inside its message and its result: in Python's integers, which have no end."""
+    """Return whether a plan stays inside its message and its result, by Python's unbounded integers."""
     chunks, starts, table = (array.tolist() for array in (pieces.chunks, pieces.starts, pieces.table))
     if starts[0] != 0 or starts[-1] != len(table) or starts != sorted(starts):
         return False

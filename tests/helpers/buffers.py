@@ -40,7 +40,7 @@ def as_array(content):
 
 
 class Guarded:
-    """Memory between two pages that nobody may touch: to read or write past it ends the process with SIGSEGV.
+    """Memory between two inaccessible pages: to read or write past it ends the process with SIGSEGV.
 
     It lasts as long as the process does. Linux and macOS only.
     """
