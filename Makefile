@@ -15,15 +15,11 @@ help:  ## show this list
 demo: $(STAMP)  ## seal two data sets, open them, train on one, watch a forgery be refused
 	$(BIN)/fastrack demo
 
-# Two processes, as many tests use threads themselves. The tests of a file stay together and share what it compiles. Tests of
-# forked workers have a process of their own: torch caches the process group that other tests make for the life of a thread,
-# and destroying it in a forked child hangs or crashes.
+# Two processes, as many tests use threads themselves. The tests of a file stay together and share what it compiles.
 PARALLEL := --numprocesses 2 --dist loadscope
-FORKING := tests/test_loader_workers.py
 
 test: $(STAMP)  ## run the tests
-	$(BIN)/python -m pytest $(PARALLEL) --ignore $(FORKING)
-	$(BIN)/python -m pytest $(FORKING)
+	$(BIN)/python -m pytest $(PARALLEL)
 
 # What other versions deprecate is no error here, as it is in the other tests.
 LOWEST := .venv-lowest
@@ -32,8 +28,7 @@ test-lowest:  ## run the quick tests on the lowest versions that pyproject.toml 
 	$(MAKE) --no-print-directory VENV=$(LOWEST) $(LOWEST)/.installed
 	$(LOWEST)/bin/$(PIP_LOCKED) --requirement tests/lowest.txt
 	$(LOWEST)/bin/python -m pytest $(PARALLEL) -m "not slow" -W default::DeprecationWarning \
-		--ignore tests/kernels --ignore $(FORKING)
-	$(LOWEST)/bin/python -m pytest -m "not slow" -W default::DeprecationWarning $(FORKING)
+		--ignore tests/kernels
 
 ENGINE_TESTS := aead $(addprefix test_,channel.py checkpoints.py cobblestone.py data.py files.py models.py rows.py sealed.py writer.py)
 

@@ -85,7 +85,10 @@ class Source:
 
 
 class Ahead(threading.Thread):
-    """The same, on a thread that is ahead of its caller. The loader's iterator is made, used and let go of there.
+    """The same, on a thread that is ahead of its caller. The loader's iterator is used and let go of there.
+
+    It is made by the caller. Workers forked from this thread would destroy what torch caches for the other threads, and
+    hang where that is a process group.
 
     Between the two are queues written in C: nobody polls, and `stop` may be called from a destructor.
     """
@@ -106,12 +109,9 @@ class Ahead(threading.Thread):
 
     def begin(self) -> Item:
         _stop_at_exit()
+        first = self._source.begin()
         self.start()
-        try:
-            return self._receive()
-        except BaseException:
-            self.stop()
-            raise
+        return first
 
     def take(self) -> Item:
         if self._source.is_stopped:
@@ -132,7 +132,6 @@ class Ahead(threading.Thread):
         ready = self._ready
         try:
             with nullcontext() if self._side is None else self._side.current():
-                ready.put(self._source.begin())
                 while self._source.is_open and self._places.get():
                     if self._side is not None:
                         self._side.reclaim()

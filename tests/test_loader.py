@@ -400,7 +400,9 @@ class TestResuming:
 
     def test_uses_the_loader_on_one_thread(self):
         loader = Resumable(5)
-        list(wrap(loader))
+        iterator = iter(wrap(loader))
+        loader.users.clear()  # the caller began the iteration
+        list(iterator)
         assert loader.users == {"fastrack-loader"}
 
     def test_keeps_the_state_of_before_a_batch_that_failed(self, key, prefetch):

@@ -9,7 +9,16 @@ import warnings
 
 import pytest
 import torch
-from helpers.loading import Numbers, Stream, die_on_five, fail_on_five, process_id, threads_left, wait_until
+from helpers.loading import (
+    Numbers,
+    Stream,
+    die_on_five,
+    fail_on_five,
+    is_main_thread,
+    process_id,
+    threads_left,
+    wait_until,
+)
 from torch.utils.data import DataLoader
 
 import fastrack
@@ -79,22 +88,38 @@ def test_an_error_of_theirs_comes_where_its_batch_would():
 
 
 @pytest.fixture
-def no_handler():
-    """Without the handler that torch sets when a loader is iterated on the main thread, which raises anywhere."""
-    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+def handler(monkeypatch):
+    """What torch sets when a loader is iterated on the main thread: it raises wherever that thread is."""
+    before = signal.getsignal(signal.SIGCHLD)
+    monkeypatch.setattr(torch.utils.data._utils.signal_handling, "_SIGCHLD_handler_set", False)
     yield
     signal.signal(signal.SIGCHLD, before)
 
 
-@pytest.mark.usefixtures("no_handler")
-def test_their_death_comes_where_their_batch_would():
+@pytest.mark.usefixtures("handler")
+@pytest.mark.parametrize("is_handled", [True, False])
+def test_their_death_is_heard(is_handled):
     iterator = iter(wrap(DataLoader(Numbers(20, die_on_five), num_workers=1, prefetch_factor=1)))
+    assert signal.getsignal(signal.SIGCHLD) != signal.SIG_DFL
+    if not is_handled:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     received = []
     with pytest.raises(RuntimeError, match="DataLoader worker"):
         received.extend(batch[0, 0].item() for batch in iterator)
-    assert received == [0, 1, 2, 3, 4]
+    if is_handled:
+        assert received == list(range(len(received)))
+        iterator.close()
+    else:  # where their batch would have been
+        assert received == [0, 1, 2, 3, 4]
     assert list(iterator) == []
     gc.collect()
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_they_are_forked_from_the_thread_that_begins_the_iteration(prefetch):
+    # A child has one thread, and what its parent's others kept for themselves ends in it: process groups of torch hang.
+    loader = DataLoader(Numbers(2, is_main_thread), num_workers=1, multiprocessing_context="fork")
+    assert rows(wrap(loader, prefetch=prefetch)) == [[0, 1], [1, 1]]
 
 
 def test_pinned_memory_is_taken_too():

@@ -66,6 +66,10 @@ def process_id(_):
     return os.getpid()
 
 
+def is_main_thread(_):
+    return threading.current_thread().name == "MainThread"
+
+
 def fail_on_five(i):
     if i == 5:
         raise LookupError("item 5 is not there")
