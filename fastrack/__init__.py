@@ -18,6 +18,7 @@ from fastrack.errors import (
     KeyPermissionError,
     UnknownKeyError,
 )
+from fastrack.pickles import unpickle as _unpickle  # noqa: F401 - pickles of handles name it
 
 if TYPE_CHECKING:
     from fastrack.channel import Channel

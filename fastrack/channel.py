@@ -20,6 +20,7 @@ from fastrack.errors import AuthenticationError, ClosedError, DeviceError
 from fastrack.keys import Key, KeyLike, KeyRing, KeySource
 from fastrack.nest import map_leaves, place_of
 from fastrack.pending import Owner, Owners, add_notes
+from fastrack.public import public
 from fastrack.ring import Ring
 from fastrack.sealed import Claim, Part, SealedRows, SealedTensor, bad_chunk, new_file_id, write_header
 from fastrack.session import Session
@@ -33,6 +34,7 @@ _Opened = tuple[Part | None, MessageKey]  # the part of a leaf that one message 
 _FIRST, _TOGETHER = 2, 16  # slabs that are issued together: those a device begins with, and those after
 
 
+@public
 class Channel:
     """A device, the keys it may use and a ring. May be shared by threads; close it, or use it in a ``with`` statement.
 

@@ -13,6 +13,7 @@ from fastrack.devices import canonical
 from fastrack.errors import AuthenticationError, FormatError
 from fastrack.files import SealedFile, load_file
 from fastrack.keys import KeyLike, KeyRing, KeySource
+from fastrack.public import public
 from fastrack.sealed import SealedTensor, unseal
 from fastrack.shared import to_device
 from fastrack.writer import write_checkpoint
@@ -22,6 +23,7 @@ __all__ = ["load_checkpoint", "save_checkpoint"]
 _SKELETON = "skeleton"
 
 
+@public
 def save_checkpoint(path: str | os.PathLike[str], state: Any, *, key: KeyLike) -> None:
     """Seal the state of a training run into a new file: any nest of plain values and arrays.
 
@@ -60,6 +62,7 @@ def save_checkpoint(path: str | os.PathLike[str], state: Any, *, key: KeyLike) -
     write_checkpoint({_SKELETON: np.frombuffer(text, np.uint8), **tensors}, path, key)
 
 
+@public
 def load_checkpoint(path: str | os.PathLike[str], *, keys: KeySource | None = None, device: object = None) -> Any:
     """Open a checkpoint. Nothing of it is run, whoever wrote it.
 

@@ -13,12 +13,15 @@ from fastrack.aead import Pieces
 from fastrack.arrays import framework_of
 from fastrack.keys import KeyRing
 from fastrack.origin import DataRows, Lengths, Samples
+from fastrack.pickles import unpickle
+from fastrack.public import public
 from fastrack.rows import Ranges
 from fastrack.sealed import Choice, Part, Plan, SealedRows, SealedTensor, TensorRows
 
 __all__ = ["collate"]
 
 
+@public
 def collate(samples: Sequence[Any]) -> Any:
     """Put samples together into a batch, for the ``collate_fn=`` of a `torch.utils.data.DataLoader`.
 
@@ -47,7 +50,7 @@ def collate(samples: Sequence[Any]) -> Any:
         raise ValueError("a batch needs a sample, and none was given")
     first = samples[0]
     if isinstance(first, (SealedRows, SealedTensor)):
-        return _join(samples)
+        return join(samples)
     if isinstance(first, Lengths):
         return first.joined(samples)
     if isinstance(first, Mapping):
@@ -70,7 +73,8 @@ def _collate_plain(leaves: list[Any]) -> Any:
     return leaves
 
 
-def _join(handles: Sequence[Any]) -> SealedRows:
+def join(handles: Sequence[Any]) -> SealedRows:
+    """Put handles together, one after the other, to one."""
     choices = [_choice_of(handle) for handle in handles]
     first = choices[0]
     if isinstance(first, DataRows):
@@ -135,22 +139,25 @@ class _Together:
                 _, plans, shifts = found.setdefault(same, (part.tensor, [], []))
                 plans.append(part.plan)
                 shifts.append(index * size)
-        return [Part(tensor, _ShiftedPlans(plans, shifts)) for tensor, plans, shifts in found.values()]
+        return [Part(tensor, ShiftedPlans(plans, shifts)) for tensor, plans, shifts in found.values()]
 
     def check_claims(self, keys: KeyRing) -> None:
         for choice in self._choices:
             choice.check_claims(keys)
 
     def reduce(self) -> tuple[object, tuple[Any, ...]]:
-        return _join, ([SealedRows(choice) for choice in self._choices],)
+        return unpickle, ("JoinedRows", [SealedRows(choice) for choice in self._choices])
 
 
 @dataclass(frozen=True, slots=True)
-class _ShiftedPlans:
+class ShiftedPlans:
     """Several plans for one message, with the places of each moved on by `shifts` bytes. Computed when first used."""
 
     plans: list[Plan]
     shifts: list[int]
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return unpickle, ("ShiftedPlans", self.plans, self.shifts)
 
     def ranges(self) -> Ranges:
         ranges = [plan.ranges() for plan in self.plans]

@@ -12,6 +12,8 @@ from fastrack import arrays
 from fastrack.keys import KeyRing, KeySource
 from fastrack.layouts import Layout, records_of, rows_of, windows_of
 from fastrack.origin import Origin, Samples, revive
+from fastrack.pickles import unpickle
+from fastrack.public import public
 from fastrack.rows import as_indices
 from fastrack.shards import PathLike, Shards
 
@@ -27,6 +29,7 @@ else:
     _Base = object
 
 
+@public
 class SealedDataset(_Base):
     """Samples in one sealed file or several, for `torch.utils.data.DataLoader`; nothing of them is opened here.
 
@@ -186,10 +189,11 @@ class SealedDataset(_Base):
         return f"<SealedDataset of {len(self)} samples: {', '.join(self.columns)}>"
 
     def __reduce__(self) -> tuple[object, tuple[Any, ...]]:
-        return _dataset, (self._origin.token, self._origin.layout)
+        return unpickle, ("SealedDataset", self._origin.token, self._origin.layout)
 
 
-def _dataset(token: bytes, layout: Layout) -> SealedDataset:
+def dataset_of(token: bytes, layout: Layout) -> SealedDataset:
+    """Make the data set that a pickle holds."""
     return _around(revive(token, layout))
 
 

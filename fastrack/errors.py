@@ -84,3 +84,7 @@ class DeviceError(FastrackError):
 
 class ClosedError(FastrackError):
     """It was used after it had been closed or wiped."""
+
+
+for _name in __all__:
+    globals()[_name].__module__ = "fastrack"  # the path that users import it from

@@ -24,6 +24,8 @@ from fastrack.arrays import Bytes
 from fastrack.errors import AuthenticationError, ClosedError, FormatError, UnknownKeyError
 from fastrack.keys import KeyRing, KeySource
 from fastrack.mapping import map_file
+from fastrack.pickles import unpickle
+from fastrack.public import public
 from fastrack.regular_file import open_regular
 from fastrack.sealed import Binding, Claim, Kind, OpenMessage, SealedTensor, bad_chunk
 
@@ -39,6 +41,7 @@ _ATTEMPTS = 100
 _VERIFY_RUN = 32 << 20  # bytes of plaintext between two reports of progress
 
 
+@public
 def load_file(path: str | os.PathLike[str], *, file_id: str | None = None, mapped: bool = True) -> SealedFile:
     """Open a sealed file. Nothing is read yet but its header; nothing is decrypted, and no key is needed.
 
@@ -81,6 +84,7 @@ def opened_file(source: SealedFile | str | os.PathLike[str]) -> Iterator[SealedF
             yield file
 
 
+@public
 class SealedFile(Mapping[str, SealedTensor]):
     """The sealed tensors of a file by name, mapped into memory and lazy. Made by `load_file`.
 
@@ -217,8 +221,8 @@ class SealedFile(Mapping[str, SealedTensor]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __reduce__(self) -> tuple[object, tuple[Path, str | None, bool]]:
-        return SealedFile, (self.path, self._expected_id, self._is_mapped)
+    def __reduce__(self) -> tuple[object, ...]:
+        return unpickle, ("SealedFile", str(self.path), self._expected_id, self._is_mapped)
 
     def __repr__(self) -> str:
         return f"<SealedFile {str(self.path)!r}: {len(self)} sealed, {len(self.plain)} plain>"
@@ -275,6 +279,7 @@ class TensorCheck:
     error: AuthenticationError | UnknownKeyError | None
 
 
+@public
 def verify_file(
     source: SealedFile | str | os.PathLike[str],
     keys: KeySource | None = None,

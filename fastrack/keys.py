@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from fastrack.errors import ClosedError, FormatError, KeyPermissionError, UnknownKeyError
 from fastrack.newfile import is_trusted_owner, new_file
+from fastrack.public import public
 from fastrack.regular_file import open_regular
 
 __all__ = ["KEY_FILE_VARIABLE", "Key", "KeyLike", "KeyRing", "KeySource", "looks_secret"]
@@ -65,6 +66,7 @@ class _Secret(bytearray):
         self[:] = zeros(self.__len__())
 
 
+@public
 class Key:
     """A secret that seals tensors and unseals them. Made by `generate`, `load` or `from_bytes`.
 
@@ -279,6 +281,7 @@ class Key:
         return f"<Key {self.bits}-bit id={self._id}{' wiped' if self._wiped else ''}>"
 
 
+@public
 class KeyRing:
     """Keys, found by the id that a sealed tensor names. Ordered; the first is the one that seals.
 

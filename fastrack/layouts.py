@@ -13,6 +13,7 @@ import numpy as np
 from fastrack import dtypes
 from fastrack.errors import FormatError
 from fastrack.keys import KeyRing, KeySource
+from fastrack.pickles import unpickle
 from fastrack.rows import Indices, Ranges
 from fastrack.sealed import Claim, Part, SealedTensor, unseal
 from fastrack.shards import Shards
@@ -57,12 +58,17 @@ class Layout(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _EvenColumn:
+class EvenColumn:
+    """Hold where in each row, or window, of a tensor its sample lies."""
+
     index: int
     dtype: str
     sample: tuple[int, ...]
     stride: int
     size: int
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return unpickle, ("EvenColumn", self.index, self.dtype, self.sample, self.stride, self.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +80,11 @@ class EvenLayout:
 
     shards: Shards
     names: tuple[str, ...]
-    columns: tuple[_EvenColumn, ...]
+    columns: tuple[EvenColumn, ...]
     ends: Indices
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return unpickle, ("EvenLayout", self.shards, self.names, self.columns, self.ends)
 
     @property
     def count(self) -> int:
@@ -163,11 +172,8 @@ class RecordLayout:
             raise TypeError("how long a record is, is known only in the process that made the data set")
         return self.offsets[shard]
 
-    def __getstate__(self) -> tuple[Shards, tuple[str, ...], Indices, None]:
-        return self.shards, self.names, self.ends, None
-
-    def __setstate__(self, state: tuple[Shards, tuple[str, ...], Indices, None]) -> None:
-        self.shards, self.names, self.ends, self.offsets = state
+    def __reduce__(self) -> tuple[object, ...]:
+        return unpickle, ("RecordLayout", self.shards, self.names, self.ends, None)
 
 
 def rows_of(shards: Shards) -> EvenLayout:
@@ -222,12 +228,12 @@ def records_of(shards: Shards, keys: KeySource | None) -> RecordLayout:
     return RecordLayout(shards, (shards.names[0], "lengths"), ends, offsets)
 
 
-def _column(index: int, claim: Claim, window: tuple[int, ...], step: int) -> _EvenColumn:
+def _column(index: int, claim: Claim, window: tuple[int, ...], step: int) -> EvenColumn:
     """A column whose samples are single rows or windows of them, which fill whole bytes."""
     row, rest = divmod(dtypes.BITS[claim.dtype] * math.prod(claim.shape[1:]), 8)
     if rest:
         raise TypeError(f"the rows of {claim.name!r:.200} do not fill whole bytes; open it whole")
-    return _EvenColumn(index, claim.dtype, (*window, *claim.shape[1:]), step * row, math.prod(window) * row)
+    return EvenColumn(index, claim.dtype, (*window, *claim.shape[1:]), step * row, math.prod(window) * row)
 
 
 def _by_shard(ends: Indices, rows: int | Indices) -> list[tuple[int, Indices, Indices]]:

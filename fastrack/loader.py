@@ -14,11 +14,13 @@ from fastrack.ahead import Ahead, Item, Source
 from fastrack.devices import canonical
 from fastrack.forks import renew_after_fork
 from fastrack.keys import KeyRing, KeySource
+from fastrack.public import public
 from fastrack.side_stream import SideStream, side_stream
 
 __all__ = ["WrappedLoader", "wrap"]
 
 
+@public
 def wrap(
     loader: Iterable[Any], device: object = None, *, keys: KeySource | None = None, prefetch: int = 2
 ) -> WrappedLoader:

@@ -13,6 +13,7 @@ from fastrack.devices import canonical
 from fastrack.errors import AuthenticationError
 from fastrack.files import SealedFile, load_file
 from fastrack.keys import KeyLike, KeyRing, KeySource
+from fastrack.public import public
 from fastrack.regions import region_of
 from fastrack.sealed import SealedTensor
 from fastrack.shared import group, to_device
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["load_model", "save_model"]
 
 
+@public
 def load_model(
     module: torch.nn.Module,
     path: str | os.PathLike[str],
@@ -101,6 +103,7 @@ def load_model(
     return _IncompatibleKeys(missing, unexpected)
 
 
+@public
 def save_model(
     module: torch.nn.Module,
     path: str | os.PathLike[str],

@@ -17,6 +17,7 @@ from fastrack import arrays
 from fastrack.errors import ClosedError, FormatError
 from fastrack.keys import KeyRing
 from fastrack.layouts import Layout, RecordLayout
+from fastrack.pickles import unpickle
 from fastrack.rows import Indices
 from fastrack.sealed import Part, SealedRows
 
@@ -127,7 +128,7 @@ class Samples(Sequence[dict[str, Any]]):
         return self._origin.sample(int(self._rows[index]))
 
     def __reduce__(self) -> tuple[object, tuple[Any, ...]]:
-        return _samples, (self._origin.token, self._origin.pack(self._rows))
+        return unpickle, ("Samples", self._origin.token, self._origin.pack(self._rows))
 
 
 class DataRows:
@@ -180,7 +181,7 @@ class DataRows:
 
     def reduce(self) -> tuple[object, tuple[Any, ...]]:
         """A recipe that is resolved where the data set lives."""
-        return _rows, (self.origin.token, self.column, self.origin.pack(self.rows))
+        return unpickle, ("DataRows", self.origin.token, self.column, self.origin.pack(self.rows))
 
 
 class Lengths:
@@ -218,7 +219,7 @@ class Lengths:
         return arrays.from_bytes(memory, "I64", found.shape, arrays.default_framework())
 
     def __reduce__(self) -> tuple[object, tuple[Any, ...]]:
-        return _lengths, (self.origin.token, self.origin.pack(self.rows))
+        return unpickle, ("Lengths", self.origin.token, self.origin.pack(self.rows))
 
 
 # Across processes. Whatever comes is looked up by its token among what lives here.
@@ -241,18 +242,21 @@ def _find(token: bytes) -> Origin:
     return origin
 
 
-def _rows(token: bytes, column: int, packed: Packed) -> SealedRows:
+def rows_of(token: bytes, column: int, packed: Packed) -> SealedRows:
+    """Make the handle that a pickle holds."""
     origin = _find(token)
     return SealedRows(DataRows(origin, column, origin.unpack(packed)))
 
 
-def _samples(token: bytes, packed: Packed) -> Samples:
+def samples_of(token: bytes, packed: Packed) -> Samples:
+    """Make the samples that a pickle holds."""
     origin = _find(token)
     rows = origin.unpack(packed)
     assert not isinstance(rows, int)
     return Samples(origin, rows)
 
 
-def _lengths(token: bytes, packed: Packed) -> Any:
+def lengths_of(token: bytes, packed: Packed) -> Any:
+    """Make the lengths that a pickle holds."""
     origin = _find(token)
     return Lengths(origin, origin.unpack(packed)).resolve()

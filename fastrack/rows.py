@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastrack.aead import Pieces
+from fastrack.pickles import unpickle
 
 __all__ = ["Indices", "Ranges", "RowPlan", "as_indices", "plan_rows"]
 
@@ -32,6 +33,9 @@ class Ranges:
         """Ranges of one size, one after the other in the result."""
         count = starts.size
         return cls(starts, np.full(count, size, np.int64), np.arange(0, count * size, size) if size else starts)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return unpickle, ("Ranges", self.starts, self.sizes, self.places)
 
     def ranges(self) -> Ranges:
         """These."""
@@ -60,6 +64,9 @@ class RowPlan:
     @property
     def nbytes(self) -> int:
         return len(self.rows) * self.row_bytes
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return unpickle, ("RowPlan", self.shape, self.row_bytes, self.rows)
 
     def ranges(self) -> Ranges:
         """Which bytes they are."""

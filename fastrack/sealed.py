@@ -18,6 +18,8 @@ from fastrack.arrays import Bytes, Framework
 from fastrack.cobblestone import HEADER, SALT, MessageKey
 from fastrack.errors import AuthenticationError, FormatError, UnknownKeyError
 from fastrack.keys import Key, KeyLike, KeyRing, KeySource
+from fastrack.pickles import unpickle
+from fastrack.public import public
 from fastrack.rows import Ranges, plan_rows
 
 __all__ = [
@@ -39,6 +41,7 @@ Kind = Literal["tensor", "checkpoint"]
 """The use that a message was sealed for, and the first part of its context."""
 
 
+@public
 def seal(tensor: Any, key: KeyLike, name: str = "tensor") -> SealedTensor:
     """Encrypt a tensor for the holders of `key`, and bind it to its name, dtype and shape.
 
@@ -80,6 +83,7 @@ def seal(tensor: Any, key: KeyLike, name: str = "tensor") -> SealedTensor:
     return SealedTensor(claim, message, key.id)
 
 
+@public
 def unseal(
     sealed: SealedTensor | SealedRows, keys: KeySource | None = None, *, framework: Framework | None = None
 ) -> Any:
@@ -162,6 +166,9 @@ class Claim:
         except UnicodeEncodeError:
             raise FormatError(f"a tensor's name must be Unicode text, not {self.name!r}") from None
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return unpickle, ("Claim", self.name, self.dtype, self.shape, self.file, self.kind)
+
     def new_key(self, key: Key) -> tuple[bytes, MessageKey]:
         """A fresh salt and the message key that follows from it."""
         salt = os.urandom(SALT)
@@ -190,6 +197,9 @@ class Binding:
 
     file: str
     header: bytes
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return unpickle, ("Binding", self.file, self.header)
 
     @classmethod
     def new(cls, claim: Claim, file: str, key: Key) -> Binding:
@@ -243,6 +253,7 @@ def _refuse_array(self: SealedTensor | SealedRows, *_: object, **__: object) -> 
     raise TypeError(f"{self!r} is sealed, and no array; open it with to_device or unseal")
 
 
+@public
 class SealedTensor:
     """One tensor, sealed. It holds no secret: it can be stored, sent and shown to anyone.
 
@@ -369,12 +380,13 @@ class SealedTensor:
     def __repr__(self) -> str:
         return f"<SealedTensor {self.name!r} {self.dtype} {list(self.shape)} key {self.key_id[:8]}>"
 
-    def __getstate__(self) -> tuple[Claim, bytes, str, Binding | None]:
-        return self.claim, self._message.tobytes(), self.key_id, self.binding
+    def __reduce__(self) -> tuple[object, ...]:
+        return unpickle, ("SealedTensor", self.claim, self._message.tobytes(), self.key_id, self.binding)
 
-    def __setstate__(self, state: tuple[Claim, bytes, str, Binding | None]) -> None:
-        claim, message, key_id, binding = state
-        self.__init__(claim, np.frombuffer(message, np.uint8), key_id, binding)  # type: ignore[misc]
+
+def tensor_of(claim: Claim, message: bytes, key_id: str, binding: Binding | None) -> SealedTensor:
+    """Make the tensor that a pickle holds."""
+    return SealedTensor(claim, np.frombuffer(message, np.uint8), key_id, binding)
 
 
 class Plan(Protocol):
@@ -450,13 +462,15 @@ class TensorRows:
         """The tensor is all there is."""
 
     def reduce(self) -> tuple[object, tuple[Any, ...]]:
-        return _again, (self.tensor, self.shape, self.plan)
+        return unpickle, ("SealedRows", self.tensor, self.shape, self.plan)
 
 
-def _again(tensor: SealedTensor, shape: tuple[int, ...], plan: Plan) -> SealedRows:
+def rows_of_tensor(tensor: SealedTensor, shape: tuple[int, ...], plan: Plan) -> SealedRows:
+    """Make the handle that a pickle holds."""
     return SealedRows(TensorRows(tensor, shape, plan))
 
 
+@public
 class SealedRows:
     """Rows of sealed tensors: a handle, of which nothing is opened yet.
 

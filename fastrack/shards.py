@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fastrack.errors import FormatError
 from fastrack.files import SealedFile, load_file
+from fastrack.pickles import unpickle
 from fastrack.sealed import Claim, SealedTensor
 
 __all__ = ["PathLike", "Shards"]
@@ -64,12 +65,16 @@ class Shards:
             self._tensors = found  # only now, as other threads may look
         return self._tensors[shard][column]
 
-    def __getstate__(self) -> tuple[list[Path], tuple[str, ...], str, list[list[Claim]]]:
-        return self.paths, self.names, self.key_id, self.claims
+    def __reduce__(self) -> tuple[object, ...]:
+        return unpickle, ("Shards", list(map(str, self.paths)), self.names, self.key_id, self.claims)
 
-    def __setstate__(self, state: tuple[list[Path], tuple[str, ...], str, list[list[Claim]]]) -> None:
-        self.paths, self.names, self.key_id, self.claims = state
-        self._tensors = None
+
+def shards_of(paths: list[str], names: tuple[str, ...], key_id: str, claims: list[list[Claim]]) -> Shards:
+    """Make the files that a pickle holds. They are opened when they are first needed."""
+    shards = Shards.__new__(Shards)
+    shards.paths, shards.names, shards.key_id, shards.claims = [Path(path) for path in paths], names, key_id, claims
+    shards._tensors = None  # noqa: SLF001 - its own
+    return shards
 
 
 def _require_distinct(files: Sequence[SealedFile], file_ids: Sequence[str] | None) -> None:

@@ -16,11 +16,13 @@ from fastrack.channel import Channel
 from fastrack.devices import canonical
 from fastrack.forks import renew_after_fork
 from fastrack.keys import KeyLike, KeySource
+from fastrack.public import public
 from fastrack.sealed import SealedTensor
 
 __all__ = ["synchronize", "to_device", "to_host"]
 
 
+@public
 def to_device(
     obj: Any,
     device: object = None,
@@ -100,6 +102,7 @@ def _require_no_mistake(obj: Any) -> None:
         )
 
 
+@public
 def to_host(x: Any, *, key: KeyLike, name: str = "tensor") -> SealedTensor:
     """Seal a tensor where it is, and bring it to the host sealed.
 
@@ -126,6 +129,7 @@ def to_host(x: Any, *, key: KeyLike, name: str = "tensor") -> SealedTensor:
     return _shared.channel(_device_of(x)).to_host(x, key=key, name=name)
 
 
+@public
 def synchronize(device: object = None) -> None:
     """Wait for the transfers to a device that this thread started with ``non_blocking=True``.
 

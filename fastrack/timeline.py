@@ -18,6 +18,7 @@ from fastrack._version import __version__
 from fastrack.errors import DeviceError
 from fastrack.forks import after_fork
 from fastrack.newfile import new_file
+from fastrack.public import public
 
 __all__ = ["Detail", "Span", "Steps", "Timeline", "current", "recording", "rows_of", "trace"]
 
@@ -150,6 +151,7 @@ class Timeline:
         return track
 
 
+@public
 @contextmanager
 def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     """Write down when each step of every transfer happens while the block runs, for https://ui.perfetto.dev to show.

@@ -21,6 +21,7 @@ from fastrack.files import FORMAT_VERSION, SealedFile, opened_file
 from fastrack.keys import Key, KeyLike, KeyRing, KeySource
 from fastrack.newfile import new_file
 from fastrack.plain import PlainTensor, open_plain, require_safe_member
+from fastrack.public import public
 from fastrack.sealed import Binding, Claim, Kind, OpenMessage, SealedRows, SealedTensor, new_file_id
 
 __all__ = ["one_tensor_file", "save_file", "seal_file", "unseal_file", "write_checkpoint", "write_plaintext"]
@@ -33,6 +34,7 @@ _PRIVATE = 0o600  # the mode of a file of plaintext
 _HEADER_LIMIT = 100_000_000  # bytes; safetensors refuses to read more
 
 
+@public
 def save_file(
     tensors: Mapping[str, Any],
     path: str | os.PathLike[str],
@@ -112,6 +114,7 @@ def write_checkpoint(tensors: Mapping[str, Any], path: str | os.PathLike[str], k
     _write_sealed(described, Path(path), Key.of(key), frozenset(), {}, None, kind="checkpoint")
 
 
+@public
 def seal_file(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
@@ -166,6 +169,7 @@ def _only_tensor(tensors: Mapping[str, PlainTensor], source: str | os.PathLike[s
     return next(iter(tensors.values()))
 
 
+@public
 def unseal_file(
     source: SealedFile | str | os.PathLike[str],
     target: str | os.PathLike[str],
