@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from fastrack.ablation import rounds_of
-from fastrack.steps import DIRECTIONS, STEPS, open_steps
+from fastrack._bench.runner import rounds_of
+from fastrack._bench.steps import DIRECTIONS, STEPS, open_steps
 
 SIZES = {"64KiB": 64 << 10, "1MiB": 1 << 20, "16MiB": 16 << 20, "256MiB": 256 << 20}
 NAMES = {name: name.removeprefix("+ ").replace(" ", "-") for name in STEPS}  # in the names of benchmarks, which last

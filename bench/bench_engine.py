@@ -9,8 +9,9 @@ import pytest
 from conftest import MIB, size_name
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from fastrack import aead, cobblestone
-from fastrack.cobblestone import MessageKey
+from fastrack._crypto import cobblestone
+from fastrack._crypto import engine as aead
+from fastrack._crypto.cobblestone import MessageKey
 
 SIZES = [64 << 10, MIB, 16 * MIB, 256 * MIB]
 ENGINES = [(name, threads) for name in aead.available() for threads in ((1,) if name == "openssl" else (1, None))]

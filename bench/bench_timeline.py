@@ -7,8 +7,9 @@ from statistics import median
 import pytest
 from conftest import MIB
 
-from fastrack import seal, timeline
-from fastrack.measure import interleave
+from fastrack import seal
+from fastrack._bench.measure import interleave
+from fastrack._util import trace as timeline
 
 CALLS = {4 << 10: 200, 64 << 10: 100, MIB: 20, 64 * MIB: 1}
 

@@ -7,7 +7,7 @@ import pytest
 from conftest import MIB, size_name, sizes
 
 from fastrack import seal, unseal
-from fastrack.bounce import BouncePath, ParallelBouncePath
+from fastrack._bench.paths import BouncePath, ParallelBouncePath
 
 SIZES = [4 << 10, MIB, 16 * MIB, 64 * MIB, 256 * MIB]
 SMALL, MIDDLE, LARGE = SIZES[1:4]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from fastrack._util.pickles import unpickle as _unpickle  # noqa: F401 - pickles of handles name it
 from fastrack._version import __version__
 from fastrack.errors import (
     AuthenticationError,
@@ -18,21 +19,20 @@ from fastrack.errors import (
     KeyPermissionError,
     UnknownKeyError,
 )
-from fastrack.pickles import unpickle as _unpickle  # noqa: F401 - pickles of handles name it
 
 if TYPE_CHECKING:
-    from fastrack.channel import Channel
-    from fastrack.checkpoints import load_checkpoint, save_checkpoint
-    from fastrack.collation import collate
-    from fastrack.data import SealedDataset
-    from fastrack.files import SealedFile, load_file, verify_file
-    from fastrack.keys import Key, KeyRing
-    from fastrack.loader import wrap
-    from fastrack.models import load_model, save_model
-    from fastrack.sealed import SealedRows, SealedTensor, seal, unseal
-    from fastrack.shared import synchronize, to_device, to_host
-    from fastrack.timeline import trace
-    from fastrack.writer import save_file, seal_file, unseal_file
+    from fastrack._crypto.keys import Key, KeyRing
+    from fastrack._sealed.reader import SealedFile, load_file, verify_file
+    from fastrack._sealed.tensor import SealedRows, SealedTensor, seal, unseal
+    from fastrack._sealed.writer import save_file, seal_file, unseal_file
+    from fastrack._training.checkpoint import load_checkpoint, save_checkpoint
+    from fastrack._training.collate import collate
+    from fastrack._training.dataset import SealedDataset
+    from fastrack._training.loader import wrap
+    from fastrack._training.model import load_model, save_model
+    from fastrack._transfer.api import synchronize, to_device, to_host
+    from fastrack._transfer.channel import Channel
+    from fastrack._util.trace import trace
 
 __all__ = [
     "AuthenticationError",
@@ -70,30 +70,30 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Channel": "fastrack.channel",
-    "Key": "fastrack.keys",
-    "KeyRing": "fastrack.keys",
-    "SealedDataset": "fastrack.data",
-    "SealedFile": "fastrack.files",
-    "SealedRows": "fastrack.sealed",
-    "SealedTensor": "fastrack.sealed",
-    "collate": "fastrack.collation",
-    "load_checkpoint": "fastrack.checkpoints",
-    "load_file": "fastrack.files",
-    "load_model": "fastrack.models",
-    "save_checkpoint": "fastrack.checkpoints",
-    "save_file": "fastrack.writer",
-    "save_model": "fastrack.models",
-    "seal": "fastrack.sealed",
-    "seal_file": "fastrack.writer",
-    "synchronize": "fastrack.shared",
-    "to_device": "fastrack.shared",
-    "to_host": "fastrack.shared",
-    "trace": "fastrack.timeline",
-    "unseal": "fastrack.sealed",
-    "unseal_file": "fastrack.writer",
-    "verify_file": "fastrack.files",
-    "wrap": "fastrack.loader",
+    "Channel": "fastrack._transfer.channel",
+    "Key": "fastrack._crypto.keys",
+    "KeyRing": "fastrack._crypto.keys",
+    "SealedDataset": "fastrack._training.dataset",
+    "SealedFile": "fastrack._sealed.reader",
+    "SealedRows": "fastrack._sealed.tensor",
+    "SealedTensor": "fastrack._sealed.tensor",
+    "collate": "fastrack._training.collate",
+    "load_checkpoint": "fastrack._training.checkpoint",
+    "load_file": "fastrack._sealed.reader",
+    "load_model": "fastrack._training.model",
+    "save_checkpoint": "fastrack._training.checkpoint",
+    "save_file": "fastrack._sealed.writer",
+    "save_model": "fastrack._training.model",
+    "seal": "fastrack._sealed.tensor",
+    "seal_file": "fastrack._sealed.writer",
+    "synchronize": "fastrack._transfer.api",
+    "to_device": "fastrack._transfer.api",
+    "to_host": "fastrack._transfer.api",
+    "trace": "fastrack._util.trace",
+    "unseal": "fastrack._sealed.tensor",
+    "unseal_file": "fastrack._sealed.writer",
+    "verify_file": "fastrack._sealed.reader",
+    "wrap": "fastrack._training.loader",
 }
 
 

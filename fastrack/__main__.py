@@ -1,6 +1,6 @@
 """``python -m fastrack`` is the command ``fastrack``."""
 
-from fastrack.cli import main
+from fastrack._cli import main
 
 if __name__ == "__main__":
     main()

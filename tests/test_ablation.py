@@ -9,12 +9,16 @@ import pytest
 from helpers import fake_cuda
 from helpers.fake_cuda import MODES, FakeDriver
 
-from fastrack import AuthenticationError, DeviceError, ablation, bounce, channel, steps
-from fastrack.ablation import Measured, ablate, rounds_of
-from fastrack.cobblestone import CHUNK
-from fastrack.devices.cuda import CudaDevice
-from fastrack.measure import BOUNCE, COPY, Times, timed_rounds
-from fastrack.steps import DIRECT, DIRECTIONS, OVERLAP, PARALLEL, STEPS, notes, open_steps
+from fastrack import AuthenticationError, DeviceError
+from fastrack._bench import paths as bounce
+from fastrack._bench import runner as ablation
+from fastrack._bench import steps
+from fastrack._bench.measure import BOUNCE, COPY, Times, timed_rounds
+from fastrack._bench.runner import Measured, ablate, rounds_of
+from fastrack._bench.steps import DIRECT, DIRECTIONS, OVERLAP, PARALLEL, STEPS, notes, open_steps
+from fastrack._crypto.cobblestone import CHUNK
+from fastrack._devices.cuda.device import CudaDevice
+from fastrack._transfer import channel
 
 NBYTES = 5 * CHUNK + 77
 

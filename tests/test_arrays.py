@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastrack import arrays, dtypes
+from fastrack._tensors import arrays, dtypes
 
 SHAPES = [(), (0,), (1,), (5,), (0, 3), (3, 0, 2), (2, 3, 4)]
 LAYOUTS = {

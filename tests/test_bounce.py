@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fastrack import AuthenticationError
-from fastrack.bounce import BouncePath, ParallelBouncePath
+from fastrack._bench.paths import BouncePath, ParallelBouncePath
 
 
 @pytest.mark.parametrize("bits", [128, 256])

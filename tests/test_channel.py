@@ -19,8 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fastrack
-from fastrack import AuthenticationError, Channel, ClosedError, DeviceError, Key, UnknownKeyError, aead
-from fastrack.sealed import SealedTensor
+from fastrack import AuthenticationError, Channel, ClosedError, DeviceError, Key, UnknownKeyError
+from fastrack._crypto import engine as aead
+from fastrack._sealed.tensor import SealedTensor
 
 CHUNK = 16384
 SIZES = [0, 1, 15, 16, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 5 * (1 << 20) + 7]
@@ -74,7 +75,7 @@ class TestSealedTensors:
         assert torch.equal(moved, tensor)
 
     def test_become_numpy_arrays_where_it_is_not(self, channel, key, monkeypatch):
-        monkeypatch.setattr(fastrack.arrays, "installed", lambda framework: False)
+        monkeypatch.setattr(fastrack._tensors.arrays, "installed", lambda framework: False)
         assert isinstance(channel.to_device(fastrack.seal(np.arange(3), key)), np.ndarray)
 
     def test_need_their_key(self, channel, key):
@@ -176,9 +177,9 @@ class TestPartsOfSeveralTensors:
             keys.append(original(*arguments))
             return keys[-1]
 
-        fill, original = fastrack.sources.RowSource.fill, fastrack.cobblestone.open_header
-        monkeypatch.setattr(fastrack.sources.RowSource, "fill", fail)
-        monkeypatch.setattr(fastrack.cobblestone, "open_header", derive)
+        fill, original = fastrack._transfer.sources.RowSource.fill, fastrack._crypto.cobblestone.open_header
+        monkeypatch.setattr(fastrack._transfer.sources.RowSource, "fill", fail)
+        monkeypatch.setattr(fastrack._crypto.cobblestone, "open_header", derive)
         out = np.full((4, 1000), 7, np.uint8)
         with pytest.raises(MemoryError):
             channel.to_device(self.batch([fastrack.seal(table, key) for table in tables]), out=out)
@@ -207,9 +208,9 @@ class TestRefusedHeaders:
         def refuse(*_):
             raise AssertionError("done before the header was opened")
 
-        monkeypatch.setattr(fastrack.rows.Ranges, "pieces", refuse)
-        monkeypatch.setattr(fastrack.rows.Ranges, "even", refuse)
-        monkeypatch.setattr(fastrack.arrays, "empty_bytes", refuse)
+        monkeypatch.setattr(fastrack._sealed.indexing.Ranges, "pieces", refuse)
+        monkeypatch.setattr(fastrack._sealed.indexing.Ranges, "even", refuse)
+        monkeypatch.setattr(fastrack._tensors.arrays, "empty_bytes", refuse)
 
     def test_cost_no_memory_on_the_device(self, channel, forged, untouched):
         with pytest.raises(AuthenticationError) as caught:
@@ -234,8 +235,8 @@ class TestRefusedHeaders:
             keys.append(original(*arguments))
             return keys[-1]
 
-        original = fastrack.cobblestone.open_header
-        monkeypatch.setattr(fastrack.cobblestone, "open_header", derive)
+        original = fastrack._crypto.cobblestone.open_header
+        monkeypatch.setattr(fastrack._crypto.cobblestone, "open_header", derive)
         with pytest.raises(AuthenticationError):
             channel.to_device(forged)
         for message_key in keys:
@@ -269,14 +270,14 @@ class TestPlainTensors:
         assert len(set(seen)) == 2
 
     def test_tampered_with_on_the_way_are_refused(self, channel, monkeypatch):
-        original = fastrack.sources.PlainSource.fill
+        original = fastrack._transfer.sources.PlainSource.fill
 
         def fill(source, slab, slot):
             staged = original(source, slab, slot)
             staged[-1] ^= 1
             return staged
 
-        monkeypatch.setattr(fastrack.sources.PlainSource, "fill", fill)
+        monkeypatch.setattr(fastrack._transfer.sources.PlainSource, "fill", fill)
         out = np.full(100, 7, np.uint8)
         with pytest.raises(AuthenticationError):
             channel.to_device(data(100), out=out)
@@ -541,7 +542,7 @@ class TestOut:
         def fail(*_):
             raise MemoryError("no slab")
 
-        monkeypatch.setattr(fastrack.sources.SealedSource, "fill", fail)
+        monkeypatch.setattr(fastrack._transfer.sources.SealedSource, "fill", fail)
         out = np.full(100, 7, np.uint8)
         with pytest.raises(MemoryError):
             channel.to_device(fastrack.seal(data(100), key), out=out)
@@ -621,14 +622,14 @@ class TestChannel:
 
     def test_closing_waits_for_the_transfers_of_other_threads(self, new_channel, key, monkeypatch):
         inside, go_on = threading.Event(), threading.Event()
-        original = fastrack.sources.PlainSource.fill
+        original = fastrack._transfer.sources.PlainSource.fill
 
         def fill(*arguments):
             inside.set()
             assert go_on.wait(60)
             return original(*arguments)
 
-        monkeypatch.setattr(fastrack.sources.PlainSource, "fill", fill)
+        monkeypatch.setattr(fastrack._transfer.sources.PlainSource, "fill", fill)
         channel, plain = new_channel(keys=key), data(100_000)
         with ThreadPoolExecutor(2) as pool:
             moving = pool.submit(channel.to_device, plain)

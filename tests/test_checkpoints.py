@@ -38,14 +38,14 @@ from fastrack import (
     UnknownKeyError,
     load_checkpoint,
     load_file,
-    newfile,
     save_checkpoint,
     save_file,
-    skeleton,
     to_device,
-    writer,
 )
-from fastrack.plain import PlainTensor
+from fastrack._sealed import writer
+from fastrack._sealed.importers import PlainTensor
+from fastrack._training import state as skeleton
+from fastrack._util import atomic as newfile
 
 SECRET = bytes(range(9, 41))
 KEY = Key.from_bytes(SECRET)
@@ -570,7 +570,7 @@ KILLED = """
 import sys, time
 from test_checkpoints import KEY
 from fastrack import newfile
-from fastrack.checkpoints import save_checkpoint
+from fastrack._training.checkpoint import save_checkpoint
 import torch
 write = newfile._Whole.write
 count = iter(range(100))

@@ -11,8 +11,8 @@ from helpers.vectors import derive_as_published, published  # noqa: F401 - a fix
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastrack import cobblestone
-from fastrack.cobblestone import (
+from fastrack._crypto import cobblestone
+from fastrack._crypto.cobblestone import (
     CHUNK,
     HEADER,
     MAX_CHUNKS,

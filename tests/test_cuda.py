@@ -11,14 +11,16 @@ from helpers import fake_cuda
 from helpers.cuda_rig import Message, Rig, within
 from helpers.fake_cuda import MODES
 
-from fastrack import DeviceError, aead, arrays
-from fastrack.aead import Pieces
-from fastrack.cobblestone import CHUNK, STRIDE, TAG, MessageKey, raw_size
-from fastrack.devices import Slab
-from fastrack.devices.base import BAD_PLAN
-from fastrack.devices.cuda import CudaDevice
-from fastrack.devices.gather_plan import PlanSealer, align
-from fastrack.rows import plan_rows
+from fastrack import DeviceError
+from fastrack._crypto import engine as aead
+from fastrack._crypto.cobblestone import CHUNK, STRIDE, TAG, MessageKey, raw_size
+from fastrack._crypto.engine import Pieces
+from fastrack._devices import Slab
+from fastrack._devices.base import BAD_PLAN
+from fastrack._devices.cuda.device import CudaDevice
+from fastrack._devices.cuda.gather_plan import PlanSealer, align
+from fastrack._sealed.indexing import plan_rows
+from fastrack._tensors import arrays
 
 SIZES = [0, 1, 16, CHUNK - 1, CHUNK, CHUNK + 1, 4 * CHUNK, 9 * CHUNK + 77]
 SEEDS = range(50)

@@ -11,9 +11,10 @@ from helpers.cuda_rig import within
 from helpers.fake_cuda import MODES, FakeArray, FakeDriver
 
 import fastrack
-from fastrack import AuthenticationError, Channel, DeviceError, Key, channel
-from fastrack.cobblestone import CHUNK
-from fastrack.devices.cuda import CudaDevice
+from fastrack import AuthenticationError, Channel, DeviceError, Key
+from fastrack._crypto.cobblestone import CHUNK
+from fastrack._devices.cuda.device import CudaDevice
+from fastrack._transfer import channel
 
 KEY = Key.from_bytes(bytes(range(32)))
 PLAIN = np.random.default_rng(0).integers(0, 1 << 30, (300, 257), np.int32)  # 18 chunks and a bit

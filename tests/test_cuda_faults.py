@@ -16,7 +16,7 @@ from helpers.cuda_rig import MESSAGE, PIECES, Rig, opened, within
 from helpers.fake_cuda import MODES
 
 from fastrack import DeviceError
-from fastrack.cobblestone import CHUNK, STRIDE
+from fastrack._crypto.cobblestone import CHUNK, STRIDE
 
 ROWS = np.concatenate([MESSAGE.plain[CHUNK * chunk :][:50] for chunk in PIECES.chunks])
 SECONDS = 60

@@ -12,10 +12,11 @@ from helpers.cuda_rig import MESSAGE, Message, Rig, within
 from helpers.fake_cuda import PER_THREAD, FakeArray, FakeDriver
 
 import fastrack
-from fastrack import Channel, Key, channel
-from fastrack.cobblestone import CHUNK
-from fastrack.devices.cuda import CudaDevice
-from fastrack.devices.pipeline import LANES
+from fastrack import Channel, Key
+from fastrack._crypto.cobblestone import CHUNK
+from fastrack._devices.cuda.device import CudaDevice
+from fastrack._devices.cuda.streams import LANES
+from fastrack._transfer import channel
 
 KEY = Key.from_bytes(bytes(range(32)))
 SLABS = 40

@@ -14,10 +14,10 @@ from helpers.fake_cuda import MODES
 from helpers.forking import in_forked_child
 
 from fastrack import ClosedError, DeviceError
-from fastrack.cobblestone import CHUNK
-from fastrack.devices import cuda_memory
-from fastrack.devices.base import BAD_PLAN
-from fastrack.devices.cuda_memory import Control
+from fastrack._crypto.cobblestone import CHUNK
+from fastrack._devices.base import BAD_PLAN
+from fastrack._devices.cuda import buffers as cuda_memory
+from fastrack._devices.cuda.buffers import Control
 
 SECONDS = 60
 

@@ -17,9 +17,11 @@ from helpers.stub_cuda import NOT_READY, StubCuda
 
 import fastrack
 from fastrack import DeviceError
-from fastrack.devices import cupy_driver, kernels, open_device
-from fastrack.devices.commands import Commands
-from fastrack.devices.cupy_driver import CupyDriver
+from fastrack._devices import open_device
+from fastrack._devices.cuda import cupy_driver
+from fastrack._devices.cuda import nvrtc as kernels
+from fastrack._devices.cuda.commands import Commands
+from fastrack._devices.cuda.cupy_driver import CupyDriver
 
 FOLDER = Path(fastrack.__file__).parent.parent / "kernels"
 

@@ -17,10 +17,12 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, Subset
 
 import fastrack
-from fastrack import AuthenticationError, Channel, ClosedError, FormatError, Key, SealedDataset, collate, origin
-from fastrack.cobblestone import chunk_offset
-from fastrack.origin import DataRows, Lengths
-from fastrack.sealed import SealedRows
+from fastrack import AuthenticationError, Channel, ClosedError, FormatError, Key, SealedDataset, collate
+from fastrack._crypto.cobblestone import chunk_offset
+from fastrack._sealed.tensor import SealedRows, SealedTensor
+from fastrack._tensors import arrays
+from fastrack._training import handles as origin
+from fastrack._training.handles import DataRows, Lengths
 
 CHUNK = 16384
 COUNTS = [100, 0, 57, 1]  # samples in each file
@@ -305,9 +307,11 @@ class TestFilesThatClaimOtherCounts:
     def test_are_looked_for_once(self, shards, key, monkeypatch):
         data = SealedDataset(shards)
         opened = []
-        original = fastrack.sealed.SealedTensor.open_header
+        original = SealedTensor.open_header
         monkeypatch.setattr(
-            fastrack.sealed.SealedTensor, "open_header", lambda each, ring: opened.append(each) or original(each, ring)
+            SealedTensor,
+            "open_header",
+            lambda each, ring: opened.append(each) or original(each, ring),
         )
         for _ in range(3):
             assert fastrack.unseal(data[5]["a"], key).item() == 5
@@ -539,7 +543,7 @@ class TestCollate:
         assert str(found) == str(expected)
 
     def test_makes_arrays_where_torch_is_not_installed(self, key, monkeypatch):
-        monkeypatch.setattr(fastrack.arrays, "installed", lambda framework: False)
+        monkeypatch.setattr(arrays, "installed", lambda framework: False)
         assert collate([1, 2]).tolist() == [1, 2]
         assert collate([np.ones(2), np.zeros(2)]).shape == (2, 2)
         assert collate(["a", "b"]) == ["a", "b"]

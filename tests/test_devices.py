@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from fastrack import Channel, DeviceError, arrays
-from fastrack.aead import engine
-from fastrack.cobblestone import MessageKey
-from fastrack.devices import Device, Slab, canonical, open_device
-from fastrack.devices.cpu import CpuDevice
+from fastrack import Channel, DeviceError
+from fastrack._crypto.cobblestone import MessageKey
+from fastrack._crypto.engine import engine
+from fastrack._devices import Device, Slab, canonical, open_device
+from fastrack._devices.cpu import CpuDevice
+from fastrack._tensors import arrays
 
 
 @pytest.mark.parametrize(

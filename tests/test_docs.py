@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import fastrack
-from fastrack import cobblestone
-from fastrack.sealed import Claim
+from fastrack._crypto import cobblestone
+from fastrack._sealed.tensor import Claim
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -165,8 +165,8 @@ def test_the_api_page_has_the_public_names_and_no_others():
 def test_the_api_page_names_what_a_channel_counts():
     from dataclasses import fields
 
-    from fastrack.channel import Stats
-    from fastrack.files import TensorCheck
+    from fastrack._sealed.reader import TensorCheck
+    from fastrack._transfer.channel import Stats
 
     page = read("docs/api.md")
     assert not [field.name for kind in (Stats, TensorCheck) for field in fields(kind) if f"`{field.name}`" not in page]
@@ -175,7 +175,7 @@ def test_the_api_page_names_what_a_channel_counts():
 def test_the_command_line_page_has_the_commands_and_their_options_and_no_others():
     import typer
 
-    from fastrack.cli.app import app
+    from fastrack._cli.app import app
 
     sections = re.split(r"^## (\w+)$", read("docs/cli.md"), flags=re.MULTILINE)[1:]
     page = {

@@ -9,7 +9,7 @@ import pytest
 from helpers.forking import in_forked_child
 
 from fastrack import ClosedError
-from fastrack.door import Door
+from fastrack._util.guard import Door
 
 
 def test_it_can_be_entered_until_it_is_shut():

@@ -11,7 +11,7 @@ from helpers import by_hand
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastrack import dtypes
+from fastrack._tensors import dtypes
 from fastrack.errors import FormatError
 
 NUMPY = {

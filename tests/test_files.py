@@ -32,15 +32,15 @@ from fastrack import (
     Key,
     SealedTensor,
     UnknownKeyError,
-    arrays,
-    files,
     load_file,
     save_file,
     unseal,
     verify_file,
 )
-from fastrack.files import check_file
-from fastrack.keys import KEY_FILE_VARIABLE
+from fastrack._crypto.keys import KEY_FILE_VARIABLE
+from fastrack._sealed import reader as files
+from fastrack._sealed.reader import check_file
+from fastrack._tensors import arrays
 
 CHUNK, TAG, HEADER = 16384, 16, 56
 STRIDE = CHUNK + TAG
@@ -730,7 +730,7 @@ def test_a_file_made_without_fastrack_opens(scratch, bits, save):
     wrap = torch.from_numpy if save is safetensors.torch.save_file else np.asarray
     claims, stored = {}, {"free": wrap(np.arange(5, dtype=np.float32))}
     for name, array in TENSORS.items():
-        claims[name] = (fastrack.dtypes.from_numpy(array.dtype), array.shape)
+        claims[name] = (fastrack._tensors.dtypes.from_numpy(array.dtype), array.shape)
         message = by_hand.seal(secret, by_hand.context(name, *claims[name], FILE_ID), array.tobytes())
         stored[name] = wrap(np.frombuffer(message, np.uint8).copy())
     save(stored, scratch, metadata={"note": "by hand", **by_hand.marks(claims, key.id, FILE_ID)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fastrack.devices import kernels
+from fastrack._devices.cuda import nvrtc as kernels
 from fastrack.errors import DeviceError
 
 

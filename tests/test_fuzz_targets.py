@@ -14,10 +14,12 @@ from fuzz import mutators, targets
 from fuzz.targets import Violation, guarded
 
 import fastrack
-from fastrack import FormatError, cobblestone, files
-from fastrack.aead import plans
-from fastrack.aead.openssl import OpenSSLEngine
-from fastrack.sealed import SealedTensor
+from fastrack import FormatError
+from fastrack._crypto import cobblestone
+from fastrack._crypto import gather as plans
+from fastrack._crypto.openssl import OpenSSLEngine
+from fastrack._sealed import reader as files
+from fastrack._sealed.tensor import SealedTensor
 
 pytest.importorskip("torch")
 

@@ -32,7 +32,7 @@ from bench.gpu.stages import loop
 from bench.gpu.targets import Target, targets
 from bench.gpu.timeline import Timeline
 from bench.gpu.timing import Row, Times, interleave
-from fastrack.cobblestone import CHUNK
+from fastrack._crypto.cobblestone import CHUNK
 from fastrack.errors import DeviceError
 
 

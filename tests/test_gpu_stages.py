@@ -22,8 +22,8 @@ from bench.gpu.gpu import Skip, WrongResultError
 from bench.gpu.stage import Stage
 from bench.gpu.stages import figures, memcheck, profile, tests, variants
 from bench.gpu.timing import Row, Times
-from fastrack import arrays
-from fastrack.devices.kernels import find_kernels
+from fastrack._devices.cuda.nvrtc import find_kernels
+from fastrack._tensors import arrays
 from fastrack.errors import DeviceError
 
 ROOT = Path(__file__).parents[1]

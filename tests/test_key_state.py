@@ -9,10 +9,10 @@ import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from helpers.buffers import Fenced
 
-from fastrack.cobblestone import CHUNK, MessageKey
-from fastrack.devices import key_state
-from fastrack.devices.kernels import find_kernels
-from fastrack.devices.key_state import STATE_SIZE, write_state
+from fastrack._crypto.cobblestone import CHUNK, MessageKey
+from fastrack._devices.cuda import key_state
+from fastrack._devices.cuda.key_state import STATE_SIZE, write_state
+from fastrack._devices.cuda.nvrtc import find_kernels
 
 NONCE = bytes(range(200, 212))
 POWERS, LENGTH = 272, 256

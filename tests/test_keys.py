@@ -18,10 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fastrack
-from fastrack import keys as keys_module
-from fastrack import newfile
+from fastrack._crypto import keys as keys_module
+from fastrack._crypto.keys import KEY_FILE_VARIABLE, Key, KeyRing
+from fastrack._util import atomic as newfile
 from fastrack.errors import ClosedError, FormatError, KeyPermissionError, UnknownKeyError
-from fastrack.keys import KEY_FILE_VARIABLE, Key, KeyRing
 
 SECRET = bytes(range(100, 132))
 SECRETS = (st.binary(min_size=16, max_size=16) | st.binary(min_size=32, max_size=32)).filter(any)

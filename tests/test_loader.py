@@ -20,10 +20,10 @@ from helpers.loading import Numbers, Resumable, Stream, threads_left, wait_until
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, SequentialSampler, TensorDataset
 
 import fastrack
-import fastrack.ahead
-import fastrack.shared
+import fastrack._training.prefetch
+import fastrack._transfer.api
 from fastrack import AuthenticationError, DeviceError, Key, UnknownKeyError
-from fastrack.loader import wrap
+from fastrack._training.loader import wrap
 
 
 class Pair(NamedTuple):
@@ -237,8 +237,8 @@ class TestWrapping:
             wrap([], "tpu")
 
     def test_opens_no_device(self, monkeypatch):
-        channels = fastrack.shared._Shared()
-        monkeypatch.setattr(fastrack.shared, "_shared", channels)
+        channels = fastrack._transfer.api._Shared()
+        monkeypatch.setattr(fastrack._transfer.api, "_shared", channels)
         wrapped = wrap([1], "cuda:7", prefetch=0)
         assert not channels._channels
         assert repr(wrapped) == "<WrappedLoader to cuda:7 of [1]>"
@@ -246,7 +246,7 @@ class TestWrapping:
     def test_needs_no_torch(self):
         import subprocess
 
-        code = "import sys; from fastrack.loader import wrap; assert list(wrap([1, 2])) == [1, 2]"
+        code = "import sys; from fastrack._training.loader import wrap; assert list(wrap([1, 2])) == [1, 2]"
         done = subprocess.run(
             [sys.executable, "-c", f"{code}; assert 'torch' not in sys.modules"],
             capture_output=True,
@@ -289,7 +289,7 @@ class TestAttributes:
             _ = wrap(DataLoader(Numbers(1))).__array__
 
     def test_are_not_looked_for_before_there_is_a_loader(self):
-        empty = object.__new__(fastrack.loader.WrappedLoader)
+        empty = object.__new__(fastrack._training.loader.WrappedLoader)
         assert not hasattr(empty, "_inner")
 
     def test_of_a_list_tell_whether_it_is_empty(self):
@@ -515,7 +515,7 @@ class TestStreams:
             seen.append(getattr(here, "stream", None))
             return {"x": Tensor(), "n": batch}
 
-        monkeypatch.setattr(fastrack.ahead, "to_device", to_device)
+        monkeypatch.setattr(fastrack._training.prefetch, "to_device", to_device)
         return cuda, seen
 
     def test_is_one_of_their_own_and_they_are_handed_over_to_the_consumers(self, torch_with_streams):

@@ -21,10 +21,10 @@ from helpers.tampering import tampered
 from torch.utils.data import DataLoader
 
 import fastrack
-import fastrack.ahead
-import fastrack.shared
+import fastrack._training.prefetch
+import fastrack._transfer.api
 from fastrack import AuthenticationError, DeviceError, Key
-from fastrack.loader import wrap
+from fastrack._training.loader import wrap
 
 
 @pytest.fixture(params=[0, 1, 2, 5])
@@ -322,14 +322,14 @@ class TestOnADeviceThatFails:
     def channel(self, monkeypatch):
         """That of "cuda:0" and of the process, which stages everything in a ring."""
         with staged_channel() as channel:
-            shared = fastrack.shared._Shared()
+            shared = fastrack._transfer.api._Shared()
             shared._channels["cuda:0"] = channel
-            monkeypatch.setattr(fastrack.shared, "_shared", shared)
+            monkeypatch.setattr(fastrack._transfer.api, "_shared", shared)
             monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
             yield channel
             for ring in channel._rings:
                 wait_until(lambda ring=ring: len(ring._returned) == ring._made)  # no slot is out
-                assert ring._made <= fastrack.channel._DEPTH
+                assert ring._made <= fastrack._transfer.channel._DEPTH
             assert all(work.done() for work in channel._device.begun)
 
     @pytest.mark.parametrize("bad", [0, 6])
@@ -373,7 +373,7 @@ PROGRAM = """
 import sys, threading, time
 import numpy as np
 import fastrack
-from fastrack.loader import wrap
+from fastrack._training.loader import wrap
 
 def batches():
     for i in range(1000):
@@ -427,8 +427,8 @@ class TestTheEndOfTheProcess:
     def test_does_not_wait_forever(self, monkeypatch, ahead):
         may_go = threading.Event()
         iterator = iter(wrap(Watched(3, lambda i: may_go.wait(PATIENCE)), prefetch=ahead))
-        monkeypatch.setattr(fastrack.ahead, "_PATIENCE", 0.05)
-        fastrack.ahead._stop_all()
+        monkeypatch.setattr(fastrack._training.prefetch, "_PATIENCE", 0.05)
+        fastrack._training.prefetch._stop_all()
         assert loader_threads()
         may_go.set()
         assert list(iterator) == []

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 
 import fastrack
 from fastrack import Key
-from fastrack.loader import wrap
+from fastrack._training.loader import wrap
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fastrack.measure import BOUNCE, COPY, interleave, path_table
+from fastrack._bench.measure import BOUNCE, COPY, interleave, path_table
 
 
 @pytest.mark.parametrize("bits", [128, 256])

@@ -20,14 +20,14 @@ from fastrack import (
     FormatError,
     Key,
     UnknownKeyError,
-    arrays,
     load_file,
     load_model,
-    newfile,
     save_file,
     save_model,
-    writer,
 )
+from fastrack._sealed import writer
+from fastrack._tensors import arrays
+from fastrack._util import atomic as newfile
 
 CHUNK = 16384
 SECRET = bytes(range(7, 39))
@@ -423,7 +423,7 @@ def test_a_bad_chunk_leaves_a_module_on_the_meta_device_as_it_was(path):
 
 
 def test_an_interruption_leaves_zeros_too(path, monkeypatch):
-    from fastrack import models
+    from fastrack._training import model as models
 
     fill, count = models._fill, iter(range(100))
 

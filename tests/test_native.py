@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from numba import cfunc, int32, int64
 
 from fastrack import DeviceError
-from fastrack.aead import crew
-from fastrack.cobblestone import STRIDE
-from fastrack.devices import native
-from fastrack.devices.commands import NAMES, Commands, Function
-from fastrack.devices.native import STOPPED, Native, find_functions
+from fastrack._crypto import workers as crew
+from fastrack._crypto.cobblestone import STRIDE
+from fastrack._devices.cuda import native
+from fastrack._devices.cuda.commands import NAMES, Commands, Function
+from fastrack._devices.cuda.native import STOPPED, Native, find_functions
 
 MIB = 1 << 20
 CONTEXT = 99
@@ -295,8 +295,8 @@ def test_an_interrupt_before_the_list_begins_lets_helpers_go(run, monkeypatch):
 
 CACHED = """
 from helpers.stub_cuda import StubCuda
-from fastrack.devices import native
-from fastrack.devices.commands import Commands
+from fastrack._devices import native
+from fastrack._devices.cuda.commands import Commands
 import numpy as np
 commands = Commands()
 commands.copy(np.zeros(1 << 20, np.uint8), np.zeros(1 << 20, np.uint8))

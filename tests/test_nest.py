@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from fastrack.nest import map_leaves, place_of
+from fastrack._util.tree import map_leaves, place_of
 
 
 class Pair(NamedTuple):

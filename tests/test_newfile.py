@@ -12,8 +12,8 @@ import sys
 
 import pytest
 
-from fastrack import newfile
-from fastrack.newfile import new_file
+from fastrack._util import atomic as newfile
+from fastrack._util.atomic import new_file
 
 MIB = 1 << 20
 
@@ -143,7 +143,7 @@ def test_nothing_is_left_of_a_file_whose_process_is_killed(tmp_path):
     script = """
 import os, signal, sys
 from pathlib import Path
-from fastrack.newfile import new_file
+from fastrack._util.atomic import new_file
 with new_file(Path(sys.argv[1])) as file:
     file.write(b"plaintext" * 100_000)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -23,9 +23,10 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 import fastrack
-from fastrack import AuthenticationError, ClosedError, Key, shared
-from fastrack.cobblestone import CHUNK, chunk_offset
-from fastrack.pending import Owner, Owners
+from fastrack import AuthenticationError, ClosedError, Key
+from fastrack._crypto.cobblestone import CHUNK, chunk_offset
+from fastrack._transfer import api as shared
+from fastrack._transfer.pending import Owner, Owners
 
 KEY = Key.from_bytes(bytes(range(32)))
 PLAIN = np.arange(1, 2 * CHUNK, 7, dtype=np.uint16)

@@ -76,7 +76,7 @@ def test_the_wheel_is_for_every_platform(wheel):
 
 def test_the_wheel_installs_the_command(wheel):
     points = wheel.read(f"fastrack-{fastrack.__version__}.dist-info/entry_points.txt").decode()
-    assert "fastrack = fastrack.cli:main" in points
+    assert "fastrack = fastrack._cli:main" in points
 
 
 def test_the_metadata_says_what_the_project_is(metadata):

@@ -13,8 +13,8 @@ from helpers.reference import noise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastrack import packing
-from fastrack.cobblestone import STRIDE
+from fastrack._crypto import memcpy as packing
+from fastrack._crypto.cobblestone import STRIDE
 
 MIB = 1 << 20
 THREADS = [1, 2, 4]

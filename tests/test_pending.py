@@ -17,7 +17,7 @@ from helpers.tampering import tampered
 
 import fastrack
 from fastrack import AuthenticationError, Channel, ClosedError, DeviceError, Key
-from fastrack.cobblestone import CHUNK, chunk_offset
+from fastrack._crypto.cobblestone import CHUNK, chunk_offset
 
 
 @pytest.fixture(scope="module")
@@ -249,7 +249,7 @@ def test_a_fault_on_the_host_is_raised_at_once(channel, good, plain, monkeypatch
     def fill(*_):
         raise MemoryError("no memory")
 
-    monkeypatch.setattr(fastrack.sources.SealedSource, "fill", fill)
+    monkeypatch.setattr(fastrack._transfer.sources.SealedSource, "fill", fill)
     out = np.full_like(plain, 7)
     with pytest.raises(MemoryError):
         channel.to_device(good, out=out, non_blocking=True)

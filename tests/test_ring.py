@@ -10,7 +10,7 @@ import pytest
 from helpers.forking import in_forked_child
 
 from fastrack import DeviceError
-from fastrack.ring import Ring
+from fastrack._transfer.staging import Ring
 
 
 class Slot:

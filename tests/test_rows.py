@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import fastrack
 from fastrack import Key
-from fastrack.rows import Ranges, plan_rows
+from fastrack._sealed.indexing import Ranges, plan_rows
 
 CHUNK = 16384
 # Bytes in a row: none, a few, next to a chunk, and more than one.

@@ -18,11 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fastrack
-from fastrack import AuthenticationError, FormatError, Key, SealedTensor, UnknownKeyError, aead, arrays, dtypes
-from fastrack.devices.base import BAD_PLAN
+from fastrack import AuthenticationError, FormatError, Key, SealedTensor, UnknownKeyError
+from fastrack._crypto import engine as aead
+from fastrack._crypto.keys import KEY_FILE_VARIABLE, KeyRing
+from fastrack._devices.base import BAD_PLAN
+from fastrack._sealed.tensor import OpenMessage, SealedRows, bad_chunk
+from fastrack._tensors import arrays, dtypes
 from fastrack.errors import ClosedError
-from fastrack.keys import KEY_FILE_VARIABLE, KeyRing
-from fastrack.sealed import OpenMessage, SealedRows, bad_chunk
 
 CHUNK, TAG, HEADER = 16384, 16, 56
 STRIDE = CHUNK + TAG

@@ -9,8 +9,8 @@ import threading
 import pytest
 from helpers.forking import in_forked_child
 
+from fastrack._crypto.session import Session
 from fastrack.errors import ClosedError
-from fastrack.session import Session
 
 
 def draw(session):

@@ -9,22 +9,22 @@ from helpers.staged import staged_channel
 from helpers.tampering import tampered
 
 import fastrack
-import fastrack.shared
+import fastrack._transfer.api
 from fastrack import AuthenticationError, DeviceError, Key
 
 
 @pytest.fixture
 def shared(monkeypatch):
     """The channels, of which none is open yet; one to another device is opened for "cuda:0"."""
-    channels = fastrack.shared._Shared()
-    monkeypatch.setattr(fastrack.shared, "_shared", channels)
+    channels = fastrack._transfer.api._Shared()
+    monkeypatch.setattr(fastrack._transfer.api, "_shared", channels)
     opened = []
 
     def open_channel(device):
         opened.append((device, staged_channel() if device == "cuda:0" else fastrack.Channel(device)))
         return opened[-1][1]
 
-    monkeypatch.setattr(fastrack.shared, "Channel", open_channel)
+    monkeypatch.setattr(fastrack._transfer.api, "Channel", open_channel)
     yield opened
     for _, channel in opened:
         channel.close()
@@ -64,10 +64,10 @@ class Array:
 
 
 def test_a_tensor_leaves_the_device_it_is_on(monkeypatch):
-    assert fastrack.shared._device_of(np.arange(3)) == "cpu"
-    assert fastrack.shared._device_of(torch.arange(3)) == "cpu"
-    monkeypatch.setattr(fastrack.arrays, "framework_of", lambda array: "cupy")
-    assert fastrack.shared._device_of(Array()) == "cuda:1"
+    assert fastrack._transfer.api._device_of(np.arange(3)) == "cpu"
+    assert fastrack._transfer.api._device_of(torch.arange(3)) == "cpu"
+    monkeypatch.setattr(fastrack._tensors.arrays, "framework_of", lambda array: "cupy")
+    assert fastrack._transfer.api._device_of(Array()) == "cuda:1"
 
 
 def test_synchronizing_opens_no_channel(shared):

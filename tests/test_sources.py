@@ -8,12 +8,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import fastrack
-from fastrack import Key, cobblestone
-from fastrack.aead import Pieces, engine
-from fastrack.cobblestone import CHUNK, STRIDE, MessageKey
-from fastrack.devices.gather_plan import room_for
-from fastrack.rows import plan_rows
-from fastrack.sources import PlainSource, RowSource, SealedSource, Sizes, gathers_of, slabs_of
+from fastrack import Key
+from fastrack._crypto import cobblestone
+from fastrack._crypto.cobblestone import CHUNK, STRIDE, MessageKey
+from fastrack._crypto.engine import Pieces, engine
+from fastrack._devices.cuda.gather_plan import room_for
+from fastrack._sealed.indexing import plan_rows
+from fastrack._transfer.sources import PlainSource, RowSource, SealedSource, Sizes, gathers_of, slabs_of
 
 
 @st.composite

@@ -12,8 +12,9 @@ from helpers.staged import Gate, fail_at, staged_channel
 from helpers.tampering import tampered
 
 import fastrack
-import fastrack.packing
-from fastrack import AuthenticationError, ClosedError, DeviceError, Key, aead
+import fastrack._crypto.memcpy
+from fastrack import AuthenticationError, ClosedError, DeviceError, Key
+from fastrack._crypto import engine as aead
 
 CHUNK = 16384
 
@@ -64,7 +65,7 @@ def test_takes_no_more_slots_than_the_ring_has(staged, key):
     for _ in range(3):
         assert np.array_equal(staged.to_device(plain), plain)
         assert np.array_equal(fastrack.unseal(staged.to_host(plain), key, framework="numpy"), plain)
-    assert 1 <= len(staged._device.made) <= fastrack.channel._DEPTH
+    assert 1 <= len(staged._device.made) <= fastrack._transfer.channel._DEPTH
 
 
 def test_hands_over_a_slab_while_another_is_worked_on(staged, key):
@@ -80,7 +81,7 @@ def test_hands_over_a_slab_while_another_is_worked_on(staged, key):
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_with_a_short_ring_threads_do_not_wait_for_one_another_forever(monkeypatch, key, depth):
-    monkeypatch.setattr(fastrack.channel, "_DEPTH", depth)
+    monkeypatch.setattr(fastrack._transfer.channel, "_DEPTH", depth)
     plain = data(15 * CHUNK)
 
     def work(number):
@@ -124,14 +125,14 @@ def test_the_error_of_one_transfer_is_not_anothers(staged, key):
 
 
 def test_a_fault_on_the_host_waits_for_the_device(staged, key, monkeypatch):
-    original = fastrack.sources.SealedSource.fill
+    original = fastrack._transfer.sources.SealedSource.fill
 
     def fill(source, slab, place):
         if slab.first == 6:
             raise MemoryError("no memory")
         return original(source, slab, place)
 
-    monkeypatch.setattr(fastrack.sources.SealedSource, "fill", fill)
+    monkeypatch.setattr(fastrack._transfer.sources.SealedSource, "fill", fill)
     staged._device.meddle = lambda kind, slab: time.sleep(0.01)
     out = np.full(17 * CHUNK, 7, np.uint8)
     with pytest.raises(MemoryError):
@@ -143,7 +144,7 @@ def test_a_fault_on_the_host_waits_for_the_device(staged, key, monkeypatch):
 
 
 def test_the_first_of_two_errors_is_told(staged, key, monkeypatch):
-    monkeypatch.setattr(fastrack.sources.SealedSource, "fill", no_memory)
+    monkeypatch.setattr(fastrack._transfer.sources.SealedSource, "fill", no_memory)
     for name in ("end", "verdict"):
         monkeypatch.setattr(staged_helper.StagedWork, name, falling(getattr(staged_helper.StagedWork, name)))
     monkeypatch.setattr(staged._device, "clear", falling(staged._device.clear))

@@ -19,10 +19,12 @@ from helpers.tampering import tampered
 from helpers.trace_processor import open_trace
 
 import fastrack
-from fastrack import AuthenticationError, Channel, DeviceError, Key, channel, timeline
-from fastrack.aead import crew
-from fastrack.cobblestone import CHUNK, HEADER, STRIDE
-from fastrack.devices.cuda import CudaDevice
+from fastrack import AuthenticationError, Channel, DeviceError, Key
+from fastrack._crypto import workers as crew
+from fastrack._crypto.cobblestone import CHUNK, HEADER, STRIDE
+from fastrack._devices.cuda.device import CudaDevice
+from fastrack._transfer import channel
+from fastrack._util import trace as timeline
 
 KEY = Key.from_bytes(bytes(range(32)))
 PLAIN = np.random.default_rng(0).integers(0, 256, 40 * CHUNK + 5, np.uint8)

@@ -32,7 +32,7 @@ def test_openssl_is_the_engine(run):
 
 @pytest.mark.parametrize("value", ["", "0", "no"])
 def test_a_value_that_numba_takes_for_no_keeps_the_compiler(monkeypatch, value):
-    from fastrack.aead import vaes
+    from fastrack._crypto import vaes
 
     monkeypatch.setenv("NUMBA_DISABLE_JIT", value)
     monkeypatch.delitem(sys.modules, "numba.core.config", raising=False)
@@ -42,7 +42,7 @@ def test_a_value_that_numba_takes_for_no_keeps_the_compiler(monkeypatch, value):
 def test_what_numba_was_told_in_the_program_counts(monkeypatch):
     from numba.core import config
 
-    from fastrack.aead import vaes
+    from fastrack._crypto import vaes
 
     monkeypatch.setattr(config, "DISABLE_JIT", 1)
     assert not vaes.is_compiling()
@@ -95,7 +95,7 @@ def test_ciphertext_is_staged(run):
         run("""
 import numpy as np
 from fastrack import packing
-from fastrack.cobblestone import STRIDE
+from fastrack._crypto.cobblestone import STRIDE
 
 source = np.random.default_rng(0).integers(0, 256, 99 * STRIDE + 77, np.uint8)
 target = np.empty_like(source)

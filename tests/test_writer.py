@@ -37,17 +37,17 @@ from fastrack import (
     FormatError,
     Key,
     UnknownKeyError,
-    arrays,
     load_file,
-    newfile,
-    plain,
     save_file,
     seal_file,
     unseal,
     unseal_file,
-    writer,
 )
-from fastrack.files import check_file
+from fastrack._sealed import importers as plain
+from fastrack._sealed import writer
+from fastrack._sealed.reader import check_file
+from fastrack._tensors import arrays
+from fastrack._util import atomic as newfile
 
 CHUNK = 16384
 SECRET = bytes(range(80, 112))
@@ -874,7 +874,7 @@ watcher.start()
 try:
     key = fastrack.Key.generate()
     fastrack.seal_file(source, sealed, key)
-    errors = [str(check.error) for check in fastrack.files.check_file(sealed, key) if check.error]
+    errors = [str(check.error) for check in fastrack._sealed.reader.check_file(sealed, key) if check.error]
     fastrack.unseal_file(sealed, back, key)
 finally:
     done.set()

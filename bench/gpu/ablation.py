@@ -6,9 +6,9 @@ from unittest.mock import patch
 
 from bench.gpu.plan import size_of
 from bench.gpu.timing import Row, interleave, wall
-from fastrack import channel
-from fastrack.devices.cuda import CudaDevice
-from fastrack.steps import DIRECTIONS, notes, open_steps
+from fastrack._bench.steps import DIRECTIONS, notes, open_steps
+from fastrack._devices.cuda.device import CudaDevice
+from fastrack._transfer import channel
 
 
 def measure(gpu, plan, say):

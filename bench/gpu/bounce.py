@@ -11,8 +11,9 @@ import os
 import numpy as np
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from fastrack import aead, arrays
-from fastrack.cobblestone import NONCE, TAG, MessageKey, raw_size
+from fastrack._crypto import engine as aead
+from fastrack._crypto.cobblestone import NONCE, TAG, MessageKey, raw_size
+from fastrack._tensors import arrays
 
 
 class WholeBounce:

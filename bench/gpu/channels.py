@@ -5,8 +5,9 @@ from __future__ import annotations
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from fastrack import Channel, channel
-from fastrack.devices.cuda import CudaDevice
+from fastrack import Channel
+from fastrack._devices.cuda.device import CudaDevice
+from fastrack._transfer import channel
 
 
 @contextmanager

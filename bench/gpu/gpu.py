@@ -43,7 +43,7 @@ class Gpu:
     def __init__(self, device, candidate=None):
         import cupy
 
-        from fastrack.devices import cupy_driver
+        from fastrack._devices.cuda import cupy_driver
 
         self._cupy, self._candidate = cupy, candidate
         self.resident = candidate.blocks if candidate else Gpu.resident
@@ -144,7 +144,7 @@ class Gpu:
 
     @contextmanager
     def _issuing(self):
-        from fastrack.devices.commands import Commands  # which imports NumPy
+        from fastrack._devices.cuda.commands import Commands  # which imports NumPy
 
         commands = Commands()
         yield commands

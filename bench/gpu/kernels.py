@@ -9,7 +9,7 @@ from bench.gpu.host_data import noise, require_same, sets_of
 from bench.gpu.launches import GOOD, Launches, expand
 from bench.gpu.plan import MIB, fraction, size_of
 from bench.gpu.timing import Row, interleave, on_device
-from fastrack.cobblestone import CHUNK, NONCE, chunk_count, raw_size
+from fastrack._crypto.cobblestone import CHUNK, NONCE, chunk_count, raw_size
 
 COPY = "copy on the device"
 _AHEAD = 1 << 30  # bytes that are filled while the runs are queued

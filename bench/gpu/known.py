@@ -9,8 +9,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from bench.gpu.gpu import WrongResultError
 from bench.gpu.launches import ByteRuns
-from fastrack.aead import Pieces
-from fastrack.cobblestone import CHUNK, STRIDE, chunk_nonce
+from fastrack._crypto.cobblestone import CHUNK, STRIDE, chunk_nonce
+from fastrack._crypto.engine import Pieces
 
 _KEY = "feffe9928665731c6d6a8f9467308308"
 _NONCE = "cafebabefacedbaddecaf888"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.gpu.gpu import WrongResultError
-from fastrack.cobblestone import CHUNK, STRIDE, TAG, MessageKey
-from fastrack.devices.key_state import STATE_SIZE, write_state
+from fastrack._crypto.cobblestone import CHUNK, STRIDE, TAG, MessageKey
+from fastrack._devices.cuda.key_state import STATE_SIZE, write_state
 
 GOOD = 2**64 - 1
 _FENCE = 256

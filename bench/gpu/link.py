@@ -7,7 +7,7 @@ import os
 import numpy as np
 
 from bench.gpu.timing import Row, interleave, wall
-from fastrack import packing
+from fastrack._crypto import memcpy as packing
 
 UP, DOWN, FILL, PIN = "host to device", "device to host", "fill page-locked memory", "allocate page-locked memory"
 _PIN = 8 << 20

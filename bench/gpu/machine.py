@@ -75,7 +75,7 @@ def _revision():
 
 def _room(name):
     """Import a module of the command line, whether or not what the rest of that needs is installed."""
-    full = f"fastrack.cli.{name}"
+    full = f"fastrack._cli.{name}"
     try:
         return import_module(full)
     except ImportError:

@@ -10,7 +10,7 @@ from bench.gpu.gpu import WrongResultError
 from bench.gpu.host_data import noise
 from bench.gpu.plan import MIB, size_of
 from fastrack import AuthenticationError, Key, seal, unseal
-from fastrack.sealed import SealedTensor
+from fastrack._sealed.tensor import SealedTensor
 
 SIZES = (1, 4096, MIB + 7, 64 * MIB + 7)
 _ROWS, _WIDTH = 20_000, 100

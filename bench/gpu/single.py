@@ -6,7 +6,7 @@ import os
 
 from bench.gpu.launches import GOOD, ByteRuns, Launches
 from bench.gpu.timing import Row, interleave
-from fastrack.cobblestone import CHUNK, NONCE, raw_size
+from fastrack._crypto.cobblestone import CHUNK, NONCE, raw_size
 
 _BITS = 256
 

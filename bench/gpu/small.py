@@ -10,7 +10,7 @@ RIGHT = "all is right"
 def main(device):
     from bench.gpu.gpu import Gpu
     from bench.gpu.known import check
-    from fastrack.cobblestone import CHUNK
+    from fastrack._crypto.cobblestone import CHUNK
 
     check(Gpu(device), sizes=(0, 33, CHUNK, 2 * CHUNK + 8191), blocks=(2,))
     sys.stdout.write(f"{RIGHT}\n")

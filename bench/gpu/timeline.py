@@ -10,7 +10,7 @@ from bench.gpu.gpu import WrongResultError
 from bench.gpu.host_data import noise
 from bench.gpu.timing import Row, Times, wall
 from fastrack import Key, seal
-from fastrack.timeline import recording
+from fastrack._util.trace import recording
 
 _RUNS = 7
 

@@ -10,7 +10,9 @@ from bench.gpu.gpu import WrongResultError
 from bench.gpu.host_data import Plains, noise, require_same, sets_of
 from bench.gpu.plan import size_of
 from bench.gpu.timing import Row, interleave, wall
-from fastrack import Key, aead, packing, seal, unseal
+from fastrack import Key, seal, unseal
+from fastrack._crypto import engine as aead
+from fastrack._crypto import memcpy as packing
 
 LOCKED, PAGEABLE = "page-locked copy", "pageable copy"
 LOCKED_BACK, PAGEABLE_BACK = "page-locked copy to the host", "pageable copy to the host"

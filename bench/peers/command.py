@@ -32,7 +32,7 @@ def main(argv):
 
 def read_machine():
     """What is to be known of the machine besides its figures."""
-    from fastrack.cli import machine
+    from fastrack._cli import machine
 
     return {
         "software": machine.read_software(),

@@ -11,8 +11,8 @@ from helpers.runs import Runs, plan
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fastrack.aead.base import check_buffers, chunks_between
-from fastrack.cobblestone import MessageKey
+from fastrack._crypto.base import check_buffers, chunks_between
+from fastrack._crypto.cobblestone import MessageKey
 
 KEY = bytes(range(32))
 PLAIN = noise(2 * CHUNK + 777).tobytes()

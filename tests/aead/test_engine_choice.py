@@ -9,10 +9,11 @@ import sys
 import pytest
 from llvmlite import binding
 
-from fastrack import aead
-from fastrack.aead import ENGINE_VARIABLE, Choice, available, engine, vaes
-from fastrack.aead.openssl import OpenSSLEngine
-from fastrack.aead.vaes import VaesEngine
+from fastrack._crypto import engine as aead
+from fastrack._crypto import vaes
+from fastrack._crypto.engine import ENGINE_VARIABLE, Choice, available, engine
+from fastrack._crypto.openssl import OpenSSLEngine
+from fastrack._crypto.vaes import VaesEngine
 from fastrack.errors import DeviceError
 
 VAES = ("aes", "pclmul", "avx2", "bmi2", "prfchw", "vaes", "vpclmulqdq")
@@ -118,8 +119,8 @@ def test_a_process_obeys_the_environment():
     code = """
 import numpy as np
 import fastrack
-from fastrack.aead.openssl import OpenSSLEngine
-from fastrack.aead import vaes
+from fastrack._crypto.openssl import OpenSSLEngine
+from fastrack._crypto.engine import vaes
 
 def refuse(*_):
     raise AssertionError("a vector engine was made")
@@ -230,8 +231,8 @@ import sys
 import numpy as np
 from llvmlite import binding
 binding.get_host_cpu_features = dict
-from fastrack.aead import available, engine
-from fastrack.cobblestone import MessageKey
+from fastrack._crypto.engine import available, engine
+from fastrack._crypto.cobblestone import MessageKey
 
 chosen = engine()
 schedule = chosen.prepare(MessageKey.raw(bytes(32), bytes(12)))
@@ -244,6 +245,6 @@ print(available(), chosen.name, chosen.open_run(schedule, sealed, out, 0), (out 
 
 
 def test_asking_what_there_is_loads_no_numba():
-    code = "import sys; from fastrack.aead import available; available(); print('numba' in sys.modules)"
+    code = "import sys; from fastrack._crypto.engine import available; available(); print('numba' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "False\n"

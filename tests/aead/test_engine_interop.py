@@ -11,8 +11,8 @@ from helpers.runs import Runs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastrack import cobblestone as ours
-from fastrack.cobblestone import HEADER, SALT
+from fastrack._crypto import cobblestone as ours
+from fastrack._crypto.cobblestone import HEADER, SALT
 
 ENCRYPTORS = {16: theirs.Cobblestone128Encryptor, 32: theirs.Cobblestone256Encryptor}
 DECRYPTORS = {16: theirs.Cobblestone128Decryptor, 32: theirs.Cobblestone256Decryptor}

@@ -11,8 +11,8 @@ from helpers.runs import Runs, flip, plain_size_of, plan
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fastrack.aead import Pieces
-from fastrack.aead.base import check_pieces
+from fastrack._crypto.base import check_pieces
+from fastrack._crypto.engine import Pieces
 
 KEY = bytes(range(32))
 NONCE = bytes(range(12))

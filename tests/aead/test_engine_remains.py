@@ -12,8 +12,8 @@ import pytest
 from helpers import engines, reference
 from helpers.process_memory import find_in_process, hash_key, round_keys
 
-from fastrack.cobblestone import CHUNK, STRIDE, derive
-from fastrack.devices.key_state import has_instructions
+from fastrack._crypto.cobblestone import CHUNK, STRIDE, derive
+from fastrack._devices.cuda.key_state import has_instructions
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/PID/mem")
 
@@ -28,9 +28,9 @@ import gc, os, signal, sys
 from pathlib import Path
 import numpy as np
 from helpers import engines
-from fastrack.aead import Pieces
-from fastrack.cobblestone import CHUNK, STRIDE, MessageKey, derive
-from fastrack.devices import key_state, portable_key_state
+from fastrack._crypto.engine import Pieces
+from fastrack._crypto.cobblestone import CHUNK, STRIDE, MessageKey, derive
+from fastrack._devices import key_state, portable_key_state
 
 name, works, folder = sys.argv[1], sys.argv[2].split(","), Path(sys.argv[3])
 source = np.memmap(folder / "message", np.uint8, "r")
@@ -93,8 +93,8 @@ for work in works:
 OPENSSL_CHILD = """
 import os, signal, sys
 import numpy as np
-from fastrack.aead.openssl import OpenSSLEngine
-from fastrack.cobblestone import MessageKey
+from fastrack._crypto.openssl import OpenSSLEngine
+from fastrack._crypto.cobblestone import MessageKey
 
 source = np.fromfile(sys.argv[1], np.uint8)
 target = np.zeros(source.size - 16, np.uint8)

@@ -13,9 +13,10 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from helpers import engines, reference
 from helpers.runs import Runs, plan
 
-from fastrack.aead import gcm, openssl
-from fastrack.aead.known_answers import find_fault
-from fastrack.cobblestone import MessageKey
+from fastrack._crypto import gcm_ir as gcm
+from fastrack._crypto import openssl
+from fastrack._crypto.cobblestone import MessageKey
+from fastrack._crypto.known_answers import find_fault
 from fastrack.errors import ClosedError
 
 NONCE = bytes.fromhex("f0e1d2c3b4a5968778695a4b")

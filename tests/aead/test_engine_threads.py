@@ -18,7 +18,9 @@ from helpers.forking import in_forked_child
 from helpers.reference import CHUNK, STRIDE, noise
 from helpers.runs import Runs, flip
 
-from fastrack.aead import crew, default_threads, kernels
+from fastrack._crypto import jit as kernels
+from fastrack._crypto import workers as crew
+from fastrack._crypto.engine import default_threads
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 
@@ -91,8 +93,8 @@ def test_a_run_while_the_interpreter_exits_is_done_by_the_caller_alone():
     code = """
 import atexit
 import numpy as np
-from fastrack.aead import engine
-from fastrack.cobblestone import MessageKey
+from fastrack._crypto.engine import engine
+from fastrack._crypto.cobblestone import MessageKey
 
 opener = engine(threads=4)
 schedule = opener.prepare(MessageKey.raw(bytes(32), bytes(12)))

@@ -14,8 +14,8 @@ from helpers.reference import CHUNK, STRIDE, TAG
 from helpers.runs import Runs, plain_size_of
 from helpers.vectors import derive_as_published, load_vectors, published  # noqa: F401 - a fixture
 
-from fastrack import cobblestone
-from fastrack.cobblestone import HEADER, SALT, MessageKey
+from fastrack._crypto import cobblestone
+from fastrack._crypto.cobblestone import HEADER, SALT, MessageKey
 from fastrack.errors import AuthenticationError, FormatError
 
 GCM = {

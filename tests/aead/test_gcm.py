@@ -10,7 +10,7 @@ import pytest
 from llvmlite import binding, ir
 from llvmlite.ir.instructions import LoadInstr
 
-from fastrack.aead.gcm import Form, chunk_function
+from fastrack._crypto.gcm_ir import Form, chunk_function
 
 TRIPLE = "x86_64-unknown-linux-gnu"
 REGISTERS = {16: "xmm", 32: "ymm", 64: "zmm"}

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from fastrack import aead
+from fastrack._crypto import engine as aead
 
 pytestmark = pytest.mark.skipif(aead.available()[0] == "openssl", reason="this CPU has no vector engine")
 

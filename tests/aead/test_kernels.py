@@ -12,7 +12,7 @@ from helpers.buffers import as_array
 from helpers.runs import Runs, plan
 from numba import njit
 
-from fastrack.aead import kernels
+from fastrack._crypto import jit as kernels
 
 
 @pytest.mark.skipif(not engines.VECTOR_NAMES, reason="no vector engine here")

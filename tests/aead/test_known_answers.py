@@ -9,9 +9,9 @@ import pytest
 from helpers import reference
 from helpers.reference import CHUNK
 
-from fastrack import aead
-from fastrack.aead import known_answers
-from fastrack.aead.known_answers import find_fault
+from fastrack._crypto import engine as aead
+from fastrack._crypto import known_answers
+from fastrack._crypto.known_answers import find_fault
 
 FIRST = known_answers._FIRST
 

@@ -8,15 +8,18 @@ import pytest
 from helpers import fake_cuda
 from helpers.fake_cuda import FakeDriver
 
-from fastrack import ablation, aead, channel, steps
-from fastrack.cli.bench import show_ablation, show_figures, show_rows
-from fastrack.cli.console import stdout
-from fastrack.cli.pictures import draw_ablation, draw_rows
-from fastrack.devices.cuda import CudaDevice
+from fastrack._bench import runner as ablation
+from fastrack._bench import steps
+from fastrack._bench.figures import Figure
+from fastrack._bench.measure import Row
+from fastrack._bench.plots import draw_ablation, draw_rows
+from fastrack._bench.steps import DIRECTIONS, STEPS
+from fastrack._cli.bench import show_ablation, show_figures, show_rows
+from fastrack._cli.console import stdout
+from fastrack._crypto import engine as aead
+from fastrack._devices.cuda.device import CudaDevice
+from fastrack._transfer import channel
 from fastrack.errors import FastrackError
-from fastrack.figures import Figure
-from fastrack.measure import Row
-from fastrack.steps import DIRECTIONS, STEPS
 
 QUICK = "bench --size 0.0625 --repeat 1"
 
@@ -120,8 +123,8 @@ def test_an_error_for_a_program_is_one_document(cli):
 
 @pytest.mark.slow
 def test_without_a_size_the_promised_figures_come_too(cli, monkeypatch):
-    monkeypatch.setattr("fastrack.cli.bench.SIZES", (0.0625,))
-    monkeypatch.setattr("fastrack.cli.bench.PROMISED", 0.0625)
+    monkeypatch.setattr("fastrack._cli.bench.SIZES", (0.0625,))
+    monkeypatch.setattr("fastrack._cli.bench.PROMISED", 0.0625)
     document = json.loads(cli("bench --repeat 1 --json -").stdout)
     assert {"parallel bounce", "pyca Cobblestone", "direct, one thread"} <= {row["path"] for row in document["paths"]}
     figures = document["promised"]
@@ -179,7 +182,7 @@ def test_a_chart_takes_any_number_of_sizes(folder, sizes):
 
 
 def test_a_chart_without_matplotlib_says_what_to_install(cli, monkeypatch):
-    monkeypatch.setattr("fastrack.cli.pictures.find_spec", lambda _: None)
+    monkeypatch.setattr("fastrack._bench.plots.find_spec", lambda _: None)
     monkeypatch.delitem(sys.modules, "matplotlib", raising=False)
     assert cli.error(f"{QUICK} --picture chart.png") == (
         "error: matplotlib is not installed: pip install 'fastrack[demo]'\n"
@@ -201,7 +204,7 @@ def test_a_timeline_is_drawn(cli, folder):
 @pytest.mark.usefixtures("gpu")
 def test_the_timeline_of_a_gpu_has_its_streams(cli, monkeypatch):
     drawn = []
-    monkeypatch.setattr("fastrack.cli.pictures._draw_spans", lambda _, title, spans: drawn.append((title, spans)))
+    monkeypatch.setattr("fastrack._bench.plots._draw_spans", lambda _, title, spans: drawn.append((title, spans)))
     cli(f"{QUICK} --device cuda:0 --timeline when.svg")
     assert [title for title, _ in drawn] == [
         f"{kind}, 64 KiB, cuda:0" for kind in ("to_device, sealed", "to_device, plain", "to_host")

@@ -5,8 +5,8 @@ import io
 
 import pytest
 
-from fastrack.cli import console
-from fastrack.cli.console import clean, counted, pace, progress_bar, size_of
+from fastrack._cli import console
+from fastrack._cli.console import clean, counted, pace, progress_bar, size_of
 
 
 @pytest.mark.parametrize(

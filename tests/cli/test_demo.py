@@ -7,11 +7,11 @@ import sys
 import numpy as np
 import pytest
 
-from fastrack.cli import demo as demo_module
-from fastrack.cli.console import stdout
+from fastrack._cli import demo as demo_module
+from fastrack._cli.console import stdout
+from fastrack._crypto.keys import Key
+from fastrack._sealed.writer import save_file
 from fastrack.errors import FastrackError
-from fastrack.keys import Key
-from fastrack.writer import save_file
 
 QUICK = "demo --size 0.0625 --repeat 1 --picture chart.png --directory work"
 
@@ -105,7 +105,7 @@ def test_a_demo_that_fails_leaves_nothing(cli, work, monkeypatch):
 @pytest.mark.parametrize("package", ["sklearn", "matplotlib"])
 def test_a_demo_without_its_packages_says_what_to_install(cli, monkeypatch, package):
     monkeypatch.delitem(sys.modules, package, raising=False)
-    monkeypatch.setattr("fastrack.cli.pictures.find_spec", lambda name: None if name == package else True)
+    monkeypatch.setattr("fastrack._bench.plots.find_spec", lambda name: None if name == package else True)
     assert cli.error(QUICK) == f"error: {package} is not installed: pip install 'fastrack[demo]'\n"
 
 

@@ -6,14 +6,14 @@ import sys
 import pytest
 from test_nvml import FakeNvml
 
-from fastrack import aead
-from fastrack.aead import ENGINE_VARIABLE, Choice
-from fastrack.cli import doctor as doctor_module
-from fastrack.cli.doctor import KeyFile, gather, read_key_file, state
-from fastrack.cli.machine import CpuTee
-from fastrack.cli.nvml import Confidential, Gpu, Graphics
-from fastrack.cli.selftest import CudaCheck, check_cuda, check_engine
-from fastrack.keys import Key
+from fastrack._cli import doctor as doctor_module
+from fastrack._cli.doctor import KeyFile, gather, read_key_file, state
+from fastrack._cli.machine import CpuTee
+from fastrack._cli.nvml import Confidential, Gpu, Graphics
+from fastrack._cli.selftest import CudaCheck, check_cuda, check_engine
+from fastrack._crypto import engine as aead
+from fastrack._crypto.engine import ENGINE_VARIABLE, Choice
+from fastrack._crypto.keys import Key
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +125,7 @@ def test_a_gpu_that_cannot_be_used_is_told_with_what_to_install(cli, monkeypatch
 
 
 def test_the_test_of_a_gpu_knows_a_device_that_works(monkeypatch):
-    monkeypatch.setattr("fastrack.channel.canonical", lambda device: "cpu")
+    monkeypatch.setattr("fastrack._transfer.channel.canonical", lambda device: "cpu")
     assert check_cuda() == CudaCheck(True, None)
 
 

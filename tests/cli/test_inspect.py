@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file as save_plain
 
-from fastrack.files import load_file
-from fastrack.keys import Key
-from fastrack.writer import save_file
+from fastrack._crypto.keys import Key
+from fastrack._sealed.reader import load_file
+from fastrack._sealed.writer import save_file
 
 
 def test_a_sealed_file_is_shown_without_a_key(cli, sealed, folder):

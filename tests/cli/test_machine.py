@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fastrack.cli.machine import CpuTee, read_cpu, read_memory, read_software, read_tee
+from fastrack._cli.machine import CpuTee, read_cpu, read_memory, read_software, read_tee
 
 CPUINFO = "processor\t: 0\nmodel name\t: A Fine CPU\nflags\t\t: fpu aes avx2 vaes {}\n\nprocessor\t: 1\n"
 
@@ -74,5 +74,5 @@ def test_versions_are_read(monkeypatch):
     assert software["numpy"]
     assert software["fastrack"]
     assert list(software)[:2] == ["python", "fastrack"]
-    monkeypatch.setattr("fastrack.cli.machine.PACKAGES", ("no-such-package",))
+    monkeypatch.setattr("fastrack._cli.machine.PACKAGES", ("no-such-package",))
     assert read_software()["no-such-package"] is None

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from fastrack.cli.nvml import Confidential, Gpu, Graphics, read_graphics
+from fastrack._cli.nvml import Confidential, Gpu, Graphics, read_graphics
 
 GIB = 1 << 30
 

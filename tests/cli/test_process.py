@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import fastrack
-from fastrack.keys import Key
+from fastrack._crypto.keys import Key
 
 
 def run(*line, **options):
@@ -40,7 +40,7 @@ def test_no_command_is_bad_usage():
 
 
 def test_the_command_line_loads_nothing_heavy_until_a_command_needs_it():
-    code = "import fastrack.cli, sys; print(*sys.modules)"
+    code = "import fastrack._cli, sys; print(*sys.modules)"
     loaded = set(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout.decode().split())
     assert not loaded & {"numpy", "numba", "torch", "cryptography", "safetensors", "pynvml", "matplotlib", "sklearn"}
 

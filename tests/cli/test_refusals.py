@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastrack import files
-from fastrack.files import load_file
-from fastrack.keys import Key
+from fastrack._crypto.keys import Key
+from fastrack._sealed import reader as files
+from fastrack._sealed.reader import load_file
 
 # Targets
 
@@ -43,7 +43,7 @@ def test_a_target_that_appears_meanwhile_is_replaced_by_force_alone(
     def appearing(*_):
         yield lambda _: (folder / line.split()[1]).write_text("mine")
 
-    monkeypatch.setattr(f"fastrack.cli.{command}.progress_bar", appearing)
+    monkeypatch.setattr(f"fastrack._cli.{command}.progress_bar", appearing)
     if force:
         cli(f"{command} {line} --force {key}")
     else:
@@ -109,7 +109,7 @@ def test_an_interruption_leaves_nothing(cli, key, monkeypatch, command, line):
 
         yield progress
 
-    monkeypatch.setattr(f"fastrack.cli.{command}.progress_bar", interrupted)
+    monkeypatch.setattr(f"fastrack._cli.{command}.progress_bar", interrupted)
     before = cli.names()
     assert cli.error(f"{command} {line} {key}", status=130) == "error: interrupted\n"
     assert cli.json(f"{command} {line} {key}", status=130)["error"]["type"] == "KeyboardInterrupt"

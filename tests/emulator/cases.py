@@ -18,7 +18,7 @@ from bench.gpu import known
 from bench.gpu.gpu import Gpu
 from emulator.__main__ import emulator
 from fastrack import Channel, DeviceError, Key
-from fastrack.timeline import recording
+from fastrack._util.trace import recording
 
 MIB = 1 << 20
 THREAD_LOCAL = 1  # cudaStreamCaptureModeThreadLocal
@@ -267,7 +267,7 @@ def _refusal(channel, sealed, out):
 
 def confidential():
     """Ask the driver for confidential mode, and move a tensor there and back."""
-    from fastrack.cli.nvml import read_graphics
+    from fastrack._cli.nvml import read_graphics
 
     with Channel("cuda:0", keys=_key) as channel:
         moved = channel.to_device(_sealed(3 * MIB), framework="cupy")

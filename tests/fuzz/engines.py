@@ -10,8 +10,8 @@ from helpers import engines, reference
 from helpers.buffers import Guarded, as_array
 from helpers.reference import CHUNK, STRIDE
 
-from fastrack.aead import Pieces
-from fastrack.cobblestone import MAX_CHUNKS, MessageKey
+from fastrack._crypto.cobblestone import MAX_CHUNKS, MessageKey
+from fastrack._crypto.engine import Pieces
 
 LONGEST = 4  # chunks of a run
 ENDS = [

@@ -10,8 +10,8 @@ import json
 import re
 import zipfile
 
-from fastrack import dtypes
-from fastrack.cobblestone import HEADER, STRIDE
+from fastrack._crypto.cobblestone import HEADER, STRIDE
+from fastrack._tensors import dtypes
 
 PREFIX = 8  # bytes of the length that a safetensors file starts with
 LONGEST = 1 << 16

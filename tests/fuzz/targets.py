@@ -24,21 +24,13 @@ from helpers import engines
 from rich.console import Console
 
 import fastrack
-from fastrack import (
-    AuthenticationError,
-    FormatError,
-    Key,
-    KeyPermissionError,
-    SealedDataset,
-    UnknownKeyError,
-    arrays,
-    cobblestone,
-    dtypes,
-    skeleton,
-)
-from fastrack.aead import Pieces
-from fastrack.cli.inspect import read_contents, show_contents
-from fastrack.sealed import OpenMessage, SealedTensor
+from fastrack import AuthenticationError, FormatError, Key, KeyPermissionError, SealedDataset, UnknownKeyError
+from fastrack._cli.inspect import read_contents, show_contents
+from fastrack._crypto import cobblestone
+from fastrack._crypto.engine import Pieces
+from fastrack._sealed.tensor import OpenMessage, SealedTensor
+from fastrack._tensors import arrays, dtypes
+from fastrack._training import state as skeleton
 from fuzz import mutators
 from fuzz.engines import Engines
 from fuzz.recombined import Recombined

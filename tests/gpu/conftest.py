@@ -101,7 +101,7 @@ def _install_stand_in(request, gpu):
     patch = pytest.MonkeyPatch()
     request.addfinalizer(patch.undo)
     fake_cuda.install(patch)
-    patch.setattr(fastrack.arrays, "installed", lambda framework: False)
+    patch.setattr(fastrack._tensors.arrays, "installed", lambda framework: False)
     return StandInFrame(gpu)
 
 

@@ -14,8 +14,8 @@ from helpers.tampering import tampered
 import fastrack
 from bench.gpu.channels import channel_on
 from fastrack import AuthenticationError, Channel, DeviceError, Key
-from fastrack.cobblestone import CHUNK
-from fastrack.devices.key_state import STATE_SIZE
+from fastrack._crypto.cobblestone import CHUNK
+from fastrack._devices.cuda.key_state import STATE_SIZE
 
 SMALL = {"slab": 4 * CHUNK, "lead": CHUNK}
 SIZES = [0, 1, 15, 16, CHUNK - 1, CHUNK, CHUNK + 1, 4 * CHUNK, 5 * (1 << 20) + 7]

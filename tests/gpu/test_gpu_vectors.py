@@ -10,7 +10,7 @@ from helpers.kernel_suite import open_and_seal
 from helpers.reference import CHUNK
 from helpers.vectors import is_a_run, load_vectors
 
-from fastrack.cobblestone import HEADER
+from fastrack._crypto.cobblestone import HEADER
 
 
 def test_the_cases_of_the_gcm_specification(gpu):

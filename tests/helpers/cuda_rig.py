@@ -6,10 +6,10 @@ import threading
 
 import numpy as np
 
-from fastrack.aead import Pieces, engine
-from fastrack.cobblestone import CHUNK, STRIDE, MessageKey, raw_size, run_size, runs
-from fastrack.devices import Slab
-from fastrack.devices.cuda import CudaDevice
+from fastrack._crypto.cobblestone import CHUNK, STRIDE, MessageKey, raw_size, run_size, runs
+from fastrack._crypto.engine import Pieces, engine
+from fastrack._devices import Slab
+from fastrack._devices.cuda.device import CudaDevice
 from helpers.fake_cuda import FakeDriver
 
 PLAN = 4096  # bytes of a slot that are left for the plan of a gather

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from fastrack.aead import available, chosen, engine
-from fastrack.aead.vaes import VaesEngine, supported_width
+from fastrack._crypto.engine import available, chosen, engine
+from fastrack._crypto.vaes import VaesEngine, supported_width
 
 # Each with as many bytes of vector, and of instruction.
 EMULATED = {"vaes-512-on-256": (64, 32), "vaes-256-on-128": (32, 16)} if supported_width() >= 32 else {}

@@ -26,9 +26,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastrack import dtypes
-from fastrack.cobblestone import STRIDE
-from fastrack.devices.commands import (
+from fastrack._crypto.cobblestone import STRIDE
+from fastrack._devices.cuda.commands import (
     COPY,
     DOWNLOAD,
     FILL,
@@ -43,8 +42,9 @@ from fastrack.devices.commands import (
     WAIT,
     Function,
 )
-from fastrack.devices.driver import View
-from fastrack.devices.kernels import KERNELS
+from fastrack._devices.cuda.driver import View
+from fastrack._devices.cuda.nvrtc import KERNELS
+from fastrack._tensors import dtypes
 from fastrack.errors import DeviceError
 from helpers.fake_kernels import run_kernel
 

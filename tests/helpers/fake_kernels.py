@@ -8,7 +8,7 @@ import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from fastrack.cobblestone import CHUNK, MAX_CHUNKS, STRIDE, TAG, MessageKey, chunk_nonce
+from fastrack._crypto.cobblestone import CHUNK, MAX_CHUNKS, STRIDE, TAG, MessageKey, chunk_nonce
 
 STATE = 8704
 _NONCE = 240  # where in a state the base nonce starts
@@ -24,7 +24,7 @@ def run_kernel(space, violations, kernel, arguments):
 
 def _key(space, size, state):
     """Read the key and the base nonce out of a state. One that is not whole gives a key that fits nothing."""
-    from fastrack.devices.key_state import write_state  # imports numba, a third of a second: when first used
+    from fastrack._devices.cuda.key_state import write_state  # imports numba, a third of a second: when first used
 
     found = space.at(state, STATE)
     key, nonce = found[:size].tobytes(), found[_NONCE : _NONCE + 12].tobytes()  # a schedule starts with its key

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fastrack.cobblestone import MessageKey
+from fastrack._crypto.cobblestone import MessageKey
 from helpers.buffers import Fenced
 from helpers.reference import CHUNK, STRIDE, TAG
 
@@ -160,10 +160,10 @@ class Host:
 
     def prepare(self, key, nonce):
         """Expand a message key, as the host does for a device."""
-        from fastrack.devices.key_state import (
+        from fastrack._devices.cuda.key_state import (  # imports numba, a third of a second: when first used
             STATE_SIZE,
             write_state,
-        )  # imports numba, a third of a second: when first used
+        )
 
         state = Fenced(STATE_SIZE, 16)
         write_state(MessageKey.raw(key, nonce), state.data)

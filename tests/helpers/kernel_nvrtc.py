@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
 NAME = re.compile(r"libnvrtc\.so\.\d+$")
-# What CuPy 14 adds to the options of `fastrack.devices.kernels.Kernels`.
+# What CuPy 14 adds to the options of `fastrack._devices.cuda.nvrtc.Kernels`.
 OPTIONS = ("-std=c++17", "--device-as-default-execution-space", "-ftz=true")
 
 

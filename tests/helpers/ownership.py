@@ -22,11 +22,11 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-import fastrack.channel
+import fastrack._transfer.channel
 from fastrack import Channel, ClosedError, DeviceError, FastrackError, Key, seal
-from fastrack.cobblestone import CHUNK, chunk_offset
-from fastrack.devices.cpu import CpuDevice
-from fastrack.sealed import SealedTensor
+from fastrack._crypto.cobblestone import CHUNK, chunk_offset
+from fastrack._devices.cpu import CpuDevice
+from fastrack._sealed.tensor import SealedTensor
 from helpers.staged import StagedSlot, packed
 from helpers.tampering import tampered
 
@@ -184,7 +184,7 @@ class Ownership(RuleBasedStateMachine):
     def _open(self):
         device = SteppedDevice()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(fastrack.channel, "open_device", lambda *_: device)
+            patch.setattr(fastrack._transfer.channel, "open_device", lambda *_: device)
             return Place(Channel(keys=KEY), device)
 
     # Steps

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fastrack.aead import Pieces
-from fastrack.cobblestone import MessageKey
+from fastrack._crypto.cobblestone import MessageKey
+from fastrack._crypto.engine import Pieces
 from helpers.buffers import Fenced, as_array
 from helpers.reference import CHUNK, STRIDE, TAG
 

@@ -10,12 +10,13 @@ import time
 import numpy as np
 import pytest
 
-import fastrack.channel
-from fastrack import Channel, DeviceError, arrays
-from fastrack.aead import Pieces
-from fastrack.cobblestone import CHUNK, STRIDE
-from fastrack.devices.cpu import CpuDevice
-from fastrack.forks import renew_after_fork
+import fastrack._transfer.channel
+from fastrack import Channel, DeviceError
+from fastrack._crypto.cobblestone import CHUNK, STRIDE
+from fastrack._crypto.engine import Pieces
+from fastrack._devices.cpu import CpuDevice
+from fastrack._tensors import arrays
+from fastrack._util.fork import renew_after_fork
 
 PATIENCE = 30  # seconds after which a test that waits has failed
 
@@ -23,7 +24,7 @@ PATIENCE = 30  # seconds after which a test that waits has failed
 def staged_channel(**options):
     """A channel to such a device."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fastrack.channel, "open_device", lambda name, threads, share: StagedDevice(threads))
+        patch.setattr(fastrack._transfer.channel, "open_device", lambda name, threads, share: StagedDevice(threads))
         return Channel(**options)
 
 

@@ -6,7 +6,7 @@ import time
 
 from bench.gpu import plan
 from bench.gpu.gpu import Gpu
-from fastrack.cobblestone import CHUNK
+from fastrack._crypto.cobblestone import CHUNK
 from helpers.fake_cuda import FakeDriver
 
 TINY = plan.Plan(

@@ -15,7 +15,7 @@ sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 import pytest  # noqa: E402 - what follows is found by the path above
 
 from bench.gpu import gpu, machine, micro, stage  # noqa: E402
-from fastrack import arrays  # noqa: E402
+from fastrack._tensors import arrays  # noqa: E402
 from helpers import fake_cuda  # noqa: E402
 from helpers.stand_in_gpu import MACHINE, TINY, StandIn  # noqa: E402
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 
-from fastrack.devices import cupy_driver
+from fastrack._devices.cuda import cupy_driver
 from helpers.fake_kernels import run_kernel
 
 NOT_READY = 600

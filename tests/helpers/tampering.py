@@ -10,9 +10,9 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 import fastrack
-from fastrack import dtypes
-from fastrack.cobblestone import message_size
-from fastrack.sealed import SealedTensor
+from fastrack._crypto.cobblestone import message_size
+from fastrack._sealed.tensor import SealedTensor
+from fastrack._tensors import dtypes
 
 
 def tampered(sealed, *places):

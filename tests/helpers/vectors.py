@@ -17,8 +17,8 @@ from importlib import resources
 import pytest
 from cryptography.hazmat.primitives.hashes import SHA256
 
-from fastrack import cobblestone
-from fastrack.cobblestone import HEADER, raw_plain_size
+from fastrack._crypto import cobblestone
+from fastrack._crypto.cobblestone import HEADER, raw_plain_size
 from fastrack.errors import FormatError
 
 BITS = {"AEAD_AES_128_GCM": 128, "AEAD_AES_256_GCM": 256}

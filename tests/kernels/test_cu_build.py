@@ -18,7 +18,7 @@ from helpers import kernel_sass
 from helpers.kernel_host import SOURCE, constants
 from helpers.kernel_nvrtc import OPTIONS, Nvrtc, find_libraries
 
-from fastrack.devices.kernels import KERNELS
+from fastrack._devices.cuda.nvrtc import KERNELS
 
 FOLDER = SOURCE.parent
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")

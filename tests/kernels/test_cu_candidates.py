@@ -13,7 +13,7 @@ from helpers.runs import flip, plan
 
 from bench.gpu import candidates
 from bench.gpu.known import CASES
-from fastrack.devices.kernels import KERNELS
+from fastrack._devices.cuda.nvrtc import KERNELS
 
 LENGTHS = [0, 1, 15, 16, 17, 33, 511, 512, 513, 4096, 8191, 8192, 8193, CHUNK - 17, CHUNK - 1]
 REGISTERS = 65536

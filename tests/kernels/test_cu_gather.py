@@ -11,8 +11,8 @@ from helpers.runs import flip, plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastrack.aead import Pieces
-from fastrack.rows import plan_rows
+from fastrack._crypto.engine import Pieces
+from fastrack._sealed.indexing import plan_rows
 
 SIZE = 5 * CHUNK + 1234
 PLAIN = noise(SIZE, seed=1).tobytes()

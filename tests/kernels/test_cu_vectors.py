@@ -11,7 +11,7 @@ from helpers.kernel_suite import open_and_seal
 from helpers.reference import CHUNK
 from helpers.vectors import is_a_run, published
 
-from fastrack.cobblestone import HEADER
+from fastrack._crypto.cobblestone import HEADER
 
 GCM = {
     "nist-decrypt-128": nist("Decrypt", 128),

@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader
 
 import fastrack
 from fastrack import AuthenticationError, Channel, ClosedError, FormatError, UnknownKeyError
-from fastrack.cobblestone import CHUNK, HEADER, STRIDE
-from fastrack.sealed import SealedTensor
+from fastrack._crypto.cobblestone import CHUNK, HEADER, STRIDE
+from fastrack._sealed.tensor import SealedTensor
 from soak.worker import KEYS, RING, STRANGER, Violation
 
 

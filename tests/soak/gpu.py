@@ -10,9 +10,10 @@ from helpers import fake_cuda
 from helpers.fake_cuda import MODES, FakeDriver
 from helpers.tampering import tampered
 
-from fastrack import AuthenticationError, Channel, DeviceError, channel, unseal
-from fastrack.cobblestone import CHUNK, HEADER, STRIDE, TAG
-from fastrack.devices.cuda import CudaDevice
+from fastrack import AuthenticationError, Channel, DeviceError, unseal
+from fastrack._crypto.cobblestone import CHUNK, HEADER, STRIDE, TAG
+from fastrack._devices.cuda.device import CudaDevice
+from fastrack._transfer import channel
 from soak.worker import KEYS, RING, Violation
 
 LARGEST = 40 * CHUNK

@@ -9,9 +9,10 @@ from helpers.staged import StagedDevice, StagedWork, staged_channel
 from helpers.tampering import tamper_file, tampered
 
 import fastrack
-import fastrack.loader
-from fastrack import AuthenticationError, shared
-from fastrack.cobblestone import HEADER, STRIDE
+import fastrack._training.loader
+from fastrack import AuthenticationError
+from fastrack._crypto.cobblestone import HEADER, STRIDE
+from fastrack._transfer import api as shared
 from soak.worker import KEYS, RING, Violation
 
 DEVICE = "cuda:0"  # the name under which its channel is shared
@@ -30,7 +31,7 @@ def install():
     channel = staged_channel(keys=KEYS)
     channel._device.__class__ = ForgetfulDevice
     shared._shared._channels[DEVICE] = channel
-    fastrack.loader.side_stream = lambda _: None  # it has no streams
+    fastrack._training.loader.side_stream = lambda _: None  # it has no streams
     fastrack.to_device(torch.zeros(9), DEVICE)
 
 

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 import fastrack
-from fastrack import Channel, Key, arrays
+from fastrack import Channel, Key
+from fastrack._tensors import arrays
 
 KEYS = [Key.from_bytes(bytes(range(32))), Key.from_bytes(bytes(range(16)))]
 RING = fastrack.KeyRing(KEYS)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastrack.devices.kernels import Kernels, find_kernels, read_kernels
+from fastrack._devices.cuda.nvrtc import Kernels, find_kernels, read_kernels
 
 FOLDER = Path(__file__).parent
 

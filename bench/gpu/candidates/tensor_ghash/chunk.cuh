@@ -13,7 +13,7 @@
 #define THREADS FASTRACK_THREADS
 #define WARPS (THREADS / 32)
 
-// What the host makes of a message key (fastrack/devices/key_state.py), in device memory.
+// What the host makes of a message key (fastrack/_devices/cuda/key_state.py), in device memory.
 struct State {
     u32 schedule[60];       // FIPS 197, section 5.2; it starts with the key
     u32 nonce[4];           // the last is not used

@@ -15,7 +15,7 @@
 #define WARPS (TEAM / 32)
 #define MEETING 1  // a named barrier: the teams reach it at different places of the code
 
-// What the host makes of a message key (fastrack/devices/key_state.py), in device memory.
+// What the host makes of a message key (fastrack/_devices/cuda/key_state.py), in device memory.
 struct State {
     u32 schedule[60];       // FIPS 197, section 5.2; it starts with the key
     u32 nonce[4];           // the last is not used

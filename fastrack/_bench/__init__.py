@@ -1,0 +1,1 @@
+"""Measure what sealed transfers cost, step by step."""

@@ -1,0 +1,204 @@
+"""Figures as pictures, with matplotlib, which the extra `demo` brings."""
+
+import math
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastrack._util.units import size_of
+from fastrack.errors import FastrackError
+
+if TYPE_CHECKING:
+    from fastrack._bench.measure import Row
+    from fastrack._bench.runner import Measured
+    from fastrack._util.trace import Span
+
+__all__ = ["check_picture", "draw_ablation", "draw_rows", "draw_timelines", "require"]
+
+_COLOURS = ("#8c2d19", "#d9773b", "#c9b458", "#2f6f8f", "#b5b5b5")  # from the bounce path to the plain copy
+_WHOLE = ("to_device", "to_host")
+_OF_SPANS = {
+    "prepare": "tab:gray",
+    "wait": "tab:red",
+    "source": "tab:blue",
+    "submit": "tab:cyan",
+    "issue": "tab:purple",
+    "copy": "tab:orange",
+    "open": "tab:green",
+    "seal": "tab:olive",
+    "store": "tab:brown",
+    "release": "tab:pink",
+}
+
+
+def require(package: str) -> None:
+    """Refuse to go on without a package of the extra `demo`.
+
+    Raises
+    ------
+    FastrackError
+        If it is not installed.
+    """
+    if package not in sys.modules and find_spec(package) is None:
+        raise FastrackError(f"{package} is not installed: pip install 'fastrack[demo]'")
+
+
+def check_picture(path: Path) -> None:
+    """Find out whether a picture can be saved there, before there is one.
+
+    Raises
+    ------
+    FastrackError
+        If matplotlib is not installed, or knows no such kind of file.
+    """
+    require("matplotlib")
+    from matplotlib.figure import Figure
+
+    kinds = Figure().canvas.get_supported_filetypes()
+    if path.suffix[1:].lower() not in kinds:
+        raise FastrackError(f"{path}: no kind of picture that matplotlib saves; name it .png, .svg or .pdf")
+
+
+def draw_ablation(rows: "Sequence[Measured]", device: str, path: Path) -> None:
+    """Save every step's speed as a bar, on a logarithmic scale: a row of groups a direction, a group a size.
+
+    Above each bar stands how many times as fast as the bounce path it is.
+
+    Raises
+    ------
+    FastrackError
+        If matplotlib is not installed, or cannot write such a file.
+    """
+    require("matplotlib")
+    from matplotlib.figure import Figure  # its own canvas: no window, no global state
+
+    directions, sizes, steps = (list(dict.fromkeys(found)) for found in zip(*map(_place, rows), strict=True))
+    figure = Figure(figsize=(3 + 2.2 * max(2, len(sizes)), 3.6 * len(directions)), layout="constrained")
+    panels = figure.subplots(len(directions), 1, squeeze=False, sharey=True)[:, 0]
+    width = 0.84 / len(steps)
+    for axes, direction in zip(panels, directions, strict=True):
+        for number, step in enumerate(steps):
+            here = [row for row in rows if (row.direction, row.step) == (direction, step)]
+            left = [sizes.index(row.size) - 0.42 + width * (number + 0.5) for row in here]
+            colour = _COLOURS[number % len(_COLOURS)]
+            bars = axes.bar(left, [row.gbps for row in here], 0.92 * width, label=step, color=colour)
+            axes.bar_label(bars, [f"{row.over_bounce:.1f}x" for row in here], fontsize=7, padding=1)
+        axes.set_xticks(range(len(sizes)), [size_of(size) for size in sizes])
+        axes.set_yscale("log")
+        axes.set_ylabel("GB/s of plaintext")
+        axes.set_title(direction, fontsize=10)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.yaxis.grid(visible=True, which="major", linewidth=0.4)
+        axes.set_axisbelow(True)
+    _fit(panels[0], [row.gbps for row in rows])
+    figure.suptitle(f"What each idea brings on {device} (median; above a bar: times as fast as bounce)", fontsize=11)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(steps), fontsize=9)
+    _save(figure, path)
+
+
+def _place(row: "Measured") -> tuple[str, int, str]:
+    return row.direction, row.size, row.step
+
+
+def _fit(axes: Any, speeds: Sequence[float]) -> None:
+    """Put a scale of 1, 2 and 5 there, with room below the slowest, and above the fastest for its label."""
+    bottom, top = 0.8 * min(speeds), 1.6 * max(speeds)
+    powers = range(math.floor(math.log10(bottom)), math.ceil(math.log10(top)))
+    marks = [mantissa * 10.0**power for power in powers for mantissa in (1, 2, 5)]
+    low = max(mark for mark in marks if mark <= bottom)
+    shown = [mark for mark in marks if low <= mark <= top]
+    axes.set_yticks(shown, [f"{mark:g}" for mark in shown])
+    axes.minorticks_off()
+    axes.set_ylim(low, top)
+
+
+def draw_rows(rows: "Sequence[Row]", path: Path, losses: Sequence[float] = ()) -> None:
+    """Save the figures as a bar chart: a group of bars a size, a colour a path. Losses, if any, are a curve beside it.
+
+    Raises
+    ------
+    FastrackError
+        If matplotlib is not installed, or cannot write such a file.
+    """
+    require("matplotlib")
+    from matplotlib.figure import Figure  # its own canvas: no window, no global state
+
+    sizes = list(dict.fromkeys(row.size for row in rows))
+    paths = list(dict.fromkeys(row.path for row in rows))
+    width = 0.8 / len(paths)
+    bars_width = 2.0 + 3.2 * max(2, len(sizes))
+    figure = Figure(figsize=(bars_width + 4 * bool(losses), 4.5), layout="constrained")
+    if losses:
+        beside, axes = figure.subplots(1, 2, width_ratios=[4, bars_width])
+        _draw_losses(losses, beside)
+    else:
+        axes = figure.subplots()
+    for place, name in enumerate(paths):
+        here = [row for row in rows if row.path == name]
+        left = [sizes.index(row.size) - 0.4 + width * (place + 0.5) for row in here]
+        bars = axes.bar(left, [row.gbps for row in here], 0.9 * width, label=name)
+        axes.bar_label(bars, fmt="%.1f", fontsize=6)
+    axes.set_xticks(range(len(sizes)), [size_of(size) for size in sizes])
+    axes.set_ylabel("GB/s of plaintext")
+    axes.set_title("Paths to the device cpu (median; higher is better)")
+    figure.legend(loc="outside right upper", fontsize=8)
+    axes.margins(y=0.15)
+    axes.spines[["top", "right"]].set_visible(False)
+    _save(figure, path)
+
+
+def _draw_losses(losses: Sequence[float], axes: Any) -> None:
+    axes.semilogy(range(1, len(losses) + 1), losses)
+    axes.set_xlabel("epoch")
+    axes.set_title("Loss, on sealed and on plain data alike", fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def draw_timelines(timelines: "Sequence[tuple[str, Sequence[Span]]]", path: Path) -> None:
+    """Save timelines below each other, each with its title: a row for each thread and stream, a bar for each span.
+
+    Raises
+    ------
+    FastrackError
+        If matplotlib is not installed, or cannot write such a file.
+    """
+    require("matplotlib")
+    from matplotlib.figure import Figure  # its own canvas: no window, no global state
+    from matplotlib.patches import Patch
+
+    rows = [max(1, len({span.track for span in spans})) for _, spans in timelines]
+    figure = Figure(figsize=(11, 1.2 + sum(0.7 + 0.4 * count for count in rows)), layout="constrained")
+    panels = figure.subplots(len(timelines), 1, squeeze=False, height_ratios=[1 + count for count in rows])
+    for axes, (title, spans) in zip(panels[:, 0], timelines, strict=True):
+        _draw_spans(axes, title, spans)
+    panels[-1, 0].set_xlabel("ms since the transfer began")
+    shown = {span.name for _, spans in timelines for span in spans}
+    patches = [Patch(color=colour, label=name) for name, colour in _OF_SPANS.items() if name in shown]
+    figure.legend(handles=patches, loc="outside right upper", fontsize=8)
+    _save(figure, path)
+
+
+def _draw_spans(axes: Any, title: str, spans: "Sequence[Span]") -> None:
+    from fastrack._util.trace import rows_of
+
+    begin = min((span.start for span in spans), default=0)
+    rows = rows_of(spans)
+    places = {span.track: place for place, span in enumerate(rows)}
+    for span in spans:
+        if span.name not in _WHOLE:
+            where = [((span.start - begin) / 1e6, (span.stop - span.start) / 1e6)]
+            axes.broken_barh(where, (places[span.track] - 0.4, 0.8), color=_OF_SPANS.get(span.name, "black"), lw=0)
+    labels = [span.thread if span.process == "host" else f"{span.process} {span.thread}" for span in rows]
+    axes.set_yticks(range(len(rows)), labels, fontsize=8)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_title(title, fontsize=10, loc="left")
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _save(figure: Any, path: Path) -> None:
+    try:
+        figure.savefig(path, dpi=150)
+    except ValueError as error:  # a suffix it does not know
+        raise FastrackError(f"{path}: {error}") from None

@@ -1,0 +1,63 @@
+"""The command ``fastrack``: its commands, in the order in which a newcomer needs them."""
+
+import signal
+import sys
+from typing import Annotated
+
+import typer
+
+from fastrack._cli.bench import bench
+from fastrack._cli.demo import demo
+from fastrack._cli.doctor import doctor
+from fastrack._cli.guard import guarded
+from fastrack._cli.inspect import inspect
+from fastrack._cli.keygen import keygen
+from fastrack._cli.seal import seal
+from fastrack._cli.unseal import unseal
+from fastrack._cli.verify import verify
+from fastrack._version import __version__
+
+app = typer.Typer(
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    no_args_is_help=True,
+    # A traceback with local variables in it could show a secret.
+    pretty_exceptions_enable=False,
+    pretty_exceptions_show_locals=False,
+)
+
+
+def main() -> None:
+    """Run the command line, and leave the process with its exit status."""
+    # As an exception, so that an end from outside removes temporary files just as Ctrl-C does.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    app(prog_name="fastrack")
+
+
+def _show_version(*, wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fastrack {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            help="Show the version and leave.",
+            callback=lambda wanted: _show_version(wanted=wanted),
+            is_eager=True,
+        ),
+    ] = False,
+) -> None:
+    """Sealed tensors, from their owner to a device, without a detour through plaintext.
+
+    Exit status: 0 done, 1 the data or the key is wrong, 2 bad usage.
+    """
+
+
+for _command in (keygen, seal, unseal, inspect, verify, doctor, bench, demo):
+    app.command()(guarded(_command))

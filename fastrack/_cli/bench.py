@@ -1,0 +1,254 @@
+"""``fastrack bench``: what each of fastrack's ideas brings, measured side by side on this machine."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fastrack._bench.plots import check_picture, draw_ablation, draw_timelines
+from fastrack._bench.timeline import record_transfers
+from fastrack._cli.console import new_table, print_json, stdout
+from fastrack._cli.files import check_directory
+from fastrack._cli.machine import read_cpu, read_memory, read_software
+from fastrack._cli.nvml import read_graphics
+from fastrack._cli.options import Bits
+from fastrack._util.atomic import new_file
+from fastrack._util.units import size_of
+
+if TYPE_CHECKING:
+    from fastrack._bench.figures import Figure
+    from fastrack._bench.measure import Row
+    from fastrack._bench.runner import Measured
+
+__all__ = ["bench", "keep_promises", "measure", "show_ablation", "show_figures", "show_rows"]
+
+SIZES = (0.0625, 1.0, 16.0, 256.0, 1024.0)
+PROMISED = 256.0  # MiB, at which paths are promised to be so and so fast
+_LARGEST = 2047  # MiB: a chain is one call of OpenSSL, which takes less than 2 GiB
+_STDOUT = Path("-")
+_WIDE = 130  # columns that the table of steps takes; in fewer, its words would be broken
+
+
+def bench(
+    *,
+    size: Annotated[
+        list[float] | None,
+        typer.Option(
+            metavar="MIB",
+            min=1 / 1024,
+            max=_LARGEST,
+            show_default="0.0625, 1, 16, 256, 1024",
+            help="Size of a tensor in MiB; may be repeated.",
+        ),
+    ] = None,
+    bits: Annotated[Bits, typer.Option(help="Size of the AES keys.")] = Bits.AES_256,
+    repeat: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Rounds of tensors above 16 MiB; smaller ones take more.")
+    ] = 9,
+    device: Annotated[str, typer.Option(metavar="NAME", help="Where tensors go: cpu, or cuda:N.")] = "cpu",
+    picture: Annotated[Path | None, typer.Option(metavar="PATH", help="Save a bar chart here, say a .png.")] = None,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Save a picture of what happens when in transfers of the largest size here."),
+    ] = None,
+    as_json: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="PATH", help="Write everything here, for a program to read; - is stdout."),
+    ] = None,
+) -> None:
+    """Measure the way from the bounce path to fastrack, one idea after another, both ways. The machine should be idle.
+
+    Without --size, on cpu, also measure the figures that fastrack promises, next to what they are to reach.
+    """
+    from fastrack._devices import canonical
+
+    device = canonical(device)
+    _check_paths(picture, timeline, as_json)
+    rows = _ablate(size or SIZES, device, int(bits), repeat)
+    paths, promises = _promised(int(bits), repeat) if not size and device == "cpu" else ([], [])
+    if as_json is not None:
+        settings = {"device": device, "bits": int(bits), "repeat": repeat, "sizes_mib": list(size or SIZES)}
+        _write({**_surroundings(device, settings), **_documents(rows, paths, promises)}, as_json)
+    if picture is not None:
+        draw_ablation(rows, device, picture)
+    if timeline is not None:
+        draw_timelines(record_transfers(max(row.size for row in rows), device, int(bits)), timeline)
+    if as_json == _STDOUT:
+        return
+    console = stdout()
+    console.width = max(console.width, _WIDE)
+    show_ablation(rows, device, console)
+    if promises:
+        console.print()
+        show_rows(paths, console)
+        console.print()
+        show_figures(promises, console)
+    for what, path in (("Picture", picture), ("Timeline", timeline), ("JSON", as_json)):
+        if path is not None:
+            console.print(f"\n{what}: {path}", soft_wrap=True)
+
+
+def _check_paths(picture: Path | None, timeline: Path | None, as_json: Path | None) -> None:
+    """Find out whether there will be a place for the results, before minutes have gone into them."""
+    for path in (picture, timeline):
+        if path is not None:
+            check_picture(path)
+            check_directory(path)
+    if as_json is not None and as_json != _STDOUT:
+        check_directory(as_json)
+
+
+def _promised(bits: int, repeat: int) -> "tuple[list[Row], list[Figure]]":
+    paths = measure([PROMISED], bits, repeat)
+    return paths, keep_promises(paths, repeat)
+
+
+def _ablate(sizes: Sequence[float], device: str, bits: int, repeat: int) -> "list[Measured]":
+    from fastrack._bench.runner import ablate
+
+    with _status() as say:
+        return ablate(sizes, device=device, bits=bits, repeat=repeat, progress=say)
+
+
+def measure(sizes: Sequence[float], bits: int, repeat: int) -> "list[Row]":
+    """Measure every path at these sizes (MiB), with a word on a terminal's stderr about what goes on."""
+    from fastrack._bench.measure import path_table
+
+    with _status() as say:
+        return path_table(sizes, bits=bits, repeat=repeat, progress=say)
+
+
+def keep_promises(rows: "Sequence[Row]", repeat: int) -> "list[Figure]":
+    """Measure the figures that fastrack promises; those of paths are taken from `rows`."""
+    from fastrack._bench.figures import figures
+
+    with _status() as say:
+        return figures(rows, repeat=repeat, file_mib=max(row.size for row in rows) * 4 >> 20 or 1, progress=say)
+
+
+@contextmanager
+def _status() -> Iterator[Callable[[str], None]]:
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    with Console(stderr=True, highlight=False, markup=False).status("measuring") as status:
+        yield lambda what: status.update(f"measuring {what}")
+
+
+def show_ablation(rows: "Sequence[Measured]", device: str, console: Console) -> None:
+    """Print every step as a line of a table: one table a direction, by size. Below, what is to be known of them."""
+    from fastrack._bench.steps import notes
+
+    speeds = ("runs", "GB/s", "p50\nms", "p99\nms", "max\nms", "CPU\ns/GiB", "traffic")
+    right = (*speeds, "x\nbounce", "x\nprevious", "of\ncopy", "cost")
+    for direction, of_direction in groupby(rows, key=lambda row: row.direction):
+        console.print(f"{direction}, {device}\n", style="bold")
+        table = new_table("size", "step", *right, right=("size", *right))
+        for size, group in groupby(of_direction, key=lambda row: row.size):
+            for place, row in enumerate(group):
+                table.add_row(
+                    size_of(size) if place == 0 else "",
+                    row.step,
+                    str(row.runs),
+                    f"{row.gbps:.2f}",
+                    _ms(row.seconds),
+                    "-" if row.p99 is None else _ms(row.p99),
+                    _ms(row.max),
+                    f"{row.cpu_per_gib:.3f}",
+                    str(row.estimated_traffic),
+                    f"{row.over_bounce:.2f}",
+                    "" if row.over_previous is None else f"{row.over_previous:.2f}",
+                    f"{100 * row.of_copy:.0f} %",
+                    f"{row.cost:.2f}",
+                )
+            table.add_section()
+        console.print(table)
+        for name, passes in {row.step: row.passes for row in rows if row.direction == direction}.items():
+            console.print(f"  {name}: {', '.join(passes)}", soft_wrap=True)
+        console.print()
+    for line in (_LEGEND, *notes(device)):
+        console.print(line, soft_wrap=True)
+
+
+_LEGEND = """\
+GB/s: 1e9 bytes of plaintext a second, at the median, which is p50. p99: "-" where there were fewer than 100 runs.
+CPU: seconds of all of the host's threads. Traffic: bytes of memory read and written for a byte of plaintext, ESTIMATED
+as two for each pass listed, not measured. x bounce, x previous: times as fast as that step. Of copy: share of the plain
+copy's speed. Cost: times as long as the plain copy takes.
+"""
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.3f}" if seconds < 0.1 else f"{1000 * seconds:.1f}"
+
+
+def show_rows(rows: "Sequence[Row]", console: Console) -> None:
+    """Print the figures as a table, by size."""
+    table = new_table(
+        "size", "path", "GB/s", "ms", "x bounce", "of copy", right=("size", "GB/s", "ms", "x bounce", "of copy")
+    )
+    for size, group in groupby(rows, key=lambda row: row.size):
+        for place, row in enumerate(group):
+            table.add_row(
+                size_of(size) if place == 0 else "",
+                row.path,
+                f"{row.gbps:.2f}",
+                f"{1000 * row.seconds:.2f}",
+                "" if row.over_bounce is None else f"{row.over_bounce:.2f}",
+                "" if row.of_copy is None else f"{100 * row.of_copy:.0f} %",
+            )
+        table.add_section()
+    console.print(table)
+    console.print("\nGB/s: 1e9 bytes of plaintext a second, median. x bounce: times as fast as the bounce path.")
+
+
+def show_figures(figures: "Sequence[Figure]", console: Console) -> None:
+    """Print the promised figures as a table."""
+    table = new_table("figure", "measured", "to reach", "", right=("measured", "to reach"))
+    for figure in figures:
+        sign, verdict = "<=" if figure.at_most else ">=", "" if figure.is_met else "MISSED"
+        table.add_row(
+            figure.name, f"{figure.value:.2f} {figure.unit}", f"{sign} {figure.reach:g} {figure.unit}", verdict
+        )
+    console.print(table)
+
+
+def _surroundings(device: str, settings: dict[str, Any]) -> dict[str, Any]:
+    from fastrack._bench.steps import notes
+    from fastrack._crypto import engine as aead
+
+    machine = {"cpu": asdict(read_cpu()), "memory": asdict(read_memory())}
+    if device != "cpu":
+        machine["graphics"] = asdict(read_graphics())
+    engine = aead.engine()
+    return {
+        "machine": machine,
+        "software": read_software(),
+        "settings": {**settings, "engine": engine.name, "threads": engine.threads},
+        "notes": notes(device),
+    }
+
+
+def _documents(
+    rows: "Sequence[Measured]", paths: "Sequence[Row]", promises: "Sequence[Figure]"
+) -> dict[str, list[dict[str, Any]]]:
+    return {
+        "ablation": [row.as_dict() for row in rows],
+        "paths": [row.as_dict() for row in paths],
+        "promised": [figure.as_dict() for figure in promises],
+    }
+
+
+def _write(document: dict[str, Any], path: Path) -> None:
+    if path == _STDOUT:
+        print_json(document)
+    else:
+        with new_file(path) as file:
+            file.write((json.dumps(document, indent=2) + "\n").encode())

@@ -1,0 +1,252 @@
+"""``fastrack doctor``: what this machine has, and what follows from it for what is protected here."""
+
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fastrack._cli.console import clean, print_json, stdout
+from fastrack._cli.guard import message_of
+from fastrack._cli.machine import Cpu, CpuTee, Memory, read_cpu, read_memory, read_software, read_tee
+from fastrack._cli.nvml import Graphics, read_graphics
+from fastrack._cli.options import Json
+from fastrack._cli.selftest import CudaCheck, EngineCheck, check_cuda, check_engine
+from fastrack._util.units import size_of
+from fastrack.errors import FastrackError
+
+__all__ = ["Facts", "KeyFile", "Statement", "doctor", "gather", "read_key_file", "show_facts", "state"]
+
+
+def doctor(*, as_json: Json = False) -> None:
+    """Examine this machine: software, CPU, engine, GPUs, and what is protected here and what is not."""
+    facts = gather()
+    statements = state(facts)
+    if as_json:
+        print_json({**asdict(facts), "statements": [asdict(statement) for statement in statements]})
+    else:
+        show_facts(facts, statements, stdout())
+    if facts.engine.problem is not None:
+        raise typer.Exit(1)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFile:
+    """Hold the key file that the environment names, if it does: the key's id, or why it cannot be used.
+
+    `path` is None too where the variable holds what looks like a key.
+    """
+
+    path: str | None = None
+    id: str | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What was seen. None of it is attested: whoever operates the machine can fake all of it."""
+
+    software: dict[str, str | None]
+    cpu: Cpu
+    memory: Memory
+    engine: EngineCheck
+    tee: CpuTee
+    graphics: Graphics
+    cuda: CudaCheck | None  # None where no GPU was seen
+    key_file: KeyFile
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One thing that is protected here, or is not."""
+
+    protected: bool
+    text: str
+
+
+def gather() -> Facts:
+    """Look at everything."""
+    graphics = read_graphics()
+    return Facts(
+        software=read_software(),
+        cpu=read_cpu(),
+        memory=read_memory(),
+        engine=check_engine(),
+        tee=read_tee(),
+        graphics=graphics,
+        cuda=check_cuda() if graphics.gpus else None,
+        key_file=read_key_file(),
+    )
+
+
+def read_key_file() -> KeyFile:
+    """Load the key file that the environment names, to see that it can be; the key is wiped at once."""
+    from fastrack._crypto.keys import KEY_FILE_VARIABLE, Key, looks_secret
+
+    path = os.environ.get(KEY_FILE_VARIABLE)
+    if not path:
+        return KeyFile()
+    try:
+        key = Key.load(Path(path))
+    except (FastrackError, OSError) as error:
+        return KeyFile(None if looks_secret(path) else path, problem=message_of(error))
+    key.wipe()
+    return KeyFile(path, key.id)
+
+
+def state(facts: Facts) -> list[Statement]:
+    """What follows from the facts, the good first. Claims nothing that was not seen."""
+    lacking = (*_about_host(facts.tee), *_about_gpus(facts), *_ALWAYS)
+    return [
+        *(Statement(protected=True, text=text) for text in _PROTECTED),
+        *(Statement(protected=False, text=text) for text in lacking),
+    ]
+
+
+_PROTECTED = (
+    "A sealed tensor is secret and tamper-evident to whoever lacks its key, stored or under way.",
+    "No byte is handed out before its chunk was authenticated.",
+)
+_ALWAYS = (
+    "Names, dtypes, shapes and sizes are visible to anyone with the file; which parts are read when, to the host.",
+    "An older version of a whole file is accepted as genuine: compare the file id that `fastrack inspect` shows.",
+)
+
+
+def _about_host(tee: CpuTee) -> list[str]:
+    found = ["Device cpu: an opened tensor lies in the memory of this machine, and so does the key while it is in use."]
+    if tee.kind is None:
+        found.append("No sign of a CPU TEE: whoever operates this machine can read that memory.")
+    else:
+        found.append(
+            f"Signs of {tee.kind} ({', '.join(tee.seen)}) may mean that its operator cannot read that memory. This was "
+            "seen, not attested: check an attestation report before a key comes here."
+        )
+    return found
+
+
+def _about_gpus(facts: Facts) -> list[str]:
+    if facts.cuda is None:
+        return ["No GPU was seen: everything is opened on the host."]
+    if facts.cuda.usable:
+        where = "an opened tensor lies in the memory of the GPU, and the owner's key in that of this machine."
+    else:
+        where = f"{facts.cuda.problem}. Everything is opened on the host, whatever the GPU protects."
+    return [_about_mode(facts.graphics), f"Device cuda: {where}"]
+
+
+def _about_mode(graphics: Graphics) -> str:
+    mode = graphics.confidential
+    if mode.enabled is None:
+        return "The driver did not say whether confidential mode is on: take GPU memory for readable by its host."
+    if mode.devtools:
+        return "Dev-tools mode is on: debugging tools can read GPU memory, so nothing on the GPU is protected."
+    if not mode.enabled and mode.multi_gpu == "protected PCIe":
+        return (
+            "The driver says protected PCIe is on, for the link to the GPUs. This was not attested: check an "
+            "attestation report before you rely on it."
+        )
+    if not mode.enabled:
+        return "Confidential mode is off: GPU memory is not protected from its host."
+    if mode.environment != "production":
+        return f"Confidential mode is on in a {mode.environment} environment, which protects nothing."
+    return (
+        "The driver says confidential mode is on. This was not attested: check an attestation report before a key "
+        "comes here."
+    )
+
+
+def show_facts(facts: Facts, statements: list[Statement], console: Console) -> None:
+    """Print the facts and what follows from them for people."""
+    for title, lines in _sections(facts).items():
+        console.print(title, style="bold")
+        for label, value in lines:
+            console.print(f"  {label:<13} {clean(value)}", soft_wrap=True)
+        console.print()
+    for title, protected in (("What is protected here", True), ("What is not", False)):
+        console.print(title, style="bold")
+        table = Table.grid(padding=(0, 1), pad_edge=True)
+        for statement in statements:
+            if statement.protected is protected:
+                table.add_row("-", clean(statement.text))
+        console.print(table)
+        console.print()
+
+
+def _sections(facts: Facts) -> dict[str, list[tuple[str, str]]]:
+    cpu, memory = facts.cpu, facts.memory
+    present = [name for name, there in cpu.features.items() if there]
+    lacking = [name for name, there in cpu.features.items() if not there]
+    return {
+        "Software": [(name, found or "not installed") for name, found in facts.software.items()],
+        "Machine": [
+            ("CPU", f"{cpu.model} ({cpu.architecture}), {cpu.threads} usable"),
+            ("features", f"{' '.join(present) or 'unknown'}{f'; without {chr(32).join(lacking)}' if lacking else ''}"),
+            (
+                "memory",
+                f"{_maybe_size(memory.available)} free of {_maybe_size(memory.total)}, pages of {memory.page} bytes",
+            ),
+            ("huge pages", memory.huge_pages or "unknown"),
+            (
+                "CPU TEE",
+                f"signs of {facts.tee.kind}: {', '.join(facts.tee.seen)}" if facts.tee.kind else "no sign of one",
+            ),
+        ],
+        "Engine": _engine_lines(facts.engine),
+        "GPU": _gpu_lines(facts.graphics, facts.cuda),
+        "Key file": _key_lines(facts.key_file),
+    }
+
+
+def _engine_lines(engine: EngineCheck) -> list[tuple[str, str]]:
+    available = f"(available: {', '.join(engine.available)})"
+    if engine.engine is None:
+        return [("AES-GCM", f"none {available}"), ("self-test", f"FAILED: {engine.problem}")]
+    if engine.problem is None:
+        verdict = f"ok against OpenSSL; one thread seals {engine.seal_gbps:.2f} and opens {engine.open_gbps:.2f} GB/s"
+    else:
+        verdict = f"FAILED: {engine.problem}; do not use it, and report this"
+    chosen = "the environment, with FASTRACK_ENGINE" if engine.forced else "fastrack; FASTRACK_ENGINE is not set"
+    lines = [
+        ("AES-GCM", f"{engine.engine}, {engine.threads} threads {available}"),
+        ("chosen by", chosen),
+        ("self-test", verdict),
+    ]
+    return lines if engine.fault is None else [*lines, ("passed over", engine.fault)]
+
+
+def _gpu_lines(graphics: Graphics, cuda: CudaCheck | None) -> list[tuple[str, str]]:
+    if graphics.absent is not None:
+        return [("driver", graphics.absent)]
+    lines = [("driver", graphics.driver or "unknown version")]
+    for index, gpu in enumerate(graphics.gpus):
+        lines.append((f"GPU {index}", f"{gpu.name or 'unknown'}, {_maybe_size(gpu.memory)}"))
+    if cuda is not None:
+        lines.append(("self-test", "ok against the host" if cuda.usable else f"not usable: {cuda.problem}"))
+    mode = graphics.confidential
+    lines.append(("confidential", _word(mode.enabled, "on", "off")))
+    if mode.environment is not None:
+        lines.append(("environment", mode.environment))
+        lines.append(("dev tools", _word(mode.devtools, "on", "off")))
+    if mode.enabled:
+        lines.append(("ready", _word(mode.ready, "yes", "no")))
+    if mode.multi_gpu is not None:
+        lines.append(("multi-GPU", mode.multi_gpu))
+    return lines + [("no answer", problem) for problem in graphics.problems]
+
+
+def _key_lines(key_file: KeyFile) -> list[tuple[str, str]]:
+    if key_file.path is None and key_file.problem is None:
+        return [("variable", "FASTRACK_KEY_FILE is not set; commands take --key")]
+    return [("path", key_file.path or "not shown"), ("key", key_file.id or f"cannot be used: {key_file.problem}")]
+
+
+def _maybe_size(count: int | None) -> str:
+    return "unknown" if count is None else size_of(count)
+
+
+def _word(answer: Any, yes: str, no: str) -> str:
+    return "unknown" if answer is None else yes if answer else no

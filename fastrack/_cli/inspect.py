@@ -1,0 +1,151 @@
+"""``fastrack inspect``: what is in a file, as anyone may see it."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fastrack._cli.console import clean, counted, new_table, print_json, stdout
+from fastrack._cli.options import Json
+from fastrack._util.units import size_of
+
+__all__ = ["Contents", "Entry", "inspect", "read_contents", "show_contents"]
+
+
+def inspect(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="A .safetensors file, sealed or not.")],
+    *,
+    as_json: Json = False,
+) -> None:
+    """Show what is in a file. Needs no key, and vouches for nothing: `verify` does."""
+    contents = read_contents(path)
+    if as_json:
+        print_json(contents.as_dict())
+    else:
+        show_contents(contents, stdout())
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor of a file. `stored_bytes` and `chunks` are those of its message where it is sealed."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    sealed: bool
+    plain_bytes: int
+    stored_bytes: int
+    chunks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a file says of itself. `format`, `file_id` and `key_id` are None where nothing is sealed."""
+
+    path: str
+    format: str | None
+    file_id: str | None
+    key_id: str | None
+    file_bytes: int
+    tensors: tuple[Entry, ...]
+    metadata: dict[str, str]
+
+    @property
+    def plain_bytes(self) -> int:
+        """Bytes of all tensors once opened."""
+        return sum(entry.plain_bytes for entry in self.tensors)
+
+    @property
+    def overhead_percent(self) -> float | None:
+        """What the file takes beyond its tensors, header included; None if these are empty."""
+        plain = self.plain_bytes
+        return 100 * (self.file_bytes - plain) / plain if plain else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The contents for a program to read."""
+        document = asdict(self)
+        return {
+            **document,
+            "plain_bytes": self.plain_bytes,
+            "overhead_percent": self.overhead_percent,
+            "metadata_authenticated": False,
+        }
+
+
+def read_contents(path: Path) -> Contents:
+    """Read the header of a file.
+
+    Raises
+    ------
+    FormatError, OSError
+        If it cannot be read as one.
+    """
+    from fastrack._crypto import cobblestone
+    from fastrack._sealed.reader import load_file
+
+    with load_file(path) as file:
+        entries = []
+        for name in file.names:
+            dtype, shape, memory = file.stored(name)
+            sealed = name in file
+            plain_bytes = memory.size
+            if sealed:
+                tensor = file[name]
+                dtype, shape, plain_bytes = tensor.dtype, tensor.shape, tensor.nbytes
+            chunks = cobblestone.chunk_count(plain_bytes) if sealed else 0
+            entries.append(Entry(name, dtype, shape, sealed, plain_bytes, memory.size, chunks))
+        return Contents(
+            path=str(path),
+            format=None if file.key_id is None else "1",
+            file_id=file.file_id,
+            key_id=file.key_id,
+            file_bytes=path.stat().st_size,
+            tensors=tuple(entries),
+            metadata=dict(file.metadata),
+        )
+
+
+def show_contents(contents: Contents, console: Console) -> None:
+    """Print the contents for people."""
+    sealed = [entry for entry in contents.tensors if entry.sealed]
+    console.print(f"{clean(contents.path)}: {_summary(contents, len(sealed))}", soft_wrap=True)
+    if contents.key_id is not None:
+        console.print(
+            f"format {contents.format}, file {contents.file_id or 'unknown'}, key {contents.key_id}", soft_wrap=True
+        )
+    if contents.tensors:
+        table = new_table(
+            "name", "dtype", "shape", "plain", "stored", "chunks", "", right=("plain", "stored", "chunks")
+        )
+        for entry in contents.tensors:
+            table.add_row(
+                clean(entry.name),
+                entry.dtype,
+                str(list(entry.shape)),
+                size_of(entry.plain_bytes),
+                size_of(entry.stored_bytes),
+                str(entry.chunks) if entry.sealed else "",
+                "sealed" if entry.sealed else "plain",
+            )
+        console.print()
+        console.print(table)
+    if contents.metadata:
+        console.print("\nmetadata, neither encrypted nor authenticated:")
+        for name, value in contents.metadata.items():
+            console.print(f"  {clean(name)}: {clean(value)}", soft_wrap=True)
+    if sealed:
+        console.print("\nNothing here was authenticated: anyone can write such a header. `fastrack verify` checks it.")
+
+
+def _summary(contents: Contents, sealed: int) -> str:
+    if not sealed:
+        return f"nothing is sealed; {counted(len(contents.tensors), 'tensor')} in plain, {size_of(contents.file_bytes)}"
+    parts = [f"{counted(sealed, 'sealed tensor')}"]
+    if sealed < len(contents.tensors):
+        parts.append(f"{len(contents.tensors) - sealed} in plain")
+    parts.append(size_of(contents.file_bytes))
+    if contents.overhead_percent is not None:
+        parts.append(f"{contents.overhead_percent:.2f} % more than the tensors alone")
+    return ", ".join(parts)

@@ -1,0 +1,149 @@
+"""Whether the AEAD engine of this machine, and its GPU, do what OpenSSL does."""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["CudaCheck", "EngineCheck", "check_cuda", "check_engine"]
+
+_SIZE = 1 << 20
+_PATIENCE = 0.2  # seconds for each of the two timings
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCheck:
+    """Hold what came of the test. Speeds in 1e9 bytes a second, on one thread; `problem` is None if all went well.
+
+    `engine` is None where none could be chosen, `forced` where FASTRACK_ENGINE chose it, and `fault` says why it is not
+    the fastest one.
+    """
+
+    engine: str | None
+    forced: bool
+    fault: str | None
+    available: tuple[str, ...]
+    threads: int
+    seal_gbps: float | None
+    open_gbps: float | None
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CudaCheck:
+    """What came of the test of the first GPU: `usable`, or why not."""
+
+    usable: bool
+    problem: str | None
+
+
+def check_engine(engine: Any = None) -> EngineCheck:
+    """Seal a MiB, open it with pyca/cryptography and again here, and see that a flipped bit is refused."""
+    import numpy as np
+
+    from fastrack._crypto import engine as aead
+    from fastrack._crypto.cobblestone import MessageKey, raw_size
+    from fastrack.errors import DeviceError
+
+    try:
+        choice = aead.chosen()
+        engine = engine or aead.engine(threads=1)
+    except DeviceError as error:
+        return EngineCheck(None, False, None, aead.available(), 0, None, None, str(error))
+    key = MessageKey.raw(os.urandom(32), os.urandom(12))
+    plain = np.frombuffer(os.urandom(_SIZE), np.uint8)
+    sealed, opened = np.empty(raw_size(_SIZE), np.uint8), np.empty(_SIZE, np.uint8)
+    schedule = engine.prepare(key)
+    try:
+        engine.seal_run(schedule, plain, sealed, 0)
+        problem = _compare(engine, schedule, key, plain, sealed, opened)
+        seal_gbps = open_gbps = None
+        if problem is None:
+            seal_gbps = _speed(lambda: engine.seal_run(schedule, plain, sealed, 0))
+            open_gbps = _speed(lambda: engine.open_run(schedule, sealed, opened, 0))
+    finally:
+        schedule.wipe()
+        key.wipe()
+    threads = aead.engine().threads
+    return EngineCheck(
+        engine.name, choice.forced, choice.fault, aead.available(), threads, seal_gbps, open_gbps, problem
+    )
+
+
+def check_cuda() -> CudaCheck:
+    """Open a sealed MiB on the first GPU, seal it there and open that here, and see that a flipped bit is refused."""
+    import numpy as np
+
+    from fastrack._crypto.cobblestone import HEADER, STRIDE
+    from fastrack._crypto.keys import Key
+    from fastrack._sealed.tensor import SealedTensor, seal, unseal
+    from fastrack._transfer.channel import Channel
+    from fastrack.errors import AuthenticationError, FastrackError
+
+    key = Key.generate()
+    plain = np.frombuffer(os.urandom(_SIZE), np.uint8)
+    sealed = seal(plain, key)
+    message = np.frombuffer(sealed.message, np.uint8).copy()
+    message[_SIZE // 2] ^= 1
+    problem = "it opens a chunk that was altered"
+    forged = False
+    try:
+        with Channel("cuda", keys=key) as channel:
+            back = channel.to_host(channel.to_device(sealed), key=key)
+            if not np.array_equal(unseal(back, key, framework="numpy"), plain):
+                return CudaCheck(usable=False, problem="what came back from it is not what went there")
+            forged = True
+            channel.to_device(SealedTensor(sealed.claim, message, key.id))
+    except AuthenticationError as error:
+        if forged and error.chunk == (_SIZE // 2 - HEADER) // STRIDE:
+            return CudaCheck(usable=True, problem=None)
+        problem = str(error)
+    except FastrackError as error:
+        problem = str(error)
+    finally:
+        key.wipe()
+    return CudaCheck(usable=False, problem=problem)
+
+
+def _compare(engine: Any, schedule: Any, key: Any, plain: Any, sealed: Any, opened: Any) -> str | None:
+    from cryptography.exceptions import InvalidTag
+
+    try:
+        reference = _open_with_openssl(key, sealed)
+    except InvalidTag:
+        return "OpenSSL refuses what it sealed"
+    if reference != plain.tobytes():
+        return "OpenSSL opens what it sealed to something else"
+    if engine.open_run(schedule, sealed, opened, 0) is not None or opened.tobytes() != reference:
+        return "it does not open what it sealed"
+    forged = sealed.copy()
+    forged[_SIZE // 2] ^= 1
+    if engine.open_run(schedule, forged, opened, 0) is None:
+        return "it opens a chunk that was altered"
+    return None
+
+
+def _open_with_openssl(key: Any, sealed: Any) -> bytes:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    from fastrack._crypto.cobblestone import STRIDE, chunk_nonce
+
+    cipher = AESGCM(bytes(key.key))
+    data = sealed.tobytes()
+    starts = range(0, len(data), STRIDE)
+    return b"".join(
+        cipher.decrypt(chunk_nonce(key.nonce, chunk), data[start : start + STRIDE], None)
+        for chunk, start in enumerate(starts)
+    )
+
+
+def _speed(run: Callable[[], object]) -> float:
+    """The best of the runs that fit: a moment's disturbance is no fault of the engine."""
+    best = float("inf")
+    begun = time.perf_counter()
+    while time.perf_counter() - begun < _PATIENCE:
+        start = time.perf_counter()
+        run()
+        best = min(best, time.perf_counter() - start)
+    return _SIZE / best / 1e9

@@ -1,0 +1,99 @@
+"""``fastrack unseal``: authenticate and decrypt a file into a plain file, on purpose."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fastrack._cli.console import clean, counted, pace, print_json, progress_bar, speed, stdout
+from fastrack._cli.files import check_expected, check_sealed, check_target, load_engine, open_ring
+from fastrack._cli.options import Expect, FileId, Force, Json, KeyFiles
+from fastrack._util.units import size_of
+from fastrack.errors import FormatError
+
+if TYPE_CHECKING:
+    from fastrack._sealed.reader import SealedFile
+
+__all__ = ["unseal"]
+
+
+def unseal(
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="The sealed file.")],
+    target: Annotated[
+        Path,
+        typer.Argument(
+            metavar="TARGET",
+            help="The plain file: .safetensors, .npz, .npy, or any other for the bytes of one U8 tensor.",
+        ),
+    ],
+    *,
+    key: KeyFiles = None,
+    tensor: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Only this tensor; may be repeated. Absent, all of them.")
+    ] = None,
+    plain: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Copy this tensor though SOURCE stores it in plain; may be repeated."),
+    ] = None,
+    allow_plain: Annotated[
+        bool, typer.Option("--allow-plain", help="Copy every tensor that SOURCE stores in plain.")
+    ] = False,
+    expect: Expect = None,
+    file_id: FileId = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Decrypt a file into a plain one. Every byte is authenticated first, but for tensors let in as plain."""
+    from fastrack._sealed.reader import load_file
+    from fastrack._sealed.writer import unseal_file
+
+    check_target(target, force=force)
+    ring = open_ring(key)
+    with load_file(source, file_id=file_id) as file:
+        check_sealed(file, ring)
+        check_expected(file, expect)
+        names = _choose(file, tensor, plain)
+        total = sum(_nbytes(file, name) for name in names)
+        load_engine("open")
+        begun = time.perf_counter()
+        allowed = file.plain if allow_plain else plain or ()
+        with progress_bar("unsealing", total) as progress:
+            unseal_file(file, target, ring, names=names, plain=allowed, overwrite=force, progress=progress)
+        seconds = time.perf_counter() - begun
+    copied = [name for name in names if name in file.plain]
+    if as_json:
+        document = {
+            "source": str(source),
+            "target": str(target),
+            "key_id": file.key_id,
+            "file_id": file.file_id,
+            "tensors": names,
+            "bytes": total,
+            "not_protected": copied,
+            "seconds": seconds,
+            "gb_per_s": speed(total, seconds),
+        }
+        print_json(document)
+        return
+    console = stdout()
+    if copied:
+        console.print(f"not protected, copied as stored: {', '.join(map(clean, copied))}", soft_wrap=True)
+    console.print(
+        f"{clean(str(target))}: {counted(len(names), 'tensor')} in plain, {size_of(total)}; {pace(total, seconds)}",
+        soft_wrap=True,
+    )
+
+
+def _choose(file: "SealedFile", wanted: Sequence[str] | None, plain: Sequence[str] | None) -> list[str]:
+    unknown = sorted({*(wanted or ()), *(plain or ())} - set(file.names))
+    if unknown:
+        raise FormatError(
+            f"{file.path} has no tensor {', '.join(map(repr, unknown))}; it has {', '.join(map(repr, file.names))}"
+        )
+    return [name for name in file.names if not wanted or name in wanted]
+
+
+def _nbytes(file: "SealedFile", name: str) -> int:
+    return int(file[name].nbytes) if name in file else file.stored(name)[2].nbytes

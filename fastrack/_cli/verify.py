@@ -1,0 +1,154 @@
+"""``fastrack verify``: authenticate every chunk of a file."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fastrack._cli.console import clean, counted, new_table, pace, print_json, progress_bar, speed, stdout
+from fastrack._cli.files import check_expected, check_sealed, load_engine, open_ring
+from fastrack._cli.guard import describe
+from fastrack._cli.options import Expect, FileId, Json, KeyFiles
+from fastrack._util.units import size_of
+
+if TYPE_CHECKING:
+    from fastrack._crypto.keys import KeyRing
+    from fastrack._sealed.reader import TensorCheck
+
+__all__ = ["Report", "show_report", "verify", "verify_contents"]
+
+
+def verify(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="The sealed file.")],
+    *,
+    key: KeyFiles = None,
+    expect: Expect = None,
+    file_id: FileId = None,
+    as_json: Json = False,
+) -> None:
+    """Check that every chunk of a file is what its owner sealed. Hands out no plaintext, writes nothing."""
+    report = verify_contents(path, open_ring(key), expect=expect, file_id=file_id)
+    if as_json:
+        print_json(report.as_dict())
+    else:
+        show_report(report, stdout())
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What came of a verification. `plain` names what is not protected, and so was not checked."""
+
+    path: str
+    key_id: str | None
+    file_id: str | None
+    checks: "tuple[TensorCheck, ...]"
+    plain: tuple[str, ...]
+    checked_bytes: int
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether every sealed tensor is good."""
+        return all(check.error is None for check in self.checks)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report for a program to read."""
+        errors = [check.error for check in self.checks if check.error is not None]
+        document = {
+            "path": self.path,
+            "key_id": self.key_id,
+            "file_id": self.file_id,
+            "ok": self.ok,
+            "tensors": [
+                {
+                    "name": check.name,
+                    "dtype": check.dtype,
+                    "shape": list(check.shape),
+                    "bytes": check.nbytes,
+                    "ok": check.error is None,
+                    "chunk": getattr(check.error, "chunk", None),
+                    "message": None if check.error is None else str(check.error),
+                }
+                for check in self.checks
+            ],
+            "not_protected": list(self.plain),
+            "bytes": self.checked_bytes,
+            "seconds": self.seconds,
+            "gb_per_s": speed(self.checked_bytes, self.seconds),
+        }
+        return {**document, "error": describe(errors[0])} if errors else document
+
+
+def verify_contents(
+    path: Path, ring: "KeyRing", *, expect: Sequence[str] | None = None, file_id: str | None = None
+) -> Report:
+    """Verify a file, which is opened once.
+
+    Raises
+    ------
+    AuthenticationError
+        If it has another id than `file_id`, or one of the tensors of `expect` is not sealed in it.
+    FormatError, UnknownKeyError, OSError
+        If it cannot be verified, one without anything sealed included.
+    """
+    from fastrack._sealed.reader import check_file, load_file
+
+    checked = 0
+    with load_file(path, file_id=file_id) as file:
+        check_sealed(file, ring)
+        check_expected(file, expect)
+        load_engine("verify")
+        total = sum(tensor.nbytes for tensor in file.values())
+        with progress_bar("verifying", total) as progress:
+
+            def count(size: int) -> None:
+                nonlocal checked
+                checked += size
+                progress(size)
+
+            begun = time.perf_counter()
+            checks = tuple(check_file(file, ring, progress=count))
+            seconds = time.perf_counter() - begun
+    return Report(str(path), file.key_id, file.file_id, checks, tuple(file.plain), checked, seconds)
+
+
+def show_report(report: Report, console: Console) -> None:
+    """Print the report for people."""
+    table = new_table("", "name", "dtype", "shape", "size", "failed at", right=("size",))
+    for check in report.checks:
+        table.add_row(
+            "ok" if check.error is None else "FAILED",
+            clean(check.name),
+            check.dtype,
+            str(list(check.shape)),
+            size_of(check.nbytes),
+            _place(check),
+        )
+    console.print(table)
+    console.print()
+    for check in report.checks:
+        if check.error is not None:
+            console.print(clean(str(check.error)), soft_wrap=True)
+    if report.plain:
+        names = ", ".join(map(clean, report.plain))
+        console.print(f"not protected, so not checked: {names} (stored in plain)", soft_wrap=True)
+    console.print(f"key: {report.key_id}")
+    console.print(f"file id: {report.file_id}")
+    failed = sum(check.error is not None for check in report.checks)
+    count = counted(len(report.checks), "sealed tensor")
+    verdict = f"{failed} of {count} FAILED" if failed else f"every chunk of {count} is authentic"
+    size = report.checked_bytes
+    console.print(f"{clean(report.path)}: {verdict}; {size_of(size)} in {pace(size, report.seconds)}", soft_wrap=True)
+
+
+def _place(check: "TensorCheck") -> str:
+    if check.error is None:
+        return ""
+    chunk = getattr(check.error, "chunk", None)
+    return "header" if chunk is None else f"chunk {chunk}"

@@ -1,0 +1,301 @@
+"""Runs of chunks on the host's vector AES instructions, compiled by numba.
+
+`build(width, native)` gives the kernels for one vector width. Each is a single call without the GIL, and several
+threads may enter it on the same work: they draw *tickets* from a board until none is left, so that no thread waits for
+the interpreter between chunks. `settle` then waits for those that still hold one. A thread reports its work as done
+when it has overwritten the stack that the work used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+from fastrack._crypto import gcm_ir as gcm
+from fastrack._crypto import llvm as emit
+from fastrack._crypto.cobblestone import CHUNK, STRIDE
+
+# A board, in 64-bit words that lie on cache lines of their own.
+TICKET, BAD, DONE = 0, 8, 16
+BOARD_WORDS = 24
+ALL_GOOD = int(np.iinfo(np.int64).max)
+
+_BAD, _DONE = BAD * 8, DONE * 8  # in bytes
+_NO_MORE = 1 << 40  # tickets; further than any run goes
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The compiled entry points. Addresses and sizes are integers, `bits` is 128 or 256.
+
+    `prepare(bits, schedule, material)`; the runs `(bits, schedule, source, target, first, count, size, grain, board,
+    wait)`, of which `verify_run` has no use for a target; `open_pieces(bits, schedule, source, target, chunks, starts,
+    pieces, size, grain, board, wait)`. With `wait` they return when all of the work is done, whoever does it.
+    """
+
+    prepare: Any
+    open_run: Any
+    verify_run: Any
+    seal_run: Any
+    open_pieces: Any
+
+
+@cache
+def build(width: int, native: int) -> Kernels:
+    """Make the kernels for vectors of `width` bytes on instructions `native` bytes wide, once in a process.
+
+    Nothing is compiled before the first call, and what was compiled is kept on disk. numba looks only at this file and
+    at what a kernel closes over to see whether that copy is still good, hence the digest in `form`.
+    """
+    form = f"{width}/{native}/{_source_digest()}"
+
+    @_compiled_for(nogil=False)  # so short that to give the lock away would cost more, where others want it
+    def prepare(bits: int, schedule: int, material: int) -> None:
+        if bits == 256:
+            _prepare(form, 256, schedule, material)
+        else:
+            _prepare(form, 128, schedule, material)
+        _wipe_stack()
+
+    return Kernels(
+        prepare,
+        open_run=_build_run(form, "open", STRIDE, CHUNK),
+        verify_run=_build_run(form, "verify", STRIDE, 0),
+        seal_run=_build_run(form, "seal", CHUNK, STRIDE),
+        open_pieces=_build_gather(form),
+    )
+
+
+def _build_run(form: str, name: str, source_step: int, target_step: int) -> Any:
+    @_compiled
+    def run(
+        bits: int, schedule: int, source: int, target: int, first: int, count: int, size: int, grain: int, board: int,
+        wait: bool,
+    ) -> None:  # fmt: skip
+        worked = 0
+        while True:
+            start = _fetch_add(board, 1) * grain
+            if start >= count:
+                break
+            stop = min(start + grain, count)
+            here, there = source + start * source_step, target + start * target_step
+            left = size - start * CHUNK
+            if bits == 256:
+                bad = _chunks(form, name, 256, schedule, here, there, first + start, stop - start, left)
+            else:
+                bad = _chunks(form, name, 128, schedule, here, there, first + start, stop - start, left)
+            if bad < stop - start:
+                _fetch_min(board + _BAD, first + start + bad)
+            worked += stop - start
+        if worked:
+            _wipe_stack()
+            _fetch_add(board + _DONE, worked)
+        if wait:
+            _await(board, count)
+
+    return run
+
+
+def _build_gather(form: str) -> Any:
+    @_compiled
+    def open_pieces(
+        bits: int, schedule: int, source: int, target: int, chunks: Any, starts: Any, pieces: Any, size: int,
+        grain: int, board: int, wait: bool,
+    ) -> None:  # fmt: skip
+        count = chunks.size
+        scratch = _scratch()
+        worked = 0
+        while True:
+            start = _fetch_add(board, 1) * grain
+            if start >= count:
+                break
+            stop = min(start + grain, count)
+            for index in range(start, stop):
+                chunk = chunks[index]
+                here = source + chunk * STRIDE
+                length = min(CHUNK, size - chunk * CHUNK)
+                low, high = starts[index], starts[index + 1]
+                whole = high - low == 1 and pieces[low, 2] == length
+                there = target + pieces[low, 1] if whole else scratch
+                if bits == 256:
+                    bad = _chunks(form, "open", 256, schedule, here, there, chunk, 1, length)
+                else:
+                    bad = _chunks(form, "open", 128, schedule, here, there, chunk, 1, length)
+                if bad == 0:
+                    _fetch_min(board + _BAD, chunk)
+                if not whole:
+                    # The scratch of a bad chunk holds zeros, and so do its pieces then.
+                    for piece in range(low, high):
+                        _copy(target + pieces[piece, 1], scratch + pieces[piece, 0], pieces[piece, 2])
+            worked += stop - start
+        if worked:
+            _wipe(scratch, CHUNK)
+            _wipe_stack()
+            _fetch_add(board + _DONE, worked)
+        if wait:
+            _await(board, count)
+
+    return open_pieces
+
+
+def _compiled_for(*, nogil: bool) -> Any:
+    """Compile, and keep the code on disk if there is anywhere to keep it."""
+
+    def compiled(function: Any) -> Any:
+        try:
+            return njit(nogil=nogil, cache=True)(function)
+        except RuntimeError:  # neither this folder nor the user's cache folder can be written
+            return njit(nogil=nogil)(function)
+
+    return compiled
+
+
+_compiled = _compiled_for(nogil=True)
+
+
+def new_board() -> np.ndarray[Any, np.dtype[np.int64]]:
+    """A board with all tickets to be drawn and nothing bad."""
+    board = np.zeros(BOARD_WORDS, np.int64)
+    board[BAD] = ALL_GOOD
+    return board
+
+
+@_compiled
+def settle(board: int, grain: int, count: int) -> None:
+    """Take all tickets that are left, and wait until the work of those that others drew is done."""
+    _await(board, min(_fetch_add(board, _NO_MORE) * grain, count))
+
+
+@_compiled
+def _await(board: int, done: int) -> None:
+    while _fetch_add(board + _DONE, 0) < done:
+        _yield()
+
+
+def _source_digest() -> str:
+    folder = Path(__file__).parent
+    text = b"".join((folder / name).read_bytes() for name in ("emit.py", "gcm.py", "kernels.py"))
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
+# The functions of `gcm` as intrinsics. `form`, `name` and `bits` are literals that choose the code.
+
+
+@intrinsic(prefer_literal=True)
+def _prepare(typingctx: Any, form: Any, bits: Any, schedule: Any, material: Any) -> Any:
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
+        return builder.call(gcm.chunk_function(builder.module, _read_form(form, bits), "prepare"), values[2:])
+
+    return types.int64(form, bits, types.int64, types.int64), codegen
+
+
+@intrinsic(prefer_literal=True)
+def _chunks(
+    typingctx: Any, form: Any, name: Any, bits: Any, schedule: Any, source: Any, target: Any, first: Any, count: Any,
+    size: Any,
+) -> Any:  # fmt: skip
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
+        function = gcm.run_function(builder.module, _read_form(form, bits), name.literal_value)
+        return builder.call(function, values[3:])
+
+    return types.int64(form, name, bits, *[types.int64] * 6), codegen
+
+
+def _read_form(form: Any, bits: Any) -> gcm.Form:
+    width, native, _ = form.literal_value.split("/")
+    return gcm.Form(bits.literal_value, int(width), int(native))
+
+
+# Memory and threads.
+
+
+@intrinsic
+def _fetch_add(typingctx: Any, address: Any, value: Any) -> Any:
+    return types.int64(types.int64, types.int64), _atomic("add")
+
+
+@intrinsic
+def _fetch_min(typingctx: Any, address: Any, value: Any) -> Any:
+    return types.int64(types.int64, types.int64), _atomic("min")
+
+
+def _atomic(operation: str) -> Any:
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
+        address, value = values
+        pointer = builder.inttoptr(address, emit.I64.as_pointer())
+        return builder.atomic_rmw(operation, pointer, value, "seq_cst")
+
+    return codegen
+
+
+@intrinsic
+def _copy(typingctx: Any, target: Any, source: Any, size: Any) -> Any:
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
+        gcm.copy(builder, *values)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
+def _wipe(typingctx: Any, address: Any, size: Any) -> Any:
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
+        gcm.fill_zero(builder, *values)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@intrinsic
+def _scratch(typingctx: Any) -> Any:
+    """The address of CHUNK bytes on the stack, which last until the kernel returns.
+
+    An array would not do: numba frees it after its last use by name, and an address is no use.
+    """
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
+        with builder.goto_entry_block():
+            place = builder.alloca(emit.I8, CHUNK)
+        return builder.ptrtoint(place, emit.I64)
+
+    return types.int64(), codegen
+
+
+@intrinsic
+def _wipe_stack(typingctx: Any) -> Any:
+    """Overwrite the stack below this function's frame: what those it called have left there."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
+        builder.call(gcm.stack_wiper(builder.module), [])
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+@intrinsic
+def _keep_apart(typingctx: Any) -> Any:
+    """Keep the calling function out of its callers, so that `_wipe_stack` in one of them reaches its frame."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
+        gcm.keep_apart(builder.function)
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+@intrinsic
+def _yield(typingctx: Any) -> Any:
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
+        yielding = emit.declare(builder.module, "sched_yield", ir.FunctionType(emit.I32, []))
+        builder.call(yielding, [])
+        return context.get_dummy_value()
+
+    return types.void(), codegen

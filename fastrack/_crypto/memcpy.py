@@ -1,0 +1,143 @@
+"""Ciphertext into staging memory and out of it again: whole runs, and chunks by their numbers.
+
+On several threads, since one copies at a fifth of the speed of the bus behind it, and in one native call.
+Importing this imports numba, which takes a third of a second.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastrack._crypto import workers as crew
+from fastrack._crypto.base import check_buffers
+from fastrack._crypto.cobblestone import CHUNK, STRIDE
+from fastrack._crypto.engine import Bytes
+from fastrack._crypto.jit import _DONE, _await, _compiled, _copy, _fetch_add
+from fastrack._crypto.vaes import address, is_compiling
+
+__all__ = ["copy", "pack"]
+
+_ALONE = (512 << 10) // CHUNK  # chunks that one thread has copied before another has woken up
+
+
+def copy(target: Bytes, source: Bytes, threads: int) -> None:
+    """Copy `source` to `target`, on at most so many threads.
+
+    Raises
+    ------
+    ValueError
+        If they differ in size, or are no buffers.
+    """
+    check_buffers(source, target)
+    if target.size != source.size:
+        raise ValueError(f"{source.size} bytes are not to be copied into {target.size}")
+    if threads == 1 or target.size < _ALONE * STRIDE or not is_compiling():
+        np.copyto(target, source)
+        return
+    count = -(-target.size // STRIDE)
+    crew.run(
+        _copy_run,
+        (address(source), address(target), count, target.size),
+        count,
+        threads,
+        (source, target),
+        alone=_ALONE,
+    )
+
+
+def pack(target: Bytes, source: Bytes, chunks: npt.NDArray[np.int64], threads: int) -> None:
+    """Put the chunks of these numbers next to each other, on at most so many threads.
+
+    Parameters
+    ----------
+    target : numpy.ndarray
+        As many bytes as the chunks have.
+    source : numpy.ndarray
+        A message without its header.
+    chunks : numpy.ndarray
+        int64 (n,). The message's last chunk, which may be short, can be the last of them only.
+
+    Raises
+    ------
+    ValueError
+        If `source` has no such chunks, `target` is of another size, or they are no buffers.
+    """
+    check_buffers(source, target)
+    _check_chunks(chunks, target.size, source.size)
+    if not is_compiling():
+        for place, chunk in enumerate(chunks.tolist()):
+            target[place * STRIDE : (place + 1) * STRIDE] = source[chunk * STRIDE : (chunk + 1) * STRIDE]
+        return
+    where = (address(source), address(target), chunks, source.size)
+    crew.run(_copy_chunks, where, chunks.size, threads, (source, target), alone=_ALONE)
+
+
+def _check_chunks(chunks: npt.NDArray[np.int64], target: int, source: int) -> None:
+    """Refuse chunks that do not lie in `source` bytes or do not fill `target` bytes. Native code relies on this."""
+    if chunks.dtype != np.int64 or chunks.ndim != 1 or not chunks.flags.c_contiguous:
+        raise ValueError("numbers of chunks are not a one-dimensional, contiguous int64 array")
+    filled = 0
+    if chunks.size:
+        last = -(-source // STRIDE) - 1
+        if chunks.min() < 0 or chunks.max() > last or bool((chunks[:-1] == last).any()):
+            raise ValueError("a chunk to be packed lies outside its message, or another follows the message's last")
+        filled = (chunks.size - 1) * STRIDE + min(STRIDE, source - int(chunks[-1]) * STRIDE)
+    if filled != target:
+        raise ValueError(f"chunks of {filled} bytes are not to be packed into {target}")
+
+
+def _build_run(form: str) -> Any:
+    def copy_run(source: int, target: int, count: int, size: int, grain: int, board: int, wait: bool) -> None:
+        assert form
+        while True:
+            start = _fetch_add(board, 1) * grain
+            if start >= count:
+                break
+            stop = min(start + grain, count)
+            offset = start * STRIDE
+            _copy(target + offset, source + offset, min(stop * STRIDE, size) - offset)
+            _fetch_add(board + _DONE, stop - start)
+        if wait:
+            _await(board, count)
+
+    return _compiled(copy_run)
+
+
+def _build_gather(form: str) -> Any:
+    def copy_chunks(source: int, target: int, chunks: Any, size: int, grain: int, board: int, wait: bool) -> None:
+        assert form
+        count = chunks.size
+        while True:
+            start = _fetch_add(board, 1) * grain
+            if start >= count:
+                break
+            stop = min(start + grain, count)
+            index = start
+            while index < stop:
+                chunk, after = chunks[index], index + 1
+                while after < stop and chunks[after] - chunk == after - index:  # neighbours are one stretch
+                    after += 1
+                here = chunk * STRIDE
+                _copy(target + index * STRIDE, source + here, min((after - index) * STRIDE, size - here))
+                index = after
+            _fetch_add(board + _DONE, stop - start)
+        if wait:
+            _await(board, count)
+
+    return _compiled(copy_chunks)
+
+
+def _source_digest() -> str:
+    folder = Path(crew.__file__).parent
+    text = b"".join((folder / name).read_bytes() for name in ("emit.py", "gcm.py", "kernels.py"))
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
+# To see whether a kernel that was kept on disk is still good, numba looks only at this file and at what the kernel
+# closes over: hence a digest of the other files that it is made of.
+_copy_run, _copy_chunks = _build_run(_source_digest()), _build_gather(_source_digest())

@@ -1,0 +1,130 @@
+"""The engine for x86 CPUs with VAES and VPCLMULQDQ: several times OpenSSL's speed, and one native call a run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import Any
+
+import numpy as np
+
+from fastrack._crypto import workers as crew
+from fastrack._crypto.base import Bytes, Pieces, check_buffers, check_pieces, chunks_between
+from fastrack._crypto.cobblestone import STRIDE, TAG, MessageKey
+from fastrack.errors import ClosedError
+
+_ALIGNMENT = 64
+
+
+class VaesEngine:
+    """`Engine` on vectors of `width` bytes, 32 or 64, with at most `threads` threads a run.
+
+    `native` narrower than `width` builds wide vectors from narrow instructions: slower, there for tests on a CPU that
+    lacks the wide ones.
+    """
+
+    def __init__(self, width: int, threads: int, native: int | None = None) -> None:
+        from fastrack._crypto import gcm_ir as gcm  # imports numba, a third of a second: when first used
+        from fastrack._crypto import jit as kernels
+
+        self.name = f"vaes-{width * 8}"
+        self.threads = threads
+        self._schedule_size = gcm.SCHEDULE_SIZE
+        self._kernels = kernels.build(width, native or width)
+
+    def prepare(self, key: MessageKey) -> VaesSchedule:
+        material = np.frombuffer(key.material, np.uint8)
+        schedule = VaesSchedule(material.size * 8 - 96, self._schedule_size)
+        self._kernels.prepare(schedule.bits, schedule.address, address(material))
+        return schedule
+
+    def open_run(self, schedule: VaesSchedule, source: Bytes, target: Bytes, first: int) -> int | None:
+        check_buffers(source, target)
+        count = chunks_between(source.size, target.size, first)
+        where = (address(source), address(target), first, count, target.size)
+        return self._run(self._kernels.open_run, schedule, where, count, (source, target))
+
+    def verify_run(self, schedule: VaesSchedule, source: Bytes, first: int) -> int | None:
+        check_buffers(source)
+        count = -(-source.size // STRIDE)
+        size = source.size - count * TAG
+        chunks_between(source.size, size, first)
+        where = (address(source), 0, first, count, size)
+        return self._run(self._kernels.verify_run, schedule, where, count, (source,))
+
+    def seal_run(self, schedule: VaesSchedule, source: Bytes, target: Bytes, first: int) -> None:
+        check_buffers(source, target)
+        count = chunks_between(target.size, source.size, first)
+        where = (address(source), address(target), first, count, source.size)
+        self._run(self._kernels.seal_run, schedule, where, count, (source, target))
+
+    def open_pieces(self, schedule: VaesSchedule, source: Bytes, target: Bytes, pieces: Pieces) -> int | None:
+        check_buffers(source, target)
+        size = source.size - -(-source.size // STRIDE) * TAG
+        check_pieces(pieces, source.size, size, target.size)
+        where = (address(source), address(target), pieces.chunks, pieces.starts, pieces.table, size)
+        return self._run(self._kernels.open_pieces, schedule, where, pieces.chunks.size, (source, target))
+
+    def _run(
+        self, kernel: Any, schedule: VaesSchedule, where: tuple[Any, ...], count: int, kept: tuple[Bytes, ...]
+    ) -> int | None:
+        if schedule.wiped:  # its zeros are a key that everybody knows
+            raise ClosedError("this key schedule was wiped; prepare the message key again")
+        return crew.run(kernel, (schedule.bits, schedule.address, *where), count, self.threads, (schedule, kept))
+
+
+class VaesSchedule:
+    """Round keys, powers of the hash key and the base nonce, on an aligned boundary."""
+
+    __slots__ = ("_memory", "address", "bits", "wiped")
+
+    def __init__(self, bits: int, size: int) -> None:
+        self.bits = bits
+        self.wiped = False
+        self._memory = np.zeros(size + _ALIGNMENT, np.uint8)
+        start = address(self._memory)
+        self.address = start + -start % _ALIGNMENT
+
+    def wipe(self) -> None:
+        self.wiped = True
+        self._memory.fill(0)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):  # it may have failed to become one
+            self.wipe()
+
+    def __reduce__(self) -> str:
+        raise TypeError("a key schedule holds a secret and cannot be pickled")
+
+
+def supported_width() -> int:
+    """The widest vectors this machine can run, in bytes: 64, 32, or 0 for none."""
+    if sys.platform not in {"linux", "darwin"} or not is_compiling():
+        return 0
+    from llvmlite import binding
+
+    try:
+        features = binding.get_host_cpu_features()
+    except RuntimeError:  # LLVM does not know this machine
+        return 0
+    if not all(features.get(name, False) for name in ("aes", "pclmul", "avx2", "bmi2", "prfchw", "vaes", "vpclmulqdq")):
+        return 0
+    wide = all(features.get(name, False) for name in ("avx512f", "avx512bw", "avx512vl", "avx512cd", "avx512dq"))
+    return 64 if wide else 32
+
+
+def is_compiling() -> bool:
+    """Return whether numba compiles, without importing it: with NUMBA_DISABLE_JIT=1 it leaves functions as they are."""
+    disabled = getattr(sys.modules.get("numba.core.config"), "DISABLE_JIT", None)
+    if disabled is None:
+        try:
+            disabled = int(os.environ.get("NUMBA_DISABLE_JIT", "0"))
+        except ValueError:  # which numba takes for 0
+            disabled = 0
+    return not disabled
+
+
+def address(array: Bytes) -> int:
+    """Where the bytes of a contiguous array lie."""
+    return int(array.__array_interface__["data"][0])

@@ -1,0 +1,69 @@
+"""Where plaintext may exist. A device is found by its name: `cpu`, or `cuda:N`."""
+
+from __future__ import annotations
+
+import re
+
+from fastrack._crypto.engine import default_threads
+from fastrack._crypto.vaes import is_compiling
+from fastrack._devices.base import Device, Slab, Slot, Work
+from fastrack.errors import DeviceError
+
+__all__ = ["DEFAULT", "Device", "Slab", "Slot", "Work", "canonical", "open_device"]
+
+DEFAULT = "cpu"
+
+_CUDA = re.compile(r"cuda(?::(\d+))?")
+
+
+def canonical(device: object = None) -> str:
+    """The name of a device as fastrack writes it: "cpu", or "cuda:N".
+
+    Parameters
+    ----------
+    device : str or torch.device, optional
+        Absent, the embedded default: "cpu".
+
+    Raises
+    ------
+    DeviceError
+        If there is no such kind of device.
+    """
+    name = DEFAULT if device is None else str(device)
+    cuda = _CUDA.fullmatch(name)
+    if name in {"cpu", "cpu:0"}:  # torch has names with an index for its one CPU
+        return "cpu"
+    if cuda:
+        return f"cuda:{int(cuda[1] or 0)}"
+    raise DeviceError(f"no such device: {name!r}; there are 'cpu' and 'cuda:N'")
+
+
+def open_device(name: str, threads: int | None = None, share: float | None = None) -> Device:
+    """Open a device by its canonical name.
+
+    Parameters
+    ----------
+    threads : int, optional
+        How many of the host's threads may work: by default as many as it has CPUs.
+    share : float, optional
+        The share of a GPU's multiprocessors that fastrack may take, above 0 and at most 1: by default all of them.
+
+    Raises
+    ------
+    DeviceError
+        If this machine cannot use it; says what to install, or to use instead.
+    """
+    if name == "cpu":
+        from fastrack._devices.cpu import CpuDevice
+
+        return CpuDevice(threads)
+    if not is_compiling():
+        raise DeviceError(
+            f"opening {name!r} failed: expected numba to compile what the device runs, got NUMBA_DISABLE_JIT=1, which "
+            "switches its compiler off. Unset it, or use device='cpu'"
+        )
+    from fastrack._devices.cuda.cupy_driver import CupyDriver
+    from fastrack._devices.cuda.device import CudaDevice
+
+    driver = CupyDriver(int(name.removeprefix("cuda:")))
+    return CudaDevice(driver, share=1.0 if share is None else share, threads=threads or default_threads())

@@ -1,0 +1,1 @@
+"""Open and seal tensors on a CUDA GPU."""

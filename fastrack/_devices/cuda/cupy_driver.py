@@ -1,0 +1,384 @@
+"""`Driver` by way of CuPy, which allocates and compiles, and of libcuda, which runs lists of commands."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from fastrack._crypto.engine import Bytes
+from fastrack._devices import side_stream
+from fastrack._devices.cuda.commands import NAMES, Commands, Function
+from fastrack._devices.cuda.driver import View
+from fastrack._devices.cuda.native import STOPPED, Native, find_functions
+from fastrack._devices.cuda.nvrtc import KERNELS, Kernels, find_kernels
+from fastrack._tensors import arrays, dtypes
+from fastrack._tensors.arrays import Framework
+from fastrack._util.fork import after_fork
+from fastrack.errors import DeviceError
+
+__all__ = ["CupyDriver"]
+
+_OLDEST = (8, 0)  # compute capability: shared memory enough for the kernels, and reductions over a warp
+_MAJOR, _MINOR, _MULTIPROCESSORS = 75, 76, 16  # as cudaDeviceGetAttribute counts them
+_PORTABLE = 1  # cudaHostAllocPortable: page-locked for every device
+_TO_DEVICE, _TO_HOST = 1, 2  # cudaMemcpyKind
+_NON_BLOCKING = 1  # cudaStreamNonBlocking: does not wait for the default stream
+_TIMED, _SLEEPING = 0, 1 | 2  # cudaEventDefault; cudaEventBlockingSync without timing
+_LOWEST, _HIGHEST = 0, -5  # stream priorities; out of range they are clamped
+_NOT_READY, _NO_MEMORY, _OLD_DRIVER, _NO_DEVICE = 600, 2, 35, 100  # cudaError
+
+_ALL_SHARED = 100  # percent of a multiprocessor's memory to be shared memory, or one block runs there instead of two
+
+_INSTEAD = "or use device='cpu'"
+_INSTALL = f"pip install 'fastrack[cu13]', or 'fastrack[cu12]' where the driver is for CUDA 12, {_INSTEAD}"
+
+
+class CupyDriver:
+    """`Driver` for one GPU.
+
+    Parameters
+    ----------
+    index : int
+        Its number, as CUDA counts.
+
+    Raises
+    ------
+    DeviceError
+        If it cannot be used; says what is missing.
+    """
+
+    def __init__(self, index: int) -> None:
+        self.name = f"cuda:{index}"
+        self._index = index
+        self._torch_is_usable = False  # as far as is known
+        self._cupy = _import_cupy(self.name)
+        self._runtime = self._cupy.cuda.runtime
+        self._errors = (self._runtime.CUDARuntimeError, self._cupy.cuda.driver.CUDADriverError)
+        self._calls = _Calls(self.name, index, self._runtime, (*self._errors, MemoryError))
+        self._require_device()
+        with self._current():
+            self.multiprocessors = int(self._runtime.deviceGetAttribute(_MULTIPROCESSORS, index))
+        sources = find_kernels()
+        with self._current():
+            self.functions: Mapping[str, Function]
+            self._module, self.functions = self._compile(sources)
+            self._native = self._open_native()
+        self.confidential = _is_confidential()
+        self._dropped = _dropped.setdefault(index, deque())
+
+    # Memory, streams and events.
+
+    def host(self, size: int) -> Bytes:
+        pointer = self._with_room(lambda: self._runtime.hostAlloc(size, _PORTABLE))
+        # What keeps the memory is the ctypes array at the root of all views of it.
+        memory = (ctypes.c_uint8 * size).from_address(pointer)
+        self._when_dropped(memory, self._runtime.freeHost, pointer)
+        return np.frombuffer(memoryview(memory), np.uint8)
+
+    def memory(self, size: int) -> _Handle:
+        return self._handle(self._with_room(lambda: self._runtime.malloc(size)), self._runtime.free)
+
+    def stream(self, *, urgent: bool) -> _Handle:
+        self.reclaim()
+        with self._current():
+            stream = self._runtime.streamCreateWithPriority(_NON_BLOCKING, _HIGHEST if urgent else _LOWEST)
+        return self._handle(stream, self._runtime.streamDestroy)
+
+    def event(self, *, timed: bool = False) -> _Handle:
+        with self._current():
+            event = self._runtime.eventCreateWithFlags(_TIMED if timed else _SLEEPING)
+        return self._handle(event, self._runtime.eventDestroy)
+
+    def reclaim(self) -> None:
+        """Give back what was dropped.
+
+        Not done where it is dropped: to free memory waits for the whole device, and garbage is collected on any thread,
+        one included that the device waits for.
+        """
+        side_stream.reclaim(self._index)
+        if not self._dropped:
+            return
+        # A device that failed takes nothing back, and another thread may be at it too.
+        with suppress(DeviceError, IndexError), self._current():
+            while True:
+                destroy, number = self._dropped.popleft()
+                destroy(number)
+
+    # Lists of commands.
+
+    def issue(self, commands: Commands, *, threads: int = 1, hold: bool = False) -> None:
+        status, place = self._native.run(commands, threads=threads, hold=hold)
+        if status == STOPPED:
+            status, place = self._native.run(commands, threads=threads, start=place)
+        if status:
+            call = NAMES.get(commands.code[place], "a call") if place < len(commands.code) else "cuCtxPopCurrent"
+            raise _told(self.name, self._cupy.cuda.driver.CUDADriverError(status), call)
+
+    def done(self, event: _Handle) -> bool:
+        commands = Commands()
+        commands.poll(event, 0, stop=True)
+        status, _ = self._native.run(commands, hold=True)
+        if status not in {0, STOPPED}:
+            raise _told(self.name, self._cupy.cuda.driver.CUDADriverError(status), "cuEventQuery")
+        return status == 0
+
+    def elapsed(self, start: _Handle, stop: _Handle) -> float:
+        with self._current():
+            return float(self._runtime.eventElapsedTime(start.ptr, stop.ptr)) / 1e3
+
+    # Arrays.
+
+    def empty(self, dtype: str, shape: Sequence[int], framework: Framework) -> Any:
+        if framework == "torch":
+            self._refuse_capture(self._torch.cuda.current_stream(self._index).cuda_stream)
+            size, wanted = dtypes.torch_shape(dtype, shape), dtypes.to_torch(dtype)
+            return self._with_room(lambda: self._empty_torch(size, wanted))
+        with self._current():
+            self._refuse_capture(self._cupy.cuda.get_current_stream().ptr)
+        try:
+            return self._with_room(lambda: self._cupy.empty(tuple(shape), dtypes.to_numpy(dtype)))
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"CuPy keeps no arrays of {dtype}; ask for framework='torch', or seal it as U8") from error
+
+    def view(self, array: Any, *, writable: bool) -> View:
+        framework = arrays.framework_of(array)
+        if framework == "torch" and str(array.device) != self.name:
+            arrays.flat_torch(array, self.name)  # says what is wrong with it
+        if framework == "torch":
+            stream = self._torch.cuda.current_stream(self._index)
+            self._refuse_capture(stream.cuda_stream)
+            flat = arrays.flat_torch(array, self.name, writable=writable)
+            return View(flat.data_ptr(), flat.numel(), _Handle(stream.cuda_stream), (flat, stream))
+        if framework != "cupy" or array.device.id != self._index:
+            where = "in host memory" if framework == "numpy" else f"on {getattr(array, 'device', 'no device')}"
+            raise TypeError(f"expected an array on {self.name}, not a {type(array).__name__} {where}")
+        if writable and not array.flags.c_contiguous:
+            raise ValueError("an array to be filled must be contiguous; fill a fresh one")
+        with self._current():
+            stream = self._cupy.cuda.get_current_stream()
+            self._refuse_capture(stream.ptr)
+            flat = self._cupy.ascontiguousarray(array)
+            return View(flat.data.ptr, flat.nbytes, _Handle(stream.ptr), (flat, stream))
+
+    def _refuse_capture(self, stream: int) -> None:
+        """Refuse a stream that is captured into a graph, before anything is put on it.
+
+        A graph would repeat the copies of one message, from memory that is no longer there.
+        """
+        commands = Commands()
+        answer = commands.capturing(_Handle(stream))
+        self.issue(commands, hold=True)
+        if commands.code[answer]:
+            raise DeviceError(
+                f"cannot move to {self.name} on a stream that is captured into a CUDA graph: every transfer has a key "
+                "of its own and cannot be repeated. Move tensors before the capture begins, into the arrays it reads"
+            )
+
+    def _with_room(self, allocate: Callable[[], Any]) -> Any:
+        """Allocate, and once more after the frameworks gave back the memory that their pools keep unused."""
+        self.reclaim()
+        try:
+            with self._current():
+                return allocate()
+        except _NoMemoryError:
+            side_stream.reclaim(self._index, wait=True)
+            self._cupy.get_default_memory_pool().free_all_blocks()
+            self._cupy.get_default_pinned_memory_pool().free_all_blocks()
+            torch = sys.modules.get("torch")
+            if torch is not None and torch.cuda.is_initialized():
+                torch.cuda.empty_cache()
+        with self._current():
+            return allocate()
+
+    def _empty_torch(self, shape: Sequence[int], dtype: Any) -> Any:
+        try:
+            return self._torch.empty(shape, dtype=dtype, device=self.name)
+        except self._torch.cuda.OutOfMemoryError as error:
+            raise MemoryError(str(error)) from error
+
+    @property
+    def _torch(self) -> Any:
+        import torch
+
+        if not (self._torch_is_usable or torch.cuda.is_available()):
+            raise DeviceError(
+                f"this torch ({torch.__version__}) cannot use {self.name}; install one that is built for its CUDA, "
+                "ask for framework='cupy', or use device='cpu'"
+            )
+        self._torch_is_usable = True
+        return torch
+
+    # Opening.
+
+    def _require_device(self) -> None:
+        try:
+            count = self._runtime.getDeviceCount()
+        except self._errors as error:
+            if error.status == _OLD_DRIVER:
+                raise DeviceError(
+                    f"{self.name} cannot be used: no NVIDIA driver, or one too old for this CuPy; "
+                    f"install a new one, {_INSTEAD}"
+                ) from None
+            if error.status != _NO_DEVICE:
+                raise DeviceError(
+                    f"{self.name} cannot be used: {error}; see what the driver says, {_INSTEAD}"
+                ) from error
+            count = 0
+        if not count:
+            raise DeviceError(
+                f"{self.name} cannot be used: CUDA finds no GPU on this machine; use another one, {_INSTEAD}"
+            )
+        if self._index >= count:
+            have = "only cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
+            raise DeviceError(f"no such device: {self.name!r}; this machine has {have}")
+        with self._current():
+            found = tuple(self._runtime.deviceGetAttribute(number, self._index) for number in (_MAJOR, _MINOR))
+        if found < _OLDEST:
+            raise DeviceError(
+                f"{self.name} cannot be used: it has compute capability {found[0]}.{found[1]}, and the kernels need "
+                f"{_OLDEST[0]}.{_OLDEST[1]} or more; use another GPU, {_INSTEAD}"
+            )
+
+    def _compile(self, sources: Kernels) -> tuple[Any, dict[str, Function]]:
+        """Compile the kernels: what keeps them, and each by its name. CuPy keeps the result on disk."""
+        functions = {}
+        try:
+            module = self._cupy.RawModule(code=sources.code, options=sources.options, backend="nvrtc")
+            for name in KERNELS:
+                kernel = module.get_function(name)
+                kernel.max_dynamic_shared_size_bytes = shared = sources.shared(name)
+                kernel.preferred_shared_memory_carveout = _ALL_SHARED
+                functions[name] = Function(int(kernel.kernel.ptr), sources.threads, shared)
+        except (*self._errors, DeviceError):
+            raise
+        except Exception as error:
+            # Of several kinds: the compiler's own, and those for its library when that is missing.
+            lines = "\n".join(str(error).splitlines()[:8])
+            raise DeviceError(
+                f"{self.name} cannot be used: its kernels do not compile; "
+                f"if the compiler is missing, {_INSTALL}\n{lines}"
+            ) from error
+        return module, functions
+
+    def _open_native(self) -> Native:
+        functions = find_functions()
+        context = ctypes.c_void_p()
+        self._runtime.free(0)  # a call that makes the device's context the thread's
+        ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(functions["cuCtxGetCurrent"])(ctypes.byref(context))
+        return Native(functions, context.value or 0)
+
+    # How calls are made.
+
+    def _current(self) -> _Current:
+        return _Current(self._calls)
+
+    def _handle(self, number: int, destroy: Callable[[int], None]) -> _Handle:
+        handle = _Handle(number)
+        self._when_dropped(handle, destroy, number)
+        return handle
+
+    def _when_dropped(self, owner: Any, destroy: Callable[[int], None], number: int) -> None:
+        weakref.finalize(owner, self._dropped.append, (destroy, number)).atexit = False
+
+
+class _Handle:
+    """A number that CUDA knows a thing by: a stream, an event, or an address."""
+
+    __slots__ = ("__weakref__", "ptr")
+
+    def __init__(self, ptr: int) -> None:
+        self.ptr = ptr
+
+    @property
+    def pointer(self) -> int:
+        return self.ptr
+
+
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    """Which device calls are for, by what they are made, and how they fail."""
+
+    name: str
+    index: int
+    runtime: Any
+    failures: tuple[type[BaseException], ...]
+
+
+class _Current:
+    """Makes a device the current one for some calls, and says what CUDA says in the words of this package."""
+
+    __slots__ = ("_before", "_calls")
+
+    def __init__(self, calls: _Calls) -> None:
+        self._calls = calls
+        self._before: int | None = None
+
+    def __enter__(self) -> None:
+        calls = self._calls
+        try:
+            before = calls.runtime.getDevice()
+            if before != calls.index:
+                calls.runtime.setDevice(calls.index)
+                self._before = before
+        except calls.failures as error:
+            raise _told(calls.name, error) from error
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        calls = self._calls
+        if self._before is not None:
+            with suppress(*calls.failures):  # what failed before it is the one to tell
+                calls.runtime.setDevice(self._before)
+        if isinstance(error, calls.failures):
+            raise _told(calls.name, error) from error
+
+
+class _NoMemoryError(DeviceError):
+    """The device, or the host's page-locked memory, is full."""
+
+
+def _told(name: str, error: BaseException, call: str = "") -> DeviceError:
+    if getattr(error, "status", _NO_MEMORY) == _NO_MEMORY:
+        return _NoMemoryError(f"{name} has no memory left: {error}; free some, or move smaller tensors")
+    return DeviceError(f"{name} failed{f' in {call}' if call else ''}: {error}")
+
+
+def _is_confidential() -> bool:
+    """Return whether the driver says that this machine's GPUs are in confidential mode."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:  # then CUDA does without it, too
+        return False
+    try:
+        state = pynvml.nvmlSystemGetConfComputeState()
+        return bool(state.ccFeature == pynvml.NVML_CC_SYSTEM_FEATURE_ENABLED)
+    except (pynvml.NVMLError, AttributeError):  # a driver, or a pynvml, that knows no such mode
+        return False
+    finally:
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def _import_cupy(name: str) -> Any:
+    try:
+        import cupy
+    except ImportError as error:
+        raise DeviceError(f"{name} needs CuPy, which cannot be imported ({error}): {_INSTALL}") from error
+    return cupy
+
+
+_Dropped = deque[tuple[Callable[[int], None], int]]
+_dropped: dict[int, _Dropped] = {}  # by device: what nothing refers to any more, whichever driver it came from
+after_fork(_dropped.clear)  # it is the parent's

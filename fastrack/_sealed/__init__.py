@@ -1,0 +1,1 @@
+"""Seal and open tensors on the host, and the files that hold them."""

@@ -1,0 +1,205 @@
+"""Plain tensors that are about to be sealed, from memory and from files of every kind that holds some."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import io
+import os
+import re
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tokenize import TokenError
+from typing import IO, Any, BinaryIO, Literal
+
+import numpy as np
+
+from fastrack._sealed.reader import SealedFile, load_file
+from fastrack._tensors import arrays, dtypes
+from fastrack._tensors.arrays import Bytes
+from fastrack._util.regular_file import open_regular, require_end
+from fastrack.errors import FormatError
+
+try:
+    from lzma import LZMAError
+except ImportError:  # some Pythons are built without it; then zipfile unpacks nothing with it either
+    LZMAError = zlib.error  # type: ignore[assignment, misc]
+
+__all__ = ["PlainTensor", "open_plain", "require_safe_member"]
+
+_UNSOUND = (
+    ArithmeticError,
+    EOFError,
+    LookupError,
+    MemoryError,  # a header claims more than there can be
+    RuntimeError,  # an archive that is encrypted, or compressed in a way that zipfile does not know
+    SyntaxError,
+    TypeError,
+    ValueError,
+    TokenError,
+    LZMAError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+_LEADS_OUT = re.compile(r"^([/\\]|[a-z]:)|(^|[/\\])\.\.([/\\]|$)", re.IGNORECASE)  # on Windows, too
+
+
+@dataclass(frozen=True, slots=True)
+class PlainTensor:
+    """A plain tensor's type, and a way to its bytes.
+
+    `load` may be slow and take memory; what it returns gives the bytes from a start to a stop, on multiples of 16 KiB.
+    It is asked for all of them, in their order.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    load: Callable[[], Callable[[int, int], Bytes]]
+
+    @classmethod
+    def of(cls, array: Any) -> PlainTensor:
+        """A tensor in memory, or mapped."""
+        dtype, shape = arrays.describe(array)
+        return cls(dtype, shape, lambda: arrays.reader(array))
+
+    @classmethod
+    def stored(cls, file: SealedFile, name: str) -> PlainTensor:
+        """A tensor as a file has it."""
+        dtype, shape, memory = file.stored(name)
+        return cls(dtype, shape, lambda: arrays.reader(memory))
+
+    @property
+    def nbytes(self) -> int:
+        return dtypes.nbytes(self.dtype, self.shape)
+
+
+@contextlib.contextmanager
+def open_plain(path: str | os.PathLike[str]) -> Iterator[tuple[Mapping[str, PlainTensor], dict[str, str]]]:
+    """The plain tensors of a file and its metadata; mapped where its format allows."""
+    path = Path(path)
+    suffix = path.suffix.lower()
+    if suffix == ".safetensors":
+        with load_file(path) as file:
+            if file:
+                raise FormatError(f"{path} is sealed already; `fastrack unseal` opens it")
+            yield {name: PlainTensor.stored(file, name) for name in file.names}, file.metadata
+    elif suffix == ".npy":
+        with open_regular(path) as file, _sound(path):
+            dtype, shape, order = _read_array_header(file)
+            array = np.memmap(file, dtype, "r", file.tell(), shape, order)
+        yield {path.stem: PlainTensor.of(array)}, {}
+    elif suffix == ".npz":
+        with io.BufferedReader(open_regular(path)) as raw, _open_archive(raw, path) as archive:
+            yield _read_members(archive, path), {}
+    else:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            require_end(file, size, path)
+            memory = np.memmap(file, np.uint8, "r", shape=(size,)) if size else np.empty(0, np.uint8)
+        yield {path.name: PlainTensor.of(memory)}, {}
+
+
+def require_safe_member(name: str, path: Path) -> None:
+    """Refuse a name that would lead out of the folder into which `path`, an archive of NumPy arrays, is unpacked.
+
+    Raises
+    ------
+    FormatError
+        Then.
+    """
+    if "\0" in name or _LEADS_OUT.search(name):
+        raise FormatError(
+            f"{path}: a member of an .npz archive cannot be called {name!r:.80}, which leads out of the folder that it "
+            "is unpacked into; use a .safetensors file, or rename the tensor"
+        )
+
+
+def _open_archive(file: BinaryIO, path: Path) -> zipfile.ZipFile:
+    with _sound(path):
+        if file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX:
+            raise FormatError(f"{path} is no .npz file: it holds a single array; rename it to {path.stem}.npy")
+        return zipfile.ZipFile(file)
+
+
+def _read_members(archive: zipfile.ZipFile, path: Path) -> dict[str, PlainTensor]:
+    """Read the header of each array of an archive."""
+    tensors: dict[str, PlainTensor] = {}
+    for member in archive.infolist():
+        name = member.filename.removesuffix(".npy")
+        require_safe_member(name, path)
+        if name in tensors or name == member.filename:
+            problem = "is there twice" if name in tensors else "is no .npy file"
+            raise FormatError(f"{path} is no .npz file that can be sealed: {member.filename!r:.80} {problem}")
+        with _sound(path), archive.open(member) as file:
+            array, shape, order = _read_array_header(file)
+            start = file.tell()
+        try:
+            dtype = dtypes.from_numpy(array)
+        except TypeError as error:
+            raise TypeError(f"{name!r:.80} cannot be sealed: {error}") from error
+        with _sound(path):
+            if start + dtypes.nbytes(dtype, shape) != member.file_size:
+                raise ValueError(f"{member.filename!r:.80} is not as long as its header says")
+        is_dense = order == "C" or sum(extent != 1 for extent in shape) < 2
+        load = _from_stream if is_dense else _from_whole
+        tensors[name] = PlainTensor(dtype, shape, functools.partial(load, archive, member, path))
+    return tensors
+
+
+def _from_stream(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> Callable[[int, int], Bytes]:
+    """Unpack an array as it is read: from its start to its end."""
+    with _sound(path):
+        file = archive.open(member)
+        _read_array_header(file)
+
+    def read(start: int, stop: int) -> Bytes:
+        with _sound(path):
+            data = file.read(stop - start)
+            at_end = file.tell() == member.file_size
+            if len(data) != stop - start or (at_end and file.read(1)):  # at the end its checksum is compared
+                raise ValueError(f"{member.filename!r:.80} is not as long as the archive says")
+        return np.frombuffer(data, np.uint8)
+
+    return read
+
+
+def _from_whole(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> Callable[[int, int], Bytes]:
+    """Unpack an array whose elements are in another order than the sealed one's."""
+    with _sound(path), archive.open(member) as file:
+        return arrays.reader(np.lib.format.read_array(file, allow_pickle=False))
+
+
+def _read_array_header(file: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...], Literal["C", "F"]]:
+    """Read what an .npy file says of its array, and stop where its elements begin.
+
+    Raises
+    ------
+    ValueError
+        If it is no such file, or holds Python objects. NumPy raises several other errors for unsound ones.
+    """
+    version = np.lib.format.read_magic(file)
+    if version == (1, 0):
+        shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    elif version == (2, 0):
+        shape, is_fortran, dtype = np.lib.format.read_array_header_2_0(file)
+    else:
+        raise ValueError(f"version {version} of the .npy format, which only records need, cannot be sealed")
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects")
+    return dtype, shape, "F" if is_fortran else "C"
+
+
+@contextlib.contextmanager
+def _sound(path: Path) -> Iterator[None]:
+    """What NumPy, zipfile and what it unpacks with raise for a file that is not what its name says."""
+    try:
+        yield
+    except (*_UNSOUND, OSError) as error:
+        # From bz2, and for a place before the start of the file. Any other tells of the disk.
+        if isinstance(error, OSError) and error.errno not in {None, errno.EINVAL}:
+            raise
+        raise FormatError(f"{path} is no {path.suffix} file that can be sealed: {error!s:.300}") from None

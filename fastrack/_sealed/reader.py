@@ -1,0 +1,515 @@
+"""Sealed safetensors files: reading them lazily, and checking them.
+
+A sealed file is an ordinary safetensors file. A sealed tensor is a `U8` vector in it that holds a Cobblestone message;
+the file's metadata says what it decrypts to. The safetensors library itself reads and checks the header.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import safetensors
+
+from fastrack._crypto import cobblestone
+from fastrack._crypto.keys import KeyRing, KeySource
+from fastrack._sealed.tensor import Binding, Claim, Kind, OpenMessage, SealedTensor, bad_chunk
+from fastrack._tensors import arrays, dtypes
+from fastrack._tensors.arrays import Bytes
+from fastrack._tensors.mapped_file import map_file
+from fastrack._util.pickles import unpickle
+from fastrack._util.public import public
+from fastrack._util.regular_file import open_regular
+from fastrack.errors import AuthenticationError, ClosedError, FormatError, UnknownKeyError
+
+__all__ = ["SealedFile", "TensorCheck", "check_file", "load_file", "one_tensor_of", "opened_file", "verify_file"]
+
+FORMAT_VERSION = "1"
+_HEX_ID = re.compile(r"[0-9a-f]{32}")
+_HEX_HEADER = re.compile(r"[0-9a-f]{112}")
+_MAX_DIMENSIONS = 64
+_MAX_ELEMENTS = 2**56  # of all dimensions but the empty ones: past what a message holds, within what frameworks do
+_PREFIX = 8  # bytes at the start of a safetensors file: the size of the header, little-endian
+_ATTEMPTS = 100
+_VERIFY_RUN = 32 << 20  # bytes of plaintext between two reports of progress
+
+
+@public
+def load_file(path: str | os.PathLike[str], *, file_id: str | None = None, mapped: bool = True) -> SealedFile:
+    """Open a sealed file. Nothing is read yet but its header; nothing is decrypted, and no key is needed.
+
+    Parameters
+    ----------
+    path : path
+        The file.
+    file_id : str, optional
+        The file id that it must have, kept in a trusted place since the file was sealed: an older or another file of
+        the same key has another one.
+    mapped : bool
+        Whether to map the file. Otherwise all of it is read into memory now, so that nothing that happens to the file
+        later can end the process: that it is cut short, or that a network file system fails.
+
+    Returns
+    -------
+    SealedFile
+        A mapping of names to `SealedTensor`. Tensors stored in plain are in its `plain`. Close it, or use it in a
+        ``with`` statement.
+
+    Raises
+    ------
+    FormatError
+        If it is no safetensors file, or its fastrack metadata is not sound.
+    AuthenticationError
+        If it has another id than `file_id`.
+    OSError
+        If it cannot be read.
+    """
+    return SealedFile(path, file_id, mapped)
+
+
+@contextlib.contextmanager
+def opened_file(source: SealedFile | str | os.PathLike[str]) -> Iterator[SealedFile]:
+    """Give a file that is open already as it is, and open and close one that is named by its path."""
+    if isinstance(source, SealedFile):
+        yield source
+    else:
+        with load_file(source) as file:
+            yield file
+
+
+@public
+class SealedFile(Mapping[str, SealedTensor]):
+    """The sealed tensors of a file by name, mapped into memory and lazy. Made by `load_file`.
+
+    Tensors that the file stores in plain are in `plain`, and there only: nobody can slip one in where a sealed tensor
+    is expected. A tensor that was taken out stays usable after `close`, as does the memory map under it.
+
+    Attributes
+    ----------
+    path : pathlib.Path
+        Where the file is.
+    names : tuple of str
+        The names of all tensors, sealed and plain, in the order of the file.
+    plain : mapping of str to numpy.ndarray
+        The tensors stored in plain, as read-only arrays on the map. Neither encrypted nor authenticated.
+    metadata : dict of str to str
+        The file's own metadata, without fastrack's. Neither encrypted nor authenticated.
+    file_id : str or None
+        What binds the sealed tensors to this file: 32 hexadecimal digits; None if nothing is sealed.
+    key_id : str or None
+        The id of the key that sealed them; None if nothing is sealed.
+    kind : {"tensor", "checkpoint"}
+        The use that the sealed tensors were sealed for. They open under no other.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], file_id: str | None = None, mapped: bool = True) -> None:
+        self.path = Path(path)
+        self._is_mapped = mapped
+        try:
+            self._read(*_open(self.path, mapped=mapped), file_id)
+        except FormatError as error:
+            error.path = self.path
+            raise
+
+    @classmethod
+    def of_bytes(cls, data: bytes) -> Self:
+        """Read a whole file that is in memory."""
+        file = cls.__new__(cls)
+        file.path = Path("<bytes>")
+        file._is_mapped = False  # noqa: SLF001 - its own
+        file._read(_parse_header(data), np.frombuffer(data, np.uint8), None)  # noqa: SLF001 - its own
+        return file
+
+    def _read(self, header: _Header, memory: Bytes, file_id: str | None) -> None:
+        self._expected_id = file_id
+        self._memory: Bytes | None = memory
+        self._places = header.locate(memory)
+        marks = {key: value for key, value in header.metadata.items() if key.startswith("fastrack.")}
+        self.metadata = {key: value for key, value in header.metadata.items() if key not in marks}
+        self.file_id: str | None = None
+        self.key_id: str | None = None
+        self.kind: Kind = "tensor"
+        self._claims: dict[str, Claim] = {}
+        self._bindings: dict[str, Binding] = {}
+        if marks:
+            self._read_marks(marks)
+        if file_id is not None and file_id != self.file_id:
+            raise AuthenticationError(
+                f"{self.path}: expected file id {file_id:.50}, got {self.file_id}; it is an older or another file than "
+                "the one that is wanted, so get that one",
+                path=self.path,
+            )
+        self.names = tuple(self._places)
+        self.plain: Mapping[str, Any] = _PlainTensors(self, [name for name in self.names if name not in self._claims])
+
+    def _read_marks(self, marks: dict[str, str]) -> None:
+        version = marks.get("fastrack.version")
+        if version != FORMAT_VERSION:
+            raise FormatError(
+                f"{self.path} is of fastrack format {version!r:.20}, and this one reads {FORMAT_VERSION!r}; update it"
+            )
+        self.file_id, self.key_id = (
+            _hex_id(marks.get(name), name, self.path) for name in ("fastrack.file", "fastrack.key")
+        )
+        kind = marks.get("fastrack.kind")
+        if kind is not None:
+            if kind != "checkpoint":
+                raise FormatError(
+                    f"{self.path} is of kind {kind!r:.20}, and this version of fastrack knows checkpoint alone; "
+                    "update it"
+                )
+            self.kind = "checkpoint"
+        for name, entry in _read_json(marks.get("fastrack.tensors"), self.path).items():
+            place = self._places.get(name)
+            if place is None:
+                raise FormatError(f"{self.path} lists a sealed tensor {name!r:.80} that is not in it")
+            if isinstance(entry, dict) and "binding" in entry:
+                rest, own_id, self._bindings[name] = _read_binding(name, entry, self.file_id, self.path)
+                claim = _read_claim(name, rest, own_id, self.kind, self.path)
+            else:
+                claim = _read_claim(name, entry, self.file_id, self.kind, self.path)
+            self._claims[name] = claim
+            expected = cobblestone.message_size(dtypes.nbytes(claim.dtype, claim.shape))
+            if place.dtype != "U8" or place.shape != (expected,):
+                raise FormatError(
+                    f"{self.path}: {name!r:.200} of {claim.dtype} {list(claim.shape)} takes a U8 vector of {expected} "
+                    f"bytes, but is {place.dtype} {list(place.shape)}; the metadata or the file was altered"
+                )
+
+    def __getitem__(self, name: str) -> SealedTensor:
+        claim = self._claims.get(name)
+        if claim is None:
+            if name in self._places:
+                raise KeyError(f"{name!r} is not sealed but stored in plain; file.plain[{name!r}] gives it")
+            raise KeyError(name)
+        assert self.key_id is not None
+        return SealedTensor(claim, self.stored(name)[2], self.key_id, self._bindings.get(name), self.path)
+
+    def stored(self, name: str) -> tuple[str, tuple[int, ...], Bytes]:
+        """A tensor as safetensors has it: dtype, shape and a view of its bytes. A sealed one is a `U8` vector."""
+        place = self._places[name]
+        if self._memory is None:
+            raise ClosedError(f"{self.path} was closed; load_file opens it again")
+        return place.dtype, place.shape, self._memory[place.start : place.stop]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._claims
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self.names if name in self._claims)
+
+    def __len__(self) -> int:
+        return len(self._claims)
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def close(self) -> None:
+        """Hand out no more tensors. The map goes when the last one that was handed out does."""
+        self._memory = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return unpickle, ("SealedFile", str(self.path), self._expected_id, self._is_mapped)
+
+    def __repr__(self) -> str:
+        return f"<SealedFile {str(self.path)!r}: {len(self)} sealed, {len(self.plain)} plain>"
+
+
+def one_tensor_of(data: bytes) -> SealedTensor:
+    """Read a sealed file that holds one tensor, and return that. As `SealedTensor.from_bytes` says."""
+    with SealedFile.of_bytes(data) as file:
+        if len(file) != 1 or len(file.names) != 1 or file.kind != "tensor":
+            raise FormatError(
+                f"expected a sealed file of one tensor, got a {file.kind} file of {len(file)} sealed and "
+                f"{len(file.plain)} plain; write it to disk, and open it with load_file or load_checkpoint"
+            )
+        return file[file.names[0]]
+
+
+class _PlainTensors(Mapping[str, Any]):
+    """The plain tensors of a file."""
+
+    def __init__(self, file: SealedFile, names: Sequence[str]) -> None:
+        self._file = file
+        self._names = dict.fromkeys(names)
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._names:
+            raise KeyError(name)
+        dtype, shape, memory = self._file.stored(name)
+        return arrays.from_bytes(memory, dtype, shape, "numpy")
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return f"<plain tensors: {', '.join(self._names) or 'none'}>"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorCheck:
+    """What `check_file` found of one sealed tensor; `error` is None if every chunk of it is good."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    error: AuthenticationError | UnknownKeyError | None
+
+
+@public
+def verify_file(
+    source: SealedFile | str | os.PathLike[str],
+    keys: KeySource | None = None,
+    *,
+    progress: Callable[[int], None] | None = None,
+) -> None:
+    """Authenticate every chunk of every sealed tensor of a file. No plaintext is handed out, and nothing is written.
+
+    Parameters
+    ----------
+    source : path or SealedFile
+        The sealed file, or one that `load_file` opened.
+    keys : Key, path or iterable of these, optional
+        As for `unseal`.
+    progress : callable, optional
+        Called with the number of plaintext bytes checked since it was last called.
+
+    Raises
+    ------
+    AuthenticationError
+        If a tensor is not what was sealed: for the first such tensor and its first such chunk, after all were checked.
+        The others are in the error's notes.
+    UnknownKeyError
+        If the key is not among `keys`.
+    FormatError
+        If it is no such file, or nothing in it is sealed.
+    OSError
+        If it cannot be read.
+    """
+    errors = [check.error for check in check_file(source, keys, progress=progress) if check.error is not None]
+    for error in errors[:1]:
+        for other in errors[1:]:
+            error.add_note(str(other))
+        raise error
+
+
+def check_file(
+    source: SealedFile | str | os.PathLike[str],
+    keys: KeySource | None = None,
+    *,
+    progress: Callable[[int], None] | None = None,
+) -> list[TensorCheck]:
+    """Do what `verify_file` does, but report: one `TensorCheck` a sealed tensor, in the order of the file."""
+    ring = KeyRing.resolve(keys)
+    with opened_file(source) as file:
+        if not file:
+            raise FormatError(f"{file.path}: nothing in it is sealed, so there is nothing to verify")
+        return [
+            TensorCheck(name, sealed.dtype, sealed.shape, sealed.nbytes, _verify(sealed, ring, progress))
+            for name, sealed in file.items()
+        ]
+
+
+def _verify(
+    sealed: SealedTensor, keys: KeyRing, progress: Callable[[int], None] | None
+) -> AuthenticationError | UnknownKeyError | None:
+    try:
+        opened = OpenMessage(sealed, keys)
+    except (AuthenticationError, UnknownKeyError) as error:
+        return error
+    with opened:
+        for first, size in cobblestone.runs(sealed.nbytes, _VERIFY_RUN):
+            bad = opened.verify_run(first, size)
+            if bad is not None:
+                return bad_chunk(sealed.name, bad, path=sealed.path)
+            if progress is not None:
+                progress(size)
+    return None
+
+
+# Reading a header. Every value in it may be a lie.
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    metadata: dict[str, str]
+    tensors: dict[str, tuple[str, tuple[int, ...]]]  # in the order in which their bytes lie
+
+    def locate(self, memory: Bytes) -> dict[str, _Place]:
+        """Where each tensor lies. safetensors refuses gaps and overlaps, so they follow one another to the end."""
+        sizes = {name: dtypes.nbytes(dtype, shape) for name, (dtype, shape) in self.tensors.items()}
+        start = _PREFIX + int.from_bytes(memory[:_PREFIX].tobytes(), "little")
+        if start + sum(sizes.values()) != memory.size:
+            raise FormatError(
+                "the file is not as long as its header says; it was cut short, or changed while it was read"
+            )
+        places = {}
+        for name, (dtype, shape) in self.tensors.items():
+            places[name] = _Place(dtype, shape, start, start + sizes[name])
+            start += sizes[name]
+        return places
+
+
+def _open(path: Path, *, mapped: bool) -> tuple[_Header, Bytes]:
+    """Map or read a file, and read its header: of one version of the file, though it may be replaced meanwhile."""
+    for _ in range(_ATTEMPTS):
+        with open_regular(path) as file:
+            header = _read_header(path, _name_of(file))
+            memory = map_file(file.fileno()) if mapped else _read_whole(file)
+            if _version_of(os.fstat(file.fileno())) == _version_of(path.stat()):
+                return header, memory
+    raise FormatError(f"{path} changes all the time; wait until it is written, and open it again")
+
+
+def _read_whole(file: io.FileIO) -> Bytes:
+    memory = arrays.empty_bytes(os.fstat(file.fileno()).st_size)
+    done = 0
+    while done < memory.size and (count := file.readinto(memory[done:].data)):
+        done += count
+    memory.flags.writeable = False
+    return memory[:done]
+
+
+def _version_of(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _name_of(file: io.FileIO) -> Path | None:
+    """Return a name of an open file that leads to no other one, whatever takes its place meanwhile."""
+    path = Path(f"/proc/self/fd/{file.fileno()}")
+    return path if path.exists() else None
+
+
+def _read_header(path: Path, opened: Path | None) -> _Header:
+    try:
+        with safetensors.safe_open(opened or path, framework="numpy") as file:
+            tensors = {}
+            for name in file.offset_keys():
+                part = file.get_slice(name)
+                tensors[name] = (part.get_dtype(), tuple(part.get_shape()))
+                if not _is_within_reach(tensors[name][1]):
+                    raise FormatError(f"{path}: the shape of {name!r:.80} is past what an array may have")
+            return _Header(file.metadata() or {}, tensors)
+    except safetensors.SafetensorError as error:
+        raise FormatError(f"{path} is no safetensors file: {error}") from None
+    except FileNotFoundError:
+        path.open("rb").close()  # says what it is: safetensors reports any failure to open a file as this one
+        raise
+
+
+def _parse_header(data: bytes) -> _Header:
+    """Read the header of a file in memory. safetensors checks it, but does not give the metadata of such a file."""
+    try:
+        safetensors.deserialize(data)  # type: ignore[no-untyped-call]
+        size = int.from_bytes(data[:_PREFIX], "little")
+        header = json.loads(data[_PREFIX : _PREFIX + size], object_pairs_hook=_unique)
+        metadata = header.pop("__metadata__", None) or {}
+        in_order = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
+    except (safetensors.SafetensorError, ValueError, RecursionError) as error:
+        raise FormatError(f"the bytes are no safetensors file: {error!s:.200}") from None
+    tensors = {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in in_order}
+    for name, (_, shape) in tensors.items():
+        if not _is_within_reach(shape):
+            raise FormatError(f"the shape of {name!r:.80} is past what an array may have")
+    return _Header(metadata, tensors)
+
+
+def _is_within_reach(shape: Sequence[int]) -> bool:
+    """Whether a framework could hold it. No number of bytes bounds a shape that has a zero in it."""
+    if len(shape) > _MAX_DIMENSIONS:
+        return False
+    elements = 1
+    for extent in shape:
+        elements *= max(extent, 1)
+        if elements > _MAX_ELEMENTS:
+            return False
+    return True
+
+
+def _hex_id(value: str | None, name: str, path: Path) -> str:
+    if value is None or not _HEX_ID.fullmatch(value):
+        raise FormatError(f"{path}: {name} must be 32 hexadecimal digits, not {value!r:.50}; the metadata was altered")
+    return value
+
+
+def _read_json(text: str | None, path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(text or "", object_pairs_hook=_unique)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise FormatError(
+            f"{path}: fastrack.tensors must be a JSON object that has each member once, not {text!r:.50}; the metadata "
+            "was altered"
+        )
+    return value
+
+
+def _unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse an object that has a member twice: one reader would take the first, and another the last."""
+    found = dict(members)
+    if len(found) != len(members):
+        raise ValueError("a member is there twice")
+    return found
+
+
+def _read_binding(name: str, entry: dict[str, Any], file: str, path: Path) -> tuple[dict[str, Any], str, Binding]:
+    """Split the entry of a tensor that was sealed earlier: the rest of the entry, its own file id and its binding."""
+    own_id, header = entry.get("file"), entry["binding"]
+    if not isinstance(own_id, str) or not isinstance(header, str) or not _HEX_HEADER.fullmatch(header):
+        raise FormatError(
+            f"{path}: the binding of {name!r:.80} must be {2 * cobblestone.HEADER} hexadecimal digits beside a file "
+            f"id, not {header!r:.80}; the metadata was altered"
+        )
+    rest = {member: value for member, value in entry.items() if member not in {"file", "binding"}}
+    return rest, _hex_id(own_id, f"file of {name!r:.80}", path), Binding(file, bytes.fromhex(header))
+
+
+def _read_claim(name: str, entry: Any, file: str, kind: Kind, path: Path) -> Claim:
+    sound = isinstance(entry, dict) and entry.keys() == {"dtype", "shape"}
+    if sound:
+        dtype, shape = entry["dtype"], entry["shape"]
+        sound = (
+            isinstance(dtype, str)
+            and isinstance(shape, list)
+            and all(type(extent) is int and extent >= 0 for extent in shape)
+            and _is_within_reach(shape)
+        )
+    if not sound:
+        raise FormatError(
+            f"{path}: the entry of {name!r:.80} must give a dtype and a shape, not {entry!r:.80}; the metadata was "
+            "altered"
+        )
+    return Claim(name, dtype, tuple(shape), file, kind)

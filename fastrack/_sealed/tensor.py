@@ -1,0 +1,639 @@
+"""Sealed tensors in memory: `seal`, `unseal`, and the handles `SealedTensor` and `SealedRows`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NoReturn, Protocol, Self
+
+import numpy as np
+
+from fastrack._crypto import cobblestone
+from fastrack._crypto import engine as aead
+from fastrack._crypto.cobblestone import HEADER, SALT, MessageKey
+from fastrack._crypto.engine import Pieces
+from fastrack._crypto.keys import Key, KeyLike, KeyRing, KeySource
+from fastrack._sealed.indexing import Ranges, plan_rows
+from fastrack._tensors import arrays, dtypes
+from fastrack._tensors.arrays import Bytes, Framework
+from fastrack._util.pickles import unpickle
+from fastrack._util.public import public
+from fastrack.errors import AuthenticationError, FormatError, UnknownKeyError
+
+__all__ = [
+    "Binding",
+    "Choice",
+    "Claim",
+    "Kind",
+    "Part",
+    "SealedRows",
+    "SealedTensor",
+    "TensorRows",
+    "new_file_id",
+    "seal",
+    "unseal",
+]
+
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+Kind = Literal["tensor", "checkpoint"]
+"""The use that a message was sealed for, and the first part of its context."""
+
+
+@public
+def seal(tensor: Any, key: KeyLike, name: str = "tensor") -> SealedTensor:
+    """Encrypt a tensor for the holders of `key`, and bind it to its name, dtype and shape.
+
+    Parameters
+    ----------
+    tensor : numpy.ndarray or torch.Tensor
+        In host memory, of any dtype that safetensors has.
+    key : Key or path
+        The owner's key. 256 bits mean Cobblestone-256, 128 bits Cobblestone-128.
+    name : str
+        What the tensor is called. Part of what is authenticated.
+
+    Returns
+    -------
+    SealedTensor
+        Of 56 bytes more than the tensor, and 16 for each 16 KiB of it. Can be stored, sent and shown to anyone;
+        `SealedTensor.to_bytes` and `save_file` write it.
+
+    Raises
+    ------
+    TypeError
+        If it is no tensor in host memory, or its dtype has no safetensors name.
+    """
+    key = Key.of(key)
+    dtype, shape = arrays.describe(tensor)
+    plain = arrays.bytes_of(tensor)
+    claim = Claim(name, dtype, shape, new_file_id())
+    message = arrays.empty_bytes(cobblestone.message_size(plain.size))
+    engine = aead.engine()
+    salt, message_key = claim.new_key(key)
+    schedule = engine.prepare(message_key)
+    try:
+        engine.seal_run(schedule, plain, message[HEADER:], 0)
+    finally:
+        schedule.wipe()
+        message_key.wipe()
+    write_header(message, salt, message_key)
+    message.flags.writeable = False
+    return SealedTensor(claim, message, key.id)
+
+
+@public
+def unseal(
+    sealed: SealedTensor | SealedRows, keys: KeySource | None = None, *, framework: Framework | None = None
+) -> Any:
+    """Authenticate and decrypt a sealed tensor, or rows of one, into host memory.
+
+    This is the deliberate way to plaintext on the host; `to_device` is the way to a device.
+
+    Parameters
+    ----------
+    sealed : SealedTensor or SealedRows
+        What to open.
+    keys : Key, path or iterable of these, optional
+        Where the tensor's key is looked for. Absent, the environment variable ``FASTRACK_KEY_FILE`` names a key file.
+    framework : {"torch", "numpy"}, optional
+        What the result is an array of: torch if it is installed, else numpy.
+
+    Raises
+    ------
+    AuthenticationError
+        If the key is another one, or anything was altered. Nothing is returned then.
+    UnknownKeyError
+        If the key that sealed it is not among `keys`.
+    TypeError
+        If it is not sealed, or `framework` has no such dtype.
+    """
+    if not isinstance(sealed, (SealedTensor, SealedRows)):
+        raise TypeError(f"expected a sealed tensor or rows of one, not {type(sealed).__name__}, which nobody sealed")
+    framework = framework or arrays.default_framework()
+    ring = KeyRing.resolve(keys)
+    if isinstance(sealed, SealedRows):
+        return _unseal_rows(sealed, ring, framework)
+    with OpenMessage(sealed, ring) as opened:
+        memory = arrays.empty_bytes(sealed.nbytes)
+        result = arrays.from_bytes(memory, sealed.dtype, sealed.shape, framework)
+        opened.read(memory)
+    return result
+
+
+def _unseal_rows(rows: SealedRows, keys: KeyRing, framework: Framework) -> Any:
+    """Open rows: all headers first, as the memory and the plans are of the size that these authenticate."""
+    rows.check_claims(keys)
+    with ExitStack() as stack:
+        opened = [(stack.enter_context(OpenMessage(part.tensor, keys)), part.plan) for part in rows.parts()]
+        memory = arrays.empty_bytes(rows.nbytes)
+        result = arrays.from_bytes(memory, rows.dtype, rows.shape, framework)
+        try:
+            if rows.has_gaps:
+                memory.fill(0)
+            for message, plan in opened:
+                message.gather(plan.pieces(), memory)
+        except BaseException:
+            memory.fill(0)
+            raise
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a message claims to be; its key is derived from this, so a false claim fails before a chunk is opened."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+    kind: Kind = "tensor"
+
+    def context(self) -> bytes:
+        """Return the bytes that bind a message to its claim: a label with its kind, and canonical JSON.
+
+        Raises
+        ------
+        TypeError, FormatError
+            If the name is no text, or none that Unicode can encode.
+        """
+        if not isinstance(self.name, str):
+            raise TypeError(f"a tensor's name must be text, not {self.name!r}")
+        claim = {"dtype": self.dtype, "file": self.file, "name": self.name, "shape": list(self.shape)}
+        try:
+            return f"fastrack/{self.kind}@1\0{_CANONICAL.encode(claim)}".encode()
+        except UnicodeEncodeError:
+            raise FormatError(f"a tensor's name must be Unicode text, not {self.name!r}") from None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return unpickle, ("Claim", self.name, self.dtype, self.shape, self.file, self.kind)
+
+    def new_key(self, key: Key) -> tuple[bytes, MessageKey]:
+        """A fresh salt and the message key that follows from it."""
+        salt = os.urandom(SALT)
+        return salt, cobblestone.derive(key.material(), salt, self.context())
+
+    def open_header(self, header: bytes, key: Key) -> MessageKey:
+        """The message key, after the header's commitment was checked.
+
+        Raises
+        ------
+        AuthenticationError
+            If the header is not that of a message with this claim under this key.
+        """
+        try:
+            return cobblestone.open_header(header, key.material(), self.context())
+        except AuthenticationError as error:
+            raise AuthenticationError(f"tensor {self.name!r:.200}: {error}", tensor=self.name) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """The file that a message sealed earlier was put into, and the header by which the key's owner vouches for that.
+
+    Without it anyone could put tensors of several files of one owner together, and pass them off as one file.
+    """
+
+    file: str
+    header: bytes
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return unpickle, ("Binding", self.file, self.header)
+
+    @classmethod
+    def new(cls, claim: Claim, file: str, key: Key) -> Binding:
+        """Bind the message of that claim to a file. The header is that of a message without chunks."""
+        salt = os.urandom(SALT)
+        message_key = cobblestone.derive(key.material(), salt, _binding_context(claim, file))
+        commitment = message_key.commitment
+        message_key.wipe()
+        return cls(file, salt + commitment)
+
+    def check(self, claim: Claim, key: Key) -> None:
+        """Authenticate that the owner put the message into the file.
+
+        Raises
+        ------
+        AuthenticationError
+            If the key is another one, or the message was put there by someone else.
+        """
+        try:
+            cobblestone.open_header(self.header, key.material(), _binding_context(claim, self.file)).wipe()
+        except AuthenticationError:
+            raise AuthenticationError(
+                f"tensor {claim.name!r:.200}: it was sealed for another file, and its binding to this one does not "
+                "match: another key made it, or it was altered; get the file again from its owner",
+                tensor=claim.name,
+            ) from None
+
+
+def _binding_context(claim: Claim, file: str) -> bytes:
+    """Return what a binding authenticates: the file, and by its context the message that was put into it."""
+    return f"fastrack/binding@1\0{file}\0".encode() + claim.context()
+
+
+def _to(
+    self: SealedTensor | SealedRows,
+    device: object = None,
+    *,
+    keys: KeySource | None = None,
+    framework: Framework | None = None,
+    out: Any = None,
+    non_blocking: bool = False,
+) -> Any:
+    """Open it on a device: the same as `fastrack.to_device` of it."""
+    from fastrack._transfer.api import to_device
+
+    return to_device(self, device, keys=keys, framework=framework, out=out, non_blocking=non_blocking)
+
+
+def _refuse_array(self: SealedTensor | SealedRows, *_: object, **__: object) -> NoReturn:
+    """Refuse what NumPy and torch would make of handles: an array of objects."""
+    raise TypeError(f"{self!r} is sealed, and no array; open it with to_device or unseal")
+
+
+@public
+class SealedTensor:
+    """One tensor, sealed. It holds no secret: it can be stored, sent and shown to anyone.
+
+    `to_bytes` and `from_bytes` keep it. Pickle serves processes that trust each other: reading a pickle that came from
+    anywhere else runs whatever code is in it, before anything is authenticated.
+
+    ``sealed[rows]`` is a handle on some of its rows (along the first dimension), given by an integer, a slice, an array
+    of integers or a boolean mask. Opening it opens only the chunks that hold those rows.
+
+    Attributes
+    ----------
+    name : str
+        What it is called.
+    dtype : str
+        Its element type, by its safetensors name, such as ``"F32"``.
+    shape : tuple of int
+        Its shape.
+    nbytes : int
+        Bytes of its plaintext.
+    message : memoryview
+        The Cobblestone message: header, then chunks.
+    key_id : str
+        The id of the key that opens it.
+    path : pathlib.Path or None
+        The file that it was taken from, for errors to name. It does not travel with a pickle.
+    """
+
+    __slots__ = ("_message", "binding", "claim", "key_id", "nbytes", "path")
+
+    def __init__(
+        self, claim: Claim, message: Bytes, key_id: str, binding: Binding | None = None, path: Path | None = None
+    ) -> None:
+        self.claim = claim
+        self.path = path
+        self.key_id = key_id
+        self.binding = binding
+        self.nbytes = dtypes.nbytes(claim.dtype, claim.shape)
+        self._message = message
+        if message.size != cobblestone.message_size(self.nbytes):
+            raise FormatError(
+                f"tensor {claim.name!r:.200} of {claim.dtype} {list(claim.shape)} takes a message of "
+                f"{cobblestone.message_size(self.nbytes)} bytes, but has {message.size}; it was cut short or "
+                "mislabelled"
+            )
+
+    @property
+    def name(self) -> str:
+        return self.claim.name
+
+    @property
+    def dtype(self) -> str:
+        return self.claim.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.claim.shape
+
+    @property
+    def message(self) -> memoryview:
+        return self._message.data.toreadonly()
+
+    @property
+    def chunks(self) -> Bytes:
+        """The message without its header, as `uint8`."""
+        return self._message[HEADER:]
+
+    def open_header(self, keys: KeyRing) -> MessageKey:
+        """The message key, if the right key is among `keys` and the header is sound."""
+        try:
+            if self.binding is not None:
+                self.binding.check(self.claim, keys[self.key_id])
+            return self.claim.open_header(self._message[:HEADER].tobytes(), keys[self.key_id])
+        except (AuthenticationError, UnknownKeyError) as error:
+            if self.path is not None:
+                error.path = self.path
+                error.args = (f"{self.path}: {error}",)
+            raise
+
+    to = _to
+    __array__ = _refuse_array
+
+    def to_bytes(self) -> bytes:
+        """Return a sealed safetensors file that holds this tensor alone, to be stored or sent. Takes no key.
+
+        Returns
+        -------
+        bytes
+            The message and a header of some 400 bytes. `from_bytes` and `load_file` read it.
+        """
+        from fastrack._sealed.writer import one_tensor_file
+
+        return one_tensor_file(self)
+
+    @classmethod
+    def from_bytes(cls, data: bytes | bytearray | memoryview) -> SealedTensor:
+        """Read what `to_bytes` wrote. Nothing of it is run, decrypted or authenticated; opening it authenticates it.
+
+        Parameters
+        ----------
+        data : bytes-like
+            A sealed file that holds one tensor. Copied.
+
+        Raises
+        ------
+        FormatError
+            If it is no such file.
+        """
+        from fastrack._sealed.reader import one_tensor_of
+
+        return one_tensor_of(bytes(data))
+
+    def __getitem__(self, rows: Any) -> SealedRows:
+        plan = plan_rows(rows, self.shape, self.nbytes)
+        return SealedRows(TensorRows(self, plan.shape, plan))
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a tensor without dimensions has no length")
+        return self.shape[0]
+
+    def __iter__(self) -> Any:
+        return (self[row] for row in range(len(self)))
+
+    def __repr__(self) -> str:
+        return f"<SealedTensor {self.name!r} {self.dtype} {list(self.shape)} key {self.key_id[:8]}>"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return unpickle, ("SealedTensor", self.claim, self._message.tobytes(), self.key_id, self.binding)
+
+
+def tensor_of(claim: Claim, message: bytes, key_id: str, binding: Binding | None) -> SealedTensor:
+    """Make the tensor that a pickle holds."""
+    return SealedTensor(claim, np.frombuffer(message, np.uint8), key_id, binding)
+
+
+class Plan(Protocol):
+    """Which bytes of a message go where in a result."""
+
+    def ranges(self) -> Ranges:
+        """The ranges, in bytes."""
+
+    def pieces(self) -> Pieces:
+        """The gather: which chunks hold them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one sealed tensor gives to a result."""
+
+    tensor: SealedTensor
+    plan: Plan
+
+
+class Choice(Protocol):
+    """What a handle on rows stands for. Its properties are those of the handle."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def key_id(self) -> str: ...
+    @property
+    def has_gaps(self) -> bool: ...
+
+    def parts(self) -> Sequence[Part]:
+        """Where the bytes are."""
+
+    def check_claims(self, keys: KeyRing) -> None:
+        """Authenticate what it relies on besides its parts: the shapes of tensors that say which rows are where."""
+
+    def reduce(self) -> tuple[object, tuple[Any, ...]]:
+        """How a handle of it pickles."""
+
+
+class TensorRows:
+    """The choice of rows out of one sealed tensor that is at hand."""
+
+    __slots__ = ("plan", "shape", "tensor")
+
+    has_gaps = False
+
+    def __init__(self, tensor: SealedTensor, shape: tuple[int, ...], plan: Plan) -> None:
+        self.tensor = tensor
+        self.shape = shape
+        self.plan = plan
+
+    @property
+    def name(self) -> str:
+        return self.tensor.name
+
+    @property
+    def dtype(self) -> str:
+        return self.tensor.dtype
+
+    @property
+    def key_id(self) -> str:
+        return self.tensor.key_id
+
+    def parts(self) -> Sequence[Part]:
+        return (Part(self.tensor, self.plan),)
+
+    def check_claims(self, keys: KeyRing) -> None:
+        """The tensor is all there is."""
+
+    def reduce(self) -> tuple[object, tuple[Any, ...]]:
+        return unpickle, ("SealedRows", self.tensor, self.shape, self.plan)
+
+
+def rows_of_tensor(tensor: SealedTensor, shape: tuple[int, ...], plan: Plan) -> SealedRows:
+    """Make the handle that a pickle holds."""
+    return SealedRows(TensorRows(tensor, shape, plan))
+
+
+@public
+class SealedRows:
+    """Rows of sealed tensors: a handle, of which nothing is opened yet.
+
+    Made by ``sealed[rows]``, by `SealedDataset` and by `collate`.
+
+    Attributes
+    ----------
+    name : str
+        What the tensor is called; the first of them, if they are several.
+    dtype : str
+        The element type, by its safetensors name.
+    shape : tuple of int
+        The shape of the result.
+    nbytes : int
+        Bytes of the result.
+    key_id : str
+        The id of the key that opens it; the first, if they are several.
+    """
+
+    __slots__ = ("choice",)
+
+    def __init__(self, choice: Choice) -> None:
+        self.choice = choice
+
+    @property
+    def name(self) -> str:
+        return self.choice.name
+
+    @property
+    def dtype(self) -> str:
+        return self.choice.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.choice.shape
+
+    @property
+    def nbytes(self) -> int:
+        return dtypes.nbytes(self.dtype, self.shape)
+
+    @property
+    def key_id(self) -> str:
+        return self.choice.key_id
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether some of the result is in no tensor, and zeros."""
+        return self.choice.has_gaps
+
+    def parts(self) -> Sequence[Part]:
+        """The tensors that the rows are of, and where in the result they go."""
+        return self.choice.parts()
+
+    def check_claims(self, keys: KeyRing) -> None:
+        """Authenticate what says which rows these are, besides the parts themselves.
+
+        Raises
+        ------
+        AuthenticationError
+            If another file of the same data set was altered, so that samples may be missing or have other numbers.
+        """
+        self.choice.check_claims(keys)
+
+    to = _to
+    __array__ = _refuse_array
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a single row of a vector has no length")
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"<SealedRows of {self.name!r} {self.dtype} {list(self.shape)}>"
+
+    def __reduce__(self) -> tuple[object, tuple[Any, ...]]:
+        return self.choice.reduce()
+
+
+class OpenMessage:
+    """A message whose header was checked, ready to be read on the host; a context that wipes its key."""
+
+    def __init__(self, sealed: SealedTensor, keys: KeyRing) -> None:
+        self._sealed = sealed
+        self._engine = aead.engine()
+        message_key = sealed.open_header(keys)
+        self._schedule = self._engine.prepare(message_key)
+        message_key.wipe()
+
+    def read(self, memory: Bytes) -> None:
+        """Open all of it into `memory`.
+
+        Raises
+        ------
+        AuthenticationError
+            If a chunk is not what was sealed; `memory` holds zeros then.
+        """
+        bad = self._engine.open_run(self._schedule, self._sealed.chunks, memory, 0)
+        if bad is not None:
+            memory.fill(0)
+            raise bad_chunk(self._sealed.name, bad, path=self._sealed.path)
+
+    def gather(self, pieces: Pieces, memory: Bytes) -> None:
+        """Open some of it into their places in `memory`. Else as `read`."""
+        bad = self._engine.open_pieces(self._schedule, self._sealed.chunks, memory, pieces)
+        if bad is not None:
+            memory.fill(0)
+            raise bad_chunk(self._sealed.name, bad, path=self._sealed.path)
+
+    def read_run(self, memory: Bytes, first: int) -> None:
+        """Open the run of whole chunks from `first` on that fills `memory`, or the message's end."""
+        bad = self._engine.open_run(self._schedule, self._run(first, memory.size), memory, first)
+        if bad is not None:
+            memory.fill(0)
+            raise bad_chunk(self._sealed.name, bad, path=self._sealed.path)
+
+    def verify_run(self, first: int, size: int) -> int | None:
+        """The first chunk whose tag is wrong among those that hold `size` bytes from chunk `first` on, or None."""
+        return self._engine.verify_run(self._schedule, self._run(first, size), first)
+
+    def _run(self, first: int, size: int) -> Bytes:
+        start = first * cobblestone.STRIDE
+        return self._sealed.chunks[start : start + cobblestone.run_size(first, size, self._sealed.nbytes)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._schedule.wipe()
+
+
+def write_header(message: Bytes, salt: bytes, key: MessageKey) -> None:
+    """Put the salt and the commitment in their place at the head of a message."""
+    message[:SALT] = np.frombuffer(salt, np.uint8)
+    message[SALT:HEADER] = np.frombuffer(key.commitment, np.uint8)
+
+
+def bad_chunk(
+    name: str | None,
+    chunk: int,
+    outcome: str = "nothing of the tensor was handed out",
+    *,
+    path: Path | None = None,
+) -> AuthenticationError:
+    """Return the error for a chunk that is not what its owner sealed, or for `BAD_PLAN`."""
+    place = "" if path is None else f"{path}: "
+    if chunk < 0:
+        return AuthenticationError(
+            f"{place}rows of tensor {name!r:.200}: the list of their places was altered on its way to the device, so "
+            f"{outcome}; move them again, and if that fails too, distrust the machine",
+            tensor=name,
+            path=path,
+        )
+    return AuthenticationError(
+        f"{place}tensor {name!r:.200}, chunk {chunk}: the ciphertext or its tag was altered, so {outcome}; get the "
+        "message again from its owner, and run `fastrack verify` on the file it came in",
+        tensor=name,
+        chunk=chunk,
+        path=path,
+    )
+
+
+def new_file_id() -> str:
+    """A random name for a file, which its messages are bound to: 16 bytes, in hexadecimal."""
+    return os.urandom(16).hex()

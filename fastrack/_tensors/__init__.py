@@ -1,0 +1,1 @@
+"""Describe arrays of any framework: memory, dtypes, shapes."""

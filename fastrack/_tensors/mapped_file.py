@@ -1,0 +1,59 @@
+"""Read-only maps of files that hold no descriptor, so that a data set may have more files than a process may open."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from typing import Any
+
+import numpy as np
+
+from fastrack._tensors.arrays import Bytes
+
+__all__ = ["map_file"]
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int64,  # off_t, which has 64 bits on every Linux that fastrack runs on
+]
+_LIBC.mmap.restype = ctypes.c_void_p
+_LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_FAILED = ctypes.c_void_p(-1).value
+
+
+def map_file(descriptor: int) -> Bytes:
+    """Map a whole file, which must not be empty. The map stays when the descriptor is closed, and goes with the array.
+
+    Raises
+    ------
+    OSError
+        If it cannot be mapped.
+    """
+    return np.asarray(_Map(descriptor))
+
+
+class _Map:
+    """Own a map. `mmap.mmap` keeps a descriptor of its own, in Python before 3.13 always."""
+
+    __slots__ = ("__array_interface__", "_address", "_size", "_unmap")
+
+    def __init__(self, descriptor: int) -> None:
+        self._address = None
+        self._unmap: Any = _LIBC.munmap  # at hand even when the interpreter ends
+        self._size = os.fstat(descriptor).st_size
+        address = _LIBC.mmap(None, self._size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+        if address == _FAILED:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        self._address = address
+        self.__array_interface__ = {"version": 3, "shape": (self._size,), "typestr": "|u1", "data": (address, True)}
+
+    def __del__(self) -> None:
+        if self._address is not None:
+            self._unmap(self._address, self._size)

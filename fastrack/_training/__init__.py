@@ -1,0 +1,1 @@
+"""Join data sets, loaders, models and checkpoints to the transfers."""

@@ -1,0 +1,262 @@
+"""Where samples come from, and how handles on them travel between processes.
+
+A handle travels as a recipe: the token of its data set, its column and its rows. Worker processes thus deal in numbers
+only: no key, no ciphertext and no plaintext ever reaches one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, overload
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from fastrack._crypto.keys import KeyRing
+from fastrack._sealed.indexing import Indices
+from fastrack._sealed.tensor import Part, SealedRows
+from fastrack._tensors import arrays
+from fastrack._training.layout import Layout, RecordLayout
+from fastrack._util.pickles import unpickle
+from fastrack.errors import ClosedError, FormatError
+
+__all__ = ["DataRows", "Lengths", "Origin", "Samples", "revive"]
+
+Row = int | Indices
+Packed = int | bytes | tuple[bytes, tuple[int, ...]]
+
+
+class Origin:
+    """What samples are of. Handles name it by its token, and hold on to it where they know it.
+
+    token : 8 random bytes
+    """
+
+    __slots__ = ("__weakref__", "_checked", "count", "layout", "token")
+
+    def __init__(self, layout: Layout, token: bytes | None = None) -> None:
+        self.layout = layout
+        self.count = layout.count
+        self.token = token or os.urandom(8)
+        self._checked: set[int] = set()
+        _live[self.token] = self
+
+    def sample(self, rows: Row) -> dict[str, Any]:
+        """One sample, or several put together."""
+        return {name: self._leaf(column, rows) for column, name in enumerate(self.layout.names)}
+
+    def check_claims(self, column: int, keys: KeyRing) -> None:
+        """Authenticate, once, what tells how many samples each file has.
+
+        A file that claims to have none would otherwise never be looked at, and its samples be missing unnoticed.
+        """
+        if column not in self._checked:
+            for tensor in self.layout.witnesses(column):
+                tensor.open_header(keys).wipe()
+            self._checked.add(column)
+
+    def _leaf(self, column: int, rows: Row) -> Any:
+        if isinstance(self.layout, RecordLayout) and column == 1:
+            return Lengths(self, rows).resolve()
+        return SealedRows(DataRows(self, column, rows))
+
+    def require(self, rows: Row, column: int = 0) -> None:
+        """Refuse what this data set does not have. Worker processes send numbers, and nothing else vouches for them.
+
+        Raises
+        ------
+        FormatError
+            If a sample or the column is out of range.
+        """
+        if isinstance(rows, int):
+            lowest, highest = rows, rows
+        else:
+            lowest, highest = (int(rows.min()), int(rows.max())) if rows.size else (0, -1)
+        if lowest < 0 or highest >= self.count:
+            wrong = lowest if lowest < 0 else highest
+            raise FormatError(
+                f"sample {wrong} of a data set of {self.count}: expected 0 to {self.count - 1}; the process that sent "
+                "this number has another data set, or is not to be trusted"
+            )
+        if not 0 <= column < len(self.layout.names):
+            raise FormatError(f"column {column} of a data set of {len(self.layout.names)}: there is no such column")
+
+    def pack(self, rows: Row) -> Packed:
+        """Rows as little as they can be."""
+        if isinstance(rows, int):
+            return rows
+        packed = rows.astype(self._word).tobytes()
+        return packed if rows.ndim == 1 else (packed, rows.shape)
+
+    def unpack(self, packed: Packed) -> Row:
+        """What was packed."""
+        if isinstance(packed, int):
+            return packed
+        packed, shape = packed if isinstance(packed, tuple) else (packed, (-1,))
+        return np.frombuffer(packed, self._word).astype(np.int64).reshape(shape)
+
+    @property
+    def _word(self) -> str:
+        return "<u4" if self.count <= 1 << 32 else "<u8"
+
+
+class Samples(Sequence[dict[str, Any]]):
+    """Samples of a data set that were asked for together."""
+
+    __slots__ = ("_origin", "_rows")
+
+    def __init__(self, origin: Origin, rows: Indices) -> None:
+        origin.require(rows)
+        self._origin = origin
+        self._rows = rows
+
+    def together(self) -> dict[str, Any]:
+        """All of them, one handle a column."""
+        return self._origin.sample(self._rows)
+
+    def __len__(self) -> int:
+        return self._rows.size
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> Samples: ...
+    def __getitem__(self, index: int | slice) -> dict[str, Any] | Samples:
+        if isinstance(index, slice):
+            return Samples(self._origin, self._rows[index])
+        return self._origin.sample(int(self._rows[index]))
+
+    def __reduce__(self) -> tuple[object, tuple[Any, ...]]:
+        return unpickle, ("Samples", self._origin.token, self._origin.pack(self._rows))
+
+
+class DataRows:
+    """The choice of samples of a data set in one column: an integer for one, a vector or table of them for several."""
+
+    __slots__ = ("column", "origin", "rows")
+
+    def __init__(self, origin: Origin, column: int, rows: Row) -> None:
+        origin.require(rows, column)
+        self.origin = origin
+        self.column = column
+        self.rows = rows
+
+    @property
+    def name(self) -> str:
+        return self.origin.layout.names[self.column]
+
+    @property
+    def dtype(self) -> str:
+        return self.origin.layout.dtype(self.column)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.origin.layout.shape(self.column, self.rows)
+
+    @property
+    def key_id(self) -> str:
+        return self.origin.layout.shards.key_id
+
+    @property
+    def has_gaps(self) -> bool:
+        return self.origin.layout.has_gaps(self.rows)
+
+    def parts(self) -> Sequence[Part]:
+        return self.origin.layout.parts(self.column, self.rows)
+
+    def check_claims(self, keys: KeyRing) -> None:
+        self.origin.check_claims(self.column, keys)
+
+    def joined(self, others: Sequence[object]) -> SealedRows | None:
+        """With others of the same column and kind, one handle; None if they are of another."""
+        rows = []
+        for other in others:
+            if not isinstance(other, DataRows) or other.origin is not self.origin or other.column != self.column:
+                return None
+            if np.shape(other.rows) != np.shape(self.rows):
+                return None
+            rows.append(other.rows)
+        return SealedRows(DataRows(self.origin, self.column, np.array(rows, np.int64)))
+
+    def reduce(self) -> tuple[object, tuple[Any, ...]]:
+        """A recipe that is resolved where the data set lives."""
+        return unpickle, ("DataRows", self.origin.token, self.column, self.origin.pack(self.rows))
+
+
+class Lengths:
+    """Lengths of records, in a process that does not know them: on the way to one that does."""
+
+    __slots__ = ("origin", "rows")
+
+    def __init__(self, origin: Origin, rows: Row) -> None:
+        origin.require(rows)
+        self.origin = origin
+        self.rows = rows
+
+    def joined(self, others: Sequence[object]) -> Lengths:
+        """With others of the same data set."""
+        rows = []
+        for other in others:
+            if not isinstance(other, Lengths) or other.origin is not self.origin:
+                raise TypeError(
+                    "lengths of records of several data sets cannot be put together in a worker process that was "
+                    "spawned; use num_workers=0, or one data set of several files"
+                )
+            rows.append(other.rows)
+        return Lengths(self.origin, np.array(rows, np.int64))
+
+    def resolve(self) -> Any:
+        """The lengths, if they are known here: an integer, or a tensor."""
+        layout = self.origin.layout
+        assert isinstance(layout, RecordLayout)
+        if layout.offsets is None:
+            return self
+        found = layout.lengths(self.rows)
+        if isinstance(self.rows, int):
+            return int(found[0])
+        memory = found.reshape(-1).view(np.uint8)
+        return arrays.from_bytes(memory, "I64", found.shape, arrays.default_framework())
+
+    def __reduce__(self) -> tuple[object, tuple[Any, ...]]:
+        return unpickle, ("Lengths", self.origin.token, self.origin.pack(self.rows))
+
+
+# Across processes. Whatever comes is looked up by its token among what lives here.
+
+_live: WeakValueDictionary[bytes, Origin] = WeakValueDictionary()
+
+
+def revive(token: bytes, layout: Layout) -> Origin:
+    """The origin of that token; a new one, if it is not known here."""
+    return _live.get(token) or Origin(layout, token)
+
+
+def _find(token: bytes) -> Origin:
+    origin = _live.get(token)
+    if origin is None:
+        raise ClosedError(
+            "these samples are of a data set that is not in this process, or no longer; keep the SealedDataset that "
+            "its DataLoader was made with, and use its samples in that process"
+        )
+    return origin
+
+
+def rows_of(token: bytes, column: int, packed: Packed) -> SealedRows:
+    """Make the handle that a pickle holds."""
+    origin = _find(token)
+    return SealedRows(DataRows(origin, column, origin.unpack(packed)))
+
+
+def samples_of(token: bytes, packed: Packed) -> Samples:
+    """Make the samples that a pickle holds."""
+    origin = _find(token)
+    rows = origin.unpack(packed)
+    assert not isinstance(rows, int)
+    return Samples(origin, rows)
+
+
+def lengths_of(token: bytes, packed: Packed) -> Any:
+    """Make the lengths that a pickle holds."""
+    origin = _find(token)
+    return Lengths(origin, origin.unpack(packed)).resolve()

@@ -1,0 +1,250 @@
+"""Where in sealed files the samples of a data set lie."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from fastrack._crypto.keys import KeyRing, KeySource
+from fastrack._sealed.indexing import Indices, Ranges
+from fastrack._sealed.tensor import Claim, Part, SealedTensor, unseal
+from fastrack._tensors import dtypes
+from fastrack._training.shards import Shards
+from fastrack._util.pickles import unpickle
+from fastrack.errors import FormatError
+
+__all__ = ["EvenLayout", "Layout", "RecordLayout", "records_of", "rows_of", "windows_of"]
+
+
+class Layout(Protocol):
+    """Which bytes of which tensors the samples of a data set are. Samples are counted through all files.
+
+    Attributes
+    ----------
+    shards : Shards
+        The files.
+    names : tuple of str
+        What each column is called.
+    count : int
+        How many samples there are.
+    """
+
+    @property
+    def shards(self) -> Shards: ...
+    @property
+    def names(self) -> tuple[str, ...]: ...
+    @property
+    def count(self) -> int: ...
+
+    def dtype(self, column: int) -> str:
+        """The element type of a column."""
+
+    def shape(self, column: int, rows: int | Indices) -> tuple[int, ...]:
+        """The shape of one sample, or of several put together."""
+
+    def has_gaps(self, rows: int | Indices) -> bool:
+        """Whether the parts of these samples leave bytes of the result to be zeros."""
+
+    def witnesses(self, column: int) -> Sequence[SealedTensor]:
+        """The tensors whose shapes say how many samples of a column each file has."""
+
+    def parts(self, column: int, rows: int | Indices) -> Sequence[Part]:
+        """Where the bytes are."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvenColumn:
+    """Hold where in each row, or window, of a tensor its sample lies."""
+
+    index: int
+    dtype: str
+    sample: tuple[int, ...]
+    stride: int
+    size: int
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return unpickle, ("EvenColumn", self.index, self.dtype, self.sample, self.stride, self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class EvenLayout:
+    """Samples of one shape, at equal distances: rows, or windows.
+
+    ends : int64, the number of samples in each file and those before it
+    """
+
+    shards: Shards
+    names: tuple[str, ...]
+    columns: tuple[EvenColumn, ...]
+    ends: Indices
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return unpickle, ("EvenLayout", self.shards, self.names, self.columns, self.ends)
+
+    @property
+    def count(self) -> int:
+        return int(self.ends[-1])
+
+    def dtype(self, column: int) -> str:
+        return self.columns[column].dtype
+
+    def shape(self, column: int, rows: int | Indices) -> tuple[int, ...]:
+        sample = self.columns[column].sample
+        return sample if isinstance(rows, int) else (*rows.shape, *sample)
+
+    def has_gaps(self, rows: int | Indices) -> bool:
+        return False
+
+    def witnesses(self, column: int) -> Sequence[SealedTensor]:
+        of = self.columns[column]
+        return [self.shards.tensor(shard, of.index) for shard in range(len(self.shards))]
+
+    def parts(self, column: int, rows: int | Indices) -> Sequence[Part]:
+        of = self.columns[column]
+        if len(self.shards) == 1:  # nothing to look up
+            flat = np.array([rows]) if isinstance(rows, int) else rows.reshape(-1)
+            return (Part(self.shards.tensor(0, of.index), Ranges.even(flat * of.stride, of.size)),)
+        return [
+            Part(
+                self.shards.tensor(shard, of.index),
+                Ranges(local * of.stride, np.full(local.size, of.size, np.int64), order * of.size),
+            )
+            for shard, local, order in _by_shard(self.ends, rows)
+        ]
+
+
+@dataclass(slots=True)
+class RecordLayout:
+    """Samples of any length, one after the other. The second column is their lengths, which the host may know.
+
+    offsets : int64 for each file, where its records start and where the last one ends; None in other processes
+    """
+
+    shards: Shards
+    names: tuple[str, ...]
+    ends: Indices
+    offsets: list[Indices] | None = field(repr=False)
+
+    @property
+    def count(self) -> int:
+        return int(self.ends[-1])
+
+    def dtype(self, column: int) -> str:
+        return self.shards.claims[0][0].dtype
+
+    def shape(self, column: int, rows: int | Indices) -> tuple[int, ...]:
+        lengths = self.lengths(rows)
+        return (int(lengths[0]),) if isinstance(rows, int) else (*rows.shape, int(lengths.max(initial=0)))
+
+    def has_gaps(self, rows: int | Indices) -> bool:
+        return not isinstance(rows, int)
+
+    def witnesses(self, column: int) -> Sequence[SealedTensor]:
+        return ()  # the offsets were unsealed
+
+    def parts(self, column: int, rows: int | Indices) -> Sequence[Part]:
+        width = dtypes.nbytes(self.dtype(column), (1,))
+        pitch = self.shape(column, rows)[-1] * width
+        return [
+            Part(
+                self.shards.tensor(shard, 0),
+                Ranges(offsets[local] * width, (offsets[local + 1] - offsets[local]) * width, order * pitch),
+            )
+            for shard, local, order in _by_shard(self.ends, rows)
+            for offsets in [self._offsets_of(shard)]
+        ]
+
+    def lengths(self, rows: int | Indices) -> Indices:
+        """How many elements each of these records has."""
+        found = np.zeros(1 if isinstance(rows, int) else rows.size, np.int64)
+        for shard, local, order in _by_shard(self.ends, rows):
+            offsets = self._offsets_of(shard)
+            found[order] = offsets[local + 1] - offsets[local]
+        return found if isinstance(rows, int) else found.reshape(rows.shape)
+
+    def _offsets_of(self, shard: int) -> Indices:
+        if self.offsets is None:
+            raise TypeError("how long a record is, is known only in the process that made the data set")
+        return self.offsets[shard]
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return unpickle, ("RecordLayout", self.shards, self.names, self.ends, None)
+
+
+def rows_of(shards: Shards) -> EvenLayout:
+    """Samples that are the rows of tensors of equal length."""
+    ends = np.zeros(len(shards), np.int64)
+    for shard, claims in enumerate(shards.claims):
+        lengths = [claim.shape[0] if claim.shape else None for claim in claims]
+        most = Counter(length for length in lengths if length is not None).most_common(1)
+        for claim, length in zip(claims, lengths, strict=True):
+            if length is None or length != most[0][0]:
+                raise ValueError(
+                    f"{shards.paths[shard]}: the columns of a data set share their first dimension, and "
+                    f"{claim.name!r:.200} of shape {list(claim.shape)} does not; name the others in columns="
+                )
+        ends[shard] = most[0][0]
+    columns = tuple(_column(index, claim, (), 1) for index, claim in enumerate(shards.claims[0]))
+    return EvenLayout(shards, shards.names, columns, np.cumsum(ends))
+
+
+def windows_of(shards: Shards, name: str, size: int, step: int) -> EvenLayout:
+    """Samples that are `size` neighbouring rows of a tensor, each starting `step` rows after the one before."""
+    if name not in shards.names:
+        raise ValueError(f"this data set has no column {name!r}; it has {', '.join(map(repr, shards.names))}")
+    column = shards.names.index(name)
+    if size < 1 or step < 1:
+        raise ValueError(f"a window has a size and a step of 1 or more, not {size} and {step}")
+    lengths = [claims[column].shape[0] for claims in shards.claims]
+    ends = np.cumsum([max(0, (length - size) // step + 1) for length in lengths], dtype=np.int64)
+    return EvenLayout(
+        shards, (shards.names[column],), (_column(column, shards.claims[0][column], (size,), step),), ends
+    )
+
+
+def records_of(shards: Shards, keys: KeySource | None) -> RecordLayout:
+    """Samples that are the records of the first tensor, at the offsets that the second one holds."""
+    offsets, ring = [], KeyRing.resolve(keys)
+    for shard, (data, index) in enumerate(shards.claims):
+        where = f"{shards.paths[shard]}: {index.name!r:.200}"
+        if index.dtype != "I64" or len(index.shape) != 1 or index.shape[0] < 1:
+            raise FormatError(f"{where} is {index.dtype} {list(index.shape)}; offsets are I64 in one dimension, n + 1")
+        if len(data.shape) != 1:
+            raise FormatError(
+                f"{shards.paths[shard]}: records lie in one dimension, and {data.name!r:.200} has {list(data.shape)}"
+            )
+        opened = unseal(shards.tensor(shard, 1), ring, framework="numpy")
+        if opened[0] < 0 or opened[-1] > data.shape[0] or bool((opened[1:] < opened[:-1]).any()):
+            raise FormatError(
+                f"{where} does not ascend from 0 to at most the {data.shape[0]} elements of {data.name!r:.200}"
+            )
+        offsets.append(opened)
+    ends = np.cumsum([opened.size - 1 for opened in offsets], dtype=np.int64)
+    return RecordLayout(shards, (shards.names[0], "lengths"), ends, offsets)
+
+
+def _column(index: int, claim: Claim, window: tuple[int, ...], step: int) -> EvenColumn:
+    """A column whose samples are single rows or windows of them, which fill whole bytes."""
+    row, rest = divmod(dtypes.BITS[claim.dtype] * math.prod(claim.shape[1:]), 8)
+    if rest:
+        raise TypeError(f"the rows of {claim.name!r:.200} do not fill whole bytes; open it whole")
+    return EvenColumn(index, claim.dtype, (*window, *claim.shape[1:]), step * row, math.prod(window) * row)
+
+
+def _by_shard(ends: Indices, rows: int | Indices) -> list[tuple[int, Indices, Indices]]:
+    """For each file that has some of the rows: which, counted in that file, and where they stand among all."""
+    flat = np.array([rows]) if isinstance(rows, int) else rows.reshape(-1)
+    order = np.arange(flat.size)
+    if ends.size == 1:
+        return [(0, flat, order)]
+    which = np.searchsorted(ends, flat, side="right")
+    found = []
+    for shard in np.unique(which).tolist():
+        chosen = order[which == shard]
+        found.append((shard, flat[chosen] - (ends[shard - 1] if shard else 0), chosen))
+    return found

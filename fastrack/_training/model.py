@@ -1,0 +1,344 @@
+"""Sealed weights, straight into a torch module and out of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fastrack._crypto.keys import KeyLike, KeyRing, KeySource
+from fastrack._devices import canonical
+from fastrack._sealed.reader import SealedFile, load_file
+from fastrack._sealed.tensor import SealedTensor
+from fastrack._sealed.writer import save_file
+from fastrack._tensors import dtypes
+from fastrack._tensors.regions import region_of
+from fastrack._transfer.api import group, to_device
+from fastrack._util.public import public
+from fastrack.errors import AuthenticationError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["load_model", "save_model"]
+
+
+@public
+def load_model(
+    module: torch.nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    keys: KeySource | None = None,
+    device: object = None,
+    strict: bool = True,
+) -> Any:
+    """Open the sealed weights of a file into the parameters and buffers of a torch module, where those are.
+
+    A tensor is authenticated and decrypted in the parameter's own memory. One of another dtype than the parameter, or
+    for a parameter that is not contiguous, goes there by way of a temporary on the same device.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Its parameters and persistent buffers are filled, under the names its ``state_dict`` gives them. Of tensors that
+        share their memory one in the file is enough. Hooks that run in ``load_state_dict`` are not run. Buffers that
+        are not persistent are in no file: on the meta device they stay there, for the module to make anew.
+    path : path
+        The sealed file: from `save_model`, or any with these names.
+    keys : Key, path or iterable of these, optional
+        As for `to_device`.
+    device : str or torch.device, optional
+        Where parameters on torch's meta device come into being, with the dtype of the file: "cpu", the default, or
+        "cuda:N". The others stay where they are.
+    strict : bool
+        Whether the names in the file and in the module must be the same.
+
+    Returns
+    -------
+    named tuple of missing_keys and unexpected_keys
+        As from ``load_state_dict``. Tensors that the file stores in plain do not count.
+
+    Raises
+    ------
+    TypeError
+        If a tensor to fill is a DTensor or another subclass with storage of its own, as in a module that FSDP2 shards
+        or that was quantised. Nothing was loaded then.
+    RuntimeError
+        If a shape or dtype does not fit or, when strict, names differ: as from ``load_state_dict``, but nothing was
+        loaded then.
+    AuthenticationError
+        If a name of the module is in the file in plain only, or a header or the key is not what the owner used: nothing
+        was loaded then. Or if a chunk is not what the owner sealed: whatever was loaded is zeros then, since half a
+        model is none.
+    UnknownKeyError
+        If the file's key is not among `keys`. Nothing was loaded then.
+    FormatError, OSError
+        As from `load_file`.
+    DeviceError
+        If a device cannot be used, or fails. If it fails after the first tensor, what was loaded is zeros.
+    """
+    from torch.nn.modules.module import _IncompatibleKeys
+
+    ring = KeyRing.resolve(keys)
+    where = canonical(device)
+    with load_file(path) as file:
+        state = _Fillable.of(module)
+        _refuse_plain(state, file)
+        for name, tensor in state.items():
+            if name in file:
+                _refuse_subclass(name, tensor)
+        steps, problems = _plan(state, file, where)
+        missing = [name for name in state if name not in file and not _is_filled(state[name], steps)]
+        unexpected = [name for name in file if name not in state]
+        if strict:
+            problems = [*_listed("Unexpected", unexpected), *_listed("Missing", missing), *problems]
+        if problems:
+            message = "\n\t".join([f"Error(s) in loading {file.path} into {type(module).__name__}:", *problems])
+            raise RuntimeError(message)
+        for step in steps:
+            step.sealed.open_header(ring).wipe()
+        _load(steps, ring)
+    return _IncompatibleKeys(missing, unexpected)
+
+
+@public
+def save_model(
+    module: torch.nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    key: KeyLike,
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Seal the parameters and persistent buffers of a torch module into a new file.
+
+    It is written slab by slab, without a second copy of the model, and appears under its name when it is complete and
+    on disk. Of tensors that share their memory one is stored, under the first of their names.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        In host memory.
+    path : path
+        The file to write; a ``.safetensors`` suffix is customary.
+    key : Key or path
+        The owner's key, or its key file.
+    metadata : mapping of str to str, optional
+        Notes to go with the file, for anyone to read and neither encrypted nor authenticated.
+
+    Raises
+    ------
+    TypeError
+        If something in the module's state is no tensor in host memory, or of a dtype that safetensors lacks.
+    OSError
+        If the file cannot be written. Nothing is left behind then, and a file that was there before stays.
+    """
+    tensors: dict[Hashable, tuple[str, Any]] = {}
+    for name, value in module.state_dict(keep_vars=True).items():
+        _require_saveable(name, value)
+        tensors.setdefault(region_of(value), (name, value))
+    save_file(dict(tensors.values()), path, key, metadata=metadata)
+
+
+def _require_saveable(name: str, value: Any) -> None:
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(
+            f"{name!r:.200} is no tensor but {type(value).__name__}; save_checkpoint takes a state that holds it"
+        )
+    _refuse_subclass(name, value)
+    if value.device.type != "cpu":
+        raise TypeError(
+            f"{name!r:.200} is on {value.device}, and a file is written from host memory; move the module there first, "
+            "with module.cpu(), or seal its tensors where they are, with to_host"
+        )
+
+
+# What to load where.
+
+
+class _Fillable(dict[str, Any]):
+    """The tensors of a module's state by name, each with the places of the module it stands in, in `places`."""
+
+    places: dict[int, list[tuple[Any, str]]]
+
+    @classmethod
+    def of(cls, module: Any) -> _Fillable:
+        state = cls(module.state_dict(keep_vars=True))
+        state.places = {}
+        for owner in module.modules():
+            for held in (owner._parameters, owner._buffers):  # noqa: SLF001 - what state_dict reads, and all there is
+                for name, tensor in held.items():
+                    if tensor is not None:
+                        state.places.setdefault(id(tensor), []).append((owner, name))
+        return state
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One sealed tensor, and the tensor of the module that it fills or, on the meta device, whose place it takes."""
+
+    sealed: SealedTensor
+    tensor: Any
+    device: str
+    places: list[tuple[Any, str]]
+
+
+def _refuse_subclass(name: str, tensor: Any) -> None:
+    """Refuse a tensor whose bytes are not where a dense tensor of its shape has them."""
+    import torch
+
+    kind = type(tensor)
+    if not isinstance(tensor, torch.Tensor) or torch.nn.parameter.is_lazy(tensor):
+        return
+    if kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__ and (
+        not tensor.is_meta or kind in {torch.Tensor, torch.nn.Parameter}
+    ):
+        return
+    raise TypeError(
+        f"{name!r:.200} is a {kind.__qualname__}: expected a dense torch.Tensor or Parameter. Load or save the module "
+        "before it is sharded or quantised; or take whole tensors, from to_device(load_file(path), keys=...), and give "
+        "them to torch.distributed.checkpoint.state_dict.set_model_state_dict, with full_state_dict=True"
+    )
+
+
+def _refuse_plain(state: Iterable[str], file: SealedFile) -> None:
+    for name in state:
+        if name in file.plain:
+            raise AuthenticationError(
+                f"{file.path} has {name!r:.200} in plain only, which nothing authenticates, so nothing was loaded; get "
+                f"the file sealed, or load that tensor on purpose, from load_file(path).plain[{name!r:.200}]",
+                tensor=name,
+                path=file.path,
+            )
+
+
+def _plan(state: _Fillable, file: SealedFile, device: str) -> tuple[list[_Step], list[str]]:
+    steps, problems = [], []
+    for name, tensor in state.items():
+        if name in file:
+            sealed = file[name]
+            places = state.places.get(id(tensor), [])
+            problem = _problem(sealed, tensor, places)
+            if problem:
+                problems.append(f"{name}: {problem}")
+            else:
+                steps.append(_Step(sealed, tensor, device if tensor.is_meta else canonical(tensor.device), places))
+    return steps, problems
+
+
+def _problem(sealed: SealedTensor, tensor: Any, places: list[tuple[Any, str]]) -> str | None:
+    """Why a tensor of the module cannot be filled, or None."""
+    import torch
+
+    if not places:
+        return "the module makes this when its state is asked for, so it cannot be filled; load it by itself"
+    if torch.nn.parameter.is_lazy(tensor):
+        return "the parameter has no shape yet; run the module once, then load"
+    try:
+        dtype, shape = dtypes.to_torch(sealed.dtype), dtypes.torch_shape(sealed.dtype, sealed.shape)
+    except TypeError as error:
+        return str(error)
+    if shape != tuple(tensor.shape):
+        return f"size mismatch: {list(shape)} in the file, {list(tensor.shape)} in the module"
+    return _misfit(tensor, dtype)
+
+
+def _misfit(tensor: Any, dtype: torch.dtype) -> str | None:
+    import torch
+
+    if tensor.is_meta:
+        if tensor.requires_grad and not (dtype.is_floating_point or dtype.is_complex):
+            return f"the parameter requires a gradient, and cannot be of {dtype}"
+    elif tensor.layout != torch.strided or tensor.is_quantized:
+        return "only dense tensors can be filled"
+    elif any(stride == 0 and extent > 1 for stride, extent in zip(tensor.stride(), tensor.shape, strict=True)):
+        return "several elements of it lie in one place; make it contiguous first"
+    return None
+
+
+def _is_filled(tensor: Any, steps: list[_Step]) -> bool:
+    """Whether filling the others fills this: it lies in the memory of one of them."""
+    import torch
+
+    if not isinstance(tensor, torch.Tensor):
+        return False
+    if tensor.is_meta or not tensor.numel():
+        return any(step.tensor is tensor for step in steps)
+    return any(_holds(step.tensor, tensor) for step in steps)
+
+
+def _holds(outer: Any, inner: Any) -> bool:
+    if outer.is_meta or outer.device != inner.device:
+        return False
+    if region_of(outer) == region_of(inner):
+        return True
+    start, stop = _extent(inner)
+    first, last = _extent(outer)
+    return bool(outer.is_contiguous()) and first <= start and stop <= last
+
+
+def _extent(tensor: Any) -> tuple[int, int]:
+    """The addresses of its first element and behind its last."""
+    last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def _listed(kind: str, names: list[str]) -> list[str]:
+    quoted = ", ".join(f'"{name}"' for name in names)
+    return [f"{kind} key(s) in state_dict: {quoted}."] if names else []
+
+
+# Loading. Everything that can be known beforehand is.
+
+
+def _load(steps: list[_Step], keys: KeyRing) -> None:
+    import torch
+
+    devices = {step.device for step in steps}
+    for device in devices:
+        to_device((), device)  # a device that cannot be used, or failed before, says so before anything is written
+    filled: list[Any] = []
+    fresh: list[tuple[_Step, Any]] = []
+    with torch.no_grad():
+        try:
+            with ExitStack() as groups:  # every transfer is done when it ends, and has not failed
+                start = {device: groups.enter_context(group(device)) for device in devices}
+                for step in steps:
+                    if step.tensor.is_meta:
+                        fresh.append((step, start[step.device](step.sealed, keys=keys, framework="torch")))
+                    else:
+                        filled.append(step.tensor.detach())
+                        _fill(filled[-1], step, keys, start[step.device])
+        except BaseException as error:
+            for tensor in filled:
+                with suppress(Exception):
+                    tensor.zero_()
+            error.add_note(
+                f"{len(filled)} tensors of the module had been written to, and hold zeros now: load it again"
+            )
+            raise
+    for step, opened in fresh:
+        _put(step, opened)
+
+
+def _fill(tensor: Any, step: _Step, keys: KeyRing, start: Callable[..., Any]) -> None:
+    import torch
+
+    fits = dtypes.to_torch(step.sealed.dtype) is tensor.dtype and type(tensor) is torch.Tensor
+    if fits and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
+        start(step.sealed, keys=keys, out=tensor)
+    else:
+        tensor.copy_(start(step.sealed, keys=keys, framework="torch"))
+
+
+def _put(step: _Step, opened: Any) -> None:
+    """Put a tensor into the module in place of one on the meta device, wherever that one stands."""
+    import torch
+
+    if isinstance(step.tensor, torch.nn.Parameter):
+        opened = torch.nn.Parameter(opened, requires_grad=step.tensor.requires_grad)
+    for owner, name in step.places:
+        setattr(owner, name, opened)

@@ -1,0 +1,188 @@
+"""Where the batches of one iteration come from: `Source`, and `Ahead`, a thread that is ahead of its caller."""
+
+from __future__ import annotations
+
+import atexit
+import copy
+import functools
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+from fastrack._crypto.keys import KeyRing
+from fastrack._devices.side_stream import SideStream
+from fastrack._transfer.api import to_device
+from fastrack._util.fork import renew_after_fork
+from fastrack.errors import ClosedError
+
+__all__ = ["Ahead", "Item", "Source"]
+
+_PATIENCE = 5  # seconds that the end of the process waits for threads that are fetching
+_END = object()
+
+
+class Source:
+    """The batches of one iteration, each fetched and moved when it is asked for.
+
+    The lock is that of the loader: who has it knows that an iteration that was stopped fetches nothing any more.
+    """
+
+    def __init__(self, loader: Any, lock: threading.Lock, device: str, keys: KeyRing) -> None:
+        self._loader = loader
+        self._lock = lock
+        self._device = device
+        self._keys = keys
+        self._batches: Iterator[Any] | None = None
+        self._has_state = hasattr(loader, "state_dict")
+        self.is_stopped = False
+
+    @property
+    def is_open(self) -> bool:
+        return self._batches is not None
+
+    def begin(self) -> Item:
+        with self._lock:
+            self._batches = iter(self._loader)
+            try:
+                state = self._state()
+            except AttributeError:  # there is a method, as in Accelerate's loaders, and nothing behind it
+                state, self._has_state = None, False
+            return Item(state=state)
+
+    def take(self) -> Item:
+        try:
+            with self._lock:
+                if self._batches is None or self.is_stopped:
+                    batch, state = _END, None
+                else:
+                    batch, state = next(self._batches, _END), self._state()
+            if batch is not _END:
+                return Item(to_device(batch, self._device, keys=self._keys), state)
+        except BaseException:
+            self.release()
+            raise
+        self.release()
+        return Item(state=state, is_last=True)
+
+    def stop(self) -> None:
+        self.is_stopped = True
+        self.release()
+
+    def wait(self) -> None:
+        pass
+
+    def release(self) -> None:
+        """Let go of the loader's iterator, and with it of its workers."""
+        self._batches = None
+
+    def _state(self) -> Any:
+        # A copy, as the loader goes on, and its state may be a part of it.
+        return copy.deepcopy(self._loader.state_dict()) if self._has_state else None
+
+
+class Ahead(threading.Thread):
+    """The same, on a thread that is ahead of its caller. The loader's iterator is used and let go of there.
+
+    It is made by the caller. Workers forked from this thread would destroy what torch caches for the other threads, and
+    hang where that is a process group.
+
+    Between the two are queues written in C: nobody polls, and `stop` may be called from a destructor.
+    """
+
+    def __init__(self, source: Source, prefetch: int, side: SideStream | None) -> None:
+        super().__init__(name="fastrack-loader", daemon=True)
+        self._source = source
+        self._side = side
+        self._places: SimpleQueue[bool] = SimpleQueue()  # one for each batch that may be fetched; False is the end
+        self._ready: SimpleQueue[Item] = SimpleQueue()
+        for _ in range(prefetch):
+            self._places.put(True)
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """Say in a forked child, where this thread is not, that it is not."""
+        self._deal(Item(error=ClosedError("this iteration stayed in the parent process; begin another one here")))
+
+    def begin(self) -> Item:
+        _stop_at_exit()
+        first = self._source.begin()
+        self.start()
+        return first
+
+    def take(self) -> Item:
+        if self._source.is_stopped:
+            return Item(is_last=True)
+        self._places.put(True)  # before anything can interrupt: a place that was lost would be missed forever
+        return self._receive()
+
+    def stop(self) -> None:
+        self._source.is_stopped = True
+        self._places.put(False)
+
+    def wait(self) -> None:
+        if threading.current_thread() is not self:
+            self.join()
+        self._deal()
+
+    def run(self) -> None:
+        ready = self._ready
+        try:
+            with nullcontext() if self._side is None else self._side.current():
+                while self._source.is_open and self._places.get():
+                    if self._side is not None:
+                        self._side.reclaim()
+                    ready.put(self._source.take())
+        except BaseException as error:  # noqa: BLE001  (raised where the batch is asked for)
+            ready.put(Item(error=error))
+        finally:
+            self._source.release()
+            if self._side is not None:
+                self._side.reclaim()
+            ready.put(Item(is_last=True))
+
+    def _receive(self) -> Item:
+        item = self._ready.get()
+        if item.is_last:
+            self._ready.put(item)  # for who asks again
+            self.join()
+        if item.error is not None:
+            self.join()
+            try:
+                raise item.error
+            finally:
+                del item  # or the error would hold this frame, which holds the error
+        return item
+
+    def _deal(self, *items: Item) -> None:
+        self._ready = SimpleQueue()
+        for item in (*items, Item(is_last=True)):
+            self._ready.put(item)
+
+
+@dataclass(slots=True)
+class Item:
+    """A batch on the device with the loader's state after it, an error in the place of one, or the end."""
+
+    batch: Any = None
+    state: Any = None
+    error: BaseException | None = None
+    is_last: bool = False
+
+
+@functools.cache
+def _stop_at_exit() -> None:
+    """Register late: what was registered before runs after, and torch must still be able to end its workers."""
+    atexit.register(_stop_all)
+
+
+def _stop_all() -> None:
+    deadline = time.monotonic() + _PATIENCE
+    threads = [thread for thread in threading.enumerate() if isinstance(thread, Ahead)]
+    for thread in threads:
+        thread.stop()
+    for thread in threads:
+        thread.join(max(0, deadline - time.monotonic()))

@@ -1,0 +1,108 @@
+"""Sealed files side by side, the same tensors of each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from fastrack._sealed.reader import SealedFile, load_file
+from fastrack._sealed.tensor import Claim, SealedTensor
+from fastrack._util.pickles import unpickle
+from fastrack.errors import FormatError
+
+__all__ = ["PathLike", "Shards"]
+
+PathLike = str | os.PathLike[str]
+
+
+class Shards:
+    """The same tensors of several sealed files. Where it was unpickled it opens them when they are first needed."""
+
+    def __init__(
+        self,
+        paths: PathLike | Sequence[PathLike],
+        names: Sequence[str] | None,
+        file_ids: Sequence[str] | None = None,
+    ) -> None:
+        given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+        if not given:
+            raise ValueError("a data set needs a sealed file, and no path was given")
+        self.paths = [Path(path).absolute() for path in given]
+        files = [load_file(path) for path in self.paths]
+        for path, file in zip(self.paths, files, strict=True):
+            if file.kind != "tensor":
+                raise FormatError(f"{path} is a {file.kind}, and no file of samples; load_{file.kind} opens it")
+        _require_distinct(files, file_ids)
+        if names is None:
+            names = list(files[0])
+        if not names or isinstance(names, str):
+            raise ValueError(
+                f"columns= takes names of sealed tensors, of which {self.paths[0]} has {list(files[0])!s:.300}"
+            )
+        self.names = tuple(names)
+        self.key_id = files[0].key_id or ""
+        self._tensors: list[list[SealedTensor]] | None = [_tensors_of(file, self.names) for file in files]
+        self.claims = [[tensor.claim for tensor in tensors] for tensors in self._tensors]
+        for path, claims in zip(self.paths, self.claims, strict=True):
+            for claim, first in zip(claims, self.claims[0], strict=True):
+                if (claim.dtype, claim.shape[1:]) != (first.dtype, first.shape[1:]):
+                    raise ValueError(
+                        f"{path}: {claim.name!r:.200} is {claim.dtype} {list(claim.shape)}, which does not go together "
+                        f"with the {first.dtype} {list(first.shape)} of {self.paths[0]}"
+                    )
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def tensor(self, shard: int, column: int) -> SealedTensor:
+        """The tensor of a column in a file."""
+        if self._tensors is None:
+            found = [_tensors_of(load_file(path), self.names) for path in self.paths]
+            for path, tensors, claims in zip(self.paths, found, self.claims, strict=True):
+                if [tensor.claim for tensor in tensors] != claims:
+                    raise FormatError(f"{path} is not the file that this data set was made of; make it again")
+            self._tensors = found  # only now, as other threads may look
+        return self._tensors[shard][column]
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return unpickle, ("Shards", list(map(str, self.paths)), self.names, self.key_id, self.claims)
+
+
+def shards_of(paths: list[str], names: tuple[str, ...], key_id: str, claims: list[list[Claim]]) -> Shards:
+    """Make the files that a pickle holds. They are opened when they are first needed."""
+    shards = Shards.__new__(Shards)
+    shards.paths, shards.names, shards.key_id, shards.claims = [Path(path) for path in paths], names, key_id, claims
+    shards._tensors = None  # noqa: SLF001 - its own
+    return shards
+
+
+def _require_distinct(files: Sequence[SealedFile], file_ids: Sequence[str] | None) -> None:
+    """Refuse one file in the place of another: a copy of a file passes as that file only."""
+    if file_ids is not None:
+        expected = [file_ids] if isinstance(file_ids, str) else list(file_ids)
+        if len(expected) != len(files):
+            raise ValueError(f"file_ids= takes one id for each path: expected {len(files)}, got {len(expected)}")
+        for file, file_id in zip(files, expected, strict=True):
+            if file.file_id != file_id:
+                raise FormatError(
+                    f"{file.path} is not the file it should be: expected the file id {file_id}, got {file.file_id}; "
+                    "get it again from its owner"
+                )
+    first: dict[str | None, SealedFile] = {}
+    for file in files:
+        if file.file_id is not None and file.file_id in first:
+            raise FormatError(
+                f"{file.path} is the same sealed file as {first[file.file_id].path}, or a copy of it: both have the id "
+                f"{file.file_id}; a data set takes each file once"
+            )
+        first[file.file_id] = file
+
+
+def _tensors_of(file: SealedFile, names: Sequence[str]) -> list[SealedTensor]:
+    for name in names:
+        if name not in file:
+            raise ValueError(
+                f"{file.path} has no sealed tensor {name!r}; it has {', '.join(map(repr, file)) or 'none':.300}"
+            )
+    return [file[name] for name in names]

@@ -1,0 +1,1 @@
+"""Move tensors, sealed or plain, to a device and back."""

@@ -1,0 +1,504 @@
+"""The transfer loop: source, ring, device, verdict. And `Channel`, which has it in both directions."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from typing import Any, Self
+
+import numpy as np
+
+from fastrack._crypto import cobblestone
+from fastrack._crypto import engine as aead
+from fastrack._crypto.cobblestone import HEADER, STRIDE, MessageKey
+from fastrack._crypto.engine import Bytes
+from fastrack._crypto.keys import Key, KeyLike, KeyRing, KeySource
+from fastrack._crypto.session import Session
+from fastrack._devices import Slab, Slot, Work, canonical, open_device
+from fastrack._sealed.tensor import Claim, Part, SealedRows, SealedTensor, bad_chunk, new_file_id, write_header
+from fastrack._tensors import arrays
+from fastrack._tensors.arrays import Framework
+from fastrack._transfer.pending import Owner, Owners, add_notes
+from fastrack._transfer.sources import PlainSource, RowSource, SealedSource, Sizes, Source, slabs_of
+from fastrack._transfer.staging import Ring
+from fastrack._transfer.stats import Recorder, Stats, Transfer
+from fastrack._util.guard import Door
+from fastrack._util.public import public
+from fastrack._util.tree import map_leaves, place_of
+from fastrack.errors import AuthenticationError, ClosedError, DeviceError
+
+__all__ = ["Channel", "Stats"]
+
+_DEPTH = 6  # slabs of a ring: filled, on their way, or waiting for a GPU whose multiprocessors are all taken
+_Opened = tuple[Part | None, MessageKey]  # the part of a leaf that one message is, or None for all of it
+_FIRST, _TOGETHER = 2, 16  # slabs that are issued together: those a device begins with, and those after
+
+
+@public
+class Channel:
+    """A device, the keys it may use and a ring. May be shared by threads; close it, or use it in a ``with`` statement.
+
+    Parameters
+    ----------
+    device : str or torch.device, optional
+        "cpu", the default, or "cuda:N".
+    keys : Key, path or iterable of these, optional
+        Keys of sealed tensors. Absent, the environment variable ``FASTRACK_KEY_FILE`` names a key file, looked up when
+        the first sealed tensor comes. Plain tensors need no key.
+    threads : int, optional
+        How many of the host's threads may work on a transfer: by default as many as it has CPUs.
+    share : float, optional
+        On a GPU, the share of the room for thread blocks that transfers may take, above 0 and at most 1: by default
+        all. Without meaning on "cpu".
+
+    Raises
+    ------
+    DeviceError
+        If the device cannot be used.
+    ValueError
+        If there is no such number of threads, or no such share.
+
+    Notes
+    -----
+    After a fork the child has a session secret of its own; the ring is shared by nobody.
+    """
+
+    def __init__(
+        self,
+        device: object = None,
+        *,
+        keys: KeySource | None = None,
+        threads: int | None = None,
+        share: float | None = None,
+    ) -> None:
+        if threads is not None and threads < 1:
+            raise ValueError(f"threads= must be 1 or more, not {threads}")
+        if share is not None and not 0 < share <= 1:
+            raise ValueError(f"share= must be above 0 and at most 1, not {share}")
+        self._keys = None if keys is None else KeyRing.resolve(keys)
+        self._threads = threads or aead.default_threads()
+        self._engine = aead.engine(threads=threads)
+        self._device = open_device(canonical(device), threads, share)
+        self._session = Session()
+        self._sizes = Sizes(self._device.lead, self._device.slab)
+        size = cobblestone.raw_size(self._device.slab)
+        self._rings = [Ring(self._device, size, _DEPTH) for _ in range(self._device.lanes)]
+        if not self._device.in_place:
+            self._rings[0].reserve()  # before the first result takes what memory there is
+        self._owners = Owners()
+        self._stats = Recorder()
+        self._door = Door("this channel was closed; open another one")
+
+    @property
+    def device(self) -> str:
+        """The device's name."""
+        return self._device.name
+
+    @property
+    def stats(self) -> Stats:
+        """What went through this channel so far."""
+        return self._stats.total
+
+    def to_device(
+        self,
+        obj: Any,
+        *,
+        keys: KeySource | None = None,
+        framework: Framework | None = None,
+        out: Any = None,
+        non_blocking: bool = False,
+    ) -> Any:
+        """Move to the channel's device. Everything is as for `fastrack.to_device`; `keys` default to the channel's."""
+        with self._door:
+            return self._start(self._owners.mine(), obj, keys, framework, out, non_blocking=non_blocking)
+
+    def to_host(self, x: Any, *, key: KeyLike | None = None, name: str = "tensor") -> SealedTensor:
+        """Seal a tensor on the channel's device. Everything is as for `fastrack.to_host`."""
+        with self._door:
+            self._owners.mine().wait()
+            key = KeyRing.resolve(self._keys).first if key is None else Key.of(key)
+            dtype, shape = arrays.describe(x)
+            claim = Claim(name, dtype, shape, new_file_id())
+            salt, message_key = claim.new_key(key)
+            memory = self._device.view(x, writable=False)
+            with self._stats.transfer(len(memory), "to_host", name) as record:
+                message = arrays.empty_bytes(cobblestone.message_size(len(memory)))
+                write_header(message, salt, message_key)
+                self._send(message_key, memory, message[HEADER:], record)
+        message.flags.writeable = False
+        return SealedTensor(claim, message, key.id)
+
+    def synchronize(self) -> None:
+        """Wait for every transfer that this thread started on this channel. As for `fastrack.synchronize`."""
+        with self._door:
+            self._owners.mine().wait()
+
+    @contextmanager
+    def group(self) -> Iterator[Callable[..., Any]]:
+        """Judge the transfers of a ``with`` block by themselves, apart from those of their thread.
+
+        The block is given a `to_device` that does not wait, and that raises what is known to have failed in the block.
+        At the end of the block all of them are done, and the first failure is raised; or, if the block raised an error,
+        the failures are added to that as notes.
+        """
+        owner = self._owners.open_group()
+        try:
+            yield partial(self._start_in_group, owner)
+            with self._door:
+                owner.wait()
+        except BaseException as error:
+            with suppress(ClosedError), self._door:  # closing waits for them, too
+                owner.settle()
+            add_notes(error, owner.take())
+            raise
+        finally:
+            self._owners.close_group(owner)
+
+    def close(self) -> None:
+        """Wait for what is under way, wipe the session secret and the ring, and let go of the device.
+
+        Raises
+        ------
+        AuthenticationError, DeviceError
+            If a transfer that this thread started, and did not wait for, has failed. The channel is closed all the
+            same. Failures of other threads' transfers are reported as `ResourceWarning` and to the logger "fastrack".
+        """
+        if self._door.shut():
+            with ExitStack() as closing:  # each of them, whatever happens to another
+                closing.callback(self._device.close)
+                for ring in self._rings:
+                    closing.callback(ring.close)
+                closing.callback(self._session.wipe)
+                self._keys = None
+                self._owners.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Channel to {self.device}{'' if self._door.is_open else ', closed'}>"
+
+    def __reduce__(self) -> str:
+        raise TypeError("a channel stays in its process; open another one where it is needed")
+
+    # What one call moves.
+
+    def _start_in_group(self, owner: Owner, obj: Any, **options: Any) -> Any:
+        options = {"keys": None, "framework": None, "out": None, **options}
+        with self._door:
+            return self._start(owner, obj, **options, non_blocking=True)
+
+    def _start(
+        self,
+        owner: Owner,
+        obj: Any,
+        keys: KeySource | None,
+        framework: Framework | None,
+        out: Any,
+        *,
+        non_blocking: bool,
+    ) -> Any:
+        """Move everything in `obj`, unless something that its owner started before has failed."""
+        if non_blocking:
+            owner.check()
+        else:
+            owner.wait()
+        order = _Order(self._keys if keys is None else keys, framework, owner, non_blocking=non_blocking)
+        if out is None:
+            return map_leaves(_naming(obj, lambda leaf: self._move(leaf, order, None)), obj)
+        if framework is not None:
+            raise ValueError("give framework= or out=, not both: arrays to fill are of a framework already")
+        map_leaves(_naming(obj, self._require_fit), obj, out)
+        return map_leaves(_naming(obj, lambda leaf, place: self._move(leaf, order, place)), obj, out)
+
+    def _move(self, leaf: Any, order: _Order, out: Any) -> Any:
+        if not _is_tensor(leaf):
+            return leaf
+        if out is None and arrays.framework_of(leaf) == "torch":
+            leaf, formed = arrays.in_memory_order(leaf)
+            moved = self._move_one(leaf, order, None)
+            return moved if formed is None else formed(moved)
+        return self._move_one(leaf, order, out)
+
+    def _move_one(self, leaf: Any, order: _Order, out: Any) -> Any:
+        target = None if out is None else self._device.view(out, writable=True)
+        with ExitStack() as wiping:
+            opened = self._open_headers(leaf, order, target, wiping)
+            return self._move_opened(leaf, opened, order, out, target)
+
+    def _move_opened(self, leaf: Any, opened: list[_Opened], order: _Order, out: Any, target: Any) -> Any:
+        if target is None:  # memory of the claimed size, now that the claim is known to be true
+            dtype, shape = _describe(leaf)
+            framework = self._device.framework(order.framework, arrays.framework_of(leaf))
+            out, target = self._device.empty(dtype, shape, framework)
+        with self._stats.transfer(len(target), "to_device", _name_of(leaf)) as record:
+            messages = self._messages(leaf, opened, target)
+            started: list[tuple[Work, Source]] = []
+            try:
+                if isinstance(leaf, SealedRows) and leaf.has_gaps:
+                    self._device.clear(target)
+                for source, message_key in messages:
+                    # What is on one device's stream is done when the last of it is.
+                    wait = source is messages[-1][0] and not order.non_blocking
+                    started.append((self._receive(source, message_key, target, record, wait=wait), source))
+                self._judge(started, order)
+            except BaseException:
+                for work, _ in started:  # none may write to the target once it was cleared
+                    with suppress(DeviceError):
+                        work.verdict()
+                self._clear(target)
+                raise
+        return out
+
+    def _open_headers(self, leaf: Any, order: _Order, target: Any, wiping: ExitStack) -> list[_Opened]:
+        """Return what a leaf is made of, and the key of each message, before anything is allocated, planned or moved.
+
+        `target` is what the caller gave to be filled, or None. It is cleared if a header is refused.
+        """
+
+        def kept(key: MessageKey) -> MessageKey:
+            wiping.callback(key.wipe)
+            return key
+
+        if not isinstance(leaf, (SealedTensor, SealedRows)):
+            return [(None, kept(self._session.next_key()))]
+        try:
+            if isinstance(leaf, SealedTensor):
+                return [(None, kept(leaf.open_header(order.ring)))]
+            leaf.check_claims(order.ring)
+            return [(part, kept(part.tensor.open_header(order.ring))) for part in leaf.parts()]
+        except AuthenticationError:
+            if target is not None:
+                self._clear(target)
+            raise
+
+    def _messages(self, leaf: Any, opened: list[_Opened], target: Any) -> list[tuple[Source, MessageKey]]:
+        """Plan how each message fills its part of `target`."""
+        messages: list[tuple[Source, MessageKey]] = []
+        for part, key in opened:
+            source: Source
+            if part is not None:
+                source = RowSource(part)
+            elif isinstance(leaf, SealedTensor):
+                source = SealedSource(leaf)
+            else:
+                source = PlainSource(arrays.bytes_of(leaf), key, self._engine)
+            _require_apart(target, source.memory)
+            messages.append((source, key))
+        return messages
+
+    def _judge(self, started: list[tuple[Work, Source]], order: _Order) -> None:
+        """Wait for work, or leave all of it for later if the caller does not wait, however quick the device was."""
+        for work, source in started:
+            if order.non_blocking and not self._device.in_place:
+                order.owner.add(work, source.name, source.path)
+            else:
+                _require_good(work, source)
+
+    def _clear(self, target: Any) -> None:
+        """Leave zeros after an error, which is the one to tell even if the device now has another."""
+        with suppress(DeviceError):
+            self._device.clear(target)
+
+    def _require_fit(self, leaf: Any, out: Any) -> None:
+        """Find out whether `out` can take `leaf`, before anything is moved."""
+        if not _is_tensor(leaf):
+            return
+        wanted, found = _describe(leaf), arrays.describe(out)
+        if found != wanted:
+            raise ValueError(
+                f"out= must have the dtype and shape of what it receives: {wanted[0]} {list(wanted[1])}, "
+                f"not {found[0]} {list(found[1])}"
+            )
+        self._device.view(out, writable=True)
+
+    # The two directions.
+
+    def _receive(self, source: Source, key: MessageKey, target: Any, record: Transfer, *, wait: bool) -> Work:
+        """Open a message into `target`; without `wait` perhaps it is not done yet."""
+        staged = not (source.in_place and self._device.in_place)
+        stage = "open" if self._device.in_place else "submit"
+
+        def step(work: Work, slab: Slab, slot: Slot | None) -> None:
+            if slot is not None and not source.in_place:
+                with record.stage("fill", slab, "source"):
+                    filled = source.fill(slab, slot.memory)
+            else:
+                filled = source.fill(slab, None)
+            with record.stage("open", slab, stage):
+                work.open(slab, filled, slot)
+
+        together = _TOGETHER if source.in_place else 1
+        try:
+            slabs = source.slabs(self._sizes if staged else None)
+            return self._run(key, target, slabs, step, record, staged=staged, together=together, keep=False, wait=wait)
+        finally:
+            source.finish()
+
+    def _send(self, key: MessageKey, memory: Any, message: Bytes, record: Transfer) -> None:
+        """Seal what is in `memory` into `message`, which has no header."""
+        staged = not self._device.in_place
+        stage = "seal" if self._device.in_place else "submit"
+
+        def step(work: Work, slab: Slab, slot: Slot | None) -> None:
+            with record.stage("seal", slab, stage):
+                work.seal(slab, message[STRIDE * slab.first :][: slab.sealed], slot)
+
+        slabs = slabs_of(len(memory), self._sizes if staged else None)
+        self._run(key, memory, slabs, step, record, staged=staged, together=_TOGETHER, keep=True, wait=True).verdict()
+
+    # The loop.
+
+    def _run(
+        self,
+        key: MessageKey,
+        memory: Any,
+        slabs: Iterator[Slab],
+        step: Callable[[Work, Slab, Slot | None], None],
+        record: Transfer,
+        *,
+        staged: bool,
+        together: int,
+        keep: bool,
+        wait: bool,
+    ) -> Work:
+        """Hand a message to the device, slab by slab, and end it.
+
+        Slabs are issued `together`, but for the first ones, so that the device begins early. Their slots go back to the
+        ring then, for other transfers too, unless they `keep` what was sealed until they are used again or the end. A
+        slab that is issued alone is filled here, so its slot must be free.
+        """
+        try:
+            work = self._device.begin(key, memory, record.note)
+        finally:
+            key.wipe()
+        ring = self._rings[work.lane]
+        held: deque[Slot] = deque()
+        waiting, limit = 0, min(_FIRST, together)
+        try:
+            with _Ending(work, wait=wait):
+                for slab in slabs:
+                    slot = self._deal(ring, held, slab, record, free=together == 1) if staged else None
+                    step(work, slab, slot)
+                    waiting += 1
+                    if staged and waiting == limit:
+                        work.issue()
+                        waiting, limit = 0, together
+                        while held and not keep:
+                            ring.put(held.popleft())
+        except BaseException:
+            with suppress(Exception):  # the first error is the one to tell
+                work.verdict()
+            raise
+        finally:
+            for slot in held:
+                ring.put(slot)
+        return work
+
+    def _deal(self, ring: Ring, held: deque[Slot], slab: Slab, record: Transfer, *, free: bool) -> Slot:
+        """Take another slot of the ring, or the one that was used longest ago of those that are held."""
+        with record.waiting(slab):
+            slot = None
+            if not (held and held[0].ready()) and len(held) < _DEPTH:
+                slot = self._take(ring, patient=not held)
+            if slot is None:
+                slot = held.popleft()
+            held.append(slot)
+            if free:
+                slot.wait()
+            return slot
+
+    def _take(self, ring: Ring, *, patient: bool) -> Slot | None:
+        """Take a slot of a ring, or one that another ring does not need if there is no memory for the first."""
+        try:
+            return ring.take(patient=patient)
+        except DeviceError:
+            for other in self._rings:
+                slot = other.lend()
+                if slot is not None:
+                    ring.adopt(slot)
+                    return slot
+            raise
+
+
+class _Order:
+    """What was asked of one call. The key ring is made when the first sealed tensor asks for it."""
+
+    def __init__(
+        self, keys: KeySource | None, framework: Framework | None, owner: Owner, *, non_blocking: bool
+    ) -> None:
+        self._keys = keys
+        self._ring: KeyRing | None = None
+        self.framework = framework
+        self.owner = owner
+        self.non_blocking = non_blocking
+
+    @property
+    def ring(self) -> KeyRing:
+        # No `cached_property`: in Python 3.11 it has one lock for all threads, which a fork may find taken.
+        if self._ring is None:
+            self._ring = KeyRing.resolve(self._keys)
+        return self._ring
+
+
+def _naming(nest: Any, change: Callable[..., Any]) -> Callable[..., Any]:
+    """Let an error of `change` about a leaf say where in the nest that stands."""
+
+    def named(leaf: Any, *others: Any) -> Any:
+        try:
+            return change(leaf, *others)
+        except (TypeError, ValueError) as error:
+            place = place_of(leaf, nest)
+            if place is not None and len(error.args) == 1:
+                error.args = (f"leaf {place}: {error}",)
+            raise
+
+    return named
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, (SealedTensor, SealedRows)) or arrays.holds_numbers(leaf)
+
+
+def _describe(leaf: Any) -> tuple[str, tuple[int, ...]]:
+    return (leaf.dtype, leaf.shape) if isinstance(leaf, (SealedTensor, SealedRows)) else arrays.describe(leaf)
+
+
+def _name_of(leaf: Any) -> str | None:
+    if isinstance(leaf, SealedTensor):
+        return leaf.name
+    return None
+
+
+def _require_apart(target: Any, source: Bytes) -> None:
+    if isinstance(target, np.ndarray) and np.may_share_memory(target, source):
+        raise ValueError("out= lies in the same memory as what it receives; give it memory of its own")
+
+
+def _require_good(work: Work, source: Source) -> None:
+    bad = work.verdict()
+    if bad is not None:
+        raise bad_chunk(source.name, bad, path=source.path)
+
+
+class _Ending:
+    """Ends work, whatever happens. An error from before that is the one to tell."""
+
+    def __init__(self, work: Work, *, wait: bool) -> None:
+        self._work = work
+        self._wait = wait
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self._work.end(wait=self._wait)
+            return
+        with suppress(Exception):
+            self._work.end()

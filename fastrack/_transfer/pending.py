@@ -1,0 +1,252 @@
+"""Owners of operations, to which the failures of those that were not waited for are raised."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastrack._devices import Work
+from fastrack._sealed.tensor import bad_chunk
+from fastrack._util.fork import renew_after_fork
+from fastrack.errors import FastrackError
+
+__all__ = ["Owner", "Owners", "add_notes"]
+
+_OUTCOME = "its place in the array that was returned holds zeros"
+_PATIENCE = 5  # seconds that the end of the process waits for operations that are under way
+_ADVICE = "Call synchronize() in the thread that starts transfers before it ends, or leave non_blocking=True away"
+
+_log = logging.getLogger("fastrack")
+
+
+class Owners:
+    """Keep the owners of one channel's operations: each thread, and each group. May be shared by threads.
+
+    A failure is raised to its owner, once, and to no other. One that cannot be raised any more, as the owner's thread
+    ended, another thread closed the channel, or the channel or the process ended, is reported as a `ResourceWarning`
+    and to the logger "fastrack". A forked child starts without any: the operations go on in its parent.
+    """
+
+    def __init__(self) -> None:
+        self._owners: list[Owner] = []
+        self.renew()
+        renew_after_fork(self)
+        weakref.finalize(self, _give_up, self._owners).atexit = False
+        _all_owners.add(self)
+
+    def renew(self) -> None:
+        """Forget everything."""
+        self._owners.clear()
+        self._sweeping = threading.Lock()
+        self._local = threading.local()
+
+    def mine(self) -> Owner:
+        """Return the owner of what the calling thread starts outside of groups."""
+        self._sweep()
+        caller: _Caller | None = getattr(self._local, "caller", None)
+        if caller is None:
+            caller = self._local.caller = _Caller()
+            caller.owner = Owner(f"thread {threading.current_thread().name!r}", weakref.ref(caller))
+            self._owners.append(caller.owner)
+        return caller.owner
+
+    def open_group(self) -> Owner:
+        """Return a new owner, which is kept until `close_group`."""
+        owner = Owner("a group of transfers", lambda: True)
+        self._owners.append(owner)
+        return owner
+
+    def close_group(self, owner: Owner) -> None:
+        """Let go of an owner whose failures were taken."""
+        if owner in self._owners:  # closing the channel lets go of all of them
+            self._owners.remove(owner)
+
+    def close(self) -> None:
+        """Wait for all operations, report the failures of other owners, and raise those of the calling thread."""
+        mine, others = self.mine(), self._owners.copy()
+        for owner in others:
+            owner.settle()
+        others.remove(mine)
+        for owner in others:
+            owner.report()
+        self._owners.clear()
+        _raise(mine.take())
+
+    def give_up(self, patience: float) -> None:
+        """Report the failures of all owners, after waiting some seconds for their operations."""
+        _give_up(self._owners, patience)
+
+    def _sweep(self) -> None:
+        """Let go of owners that can be raised nothing any more, when the last of their operations is done."""
+        if not self._sweeping.acquire(blocking=False):  # another thread does it
+            return
+        try:
+            for owner in [owner for owner in self._owners if owner.is_gone]:
+                is_idle = owner.poll()
+                owner.report()
+                if is_idle:
+                    self._owners.remove(owner)
+        finally:
+            self._sweeping.release()
+
+
+class Owner:
+    """Collect the operations that one caller started, and their failures.
+
+    Few are kept: operations that are done are dropped by the next call of their owner, which raises what failed of
+    them, and those that are not hold the channel's staging buffers.
+
+    Parameters
+    ----------
+    name : str
+        What reports call it.
+    caller : callable
+        Returns None once the caller is gone.
+    """
+
+    def __init__(self, name: str, caller: Callable[[], object]) -> None:
+        self._name = name
+        self._caller = caller
+        self._lock = threading.RLock()  # the end of the process looks at what a daemon thread goes on using
+        self._started: list[_Started] = []
+        self._failures: list[FastrackError] = []
+
+    @property
+    def is_gone(self) -> bool:
+        return self._caller() is None
+
+    def add(self, work: Work, name: str | None, path: Path | None = None) -> None:
+        """Add an operation that opens the tensor of that name, taken from that file."""
+        self._started.append(_Started(work, name, path))
+
+    def poll(self) -> bool:
+        """Judge the operations that are done, without waiting, and return whether none is left."""
+        if self._lock.acquire(blocking=False):
+            try:
+                for one in [one for one in self._started if one.work.done()]:
+                    self._judge(one)
+            finally:
+                self._lock.release()
+        return not self._started
+
+    def settle(self) -> None:
+        """Wait for all operations, and judge them."""
+        with self._lock:
+            for one in self._started.copy():
+                self._judge(one)
+
+    def take(self) -> list[FastrackError]:
+        """Return the failures that are known. They are forgotten here."""
+        with self._lock:
+            failures, self._failures = self._failures, []
+        return failures
+
+    def check(self) -> None:
+        """Raise the failures that are known without waiting."""
+        self.poll()
+        _raise(self.take())
+
+    def wait(self) -> None:
+        """Wait for all operations, and raise their failures."""
+        self.settle()
+        _raise(self.take())
+
+    def report(self) -> None:
+        """Report the failures that are known, as nothing can raise them."""
+        for failure in self.take():
+            _report(f"a transfer of {self._name} failed, and no call was left to raise it: {failure}. {_ADVICE}")
+
+    def give_up(self) -> None:
+        """Report the failures that are known, and the operations that are not done."""
+        self.report()
+        left, self._started = self._started, []
+        for one in left:
+            what = f"a transfer of {self._name} may fail"
+            place = "" if one.path is None else f"{one.path}: "
+            _report(
+                f"{what}, and no call was left to raise it: {place}tensor {one.name!r:.200} is on its way. {_ADVICE}"
+            )
+
+    def _judge(self, one: _Started) -> None:
+        failure = _failure_of(one)
+        if one in self._started:  # or a signal handler judged it meanwhile
+            if failure is not None:
+                self._failures.append(failure)
+            self._started.remove(one)  # last: an interrupt must lose nothing
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Started:
+    work: Work
+    name: str | None
+    path: Path | None
+
+
+class _Caller:
+    """Live as long as a thread, whose `threading.local` has the only reference."""
+
+    owner: Owner
+
+
+def _raise(failures: list[FastrackError]) -> None:
+    """Raise the first failure, with a note for each of the others, if there are any."""
+    if failures:
+        first, *others = failures
+        add_notes(first, others)
+        raise first
+
+
+def add_notes(error: BaseException, failures: list[FastrackError]) -> None:
+    """Add a note to an error for each failure that is raised with it."""
+    for failure in failures:
+        error.add_note(f"Another transfer failed as well: {failure}")
+
+
+def _failure_of(one: _Started) -> FastrackError | None:
+    try:
+        bad = one.work.verdict()
+    except FastrackError as error:
+        return error.with_traceback(None)  # whose frames would keep the work
+    return None if bad is None else bad_chunk(one.name, bad, _OUTCOME, path=one.path)
+
+
+# What nothing can raise any more.
+
+
+def _give_up(owners: list[Owner], patience: float = 0) -> None:
+    deadline = time.monotonic() + patience
+    for owner in owners:
+        while not owner.poll() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        owner.give_up()
+
+
+def _report(message: str) -> None:
+    _log.warning(message)
+    _Unraised(message)
+
+
+class _Unraised:
+    """Warn when deleted, which is at once: a warning that a filter turns into an error then reaches no caller."""
+
+    def __init__(self, message: str) -> None:
+        self._message = message
+
+    def __del__(self) -> None:
+        warnings.warn(self._message, ResourceWarning, stacklevel=2)
+
+
+_all_owners: weakref.WeakSet[Owners] = weakref.WeakSet()
+
+
+@atexit.register
+def _give_up_at_exit() -> None:
+    for owners in list(_all_owners):
+        owners.give_up(_PATIENCE)

@@ -1,0 +1,188 @@
+"""What fills a slab: a sealed tensor's own bytes, rows of one, or a plain tensor that is sealed on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from fastrack._crypto import cobblestone
+from fastrack._crypto import engine as aead
+from fastrack._crypto.cobblestone import CHUNK, STRIDE, MessageKey
+from fastrack._crypto.engine import Bytes, Pieces
+from fastrack._devices import Slab
+from fastrack._sealed.tensor import Part, SealedTensor
+
+__all__ = ["PlainSource", "RowSource", "SealedSource", "Sizes", "Source", "gathers_of", "slabs_of"]
+
+# Bytes that a plan takes in a slot, which holds it twice: sealed as it arrives, and opened. A tag is added for each
+# 16384 bytes of it, so a byte for each chunk and each piece is enough.
+_PIECE = 2 * 3 * 8 + 1
+_CHUNK = 2 * 2 * 8 + 1
+_MARGIN = 2 * 8 + 16 + 2 * 16  # the last start, one more tag, and where both begin
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How large staged slabs are, in bytes of plaintext and multiples of 16384.
+
+    lead : the first one at most; each that follows is half as large again, up to the limit
+    limit : the largest, two chunks or more
+    """
+
+    lead: int
+    limit: int
+
+    def __iter__(self) -> Iterator[int]:
+        size = self.lead
+        while True:
+            yield size
+            size = min(size + max(CHUNK, size // 2 // CHUNK * CHUNK), self.limit)
+
+
+class Source(Protocol):
+    """A message on its way to a device.
+
+    Attributes
+    ----------
+    name : str or None
+        What the tensor is called, for errors.
+    path : pathlib.Path or None
+        The file that it was taken from, for errors.
+    in_place : bool
+        Whether its ciphertext lies in host memory already.
+    memory : numpy.ndarray
+        What it reads.
+    """
+
+    name: str | None
+    path: Path | None
+    in_place: bool
+    memory: Bytes
+
+    def slabs(self, sizes: Sizes | None) -> Iterator[Slab]:
+        """The slabs of the message: of these sizes if they are to be staged, one for all of it if None."""
+
+    def fill(self, slab: Slab, place: Bytes | None) -> Bytes:
+        """The slab's ciphertext: where it lies, which for a gather is the whole message, or put into `place`."""
+
+    def finish(self) -> None:
+        """Wipe what is secret."""
+
+
+class SealedSource:
+    """A sealed tensor: its chunks go as they are."""
+
+    in_place = True
+
+    def __init__(self, sealed: SealedTensor) -> None:
+        self.name: str | None = sealed.name
+        self.path = sealed.path
+        self.memory = sealed.chunks
+        self._nbytes = sealed.nbytes
+
+    def slabs(self, sizes: Sizes | None) -> Iterator[Slab]:
+        return slabs_of(self._nbytes, sizes)
+
+    def fill(self, slab: Slab, place: Bytes | None) -> Bytes:
+        start = slab.first * STRIDE
+        return self.memory[start : start + slab.sealed]
+
+    def finish(self) -> None:
+        """Nothing is secret."""
+
+
+class RowSource:
+    """Rows of a sealed tensor: the chunks that hold them."""
+
+    in_place = True
+
+    def __init__(self, part: Part) -> None:
+        self.name: str | None = part.tensor.name
+        self.path = part.tensor.path
+        self.memory = part.tensor.chunks
+        self._pieces = part.plan.pieces()
+        self._nbytes = part.tensor.nbytes
+
+    def slabs(self, sizes: Sizes | None) -> Iterator[Slab]:
+        if sizes is None:
+            return iter([Slab(0, 0, self._nbytes, self.memory.size, self._pieces)])
+        return gathers_of(self._pieces, self._nbytes, sizes)
+
+    def fill(self, slab: Slab, place: Bytes | None) -> Bytes:
+        return self.memory
+
+    def finish(self) -> None:
+        """Nothing is secret."""
+
+
+class PlainSource:
+    """A plain tensor in host memory, sealed chunk by chunk under a key that only this transfer has."""
+
+    in_place = False
+
+    def __init__(self, plain: Bytes, key: MessageKey, engine: aead.Engine) -> None:
+        self.name: str | None = None
+        self.path: Path | None = None
+        self.memory = plain
+        self._engine = engine
+        self._schedule = engine.prepare(key)
+
+    def slabs(self, sizes: Sizes | None) -> Iterator[Slab]:
+        return slabs_of(self.memory.size, sizes)
+
+    def fill(self, slab: Slab, place: Bytes | None) -> Bytes:
+        assert place is not None
+        staged = place[: slab.sealed]
+        self._engine.seal_run(self._schedule, self.memory[slab.start : slab.stop], staged, slab.first)
+        return staged
+
+    def finish(self) -> None:
+        self._schedule.wipe()
+
+
+def slabs_of(nbytes: int, sizes: Sizes | None) -> Iterator[Slab]:
+    """Cut a message of `nbytes` of plaintext into slabs of these sizes, or into one."""
+    start = 0
+    for size in sizes or [nbytes]:
+        stop = min(start + size, nbytes)
+        # A last chunk that is empty goes with the slab before it.
+        yield Slab(start // CHUNK, start, stop, cobblestone.run_size(start // CHUNK, stop - start, nbytes))
+        if stop == nbytes:
+            return
+        start = stop
+
+
+def gathers_of(pieces: Pieces, nbytes: int, sizes: Sizes) -> Iterator[Slab]:
+    """Cut the gather out of a message of `nbytes` of plaintext into slabs whose chunks and plan fit into a slot.
+
+    The device puts the plan behind the chunks, sealed and then opened. What a slab takes there is thus its chunks, to a
+    multiple of 16 bytes, and twice three words for each piece, one for each chunk's number, and one for each chunk's
+    start and for the end. A chunk with too many pieces for one slab is in several.
+    """
+    chunks, starts, table = pieces.chunks, pieces.starts, pieces.table
+    sealed = np.minimum(cobblestone.raw_size(nbytes) - chunks * STRIDE, STRIDE)
+    fixed = sealed + -sealed % 16 + _CHUNK
+    before = np.concatenate([[0], np.cumsum(fixed + _PIECE * np.diff(starts))])  # taken by the chunks before each
+    chunk = piece = 0
+    for size in sizes:
+        if chunk == chunks.size:
+            return
+        room = cobblestone.raw_size(max(size, 2 * CHUNK)) - _MARGIN
+        done = before[chunk] + _PIECE * (piece - starts[chunk])
+        after = int(np.searchsorted(before, done + room, side="right")) - 1
+        if after > chunk:
+            end = int(starts[after])
+        else:
+            after, end = chunk + 1, piece + (room - int(fixed[chunk])) // _PIECE
+        yield Slab(
+            0,
+            0,
+            nbytes,
+            int(sealed[chunk:after].sum()),
+            Pieces(chunks[chunk:after], np.clip(starts[chunk : after + 1], piece, end) - piece, table[piece:end]),
+        )
+        chunk, piece = after if end == starts[after] else chunk, end

@@ -1,0 +1,1 @@
+"""Hold what knows neither tensors nor cryptography: files, forks, guards, trees, traces."""

@@ -1,0 +1,14 @@
+"""Numbers with their units, as people read them."""
+
+from __future__ import annotations
+
+__all__ = ["size_of"]
+
+
+def size_of(count: float) -> str:
+    """Format a number of bytes for people, in powers of 1024."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.1f}".removesuffix(".0") + f" {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"

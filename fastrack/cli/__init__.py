@@ -1,5 +1,0 @@
-"""The command line, one file a command. Heavy packages are imported by the commands that need them."""
-
-from fastrack.cli.app import main
-
-__all__ = ["main"]
