@@ -30,7 +30,7 @@ test-lowest:  ## run the quick tests on the lowest versions that pyproject.toml 
 	$(LOWEST)/bin/python -m pytest $(PARALLEL) -m "not slow" -W default::DeprecationWarning \
 		--ignore tests/kernels
 
-ENGINE_TESTS := aead $(addprefix test_,channel.py checkpoints.py cobblestone.py data.py files.py models.py rows.py sealed.py writer.py)
+ENGINE_TESTS := crypto sealed transfer/test_channel.py $(addprefix training/test_,checkpoint.py dataset.py model.py)
 
 test-openssl: $(STAMP)  ## run the tests that need an engine with OpenSSL in place of the compiled one; some minutes
 	FASTRACK_ENGINE=openssl $(BIN)/python -m pytest $(PARALLEL) -m "not slow" $(addprefix tests/,$(ENGINE_TESTS))
@@ -44,6 +44,7 @@ check: $(STAMP)  ## lint, formatting, types, documentation
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 	$(MAKE) --no-print-directory docs
 
 bench: $(STAMP)  ## measure; the machine should be idle
@@ -93,7 +94,7 @@ SOAK_SECONDS ?= 600
 FUZZ_STAMP := .venv/.fuzz
 
 fuzz: $(FUZZ_STAMP)  ## feed altered files, keys and messages to what reads them; FUZZ_SECONDS=600 FUZZ_SCHEDULES=10000
-	FASTRACK_SCHEDULES=$(FUZZ_SCHEDULES) $(BIN)/python -m pytest -q tests/test_owners.py -k raised_to_its_owner
+	FASTRACK_SCHEDULES=$(FUZZ_SCHEDULES) $(BIN)/python -m pytest -q tests/transfer/test_owners.py -k raised_to_its_owner
 	PYTHONPATH=tests $(BIN)/python -m fuzz --seconds $(FUZZ_SECONDS) --folder .fuzz --json .fuzz/fuzz.json
 
 soak: $(STAMP)  ## move everything on many threads while things go wrong on purpose; SOAK_SECONDS=600

@@ -8,10 +8,8 @@ when it has overwritten the stack that the work used.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +19,7 @@ from numba.extending import intrinsic
 
 from fastrack._crypto import gcm_ir as gcm
 from fastrack._crypto import llvm as emit
+from fastrack._crypto import workers
 from fastrack._crypto.cobblestone import CHUNK, STRIDE
 
 # A board, in 64-bit words that lie on cache lines of their own.
@@ -55,7 +54,7 @@ def build(width: int, native: int) -> Kernels:
     Nothing is compiled before the first call, and what was compiled is kept on disk. numba looks only at this file and
     at what a kernel closes over to see whether that copy is still good, hence the digest in `form`.
     """
-    form = f"{width}/{native}/{_source_digest()}"
+    form = f"{width}/{native}/{workers.source_digest()}"
 
     @_compiled_for(nogil=False)  # so short that to give the lock away would cost more, where others want it
     def prepare(bits: int, schedule: int, material: int) -> None:
@@ -178,12 +177,6 @@ def settle(board: int, grain: int, count: int) -> None:
 def _await(board: int, done: int) -> None:
     while _fetch_add(board + _DONE, 0) < done:
         _yield()
-
-
-def _source_digest() -> str:
-    folder = Path(__file__).parent
-    text = b"".join((folder / name).read_bytes() for name in ("emit.py", "gcm.py", "kernels.py"))
-    return hashlib.sha256(text).hexdigest()[:16]
 
 
 # The functions of `gcm` as intrinsics. `form`, `name` and `bits` are literals that choose the code.

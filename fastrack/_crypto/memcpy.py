@@ -6,8 +6,6 @@ Importing this imports numba, which takes a third of a second.
 
 from __future__ import annotations
 
-import hashlib
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -132,12 +130,4 @@ def _build_gather(form: str) -> Any:
     return _compiled(copy_chunks)
 
 
-def _source_digest() -> str:
-    folder = Path(crew.__file__).parent
-    text = b"".join((folder / name).read_bytes() for name in ("emit.py", "gcm.py", "kernels.py"))
-    return hashlib.sha256(text).hexdigest()[:16]
-
-
-# To see whether a kernel that was kept on disk is still good, numba looks only at this file and at what the kernel
-# closes over: hence a digest of the other files that it is made of.
-_copy_run, _copy_chunks = _build_run(_source_digest()), _build_gather(_source_digest())
+_copy_run, _copy_chunks = _build_run(crew.source_digest()), _build_gather(crew.source_digest())

@@ -7,6 +7,7 @@ helper that came too late to find work.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
 import sys
 import threading
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 from fastrack._crypto.cobblestone import CHUNK
@@ -127,3 +129,13 @@ def _forget_threads() -> None:
 
 
 after_fork(_forget_threads)
+
+
+def source_digest(*more: Path) -> str:
+    """Return a digest of the files that compiled functions are made of.
+
+    To see whether a function kept on disk is still good, numba looks only at its own file and at what it closes over.
+    So compiled functions close over this digest of the others: those of the engine, and `more`.
+    """
+    paths = [Path(__file__).with_name(name) for name in ("llvm.py", "gcm_ir.py", "jit.py")]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in (*paths, *more))).hexdigest()[:16]

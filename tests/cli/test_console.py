@@ -6,7 +6,8 @@ import io
 import pytest
 
 from fastrack._cli import console
-from fastrack._cli.console import clean, counted, pace, progress_bar, size_of
+from fastrack._cli.console import clean, counted, pace, progress_bar
+from fastrack._util.units import size_of
 
 
 @pytest.mark.parametrize(

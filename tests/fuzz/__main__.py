@@ -26,7 +26,7 @@ def main():
     if find_spec("atheris") is None:
         sys.stderr.write(
             f"atheris has no wheel for Python {sys.version_info[0]}.{sys.version_info[1]} here, or is not installed: "
-            "`make fuzz` installs it. Without it, pytest tests/test_fuzz_targets.py tries the same targets\n"
+            "`make fuzz` installs it. Without it, pytest tests/project/test_fuzz_targets.py tries the same targets\n"
         )
         return NOT_INSTALLED
     options = _options()

@@ -22,8 +22,9 @@ from numba.extending import intrinsic
 from fastrack._crypto.cobblestone import CHUNK, NONCE, MessageKey
 from fastrack._crypto.engine import Bytes
 from fastrack._crypto.gcm_ir import _encrypt_block, _expand_128, _expand_256, fill_zero, keep_apart
-from fastrack._crypto.jit import _compiled_for, _source_digest, _wipe_stack
+from fastrack._crypto.jit import _compiled_for, _wipe_stack
 from fastrack._crypto.llvm import I32, I64, Emitter, compile_for
+from fastrack._crypto.workers import source_digest
 from fastrack._devices.cuda.portable_key_state import (
     LAST_POWER,
     LENGTH_PLACE,
@@ -88,7 +89,7 @@ def has_instructions() -> bool:
 def write_by_instructions() -> Writer:
     """Compile the implementation for x86 CPUs with these instructions."""
     # numba looks only at this file and at what a function closes over to see whether the copy on disk is still good.
-    digest = f"{_source_digest()}/{(STATE_SIZE, NONCE_PLACE, LENGTH_PLACE, POWERS_PLACE, LAST_POWER, CHUNK, NONCE)}"
+    digest = f"{source_digest()}/{(STATE_SIZE, NONCE_PLACE, LENGTH_PLACE, POWERS_PLACE, LAST_POWER, CHUNK, NONCE)}"
 
     @_compiled
     def write(material: Bytes, target: Bytes) -> None:

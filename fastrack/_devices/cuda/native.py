@@ -7,7 +7,6 @@ busy interpreter is asked for its lock once a list. Importing this imports numba
 from __future__ import annotations
 
 import ctypes
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -284,11 +283,5 @@ def _build(form: str) -> tuple[Any, Any, Any]:
     return compiled(free), _compiled_for(nogil=False)(held), compiled(assist)
 
 
-def _source_digest() -> str:
-    engine, here = Path(crew.__file__).parent, Path(__file__).parent
-    paths = (engine / "emit.py", engine / "gcm.py", engine / "kernels.py", here / "intrinsics.py", here / "commands.py")
-    text = b"".join(path.read_bytes() for path in paths)
-    return f"{hashlib.sha256(text).hexdigest()[:16]}/{STRIDE}"
-
-
-_run, _run_held, _assist = _build(_source_digest())
+_SOURCES = [Path(__file__).with_name(name) for name in ("intrinsics.py", "commands.py")]
+_run, _run_held, _assist = _build(f"{crew.source_digest(*_SOURCES)}/{STRIDE}")

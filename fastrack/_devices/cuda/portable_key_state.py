@@ -13,7 +13,8 @@ import numpy as np
 
 from fastrack._crypto.cobblestone import CHUNK, NONCE
 from fastrack._crypto.engine import Bytes
-from fastrack._crypto.jit import _compiled_for, _keep_apart, _source_digest, _wipe_stack
+from fastrack._crypto.jit import _compiled_for, _keep_apart, _wipe_stack
+from fastrack._crypto.workers import source_digest
 
 __all__ = ["LAST_POWER", "LENGTH_PLACE", "NONCE_PLACE", "POWERS_PLACE", "STATE_SIZE", "write_portably"]
 
@@ -75,7 +76,7 @@ def _build(digest: str) -> Callable[[Bytes, Bytes], None]:
 
 # To see whether compiled code that was kept on disk is still good, numba looks only at this file and at what the
 # function closes over: hence a digest of the other files that it is made of.
-write_portably = _build(_source_digest())
+write_portably = _build(source_digest())
 
 
 @_compiled

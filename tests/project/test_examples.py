@@ -11,7 +11,7 @@ import pytest
 
 import fastrack
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 pytestmark = [
     pytest.mark.slow,

@@ -14,7 +14,7 @@ import fastrack
 from fastrack._crypto import cobblestone
 from fastrack._sealed.tensor import Claim
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
 pytestmark = pytest.mark.skipif(not (DOCS / "index.md").exists(), reason="the tests run without the documentation")

@@ -11,7 +11,7 @@ import pytest
 
 import fastrack
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.skipif(
     not (ROOT / "pyproject.toml").exists(), reason="the tests run outside a checkout, where nothing can be built"

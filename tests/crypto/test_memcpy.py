@@ -148,16 +148,17 @@ def test_a_forked_child_packs():
 def test_a_kernel_on_disk_is_known_by_all_that_it_is_made_of(build):
     code = [build(form).py_func for form in ("one", "other")]
     assert [[cell.cell_contents for cell in function.__closure__] for function in code] == [["one"], ["other"]]
-    assert re.fullmatch("[0-9a-f]{16}", packing._source_digest())
+    assert re.fullmatch("[0-9a-f]{16}", packing.crew.source_digest())
 
 
-def test_the_digest_covers_the_file_that_holds_the_pieces(monkeypatch, tmp_path):
-    for name in ("emit.py", "gcm.py", "kernels.py"):
-        (tmp_path / name).write_text(name)
-    monkeypatch.setattr(packing.crew, "__file__", str(tmp_path / "crew.py"))
-    before = packing._source_digest()
-    for name in ("emit.py", "gcm.py", "kernels.py"):
-        (tmp_path / name).write_text(f"{name}, altered")
-        after = packing._source_digest()
+def test_the_digest_covers_the_files_of_what_is_compiled(monkeypatch, tmp_path):
+    paths = [tmp_path / name for name in ("llvm.py", "gcm_ir.py", "jit.py", "more.py")]
+    for path in paths:
+        path.write_text(path.name)
+    monkeypatch.setattr(packing.crew, "__file__", str(tmp_path / "workers.py"))
+    before = packing.crew.source_digest(paths[3])
+    for path in paths:
+        path.write_text("altered")
+        after = packing.crew.source_digest(paths[3])
         assert after != before
         before = after

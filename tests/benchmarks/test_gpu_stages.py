@@ -26,7 +26,7 @@ from fastrack._devices.cuda.nvrtc import find_kernels
 from fastrack._tensors import arrays
 from fastrack.errors import DeviceError
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 STAND_IN = (sys.executable, str(ROOT / "tests/helpers/stand_in_process.py"))
 NAME = "*-gpu-{}-stand-in-gpu-host-memory-*cores.json"
 MACHINE = {"gpu": {"name": "NVIDIA H100 80GB HBM3"}, "cpu": {"threads": 16}}

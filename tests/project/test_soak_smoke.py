@@ -19,7 +19,7 @@ pytest.importorskip("torch")
 from soak import gauges, gpu
 from soak.worker import KEYS, Violation, Worker, without_folders
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 
 
 def test_a_few_seconds_lose_nothing(tmp_path):

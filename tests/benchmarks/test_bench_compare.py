@@ -20,7 +20,7 @@ from bench.compare.pairs import run_pair
 from bench.compare.report import Report
 from bench.compare.verdicts import CONFIRMED, Row, Verdict, interval, judge, one_sided
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 QUICK = Plan(pairs=2, most_pairs=6, rounds=5, seconds=20, patience=20)
 
 
