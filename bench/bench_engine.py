@@ -31,7 +31,7 @@ def size(request):
 @pytest.fixture(params=[128, 256])
 def prepared(request, engine, size, plain, benchmark):
     schedule = engine.prepare(MessageKey.raw(os.urandom(request.param // 8), os.urandom(12)))
-    message = np.zeros(cobblestone.raw_size(size), np.uint8)
+    message = np.zeros(cobblestone.ciphertext_size(size), np.uint8)
     engine.seal_run(schedule, plain[:size], message, 0)
     benchmark.group = f"AES-{request.param}-GCM, {size >> 10} KiB"
     return schedule, message
@@ -63,7 +63,7 @@ def fastest():
 @pytest.mark.benchmark(group="AES-256-GCM, 1024 KiB")
 def test_fastest_open_1mib(rate, fastest, plain, out):
     engine, schedule = fastest
-    message = np.zeros(cobblestone.raw_size(MIB), np.uint8)
+    message = np.zeros(cobblestone.ciphertext_size(MIB), np.uint8)
     engine.seal_run(schedule, plain[:MIB], message, 0)
     assert rate(MIB, engine.open_run, schedule, message, out[:MIB], 0) is None
 
@@ -72,7 +72,7 @@ def test_fastest_open_1mib(rate, fastest, plain, out):
 @pytest.mark.benchmark(group="AES-256-GCM, 1024 KiB")
 def test_fastest_seal_1mib(rate, fastest, plain):
     engine, schedule = fastest
-    rate(MIB, engine.seal_run, schedule, plain[:MIB], np.zeros(cobblestone.raw_size(MIB), np.uint8), 0)
+    rate(MIB, engine.seal_run, schedule, plain[:MIB], np.zeros(cobblestone.ciphertext_size(MIB), np.uint8), 0)
 
 
 @pytest.mark.parametrize("bits", [128, 256])

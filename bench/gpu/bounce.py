@@ -12,7 +12,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from fastrack._crypto import engine as aead
-from fastrack._crypto.cobblestone import NONCE, TAG, MessageKey, raw_size
+from fastrack._crypto.cobblestone import NONCE_SIZE, TAG_SIZE, MessageKey, ciphertext_size
 from fastrack._tensors import arrays
 
 
@@ -24,19 +24,19 @@ class WholeBounce:
         self._owner = AESGCM(AESGCM.generate_key(bits))
         self._session = AESGCM(AESGCM.generate_key(bits))
         self._plain = _touched(size)
-        self._bounce = gpu.host(size + TAG)
-        self._there = gpu.memory(size + TAG)
+        self._bounce = gpu.host(size + TAG_SIZE)
+        self._there = gpu.memory(size + TAG_SIZE)
 
     def seal(self, plain):
         """What the owner does, once."""
-        message, nonce = _touched(NONCE + plain.size + TAG), os.urandom(NONCE)
-        message[:NONCE] = np.frombuffer(nonce, np.uint8)
-        self._owner.encrypt_into(nonce, plain.data, None, message[NONCE:].data)
+        message, nonce = _touched(NONCE_SIZE + plain.size + TAG_SIZE), os.urandom(NONCE_SIZE)
+        message[:NONCE_SIZE] = np.frombuffer(nonce, np.uint8)
+        self._owner.encrypt_into(nonce, plain.data, None, message[NONCE_SIZE:].data)
         return message
 
     def move(self, message):
-        self._owner.decrypt_into(message[:NONCE].tobytes(), message[NONCE:].data, None, self._plain.data)
-        self._session.encrypt_into(os.urandom(NONCE), self._plain.data, None, self._bounce.data)
+        self._owner.decrypt_into(message[:NONCE_SIZE].tobytes(), message[NONCE_SIZE:].data, None, self._plain.data)
+        self._session.encrypt_into(os.urandom(NONCE_SIZE), self._plain.data, None, self._bounce.data)
         self._gpu.upload(self._there.pointer, self._bounce, self._stream)
         self._gpu.wait(self._stream)
 
@@ -52,11 +52,11 @@ class ParallelBounce:
         self._engine = aead.engine()
         self._owner = self._engine.prepare(self._key())
         self._plain = _touched(size)
-        self._bounce = gpu.host(raw_size(size))
-        self._there = gpu.memory(raw_size(size))
+        self._bounce = gpu.host(ciphertext_size(size))
+        self._there = gpu.memory(ciphertext_size(size))
 
     def seal(self, plain):
-        message = _touched(raw_size(plain.size))
+        message = _touched(ciphertext_size(plain.size))
         self._engine.seal_run(self._owner, plain, message, 0)
         return message
 
@@ -72,7 +72,7 @@ class ParallelBounce:
         self._owner.wipe()
 
     def _key(self):
-        return MessageKey.raw(os.urandom(self._bits // 8), os.urandom(NONCE))
+        return MessageKey.raw(os.urandom(self._bits // 8), os.urandom(NONCE_SIZE))
 
 
 def _touched(size):

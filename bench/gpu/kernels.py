@@ -9,7 +9,7 @@ from bench.gpu.host_data import noise, require_same, sets_of
 from bench.gpu.launches import GOOD, Launches, expand
 from bench.gpu.plan import MIB, fraction, size_of
 from bench.gpu.timing import Row, interleave, on_device
-from fastrack._crypto.cobblestone import CHUNK, NONCE, chunk_count, raw_size
+from fastrack._crypto.cobblestone import CHUNK_SIZE, NONCE_SIZE, chunk_count, ciphertext_size
 
 COPY = "copy on the device"
 _AHEAD = 1 << 30  # bytes that are filled while the runs are queued
@@ -40,7 +40,7 @@ class _Case:
         self._scratch, self._tile = scratch, tile
         self._count = chunk_count(size)
         gpu = launches.gpu
-        state = gpu.extend_state(expand(os.urandom(bits // 8), os.urandom(NONCE)).tobytes())
+        state = gpu.extend_state(expand(os.urandom(bits // 8), os.urandom(NONCE_SIZE)).tobytes())
         self._state = gpu.memory(len(state))
         launches.put(self._state.pointer, state)
         self._group = max(1, plan.group // size)
@@ -104,7 +104,7 @@ class _Case:
                 raise WrongResultError(f"a chunk of {size_of(self._size)} that nobody altered was refused")
         last = self._sets[-1].target.pointer
         require_same("the kernels", gpu, last, part, launches.stream)
-        tail = (self._size - 1) // CHUNK * CHUNK
+        tail = (self._size - 1) // CHUNK_SIZE * CHUNK_SIZE
         place = tail % self._tile.size
         ending = self._tile[place : place + self._size - tail]
         require_same("the kernels", gpu, last + tail, ending, launches.stream)
@@ -113,4 +113,4 @@ class _Case:
 class _Set:
     def __init__(self, gpu, size):
         self.plain, self.target = gpu.memory(size), gpu.memory(size)
-        self.sealed, self.verdict = gpu.memory(raw_size(size)), gpu.memory(8)
+        self.sealed, self.verdict = gpu.memory(ciphertext_size(size)), gpu.memory(8)

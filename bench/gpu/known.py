@@ -9,8 +9,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from bench.gpu.gpu import WrongResultError
 from bench.gpu.launches import ByteRuns
-from fastrack._crypto.cobblestone import CHUNK, STRIDE, chunk_nonce
-from fastrack._crypto.engine import Pieces
+from fastrack._crypto.base import GatherPlan
+from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, chunk_nonce
 
 _KEY = "feffe9928665731c6d6a8f9467308308"
 _NONCE = "cafebabefacedbaddecaf888"
@@ -50,7 +50,7 @@ CASES = (
     ),
 )
 # Bytes of plaintext of random messages: ends that are empty, short, odd and full but for a byte.
-SIZES = (0, 1, 16, 17, CHUNK - 1, CHUNK, 2 * CHUNK + 8191, 5 * CHUNK + 1234)
+SIZES = (0, 1, 16, 17, CHUNK_SIZE - 1, CHUNK_SIZE, 2 * CHUNK_SIZE + 8191, 5 * CHUNK_SIZE + 1234)
 
 
 def check(gpu, sizes=SIZES, blocks=(1, 3)):
@@ -72,9 +72,9 @@ def check(gpu, sizes=SIZES, blocks=(1, 3)):
 def seal(key, nonce, plain, first=0):
     """A whole run by pyca, with its last chunk."""
     cipher = AESGCM(key)
-    starts = range(0, len(plain) + 1, CHUNK)
+    starts = range(0, len(plain) + 1, CHUNK_SIZE)
     return b"".join(
-        cipher.encrypt(chunk_nonce(nonce, first + index), plain[start : start + CHUNK], None)
+        cipher.encrypt(chunk_nonce(nonce, first + index), plain[start : start + CHUNK_SIZE], None)
         for index, start in enumerate(starts)
     )
 
@@ -97,26 +97,26 @@ def _random(runs, bits, size, offset, blocks):
     case, options = f"AES-{bits}, {size} bytes at offset {offset}", {"blocks": blocks, "offset": offset}
     _expect(f"{case}, opened", runs.open_run(state, sealed, first, **options), (None, plain))
     _expect(f"{case}, sealed", runs.seal_run(state, plain, first, **options), sealed)
-    last = size // CHUNK
+    last = size // CHUNK_SIZE
     wrong = bytes([*sealed[:-1], sealed[-1] ^ 0x80])
-    expected = (first + last, plain[: last * CHUNK] + bytes(size - last * CHUNK))
+    expected = (first + last, plain[: last * CHUNK_SIZE] + bytes(size - last * CHUNK_SIZE))
     _expect(f"{case}, its last tag altered", runs.open_run(state, wrong, first, **options), expected)
     return 3 + _gather(runs, state, case, seal(key, nonce, plain), plain, options)
 
 
 def _gather(runs, state, case, sealed, plain, options):
     """100 bytes out of every 300, of all chunks, in another order; the message's last one stays last."""
-    last = len(plain) // CHUNK
+    last = len(plain) // CHUNK_SIZE
     order = [*reversed(range(last)), last]
     table, starts, expected = [], [0], b""
     for number in order:
-        here = plain[number * CHUNK : (number + 1) * CHUNK]
+        here = plain[number * CHUNK_SIZE : (number + 1) * CHUNK_SIZE]
         for start in range(0, max(len(here) - 100, 0), 300):
             table.append((start, len(expected), 100))
             expected += here[start : start + 100]
         starts.append(len(table))
-    packed = b"".join(sealed[number * STRIDE : (number + 1) * STRIDE] for number in order)
-    pieces = Pieces(np.array(order, np.int64), np.array(starts, np.int64), np.array(table, np.int64).reshape(-1, 3))
+    packed = b"".join(sealed[number * SEALED_CHUNK_SIZE : (number + 1) * SEALED_CHUNK_SIZE] for number in order)
+    pieces = GatherPlan(np.array(order, np.int64), np.array(starts, np.int64), np.array(table, np.int64).reshape(-1, 3))
     found = runs.gather(state, packed, pieces, len(plain), len(expected), **options)
     _expect(f"{case}, gathered", found, (None, expected))
     return 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.gpu.gpu import WrongResultError
-from fastrack._crypto.cobblestone import CHUNK, STRIDE, TAG, MessageKey
+from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, MessageKey
 from fastrack._devices.cuda.key_state import STATE_SIZE, write_state
 
 GOOD = 2**64 - 1
@@ -87,8 +87,8 @@ class ByteRuns:
 
     def open_run(self, state, sealed, first=0, *, blocks=1, offset=0, verdict=GOOD, seed=None):
         """Open a run of chunks: the lowest bad number or None, and the plaintext."""
-        count = -(-len(sealed) // STRIDE)
-        size = len(sealed) - TAG * count
+        count = -(-len(sealed) // SEALED_CHUNK_SIZE)
+        size = len(sealed) - TAG_SIZE * count
         target, word = self._fenced(size, offset=offset), self._word(verdict)
         states, source = self._state(state), self._fenced(len(sealed), sealed)
         where = (states.pointer, source.pointer, target.pointer, first, count, size, word.pointer)
@@ -99,8 +99,8 @@ class ByteRuns:
 
     def seal_run(self, state, plain, first=0, *, ends=True, blocks=1, offset=0, seed=None):
         """Seal a run of chunks; `ends` adds the empty last chunk where the message needs one."""
-        count = len(plain) // CHUNK + 1 if ends else max(1, -(-len(plain) // CHUNK))
-        target, source = self._fenced(len(plain) + TAG * count), self._fenced(len(plain), plain, offset)
+        count = len(plain) // CHUNK_SIZE + 1 if ends else max(1, -(-len(plain) // CHUNK_SIZE))
+        target, source = self._fenced(len(plain) + TAG_SIZE * count), self._fenced(len(plain), plain, offset)
         states = self._state(state)
         self._launches.seal(
             state.bits, blocks, states.pointer, source.pointer, target.pointer, first, count, len(plain)

@@ -6,7 +6,7 @@ import os
 
 from bench.gpu.launches import GOOD, ByteRuns, Launches
 from bench.gpu.timing import Row, interleave
-from fastrack._crypto.cobblestone import CHUNK, NONCE, raw_size
+from fastrack._crypto.cobblestone import CHUNK_SIZE, NONCE_SIZE, ciphertext_size
 
 _BITS = 256
 
@@ -14,14 +14,14 @@ _BITS = 256
 def measure(gpu, plan, say):
     """Yield rows of a kernel that opens one chunk, some, and two for every multiprocessor."""
     launches = Launches(gpu)
-    content = ByteRuns(gpu).prepare(os.urandom(_BITS // 8), os.urandom(NONCE)).data
+    content = ByteRuns(gpu).prepare(os.urandom(_BITS // 8), os.urandom(NONCE_SIZE)).data
     state, word = gpu.memory(content.size), gpu.memory(8)
     launches.put(state.pointer, content)
     launches.put(word.pointer, GOOD.to_bytes(8, "little"))
     for chunks in (1, 64, 2 * gpu.driver.multiprocessors):
-        size = chunks * CHUNK
+        size = chunks * CHUNK_SIZE
         say(f"    {chunks} chunks")
-        plain, sealed, target = gpu.memory(size), gpu.memory(raw_size(size)), gpu.memory(size)
+        plain, sealed, target = gpu.memory(size), gpu.memory(ciphertext_size(size)), gpu.memory(size)
         gpu.fill(plain.pointer, 0x5A, size, launches.stream)
         launches.seal(_BITS, chunks, state.pointer, plain.pointer, sealed.pointer, 0, chunks, size)
         where = (state.pointer, sealed.pointer, target.pointer, 0, chunks, size, word.pointer)

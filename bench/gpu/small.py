@@ -10,9 +10,9 @@ RIGHT = "all is right"
 def main(device):
     from bench.gpu.gpu import Gpu
     from bench.gpu.known import check
-    from fastrack._crypto.cobblestone import CHUNK
+    from fastrack._crypto.cobblestone import CHUNK_SIZE
 
-    check(Gpu(device), sizes=(0, 33, CHUNK, 2 * CHUNK + 8191), blocks=(2,))
+    check(Gpu(device), sizes=(0, 33, CHUNK_SIZE, 2 * CHUNK_SIZE + 8191), blocks=(2,))
     sys.stdout.write(f"{RIGHT}\n")
 
 

@@ -11,8 +11,8 @@ from bench.gpu.host_data import Plains, noise, require_same, sets_of
 from bench.gpu.plan import size_of
 from bench.gpu.timing import Row, interleave, wall
 from fastrack import Key, seal, unseal
-from fastrack._crypto import engine as aead
 from fastrack._crypto import memcpy as packing
+from fastrack._crypto.workers import default_threads
 
 LOCKED, PAGEABLE = "page-locked copy", "pageable copy"
 LOCKED_BACK, PAGEABLE_BACK = "page-locked copy to the host", "pageable copy to the host"
@@ -102,7 +102,7 @@ class _Case:
         self._gpu.wait(self._stream)
 
     def _fill(self, number):
-        packing.copy(self._staged, self._at(self._sealed, number).chunks, aead.default_threads())
+        packing.copy(self._staged, self._at(self._sealed, number).chunks, default_threads())
 
     def _bounce(self, name):
         self._bounces[name].move(self._messages[name])

@@ -24,8 +24,6 @@ from fastrack._sealed.tensor import seal
 from fastrack._sealed.writer import save_file
 from fastrack._transfer.channel import Channel
 
-__all__ = ["Figure", "figures"]
-
 _READ = 128 << 10  # what `cat` reads at a time
 
 

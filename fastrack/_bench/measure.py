@@ -17,8 +17,6 @@ from fastrack._crypto.keys import Key
 from fastrack._sealed.tensor import seal
 from fastrack._transfer.channel import Channel
 
-__all__ = ["BOUNCE", "COPY", "ENOUGH", "Row", "Times", "interleave", "path_table", "timed_rounds"]
-
 COPY = "plain copy"
 BOUNCE = "bounce"
 ENOUGH = 100  # runs without which the slowest in a hundred cannot be told

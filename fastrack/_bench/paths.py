@@ -16,15 +16,14 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from fastrack._crypto import cobblestone
 from fastrack._crypto import engine as aead
-from fastrack._crypto.cobblestone import NONCE, TAG, MessageKey
-from fastrack._crypto.engine import Bytes
-from fastrack._devices import Device, Slab
+from fastrack._crypto.base import Bytes, Engine
+from fastrack._crypto.cobblestone import NONCE_SIZE, TAG_SIZE, MessageKey
+from fastrack._crypto.workers import default_threads
+from fastrack._devices.base import Device, Slab
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._devices.cuda.driver import Driver
 from fastrack._tensors import arrays
 from fastrack.errors import AuthenticationError
-
-__all__ = ["BouncePath", "OneBlockPath", "OneSlab", "ParallelBouncePath", "copy", "touched"]
 
 _ALONE = 8 << 20  # bytes up to which one thread copies as fast as several, mostly within a cache
 _ALTERED = "the message on the bounce path was altered"
@@ -46,12 +45,12 @@ class BouncePath:
         self._owner = AESGCM(AESGCM.generate_key(bits))
         self._session = AESGCM(AESGCM.generate_key(bits))
         self._plain = touched(nbytes)
-        self._bounce = touched(nbytes + TAG + NONCE)
-        self._device = touched(nbytes + TAG + NONCE)
+        self._bounce = touched(nbytes + TAG_SIZE + NONCE_SIZE)
+        self._device = touched(nbytes + TAG_SIZE + NONCE_SIZE)
 
     def seal(self, plain: Bytes) -> Bytes:
         """What the owner does, once: `plain` as one AES-GCM message, its nonce behind it."""
-        message = touched(plain.size + TAG + NONCE)
+        message = touched(plain.size + TAG_SIZE + NONCE_SIZE)
         _encrypt(self._owner, plain, message)
         return message
 
@@ -109,12 +108,12 @@ class ParallelBouncePath:
         self._engine = aead.engine()
         self._owner = new_key(bits)
         self._plain = touched(nbytes)
-        self._bounce = touched(cobblestone.raw_size(nbytes))
-        self._device = touched(cobblestone.raw_size(nbytes))
+        self._bounce = touched(cobblestone.ciphertext_size(nbytes))
+        self._device = touched(cobblestone.ciphertext_size(nbytes))
 
     def seal(self, plain: Bytes) -> Bytes:
         """What the owner does, once: `plain` in chunks, without a header."""
-        message = touched(cobblestone.raw_size(plain.size))
+        message = touched(cobblestone.ciphertext_size(plain.size))
         _seal_chunks(self._engine, self._owner, plain, message)
         return message
 
@@ -149,7 +148,7 @@ class OneSlab:
 
     def __init__(self, device: Device, nbytes: int) -> None:
         self._device = device
-        self._slab = Slab(0, 0, nbytes, cobblestone.raw_size(nbytes))
+        self._slab = Slab(0, 0, nbytes, cobblestone.ciphertext_size(nbytes))
         self._slot = device.slot(self._slab.sealed)
         self.sealed = self._slot.memory
         self.sealed.fill(0)
@@ -197,7 +196,7 @@ class OneBlockPath:
         self._there = OneSlab(CudaDevice(driver, share=_ONE_BLOCK), nbytes)
 
     def seal(self, plain: Bytes) -> Bytes:
-        message = touched(cobblestone.raw_size(plain.size))
+        message = touched(cobblestone.ciphertext_size(plain.size))
         self._owner = new_key(self._bits)
         _seal_chunks(self._engine, self._owner, plain, message)
         return message
@@ -244,7 +243,7 @@ def copy(target: Bytes, source: Bytes) -> None:
     else:
         from fastrack._crypto import memcpy as packing  # imports numba, a third of a second: when first used
 
-        packing.copy(target, source, aead.default_threads())
+        packing.copy(target, source, default_threads())
 
 
 def touched(size: int) -> Bytes:
@@ -256,24 +255,24 @@ def touched(size: int) -> Bytes:
 
 def new_key(bits: int) -> MessageKey:
     """A key of its own for every message, so that no nonce is used twice under it."""
-    return MessageKey.raw(os.urandom(bits // 8), os.urandom(NONCE))
+    return MessageKey.raw(os.urandom(bits // 8), os.urandom(NONCE_SIZE))
 
 
 def _encrypt(cipher: AESGCM, plain: Bytes, message: Bytes) -> None:
-    nonce = os.urandom(NONCE)
-    message[-NONCE:] = np.frombuffer(nonce, np.uint8)
-    cipher.encrypt_into(nonce, plain.data, None, message[:-NONCE].data)
+    nonce = os.urandom(NONCE_SIZE)
+    message[-NONCE_SIZE:] = np.frombuffer(nonce, np.uint8)
+    cipher.encrypt_into(nonce, plain.data, None, message[:-NONCE_SIZE].data)
 
 
 def _decrypt(cipher: AESGCM, message: Bytes, out: Bytes) -> None:
     try:
-        cipher.decrypt_into(message[-NONCE:].tobytes(), message[:-NONCE].data, None, out.data)
+        cipher.decrypt_into(message[-NONCE_SIZE:].tobytes(), message[:-NONCE_SIZE].data, None, out.data)
     except InvalidTag:
         out.fill(0)
         raise AuthenticationError(_ALTERED) from None
 
 
-def _seal_chunks(engine: aead.Engine, key: MessageKey, plain: Bytes, message: Bytes) -> None:
+def _seal_chunks(engine: Engine, key: MessageKey, plain: Bytes, message: Bytes) -> None:
     schedule = engine.prepare(key)
     try:
         engine.seal_run(schedule, plain, message, 0)
@@ -281,7 +280,7 @@ def _seal_chunks(engine: aead.Engine, key: MessageKey, plain: Bytes, message: By
         schedule.wipe()
 
 
-def _open_chunks(engine: aead.Engine, key: MessageKey, message: Bytes, plain: Bytes) -> None:
+def _open_chunks(engine: Engine, key: MessageKey, message: Bytes, plain: Bytes) -> None:
     schedule = engine.prepare(key)
     try:
         bad = engine.open_run(schedule, message, plain, 0)

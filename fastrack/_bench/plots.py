@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from fastrack._bench.runner import Measured
     from fastrack._util.trace import Span
 
-__all__ = ["check_picture", "draw_ablation", "draw_rows", "draw_timelines", "require"]
-
 _COLOURS = ("#8c2d19", "#d9773b", "#c9b458", "#2f6f8f", "#b5b5b5")  # from the bounce path to the plain copy
 _WHOLE = ("to_device", "to_host")
 _OF_SPANS = {

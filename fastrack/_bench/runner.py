@@ -9,8 +9,6 @@ from typing import Any
 from fastrack._bench.measure import BOUNCE, COPY, Times, timed_rounds
 from fastrack._bench.steps import DIRECTIONS, Direction, Step, open_steps
 
-__all__ = ["Measured", "ablate", "rounds_of"]
-
 _SMALL = 16 << 20  # bytes of plaintext up to which a run is short, and its time uneven
 _BYTES = 2 << 30  # that the rounds of a small tensor move together
 _MOST = 500  # rounds

@@ -21,20 +21,18 @@ import numpy as np
 from fastrack._bench.measure import BOUNCE, COPY
 from fastrack._bench.paths import BouncePath, OneBlockPath, OneSlab, copy, touched
 from fastrack._crypto import cobblestone
-from fastrack._crypto.cobblestone import HEADER
-from fastrack._crypto.engine import Bytes
+from fastrack._crypto.base import Bytes
+from fastrack._crypto.cobblestone import HEADER_SIZE
 from fastrack._crypto.keys import Key, KeyRing
-from fastrack._devices import Device
+from fastrack._devices.base import Device
 from fastrack._devices.cpu import CpuDevice
 from fastrack._devices.cuda.commands import Commands
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._devices.cuda.driver import Driver
-from fastrack._sealed.tensor import Claim, SealedTensor, new_file_id, seal, unseal, write_header
+from fastrack._sealed.tensor import MessageContext, SealedTensor, new_file_id, seal, unseal, write_header
 from fastrack._tensors import arrays
 from fastrack._transfer.channel import Channel
 from fastrack.errors import AuthenticationError
-
-__all__ = ["DIRECT", "DIRECTIONS", "OVERLAP", "PARALLEL", "STEPS", "Direction", "Step", "Steps", "notes", "open_steps"]
 
 DIRECT = "+ direct"
 PARALLEL = "+ parallel authentication"
@@ -196,12 +194,12 @@ def _to_host(end: _End, whole: OneSlab, channel: Channel, plain: Bytes, key: Key
     end.put()
 
     def parallel() -> SealedTensor:
-        claim = Claim("tensor", "U8", plain.shape, new_file_id())
+        claim = MessageContext("tensor", "U8", plain.shape, new_file_id())
         salt, message_key = claim.new_key(key)
         message = arrays.empty_bytes(cobblestone.message_size(plain.size))
         write_header(message, salt, message_key)
         whole.seal(message_key, end.view(writable=False))
-        copy(message[HEADER:], whole.sealed)
+        copy(message[HEADER_SIZE:], whole.sealed)
         return SealedTensor(claim, message, key.id)
 
     def opened(sealed: SealedTensor) -> Bytes:

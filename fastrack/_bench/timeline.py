@@ -8,8 +8,6 @@ from fastrack._util.units import size_of
 if TYPE_CHECKING:
     from fastrack._util.trace import Span
 
-__all__ = ["record_transfers"]
-
 _RUNS = 7
 
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from fastrack._bench.measure import Row
     from fastrack._bench.runner import Measured
 
-__all__ = ["bench", "keep_promises", "measure", "show_ablation", "show_figures", "show_rows"]
-
 SIZES = (0.0625, 1.0, 16.0, 256.0, 1024.0)
 PROMISED = 256.0  # MiB, at which paths are promised to be so and so fast
 _LARGEST = 2047  # MiB: a chain is one call of OpenSSL, which takes less than 2 GiB

@@ -13,8 +13,6 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
-__all__ = ["clean", "counted", "new_table", "pace", "print_json", "progress_bar", "speed", "stdout"]
-
 _WIDE = 160  # columns, where there is no terminal to ask
 _PATIENCE = 1.0  # seconds of work before a bar appears
 

@@ -25,8 +25,6 @@ from fastrack.errors import AuthenticationError, FastrackError
 if TYPE_CHECKING:
     from fastrack._crypto.keys import Key
 
-__all__ = ["demo"]
-
 _SIZES = (16.0, 64.0, 256.0)
 _ROWS = [3, 1, 4]
 _EPOCHS = 20
@@ -214,7 +212,7 @@ def _train(loader: Iterable[Any]) -> _Run:
 
 
 def _forge(path: Path, forged: Path, key: "Key", console: Console) -> None:
-    from fastrack._crypto.cobblestone import CHUNK, chunk_offset
+    from fastrack._crypto.cobblestone import CHUNK_SIZE, chunk_offset
     from fastrack._crypto.keys import KeyRing
     from fastrack._sealed.reader import load_file
     from fastrack._transfer.api import to_device
@@ -222,7 +220,7 @@ def _forge(path: Path, forged: Path, key: "Key", console: Console) -> None:
     data = bytearray(path.read_bytes())
     with load_file(path) as file:
         message = file["source"].message
-        chunk = file["source"].nbytes // CHUNK // 2
+        chunk = file["source"].nbytes // CHUNK_SIZE // 2
         place = data.index(bytes(message[:56])) + chunk_offset(chunk)
     data[place] ^= 1
     forged.write_bytes(data)

@@ -18,8 +18,6 @@ from fastrack._cli.selftest import CudaCheck, EngineCheck, check_cuda, check_eng
 from fastrack._util.units import size_of
 from fastrack.errors import FastrackError
 
-__all__ = ["Facts", "KeyFile", "Statement", "doctor", "gather", "read_key_file", "show_facts", "state"]
-
 
 def doctor(*, as_json: Json = False) -> None:
     """Examine this machine: software, CPU, engine, GPUs, and what is protected here and what is not."""

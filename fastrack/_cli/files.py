@@ -16,16 +16,6 @@ if TYPE_CHECKING:
     from fastrack._crypto.keys import KeyRing
     from fastrack._sealed.reader import SealedFile
 
-__all__ = [
-    "check_directory",
-    "check_expected",
-    "check_sealed",
-    "check_source",
-    "check_target",
-    "load_engine",
-    "open_ring",
-]
-
 
 def check_target(path: Path, *, force: bool) -> None:
     """Refuse to write over what is there, unless told to; never over what is no regular file.
@@ -144,11 +134,11 @@ def load_engine(what: Literal["seal", "open", "verify"]) -> None:
     import numpy as np
 
     from fastrack._crypto import engine as aead
-    from fastrack._crypto.cobblestone import TAG, MessageKey
+    from fastrack._crypto.cobblestone import TAG_SIZE, MessageKey
 
     engine = aead.engine()
     schedule = engine.prepare(MessageKey.raw(bytes(16), bytes(12)))
-    empty, tag = np.empty(0, np.uint8), np.empty(TAG, np.uint8)
+    empty, tag = np.empty(0, np.uint8), np.empty(TAG_SIZE, np.uint8)
     if what == "seal":
         engine.seal_run(schedule, empty, tag, 0)
     elif what == "open":

@@ -10,8 +10,6 @@ import typer
 from fastrack._cli.console import clean, print_json
 from fastrack.errors import AuthenticationError, FastrackError
 
-__all__ = ["describe", "guarded", "message_of"]
-
 _INTERRUPTED = 130
 _USAGE = 2
 

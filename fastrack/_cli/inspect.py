@@ -11,8 +11,6 @@ from fastrack._cli.console import clean, counted, new_table, print_json, stdout
 from fastrack._cli.options import Json
 from fastrack._util.units import size_of
 
-__all__ = ["Contents", "Entry", "inspect", "read_contents", "show_contents"]
-
 
 def inspect(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="A .safetensors file, sealed or not.")],

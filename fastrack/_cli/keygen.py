@@ -10,8 +10,6 @@ from fastrack._cli.console import clean, print_json, stdout
 from fastrack._cli.files import check_directory
 from fastrack._cli.options import Bits, Json
 
-__all__ = ["keygen"]
-
 
 def keygen(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="The key file to make. Never replaces one.")],

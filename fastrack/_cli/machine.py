@@ -11,8 +11,6 @@ from pathlib import Path
 
 from fastrack._version import __version__
 
-__all__ = ["Cpu", "CpuTee", "Memory", "read_cpu", "read_memory", "read_software", "read_tee"]
-
 ROOT = Path("/")
 PACKAGES = ("numpy", "cryptography", "numba", "safetensors", "torch", "cupy")
 FEATURES = ("aes", "pclmulqdq", "vaes", "vpclmulqdq", "avx2", "avx512f")

@@ -6,8 +6,6 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["Bits", "Expect", "FileId", "Force", "Json", "KeyFile", "KeyFiles"]
-
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, for a program to read; also on failure.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace TARGET if it exists.")]
 Expect = Annotated[

@@ -12,8 +12,6 @@ from fastrack._cli.options import Force, Json, KeyFile
 from fastrack._util.units import size_of
 from fastrack.errors import FormatError
 
-__all__ = ["seal"]
-
 
 def seal(
     source: Annotated[

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["CudaCheck", "EngineCheck", "check_cuda", "check_engine"]
-
 _SIZE = 1 << 20
 _PATIENCE = 0.2  # seconds for each of the two timings
 
@@ -43,7 +41,7 @@ def check_engine(engine: Any = None) -> EngineCheck:
     import numpy as np
 
     from fastrack._crypto import engine as aead
-    from fastrack._crypto.cobblestone import MessageKey, raw_size
+    from fastrack._crypto.cobblestone import MessageKey, ciphertext_size
     from fastrack.errors import DeviceError
 
     try:
@@ -53,7 +51,7 @@ def check_engine(engine: Any = None) -> EngineCheck:
         return EngineCheck(None, False, None, aead.available(), 0, None, None, str(error))
     key = MessageKey.raw(os.urandom(32), os.urandom(12))
     plain = np.frombuffer(os.urandom(_SIZE), np.uint8)
-    sealed, opened = np.empty(raw_size(_SIZE), np.uint8), np.empty(_SIZE, np.uint8)
+    sealed, opened = np.empty(ciphertext_size(_SIZE), np.uint8), np.empty(_SIZE, np.uint8)
     schedule = engine.prepare(key)
     try:
         engine.seal_run(schedule, plain, sealed, 0)
@@ -75,7 +73,7 @@ def check_cuda() -> CudaCheck:
     """Open a sealed MiB on the first GPU, seal it there and open that here, and see that a flipped bit is refused."""
     import numpy as np
 
-    from fastrack._crypto.cobblestone import HEADER, STRIDE
+    from fastrack._crypto.cobblestone import HEADER_SIZE, SEALED_CHUNK_SIZE
     from fastrack._crypto.keys import Key
     from fastrack._sealed.tensor import SealedTensor, seal, unseal
     from fastrack._transfer.channel import Channel
@@ -96,7 +94,7 @@ def check_cuda() -> CudaCheck:
             forged = True
             channel.to_device(SealedTensor(sealed.claim, message, key.id))
     except AuthenticationError as error:
-        if forged and error.chunk == (_SIZE // 2 - HEADER) // STRIDE:
+        if forged and error.chunk == (_SIZE // 2 - HEADER_SIZE) // SEALED_CHUNK_SIZE:
             return CudaCheck(usable=True, problem=None)
         problem = str(error)
     except FastrackError as error:
@@ -127,13 +125,13 @@ def _compare(engine: Any, schedule: Any, key: Any, plain: Any, sealed: Any, open
 def _open_with_openssl(key: Any, sealed: Any) -> bytes:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-    from fastrack._crypto.cobblestone import STRIDE, chunk_nonce
+    from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE, chunk_nonce
 
     cipher = AESGCM(bytes(key.key))
     data = sealed.tobytes()
-    starts = range(0, len(data), STRIDE)
+    starts = range(0, len(data), SEALED_CHUNK_SIZE)
     return b"".join(
-        cipher.decrypt(chunk_nonce(key.nonce, chunk), data[start : start + STRIDE], None)
+        cipher.decrypt(chunk_nonce(key.nonce, chunk), data[start : start + SEALED_CHUNK_SIZE], None)
         for chunk, start in enumerate(starts)
     )
 

@@ -16,8 +16,6 @@ from fastrack.errors import FormatError
 if TYPE_CHECKING:
     from fastrack._sealed.reader import SealedFile
 
-__all__ = ["unseal"]
-
 
 def unseal(
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help="The sealed file.")],

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from fastrack._crypto.keys import KeyRing
     from fastrack._sealed.reader import TensorCheck
 
-__all__ = ["Report", "show_report", "verify", "verify_contents"]
-
 
 def verify(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="The sealed file.")],

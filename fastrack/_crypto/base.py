@@ -8,19 +8,19 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from fastrack._crypto.cobblestone import CHUNK, MAX_CHUNKS, TAG, MessageKey
+from fastrack._crypto.cobblestone import CHUNK_SIZE, MAX_CHUNKS, TAG_SIZE, MessageKey
 
 Bytes = npt.NDArray[np.uint8]
 
 
-class Schedule(Protocol):
+class KeySchedule(Protocol):
     """A message key made ready by an engine, for that engine. `wipe` it when the message is done with."""
 
     def wipe(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class GatherPlan:
     """Which bytes of which chunks go where: the plan of a gather.
 
     chunks : int64 (n,), numbers of the chunks to open, each once
@@ -53,7 +53,7 @@ class Engine(Protocol):
 
     def seal_run(self, schedule: Any, source: Bytes, target: Bytes, first: int) -> None: ...
 
-    def open_pieces(self, schedule: Any, source: Bytes, target: Bytes, pieces: Pieces) -> int | None:
+    def open_pieces(self, schedule: Any, source: Bytes, target: Bytes, pieces: GatherPlan) -> int | None:
         """Open the chunks that `pieces` names out of the whole raw message `source` and scatter their bytes."""
 
 
@@ -65,8 +65,8 @@ def chunks_between(sealed: int, plain: int, first: int = 0) -> int:
     ValueError
         If no run of chunks from `first` on has these sizes. Native code relies on this check.
     """
-    count, rest = divmod(sealed - plain, TAG)
-    if rest or count < 0 or not (count - 1) * CHUNK <= plain <= count * CHUNK:
+    count, rest = divmod(sealed - plain, TAG_SIZE)
+    if rest or count < 0 or not (count - 1) * CHUNK_SIZE <= plain <= count * CHUNK_SIZE:
         raise ValueError(f"no run of chunks takes {sealed} bytes sealed and {plain} bytes open")
     if not 0 <= first <= MAX_CHUNKS - count:
         raise ValueError(f"a message has no {count} chunks from number {first} on; the last has number 2^38 - 1")
@@ -88,7 +88,7 @@ def check_buffers(source: Bytes, target: Bytes | None = None) -> None:
         raise ValueError("the target buffer is read-only")
 
 
-def check_pieces(pieces: Pieces, sealed: int, plain: int, target: int) -> None:
+def check_pieces(pieces: GatherPlan, sealed: int, plain: int, target: int) -> None:
     """Refuse a plan that reaches outside its message of `plain` bytes or its result of `target` bytes.
 
     Raises

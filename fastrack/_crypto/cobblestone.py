@@ -22,49 +22,25 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from fastrack.errors import AuthenticationError, ClosedError, FormatError
 
-__all__ = [
-    "CHUNK",
-    "COMMITMENT",
-    "HEADER",
-    "MAX_CHUNKS",
-    "MAX_PLAIN_SIZE",
-    "NONCE",
-    "SALT",
-    "STRIDE",
-    "TAG",
-    "MessageKey",
-    "chunk_count",
-    "chunk_nonce",
-    "chunk_offset",
-    "derive",
-    "message_size",
-    "open_header",
-    "plain_size",
-    "raw_plain_size",
-    "raw_size",
-    "run_size",
-    "runs",
-]
-
 Bytes = bytes | bytearray | memoryview
 
-CHUNK: Final = 16384
+CHUNK_SIZE: Final = 16384
 """Bytes of plaintext in every chunk but the last."""
-TAG: Final = 16
+TAG_SIZE: Final = 16
 """Bytes of the AES-GCM tag that ends every chunk."""
-STRIDE: Final = CHUNK + TAG
+SEALED_CHUNK_SIZE: Final = CHUNK_SIZE + TAG_SIZE
 """Bytes from the start of one chunk to the start of the next."""
-SALT: Final = 24
+SALT_SIZE: Final = 24
 """Bytes of random salt that open a message."""
 COMMITMENT: Final = 32
 """Bytes of key commitment that follow the salt."""
-HEADER: Final = SALT + COMMITMENT
+HEADER_SIZE: Final = SALT_SIZE + COMMITMENT
 """Bytes before the first chunk."""
-NONCE: Final = 12
+NONCE_SIZE: Final = 12
 """Bytes of an AES-GCM nonce."""
 MAX_CHUNKS: Final = 2**38
 """Chunks that a message may have at most: its chunk numbers have 38 bits."""
-MAX_PLAIN_SIZE: Final = MAX_CHUNKS * CHUNK - 1
+MAX_PLAIN_SIZE: Final = MAX_CHUNKS * CHUNK_SIZE - 1
 """Bytes of plaintext that a message may hold at most, one short of 4 PiB."""
 
 _AEADS = {16: b"AEAD_AES_128_GCM", 32: b"AEAD_AES_256_GCM"}
@@ -91,7 +67,7 @@ class MessageKey:
         self._material = material
         self._wiped = False
         self.commitment = commitment
-        if len(material) - NONCE not in _AEADS:
+        if len(material) - NONCE_SIZE not in _AEADS:
             message = f"a message key holds 28 or 44 bytes (key and base nonce), not {len(material)}"
             raise FormatError(message)
 
@@ -111,14 +87,14 @@ class MessageKey:
         FormatError
             If either has another length.
         """
-        if len(key) not in _AEADS or len(nonce) != NONCE:
+        if len(key) not in _AEADS or len(nonce) != NONCE_SIZE:
             message = f"raw mode takes a key of 16 or 32 bytes and a nonce of 12, not {len(key)} and {len(nonce)}"
             raise FormatError(message)
-        material = bytearray(len(key) + NONCE)
+        material = bytearray(len(key) + NONCE_SIZE)
         # Through a view: a slice assigned to a bytearray itself goes through a copy that nobody wipes.
         view = memoryview(material)
-        view[:-NONCE] = key
-        view[-NONCE:] = nonce
+        view[:-NONCE_SIZE] = key
+        view[-NONCE_SIZE:] = nonce
         return cls(material)
 
     @property
@@ -138,12 +114,12 @@ class MessageKey:
     @property
     def key(self) -> memoryview:
         """The AES key: a read-only view of 16 or 32 bytes."""
-        return memoryview(self.material).toreadonly()[:-NONCE]
+        return memoryview(self.material).toreadonly()[:-NONCE_SIZE]
 
     @property
     def nonce(self) -> memoryview:
         """The base nonce: a read-only view of 12 bytes."""
-        return memoryview(self.material).toreadonly()[-NONCE:]
+        return memoryview(self.material).toreadonly()[-NONCE_SIZE:]
 
     def wipe(self) -> None:
         """Overwrite the secrets with zeros, in place. Every view of them shows zeros from then on."""
@@ -159,7 +135,7 @@ class MessageKey:
         raise TypeError(message)
 
     def __repr__(self) -> str:
-        state = "wiped" if self._wiped else f"{8 * (len(self._material) - NONCE)}-bit"
+        state = "wiped" if self._wiped else f"{8 * (len(self._material) - NONCE_SIZE)}-bit"
         return f"<MessageKey {state}>"
 
 
@@ -190,12 +166,12 @@ def derive(secret: Bytes, salt: Bytes, context: Bytes) -> MessageKey:
     if aead is None:
         message = f"a key has 16 or 32 bytes, not {size}"
         raise FormatError(message)
-    if len(salt) != SALT:
-        message = f"a salt has {SALT} bytes, not {len(salt)}"
+    if len(salt) != SALT_SIZE:
+        message = f"a salt has {SALT_SIZE} bytes, not {len(salt)}"
         raise FormatError(message)
     info = b"".join((_LABEL, aead, b"\0", salt, context))
     # Every step writes in place: an intermediate `bytes` could not be wiped, and shrinking a bytearray may move it.
-    output = bytearray(size + NONCE + COMMITMENT)
+    output = bytearray(size + NONCE_SIZE + COMMITMENT)
     HKDFExpand(_SHA512, len(output), info).derive_into(secret, output)
     # Blocks of the expansion (T(1) and T(2) of RFC 5869, section 2.3) were `bytes` that `cryptography` has dropped, not
     # wiped: objects of their size take their places in memory, as far as nothing else did.
@@ -204,7 +180,7 @@ def derive(secret: Bytes, salt: Bytes, context: Bytes) -> MessageKey:
         output[:] = bytes(len(output))
         message = "deriving a key failed: expected random bytes, got zeros only, as a wiped key leaves; load it again"
         raise FormatError(message)
-    material = bytearray(size + NONCE)
+    material = bytearray(size + NONCE_SIZE)
     memoryview(material)[:] = memoryview(output)[:-COMMITMENT]
     commitment = bytes(memoryview(output)[-COMMITMENT:])
     output[:] = bytes(len(output))
@@ -235,11 +211,11 @@ def open_header(header: Bytes, secret: Bytes, context: Bytes) -> MessageKey:
     FormatError
         If the header or the secret has another length.
     """
-    if len(header) != HEADER:
-        message = f"a message starts with a header of {HEADER} bytes, not {len(header)}: it was cut short"
+    if len(header) != HEADER_SIZE:
+        message = f"a message starts with a header of {HEADER_SIZE} bytes, not {len(header)}: it was cut short"
         raise FormatError(message)
-    message_key = derive(secret, header[:SALT], context)
-    if not hmac.compare_digest(message_key.commitment, header[SALT:]):
+    message_key = derive(secret, header[:SALT_SIZE], context)
+    if not hmac.compare_digest(message_key.commitment, header[SALT_SIZE:]):
         message_key.wipe()
         message = (
             "the header does not match: another key sealed this message, or its context (name, dtype, shape or file) "
@@ -266,17 +242,17 @@ def chunk_count(plain_size: int) -> int:
     if not 0 <= plain_size <= MAX_PLAIN_SIZE:
         message = f"a message holds 0 to {MAX_PLAIN_SIZE} bytes, not {plain_size}: split the tensor"
         raise FormatError(message)
-    return plain_size // CHUNK + 1
+    return plain_size // CHUNK_SIZE + 1
 
 
 def message_size(plain_size: int) -> int:
     """Bytes of the message that holds so many bytes of plaintext. Raises as `chunk_count` does."""
-    return HEADER + raw_size(plain_size)
+    return HEADER_SIZE + ciphertext_size(plain_size)
 
 
-def raw_size(plain_size: int) -> int:
+def ciphertext_size(plain_size: int) -> int:
     """Bytes of the chunks alone, without a header, for so many of plaintext. Raises as `chunk_count` does."""
-    return plain_size + TAG * chunk_count(plain_size)
+    return plain_size + TAG_SIZE * chunk_count(plain_size)
 
 
 def plain_size(message_size: int) -> int:
@@ -287,13 +263,13 @@ def plain_size(message_size: int) -> int:
     FormatError
         If no message has that size: it was cut short, or something follows it.
     """
-    if message_size < HEADER + TAG:
-        message = f"{message_size} bytes are no message: the shortest has {HEADER + TAG}; it was cut short"
+    if message_size < HEADER_SIZE + TAG_SIZE:
+        message = f"{message_size} bytes are no message: the shortest has {HEADER_SIZE + TAG_SIZE}; it was cut short"
         raise FormatError(message)
-    return raw_plain_size(message_size - HEADER)
+    return raw_plain_size(message_size - HEADER_SIZE)
 
 
-def raw_plain_size(raw_size: int) -> int:
+def raw_plain_size(ciphertext_size: int) -> int:
     """Bytes of plaintext in so many bytes of chunks, without a header.
 
     Raises
@@ -301,16 +277,18 @@ def raw_plain_size(raw_size: int) -> int:
     FormatError
         If no run of chunks has that size: the last must have a tag, and be shorter than the others.
     """
-    full, last = divmod(raw_size, STRIDE)
-    if last < TAG or not 0 <= full < MAX_CHUNKS:
-        message = f"{raw_size} bytes of chunks do not end in a last chunk: they were cut short, or something follows"
+    full, last = divmod(ciphertext_size, SEALED_CHUNK_SIZE)
+    if last < TAG_SIZE or not 0 <= full < MAX_CHUNKS:
+        message = (
+            f"{ciphertext_size} bytes of chunks do not end in a last chunk: they were cut short, or something follows"
+        )
         raise FormatError(message)
-    return full * CHUNK + last - TAG
+    return full * CHUNK_SIZE + last - TAG_SIZE
 
 
 def chunk_offset(chunk: int) -> int:
     """Where a chunk starts, in bytes from the start of its message (header included)."""
-    return HEADER + chunk * STRIDE
+    return HEADER_SIZE + chunk * SEALED_CHUNK_SIZE
 
 
 def chunk_nonce(base: Bytes, chunk: int) -> bytes:
@@ -328,10 +306,10 @@ def chunk_nonce(base: Bytes, chunk: int) -> bytes:
     FormatError
         If the base has another length, or the number more than 38 bits.
     """
-    if len(base) != NONCE or not 0 <= chunk < MAX_CHUNKS:
-        message = f"a nonce has {NONCE} bytes and a chunk number 38 bits, not {len(base)} and {chunk}"
+    if len(base) != NONCE_SIZE or not 0 <= chunk < MAX_CHUNKS:
+        message = f"a nonce has {NONCE_SIZE} bytes and a chunk number 38 bits, not {len(base)} and {chunk}"
         raise FormatError(message)
-    return (int.from_bytes(base) ^ chunk).to_bytes(NONCE)
+    return (int.from_bytes(base) ^ chunk).to_bytes(NONCE_SIZE)
 
 
 def runs(plain_size: int, limit: int) -> Iterator[tuple[int, int]]:
@@ -355,10 +333,10 @@ def runs(plain_size: int, limit: int) -> Iterator[tuple[int, int]]:
         # A last chunk that is empty goes with the run before it.
         if start and not size:
             return
-        yield start // CHUNK, size
+        yield start // CHUNK_SIZE, size
 
 
 def run_size(first: int, size: int, plain_size: int) -> int:
     """Bytes that a run of `size` bytes of plaintext takes when sealed; the run at the end has one more chunk."""
-    end = first * CHUNK + size == plain_size
-    return size + TAG * (size // CHUNK + 1 if end else size // CHUNK)
+    end = first * CHUNK_SIZE + size == plain_size
+    return size + TAG_SIZE * (size // CHUNK_SIZE + 1 if end else size // CHUNK_SIZE)

@@ -7,7 +7,7 @@ import warnings
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
-from fastrack._crypto.base import Bytes, Engine, Pieces
+from fastrack._crypto.base import Engine
 from fastrack._crypto.workers import default_threads
 from fastrack.errors import DeviceError
 
@@ -118,17 +118,3 @@ def _fault(name: str) -> str | None:
     from fastrack._crypto.known_answers import find_fault
 
     return find_fault(_build(name, 1))
-
-
-__all__ = [
-    "ENGINES",
-    "ENGINE_VARIABLE",
-    "Bytes",
-    "Choice",
-    "Engine",
-    "Pieces",
-    "available",
-    "chosen",
-    "default_threads",
-    "engine",
-]

@@ -6,10 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from fastrack._crypto.cobblestone import CHUNK
+from fastrack._crypto.cobblestone import CHUNK_SIZE
 from fastrack._crypto.jit import _compiled
-
-__all__ = ["cut", "is_inside"]
 
 
 def _cut(starts: Any, sizes: Any, places: Any) -> Any:
@@ -29,9 +27,9 @@ def _cut(starts: Any, sizes: Any, places: Any) -> Any:
     while index < starts.size:
         after, size = _join(starts, sizes, places, index)
         if size > 0:
-            first = starts[index] // CHUNK
+            first = starts[index] // CHUNK_SIZE
             ascending = ascending and first >= last
-            last = (starts[index] + size - 1) // CHUNK
+            last = (starts[index] + size - 1) // CHUNK_SIZE
             count += last - first + 1
         index = after
 
@@ -43,10 +41,10 @@ def _cut(starts: Any, sizes: Any, places: Any) -> Any:
         after, size = _join(starts, sizes, places, index)
         start, stop = starts[index], starts[index] + size
         while start < stop:
-            number = start // CHUNK
-            length = min(stop, (number + 1) * CHUNK) - start
+            number = start // CHUNK_SIZE
+            length = min(stop, (number + 1) * CHUNK_SIZE) - start
             numbers[row] = number
-            table[row, 0] = start - number * CHUNK
+            table[row, 0] = start - number * CHUNK_SIZE
             table[row, 1] = places[index] + start - starts[index]
             table[row, 2] = length
             start += length
@@ -82,7 +80,7 @@ def _is_inside(chunks: Any, starts: Any, table: Any, count: int, plain: int, tar
         chunk = chunks[index]
         if chunk < 0 or chunk >= count:
             return False
-        inner = min(plain - chunk * CHUNK, CHUNK)
+        inner = min(plain - chunk * CHUNK_SIZE, CHUNK_SIZE)
         for row in range(starts[index], starts[index + 1]):
             offset, place, length = table[row, 0], table[row, 1], table[row, 2]
             # No sums here: two numbers of a plan may add up to less than nothing.

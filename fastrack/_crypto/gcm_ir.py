@@ -20,7 +20,7 @@ from functools import cache
 
 from llvmlite import ir
 
-from fastrack._crypto.cobblestone import CHUNK, STRIDE
+from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
 from fastrack._crypto.llvm import I1, I8, I32, I64, Emitter, compile_for, declare
 
 _TARGETS = {  # by the width of the instructions: a microarchitecture level and what the code needs beside it
@@ -109,7 +109,7 @@ def run_function(module: ir.Module, form: Form, name: str) -> ir.Function:
     function.linkage = "internal"
     keep_apart(function)
     schedule, source, target, first, count, size = function.args
-    source_step, target_step = (CHUNK, STRIDE) if name == "seal" else (STRIDE, CHUNK)
+    source_step, target_step = (CHUNK_SIZE, SEALED_CHUNK_SIZE) if name == "seal" else (SEALED_CHUNK_SIZE, CHUNK_SIZE)
     entry, loop, done = (function.append_basic_block() for _ in range(3))
     builder = ir.IRBuilder(entry)
     builder.branch(loop)
@@ -120,8 +120,8 @@ def run_function(module: ir.Module, form: Form, name: str) -> ir.Function:
     bad.add_incoming(count, entry)
     here = builder.add(source, builder.mul(index, ir.Constant(I64, source_step)))
     there = builder.add(target, builder.mul(index, ir.Constant(I64, target_step)))
-    left = builder.sub(size, builder.mul(index, ir.Constant(I64, CHUNK)))
-    full = ir.Constant(I64, CHUNK)
+    left = builder.sub(size, builder.mul(index, ir.Constant(I64, CHUNK_SIZE)))
+    full = ir.Constant(I64, CHUNK_SIZE)
     length = builder.select(builder.icmp_signed("<", left, full), left, full)
     good = builder.call(chunk, [schedule, here, there, builder.add(first, index), length])
     is_first = builder.and_(
@@ -542,16 +542,3 @@ def copy(builder: ir.IRBuilder, target: ir.Value, source: ir.Value, size: ir.Val
     move = declare(builder.module, "llvm.memcpy.p0.p0.i64", signature)
     addresses = (builder.inttoptr(address, pointer) for address in (target, source))
     builder.call(move, [*addresses, size, ir.Constant(I1, 0)])
-
-
-__all__ = [
-    "SCHEDULE_SIZE",
-    "STACK_SIZE",
-    "Form",
-    "chunk_function",
-    "copy",
-    "fill_zero",
-    "keep_apart",
-    "run_function",
-    "stack_wiper",
-]

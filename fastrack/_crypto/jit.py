@@ -20,7 +20,7 @@ from numba.extending import intrinsic
 from fastrack._crypto import gcm_ir as gcm
 from fastrack._crypto import llvm as emit
 from fastrack._crypto import workers
-from fastrack._crypto.cobblestone import CHUNK, STRIDE
+from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
 
 # A board, in 64-bit words that lie on cache lines of their own.
 TICKET, BAD, DONE = 0, 8, 16
@@ -66,9 +66,9 @@ def build(width: int, native: int) -> Kernels:
 
     return Kernels(
         prepare,
-        open_run=_build_run(form, "open", STRIDE, CHUNK),
-        verify_run=_build_run(form, "verify", STRIDE, 0),
-        seal_run=_build_run(form, "seal", CHUNK, STRIDE),
+        open_run=_build_run(form, "open", SEALED_CHUNK_SIZE, CHUNK_SIZE),
+        verify_run=_build_run(form, "verify", SEALED_CHUNK_SIZE, 0),
+        seal_run=_build_run(form, "seal", CHUNK_SIZE, SEALED_CHUNK_SIZE),
         open_pieces=_build_gather(form),
     )
 
@@ -86,7 +86,7 @@ def _build_run(form: str, name: str, source_step: int, target_step: int) -> Any:
                 break
             stop = min(start + grain, count)
             here, there = source + start * source_step, target + start * target_step
-            left = size - start * CHUNK
+            left = size - start * CHUNK_SIZE
             if bits == 256:
                 bad = _chunks(form, name, 256, schedule, here, there, first + start, stop - start, left)
             else:
@@ -119,8 +119,8 @@ def _build_gather(form: str) -> Any:
             stop = min(start + grain, count)
             for index in range(start, stop):
                 chunk = chunks[index]
-                here = source + chunk * STRIDE
-                length = min(CHUNK, size - chunk * CHUNK)
+                here = source + chunk * SEALED_CHUNK_SIZE
+                length = min(CHUNK_SIZE, size - chunk * CHUNK_SIZE)
                 low, high = starts[index], starts[index + 1]
                 whole = high - low == 1 and pieces[low, 2] == length
                 there = target + pieces[low, 1] if whole else scratch
@@ -136,7 +136,7 @@ def _build_gather(form: str) -> Any:
                         _copy(target + pieces[piece, 1], scratch + pieces[piece, 0], pieces[piece, 2])
             worked += stop - start
         if worked:
-            _wipe(scratch, CHUNK)
+            _wipe(scratch, CHUNK_SIZE)
             _wipe_stack()
             _fetch_add(board + _DONE, worked)
         if wait:
@@ -256,7 +256,7 @@ def _scratch(typingctx: Any) -> Any:
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
         with builder.goto_entry_block():
-            place = builder.alloca(emit.I8, CHUNK)
+            place = builder.alloca(emit.I8, CHUNK_SIZE)
         return builder.ptrtoint(place, emit.I64)
 
     return types.int64(), codegen

@@ -26,8 +26,6 @@ from fastrack._util.public import public
 from fastrack._util.regular_file import open_regular
 from fastrack.errors import ClosedError, FormatError, KeyPermissionError, UnknownKeyError
 
-__all__ = ["KEY_FILE_VARIABLE", "Key", "KeyLike", "KeyRing", "KeySource", "looks_secret"]
-
 KEY_FILE_VARIABLE = "FASTRACK_KEY_FILE"
 """The environment variable that names the key file to use where no ``keys=`` is given."""
 

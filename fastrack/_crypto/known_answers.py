@@ -10,14 +10,12 @@ from hashlib import sha256
 import numpy as np
 
 from fastrack._crypto.base import Engine
-from fastrack._crypto.cobblestone import CHUNK, NONCE, TAG, MessageKey
-
-__all__ = ["find_fault"]
+from fastrack._crypto.cobblestone import CHUNK_SIZE, NONCE_SIZE, TAG_SIZE, MessageKey
 
 # A whole chunk and one whose end takes all ways through the code: groups of vectors, single blocks, part of a block.
-_SIZE = CHUNK + 1061
+_SIZE = CHUNK_SIZE + 1061
 _FIRST = (1 << 32) + 5
-_NONCE = bytes(range(100, 100 + NONCE))
+_NONCE = bytes(range(100, 100 + NONCE_SIZE))
 
 # SHA-256 of the two sealed chunks, computed with OpenSSL, by the number of bytes of the key.
 _ANSWERS = {
@@ -40,7 +38,7 @@ def find_fault(engine: Engine) -> str | None:
 
 def _try(engine: Engine, key: bytes, answer: str) -> str | None:
     plain = np.resize(np.arange(251, dtype=np.uint8), _SIZE)
-    sealed, opened = np.empty(_SIZE + 2 * TAG, np.uint8), np.empty(_SIZE, np.uint8)
+    sealed, opened = np.empty(_SIZE + 2 * TAG_SIZE, np.uint8), np.empty(_SIZE, np.uint8)
     schedule = engine.prepare(MessageKey.raw(key, _NONCE))
     try:
         engine.seal_run(schedule, plain, sealed, _FIRST)
@@ -51,7 +49,7 @@ def _try(engine: Engine, key: bytes, answer: str) -> str | None:
         if bad is not None or not np.array_equal(opened, plain):
             return f"expected sealed chunks to open, got {_what_opened(bad)}"
         sealed[-1] ^= 1
-        plain[CHUNK:] = 0
+        plain[CHUNK_SIZE:] = 0
         bad = engine.open_run(schedule, sealed, opened, _FIRST)
         if bad != _FIRST + 1:
             return f"expected the second chunk's altered tag to be refused, got {_what_opened(bad)}"

@@ -12,15 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fastrack._crypto import workers as crew
-from fastrack._crypto.base import check_buffers
-from fastrack._crypto.cobblestone import CHUNK, STRIDE
-from fastrack._crypto.engine import Bytes
+from fastrack._crypto.base import Bytes, check_buffers
+from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
 from fastrack._crypto.jit import _DONE, _await, _compiled, _copy, _fetch_add
 from fastrack._crypto.vaes import address, is_compiling
 
-__all__ = ["copy", "pack"]
-
-_ALONE = (512 << 10) // CHUNK  # chunks that one thread has copied before another has woken up
+_ALONE = (512 << 10) // CHUNK_SIZE  # chunks that one thread has copied before another has woken up
 
 
 def copy(target: Bytes, source: Bytes, threads: int) -> None:
@@ -34,10 +31,10 @@ def copy(target: Bytes, source: Bytes, threads: int) -> None:
     check_buffers(source, target)
     if target.size != source.size:
         raise ValueError(f"{source.size} bytes are not to be copied into {target.size}")
-    if threads == 1 or target.size < _ALONE * STRIDE or not is_compiling():
+    if threads == 1 or target.size < _ALONE * SEALED_CHUNK_SIZE or not is_compiling():
         np.copyto(target, source)
         return
-    count = -(-target.size // STRIDE)
+    count = -(-target.size // SEALED_CHUNK_SIZE)
     crew.run(
         _copy_run,
         (address(source), address(target), count, target.size),
@@ -69,7 +66,9 @@ def pack(target: Bytes, source: Bytes, chunks: npt.NDArray[np.int64], threads: i
     _check_chunks(chunks, target.size, source.size)
     if not is_compiling():
         for place, chunk in enumerate(chunks.tolist()):
-            target[place * STRIDE : (place + 1) * STRIDE] = source[chunk * STRIDE : (chunk + 1) * STRIDE]
+            target[place * SEALED_CHUNK_SIZE : (place + 1) * SEALED_CHUNK_SIZE] = source[
+                chunk * SEALED_CHUNK_SIZE : (chunk + 1) * SEALED_CHUNK_SIZE
+            ]
         return
     where = (address(source), address(target), chunks, source.size)
     crew.run(_copy_chunks, where, chunks.size, threads, (source, target), alone=_ALONE)
@@ -81,10 +80,12 @@ def _check_chunks(chunks: npt.NDArray[np.int64], target: int, source: int) -> No
         raise ValueError("numbers of chunks are not a one-dimensional, contiguous int64 array")
     filled = 0
     if chunks.size:
-        last = -(-source // STRIDE) - 1
+        last = -(-source // SEALED_CHUNK_SIZE) - 1
         if chunks.min() < 0 or chunks.max() > last or bool((chunks[:-1] == last).any()):
             raise ValueError("a chunk to be packed lies outside its message, or another follows the message's last")
-        filled = (chunks.size - 1) * STRIDE + min(STRIDE, source - int(chunks[-1]) * STRIDE)
+        filled = (chunks.size - 1) * SEALED_CHUNK_SIZE + min(
+            SEALED_CHUNK_SIZE, source - int(chunks[-1]) * SEALED_CHUNK_SIZE
+        )
     if filled != target:
         raise ValueError(f"chunks of {filled} bytes are not to be packed into {target}")
 
@@ -97,8 +98,8 @@ def _build_run(form: str) -> Any:
             if start >= count:
                 break
             stop = min(start + grain, count)
-            offset = start * STRIDE
-            _copy(target + offset, source + offset, min(stop * STRIDE, size) - offset)
+            offset = start * SEALED_CHUNK_SIZE
+            _copy(target + offset, source + offset, min(stop * SEALED_CHUNK_SIZE, size) - offset)
             _fetch_add(board + _DONE, stop - start)
         if wait:
             _await(board, count)
@@ -120,8 +121,12 @@ def _build_gather(form: str) -> Any:
                 chunk, after = chunks[index], index + 1
                 while after < stop and chunks[after] - chunk == after - index:  # neighbours are one stretch
                     after += 1
-                here = chunk * STRIDE
-                _copy(target + index * STRIDE, source + here, min((after - index) * STRIDE, size - here))
+                here = chunk * SEALED_CHUNK_SIZE
+                _copy(
+                    target + index * SEALED_CHUNK_SIZE,
+                    source + here,
+                    min((after - index) * SEALED_CHUNK_SIZE, size - here),
+                )
                 index = after
             _fetch_add(board + _DONE, stop - start)
         if wait:

@@ -13,8 +13,8 @@ import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from fastrack._crypto.base import Bytes, Pieces, check_buffers, check_pieces, chunks_between
-from fastrack._crypto.cobblestone import CHUNK, NONCE, STRIDE, TAG, MessageKey, chunk_nonce
+from fastrack._crypto.base import Bytes, GatherPlan, check_buffers, check_pieces, chunks_between
+from fastrack._crypto.cobblestone import CHUNK_SIZE, NONCE_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, MessageKey, chunk_nonce
 from fastrack.errors import ClosedError
 
 _ZERO_CIPHER = AESGCM(bytes(32))
@@ -32,7 +32,7 @@ class OpenSSLEngine:
     def open_run(self, schedule: OpenSSLSchedule, source: Bytes, target: Bytes, first: int) -> int | None:
         check_buffers(source, target)
         count = chunks_between(source.size, target.size, first)
-        held = np.empty(STRIDE, np.uint8)
+        held = np.empty(SEALED_CHUNK_SIZE, np.uint8)
         bad = None
         for index, plain, sealed in _slices(count, target.size):
             good = schedule.open(first + index, source[sealed], target[plain], held)
@@ -41,10 +41,10 @@ class OpenSSLEngine:
 
     def verify_run(self, schedule: OpenSSLSchedule, source: Bytes, first: int) -> int | None:
         check_buffers(source)
-        count = -(-source.size // STRIDE)
-        size = source.size - count * TAG
+        count = -(-source.size // SEALED_CHUNK_SIZE)
+        size = source.size - count * TAG_SIZE
         chunks_between(source.size, size, first)
-        held, scratch = np.empty(STRIDE, np.uint8), np.empty(CHUNK, np.uint8)
+        held, scratch = np.empty(SEALED_CHUNK_SIZE, np.uint8), np.empty(CHUNK_SIZE, np.uint8)
         bad = None
         for index, plain, sealed in _slices(count, size):
             good = schedule.open(first + index, source[sealed], scratch[: plain.stop - plain.start], held)
@@ -55,19 +55,19 @@ class OpenSSLEngine:
     def seal_run(self, schedule: OpenSSLSchedule, source: Bytes, target: Bytes, first: int) -> None:
         check_buffers(source, target)
         count = chunks_between(target.size, source.size, first)
-        held = np.empty(STRIDE, np.uint8)
+        held = np.empty(SEALED_CHUNK_SIZE, np.uint8)
         for index, plain, sealed in _slices(count, source.size):
             schedule.seal(first + index, source[plain], target[sealed], held)
 
-    def open_pieces(self, schedule: OpenSSLSchedule, source: Bytes, target: Bytes, pieces: Pieces) -> int | None:
+    def open_pieces(self, schedule: OpenSSLSchedule, source: Bytes, target: Bytes, pieces: GatherPlan) -> int | None:
         check_buffers(source, target)
-        size = source.size - -(-source.size // STRIDE) * TAG
+        size = source.size - -(-source.size // SEALED_CHUNK_SIZE) * TAG_SIZE
         check_pieces(pieces, source.size, size, target.size)
-        held, scratch = np.empty(STRIDE, np.uint8), np.empty(CHUNK, np.uint8)
+        held, scratch = np.empty(SEALED_CHUNK_SIZE, np.uint8), np.empty(CHUNK_SIZE, np.uint8)
         bad: int | None = None
         for place, number in enumerate(pieces.chunks.tolist()):
-            length = min(CHUNK, size - number * CHUNK)
-            here = source[number * STRIDE : number * STRIDE + length + TAG]
+            length = min(CHUNK_SIZE, size - number * CHUNK_SIZE)
+            here = source[number * SEALED_CHUNK_SIZE : number * SEALED_CHUNK_SIZE + length + TAG_SIZE]
             if not schedule.open(number, here, scratch[:length], held):
                 bad = number if bad is None else min(bad, number)
             for offset, there, extent in pieces.table[pieces.starts[place] : pieces.starts[place + 1]].tolist():
@@ -102,7 +102,7 @@ class OpenSSLSchedule:
             # OpenSSL leaves what it deciphered in the target, and the end of it on its stack: the same call under a key
             # of zeros takes its place there.
             with suppress(InvalidTag):
-                _ZERO_CIPHER.decrypt_into(bytes(NONCE), still.data, None, target.data)
+                _ZERO_CIPHER.decrypt_into(bytes(NONCE_SIZE), still.data, None, target.data)
             target.fill(0)
             return False
         return True
@@ -132,5 +132,9 @@ class OpenSSLSchedule:
 
 def _slices(count: int, size: int) -> Iterator[tuple[int, slice, slice]]:
     for index in range(count):
-        start, stop = index * CHUNK, min((index + 1) * CHUNK, size)
-        yield index, slice(start, stop), slice(index * STRIDE, index * STRIDE + stop - start + TAG)
+        start, stop = index * CHUNK_SIZE, min((index + 1) * CHUNK_SIZE, size)
+        yield (
+            index,
+            slice(start, stop),
+            slice(index * SEALED_CHUNK_SIZE, index * SEALED_CHUNK_SIZE + stop - start + TAG_SIZE),
+        )

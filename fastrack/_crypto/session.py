@@ -8,10 +8,8 @@ from typing import NoReturn
 
 from fastrack._crypto import cobblestone
 from fastrack._crypto.cobblestone import MessageKey
-from fastrack._util.fork import renew_after_fork
+from fastrack._util.fork import register_fork_reset
 from fastrack.errors import ClosedError
-
-__all__ = ["Session"]
 
 _CONTEXT = b"fastrack/transfer@1\0"
 _FRESH = 16  # random bytes of each salt; the others are a counter
@@ -32,10 +30,10 @@ class Session:
     def __init__(self, bits: int = 256) -> None:
         self._bits = bits
         self._secret: bytearray | None = bytearray(os.urandom(bits // 8))
-        self.renew()
-        renew_after_fork(self)
+        self.reset_after_fork()
+        register_fork_reset(self)
 
-    def renew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Start over with a fresh secret, unless the session was wiped."""
         self._lock = threading.Lock()
         self._replace()
@@ -60,7 +58,7 @@ class Session:
             if self._secret is None:
                 raise ClosedError("this session was wiped; open another channel")
             self._counter += 1
-            salt = self._counter.to_bytes(cobblestone.SALT - _FRESH, "big") + os.urandom(_FRESH)
+            salt = self._counter.to_bytes(cobblestone.SALT_SIZE - _FRESH, "big") + os.urandom(_FRESH)
             return cobblestone.derive(self._secret, salt, _CONTEXT)
 
     def wipe(self) -> None:

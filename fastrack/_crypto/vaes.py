@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from fastrack._crypto import workers as crew
-from fastrack._crypto.base import Bytes, Pieces, check_buffers, check_pieces, chunks_between
-from fastrack._crypto.cobblestone import STRIDE, TAG, MessageKey
+from fastrack._crypto.base import Bytes, GatherPlan, check_buffers, check_pieces, chunks_between
+from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE, TAG_SIZE, MessageKey
 from fastrack.errors import ClosedError
 
 _ALIGNMENT = 64
@@ -47,8 +47,8 @@ class VaesEngine:
 
     def verify_run(self, schedule: VaesSchedule, source: Bytes, first: int) -> int | None:
         check_buffers(source)
-        count = -(-source.size // STRIDE)
-        size = source.size - count * TAG
+        count = -(-source.size // SEALED_CHUNK_SIZE)
+        size = source.size - count * TAG_SIZE
         chunks_between(source.size, size, first)
         where = (address(source), 0, first, count, size)
         return self._run(self._kernels.verify_run, schedule, where, count, (source,))
@@ -59,9 +59,9 @@ class VaesEngine:
         where = (address(source), address(target), first, count, source.size)
         self._run(self._kernels.seal_run, schedule, where, count, (source, target))
 
-    def open_pieces(self, schedule: VaesSchedule, source: Bytes, target: Bytes, pieces: Pieces) -> int | None:
+    def open_pieces(self, schedule: VaesSchedule, source: Bytes, target: Bytes, pieces: GatherPlan) -> int | None:
         check_buffers(source, target)
-        size = source.size - -(-source.size // STRIDE) * TAG
+        size = source.size - -(-source.size // SEALED_CHUNK_SIZE) * TAG_SIZE
         check_pieces(pieces, source.size, size, target.size)
         where = (address(source), address(target), pieces.chunks, pieces.starts, pieces.table, size)
         return self._run(self._kernels.open_pieces, schedule, where, pieces.chunks.size, (source, target))

@@ -18,12 +18,12 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from fastrack._crypto.cobblestone import CHUNK
+from fastrack._crypto.cobblestone import CHUNK_SIZE
 from fastrack._util import trace as timeline
 from fastrack._util.fork import after_fork
 
-_ALONE = 2 * 1024 * 1024 // CHUNK  # runs shorter than this are done before a helper wakes up
-_HUGE_PAGE = 2 * 1024 * 1024 // CHUNK  # tickets this long keep two threads from touching one fresh huge page
+_ALONE = 2 * 1024 * 1024 // CHUNK_SIZE  # runs shorter than this are done before a helper wakes up
+_HUGE_PAGE = 2 * 1024 * 1024 // CHUNK_SIZE  # tickets this long keep two threads from touching one fresh huge page
 
 
 def run(

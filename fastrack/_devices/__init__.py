@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 
-from fastrack._crypto.engine import default_threads
 from fastrack._crypto.vaes import is_compiling
-from fastrack._devices.base import Device, Slab, Slot, Work
+from fastrack._crypto.workers import default_threads
+from fastrack._devices.base import Device
 from fastrack.errors import DeviceError
-
-__all__ = ["DEFAULT", "Device", "Slab", "Slot", "Work", "canonical", "open_device"]
 
 DEFAULT = "cpu"
 

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from fastrack._crypto.base import Bytes, GatherPlan
 from fastrack._crypto.cobblestone import MessageKey
-from fastrack._crypto.engine import Bytes, Pieces
 from fastrack._tensors.arrays import Framework
 from fastrack._util.trace import Detail
-
-__all__ = ["BAD_PLAN", "Device", "Note", "Slab", "Slot", "Work"]
 
 BAD_PLAN = -1  # the verdict on a gather whose plan was altered on its way to the device
 
@@ -31,7 +29,7 @@ class Slab:
     start: int
     stop: int
     sealed: int
-    pieces: Pieces | None = None
+    pieces: GatherPlan | None = None
 
     @property
     def detail(self) -> Detail:
@@ -45,7 +43,7 @@ class Note(Protocol):
     def __call__(self, name: str, slab: Slab, start: int, stop: int) -> None: ...
 
 
-class Slot(Protocol):
+class StagingBuffer(Protocol):
     """Host memory that copies to and from a device are fast from, with room for one slab.
 
     Attributes
@@ -69,7 +67,7 @@ class Slot(Protocol):
         """Overwrite it with zeros, here and on the device, once the device is done with it."""
 
 
-class Work(Protocol):
+class Operation(Protocol):
     """One message being opened or sealed on a device, under its own key. `end` it, whatever happens.
 
     Attributes
@@ -80,7 +78,7 @@ class Work(Protocol):
 
     lane: int
 
-    def open(self, slab: Slab, sealed: Bytes, slot: Slot | None) -> None:
+    def open(self, slab: Slab, sealed: Bytes, slot: StagingBuffer | None) -> None:
         """Authenticate and decrypt a slab into its place, now or with the next `issue`.
 
         Nothing of a chunk whose tag is wrong is ever seen: its place holds zeros.
@@ -94,7 +92,7 @@ class Work(Protocol):
             What the device stages them in, if it does. Until the next `issue` nothing else may use it.
         """
 
-    def seal(self, slab: Slab, sealed: Bytes, slot: Slot | None) -> None:
+    def seal(self, slab: Slab, sealed: Bytes, slot: StagingBuffer | None) -> None:
         """Encrypt a slab into `sealed`, in host memory. Complete at the end."""
 
     def issue(self) -> None:
@@ -161,10 +159,10 @@ class Device(Protocol):
     def clear(self, memory: Any) -> None:
         """Overwrite a view with zeros, before this returns."""
 
-    def slot(self, size: int) -> Slot:
+    def slot(self, size: int) -> StagingBuffer:
         """Memory for staged slabs of up to `size` bytes, page-locked where that means something."""
 
-    def begin(self, key: MessageKey, memory: Any, note: Note | None = None) -> Work:
+    def begin(self, key: MessageKey, memory: Any, note: Note | None = None) -> Operation:
         """Take a message key to the device, to open a message into `memory`, a view, or to seal it from there.
 
         The key's material is not looked at after this returns. `note` is told of what happens on the host.

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastrack._crypto import engine as aead
+from fastrack._crypto.base import Bytes, Engine
 from fastrack._crypto.cobblestone import MessageKey
-from fastrack._crypto.engine import Bytes
-from fastrack._devices.base import Note, Slab, Slot
+from fastrack._devices.base import Note, Slab, StagingBuffer
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Framework
 from fastrack.errors import DeviceError
-
-__all__ = ["CpuDevice"]
 
 
 class CpuDevice:
@@ -77,13 +75,13 @@ class CpuWork:
 
     lane = 0
 
-    def __init__(self, engine: aead.Engine, key: MessageKey, memory: Bytes) -> None:
+    def __init__(self, engine: Engine, key: MessageKey, memory: Bytes) -> None:
         self._engine = engine
         self._schedule = engine.prepare(key)
         self._memory = memory
         self._bad: int | None = None
 
-    def open(self, slab: Slab, sealed: Bytes, slot: Slot | None) -> None:
+    def open(self, slab: Slab, sealed: Bytes, slot: StagingBuffer | None) -> None:
         if slab.pieces is not None:
             bad = self._engine.open_pieces(self._schedule, sealed, self._memory, slab.pieces)
         else:
@@ -91,7 +89,7 @@ class CpuWork:
         if self._bad is None:
             self._bad = bad
 
-    def seal(self, slab: Slab, sealed: Bytes, slot: Slot | None) -> None:
+    def seal(self, slab: Slab, sealed: Bytes, slot: StagingBuffer | None) -> None:
         self._engine.seal_run(self._schedule, self._memory[slab.start : slab.stop], sealed, slab.first)
 
     def issue(self) -> None:

@@ -10,9 +10,7 @@ from typing import Any
 
 from fastrack._tensors.arrays import framework_of
 from fastrack._util.fork import after_fork
-from fastrack._util.tree import map_leaves
-
-__all__ = ["SideStream", "reclaim", "side_stream"]
+from fastrack._util.tree import tree_map
 
 _PER_THREAD = 2  # cudaStreamPerThread
 _Retired = tuple[Any, Any, int]  # an array that came back, the stream that used it, and the thread of that
@@ -97,7 +95,7 @@ class SideStream:
     def hand_over(self, nest: Any) -> Any:
         """Give results that are complete to the caller's current stream. The same nest, perhaps with other arrays."""
         self._record_retired()
-        return map_leaves(self._hand_over, nest)
+        return tree_map(self._hand_over, nest)
 
     def reclaim(self, *, wait: bool = False) -> None:
         """Let go of the memory that no stream uses any more; with `wait`, of all that was dropped."""

@@ -29,8 +29,6 @@ try:
 except ImportError:  # some Pythons are built without it; then zipfile unpacks nothing with it either
     LZMAError = zlib.error  # type: ignore[assignment, misc]
 
-__all__ = ["PlainTensor", "open_plain", "require_safe_member"]
-
 _UNSOUND = (
     ArithmeticError,
     EOFError,

@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastrack._crypto.engine import Pieces
+from fastrack._crypto.base import GatherPlan
 from fastrack._util.pickles import unpickle
-
-__all__ = ["Indices", "Ranges", "RowPlan", "as_indices", "plan_rows"]
 
 Indices = npt.NDArray[np.int64]
 
@@ -41,11 +39,11 @@ class Ranges:
         """These."""
         return self
 
-    def pieces(self) -> Pieces:
+    def pieces(self) -> GatherPlan:
         """The gather: each chunk once, in ascending order."""
         from fastrack._crypto import gather as plans  # imports numba, a third of a second: when first used
 
-        return Pieces(*plans.cut(self.starts, self.sizes, self.places))
+        return GatherPlan(*plans.cut(self.starts, self.sizes, self.places))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +75,7 @@ class RowPlan:
             return Ranges.even(np.array([rows.start * self.row_bytes]), self.nbytes)
         return Ranges.even(np.arange(rows.start, rows.stop, rows.step) * self.row_bytes, self.row_bytes)
 
-    def pieces(self) -> Pieces:
+    def pieces(self) -> GatherPlan:
         """The gather of their bytes."""
         return self.ranges().pieces()
 

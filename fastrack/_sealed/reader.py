@@ -21,7 +21,7 @@ import safetensors
 
 from fastrack._crypto import cobblestone
 from fastrack._crypto.keys import KeyRing, KeySource
-from fastrack._sealed.tensor import Binding, Claim, Kind, OpenMessage, SealedTensor, bad_chunk
+from fastrack._sealed.tensor import Binding, Kind, MessageContext, OpenMessage, SealedTensor, bad_chunk
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
 from fastrack._tensors.mapped_file import map_file
@@ -29,8 +29,6 @@ from fastrack._util.pickles import unpickle
 from fastrack._util.public import public
 from fastrack._util.regular_file import open_regular
 from fastrack.errors import AuthenticationError, ClosedError, FormatError, UnknownKeyError
-
-__all__ = ["SealedFile", "TensorCheck", "check_file", "load_file", "one_tensor_of", "opened_file", "verify_file"]
 
 FORMAT_VERSION = "1"
 _HEX_ID = re.compile(r"[0-9a-f]{32}")
@@ -137,7 +135,7 @@ class SealedFile(Mapping[str, SealedTensor]):
         self.file_id: str | None = None
         self.key_id: str | None = None
         self.kind: Kind = "tensor"
-        self._claims: dict[str, Claim] = {}
+        self._claims: dict[str, MessageContext] = {}
         self._bindings: dict[str, Binding] = {}
         if marks:
             self._read_marks(marks)
@@ -490,14 +488,14 @@ def _read_binding(name: str, entry: dict[str, Any], file: str, path: Path) -> tu
     own_id, header = entry.get("file"), entry["binding"]
     if not isinstance(own_id, str) or not isinstance(header, str) or not _HEX_HEADER.fullmatch(header):
         raise FormatError(
-            f"{path}: the binding of {name!r:.80} must be {2 * cobblestone.HEADER} hexadecimal digits beside a file "
-            f"id, not {header!r:.80}; the metadata was altered"
+            f"{path}: the binding of {name!r:.80} must be {2 * cobblestone.HEADER_SIZE} hexadecimal digits beside a "
+            f"file id, not {header!r:.80}; the metadata was altered"
         )
     rest = {member: value for member, value in entry.items() if member not in {"file", "binding"}}
     return rest, _hex_id(own_id, f"file of {name!r:.80}", path), Binding(file, bytes.fromhex(header))
 
 
-def _read_claim(name: str, entry: Any, file: str, kind: Kind, path: Path) -> Claim:
+def _read_claim(name: str, entry: Any, file: str, kind: Kind, path: Path) -> MessageContext:
     sound = isinstance(entry, dict) and entry.keys() == {"dtype", "shape"}
     if sound:
         dtype, shape = entry["dtype"], entry["shape"]
@@ -512,4 +510,4 @@ def _read_claim(name: str, entry: Any, file: str, kind: Kind, path: Path) -> Cla
             f"{path}: the entry of {name!r:.80} must give a dtype and a shape, not {entry!r:.80}; the metadata was "
             "altered"
         )
-    return Claim(name, dtype, tuple(shape), file, kind)
+    return MessageContext(name, dtype, tuple(shape), file, kind)

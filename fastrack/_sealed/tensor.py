@@ -14,8 +14,8 @@ import numpy as np
 
 from fastrack._crypto import cobblestone
 from fastrack._crypto import engine as aead
-from fastrack._crypto.cobblestone import HEADER, SALT, MessageKey
-from fastrack._crypto.engine import Pieces
+from fastrack._crypto.base import GatherPlan
+from fastrack._crypto.cobblestone import HEADER_SIZE, SALT_SIZE, MessageKey
 from fastrack._crypto.keys import Key, KeyLike, KeyRing, KeySource
 from fastrack._sealed.indexing import Ranges, plan_rows
 from fastrack._tensors import arrays, dtypes
@@ -23,20 +23,6 @@ from fastrack._tensors.arrays import Bytes, Framework
 from fastrack._util.pickles import unpickle
 from fastrack._util.public import public
 from fastrack.errors import AuthenticationError, FormatError, UnknownKeyError
-
-__all__ = [
-    "Binding",
-    "Choice",
-    "Claim",
-    "Kind",
-    "Part",
-    "SealedRows",
-    "SealedTensor",
-    "TensorRows",
-    "new_file_id",
-    "seal",
-    "unseal",
-]
 
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 Kind = Literal["tensor", "checkpoint"]
@@ -70,13 +56,13 @@ def seal(tensor: Any, key: KeyLike, name: str = "tensor") -> SealedTensor:
     key = Key.of(key)
     dtype, shape = arrays.describe(tensor)
     plain = arrays.bytes_of(tensor)
-    claim = Claim(name, dtype, shape, new_file_id())
+    claim = MessageContext(name, dtype, shape, new_file_id())
     message = arrays.empty_bytes(cobblestone.message_size(plain.size))
     engine = aead.engine()
     salt, message_key = claim.new_key(key)
     schedule = engine.prepare(message_key)
     try:
-        engine.seal_run(schedule, plain, message[HEADER:], 0)
+        engine.seal_run(schedule, plain, message[HEADER_SIZE:], 0)
     finally:
         schedule.wipe()
         message_key.wipe()
@@ -126,13 +112,13 @@ def unseal(
 
 def _unseal_rows(rows: SealedRows, keys: KeyRing, framework: Framework) -> Any:
     """Open rows: all headers first, as the memory and the plans are of the size that these authenticate."""
-    rows.check_claims(keys)
+    rows.check_contexts(keys)
     with ExitStack() as stack:
         opened = [(stack.enter_context(OpenMessage(part.tensor, keys)), part.plan) for part in rows.parts()]
         memory = arrays.empty_bytes(rows.nbytes)
         result = arrays.from_bytes(memory, rows.dtype, rows.shape, framework)
         try:
-            if rows.has_gaps:
+            if rows.needs_padding:
                 memory.fill(0)
             for message, plan in opened:
                 message.gather(plan.pieces(), memory)
@@ -143,7 +129,7 @@ def _unseal_rows(rows: SealedRows, keys: KeyRing, framework: Framework) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class MessageContext:
     """What a message claims to be; its key is derived from this, so a false claim fails before a chunk is opened."""
 
     name: str
@@ -173,7 +159,7 @@ class Claim:
 
     def new_key(self, key: Key) -> tuple[bytes, MessageKey]:
         """A fresh salt and the message key that follows from it."""
-        salt = os.urandom(SALT)
+        salt = os.urandom(SALT_SIZE)
         return salt, cobblestone.derive(key.material(), salt, self.context())
 
     def open_header(self, header: bytes, key: Key) -> MessageKey:
@@ -204,15 +190,15 @@ class Binding:
         return unpickle, ("Binding", self.file, self.header)
 
     @classmethod
-    def new(cls, claim: Claim, file: str, key: Key) -> Binding:
+    def new(cls, claim: MessageContext, file: str, key: Key) -> Binding:
         """Bind the message of that claim to a file. The header is that of a message without chunks."""
-        salt = os.urandom(SALT)
+        salt = os.urandom(SALT_SIZE)
         message_key = cobblestone.derive(key.material(), salt, _binding_context(claim, file))
         commitment = message_key.commitment
         message_key.wipe()
         return cls(file, salt + commitment)
 
-    def check(self, claim: Claim, key: Key) -> None:
+    def check(self, claim: MessageContext, key: Key) -> None:
         """Authenticate that the owner put the message into the file.
 
         Raises
@@ -230,7 +216,7 @@ class Binding:
             ) from None
 
 
-def _binding_context(claim: Claim, file: str) -> bytes:
+def _binding_context(claim: MessageContext, file: str) -> bytes:
     """Return what a binding authenticates: the file, and by its context the message that was put into it."""
     return f"fastrack/binding@1\0{file}\0".encode() + claim.context()
 
@@ -286,7 +272,12 @@ class SealedTensor:
     __slots__ = ("_message", "binding", "claim", "key_id", "nbytes", "path")
 
     def __init__(
-        self, claim: Claim, message: Bytes, key_id: str, binding: Binding | None = None, path: Path | None = None
+        self,
+        claim: MessageContext,
+        message: Bytes,
+        key_id: str,
+        binding: Binding | None = None,
+        path: Path | None = None,
     ) -> None:
         self.claim = claim
         self.path = path
@@ -320,14 +311,14 @@ class SealedTensor:
     @property
     def chunks(self) -> Bytes:
         """The message without its header, as `uint8`."""
-        return self._message[HEADER:]
+        return self._message[HEADER_SIZE:]
 
     def open_header(self, keys: KeyRing) -> MessageKey:
         """The message key, if the right key is among `keys` and the header is sound."""
         try:
             if self.binding is not None:
                 self.binding.check(self.claim, keys[self.key_id])
-            return self.claim.open_header(self._message[:HEADER].tobytes(), keys[self.key_id])
+            return self.claim.open_header(self._message[:HEADER_SIZE].tobytes(), keys[self.key_id])
         except (AuthenticationError, UnknownKeyError) as error:
             if self.path is not None:
                 error.path = self.path
@@ -386,30 +377,30 @@ class SealedTensor:
         return unpickle, ("SealedTensor", self.claim, self._message.tobytes(), self.key_id, self.binding)
 
 
-def tensor_of(claim: Claim, message: bytes, key_id: str, binding: Binding | None) -> SealedTensor:
+def tensor_of(claim: MessageContext, message: bytes, key_id: str, binding: Binding | None) -> SealedTensor:
     """Make the tensor that a pickle holds."""
     return SealedTensor(claim, np.frombuffer(message, np.uint8), key_id, binding)
 
 
-class Plan(Protocol):
+class ByteRanges(Protocol):
     """Which bytes of a message go where in a result."""
 
     def ranges(self) -> Ranges:
         """The ranges, in bytes."""
 
-    def pieces(self) -> Pieces:
+    def pieces(self) -> GatherPlan:
         """The gather: which chunks hold them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TensorSlice:
     """What one sealed tensor gives to a result."""
 
     tensor: SealedTensor
-    plan: Plan
+    plan: ByteRanges
 
 
-class Choice(Protocol):
+class RowSelection(Protocol):
     """What a handle on rows stands for. Its properties are those of the handle."""
 
     @property
@@ -421,12 +412,12 @@ class Choice(Protocol):
     @property
     def key_id(self) -> str: ...
     @property
-    def has_gaps(self) -> bool: ...
+    def needs_padding(self) -> bool: ...
 
-    def parts(self) -> Sequence[Part]:
+    def parts(self) -> Sequence[TensorSlice]:
         """Where the bytes are."""
 
-    def check_claims(self, keys: KeyRing) -> None:
+    def check_contexts(self, keys: KeyRing) -> None:
         """Authenticate what it relies on besides its parts: the shapes of tensors that say which rows are where."""
 
     def reduce(self) -> tuple[object, tuple[Any, ...]]:
@@ -438,9 +429,9 @@ class TensorRows:
 
     __slots__ = ("plan", "shape", "tensor")
 
-    has_gaps = False
+    needs_padding = False
 
-    def __init__(self, tensor: SealedTensor, shape: tuple[int, ...], plan: Plan) -> None:
+    def __init__(self, tensor: SealedTensor, shape: tuple[int, ...], plan: ByteRanges) -> None:
         self.tensor = tensor
         self.shape = shape
         self.plan = plan
@@ -457,17 +448,17 @@ class TensorRows:
     def key_id(self) -> str:
         return self.tensor.key_id
 
-    def parts(self) -> Sequence[Part]:
-        return (Part(self.tensor, self.plan),)
+    def parts(self) -> Sequence[TensorSlice]:
+        return (TensorSlice(self.tensor, self.plan),)
 
-    def check_claims(self, keys: KeyRing) -> None:
+    def check_contexts(self, keys: KeyRing) -> None:
         """The tensor is all there is."""
 
     def reduce(self) -> tuple[object, tuple[Any, ...]]:
         return unpickle, ("SealedRows", self.tensor, self.shape, self.plan)
 
 
-def rows_of_tensor(tensor: SealedTensor, shape: tuple[int, ...], plan: Plan) -> SealedRows:
+def rows_of_tensor(tensor: SealedTensor, shape: tuple[int, ...], plan: ByteRanges) -> SealedRows:
     """Make the handle that a pickle holds."""
     return SealedRows(TensorRows(tensor, shape, plan))
 
@@ -494,7 +485,7 @@ class SealedRows:
 
     __slots__ = ("choice",)
 
-    def __init__(self, choice: Choice) -> None:
+    def __init__(self, choice: RowSelection) -> None:
         self.choice = choice
 
     @property
@@ -518,15 +509,15 @@ class SealedRows:
         return self.choice.key_id
 
     @property
-    def has_gaps(self) -> bool:
+    def needs_padding(self) -> bool:
         """Whether some of the result is in no tensor, and zeros."""
-        return self.choice.has_gaps
+        return self.choice.needs_padding
 
-    def parts(self) -> Sequence[Part]:
+    def parts(self) -> Sequence[TensorSlice]:
         """The tensors that the rows are of, and where in the result they go."""
         return self.choice.parts()
 
-    def check_claims(self, keys: KeyRing) -> None:
+    def check_contexts(self, keys: KeyRing) -> None:
         """Authenticate what says which rows these are, besides the parts themselves.
 
         Raises
@@ -534,7 +525,7 @@ class SealedRows:
         AuthenticationError
             If another file of the same data set was altered, so that samples may be missing or have other numbers.
         """
-        self.choice.check_claims(keys)
+        self.choice.check_contexts(keys)
 
     to = _to
     __array__ = _refuse_array
@@ -574,7 +565,7 @@ class OpenMessage:
             memory.fill(0)
             raise bad_chunk(self._sealed.name, bad, path=self._sealed.path)
 
-    def gather(self, pieces: Pieces, memory: Bytes) -> None:
+    def gather(self, pieces: GatherPlan, memory: Bytes) -> None:
         """Open some of it into their places in `memory`. Else as `read`."""
         bad = self._engine.open_pieces(self._schedule, self._sealed.chunks, memory, pieces)
         if bad is not None:
@@ -593,7 +584,7 @@ class OpenMessage:
         return self._engine.verify_run(self._schedule, self._run(first, size), first)
 
     def _run(self, first: int, size: int) -> Bytes:
-        start = first * cobblestone.STRIDE
+        start = first * cobblestone.SEALED_CHUNK_SIZE
         return self._sealed.chunks[start : start + cobblestone.run_size(first, size, self._sealed.nbytes)]
 
     def __enter__(self) -> Self:
@@ -605,8 +596,8 @@ class OpenMessage:
 
 def write_header(message: Bytes, salt: bytes, key: MessageKey) -> None:
     """Put the salt and the commitment in their place at the head of a message."""
-    message[:SALT] = np.frombuffer(salt, np.uint8)
-    message[SALT:HEADER] = np.frombuffer(key.commitment, np.uint8)
+    message[:SALT_SIZE] = np.frombuffer(salt, np.uint8)
+    message[SALT_SIZE:HEADER_SIZE] = np.frombuffer(key.commitment, np.uint8)
 
 
 def bad_chunk(

@@ -19,14 +19,12 @@ from fastrack._crypto import engine as aead
 from fastrack._crypto.keys import Key, KeyLike, KeyRing, KeySource
 from fastrack._sealed.importers import PlainTensor, open_plain, require_safe_member
 from fastrack._sealed.reader import FORMAT_VERSION, SealedFile, opened_file
-from fastrack._sealed.tensor import Binding, Claim, Kind, OpenMessage, SealedRows, SealedTensor, new_file_id
+from fastrack._sealed.tensor import Binding, Kind, MessageContext, OpenMessage, SealedRows, SealedTensor, new_file_id
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.atomic import new_file
 from fastrack._util.public import public
 from fastrack.errors import AuthenticationError, FormatError
-
-__all__ = ["one_tensor_file", "save_file", "seal_file", "unseal_file", "write_checkpoint", "write_plaintext"]
 
 Progress = Callable[[int], None]
 
@@ -381,7 +379,7 @@ def _write_sealed(
         raise FormatError(f"metadata under 'fastrack.' belongs to the format: {', '.join(marked)}")
     file_id = new_file_id()
     claims = {
-        name: Claim(name, tensor.dtype, tensor.shape, file_id, kind)
+        name: MessageContext(name, tensor.dtype, tensor.shape, file_id, kind)
         for name, tensor in tensors.items()
         if name not in plain and name not in (sealed or {})
     }
@@ -398,7 +396,9 @@ def _write_sealed(
         marks["fastrack.kind"] = kind
     order = _by_alignment(entries)
     largest = max((tensors[name].nbytes for name in claims), default=0)
-    memory = arrays.empty_bytes(cobblestone.raw_size(min(_SLAB, largest)))  # for all: fresh memory costs more than AES
+    memory = arrays.empty_bytes(
+        cobblestone.ciphertext_size(min(_SLAB, largest))
+    )  # for all: fresh memory costs more than AES
     header = _header({name: entries[name] for name in order}, {**metadata, **marks})
     size = len(header) + sum(dtypes.nbytes(*entry) for entry in entries.values())
     with new_file(path, size, overwrite=overwrite) as out:
@@ -410,7 +410,7 @@ def _write_sealed(
                 _write_plain(tensors[name], out, progress)
 
 
-def _listed(claim: Claim) -> dict[str, Any]:
+def _listed(claim: MessageContext) -> dict[str, Any]:
     return {"dtype": claim.dtype, "shape": list(claim.shape)}
 
 
@@ -433,7 +433,7 @@ def one_tensor_file(tensor: SealedTensor) -> bytes:
 
 
 def _write_message(
-    tensor: PlainTensor, claim: Claim, key: Key, memory: Bytes, out: IO[bytes], progress: Progress | None
+    tensor: PlainTensor, claim: MessageContext, key: Key, memory: Bytes, out: IO[bytes], progress: Progress | None
 ) -> None:
     engine = aead.engine()
     salt, message_key = claim.new_key(key)
@@ -444,7 +444,7 @@ def _write_message(
         out.write(salt + commitment)
         read = tensor.load()
         for first, size in cobblestone.runs(tensor.nbytes, _SLAB):
-            start = first * cobblestone.CHUNK
+            start = first * cobblestone.CHUNK_SIZE
             sealed = memory[: cobblestone.run_size(first, size, tensor.nbytes)]
             engine.seal_run(schedule, read(start, start + size), sealed, first)
             _write(out, sealed, size, progress)

@@ -13,22 +13,6 @@ import numpy.typing as npt
 
 from fastrack._tensors import dtypes
 
-__all__ = [
-    "Bytes",
-    "Framework",
-    "bytes_of",
-    "default_framework",
-    "describe",
-    "empty_bytes",
-    "flat_torch",
-    "framework_of",
-    "from_bytes",
-    "holds_numbers",
-    "in_memory_order",
-    "installed",
-    "reader",
-]
-
 Bytes = npt.NDArray[np.uint8]
 Framework = Literal["torch", "numpy", "cupy"]
 

@@ -11,8 +11,6 @@ import numpy as np
 
 from fastrack._tensors.arrays import Bytes
 
-__all__ = ["map_file"]
-
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.argtypes = [
     ctypes.c_void_p,

@@ -7,10 +7,8 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["region_of"]
 
-
-def region_of(array: Any) -> Hashable:
+def storage_key(array: Any) -> Hashable:
     """What two arrays of one framework have in common if and only if they show the same memory in the same way.
 
     An array without memory, one that is empty or on torch's meta device, is the same as itself alone. Good as long as

@@ -18,8 +18,6 @@ from fastrack._transfer.api import to_device
 from fastrack._util.public import public
 from fastrack.errors import AuthenticationError, FormatError
 
-__all__ = ["load_checkpoint", "save_checkpoint"]
-
 _SKELETON = "skeleton"
 
 
@@ -57,7 +55,7 @@ def save_checkpoint(path: str | os.PathLike[str], state: Any, *, key: KeyLike) -
     their dtypes and shapes, and the size of the rest. An older checkpoint of the same key put in place of a newer one
     is not noticed; where that matters, keep the number of the epoch elsewhere too.
     """
-    text, arrays = skeleton.take_apart(state)
+    text, arrays = skeleton.encode_state(state)
     tensors = {str(number): array for number, array in enumerate(arrays)}
     write_checkpoint({_SKELETON: np.frombuffer(text, np.uint8), **tensors}, path, key)
 
@@ -100,7 +98,7 @@ def load_checkpoint(path: str | os.PathLike[str], *, keys: KeySource | None = No
             raise FormatError(f"{file.path} is no checkpoint; load_file opens other sealed files")
         text = unseal(sealed, ring, framework="numpy").tobytes()
         loader = _Loader(file, ring, where)
-        state = skeleton.put_together(text, loader.fetch)
+        state = skeleton.decode_state(text, loader.fetch)
         if len(loader.fetched) + 1 != len(file.names):
             raise FormatError(f"{file.path} has tensors that its checkpoint knows nothing of; save it again")
     return state

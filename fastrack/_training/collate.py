@@ -8,17 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from fastrack._crypto.engine import Pieces
+from fastrack._crypto.base import GatherPlan
 from fastrack._crypto.keys import KeyRing
 from fastrack._sealed.indexing import Ranges
-from fastrack._sealed.tensor import Choice, Part, Plan, SealedRows, SealedTensor, TensorRows
+from fastrack._sealed.tensor import ByteRanges, RowSelection, SealedRows, SealedTensor, TensorRows, TensorSlice
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import framework_of
 from fastrack._training.handles import DataRows, Lengths, Samples
 from fastrack._util.pickles import unpickle
 from fastrack._util.public import public
-
-__all__ = ["collate"]
 
 
 @public
@@ -87,10 +85,10 @@ def join(handles: Sequence[Any]) -> SealedRows:
                 f"sealed rows of a batch must be of one dtype and shape, and {choice.dtype} {list(choice.shape)} came "
                 f"with {first.dtype} {list(first.shape)}; for samples of any length see SealedDataset.records"
             )
-    return SealedRows(_Together(choices))
+    return SealedRows(ConcatSelection(choices))
 
 
-def _choice_of(handle: Any) -> Choice:
+def _choice_of(handle: Any) -> RowSelection:
     if isinstance(handle, SealedTensor):
         whole = np.array([0, handle.nbytes, 0])
         return TensorRows(handle, handle.shape, Ranges(whole[:1], whole[1:2], whole[2:]))
@@ -101,12 +99,12 @@ def _choice_of(handle: Any) -> Choice:
     return handle.choice
 
 
-class _Together:
+class ConcatSelection:
     """The choice of several others, one after the other, of one dtype and shape."""
 
     __slots__ = ("_choices",)
 
-    def __init__(self, choices: list[Choice]) -> None:
+    def __init__(self, choices: list[RowSelection]) -> None:
         self._choices = choices
 
     @property
@@ -126,12 +124,12 @@ class _Together:
         return self._choices[0].key_id
 
     @property
-    def has_gaps(self) -> bool:
-        return any(choice.has_gaps for choice in self._choices)
+    def needs_padding(self) -> bool:
+        return any(choice.needs_padding for choice in self._choices)
 
-    def parts(self) -> Sequence[Part]:
+    def parts(self) -> Sequence[TensorSlice]:
         size = dtypes.nbytes(self.dtype, self._choices[0].shape)
-        found: dict[Any, tuple[SealedTensor, list[Plan], list[int]]] = {}
+        found: dict[Any, tuple[SealedTensor, list[ByteRanges], list[int]]] = {}
         for index, choice in enumerate(self._choices):
             for part in choice.parts():
                 # The same message, even if it was taken out of its file twice.
@@ -139,11 +137,11 @@ class _Together:
                 _, plans, shifts = found.setdefault(same, (part.tensor, [], []))
                 plans.append(part.plan)
                 shifts.append(index * size)
-        return [Part(tensor, ShiftedPlans(plans, shifts)) for tensor, plans, shifts in found.values()]
+        return [TensorSlice(tensor, ShiftedPlans(plans, shifts)) for tensor, plans, shifts in found.values()]
 
-    def check_claims(self, keys: KeyRing) -> None:
+    def check_contexts(self, keys: KeyRing) -> None:
         for choice in self._choices:
-            choice.check_claims(keys)
+            choice.check_contexts(keys)
 
     def reduce(self) -> tuple[object, tuple[Any, ...]]:
         return unpickle, ("JoinedRows", [SealedRows(choice) for choice in self._choices])
@@ -153,7 +151,7 @@ class _Together:
 class ShiftedPlans:
     """Several plans for one message, with the places of each moved on by `shifts` bytes. Computed when first used."""
 
-    plans: list[Plan]
+    plans: list[ByteRanges]
     shifts: list[int]
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -168,5 +166,5 @@ class ShiftedPlans:
             + np.repeat(np.array(self.shifts), [each.starts.size for each in ranges]),
         )
 
-    def pieces(self) -> Pieces:
+    def pieces(self) -> GatherPlan:
         return self.ranges().pieces()

@@ -11,13 +11,11 @@ import numpy as np
 from fastrack._crypto.keys import KeyRing, KeySource
 from fastrack._sealed.indexing import as_indices
 from fastrack._tensors import arrays
-from fastrack._training.handles import Origin, Samples, revive
+from fastrack._training.handles import DatasetRef, Samples, get_or_create
 from fastrack._training.layout import Layout, records_of, rows_of, windows_of
 from fastrack._training.shards import PathLike, Shards
 from fastrack._util.pickles import unpickle
 from fastrack._util.public import public
-
-__all__ = ["SealedDataset"]
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
@@ -86,11 +84,11 @@ class SealedDataset(_Base):
         keys: KeySource | None = None,
         file_ids: Sequence[str] | None = None,
     ) -> None:
-        self._origin = Origin(rows_of(Shards(paths, columns, file_ids)))
+        self._origin = DatasetRef(rows_of(Shards(paths, columns, file_ids)))
         if keys is not None:
             ring = KeyRing.resolve(keys)
             for column in range(len(self.columns)):
-                self._origin.check_claims(column, ring)
+                self._origin.check_contexts(column, ring)
 
     @classmethod
     def records(
@@ -133,7 +131,7 @@ class SealedDataset(_Base):
         They are in no pickle: a worker that was spawned knows which samples there are, and not how long. One that was
         forked has a copy, as of everything.
         """
-        return _around(Origin(records_of(Shards(paths, [data, offsets], file_ids), keys)))
+        return _around(DatasetRef(records_of(Shards(paths, [data, offsets], file_ids), keys)))
 
     def windows(self, column: str, size: int, step: int | None = None) -> SealedDataset:
         """Another data set of the same files, whose samples are windows on a long column.
@@ -155,7 +153,7 @@ class SealedDataset(_Base):
         ValueError
             If there is no such column, or `size` or `step` is not positive.
         """
-        return _around(Origin(windows_of(self._origin.layout.shards, column, size, size if step is None else step)))
+        return _around(DatasetRef(windows_of(self._origin.layout.shards, column, size, size if step is None else step)))
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -194,10 +192,10 @@ class SealedDataset(_Base):
 
 def dataset_of(token: bytes, layout: Layout) -> SealedDataset:
     """Make the data set that a pickle holds."""
-    return _around(revive(token, layout))
+    return _around(get_or_create(token, layout))
 
 
-def _around(origin: Origin) -> SealedDataset:
+def _around(origin: DatasetRef) -> SealedDataset:
     data = SealedDataset.__new__(SealedDataset)
     data._origin = origin  # noqa: SLF001
     return data

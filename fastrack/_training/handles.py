@@ -15,19 +15,17 @@ import numpy as np
 
 from fastrack._crypto.keys import KeyRing
 from fastrack._sealed.indexing import Indices
-from fastrack._sealed.tensor import Part, SealedRows
+from fastrack._sealed.tensor import SealedRows, TensorSlice
 from fastrack._tensors import arrays
 from fastrack._training.layout import Layout, RecordLayout
 from fastrack._util.pickles import unpickle
 from fastrack.errors import ClosedError, FormatError
 
-__all__ = ["DataRows", "Lengths", "Origin", "Samples", "revive"]
-
 Row = int | Indices
 Packed = int | bytes | tuple[bytes, tuple[int, ...]]
 
 
-class Origin:
+class DatasetRef:
     """What samples are of. Handles name it by its token, and hold on to it where they know it.
 
     token : 8 random bytes
@@ -46,13 +44,13 @@ class Origin:
         """One sample, or several put together."""
         return {name: self._leaf(column, rows) for column, name in enumerate(self.layout.names)}
 
-    def check_claims(self, column: int, keys: KeyRing) -> None:
+    def check_contexts(self, column: int, keys: KeyRing) -> None:
         """Authenticate, once, what tells how many samples each file has.
 
         A file that claims to have none would otherwise never be looked at, and its samples be missing unnoticed.
         """
         if column not in self._checked:
-            for tensor in self.layout.witnesses(column):
+            for tensor in self.layout.shape_tensors(column):
                 tensor.open_header(keys).wipe()
             self._checked.add(column)
 
@@ -106,7 +104,7 @@ class Samples(Sequence[dict[str, Any]]):
 
     __slots__ = ("_origin", "_rows")
 
-    def __init__(self, origin: Origin, rows: Indices) -> None:
+    def __init__(self, origin: DatasetRef, rows: Indices) -> None:
         origin.require(rows)
         self._origin = origin
         self._rows = rows
@@ -136,7 +134,7 @@ class DataRows:
 
     __slots__ = ("column", "origin", "rows")
 
-    def __init__(self, origin: Origin, column: int, rows: Row) -> None:
+    def __init__(self, origin: DatasetRef, column: int, rows: Row) -> None:
         origin.require(rows, column)
         self.origin = origin
         self.column = column
@@ -159,14 +157,14 @@ class DataRows:
         return self.origin.layout.shards.key_id
 
     @property
-    def has_gaps(self) -> bool:
-        return self.origin.layout.has_gaps(self.rows)
+    def needs_padding(self) -> bool:
+        return self.origin.layout.needs_padding(self.rows)
 
-    def parts(self) -> Sequence[Part]:
+    def parts(self) -> Sequence[TensorSlice]:
         return self.origin.layout.parts(self.column, self.rows)
 
-    def check_claims(self, keys: KeyRing) -> None:
-        self.origin.check_claims(self.column, keys)
+    def check_contexts(self, keys: KeyRing) -> None:
+        self.origin.check_contexts(self.column, keys)
 
     def joined(self, others: Sequence[object]) -> SealedRows | None:
         """With others of the same column and kind, one handle; None if they are of another."""
@@ -189,7 +187,7 @@ class Lengths:
 
     __slots__ = ("origin", "rows")
 
-    def __init__(self, origin: Origin, rows: Row) -> None:
+    def __init__(self, origin: DatasetRef, rows: Row) -> None:
         origin.require(rows)
         self.origin = origin
         self.rows = rows
@@ -224,15 +222,15 @@ class Lengths:
 
 # Across processes. Whatever comes is looked up by its token among what lives here.
 
-_live: WeakValueDictionary[bytes, Origin] = WeakValueDictionary()
+_live: WeakValueDictionary[bytes, DatasetRef] = WeakValueDictionary()
 
 
-def revive(token: bytes, layout: Layout) -> Origin:
+def get_or_create(token: bytes, layout: Layout) -> DatasetRef:
     """The origin of that token; a new one, if it is not known here."""
-    return _live.get(token) or Origin(layout, token)
+    return _live.get(token) or DatasetRef(layout, token)
 
 
-def _find(token: bytes) -> Origin:
+def _find(token: bytes) -> DatasetRef:
     origin = _live.get(token)
     if origin is None:
         raise ClosedError(

@@ -12,13 +12,11 @@ import numpy as np
 
 from fastrack._crypto.keys import KeyRing, KeySource
 from fastrack._sealed.indexing import Indices, Ranges
-from fastrack._sealed.tensor import Claim, Part, SealedTensor, unseal
+from fastrack._sealed.tensor import MessageContext, SealedTensor, TensorSlice, unseal
 from fastrack._tensors import dtypes
 from fastrack._training.shards import Shards
 from fastrack._util.pickles import unpickle
 from fastrack.errors import FormatError
-
-__all__ = ["EvenLayout", "Layout", "RecordLayout", "records_of", "rows_of", "windows_of"]
 
 
 class Layout(Protocol):
@@ -47,13 +45,13 @@ class Layout(Protocol):
     def shape(self, column: int, rows: int | Indices) -> tuple[int, ...]:
         """The shape of one sample, or of several put together."""
 
-    def has_gaps(self, rows: int | Indices) -> bool:
+    def needs_padding(self, rows: int | Indices) -> bool:
         """Whether the parts of these samples leave bytes of the result to be zeros."""
 
-    def witnesses(self, column: int) -> Sequence[SealedTensor]:
+    def shape_tensors(self, column: int) -> Sequence[SealedTensor]:
         """The tensors whose shapes say how many samples of a column each file has."""
 
-    def parts(self, column: int, rows: int | Indices) -> Sequence[Part]:
+    def parts(self, column: int, rows: int | Indices) -> Sequence[TensorSlice]:
         """Where the bytes are."""
 
 
@@ -97,20 +95,20 @@ class EvenLayout:
         sample = self.columns[column].sample
         return sample if isinstance(rows, int) else (*rows.shape, *sample)
 
-    def has_gaps(self, rows: int | Indices) -> bool:
+    def needs_padding(self, rows: int | Indices) -> bool:
         return False
 
-    def witnesses(self, column: int) -> Sequence[SealedTensor]:
+    def shape_tensors(self, column: int) -> Sequence[SealedTensor]:
         of = self.columns[column]
         return [self.shards.tensor(shard, of.index) for shard in range(len(self.shards))]
 
-    def parts(self, column: int, rows: int | Indices) -> Sequence[Part]:
+    def parts(self, column: int, rows: int | Indices) -> Sequence[TensorSlice]:
         of = self.columns[column]
         if len(self.shards) == 1:  # nothing to look up
             flat = np.array([rows]) if isinstance(rows, int) else rows.reshape(-1)
-            return (Part(self.shards.tensor(0, of.index), Ranges.even(flat * of.stride, of.size)),)
+            return (TensorSlice(self.shards.tensor(0, of.index), Ranges.even(flat * of.stride, of.size)),)
         return [
-            Part(
+            TensorSlice(
                 self.shards.tensor(shard, of.index),
                 Ranges(local * of.stride, np.full(local.size, of.size, np.int64), order * of.size),
             )
@@ -141,17 +139,17 @@ class RecordLayout:
         lengths = self.lengths(rows)
         return (int(lengths[0]),) if isinstance(rows, int) else (*rows.shape, int(lengths.max(initial=0)))
 
-    def has_gaps(self, rows: int | Indices) -> bool:
+    def needs_padding(self, rows: int | Indices) -> bool:
         return not isinstance(rows, int)
 
-    def witnesses(self, column: int) -> Sequence[SealedTensor]:
+    def shape_tensors(self, column: int) -> Sequence[SealedTensor]:
         return ()  # the offsets were unsealed
 
-    def parts(self, column: int, rows: int | Indices) -> Sequence[Part]:
+    def parts(self, column: int, rows: int | Indices) -> Sequence[TensorSlice]:
         width = dtypes.nbytes(self.dtype(column), (1,))
         pitch = self.shape(column, rows)[-1] * width
         return [
-            Part(
+            TensorSlice(
                 self.shards.tensor(shard, 0),
                 Ranges(offsets[local] * width, (offsets[local + 1] - offsets[local]) * width, order * pitch),
             )
@@ -228,7 +226,7 @@ def records_of(shards: Shards, keys: KeySource | None) -> RecordLayout:
     return RecordLayout(shards, (shards.names[0], "lengths"), ends, offsets)
 
 
-def _column(index: int, claim: Claim, window: tuple[int, ...], step: int) -> EvenColumn:
+def _column(index: int, claim: MessageContext, window: tuple[int, ...], step: int) -> EvenColumn:
     """A column whose samples are single rows or windows of them, which fill whole bytes."""
     row, rest = divmod(dtypes.BITS[claim.dtype] * math.prod(claim.shape[1:]), 8)
     if rest:

@@ -13,11 +13,9 @@ from typing import Any, NoReturn
 from fastrack._crypto.keys import KeyRing, KeySource
 from fastrack._devices import canonical
 from fastrack._devices.side_stream import SideStream, side_stream
-from fastrack._training.prefetch import Ahead, Item, Source
-from fastrack._util.fork import renew_after_fork
+from fastrack._training.prefetch import Fetched, PrefetchThread, Source
+from fastrack._util.fork import register_fork_reset
 from fastrack._util.public import public
-
-__all__ = ["WrappedLoader", "wrap"]
 
 
 @public
@@ -120,12 +118,12 @@ class WrappedLoader:
         self._device = device
         self._keys = keys
         self._prefetch = prefetch
-        self._progress: Item | None = None  # whose state is that after the batch returned last
+        self._progress: Fetched | None = None  # whose state is that after the batch returned last
         self._iterator: Callable[[], _Iterator | None] = lambda: None
-        self.renew()
-        renew_after_fork(self)
+        self.reset_after_fork()
+        register_fork_reset(self)
 
-    def renew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Make the lock anew."""
         self._lock = threading.Lock()
 
@@ -134,7 +132,7 @@ class WrappedLoader:
         source = Source(self._inner, self._lock, self._device, self._keys)
         # Ahead of time on a stream of its own, so that neither waits for the other's work.
         side = side_stream(self._device) if self._prefetch else None
-        feed = Ahead(source, self._prefetch, side) if self._prefetch else source
+        feed = PrefetchThread(source, self._prefetch, side) if self._prefetch else source
         iterator = _Iterator(feed, side)
         self._progress = iterator.progress
         self._iterator = weakref.ref(iterator)
@@ -210,7 +208,7 @@ class _Iterator:
 
     __slots__ = ("__weakref__", "_feed", "_side", "progress")
 
-    def __init__(self, feed: Source | Ahead, side: SideStream | None) -> None:
+    def __init__(self, feed: Source | PrefetchThread, side: SideStream | None) -> None:
         self._feed = feed
         self._side = side
         self.progress = feed.begin()

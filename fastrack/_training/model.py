@@ -14,15 +14,13 @@ from fastrack._sealed.reader import SealedFile, load_file
 from fastrack._sealed.tensor import SealedTensor
 from fastrack._sealed.writer import save_file
 from fastrack._tensors import dtypes
-from fastrack._tensors.regions import region_of
+from fastrack._tensors.regions import storage_key
 from fastrack._transfer.api import group, to_device
 from fastrack._util.public import public
 from fastrack.errors import AuthenticationError
 
 if TYPE_CHECKING:
     import torch
-
-__all__ = ["load_model", "save_model"]
 
 
 @public
@@ -137,7 +135,7 @@ def save_model(
     tensors: dict[Hashable, tuple[str, Any]] = {}
     for name, value in module.state_dict(keep_vars=True).items():
         _require_saveable(name, value)
-        tensors.setdefault(region_of(value), (name, value))
+        tensors.setdefault(storage_key(value), (name, value))
     save_file(dict(tensors.values()), path, key, metadata=metadata)
 
 
@@ -273,7 +271,7 @@ def _is_filled(tensor: Any, steps: list[_Step]) -> bool:
 def _holds(outer: Any, inner: Any) -> bool:
     if outer.is_meta or outer.device != inner.device:
         return False
-    if region_of(outer) == region_of(inner):
+    if storage_key(outer) == storage_key(inner):
         return True
     start, stop = _extent(inner)
     first, last = _extent(outer)

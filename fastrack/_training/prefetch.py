@@ -16,10 +16,8 @@ from typing import Any
 from fastrack._crypto.keys import KeyRing
 from fastrack._devices.side_stream import SideStream
 from fastrack._transfer.api import to_device
-from fastrack._util.fork import renew_after_fork
+from fastrack._util.fork import register_fork_reset
 from fastrack.errors import ClosedError
-
-__all__ = ["Ahead", "Item", "Source"]
 
 _PATIENCE = 5  # seconds that the end of the process waits for threads that are fetching
 _END = object()
@@ -44,16 +42,16 @@ class Source:
     def is_open(self) -> bool:
         return self._batches is not None
 
-    def begin(self) -> Item:
+    def begin(self) -> Fetched:
         with self._lock:
             self._batches = iter(self._loader)
             try:
                 state = self._state()
             except AttributeError:  # there is a method, as in Accelerate's loaders, and nothing behind it
                 state, self._has_state = None, False
-            return Item(state=state)
+            return Fetched(state=state)
 
-    def take(self) -> Item:
+    def take(self) -> Fetched:
         try:
             with self._lock:
                 if self._batches is None or self.is_stopped:
@@ -61,12 +59,12 @@ class Source:
                 else:
                     batch, state = next(self._batches, _END), self._state()
             if batch is not _END:
-                return Item(to_device(batch, self._device, keys=self._keys), state)
+                return Fetched(to_device(batch, self._device, keys=self._keys), state)
         except BaseException:
             self.release()
             raise
         self.release()
-        return Item(state=state, is_last=True)
+        return Fetched(state=state, is_last=True)
 
     def stop(self) -> None:
         self.is_stopped = True
@@ -84,7 +82,7 @@ class Source:
         return copy.deepcopy(self._loader.state_dict()) if self._has_state else None
 
 
-class Ahead(threading.Thread):
+class PrefetchThread(threading.Thread):
     """The same, on a thread that is ahead of its caller. The loader's iterator is used and let go of there.
 
     It is made by the caller. Workers forked from this thread would destroy what torch caches for the other threads, and
@@ -98,24 +96,24 @@ class Ahead(threading.Thread):
         self._source = source
         self._side = side
         self._places: SimpleQueue[bool] = SimpleQueue()  # one for each batch that may be fetched; False is the end
-        self._ready: SimpleQueue[Item] = SimpleQueue()
+        self._ready: SimpleQueue[Fetched] = SimpleQueue()
         for _ in range(prefetch):
             self._places.put(True)
-        renew_after_fork(self)
+        register_fork_reset(self)
 
-    def renew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Say in a forked child, where this thread is not, that it is not."""
-        self._deal(Item(error=ClosedError("this iteration stayed in the parent process; begin another one here")))
+        self._deal(Fetched(error=ClosedError("this iteration stayed in the parent process; begin another one here")))
 
-    def begin(self) -> Item:
+    def begin(self) -> Fetched:
         _stop_at_exit()
         first = self._source.begin()
         self.start()
         return first
 
-    def take(self) -> Item:
+    def take(self) -> Fetched:
         if self._source.is_stopped:
-            return Item(is_last=True)
+            return Fetched(is_last=True)
         self._places.put(True)  # before anything can interrupt: a place that was lost would be missed forever
         return self._receive()
 
@@ -137,14 +135,14 @@ class Ahead(threading.Thread):
                         self._side.reclaim()
                     ready.put(self._source.take())
         except BaseException as error:  # noqa: BLE001  (raised where the batch is asked for)
-            ready.put(Item(error=error))
+            ready.put(Fetched(error=error))
         finally:
             self._source.release()
             if self._side is not None:
                 self._side.reclaim()
-            ready.put(Item(is_last=True))
+            ready.put(Fetched(is_last=True))
 
-    def _receive(self) -> Item:
+    def _receive(self) -> Fetched:
         item = self._ready.get()
         if item.is_last:
             self._ready.put(item)  # for who asks again
@@ -157,14 +155,14 @@ class Ahead(threading.Thread):
                 del item  # or the error would hold this frame, which holds the error
         return item
 
-    def _deal(self, *items: Item) -> None:
+    def _deal(self, *items: Fetched) -> None:
         self._ready = SimpleQueue()
-        for item in (*items, Item(is_last=True)):
+        for item in (*items, Fetched(is_last=True)):
             self._ready.put(item)
 
 
 @dataclass(slots=True)
-class Item:
+class Fetched:
     """A batch on the device with the loader's state after it, an error in the place of one, or the end."""
 
     batch: Any = None
@@ -181,7 +179,7 @@ def _stop_at_exit() -> None:
 
 def _stop_all() -> None:
     deadline = time.monotonic() + _PATIENCE
-    threads = [thread for thread in threading.enumerate() if isinstance(thread, Ahead)]
+    threads = [thread for thread in threading.enumerate() if isinstance(thread, PrefetchThread)]
     for thread in threads:
         thread.stop()
     for thread in threads:

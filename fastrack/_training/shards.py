@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fastrack._sealed.reader import SealedFile, load_file
-from fastrack._sealed.tensor import Claim, SealedTensor
+from fastrack._sealed.tensor import MessageContext, SealedTensor
 from fastrack._util.pickles import unpickle
 from fastrack.errors import FormatError
-
-__all__ = ["PathLike", "Shards"]
 
 PathLike = str | os.PathLike[str]
 
@@ -69,7 +67,7 @@ class Shards:
         return unpickle, ("Shards", list(map(str, self.paths)), self.names, self.key_id, self.claims)
 
 
-def shards_of(paths: list[str], names: tuple[str, ...], key_id: str, claims: list[list[Claim]]) -> Shards:
+def shards_of(paths: list[str], names: tuple[str, ...], key_id: str, claims: list[list[MessageContext]]) -> Shards:
     """Make the files that a pickle holds. They are opened when they are first needed."""
     shards = Shards.__new__(Shards)
     shards.paths, shards.names, shards.key_id, shards.claims = [Path(path) for path in paths], names, key_id, claims

@@ -15,10 +15,8 @@ import numpy as np
 
 from fastrack._tensors import arrays
 from fastrack._tensors.arrays import Framework
-from fastrack._tensors.regions import region_of
+from fastrack._tensors.regions import storage_key
 from fastrack.errors import FormatError
-
-__all__ = ["put_together", "take_apart"]
 
 _VERSION = 1
 _MAX_DEPTH = 64
@@ -29,7 +27,7 @@ _PLAIN = {type(None), bool, int, float, str, bytes}
 Fetch = Callable[[int, Framework], Any]
 
 
-def take_apart(state: Any) -> tuple[bytes, list[Any]]:
+def encode_state(state: Any) -> tuple[bytes, list[Any]]:
     """The skeleton of a nest, and the arrays it refers to by their number, each memory once.
 
     Raises
@@ -44,7 +42,7 @@ def take_apart(state: Any) -> tuple[bytes, list[Any]]:
     return json.dumps(written, sort_keys=True, separators=(",", ":")).encode(), taker.arrays
 
 
-def put_together(skeleton: bytes, fetch: Fetch) -> Any:
+def decode_state(skeleton: bytes, fetch: Fetch) -> Any:
     """The nest of a skeleton, with `fetch(number, framework)` in place of each array.
 
     Raises
@@ -109,7 +107,7 @@ class _Taker:
             arrays.describe(value)
         except TypeError as error:
             raise TypeError(f"{place}: {error}") from None
-        number = self._numbers.setdefault(region_of(value), len(self.arrays))
+        number = self._numbers.setdefault(storage_key(value), len(self.arrays))
         if number == len(self.arrays):
             self.arrays.append(value)
         return ["scalar" if is_scalar else "torch" if framework == "torch" else "numpy", number]

@@ -16,10 +16,8 @@ from fastrack._sealed.tensor import SealedTensor
 from fastrack._tensors import arrays
 from fastrack._tensors.arrays import Framework
 from fastrack._transfer.channel import Channel
-from fastrack._util.fork import renew_after_fork
+from fastrack._util.fork import register_fork_reset
 from fastrack._util.public import public
-
-__all__ = ["synchronize", "to_device", "to_host"]
 
 
 @public
@@ -164,10 +162,10 @@ class _Shared:
 
     def __init__(self) -> None:
         self._channels: dict[str, Channel] = {}
-        self.renew()
-        renew_after_fork(self)
+        self.reset_after_fork()
+        register_fork_reset(self)
 
-    def renew(self) -> None:
+    def reset_after_fork(self) -> None:
         self._lock = threading.Lock()
 
     def channel(self, device: str) -> Channel:

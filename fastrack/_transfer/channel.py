@@ -12,27 +12,35 @@ import numpy as np
 
 from fastrack._crypto import cobblestone
 from fastrack._crypto import engine as aead
-from fastrack._crypto.cobblestone import HEADER, STRIDE, MessageKey
-from fastrack._crypto.engine import Bytes
+from fastrack._crypto.base import Bytes
+from fastrack._crypto.cobblestone import HEADER_SIZE, SEALED_CHUNK_SIZE, MessageKey
 from fastrack._crypto.keys import Key, KeyLike, KeyRing, KeySource
 from fastrack._crypto.session import Session
-from fastrack._devices import Slab, Slot, Work, canonical, open_device
-from fastrack._sealed.tensor import Claim, Part, SealedRows, SealedTensor, bad_chunk, new_file_id, write_header
+from fastrack._crypto.workers import default_threads
+from fastrack._devices import canonical, open_device
+from fastrack._devices.base import Operation, Slab, StagingBuffer
+from fastrack._sealed.tensor import (
+    MessageContext,
+    SealedRows,
+    SealedTensor,
+    TensorSlice,
+    bad_chunk,
+    new_file_id,
+    write_header,
+)
 from fastrack._tensors import arrays
 from fastrack._tensors.arrays import Framework
 from fastrack._transfer.pending import Owner, Owners, add_notes
 from fastrack._transfer.sources import PlainSource, RowSource, SealedSource, Sizes, Source, slabs_of
-from fastrack._transfer.staging import Ring
+from fastrack._transfer.staging import StagingPool
 from fastrack._transfer.stats import Recorder, Stats, Transfer
-from fastrack._util.guard import Door
+from fastrack._util.guard import CloseGuard
 from fastrack._util.public import public
-from fastrack._util.tree import map_leaves, place_of
+from fastrack._util.tree import tree_map, tree_path
 from fastrack.errors import AuthenticationError, ClosedError, DeviceError
 
-__all__ = ["Channel", "Stats"]
-
 _DEPTH = 6  # slabs of a ring: filled, on their way, or waiting for a GPU whose multiprocessors are all taken
-_Opened = tuple[Part | None, MessageKey]  # the part of a leaf that one message is, or None for all of it
+_Opened = tuple[TensorSlice | None, MessageKey]  # the part of a leaf that one message is, or None for all of it
 _FIRST, _TOGETHER = 2, 16  # slabs that are issued together: those a device begins with, and those after
 
 
@@ -78,18 +86,18 @@ class Channel:
         if share is not None and not 0 < share <= 1:
             raise ValueError(f"share= must be above 0 and at most 1, not {share}")
         self._keys = None if keys is None else KeyRing.resolve(keys)
-        self._threads = threads or aead.default_threads()
+        self._threads = threads or default_threads()
         self._engine = aead.engine(threads=threads)
         self._device = open_device(canonical(device), threads, share)
         self._session = Session()
         self._sizes = Sizes(self._device.lead, self._device.slab)
-        size = cobblestone.raw_size(self._device.slab)
-        self._rings = [Ring(self._device, size, _DEPTH) for _ in range(self._device.lanes)]
+        size = cobblestone.ciphertext_size(self._device.slab)
+        self._rings = [StagingPool(self._device, size, _DEPTH) for _ in range(self._device.lanes)]
         if not self._device.in_place:
             self._rings[0].reserve()  # before the first result takes what memory there is
         self._owners = Owners()
         self._stats = Recorder()
-        self._door = Door("this channel was closed; open another one")
+        self._door = CloseGuard("this channel was closed; open another one")
 
     @property
     def device(self) -> str:
@@ -120,13 +128,13 @@ class Channel:
             self._owners.mine().wait()
             key = KeyRing.resolve(self._keys).first if key is None else Key.of(key)
             dtype, shape = arrays.describe(x)
-            claim = Claim(name, dtype, shape, new_file_id())
+            claim = MessageContext(name, dtype, shape, new_file_id())
             salt, message_key = claim.new_key(key)
             memory = self._device.view(x, writable=False)
             with self._stats.transfer(len(memory), "to_host", name) as record:
                 message = arrays.empty_bytes(cobblestone.message_size(len(memory)))
                 write_header(message, salt, message_key)
-                self._send(message_key, memory, message[HEADER:], record)
+                self._send(message_key, memory, message[HEADER_SIZE:], record)
         message.flags.writeable = False
         return SealedTensor(claim, message, key.id)
 
@@ -165,7 +173,7 @@ class Channel:
             If a transfer that this thread started, and did not wait for, has failed. The channel is closed all the
             same. Failures of other threads' transfers are reported as `ResourceWarning` and to the logger "fastrack".
         """
-        if self._door.shut():
+        if self._door.close_and_drain():
             with ExitStack() as closing:  # each of them, whatever happens to another
                 closing.callback(self._device.close)
                 for ring in self._rings:
@@ -208,15 +216,15 @@ class Channel:
             owner.check()
         else:
             owner.wait()
-        order = _Order(self._keys if keys is None else keys, framework, owner, non_blocking=non_blocking)
+        order = _Request(self._keys if keys is None else keys, framework, owner, non_blocking=non_blocking)
         if out is None:
-            return map_leaves(_naming(obj, lambda leaf: self._move(leaf, order, None)), obj)
+            return tree_map(_naming(obj, lambda leaf: self._move(leaf, order, None)), obj)
         if framework is not None:
             raise ValueError("give framework= or out=, not both: arrays to fill are of a framework already")
-        map_leaves(_naming(obj, self._require_fit), obj, out)
-        return map_leaves(_naming(obj, lambda leaf, place: self._move(leaf, order, place)), obj, out)
+        tree_map(_naming(obj, self._require_fit), obj, out)
+        return tree_map(_naming(obj, lambda leaf, place: self._move(leaf, order, place)), obj, out)
 
-    def _move(self, leaf: Any, order: _Order, out: Any) -> Any:
+    def _move(self, leaf: Any, order: _Request, out: Any) -> Any:
         if not _is_tensor(leaf):
             return leaf
         if out is None and arrays.framework_of(leaf) == "torch":
@@ -225,28 +233,28 @@ class Channel:
             return moved if formed is None else formed(moved)
         return self._move_one(leaf, order, out)
 
-    def _move_one(self, leaf: Any, order: _Order, out: Any) -> Any:
+    def _move_one(self, leaf: Any, order: _Request, out: Any) -> Any:
         target = None if out is None else self._device.view(out, writable=True)
         with ExitStack() as wiping:
             opened = self._open_headers(leaf, order, target, wiping)
             return self._move_opened(leaf, opened, order, out, target)
 
-    def _move_opened(self, leaf: Any, opened: list[_Opened], order: _Order, out: Any, target: Any) -> Any:
+    def _move_opened(self, leaf: Any, opened: list[_Opened], order: _Request, out: Any, target: Any) -> Any:
         if target is None:  # memory of the claimed size, now that the claim is known to be true
             dtype, shape = _describe(leaf)
             framework = self._device.framework(order.framework, arrays.framework_of(leaf))
             out, target = self._device.empty(dtype, shape, framework)
         with self._stats.transfer(len(target), "to_device", _name_of(leaf)) as record:
             messages = self._messages(leaf, opened, target)
-            started: list[tuple[Work, Source]] = []
+            started: list[tuple[Operation, Source]] = []
             try:
-                if isinstance(leaf, SealedRows) and leaf.has_gaps:
+                if isinstance(leaf, SealedRows) and leaf.needs_padding:
                     self._device.clear(target)
                 for source, message_key in messages:
                     # What is on one device's stream is done when the last of it is.
                     wait = source is messages[-1][0] and not order.non_blocking
                     started.append((self._receive(source, message_key, target, record, wait=wait), source))
-                self._judge(started, order)
+                self._collect_results(started, order)
             except BaseException:
                 for work, _ in started:  # none may write to the target once it was cleared
                     with suppress(DeviceError):
@@ -255,7 +263,7 @@ class Channel:
                 raise
         return out
 
-    def _open_headers(self, leaf: Any, order: _Order, target: Any, wiping: ExitStack) -> list[_Opened]:
+    def _open_headers(self, leaf: Any, order: _Request, target: Any, wiping: ExitStack) -> list[_Opened]:
         """Return what a leaf is made of, and the key of each message, before anything is allocated, planned or moved.
 
         `target` is what the caller gave to be filled, or None. It is cleared if a header is refused.
@@ -270,7 +278,7 @@ class Channel:
         try:
             if isinstance(leaf, SealedTensor):
                 return [(None, kept(leaf.open_header(order.ring)))]
-            leaf.check_claims(order.ring)
+            leaf.check_contexts(order.ring)
             return [(part, kept(part.tensor.open_header(order.ring))) for part in leaf.parts()]
         except AuthenticationError:
             if target is not None:
@@ -292,7 +300,7 @@ class Channel:
             messages.append((source, key))
         return messages
 
-    def _judge(self, started: list[tuple[Work, Source]], order: _Order) -> None:
+    def _collect_results(self, started: list[tuple[Operation, Source]], order: _Request) -> None:
         """Wait for work, or leave all of it for later if the caller does not wait, however quick the device was."""
         for work, source in started:
             if order.non_blocking and not self._device.in_place:
@@ -319,12 +327,12 @@ class Channel:
 
     # The two directions.
 
-    def _receive(self, source: Source, key: MessageKey, target: Any, record: Transfer, *, wait: bool) -> Work:
+    def _receive(self, source: Source, key: MessageKey, target: Any, record: Transfer, *, wait: bool) -> Operation:
         """Open a message into `target`; without `wait` perhaps it is not done yet."""
         staged = not (source.in_place and self._device.in_place)
         stage = "open" if self._device.in_place else "submit"
 
-        def step(work: Work, slab: Slab, slot: Slot | None) -> None:
+        def step(work: Operation, slab: Slab, slot: StagingBuffer | None) -> None:
             if slot is not None and not source.in_place:
                 with record.stage("fill", slab, "source"):
                     filled = source.fill(slab, slot.memory)
@@ -345,9 +353,9 @@ class Channel:
         staged = not self._device.in_place
         stage = "seal" if self._device.in_place else "submit"
 
-        def step(work: Work, slab: Slab, slot: Slot | None) -> None:
+        def step(work: Operation, slab: Slab, slot: StagingBuffer | None) -> None:
             with record.stage("seal", slab, stage):
-                work.seal(slab, message[STRIDE * slab.first :][: slab.sealed], slot)
+                work.seal(slab, message[SEALED_CHUNK_SIZE * slab.first :][: slab.sealed], slot)
 
         slabs = slabs_of(len(memory), self._sizes if staged else None)
         self._run(key, memory, slabs, step, record, staged=staged, together=_TOGETHER, keep=True, wait=True).verdict()
@@ -359,14 +367,14 @@ class Channel:
         key: MessageKey,
         memory: Any,
         slabs: Iterator[Slab],
-        step: Callable[[Work, Slab, Slot | None], None],
+        step: Callable[[Operation, Slab, StagingBuffer | None], None],
         record: Transfer,
         *,
         staged: bool,
         together: int,
         keep: bool,
         wait: bool,
-    ) -> Work:
+    ) -> Operation:
         """Hand a message to the device, slab by slab, and end it.
 
         Slabs are issued `together`, but for the first ones, so that the device begins early. Their slots go back to the
@@ -378,7 +386,7 @@ class Channel:
         finally:
             key.wipe()
         ring = self._rings[work.lane]
-        held: deque[Slot] = deque()
+        held: deque[StagingBuffer] = deque()
         waiting, limit = 0, min(_FIRST, together)
         try:
             with _Ending(work, wait=wait):
@@ -400,12 +408,14 @@ class Channel:
                 ring.put(slot)
         return work
 
-    def _deal(self, ring: Ring, held: deque[Slot], slab: Slab, record: Transfer, *, free: bool) -> Slot:
+    def _deal(
+        self, ring: StagingPool, held: deque[StagingBuffer], slab: Slab, record: Transfer, *, free: bool
+    ) -> StagingBuffer:
         """Take another slot of the ring, or the one that was used longest ago of those that are held."""
         with record.waiting(slab):
             slot = None
             if not (held and held[0].ready()) and len(held) < _DEPTH:
-                slot = self._take(ring, patient=not held)
+                slot = self._take(ring, block=not held)
             if slot is None:
                 slot = held.popleft()
             held.append(slot)
@@ -413,20 +423,20 @@ class Channel:
                 slot.wait()
             return slot
 
-    def _take(self, ring: Ring, *, patient: bool) -> Slot | None:
+    def _take(self, ring: StagingPool, *, block: bool) -> StagingBuffer | None:
         """Take a slot of a ring, or one that another ring does not need if there is no memory for the first."""
         try:
-            return ring.take(patient=patient)
+            return ring.take(block=block)
         except DeviceError:
             for other in self._rings:
-                slot = other.lend()
+                slot = other.mark_in_use()
                 if slot is not None:
                     ring.adopt(slot)
                     return slot
             raise
 
 
-class _Order:
+class _Request:
     """What was asked of one call. The key ring is made when the first sealed tensor asks for it."""
 
     def __init__(
@@ -453,7 +463,7 @@ def _naming(nest: Any, change: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return change(leaf, *others)
         except (TypeError, ValueError) as error:
-            place = place_of(leaf, nest)
+            place = tree_path(leaf, nest)
             if place is not None and len(error.args) == 1:
                 error.args = (f"leaf {place}: {error}",)
             raise
@@ -480,7 +490,7 @@ def _require_apart(target: Any, source: Bytes) -> None:
         raise ValueError("out= lies in the same memory as what it receives; give it memory of its own")
 
 
-def _require_good(work: Work, source: Source) -> None:
+def _require_good(work: Operation, source: Source) -> None:
     bad = work.verdict()
     if bad is not None:
         raise bad_chunk(source.name, bad, path=source.path)
@@ -489,7 +499,7 @@ def _require_good(work: Work, source: Source) -> None:
 class _Ending:
     """Ends work, whatever happens. An error from before that is the one to tell."""
 
-    def __init__(self, work: Work, *, wait: bool) -> None:
+    def __init__(self, work: Operation, *, wait: bool) -> None:
         self._work = work
         self._wait = wait
 

@@ -12,12 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastrack._devices import Work
+from fastrack._devices.base import Operation
 from fastrack._sealed.tensor import bad_chunk
-from fastrack._util.fork import renew_after_fork
+from fastrack._util.fork import register_fork_reset
 from fastrack.errors import FastrackError
-
-__all__ = ["Owner", "Owners", "add_notes"]
 
 _OUTCOME = "its place in the array that was returned holds zeros"
 _PATIENCE = 5  # seconds that the end of the process waits for operations that are under way
@@ -36,12 +34,12 @@ class Owners:
 
     def __init__(self) -> None:
         self._owners: list[Owner] = []
-        self.renew()
-        renew_after_fork(self)
+        self.reset_after_fork()
+        register_fork_reset(self)
         weakref.finalize(self, _give_up, self._owners).atexit = False
         _all_owners.add(self)
 
-    def renew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Forget everything."""
         self._owners.clear()
         self._sweeping = threading.Lock()
@@ -122,7 +120,7 @@ class Owner:
     def is_gone(self) -> bool:
         return self._caller() is None
 
-    def add(self, work: Work, name: str | None, path: Path | None = None) -> None:
+    def add(self, work: Operation, name: str | None, path: Path | None = None) -> None:
         """Add an operation that opens the tensor of that name, taken from that file."""
         self._started.append(_Started(work, name, path))
 
@@ -131,7 +129,7 @@ class Owner:
         if self._lock.acquire(blocking=False):
             try:
                 for one in [one for one in self._started if one.work.done()]:
-                    self._judge(one)
+                    self._collect_results(one)
             finally:
                 self._lock.release()
         return not self._started
@@ -140,7 +138,7 @@ class Owner:
         """Wait for all operations, and judge them."""
         with self._lock:
             for one in self._started.copy():
-                self._judge(one)
+                self._collect_results(one)
 
     def take(self) -> list[FastrackError]:
         """Return the failures that are known. They are forgotten here."""
@@ -174,7 +172,7 @@ class Owner:
                 f"{what}, and no call was left to raise it: {place}tensor {one.name!r:.200} is on its way. {_ADVICE}"
             )
 
-    def _judge(self, one: _Started) -> None:
+    def _collect_results(self, one: _Started) -> None:
         failure = _failure_of(one)
         if one in self._started:  # or a signal handler judged it meanwhile
             if failure is not None:
@@ -184,7 +182,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Started:
-    work: Work
+    work: Operation
     name: str | None
     path: Path | None
 

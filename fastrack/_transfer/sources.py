@@ -10,13 +10,10 @@ from typing import Protocol
 import numpy as np
 
 from fastrack._crypto import cobblestone
-from fastrack._crypto import engine as aead
-from fastrack._crypto.cobblestone import CHUNK, STRIDE, MessageKey
-from fastrack._crypto.engine import Bytes, Pieces
-from fastrack._devices import Slab
-from fastrack._sealed.tensor import Part, SealedTensor
-
-__all__ = ["PlainSource", "RowSource", "SealedSource", "Sizes", "Source", "gathers_of", "slabs_of"]
+from fastrack._crypto.base import Bytes, Engine, GatherPlan
+from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, MessageKey
+from fastrack._devices.base import Slab
+from fastrack._sealed.tensor import SealedTensor, TensorSlice
 
 # Bytes that a plan takes in a slot, which holds it twice: sealed as it arrives, and opened. A tag is added for each
 # 16384 bytes of it, so a byte for each chunk and each piece is enough.
@@ -40,7 +37,7 @@ class Sizes:
         size = self.lead
         while True:
             yield size
-            size = min(size + max(CHUNK, size // 2 // CHUNK * CHUNK), self.limit)
+            size = min(size + max(CHUNK_SIZE, size // 2 // CHUNK_SIZE * CHUNK_SIZE), self.limit)
 
 
 class Source(Protocol):
@@ -88,7 +85,7 @@ class SealedSource:
         return slabs_of(self._nbytes, sizes)
 
     def fill(self, slab: Slab, place: Bytes | None) -> Bytes:
-        start = slab.first * STRIDE
+        start = slab.first * SEALED_CHUNK_SIZE
         return self.memory[start : start + slab.sealed]
 
     def finish(self) -> None:
@@ -100,7 +97,7 @@ class RowSource:
 
     in_place = True
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: TensorSlice) -> None:
         self.name: str | None = part.tensor.name
         self.path = part.tensor.path
         self.memory = part.tensor.chunks
@@ -124,7 +121,7 @@ class PlainSource:
 
     in_place = False
 
-    def __init__(self, plain: Bytes, key: MessageKey, engine: aead.Engine) -> None:
+    def __init__(self, plain: Bytes, key: MessageKey, engine: Engine) -> None:
         self.name: str | None = None
         self.path: Path | None = None
         self.memory = plain
@@ -150,13 +147,13 @@ def slabs_of(nbytes: int, sizes: Sizes | None) -> Iterator[Slab]:
     for size in sizes or [nbytes]:
         stop = min(start + size, nbytes)
         # A last chunk that is empty goes with the slab before it.
-        yield Slab(start // CHUNK, start, stop, cobblestone.run_size(start // CHUNK, stop - start, nbytes))
+        yield Slab(start // CHUNK_SIZE, start, stop, cobblestone.run_size(start // CHUNK_SIZE, stop - start, nbytes))
         if stop == nbytes:
             return
         start = stop
 
 
-def gathers_of(pieces: Pieces, nbytes: int, sizes: Sizes) -> Iterator[Slab]:
+def gathers_of(pieces: GatherPlan, nbytes: int, sizes: Sizes) -> Iterator[Slab]:
     """Cut the gather out of a message of `nbytes` of plaintext into slabs whose chunks and plan fit into a slot.
 
     The device puts the plan behind the chunks, sealed and then opened. What a slab takes there is thus its chunks, to a
@@ -164,14 +161,14 @@ def gathers_of(pieces: Pieces, nbytes: int, sizes: Sizes) -> Iterator[Slab]:
     start and for the end. A chunk with too many pieces for one slab is in several.
     """
     chunks, starts, table = pieces.chunks, pieces.starts, pieces.table
-    sealed = np.minimum(cobblestone.raw_size(nbytes) - chunks * STRIDE, STRIDE)
+    sealed = np.minimum(cobblestone.ciphertext_size(nbytes) - chunks * SEALED_CHUNK_SIZE, SEALED_CHUNK_SIZE)
     fixed = sealed + -sealed % 16 + _CHUNK
     before = np.concatenate([[0], np.cumsum(fixed + _PIECE * np.diff(starts))])  # taken by the chunks before each
     chunk = piece = 0
     for size in sizes:
         if chunk == chunks.size:
             return
-        room = cobblestone.raw_size(max(size, 2 * CHUNK)) - _MARGIN
+        room = cobblestone.ciphertext_size(max(size, 2 * CHUNK_SIZE)) - _MARGIN
         done = before[chunk] + _PIECE * (piece - starts[chunk])
         after = int(np.searchsorted(before, done + room, side="right")) - 1
         if after > chunk:
@@ -183,6 +180,6 @@ def gathers_of(pieces: Pieces, nbytes: int, sizes: Sizes) -> Iterator[Slab]:
             0,
             nbytes,
             int(sealed[chunk:after].sum()),
-            Pieces(chunks[chunk:after], np.clip(starts[chunk : after + 1], piece, end) - piece, table[piece:end]),
+            GatherPlan(chunks[chunk:after], np.clip(starts[chunk : after + 1], piece, end) - piece, table[piece:end]),
         )
         chunk, piece = after if end == starts[after] else chunk, end

@@ -5,14 +5,12 @@ from __future__ import annotations
 import threading
 from contextlib import ExitStack, suppress
 
-from fastrack._devices import Device, Slot
-from fastrack._util.fork import renew_after_fork
+from fastrack._devices.base import Device, StagingBuffer
+from fastrack._util.fork import register_fork_reset
 from fastrack.errors import DeviceError
 
-__all__ = ["Ring"]
 
-
-class Ring:
+class StagingPool:
     """At most `depth` slots of `size` bytes, made when first needed and then used again.
 
     A slot may come back, and be dealt again, while the device still works on it: its `wait` tells when that is over.
@@ -24,16 +22,16 @@ class Ring:
         self._size = size
         self._depth = depth
         self._closed = False
-        self.renew()
-        renew_after_fork(self)
+        self.reset_after_fork()
+        register_fork_reset(self)
 
-    def renew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Forget all slots: those of a forked child's parent stay with the parent."""
-        self._returned: list[Slot] = []  # the one that came back first stands first
+        self._returned: list[StagingBuffer] = []  # the one that came back first stands first
         self._made = 0
         self._change = threading.Condition()
 
-    def take(self, *, patient: bool) -> Slot | None:
+    def take(self, *, block: bool) -> StagingBuffer | None:
         """Deal a slot, one that the device is done with if there is any.
 
         If all are taken, wait for one if `patient`, else give None. A caller that holds slots already must not be
@@ -41,7 +39,7 @@ class Ring:
         """
         with self._change:
             while not self._returned and self._made == self._depth:
-                if not patient:
+                if not block:
                     return None
                 self._change.wait()
             slot = self._choose()
@@ -54,16 +52,16 @@ class Ring:
                 if not self._made:
                     raise
                 self._depth = self._made
-            return self.take(patient=patient)
+            return self.take(block=block)
 
     def reserve(self) -> None:
         """Make a slot beforehand, if there is memory for it."""
         with suppress(DeviceError):  # told when it is needed and there still is none
-            slot = self.take(patient=True)
+            slot = self.take(block=True)
             assert slot is not None
             self.put(slot)
 
-    def lend(self) -> Slot | None:
+    def mark_in_use(self) -> StagingBuffer | None:
         """Give away a slot that is not taken, for good, or None."""
         with self._change:
             if not self._returned:
@@ -71,12 +69,12 @@ class Ring:
             self._made -= 1
             return self._returned.pop(0)
 
-    def adopt(self, slot: Slot) -> None:
+    def adopt(self, slot: StagingBuffer) -> None:
         """Take over a slot that another ring gave away, and that is in use."""
         with self._change:
             self._made += 1
 
-    def put(self, slot: Slot) -> None:
+    def put(self, slot: StagingBuffer) -> None:
         """Bring a slot back, whether or not the device is done with it."""
         with self._change:
             if not self._closed:
@@ -96,7 +94,7 @@ class Ring:
             self._change.notify_all()
         _wipe(returned)
 
-    def _choose(self) -> Slot | None:
+    def _choose(self) -> StagingBuffer | None:
         """The slot to deal next, or None, with its place taken, if it is to be made."""
         for place in reversed(range(len(self._returned))):  # the one used last, which the caches still know
             if self._returned[place].ready():
@@ -106,7 +104,7 @@ class Ring:
             return None
         return self._returned.pop(0)  # the device will be done with it first
 
-    def _make(self) -> Slot:
+    def _make(self) -> StagingBuffer:
         try:
             return self._device.slot(self._size)
         except BaseException:
@@ -116,7 +114,7 @@ class Ring:
             raise
 
 
-def _wipe(slots: list[Slot]) -> None:
+def _wipe(slots: list[StagingBuffer]) -> None:
     with ExitStack() as wiping:  # all of them, whatever happens to one
         for slot in slots:
             wiping.callback(slot.wipe)

@@ -8,12 +8,10 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 
-from fastrack._devices import Slab
+from fastrack._devices.base import Slab
 from fastrack._util import trace as timeline
-from fastrack._util.fork import renew_after_fork
+from fastrack._util.fork import register_fork_reset
 from fastrack._util.trace import Steps, Timeline
-
-__all__ = ["Recorder", "Stats", "Transfer"]
 
 _COUNTED = ("fill", "open", "seal")
 _NOTHING: AbstractContextManager[None] = nullcontext()
@@ -109,10 +107,10 @@ class Recorder:
 
     def __init__(self) -> None:
         self._total = Stats()
-        self.renew()
-        renew_after_fork(self)
+        self.reset_after_fork()
+        register_fork_reset(self)
 
-    def renew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Make the lock anew."""
         self._lock = threading.Lock()
 

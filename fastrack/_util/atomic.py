@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-__all__ = ["is_trusted_owner", "new_file", "sync_directory"]
-
 _DESCRIPTORS = "/proc/self/fd"
 _UNNAMED: int = getattr(os, "O_TMPFILE", 0) if Path(_DESCRIPTORS).is_dir() else 0
 _MAX_LINKS = 40

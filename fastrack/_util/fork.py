@@ -7,16 +7,14 @@ import weakref
 from collections.abc import Callable
 from typing import Protocol
 
-__all__ = ["after_fork", "renew_after_fork"]
-
 
 class Renewable(Protocol):
     """A thing that can start over in a forked child."""
 
-    def renew(self) -> None: ...
+    def reset_after_fork(self) -> None: ...
 
 
-def renew_after_fork(thing: Renewable) -> None:
+def register_fork_reset(thing: Renewable) -> None:
     """Have `thing.renew()` called in every child that is forked while the thing lives."""
     _things.add(thing)
 
@@ -32,7 +30,7 @@ _things: weakref.WeakSet[Renewable] = weakref.WeakSet()
 
 def _renew_all() -> None:
     for thing in list(_things):
-        thing.renew()
+        thing.reset_after_fork()
 
 
 after_fork(_renew_all)

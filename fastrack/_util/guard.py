@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import threading
 
-from fastrack._util.fork import renew_after_fork
+from fastrack._util.fork import register_fork_reset
 from fastrack.errors import ClosedError
 
-__all__ = ["Door"]
 
-
-class Door:
+class CloseGuard:
     """Enter with a ``with`` statement, as long as it is not shut. May be shared by threads.
 
     Parameters
@@ -19,19 +17,19 @@ class Door:
         What whoever comes too late is told.
     """
 
-    def __init__(self, refusal: str) -> None:
-        self._refusal = refusal
+    def __init__(self, closed_message: str) -> None:
+        self._refusal = closed_message
         self.is_open = True
-        self.renew()
-        renew_after_fork(self)
+        self.reset_after_fork()
+        register_fork_reset(self)
 
-    def renew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Forget who is inside: a forked child lost them."""
         self._inside = 0
         self._lock = threading.Lock()
         self._left = threading.Condition(self._lock)
 
-    def shut(self) -> bool:
+    def close_and_drain(self) -> bool:
         """Let nobody in any more, and wait until all have left. Whether it was open."""
         with self._lock:
             was_open, self.is_open = self.is_open, False

@@ -7,8 +7,6 @@ from typing import Any
 
 from fastrack.errors import FormatError
 
-__all__ = ["unpickle"]
-
 # A name in a pickle: the module and the function or class that takes the values beside it.
 _MAKERS = {
     "Binding": ("fastrack._sealed.tensor", "Binding"),

@@ -7,8 +7,6 @@ import io
 import os
 import stat
 
-__all__ = ["open_regular", "require_end"]
-
 
 def open_regular(path: str | os.PathLike[str]) -> io.FileIO:
     """Open a regular file for reading, without waiting for the other end of a pipe.

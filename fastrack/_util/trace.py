@@ -20,8 +20,6 @@ from fastrack._util.public import public
 from fastrack._version import __version__
 from fastrack.errors import DeviceError
 
-__all__ = ["Detail", "Span", "Steps", "Timeline", "current", "recording", "rows_of", "trace"]
-
 Detail = Mapping[str, int | str]
 
 Steps = list[str | int]  # of each its name, start, stop; the slab's first chunk, and its size when sealed

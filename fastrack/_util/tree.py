@@ -8,10 +8,8 @@ from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
-__all__ = ["map_leaves", "place_of"]
 
-
-def map_leaves(change: Callable[..., Any], nest: Any, *others: Any) -> Any:
+def tree_map(change: Callable[..., Any], nest: Any, *others: Any) -> Any:
     """The same nest with `change(leaf, *other leaves)` in place of each leaf. No part of `nest` is altered.
 
     Raises
@@ -22,12 +20,12 @@ def map_leaves(change: Callable[..., Any], nest: Any, *others: Any) -> Any:
     if isinstance(nest, Mapping):
         for other in others:
             _require(isinstance(other, Mapping) and other.keys() == nest.keys(), nest, other)
-        made = {key: map_leaves(change, value, *(other[key] for other in others)) for key, value in nest.items()}
+        made = {key: tree_map(change, value, *(other[key] for other in others)) for key, value in nest.items()}
         return _like_mapping(nest, made)
     if isinstance(nest, (list, tuple)):
         for other in others:
             _require(isinstance(other, (list, tuple)) and len(other) == len(nest), nest, other)
-        return _like_sequence(nest, [map_leaves(change, *leaves) for leaves in zip(nest, *others, strict=True)])
+        return _like_sequence(nest, [tree_map(change, *leaves) for leaves in zip(nest, *others, strict=True)])
     if dataclasses.is_dataclass(nest) and not isinstance(nest, type):
         for other in others:
             _require(type(other) is type(nest), nest, other)
@@ -35,18 +33,18 @@ def map_leaves(change: Callable[..., Any], nest: Any, *others: Any) -> Any:
         for field in dataclasses.fields(nest):
             if not hasattr(nest, field.name):
                 continue  # declared, and never set
-            value = map_leaves(change, getattr(nest, field.name), *(getattr(other, field.name) for other in others))
+            value = tree_map(change, getattr(nest, field.name), *(getattr(other, field.name) for other in others))
             object.__setattr__(changed, field.name, value)  # a frozen one refuses setattr
         return changed
     return change(nest, *others)
 
 
-def place_of(leaf: object, nest: Any) -> str | None:
+def tree_path(leaf: object, nest: Any) -> str | None:
     """Return where an object stands in a nest, as in ``['image'][2]``, or None if the nest does not hold it."""
     for step, part in _parts(nest):
         if part is leaf:
             return step
-        place = place_of(leaf, part)
+        place = tree_path(leaf, part)
         if place is not None:
             return step + place
     return None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["size_of"]
-
 
 def size_of(count: float) -> str:
     """Format a number of bytes for people, in powers of 1024."""

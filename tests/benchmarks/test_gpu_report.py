@@ -32,7 +32,7 @@ from bench.gpu.stages import loop
 from bench.gpu.targets import Target, targets
 from bench.gpu.timeline import Timeline
 from bench.gpu.timing import Row, Times, interleave
-from fastrack._crypto.cobblestone import CHUNK
+from fastrack._crypto.cobblestone import CHUNK_SIZE
 from fastrack.errors import DeviceError
 
 
@@ -126,7 +126,7 @@ def test_a_training_loop_is_fed_in_three_ways():
 
 
 def test_what_moves_is_compared(gpu, monkeypatch):
-    assert moves.check(gpu, sizes=(1, CHUNK)) == {"cupy": 3}
+    assert moves.check(gpu, sizes=(1, CHUNK_SIZE)) == {"cupy": 3}
     monkeypatch.setattr(gpu, "read", lambda array: gpu.driver.read(array) ^ 1)
     with pytest.raises(WrongResultError, match="cupy, 1 B, sealed: something else arrived"):
         moves.check(gpu, sizes=(1,))

@@ -16,16 +16,16 @@ from fastrack._bench import steps
 from fastrack._bench.measure import BOUNCE, COPY, Times, timed_rounds
 from fastrack._bench.runner import Measured, ablate, rounds_of
 from fastrack._bench.steps import DIRECT, DIRECTIONS, OVERLAP, PARALLEL, STEPS, notes, open_steps
-from fastrack._crypto.cobblestone import CHUNK
+from fastrack._crypto.cobblestone import CHUNK_SIZE
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._transfer import channel
 
-NBYTES = 5 * CHUNK + 77
+NBYTES = 5 * CHUNK_SIZE + 77
 
 
 class SmallDevice(CudaDevice):
-    slab = 2 * CHUNK
-    lead = CHUNK
+    slab = 2 * CHUNK_SIZE
+    lead = CHUNK_SIZE
 
 
 @pytest.fixture(params=MODES)
@@ -63,7 +63,7 @@ def stand_in(monkeypatch, mode):
 
 @pytest.mark.parametrize("bits", [128, 256])
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("nbytes", [1, CHUNK, NBYTES])
+@pytest.mark.parametrize("nbytes", [1, CHUNK_SIZE, NBYTES])
 def test_every_step_delivers_what_it_was_given(device, direction, nbytes, bits):
     with open_steps(direction, nbytes, device=device, bits=bits) as opened:
         assert tuple(step.name for step in opened.steps) == STEPS
@@ -127,7 +127,7 @@ def test_an_altered_message_is_refused_on_cpu_and_leaves_zeros(monkeypatch, name
 def test_an_altered_message_is_refused_on_a_gpu_and_leaves_zeros(monkeypatch, name):
     with open_steps("to_device", NBYTES, device="cuda:0") as opened:
         (step,) = [step for step in opened.steps if step.name == name]
-        tampered(monkeypatch, 2 * CHUNK)
+        tampered(monkeypatch, 2 * CHUNK_SIZE)
         with pytest.raises(AuthenticationError) as refusal:
             step.run()
         assert refusal.value.chunk == 1

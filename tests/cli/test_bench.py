@@ -17,6 +17,7 @@ from fastrack._bench.steps import DIRECTIONS, STEPS
 from fastrack._cli.bench import show_ablation, show_figures, show_rows
 from fastrack._cli.console import stdout
 from fastrack._crypto import engine as aead
+from fastrack._crypto.workers import default_threads
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._transfer import channel
 from fastrack.errors import FastrackError
@@ -76,7 +77,7 @@ def test_figures_are_given_to_a_program(cli, folder, bits):
     assert document["settings"]["bits"] == bits
     assert document["settings"]["sizes_mib"] == [0.0625]
     engine = aead.engine()
-    assert document["machine"]["cpu"]["threads"] == aead.default_threads()
+    assert document["machine"]["cpu"]["threads"] == default_threads()
     assert (document["settings"]["engine"], document["settings"]["threads"]) == (engine.name, engine.threads)
     assert document["software"]["fastrack"]
     assert document["paths"] == document["promised"] == []

@@ -13,30 +13,41 @@ from hypothesis import strategies as st
 
 from fastrack._crypto import cobblestone
 from fastrack._crypto.cobblestone import (
-    CHUNK,
-    HEADER,
+    CHUNK_SIZE,
+    HEADER_SIZE,
     MAX_CHUNKS,
     MAX_PLAIN_SIZE,
-    SALT,
-    STRIDE,
-    TAG,
+    SALT_SIZE,
+    SEALED_CHUNK_SIZE,
+    TAG_SIZE,
     MessageKey,
     chunk_count,
     chunk_nonce,
     chunk_offset,
+    ciphertext_size,
     derive,
     message_size,
     open_header,
     plain_size,
     raw_plain_size,
-    raw_size,
 )
 from fastrack.errors import AuthenticationError, ClosedError, FormatError
 
 ENCRYPTORS = {16: reference.Cobblestone128Encryptor, 32: reference.Cobblestone256Encryptor}
 SECRETS = (st.binary(min_size=16, max_size=16) | st.binary(min_size=32, max_size=32)).filter(any)
-PLAIN_SIZES = st.integers(0, 4 * CHUNK) | st.integers(0, MAX_PLAIN_SIZE)
-EDGES = [0, 1, TAG, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK - 1, 2 * CHUNK, 256 * CHUNK, 257 * CHUNK + 1]
+PLAIN_SIZES = st.integers(0, 4 * CHUNK_SIZE) | st.integers(0, MAX_PLAIN_SIZE)
+EDGES = [
+    0,
+    1,
+    TAG_SIZE,
+    CHUNK_SIZE - 1,
+    CHUNK_SIZE,
+    CHUNK_SIZE + 1,
+    2 * CHUNK_SIZE - 1,
+    2 * CHUNK_SIZE,
+    256 * CHUNK_SIZE,
+    257 * CHUNK_SIZE + 1,
+]
 VECTORS = published()
 each_key_size = pytest.mark.parametrize("size", [16, 32])
 
@@ -53,7 +64,7 @@ def opened_with(message_key, message):
     for chunk in range(chunk_count(size)):
         start = chunk_offset(chunk)
         nonce = chunk_nonce(message_key.nonce, chunk)
-        plain += AESGCM(message_key.key).decrypt(nonce, message[start : start + STRIDE], None)
+        plain += AESGCM(message_key.key).decrypt(nonce, message[start : start + SEALED_CHUNK_SIZE], None)
     return plain
 
 
@@ -64,12 +75,12 @@ def opened_with(message_key, message):
 @pytest.mark.parametrize("vector", VECTORS)
 def test_a_published_header_opens_or_is_refused(vector):
     if vector.has_good_header:
-        message_key = open_header(vector.message[:HEADER], vector.key, vector.context)
+        message_key = open_header(vector.message[:HEADER_SIZE], vector.key, vector.context)
         assert bytes(message_key.key) == vector.aead_key
         assert bytes(message_key.nonce) == vector.base_nonce
     else:
         with pytest.raises((AuthenticationError, FormatError)):
-            open_header(vector.message[:HEADER], vector.key, vector.context)
+            open_header(vector.message[:HEADER_SIZE], vector.key, vector.context)
 
 
 @pytest.mark.parametrize("vector", VECTORS)
@@ -77,7 +88,7 @@ def test_a_published_message_has_the_size_it_should(vector):
     if vector.valid:
         assert plain_size(len(vector.message)) == vector.plain_size
         assert message_size(vector.plain_size) == len(vector.message)
-        assert raw_plain_size(len(vector.message) - HEADER) == vector.plain_size
+        assert raw_plain_size(len(vector.message) - HEADER_SIZE) == vector.plain_size
     elif vector.name.partition("_")[2] in IMPOSSIBLE:
         with pytest.raises(FormatError):
             plain_size(len(vector.message))
@@ -103,7 +114,7 @@ IMPOSSIBLE = {
 def test_a_published_message_opens_chunk_by_chunk(vector):
     if not vector.valid:
         return
-    message_key = open_header(vector.message[:HEADER], vector.key, vector.context)
+    message_key = open_header(vector.message[:HEADER_SIZE], vector.key, vector.context)
     assert len(opened_with(message_key, vector.message)) == vector.plain_size
 
 
@@ -115,25 +126,27 @@ def test_a_published_message_opens_chunk_by_chunk(vector):
 def test_the_reference_makes_headers_that_open_here(size, data, context):
     secret = data.draw(st.binary(min_size=size, max_size=size).filter(any))
     message = sealed_elsewhere(secret, context, b"")
-    message_key = open_header(message[:HEADER], secret, context)
-    assert message_key.commitment == message[SALT:HEADER]
+    message_key = open_header(message[:HEADER_SIZE], secret, context)
+    assert message_key.commitment == message[SALT_SIZE:HEADER_SIZE]
     assert len(message_key.material) == size + 12
 
 
 @each_key_size
-@pytest.mark.parametrize("plain_bytes", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 258 * CHUNK + 5])
+@pytest.mark.parametrize(
+    "plain_bytes", [0, 1, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 2 * CHUNK_SIZE, 258 * CHUNK_SIZE + 5]
+)
 def test_the_reference_makes_messages_that_open_here(size, plain_bytes):
     secret, plain = bytes(range(size)), bytes(i % 251 for i in range(plain_bytes))
     message = sealed_elsewhere(secret, b"context", plain)
     assert len(message) == message_size(plain_bytes)
-    assert opened_with(open_header(message[:HEADER], secret, b"context"), message) == plain
+    assert opened_with(open_header(message[:HEADER_SIZE], secret, b"context"), message) == plain
 
 
 @each_key_size
 def test_the_reference_opens_a_message_made_by_this_arithmetic(size):
-    secret, salt = bytes(range(size)), bytes(range(SALT))
+    secret, salt = bytes(range(size)), bytes(range(SALT_SIZE))
     message_key = derive(secret, salt, b"context")
-    chunks = [bytes(CHUNK), bytes(CHUNK), b"end"]
+    chunks = [bytes(CHUNK_SIZE), bytes(CHUNK_SIZE), b"end"]
     message = salt + message_key.commitment
     for number, chunk in enumerate(chunks):
         message += AESGCM(message_key.key).encrypt(chunk_nonce(message_key.nonce, number), chunk, None)
@@ -143,11 +156,16 @@ def test_the_reference_opens_a_message_made_by_this_arithmetic(size):
 
 def test_chunks_are_bound_to_their_place():
     secret = bytes(range(32))
-    message = sealed_elsewhere(secret, b"", bytes(2 * CHUNK))
+    message = sealed_elsewhere(secret, b"", bytes(2 * CHUNK_SIZE))
     first, second = chunk_offset(0), chunk_offset(1)
-    swapped = message[:first] + message[second : second + STRIDE] + message[first:second] + message[second + STRIDE :]
+    swapped = (
+        message[:first]
+        + message[second : second + SEALED_CHUNK_SIZE]
+        + message[first:second]
+        + message[second + SEALED_CHUNK_SIZE :]
+    )
     with pytest.raises(InvalidTag):
-        opened_with(open_header(swapped[:HEADER], secret, b""), swapped)
+        opened_with(open_header(swapped[:HEADER_SIZE], secret, b""), swapped)
 
 
 # Headers
@@ -155,8 +173,8 @@ def test_chunks_are_bound_to_their_place():
 
 def test_every_flipped_bit_of_a_header_is_refused():
     secret = bytes(range(32))
-    header = sealed_elsewhere(secret, b"context", b"")[:HEADER]
-    for bit in range(8 * HEADER):
+    header = sealed_elsewhere(secret, b"context", b"")[:HEADER_SIZE]
+    for bit in range(8 * HEADER_SIZE):
         bad = bytearray(header)
         bad[bit // 8] ^= 1 << bit % 8
         with pytest.raises(AuthenticationError):
@@ -164,8 +182,8 @@ def test_every_flipped_bit_of_a_header_is_refused():
 
 
 def test_every_truncation_of_a_header_is_refused():
-    header = sealed_elsewhere(bytes(range(32)), b"", b"")[:HEADER]
-    for size in range(HEADER):
+    header = sealed_elsewhere(bytes(range(32)), b"", b"")[:HEADER_SIZE]
+    for size in range(HEADER_SIZE):
         with pytest.raises(FormatError, match="cut short"):
             open_header(header[:size], bytes(range(32)), b"")
 
@@ -181,7 +199,7 @@ def test_every_truncation_of_a_header_is_refused():
     ],
 )
 def test_another_key_or_context_is_refused_before_any_chunk(secret, context):
-    header = sealed_elsewhere(bytes(range(32)), b"context", b"")[:HEADER]
+    header = sealed_elsewhere(bytes(range(32)), b"context", b"")[:HEADER_SIZE]
     with pytest.raises(AuthenticationError, match=r"key .* context") as caught:
         open_header(header, secret, context)
     assert caught.value.chunk is None
@@ -189,19 +207,19 @@ def test_another_key_or_context_is_refused_before_any_chunk(secret, context):
 
 def test_a_header_may_be_a_view_of_a_mapped_file():
     message = memoryview(bytearray(sealed_elsewhere(bytes(range(32)), b"", b"abc")))
-    assert opened_with(open_header(message[:HEADER], memoryview(bytes(range(32))), bytearray()), message) == b"abc"
+    assert opened_with(open_header(message[:HEADER_SIZE], memoryview(bytes(range(32))), bytearray()), message) == b"abc"
 
 
 @pytest.mark.parametrize("size", [0, 1, 15, 17, 24, 31, 33, 64])
 def test_a_secret_of_another_length_is_refused(size):
     with pytest.raises(FormatError, match=f"not {size}"):
-        derive(bytes(size), bytes(SALT), b"")
+        derive(bytes(size), bytes(SALT_SIZE), b"")
 
 
 @pytest.mark.parametrize("size", [16, 32])
 def test_a_secret_of_zeros_is_refused(size):
     with pytest.raises(FormatError, match="expected random bytes, got zeros only"):
-        derive(bytes(size), bytes(SALT), b"")
+        derive(bytes(size), bytes(SALT_SIZE), b"")
 
 
 @pytest.mark.parametrize("size", [0, 23, 25, 32])
@@ -210,7 +228,7 @@ def test_a_salt_of_another_length_is_refused(size):
         derive(bytes(range(32)), bytes(size), b"")
 
 
-@given(secret=SECRETS, salt=st.binary(min_size=SALT, max_size=SALT), context=st.binary(max_size=50))
+@given(secret=SECRETS, salt=st.binary(min_size=SALT_SIZE, max_size=SALT_SIZE), context=st.binary(max_size=50))
 def test_every_input_changes_every_output(secret, salt, context):
     one = derive(secret, salt, context)
     flipped = bytes([salt[0] ^ 1]) + salt[1:]
@@ -242,7 +260,7 @@ def test_material_of_another_size_is_refused(size):
 
 
 def test_wiping_a_message_key_overwrites_it_in_place():
-    message_key = derive(bytes(range(32)), bytes(SALT), b"")
+    message_key = derive(bytes(range(32)), bytes(SALT_SIZE), b"")
     material, key, nonce = message_key.material, message_key.key, message_key.nonce
     assert any(material)
     message_key.wipe()
@@ -253,14 +271,14 @@ def test_wiping_a_message_key_overwrites_it_in_place():
 
 @pytest.mark.parametrize("name", ["material", "key", "nonce"])
 def test_a_wiped_message_key_is_not_handed_out_as_zeros(name):
-    message_key = derive(bytes(range(32)), bytes(SALT), b"")
+    message_key = derive(bytes(range(32)), bytes(SALT_SIZE), b"")
     message_key.wipe()
     with pytest.raises(ClosedError, match="derive it again"):
         getattr(message_key, name)
 
 
 def test_a_message_key_that_goes_away_wipes_itself():
-    message_key = derive(bytes(range(32)), bytes(SALT), b"")
+    message_key = derive(bytes(range(32)), bytes(SALT_SIZE), b"")
     material = message_key.material
     del message_key
     assert bytes(material) == bytes(44)
@@ -270,7 +288,7 @@ def test_a_message_key_whose_header_was_refused_is_wiped(monkeypatch):
     derived = []
     monkeypatch.setattr(cobblestone, "derive", lambda *given: derived.append(derive(*given)) or derived[-1])
     with pytest.raises(AuthenticationError):
-        open_header(bytes(HEADER), bytes(range(32)), b"")
+        open_header(bytes(HEADER_SIZE), bytes(range(32)), b"")
     assert "wiped" in repr(derived[0])
 
 
@@ -297,45 +315,58 @@ def test_a_message_key_stays_in_its_process(duplicate):
 @given(PLAIN_SIZES)
 def test_sizes_are_inverse(size):
     assert plain_size(message_size(size)) == size
-    assert raw_plain_size(raw_size(size)) == size
-    assert message_size(size) == HEADER + raw_size(size)
+    assert raw_plain_size(ciphertext_size(size)) == size
+    assert message_size(size) == HEADER_SIZE + ciphertext_size(size)
 
 
 @given(PLAIN_SIZES)
 def test_the_last_chunk_is_always_shorter_than_the_others(size):
     last = message_size(size) - chunk_offset(chunk_count(size) - 1)
-    assert TAG <= last < STRIDE
+    assert TAG_SIZE <= last < SEALED_CHUNK_SIZE
 
 
-@given(st.integers(0, 4 * STRIDE) | st.integers(0, 2**60))
+@given(st.integers(0, 4 * SEALED_CHUNK_SIZE) | st.integers(0, 2**60))
 def test_a_size_is_either_that_of_one_plaintext_or_refused(size):
     try:
         inside = plain_size(size)
     except FormatError:
-        chunks = size - HEADER
-        assert chunks < TAG or chunks % STRIDE < TAG or chunks // STRIDE >= MAX_CHUNKS
+        chunks = size - HEADER_SIZE
+        assert chunks < TAG_SIZE or chunks % SEALED_CHUNK_SIZE < TAG_SIZE or chunks // SEALED_CHUNK_SIZE >= MAX_CHUNKS
     else:
         assert message_size(inside) == size
 
 
 @pytest.mark.parametrize("size", EDGES)
 def test_edges_of_chunks_are_counted_right(size):
-    full, last = divmod(size, CHUNK)
+    full, last = divmod(size, CHUNK_SIZE)
     assert chunk_count(size) == full + 1
-    assert raw_size(size) == full * STRIDE + last + TAG
+    assert ciphertext_size(size) == full * SEALED_CHUNK_SIZE + last + TAG_SIZE
 
 
 @pytest.mark.parametrize(
-    "size", [-1, 0, 55, 56, 71, HEADER + STRIDE, HEADER + STRIDE + 15, HEADER + 5 * STRIDE, HEADER + 5 * STRIDE + 1]
+    "size",
+    [
+        -1,
+        0,
+        55,
+        56,
+        71,
+        HEADER_SIZE + SEALED_CHUNK_SIZE,
+        HEADER_SIZE + SEALED_CHUNK_SIZE + 15,
+        HEADER_SIZE + 5 * SEALED_CHUNK_SIZE,
+        HEADER_SIZE + 5 * SEALED_CHUNK_SIZE + 1,
+    ],
 )
 def test_no_message_has_an_impossible_size(size):
     with pytest.raises(FormatError, match="cut short"):
         plain_size(size)
     with pytest.raises(FormatError, match="cut short"):
-        raw_plain_size(size - HEADER)
+        raw_plain_size(size - HEADER_SIZE)
 
 
-@pytest.mark.parametrize("size", [HEADER + TAG, HEADER + STRIDE - 1, HEADER + STRIDE + TAG])
+@pytest.mark.parametrize(
+    "size", [HEADER_SIZE + TAG_SIZE, HEADER_SIZE + SEALED_CHUNK_SIZE - 1, HEADER_SIZE + SEALED_CHUNK_SIZE + TAG_SIZE]
+)
 def test_the_shortest_and_longest_last_chunks_are_possible(size):
     assert message_size(plain_size(size)) == size
 
@@ -346,10 +377,10 @@ def test_a_message_ends_where_its_chunk_numbers_do():
     with pytest.raises(FormatError, match="split the tensor"):
         chunk_count(MAX_PLAIN_SIZE + 1)
     with pytest.raises(FormatError):
-        plain_size(message_size(MAX_PLAIN_SIZE) + TAG + 1)
+        plain_size(message_size(MAX_PLAIN_SIZE) + TAG_SIZE + 1)
 
 
-@pytest.mark.parametrize("measure", [chunk_count, message_size, raw_size])
+@pytest.mark.parametrize("measure", [chunk_count, message_size, ciphertext_size])
 def test_a_negative_size_is_refused(measure):
     with pytest.raises(FormatError, match="-1"):
         measure(-1)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastrack._crypto import memcpy as packing
-from fastrack._crypto.cobblestone import STRIDE
+from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE
 
 MIB = 1 << 20
 THREADS = [1, 2, 4]
@@ -25,11 +25,13 @@ def chunks_of(*numbers):
 
 
 def side_by_side(source, numbers):
-    return b"".join(source[number * STRIDE : (number + 1) * STRIDE].tobytes() for number in numbers)
+    return b"".join(
+        source[number * SEALED_CHUNK_SIZE : (number + 1) * SEALED_CHUNK_SIZE].tobytes() for number in numbers
+    )
 
 
 @pytest.mark.parametrize("threads", THREADS)
-@pytest.mark.parametrize("size", [0, 1, STRIDE, 2 * MIB - 1, 2 * MIB, 5 * MIB + 7, 40 * MIB + 1])
+@pytest.mark.parametrize("size", [0, 1, SEALED_CHUNK_SIZE, 2 * MIB - 1, 2 * MIB, 5 * MIB + 7, 40 * MIB + 1])
 def test_a_run_is_copied(size, threads):
     source, target = Fenced.holding(noise(size), 3), Fenced(size, 17)
     packing.copy(target.data, source.data, threads)
@@ -40,20 +42,20 @@ def test_a_run_is_copied(size, threads):
 @pytest.mark.parametrize("threads", THREADS)
 @pytest.mark.parametrize("count", [1, 3, 300, 2500])
 def test_chunks_are_packed(count, threads):
-    size = (count - 1) * STRIDE + 1000
+    size = (count - 1) * SEALED_CHUNK_SIZE + 1000
     source = noise(size)
     numbers = np.flatnonzero(np.random.default_rng(count).random(count) < 0.6)
     numbers = np.union1d(numbers, [count - 1])
-    target = Fenced((numbers.size - 1) * STRIDE + 1000, 17)
+    target = Fenced((numbers.size - 1) * SEALED_CHUNK_SIZE + 1000, 17)
     packing.pack(target.data, source, numbers, threads)
     assert target.data.tobytes() == side_by_side(source, numbers.tolist())
     assert target.stands
 
 
 @settings(deadline=None)
-@given(st.integers(1, 30), st.integers(1, STRIDE), st.data())
+@given(st.integers(1, 30), st.integers(1, SEALED_CHUNK_SIZE), st.data())
 def test_chunks_are_packed_in_the_order_given(count, last, data):
-    source = noise((count - 1) * STRIDE + last)
+    source = noise((count - 1) * SEALED_CHUNK_SIZE + last)
     numbers = [] if count == 1 else data.draw(st.lists(st.integers(0, count - 2), max_size=20))
     if data.draw(st.booleans()):
         numbers.append(count - 1)
@@ -87,45 +89,45 @@ def test_buffers_that_do_not_fit_are_refused(target, source):
 @pytest.mark.parametrize(
     ("numbers", "size"),
     [
-        (chunks_of(-1), STRIDE),
-        (chunks_of(3), STRIDE),
-        (chunks_of(2**62), STRIDE),
-        (chunks_of(-(2**62), 1), 2 * STRIDE),
-        (chunks_of(2, 1), 2 * STRIDE),
-        (chunks_of(2, 2), 10 + STRIDE),
-        (chunks_of(0, 1), 2 * STRIDE - 1),
-        (chunks_of(0, 1), 2 * STRIDE + 1),
-        (chunks_of(0, 2), 2 * STRIDE),
+        (chunks_of(-1), SEALED_CHUNK_SIZE),
+        (chunks_of(3), SEALED_CHUNK_SIZE),
+        (chunks_of(2**62), SEALED_CHUNK_SIZE),
+        (chunks_of(-(2**62), 1), 2 * SEALED_CHUNK_SIZE),
+        (chunks_of(2, 1), 2 * SEALED_CHUNK_SIZE),
+        (chunks_of(2, 2), 10 + SEALED_CHUNK_SIZE),
+        (chunks_of(0, 1), 2 * SEALED_CHUNK_SIZE - 1),
+        (chunks_of(0, 1), 2 * SEALED_CHUNK_SIZE + 1),
+        (chunks_of(0, 2), 2 * SEALED_CHUNK_SIZE),
         (chunks_of(), 1),
-        (chunks_of(0, 9, 1, 9)[::2], 2 * STRIDE),
-        (chunks_of(0).astype(np.int32), STRIDE),
-        (chunks_of(0).reshape(1, 1), STRIDE),
+        (chunks_of(0, 9, 1, 9)[::2], 2 * SEALED_CHUNK_SIZE),
+        (chunks_of(0).astype(np.int32), SEALED_CHUNK_SIZE),
+        (chunks_of(0).reshape(1, 1), SEALED_CHUNK_SIZE),
     ],
 )
 def test_chunks_that_are_not_there_are_refused(numbers, size):
     target = np.zeros(size, np.uint8)
     with pytest.raises(ValueError, match="chunk"):
-        packing.pack(target, np.ones(2 * STRIDE + 10, np.uint8), numbers, 2)
+        packing.pack(target, np.ones(2 * SEALED_CHUNK_SIZE + 10, np.uint8), numbers, 2)
     assert not target.any()
 
 
 def test_a_message_that_ends_with_a_whole_chunk_is_packed_too():
-    source, target = noise(2 * STRIDE), np.zeros(STRIDE, np.uint8)
+    source, target = noise(2 * SEALED_CHUNK_SIZE), np.zeros(SEALED_CHUNK_SIZE, np.uint8)
     packing.pack(target, source, chunks_of(1), 2)
-    assert np.array_equal(target, source[STRIDE:])
+    assert np.array_equal(target, source[SEALED_CHUNK_SIZE:])
 
 
 def test_threads_pack_side_by_side():
-    source = noise(600 * STRIDE)
+    source = noise(600 * SEALED_CHUNK_SIZE)
 
     def work(seed):
         numbers = np.random.default_rng(seed).integers(0, 599, 400)
-        target = np.zeros(400 * STRIDE, np.uint8)
+        target = np.zeros(400 * SEALED_CHUNK_SIZE, np.uint8)
         packing.pack(target, source, numbers, 4)
         copied = np.zeros_like(source)
         packing.copy(copied, source, 4)
-        whole = source.reshape(-1, STRIDE)
-        return np.array_equal(target.reshape(-1, STRIDE), whole[numbers]) and np.array_equal(copied, source)
+        whole = source.reshape(-1, SEALED_CHUNK_SIZE)
+        return np.array_equal(target.reshape(-1, SEALED_CHUNK_SIZE), whole[numbers]) and np.array_equal(copied, source)
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(work, range(24)))

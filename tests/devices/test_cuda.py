@@ -13,19 +13,18 @@ from helpers.fake_cuda import MODES
 
 from fastrack import DeviceError
 from fastrack._crypto import engine as aead
-from fastrack._crypto.cobblestone import CHUNK, STRIDE, TAG, MessageKey, raw_size
-from fastrack._crypto.engine import Pieces
-from fastrack._devices import Slab
-from fastrack._devices.base import BAD_PLAN
+from fastrack._crypto.base import GatherPlan
+from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, MessageKey, ciphertext_size
+from fastrack._devices.base import BAD_PLAN, Slab
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._devices.cuda.gather_plan import PlanSealer, align
 from fastrack._sealed.indexing import plan_rows
 from fastrack._tensors import arrays
 
-SIZES = [0, 1, 16, CHUNK - 1, CHUNK, CHUNK + 1, 4 * CHUNK, 9 * CHUNK + 77]
+SIZES = [0, 1, 16, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 4 * CHUNK_SIZE, 9 * CHUNK_SIZE + 77]
 SEEDS = range(50)
-LONG = Message(9 * CHUNK + 77)
-OTHER = Message(7 * CHUNK + 5, seed=1)
+LONG = Message(9 * CHUNK_SIZE + 77)
+OTHER = Message(7 * CHUNK_SIZE + 5, seed=1)
 
 
 def pieces_of(message, rows, row=1000):
@@ -72,7 +71,7 @@ def test_a_message_is_sealed(size, bits, mode):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("bits", [128, 256])
 def test_rows_are_gathered(bits, mode):
-    message = Message(9 * CHUNK + 77, bits)
+    message = Message(9 * CHUNK_SIZE + 77, bits)
     rig = Rig(mode)
     pieces, expected = pieces_of(message, [140, 0, 3, 17, 99, 100, 16, 3])
     array = rig.array(expected.size)
@@ -84,10 +83,10 @@ def test_rows_are_gathered(bits, mode):
 def test_the_short_last_chunk_is_gathered():
     rig = Rig()
     size = LONG.plain.size
-    pieces = Pieces(np.array([2, 9]), np.array([0, 1, 2]), np.array([[5, 70, 10], [7, 0, 70]]))
+    pieces = GatherPlan(np.array([2, 9]), np.array([0, 1, 2]), np.array([[5, 70, 10], [7, 0, 70]]))
     array = rig.array(80)
     assert rig.gather(LONG, pieces, array).verdict() is None
-    expected = np.concatenate([LONG.plain[size - 70 :], LONG.plain[2 * CHUNK + 5 :][:10]])
+    expected = np.concatenate([LONG.plain[size - 70 :], LONG.plain[2 * CHUNK_SIZE + 5 :][:10]])
     assert np.array_equal(rig.driver.read(array), expected)
 
 
@@ -97,7 +96,7 @@ def test_a_gather_of_nothing_asks_for_nothing():
     none = np.empty(0, np.int64)
     slot = rig.take()
     work.open(
-        Slab(0, 0, LONG.plain.size, 0, Pieces(none, np.zeros(1, np.int64), none.reshape(0, 3))), slot.memory, slot
+        Slab(0, 0, LONG.plain.size, 0, GatherPlan(none, np.zeros(1, np.int64), none.reshape(0, 3))), slot.memory, slot
     )
     work.end()
     assert work.verdict() is None
@@ -214,7 +213,7 @@ def test_messages_whose_verdict_nobody_asks_for_leave_nothing(mode):
 @pytest.mark.parametrize("mode", MODES)
 def test_threads_share_a_device(mode):
     rig = Rig(mode)
-    messages = [Message((3 + n) * CHUNK + n, seed=n) for n in range(4)]
+    messages = [Message((3 + n) * CHUNK_SIZE + n, seed=n) for n in range(4)]
     rigs = [rig.beside() for _ in messages]
     failures = []
 
@@ -248,7 +247,7 @@ def test_threads_share_a_device(mode):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("chunks", [(0,), (9,), (4, 3), (8, 5, 9)])
 def test_a_wrong_tag_gives_zeros_and_the_number_of_the_first(chunks, mode):
-    message = Message(9 * CHUNK + 77).spoilt(*chunks)
+    message = Message(9 * CHUNK_SIZE + 77).spoilt(*chunks)
     rig = Rig(mode)
     array = rig.array(message.plain.size)
     work = rig.open(message, array)
@@ -260,7 +259,7 @@ def test_a_wrong_tag_gives_zeros_and_the_number_of_the_first(chunks, mode):
 
 
 def test_a_wrong_tag_of_a_gather_gives_zeros_and_its_number():
-    message = Message(9 * CHUNK + 77).spoilt(6, 9)
+    message = Message(9 * CHUNK_SIZE + 77).spoilt(6, 9)
     rig = Rig()
     pieces, expected = pieces_of(message, list(range(0, 147, 5)))
     array = rig.array(expected.size)
@@ -283,7 +282,7 @@ def test_a_byte_that_is_turned_over_on_the_bus_is_noticed(place):
     bad = slab.first + (place % slab.sealed) // 16400
     assert rig.open(LONG, array).verdict() == bad
     expected = LONG.plain.copy()
-    expected[bad * CHUNK : (bad + 1) * CHUNK] = 0
+    expected[bad * CHUNK_SIZE : (bad + 1) * CHUNK_SIZE] = 0
     assert np.array_equal(rig.driver.read(array), expected)
 
 
@@ -293,7 +292,7 @@ def test_a_plan_that_is_altered_on_the_bus_is_noticed_and_the_result_is_zeros(pl
     pieces, expected = pieces_of(LONG, [140, 0, 3, 17, 99, 100, 16, 3])
     rig = Rig(chunks=16)
     array = rig.driver.array(np.full(expected.size, 0x5A, np.uint8))
-    rig.driver.flips = {3: STRIDE * len(pieces.chunks) + place if place >= 0 else place}
+    rig.driver.flips = {3: SEALED_CHUNK_SIZE * len(pieces.chunks) + place if place >= 0 else place}
     assert rig.gather(LONG, pieces, array).verdict() == BAD_PLAN
     assert not rig.driver.read(array).any()
     rig.driver.flips = {}
@@ -305,11 +304,11 @@ def test_a_plan_that_is_altered_on_the_bus_is_noticed_and_the_result_is_zeros(pl
 def test_a_plan_of_many_chunks_is_noticed_whichever_is_altered_and_nothing_of_it_is_used():
     pieces, expected = pieces_of(LONG, np.random.default_rng(0).permutation(18441), row=8)
     size = pieces.chunks.nbytes + pieces.starts.nbytes + pieces.table.nbytes
-    assert 27 * CHUNK < size < 28 * CHUNK
+    assert 27 * CHUNK_SIZE < size < 28 * CHUNK_SIZE
     for chunk in (0, 13, 27):
         rig = Rig(chunks=80)
         array = rig.driver.array(np.full(expected.size, 0x5A, np.uint8))
-        rig.driver.flips = {3: align(raw_size(LONG.plain.size)) + STRIDE * chunk + 50}
+        rig.driver.flips = {3: align(ciphertext_size(LONG.plain.size)) + SEALED_CHUNK_SIZE * chunk + 50}
         assert rig.gather(LONG, pieces, array).verdict() == BAD_PLAN
         assert not rig.driver.read(array).any()
         rig.close()
@@ -348,9 +347,9 @@ def test_plans_cross_the_bus_sealed_each_under_a_key_of_its_own(monkeypatch):
     for _ in range(2):
         assert rig.gather(LONG, pieces, rig.array(expected.size)).verdict() is None
     first, second = uploads[2], uploads[5]
-    behind = STRIDE * len(pieces.chunks)
+    behind = SEALED_CHUNK_SIZE * len(pieces.chunks)
     assert first[:behind] == second[:behind]
-    assert len(first) - behind == 8 * (2 * len(pieces.chunks) + 1 + 3 * len(pieces.table)) + TAG
+    assert len(first) - behind == 8 * (2 * len(pieces.chunks) + 1 + 3 * len(pieces.table)) + TAG_SIZE
     assert first[behind:] != second[behind:]
     assert pieces.table.tobytes() not in first
     assert uploads[1][:44] != uploads[4][:44]
@@ -386,7 +385,7 @@ def test_after_an_error_no_other_plan_is_sealed_under_the_same_nonce(monkeypatch
     [(1.0, 4, {8}), (0.5, 4, {4}), (0.25, 132, {16}), (0.01, 4, {1}), (1.0, 132, {16}), (1.0, 1, {2})],
 )
 def test_a_share_of_the_multiprocessors_bounds_the_grid(share, multiprocessors, grids):
-    message = Message(16 * CHUNK - 1)
+    message = Message(16 * CHUNK_SIZE - 1)
     rig = Rig(chunks=16, share=share, multiprocessors=multiprocessors)
     rig.open(message, rig.array(message.plain.size)).verdict()
     assert {blocks for name, blocks, _ in rig.driver.launches} == grids
@@ -421,11 +420,11 @@ def test_numpy_keeps_nothing_there():
 @pytest.mark.parametrize(
     "slab",
     [
-        Slab(0, 0, 3 * CHUNK, 3 * 16400),  # more than the slot holds
-        Slab(9, 9 * CHUNK, 9 * CHUNK + 78, 78 + 16),  # past the array
+        Slab(0, 0, 3 * CHUNK_SIZE, 3 * 16400),  # more than the slot holds
+        Slab(9, 9 * CHUNK_SIZE, 9 * CHUNK_SIZE + 78, 78 + 16),  # past the array
         Slab(1, 0, 100, 116),  # at another chunk's place
         Slab(0, 0, 100, 100),  # no tag
-        Slab(0, 0, 0, 0, Pieces(np.array([0]), np.array([0, 1]), np.array([[0, 0, 1]]))),  # past the message
+        Slab(0, 0, 0, 0, GatherPlan(np.array([0]), np.array([0, 1]), np.array([[0, 0, 1]]))),  # past the message
     ],
 )
 def test_what_reaches_outside_is_refused(slab):
@@ -445,15 +444,15 @@ def test_a_gather_that_does_not_fit_its_slot_is_refused(sealed, pieces):
     work = rig.begin(LONG, rig.array(1000))
     slot = rig.take()
     table = np.array([[n, n, 1] for n in range(pieces)])
-    slab = Slab(0, 0, LONG.plain.size, sealed, Pieces(np.array([0]), np.array([0, pieces]), table))
+    slab = Slab(0, 0, LONG.plain.size, sealed, GatherPlan(np.array([0]), np.array([0, pieces]), table))
     with pytest.raises(ValueError, match="does not fit into its slot"):
         work.open(slab, slot.memory[:sealed], slot)
     work.end()
 
 
 def test_slabs_are_whole_chunks_and_begin_small():
-    assert CudaDevice.slab % CHUNK == 0
-    assert CudaDevice.lead % CHUNK == 0
+    assert CudaDevice.slab % CHUNK_SIZE == 0
+    assert CudaDevice.lead % CHUNK_SIZE == 0
     assert not CudaDevice.in_place
 
 

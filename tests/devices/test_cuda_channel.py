@@ -12,7 +12,7 @@ from helpers.fake_cuda import MODES, FakeArray, FakeDriver
 
 import fastrack
 from fastrack import AuthenticationError, Channel, DeviceError, Key
-from fastrack._crypto.cobblestone import CHUNK
+from fastrack._crypto.cobblestone import CHUNK_SIZE
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._transfer import channel
 
@@ -21,8 +21,8 @@ PLAIN = np.random.default_rng(0).integers(0, 1 << 30, (300, 257), np.int32)  # 1
 
 
 class SmallDevice(CudaDevice):
-    slab = 4 * CHUNK
-    lead = CHUNK
+    slab = 4 * CHUNK_SIZE
+    lead = CHUNK_SIZE
 
 
 class Opened:
@@ -82,7 +82,7 @@ def test_a_tensor_comes_back_sealed(opened):
     assert np.array_equal(fastrack.unseal(sealed, keys=KEY, framework="numpy"), PLAIN)
 
 
-@pytest.mark.parametrize("nbytes", [0, 1, CHUNK, 2 * CHUNK])
+@pytest.mark.parametrize("nbytes", [0, 1, CHUNK_SIZE, 2 * CHUNK_SIZE])
 def test_sizes_at_the_edges_go_there_and_back(opened, nbytes):
     plain = np.arange(nbytes, dtype=np.uint8)
     x = opened.channel.to_device(plain)

@@ -16,9 +16,9 @@ from helpers.cuda_rig import MESSAGE, PIECES, Rig, opened, within
 from helpers.fake_cuda import MODES
 
 from fastrack import DeviceError
-from fastrack._crypto.cobblestone import CHUNK, STRIDE
+from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
 
-ROWS = np.concatenate([MESSAGE.plain[CHUNK * chunk :][:50] for chunk in PIECES.chunks])
+ROWS = np.concatenate([MESSAGE.plain[CHUNK_SIZE * chunk :][:50] for chunk in PIECES.chunks])
 SECONDS = 60
 
 
@@ -182,7 +182,7 @@ def test_slots_of_a_list_after_a_failure_come_back(mode):
         rig.device._pipeline.submit(lambda: gate.wait(SECONDS))
     work.issue()
     with suppress(DeviceError):  # where it is known already
-        work.open(second, MESSAGE.sealed[second.first * STRIDE :][: second.sealed], slots[1])
+        work.open(second, MESSAGE.sealed[second.first * SEALED_CHUNK_SIZE :][: second.sealed], slots[1])
     gate.set()
     with suppress(DeviceError):
         within(SECONDS, work.issue)
@@ -250,7 +250,7 @@ def test_the_key_is_there_while_it_is_needed_and_at_no_other_time(mode):
     assert not rig.driver.holds(MESSAGE.secret)
     work = rig.begin(MESSAGE, array)
     assert rig.driver.holds(MESSAGE.secret)  # or the search finds nothing
-    work.open(next(rig.slabs(MESSAGE)), MESSAGE.sealed[: 2 * STRIDE], rig.take())
+    work.open(next(rig.slabs(MESSAGE)), MESSAGE.sealed[: 2 * SEALED_CHUNK_SIZE], rig.take())
     work.end(wait=True)
     assert not rig.driver.holds(MESSAGE.secret)
 
@@ -276,12 +276,12 @@ def test_slots_are_wiped_here_and_on_the_device():
     rig = Rig()
     assert opened(rig)
     slot = rig.slots[0]
-    twin = rig.driver.space.at(slot.twin, slot.memory.size)
+    device_ptr = rig.driver.space.at(slot.device_ptr, slot.memory.size)
     assert slot.memory.any()
-    assert twin.any()
+    assert device_ptr.any()
     slot.wipe()
     assert not slot.memory.any()
-    assert not twin.any()
+    assert not device_ptr.any()
 
 
 def test_what_a_message_needs_is_used_again_whether_or_not_its_verdict_was_asked_for():
@@ -335,5 +335,5 @@ def test_a_slot_is_wiped_when_the_device_is_done_with_it(seed):
     assert np.array_equal(rig.driver.read(array), MESSAGE.plain)
     assert work.verdict() is None
     assert not slot.memory.any()
-    assert not rig.driver.space.at(slot.twin, slot.memory.size).any()
+    assert not rig.driver.space.at(slot.device_ptr, slot.memory.size).any()
     rig.close()

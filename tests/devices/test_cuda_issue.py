@@ -13,7 +13,7 @@ from helpers.fake_cuda import PER_THREAD, FakeArray, FakeDriver
 
 import fastrack
 from fastrack import Channel, Key
-from fastrack._crypto.cobblestone import CHUNK
+from fastrack._crypto.cobblestone import CHUNK_SIZE
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._devices.cuda.streams import LANES
 from fastrack._transfer import channel
@@ -23,7 +23,7 @@ SLABS = 40
 
 
 class SmallDevice(CudaDevice):
-    slab = lead = 2 * CHUNK
+    slab = lead = 2 * CHUNK_SIZE
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def returns(driver, action):
 
 def test_a_sealed_message_returns_to_the_interpreter_once_for_many_slabs(opened):
     driver, channel = opened
-    plain = np.random.default_rng(0).integers(0, 256, SLABS * 2 * CHUNK - 5, np.uint8)
+    plain = np.random.default_rng(0).integers(0, 256, SLABS * 2 * CHUNK_SIZE - 5, np.uint8)
     sealed = fastrack.seal(plain, KEY)
     out = channel.to_device(sealed, framework="cupy")
     assert returns(driver, lambda: channel.to_device(sealed, out=out)) <= 4 + SLABS // 16
@@ -162,7 +162,7 @@ def test_a_caller_whose_stream_is_busy_does_not_hold_up_others(callers):
 def test_a_caller_whose_stream_is_busy_leaves_slots_to_others(monkeypatch):
     driver = FakeDriver("threads")
     monkeypatch.setattr(channel, "open_device", lambda *_: SmallDevice(driver))
-    sealed = fastrack.seal(np.random.default_rng(0).integers(0, 256, SLABS * 2 * CHUNK, np.uint8), KEY)
+    sealed = fastrack.seal(np.random.default_rng(0).integers(0, 256, SLABS * 2 * CHUNK_SIZE, np.uint8), KEY)
     gate = threading.Event()
     with Channel("cuda:0", keys=KEY) as opened:
         busy, idle = (

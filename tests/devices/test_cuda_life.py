@@ -14,10 +14,10 @@ from helpers.fake_cuda import MODES
 from helpers.forking import in_forked_child
 
 from fastrack import ClosedError, DeviceError
-from fastrack._crypto.cobblestone import CHUNK
+from fastrack._crypto.cobblestone import CHUNK_SIZE
 from fastrack._devices.base import BAD_PLAN
 from fastrack._devices.cuda import buffers as cuda_memory
-from fastrack._devices.cuda.buffers import Control
+from fastrack._devices.cuda.buffers import MessageState
 
 SECONDS = 60
 
@@ -67,7 +67,7 @@ def test_a_closed_device_does_nothing_more():
 
 def test_a_verdict_can_be_had_after_closing():
     rig = Rig()
-    works = [rig.open(message, rig.array(MESSAGE.plain.size)) for message in (MESSAGE, Message(CHUNK).spoilt(0))]
+    works = [rig.open(message, rig.array(MESSAGE.plain.size)) for message in (MESSAGE, Message(CHUNK_SIZE).spoilt(0))]
     rig.device.close()
     assert [work.verdict() for work in works] == [None, 0]
 
@@ -245,11 +245,11 @@ class _Interrupting(int):
 @pytest.mark.parametrize(("place", "bad"), [(0, 2), (1, BAD_PLAN)])
 def test_an_interrupt_while_a_bad_verdict_is_read_leaves_no_good_one(place, bad, monkeypatch):
     rig = Rig()
-    message = MESSAGE if bad == BAD_PLAN else Message(5 * CHUNK + 77).spoilt(bad)
+    message = MESSAGE if bad == BAD_PLAN else Message(5 * CHUNK_SIZE + 77).spoilt(bad)
     rig.driver.flips = {3: -1} if bad == BAD_PLAN else {}
     array = rig.array(200)
     work = rig.gather(message, PIECES, array)
-    good = Control.words
+    good = MessageState.words
 
     def words(control):
         found = list(good.__get__(control))
@@ -257,7 +257,7 @@ def test_an_interrupt_while_a_bad_verdict_is_read_leaves_no_good_one(place, bad,
         return tuple(found)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Control, "words", property(words))
+        patch.setattr(MessageState, "words", property(words))
         with pytest.raises(KeyboardInterrupt):
             work.verdict()
     assert work.verdict() == bad

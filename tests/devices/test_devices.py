@@ -11,7 +11,8 @@ import torch
 from fastrack import Channel, DeviceError
 from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.engine import engine
-from fastrack._devices import Device, Slab, canonical, open_device
+from fastrack._devices import canonical, open_device
+from fastrack._devices.base import Device, Slab
 from fastrack._devices.cpu import CpuDevice
 from fastrack._tensors import arrays
 

@@ -20,7 +20,7 @@ from numba import cfunc, int32, int64
 
 from fastrack import DeviceError
 from fastrack._crypto import workers as crew
-from fastrack._crypto.cobblestone import STRIDE
+from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE
 from fastrack._devices.cuda import native
 from fastrack._devices.cuda.commands import NAMES, Commands, Function
 from fastrack._devices.cuda.native import STOPPED, Native, find_functions
@@ -47,7 +47,9 @@ def run(libcuda):
 
 
 def side_by_side(source, numbers):
-    return b"".join(source[number * STRIDE : (number + 1) * STRIDE].tobytes() for number in numbers)
+    return b"".join(
+        source[number * SEALED_CHUNK_SIZE : (number + 1) * SEALED_CHUNK_SIZE].tobytes() for number in numbers
+    )
 
 
 # Calls.
@@ -189,7 +191,7 @@ def test_the_lock_is_kept_or_given_up(hold):
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
-@pytest.mark.parametrize("size", [0, 1, STRIDE, 2 * MIB - 1, 5 * MIB + 7, 40 * MIB + 1])
+@pytest.mark.parametrize("size", [0, 1, SEALED_CHUNK_SIZE, 2 * MIB - 1, 5 * MIB + 7, 40 * MIB + 1])
 def test_host_memory_is_copied(run, size, threads):
     source, target = Fenced.holding(noise(size), 3), Fenced(size, 17)
     commands = Commands()
@@ -202,10 +204,10 @@ def test_host_memory_is_copied(run, size, threads):
 @pytest.mark.parametrize("threads", [1, 2, 4])
 @pytest.mark.parametrize("count", [1, 3, 300, 2500])
 def test_chunks_are_packed(run, count, threads):
-    source = noise((count - 1) * STRIDE + 1000)
+    source = noise((count - 1) * SEALED_CHUNK_SIZE + 1000)
     numbers = np.flatnonzero(np.random.default_rng(count).random(count) < 0.6)
     numbers = np.union1d(numbers, [count - 1])
-    target = Fenced((numbers.size - 1) * STRIDE + 1000, 17)
+    target = Fenced((numbers.size - 1) * SEALED_CHUNK_SIZE + 1000, 17)
     commands = Commands()
     commands.pack(target.data, source, numbers)
     assert run(commands, threads=threads)[0] == 0
@@ -214,9 +216,9 @@ def test_chunks_are_packed(run, count, threads):
 
 
 @settings(deadline=None)
-@given(st.integers(1, 30), st.integers(1, STRIDE), st.data())
+@given(st.integers(1, 30), st.integers(1, SEALED_CHUNK_SIZE), st.data())
 def test_chunks_are_packed_in_the_order_given(count, last, data):
-    source = noise((count - 1) * STRIDE + last)
+    source = noise((count - 1) * SEALED_CHUNK_SIZE + last)
     numbers = [] if count == 1 else data.draw(st.lists(st.integers(0, count - 2), max_size=20))
     if data.draw(st.booleans()):
         numbers.append(count - 1)

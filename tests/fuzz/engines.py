@@ -8,10 +8,10 @@ from __future__ import annotations
 import numpy as np
 from helpers import engines, reference
 from helpers.buffers import Guarded, as_array
-from helpers.reference import CHUNK, STRIDE
+from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE
 
+from fastrack._crypto.base import GatherPlan
 from fastrack._crypto.cobblestone import MAX_CHUNKS, MessageKey
-from fastrack._crypto.engine import Pieces
 
 LONGEST = 4  # chunks of a run
 ENDS = [
@@ -36,9 +36,9 @@ ENDS = [
     1024,
     4095,
     8191,
-    *range(16366, CHUNK),
+    *range(16366, CHUNK_SIZE),
 ]
-WILD = [-1, 1, -(2**63), 2**63 - 1, 2**62, CHUNK, CHUNK + 1, 2**32, 2**59]
+WILD = [-1, 1, -(2**63), 2**63 - 1, 2**62, CHUNK_SIZE, CHUNK_SIZE + 1, 2**32, 2**59]
 
 
 class Engines:
@@ -48,7 +48,7 @@ class Engines:
 
     def __init__(self):
         self._engines = [engines.make(name, 1) for name in engines.NAMES]
-        self._source, self._target = (Guarded((LONGEST + 1) * STRIDE) for _ in range(2))
+        self._source, self._target = (Guarded((LONGEST + 1) * SEALED_CHUNK_SIZE) for _ in range(2))
 
     def seeds(self):
         return [bytes([number]) for number in range(8)]
@@ -111,7 +111,7 @@ class Engines:
         expected = np.full(size, 0x5A, np.uint8)
         for place, chunk in enumerate(pieces.chunks.tolist()):
             for offset, there, length in pieces.table[pieces.starts[place] : pieces.starts[place + 1]].tolist():
-                start = chunk * CHUNK + offset
+                start = chunk * CHUNK_SIZE + offset
                 expected[there : there + length] = plain[start : start + length]
         require(np.array_equal(target, expected), engine, "gathered something else")
 
@@ -124,7 +124,7 @@ class Case:
         self.key, self.nonce = random.bytes(int(random.choice([16, 32]))), random.bytes(12)
         self.is_message = bool(random.random() < 0.8)  # or a run that whole chunks end
         whole = int(random.integers(0, LONGEST))
-        size = whole * CHUNK + self._end() if self.is_message else (whole + 1) * CHUNK
+        size = whole * CHUNK_SIZE + self._end() if self.is_message else (whole + 1) * CHUNK_SIZE
         self.count = whole + 1
         last = MAX_CHUNKS - self.count
         self.first = int(random.choice([0, 1, 2**32 - 1, 2**32, last, random.integers(0, last)]))
@@ -135,7 +135,7 @@ class Case:
         )
 
     def _end(self):
-        return int(self._random.choice(ENDS) if self.flip() else self._random.integers(0, CHUNK))
+        return int(self._random.choice(ENDS) if self.flip() else self._random.integers(0, CHUNK_SIZE))
 
     def flip(self):
         return bool(self._random.random() < 0.5)
@@ -146,10 +146,10 @@ class Case:
         before = sealed.copy()
         for place in places:
             sealed[place] ^= 1 << int(self._random.integers(0, 8))
-        bad = {int(place) // STRIDE for place in np.flatnonzero(before != sealed)}
+        bad = {int(place) // SEALED_CHUNK_SIZE for place in np.flatnonzero(before != sealed)}
         plain = plain.copy()
         for chunk in bad:
-            plain[chunk * CHUNK : (chunk + 1) * CHUNK] = 0
+            plain[chunk * CHUNK_SIZE : (chunk + 1) * CHUNK_SIZE] = 0
         return bad, plain
 
     def plan(self):
@@ -158,9 +158,9 @@ class Case:
         chunks = random.permutation(self.count)[: int(random.integers(1, self.count + 1))].astype(np.int64)
         size = 0
         for chunk in chunks.tolist():
-            inner = min(CHUNK, self.plain.size - chunk * CHUNK)
+            inner = min(CHUNK_SIZE, self.plain.size - chunk * CHUNK_SIZE)
             for _ in range(int(random.integers(0, 4)) if random.random() < 0.9 else 40):
-                if not inner or size > LONGEST * CHUNK:
+                if not inner or size > LONGEST * CHUNK_SIZE:
                     break
                 offset = int(random.integers(0, inner)) if random.random() < 0.85 else 0
                 length = int(random.integers(0, inner - offset + 1)) if self.flip() else inner - offset
@@ -170,7 +170,7 @@ class Case:
         arrays = [chunks, np.array(starts, np.int64), np.array(table, np.int64).reshape(-1, 3)]
         if random.random() < 0.4:
             self._spoil(arrays[int(random.integers(0, 3))].reshape(-1), [*WILD, self.count, size, size + 1])
-        return Pieces(*arrays), size
+        return GatherPlan(*arrays), size
 
     def _spoil(self, numbers, wild):
         if numbers.size:
@@ -185,8 +185,8 @@ def stays_inside(pieces, plain, target):
     if starts[0] != 0 or starts[-1] != len(table) or starts != sorted(starts):
         return False
     for place, chunk in enumerate(chunks):
-        inner = min(CHUNK, plain - chunk * CHUNK)
-        if not 0 <= chunk <= plain // CHUNK:
+        inner = min(CHUNK_SIZE, plain - chunk * CHUNK_SIZE)
+        if not 0 <= chunk <= plain // CHUNK_SIZE:
             return False
         for offset, there, length in table[starts[place] : starts[place + 1]]:
             if min(offset, there, length) < 0 or offset + length > inner or there + length > target:

@@ -10,7 +10,7 @@ import json
 import re
 import zipfile
 
-from fastrack._crypto.cobblestone import HEADER, STRIDE
+from fastrack._crypto.cobblestone import HEADER_SIZE, SEALED_CHUNK_SIZE
 from fastrack._tensors import dtypes
 
 PREFIX = 8  # bytes of the length that a safetensors file starts with
@@ -45,21 +45,25 @@ def mutate_message(data, random):
     """Alter a message where it has a meaning: its header, its chunks, their tags, their order, its end."""
     kind = random.randrange(6)
     message = bytearray(data)
-    chunks = max(1, (len(message) - HEADER) // STRIDE + 1)
+    chunks = max(1, (len(message) - HEADER_SIZE) // SEALED_CHUNK_SIZE + 1)
     if kind == 0 and message:
-        message[random.randrange(min(HEADER, len(message)))] ^= 1 << random.randrange(8)
+        message[random.randrange(min(HEADER_SIZE, len(message)))] ^= 1 << random.randrange(8)
     elif kind == 1 and message:
-        end = min(HEADER + STRIDE * random.randrange(1, chunks + 1), len(message))
+        end = min(HEADER_SIZE + SEALED_CHUNK_SIZE * random.randrange(1, chunks + 1), len(message))
         message[max(0, end - random.randrange(1, 17))] ^= 1 << random.randrange(8)
     elif kind == 2:
-        one, other = (HEADER + STRIDE * random.randrange(chunks) for _ in range(2))
-        first, second = message[one : one + STRIDE], message[other : other + STRIDE]
+        one, other = (HEADER_SIZE + SEALED_CHUNK_SIZE * random.randrange(chunks) for _ in range(2))
+        first, second = message[one : one + SEALED_CHUNK_SIZE], message[other : other + SEALED_CHUNK_SIZE]
         if len(first) == len(second):
-            message[one : one + STRIDE], message[other : other + STRIDE] = second, first
+            message[one : one + SEALED_CHUNK_SIZE], message[other : other + SEALED_CHUNK_SIZE] = second, first
     elif kind == 3:
-        del message[random.choice([HEADER + STRIDE * random.randrange(chunks), random.randrange(len(message) + 1)]) :]
+        del message[
+            random.choice(
+                [HEADER_SIZE + SEALED_CHUNK_SIZE * random.randrange(chunks), random.randrange(len(message) + 1)]
+            ) :
+        ]
     elif kind == 4:
-        message += random.randbytes(random.choice([1, 16, STRIDE]))
+        message += random.randbytes(random.choice([1, 16, SEALED_CHUNK_SIZE]))
     else:
         return mutate_bytes(data, random)
     return bytes(message)

@@ -30,12 +30,12 @@ SECRETS = [bytes(range(32)), bytes(range(1, 33)), bytes(range(16))]
 KEYS = [Key.from_bytes(secret) for secret in SECRETS]
 SECRET_OF = {key.id: secret for key, secret in zip(KEYS, SECRETS, strict=True)}
 FOLDER = tempfile.TemporaryDirectory(prefix="fastrack-fuzz-")
-HEADER = 56
+HEADER_SIZE = 56
 BITS = {"U8": 8, "I16": 16, "I32": 32, "F32": 32, "F64": 64, "I64": 64}
 TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|-?\d+|[{}\[\],:]|true|false|null')
 MEMBER = re.compile(r'"(?:[^"\\]|\\.)*":(?:\{[^{}]*\}|\[[^\[\]]*\]|"(?:[^"\\]|\\.)*")')
 BLANKS = [" ", "\n", "\t", "\u00a0", "\0", "/**/", "\ufeff"]
-LENGTHS = [16, 24, 32, HEADER, 72, 1, 7, 16384, 16400]
+LENGTHS = [16, 24, 32, HEADER_SIZE, 72, 1, 7, 16384, 16400]
 
 
 class Recombined:
@@ -156,14 +156,14 @@ def _open(marks, message, name):
         raise ValueError("no id")
     size = prod(claim["shape"]) * BITS[claim["dtype"]] // 8
     sealed = message.tobytes()
-    if message.dtype != np.uint8 or message.ndim != 1 or len(sealed) != HEADER + size + 16 * (size // 16384 + 1):
+    if message.dtype != np.uint8 or message.ndim != 1 or len(sealed) != HEADER_SIZE + size + 16 * (size // 16384 + 1):
         raise ValueError("a message of another size")
     if is_moved:
         claim["file"] = entry["file"]
         label = f"fastrack/binding@1\0{marks['fastrack.file']}\0".encode()
         _derive(secret, bytes.fromhex(entry["binding"]), label + _context(claim))
-    key, nonce = _derive(secret, sealed[:HEADER], _context(claim))
-    chunks = reference.open_each(key, nonce, sealed[HEADER:])
+    key, nonce = _derive(secret, sealed[:HEADER_SIZE], _context(claim))
+    chunks = reference.open_each(key, nonce, sealed[HEADER_SIZE:])
     return claim["dtype"], tuple(claim["shape"]), b"".join(chunks)  # TypeError, if a tag was wrong
 
 

@@ -27,7 +27,7 @@ import fastrack
 from fastrack import AuthenticationError, FormatError, Key, KeyPermissionError, SealedDataset, UnknownKeyError
 from fastrack._cli.inspect import read_contents, show_contents
 from fastrack._crypto import cobblestone
-from fastrack._crypto.engine import Pieces
+from fastrack._crypto.base import GatherPlan
 from fastrack._sealed.tensor import OpenMessage, SealedTensor
 from fastrack._tensors import arrays, dtypes
 from fastrack._training import state as skeleton
@@ -242,7 +242,7 @@ def open_one(sealed):
     rows = attempt(lambda: sealed[-1:], IndexError, TypeError)
     if rows is not None:
         row = attempt(lambda: fastrack.to_device(rows, keys=RING, framework="numpy"), TypeError, *errors)
-        require(row is None or not row.size or is_good or sealed.nbytes > cobblestone.CHUNK, "rows opened alone")
+        require(row is None or not row.size or is_good or sealed.nbytes > cobblestone.CHUNK_SIZE, "rows opened alone")
         require(row is None or not row.size or _ends_with(sealed, row), f"the last row of {sealed!r} is wrong")
     return is_good
 
@@ -322,7 +322,7 @@ class Messages:
         if key is None:
             require(not is_whole, "a good header was refused")
             return
-        pieces = Pieces(*_all_pieces(plain.size))
+        pieces = GatherPlan(*_all_pieces(plain.size))
         for engine in self._engines:
             schedule = engine.prepare(key)
             for opened in (
@@ -340,9 +340,9 @@ class Messages:
 
 def _all_pieces(size):
     """A gather of all chunks of a message."""
-    count = size // cobblestone.CHUNK + 1
-    starts = np.arange(count) * cobblestone.CHUNK
-    table = np.stack([np.zeros(count, np.int64), starts, np.minimum(size - starts, cobblestone.CHUNK)], axis=1)
+    count = size // cobblestone.CHUNK_SIZE + 1
+    starts = np.arange(count) * cobblestone.CHUNK_SIZE
+    table = np.stack([np.zeros(count, np.int64), starts, np.minimum(size - starts, cobblestone.CHUNK_SIZE)], axis=1)
     return np.arange(count), np.arange(count + 1), np.ascontiguousarray(table)
 
 
@@ -397,7 +397,7 @@ class Skeletons:
             "rng": (3, (2**80, -5), None),
             1: [True, 0.5, float("nan"), b"\0\1", "text", [], {}],
         }
-        return [skeleton.take_apart(state)[0], skeleton.take_apart([])[0], skeleton.take_apart("a")[0]]
+        return [skeleton.encode_state(state)[0], skeleton.encode_state([])[0], skeleton.encode_state("a")[0]]
 
     def run(self, data):
         used = []
@@ -407,17 +407,19 @@ class Skeletons:
             array = self.arrays[number % 2]
             return array if framework == "numpy" else __import__("torch").from_numpy(array)
 
-        state = attempt(lambda: [skeleton.put_together(data, fetch)], FormatError)
+        state = attempt(lambda: [skeleton.decode_state(data, fetch)], FormatError)
         if state is not None:
-            again = attempt(lambda: skeleton.take_apart(state[0])[0], TypeError)  # it may hold text that is no Unicode
-            same = again is None or skeleton.take_apart(skeleton.put_together(again, self._fetch(state[0])))[0]
+            again = attempt(
+                lambda: skeleton.encode_state(state[0])[0], TypeError
+            )  # it may hold text that is no Unicode
+            same = again is None or skeleton.encode_state(skeleton.decode_state(again, self._fetch(state[0])))[0]
             require(again is None or same == again, "a state does not survive being saved")
             pickle.dumps(state)
         if state is not None or zlib.crc32(data) % 8 == 0:
             self._load(data, used)
 
     def _fetch(self, state):
-        taken = skeleton.take_apart(state)[1]
+        taken = skeleton.encode_state(state)[1]
 
         def fetch(number, framework):
             array = np.asarray(taken[number])

@@ -14,11 +14,11 @@ from helpers.tampering import tampered
 import fastrack
 from bench.gpu.channels import channel_on
 from fastrack import AuthenticationError, Channel, DeviceError, Key
-from fastrack._crypto.cobblestone import CHUNK
+from fastrack._crypto.cobblestone import CHUNK_SIZE
 from fastrack._devices.cuda.key_state import STATE_SIZE
 
-SMALL = {"slab": 4 * CHUNK, "lead": CHUNK}
-SIZES = [0, 1, 15, 16, CHUNK - 1, CHUNK, CHUNK + 1, 4 * CHUNK, 5 * (1 << 20) + 7]
+SMALL = {"slab": 4 * CHUNK_SIZE, "lead": CHUNK_SIZE}
+SIZES = [0, 1, 15, 16, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 4 * CHUNK_SIZE, 5 * (1 << 20) + 7]
 LARGE = (70 << 20) + 7  # goes around a ring of full slabs more than twice
 
 
@@ -113,24 +113,24 @@ class TestToDevice:
 
 
 class TestRows:
-    @pytest.mark.parametrize("width", [1, 7, 100, CHUNK, 3 * CHUNK + 5])
+    @pytest.mark.parametrize("width", [1, 7, 100, CHUNK_SIZE, 3 * CHUNK_SIZE + 5])
     def test_arrive_in_the_order_asked_for(self, move, frame, owner, width):
         plain = data(60 * width).reshape(60, width)
-        rows = np.random.default_rng(1).integers(-60, 60, 2000 if width < CHUNK else 90)
+        rows = np.random.default_rng(1).integers(-60, 60, 2000 if width < CHUNK_SIZE else 90)
         sealed = fastrack.seal(plain, owner)
         assert np.array_equal(frame.read(move(sealed[rows])), plain[rows])
         assert np.array_equal(frame.read(move(sealed[::-7])), plain[::-7])
         assert np.array_equal(frame.read(move(sealed[59])), plain[59])
 
     def test_of_many_chunks_arrive(self, move, frame, owner):
-        plain = data(50 * CHUNK + 77).reshape(-1, 1)
+        plain = data(50 * CHUNK_SIZE + 77).reshape(-1, 1)
         assert np.array_equal(frame.read(move(fastrack.seal(plain, owner)[::3])), plain[::3])
 
     def test_may_be_none(self, move, frame, owner):
         assert frame.read(move(fastrack.seal(data(100), owner)[3:3])).size == 0
 
     def test_of_an_altered_chunk_are_refused_and_no_others(self, move, frame, owner):
-        plain = data(10 * CHUNK).reshape(10, CHUNK)
+        plain = data(10 * CHUNK_SIZE).reshape(10, CHUNK_SIZE)
         sealed = tampered(fastrack.seal(plain, owner), 56 + 3 * 16400)
         assert np.array_equal(frame.read(move(sealed[[0, 9]])), plain[[0, 9]])
         with pytest.raises(AuthenticationError) as caught:
@@ -147,7 +147,7 @@ class TestOut:
 
     @pytest.mark.parametrize("start", [1, 3, 8, 13])
     def test_may_lie_anywhere_in_another_array(self, channel, frame, owner, start):
-        plain = data(3 * CHUNK + 11)
+        plain = data(3 * CHUNK_SIZE + 11)
         around = frame.make(np.full(plain.size + 32, 7, np.uint8))
         out = frame.part(around, start, start + plain.size)
         channel.to_device(fastrack.seal(plain, owner), out=out)
@@ -174,7 +174,7 @@ class TestOut:
             channel.to_device(data(3), out=np.zeros(3, np.uint8))
 
     def test_a_bit_of_any_place_counts(self, channel, frame, owner):
-        plain = data(2 * CHUNK + 100)
+        plain = data(2 * CHUNK_SIZE + 100)
         sealed, out = fastrack.seal(plain, owner), frame.make(plain)
         for place in np.random.default_rng(2).integers(56, len(sealed.message), 50).tolist():
             with pytest.raises(AuthenticationError):
@@ -194,11 +194,11 @@ class TestNonBlocking:
             assert np.array_equal(frame.read(x), plain)
 
     def test_a_refusal_is_told_later_and_zeros_until_then(self, channel, move, frame, owner):
-        plain = data(5 * CHUNK)
+        plain = data(5 * CHUNK_SIZE)
         bad = tampered(fastrack.seal(plain, owner, name="images"), 56 + 2 * 16400)
         moved = move(bad, non_blocking=True)
         found = frame.read(moved)
-        assert not found[2 * CHUNK : 3 * CHUNK].any()
+        assert not found[2 * CHUNK_SIZE : 3 * CHUNK_SIZE].any()
         with pytest.raises(AuthenticationError) as caught:
             channel.synchronize()
         assert (caught.value.tensor, caught.value.chunk) == ("images", 2)
@@ -307,7 +307,7 @@ class TestChannel:
         for slot in slots:
             assert not slot.memory.any()
             there = gpu.host(slot.memory.size)
-            gpu.download(there, slot.twin, stream)
+            gpu.download(there, slot.device_ptr, stream)
             gpu.wait(stream)
             assert not there.any()
 

@@ -7,10 +7,10 @@ import hashlib
 import pytest
 from helpers import gcm_vectors, reference
 from helpers.kernel_suite import open_and_seal
-from helpers.reference import CHUNK
+from helpers.reference import CHUNK_SIZE
 from helpers.vectors import is_a_run, load_vectors
 
-from fastrack._crypto.cobblestone import HEADER
+from fastrack._crypto.cobblestone import HEADER_SIZE
 
 
 def test_the_cases_of_the_gcm_specification(gpu):
@@ -38,7 +38,7 @@ def test_published_messages_open_or_are_refused(host, bits):
     vectors = [vector for vector in load_vectors() if vector.bits == bits and is_a_run(vector)]
     assert vectors
     for vector in vectors:
-        raw = vector.message[HEADER:]
+        raw = vector.message[HEADER_SIZE:]
         state = host.prepare(vector.aead_key, vector.base_nonce)
         bad, plain = host.open_run(state, raw, blocks=3)
         if vector.valid:
@@ -49,5 +49,5 @@ def test_published_messages_open_or_are_refused(host, bits):
         chunks = reference.open_each(vector.aead_key, vector.base_nonce, raw)
         assert (vector.name, bad) == (vector.name, chunks.index(None))
         for number, chunk in enumerate(chunks):
-            place = plain[number * CHUNK : (number + 1) * CHUNK]
+            place = plain[number * CHUNK_SIZE : (number + 1) * CHUNK_SIZE]
             assert place == (bytes(len(place)) if chunk is None else chunk)

@@ -6,9 +6,10 @@ import threading
 
 import numpy as np
 
-from fastrack._crypto.cobblestone import CHUNK, STRIDE, MessageKey, raw_size, run_size, runs
-from fastrack._crypto.engine import Pieces, engine
-from fastrack._devices import Slab
+from fastrack._crypto.base import GatherPlan
+from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, MessageKey, ciphertext_size, run_size, runs
+from fastrack._crypto.engine import engine
+from fastrack._devices.base import Slab
 from fastrack._devices.cuda.device import CudaDevice
 from helpers.fake_cuda import FakeDriver
 
@@ -23,7 +24,7 @@ class Message:
         self.secret = random.bytes(bits // 8)
         self.nonce = random.bytes(12)
         self.plain = random.integers(0, 256, nbytes, np.uint8)
-        self.sealed = np.empty(raw_size(nbytes), np.uint8)
+        self.sealed = np.empty(ciphertext_size(nbytes), np.uint8)
         host = engine("openssl")
         host.seal_run(host.prepare(self.key()), self.plain, self.sealed, 0)
 
@@ -34,8 +35,8 @@ class Message:
         """The same with the last byte of these chunks' tags changed, and zeros in their places of what it says."""
         self.sealed, self.plain = self.sealed.copy(), self.plain.copy()
         for chunk in chunks:
-            self.sealed[min(STRIDE * (chunk + 1), self.sealed.size) - 1] ^= 1
-            self.plain[CHUNK * chunk : CHUNK * (chunk + 1)] = 0
+            self.sealed[min(SEALED_CHUNK_SIZE * (chunk + 1), self.sealed.size) - 1] ^= 1
+            self.plain[CHUNK_SIZE * chunk : CHUNK_SIZE * (chunk + 1)] = 0
         return self
 
 
@@ -47,7 +48,7 @@ class Rig:
         self.driver = FakeDriver(mode, seed, multiprocessors)
         self.device = CudaDevice(self.driver, share=share)
         self.chunks = chunks
-        self.slots = [self.device.slot(chunks * STRIDE + 16 + PLAN) for _ in range(slots)]
+        self.slots = [self.device.slot(chunks * SEALED_CHUNK_SIZE + 16 + PLAN) for _ in range(slots)]
         self._turn = 0
 
     def take(self, *, wait=True):
@@ -100,8 +101,8 @@ class Rig:
 
     def slabs(self, message):
         size = message.plain.size
-        for first, extent in runs(size, self.chunks * CHUNK):
-            yield Slab(first, first * CHUNK, first * CHUNK + extent, run_size(first, extent, size))
+        for first, extent in runs(size, self.chunks * CHUNK_SIZE):
+            yield Slab(first, first * CHUNK_SIZE, first * CHUNK_SIZE + extent, run_size(first, extent, size))
 
     def _ended(self, work, use, *arguments):
         try:
@@ -112,12 +113,12 @@ class Rig:
 
     def _open_slabs(self, work, message):
         for slab in self.slabs(message):
-            here = message.sealed[STRIDE * slab.first :][: slab.sealed]
+            here = message.sealed[SEALED_CHUNK_SIZE * slab.first :][: slab.sealed]
             self._give(work, slab, here, here)
 
     def _gather_slabs(self, work, message, pieces):
         for slab in cut(pieces, message.plain.size, self.chunks):
-            parts = [message.sealed[STRIDE * chunk :][:STRIDE] for chunk in slab.pieces.chunks]
+            parts = [message.sealed[SEALED_CHUNK_SIZE * chunk :][:SEALED_CHUNK_SIZE] for chunk in slab.pieces.chunks]
             self._give(work, slab, message.sealed, np.concatenate(parts))
 
     def _give(self, work, slab, where_it_lies, chunks):
@@ -135,11 +136,11 @@ class Rig:
         def land():
             slab, slot = flight.pop(0)
             slot.wait()
-            out[STRIDE * slab.first :][: slab.sealed] = slot.memory[: slab.sealed]
+            out[SEALED_CHUNK_SIZE * slab.first :][: slab.sealed] = slot.memory[: slab.sealed]
 
         for slab in self.slabs(message):
             slot = self.take(wait=False)
-            place = out[STRIDE * slab.first :][: slab.sealed]
+            place = out[SEALED_CHUNK_SIZE * slab.first :][: slab.sealed]
             if not self.staged:
                 work.seal(slab, place, slot)
                 continue
@@ -154,16 +155,16 @@ class Rig:
 
 def cut(pieces, nbytes, limit):
     """Slabs of a gather, of so many chunks."""
-    sizes = np.minimum(raw_size(nbytes) - pieces.chunks * STRIDE, STRIDE)
+    sizes = np.minimum(ciphertext_size(nbytes) - pieces.chunks * SEALED_CHUNK_SIZE, SEALED_CHUNK_SIZE)
     for start in range(0, pieces.chunks.size, limit):
         stop = min(start + limit, pieces.chunks.size)
         bounds = pieces.starts[start : stop + 1]
-        part = Pieces(pieces.chunks[start:stop], bounds - bounds[0], pieces.table[bounds[0] : bounds[-1]])
+        part = GatherPlan(pieces.chunks[start:stop], bounds - bounds[0], pieces.table[bounds[0] : bounds[-1]])
         yield Slab(0, 0, nbytes, int(sizes[start:stop].sum()), part)
 
 
-MESSAGE = Message(5 * CHUNK + 77)
-PIECES = Pieces(np.array([0, 2, 3, 5]), np.arange(5), np.array([[0, 50 * n, 50] for n in range(4)]))
+MESSAGE = Message(5 * CHUNK_SIZE + 77)
+PIECES = GatherPlan(np.array([0, 2, 3, 5]), np.arange(5), np.array([[0, 50 * n, 50] for n in range(4)]))
 
 
 def opened(rig):

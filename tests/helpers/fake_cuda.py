@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastrack._crypto.cobblestone import STRIDE
+from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE
 from fastrack._devices.cuda.commands import (
     COPY,
     DOWNLOAD,
@@ -196,7 +196,11 @@ class FakeDriver:
     def pack(self, target, source, size, chunks, count):
         numbers = (ctypes.c_int64 * count).from_address(chunks)
         for place, chunk in enumerate(numbers):
-            self.copy(target + place * STRIDE, source + chunk * STRIDE, min(STRIDE, size - chunk * STRIDE))
+            self.copy(
+                target + place * SEALED_CHUNK_SIZE,
+                source + chunk * SEALED_CHUNK_SIZE,
+                min(SEALED_CHUNK_SIZE, size - chunk * SEALED_CHUNK_SIZE),
+            )
 
     def _synchronize(self, event, *, held):
         self._enter("synchronize")

@@ -8,7 +8,7 @@ import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from fastrack._crypto.cobblestone import CHUNK, MAX_CHUNKS, STRIDE, TAG, MessageKey, chunk_nonce
+from fastrack._crypto.cobblestone import CHUNK_SIZE, MAX_CHUNKS, SEALED_CHUNK_SIZE, TAG_SIZE, MessageKey, chunk_nonce
 
 STATE = 8704
 _NONCE = 240  # where in a state the base nonce starts
@@ -36,9 +36,9 @@ def _key(space, size, state):
 def _open(space, key_size, state, sealed, target, first, count, size, verdict):
     key, nonce = _key(space, key_size, state)
     for index in range(count):
-        length = min(CHUNK, size - CHUNK * index)
-        plain = _open_chunk(space, key, nonce, first + index, sealed + STRIDE * index, length, verdict)
-        space.at(target + CHUNK * index, length)[:] = plain
+        length = min(CHUNK_SIZE, size - CHUNK_SIZE * index)
+        plain = _open_chunk(space, key, nonce, first + index, sealed + SEALED_CHUNK_SIZE * index, length, verdict)
+        space.at(target + CHUNK_SIZE * index, length)[:] = plain
 
 
 def _gather(
@@ -51,11 +51,11 @@ def _gather(
     numbers = space.at(chunks, 8 * count).view(np.uint64).tolist()
     bounds = space.at(starts, 8 * (count + 1)).view(np.uint64).tolist()
     rows = space.at(table, 24 * pieces).view(np.uint64).reshape(-1, 3).tolist()
-    last = total // CHUNK
+    last = total // CHUNK_SIZE
     for index, number in enumerate(numbers):
-        length = min(CHUNK, total - CHUNK * number) if number <= last else 0
+        length = min(CHUNK_SIZE, total - CHUNK_SIZE * number) if number <= last else 0
         known = min(number, last)
-        plain = _open_chunk(space, key, nonce, number, sealed + STRIDE * index, length, verdict, known)
+        plain = _open_chunk(space, key, nonce, number, sealed + SEALED_CHUNK_SIZE * index, length, verdict, known)
         begin, end = bounds[index : index + 2]
         fits = begin <= end <= pieces
         for offset, place, extent in rows[begin:end] if fits else ():
@@ -70,17 +70,17 @@ def _gather(
 def _seal(space, key_size, state, source, sealed, first, count, size):
     key, nonce = _key(space, key_size, state)
     for index in range(count):
-        length = min(CHUNK, size - CHUNK * index)
-        plain = space.at(source + CHUNK * index, length).tobytes()
+        length = min(CHUNK_SIZE, size - CHUNK_SIZE * index)
+        plain = space.at(source + CHUNK_SIZE * index, length).tobytes()
         whole = key.encrypt(chunk_nonce(nonce, first + index), plain, None)
-        space.at(sealed + STRIDE * index, length + TAG)[:] = np.frombuffer(whole, np.uint8)
+        space.at(sealed + SEALED_CHUNK_SIZE * index, length + TAG_SIZE)[:] = np.frombuffer(whole, np.uint8)
 
 
 def _open_chunk(space, key, nonce, number, place, length, verdict, known=None):
-    assert 0 <= length <= CHUNK, f"chunk {number} is none of this message"
+    assert 0 <= length <= CHUNK_SIZE, f"chunk {number} is none of this message"
     number = min(number, MAX_CHUNKS - 1)  # no message has more
     try:
-        plain = key.decrypt(chunk_nonce(nonce, number), space.at(place, length + TAG).tobytes(), None)
+        plain = key.decrypt(chunk_nonce(nonce, number), space.at(place, length + TAG_SIZE).tobytes(), None)
     except InvalidTag:
         _report(space, verdict, number if known is None else known)
         plain = bytes(length)

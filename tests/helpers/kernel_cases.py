@@ -15,11 +15,11 @@ import numpy as np
 from helpers import reference
 from helpers.buffers import Fenced
 from helpers.kernel_host import SOURCE, Host, Library, constants, pack
-from helpers.reference import CHUNK, STRIDE, noise
+from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, noise
 from helpers.runs import flip, plan
 
-NONCE = bytes(range(50, 62))
-LENGTHS = [0, 1, 15, 16, 17, 33, 8191, 8192, 8193, CHUNK - 1]
+NONCE_SIZE = bytes(range(50, 62))
+LENGTHS = [0, 1, 15, 16, 17, 33, 8191, 8192, 8193, CHUNK_SIZE - 1]
 
 
 def main(library, kernel=None, offset=0):
@@ -30,7 +30,7 @@ def main(library, kernel=None, offset=0):
     host = Host(loaded, constants(SOURCE))
     for size in (16, 32):
         key = bytes(range(size))
-        state = host.prepare(key, NONCE)
+        state = host.prepare(key, NONCE_SIZE)
         for length in LENGTHS:
             open_and_seal(host, state, key, length)
         open_wrong(host, state, key)
@@ -40,8 +40,8 @@ def main(library, kernel=None, offset=0):
 
 def open_and_seal(host, state, key, length):
     for chunks in (0, 2):
-        plain = noise(chunks * CHUNK + length).tobytes()
-        sealed = reference.seal(key, NONCE, plain, 9)
+        plain = noise(chunks * CHUNK_SIZE + length).tobytes()
+        sealed = reference.seal(key, NONCE_SIZE, plain, 9)
         for offset in (0, 1, 8, 13):
             assert host.open_run(state, sealed, 9, blocks=2, offset=offset) == (None, plain)
             assert host.seal_run(state, plain, 9, blocks=2, offset=offset) == sealed
@@ -49,18 +49,24 @@ def open_and_seal(host, state, key, length):
 
 def open_wrong(host, state, key):
     for length in LENGTHS:
-        sealed = reference.seal(key, NONCE, noise(length).tobytes(), 9)
+        sealed = reference.seal(key, NONCE_SIZE, noise(length).tobytes(), 9)
         assert host.open_run(state, flip(sealed, 8 * len(sealed) - 1), 9, offset=7) == (9, bytes(length))
-    sealed = reference.seal(key, NONCE, noise(2 * CHUNK).tobytes(), 9)
-    assert host.open_run(state, flip(sealed, 8 * STRIDE), 9, blocks=3)[0] == 10
+    sealed = reference.seal(key, NONCE_SIZE, noise(2 * CHUNK_SIZE).tobytes(), 9)
+    assert host.open_run(state, flip(sealed, 8 * SEALED_CHUNK_SIZE), 9, blocks=3)[0] == 10
 
 
 def gather(host, state, key):
-    total = 3 * CHUNK + 77
+    total = 3 * CHUNK_SIZE + 77
     plain = noise(total).tobytes()
-    sealed = reference.seal(key, NONCE, plain)
+    sealed = reference.seal(key, NONCE_SIZE, plain)
     many = [(start, 1 + start % 97) for start in range(0, total - 97, 613)]
-    for ranges in (many, [(CHUNK - 5, CHUNK + 11)], [(0, total)], [(total - 1, 1)], [(3 * CHUNK, 77), (0, 0), (1, 2)]):
+    for ranges in (
+        many,
+        [(CHUNK_SIZE - 5, CHUNK_SIZE + 11)],
+        [(0, total)],
+        [(total - 1, 1)],
+        [(3 * CHUNK_SIZE, 77), (0, 0), (1, 2)],
+    ):
         pieces, size = plan(ranges)
         expected = b"".join(plain[start : start + length] for start, length in ranges)
         packed = pack(sealed, pieces.chunks.tolist())

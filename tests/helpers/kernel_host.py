@@ -16,7 +16,7 @@ import numpy as np
 
 from fastrack._crypto.cobblestone import MessageKey
 from helpers.buffers import Fenced
-from helpers.reference import CHUNK, STRIDE, TAG
+from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "kernels/fastrack.cu"
@@ -183,8 +183,8 @@ class Host:
 
     def seal_run(self, state, plain, first=0, *, ends=True, blocks=1, offset=0, seed=None):
         """Seal a run of chunks; `ends` adds the empty last chunk where the message needs one."""
-        count = len(plain) // CHUNK + 1 if ends else max(1, -(-len(plain) // CHUNK))
-        target = Fenced(len(plain) + count * TAG, 16)
+        count = len(plain) // CHUNK_SIZE + 1 if ends else max(1, -(-len(plain) // CHUNK_SIZE))
+        target = Fenced(len(plain) + count * TAG_SIZE, 16)
         source = read_only(Fenced.holding(plain, offset))
         arguments = (state.data, source, target.data, first, count, len(plain))
         self._launch(f"seal_{state.bits}", *arguments, grid=blocks, seed=seed)
@@ -240,14 +240,14 @@ def verdict_of(fenced):
 
 
 def count_of(sealed):
-    return -(-len(sealed) // STRIDE)
+    return -(-len(sealed) // SEALED_CHUNK_SIZE)
 
 
 def size_of(sealed):
-    return len(sealed) - TAG * count_of(sealed)
+    return len(sealed) - TAG_SIZE * count_of(sealed)
 
 
 def pack(sealed, chunks):
     """Those chunks of a message, each at a multiple of 16400. Nothing follows the last."""
-    parts = [sealed[chunk * STRIDE : (chunk + 1) * STRIDE] for chunk in chunks]
-    return b"".join([part.ljust(STRIDE, b"\0") for part in parts[:-1]] + parts[-1:])
+    parts = [sealed[chunk * SEALED_CHUNK_SIZE : (chunk + 1) * SEALED_CHUNK_SIZE] for chunk in chunks]
+    return b"".join([part.ljust(SEALED_CHUNK_SIZE, b"\0") for part in parts[:-1]] + parts[-1:])

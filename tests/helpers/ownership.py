@@ -24,7 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 import fastrack._transfer.channel
 from fastrack import Channel, ClosedError, DeviceError, FastrackError, Key, seal
-from fastrack._crypto.cobblestone import CHUNK, chunk_offset
+from fastrack._crypto.cobblestone import CHUNK_SIZE, chunk_offset
 from fastrack._devices.cpu import CpuDevice
 from fastrack._sealed.tensor import SealedTensor
 from helpers.staged import StagedSlot, packed
@@ -48,7 +48,7 @@ class SteppedDevice(CpuDevice):
 
     name = "stepped"
     in_place = False
-    slab = lead = CHUNK
+    slab = lead = CHUNK_SIZE
 
     def __init__(self):
         super().__init__(1)
@@ -285,7 +285,7 @@ class Ownership(RuleBasedStateMachine):
         finally:
             for place in self._places:  # after a step that failed nothing else is to be said
                 if place is not None:
-                    place.channel._owners.renew()
+                    place.channel._owners.reset_after_fork()
             for thread in self._threads:
                 with suppress(AssertionError):
                     thread.end()

@@ -6,8 +6,8 @@ import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-CHUNK, TAG = 16384, 16
-STRIDE = CHUNK + TAG
+CHUNK_SIZE, TAG_SIZE = 16384, 16
+SEALED_CHUNK_SIZE = CHUNK_SIZE + TAG_SIZE
 
 
 def nonce_of(base, chunk):
@@ -17,9 +17,9 @@ def nonce_of(base, chunk):
 def seal(key, base, plain, first=0, *, ends=True):
     """Seal `plain` as chunks from number `first` on; `ends` adds the empty last one where the message needs it."""
     cipher = AESGCM(key)
-    starts = range(0, len(plain) + 1 if ends else max(1, len(plain)), CHUNK)
+    starts = range(0, len(plain) + 1 if ends else max(1, len(plain)), CHUNK_SIZE)
     parts = (
-        cipher.encrypt(nonce_of(base, first + index), plain[start : start + CHUNK], None)
+        cipher.encrypt(nonce_of(base, first + index), plain[start : start + CHUNK_SIZE], None)
         for index, start in enumerate(starts)
     )
     return b"".join(parts)
@@ -29,9 +29,11 @@ def open_each(key, base, sealed, first=0):
     """Open every chunk of a run on its own: its plaintext, or None where the tag is wrong."""
     cipher = AESGCM(key)
     chunks = []
-    for index, start in enumerate(range(0, len(sealed), STRIDE)):
+    for index, start in enumerate(range(0, len(sealed), SEALED_CHUNK_SIZE)):
         try:
-            chunks.append(cipher.decrypt(nonce_of(base, first + index), sealed[start : start + STRIDE], None))
+            chunks.append(
+                cipher.decrypt(nonce_of(base, first + index), sealed[start : start + SEALED_CHUNK_SIZE], None)
+            )
         except InvalidTag:
             chunks.append(None)
     return chunks

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from fastrack._crypto.base import GatherPlan
 from fastrack._crypto.cobblestone import MessageKey
-from fastrack._crypto.engine import Pieces
 from helpers.buffers import Fenced, as_array
-from helpers.reference import CHUNK, STRIDE, TAG
+from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE
 
 
 class Runs:
@@ -19,9 +19,9 @@ class Runs:
 
     def seal(self, plain, first=0, *, ends=True, offset=0):
         """Seal; `ends` adds the empty last chunk where the message needs one."""
-        count = len(plain) // CHUNK + 1 if ends else max(1, -(-len(plain) // CHUNK))
+        count = len(plain) // CHUNK_SIZE + 1 if ends else max(1, -(-len(plain) // CHUNK_SIZE))
         source = Fenced.holding(plain, offset)
-        target = Fenced(len(plain) + count * TAG, offset)
+        target = Fenced(len(plain) + count * TAG_SIZE, offset)
         assert self.engine.seal_run(self.schedule, source.data, target.data, first) is None
         assert target.stands
         assert source.data.tobytes() == bytes(plain)
@@ -53,17 +53,17 @@ def plan(ranges):
     size = 0
     for start, length in ranges:
         stop = start + length
-        for chunk in range(start // CHUNK, -(-stop // CHUNK) if length else 0):
-            low, high = max(start, chunk * CHUNK), min(stop, (chunk + 1) * CHUNK)
-            table.setdefault(chunk, []).append((low - chunk * CHUNK, size + low - start, high - low))
+        for chunk in range(start // CHUNK_SIZE, -(-stop // CHUNK_SIZE) if length else 0):
+            low, high = max(start, chunk * CHUNK_SIZE), min(stop, (chunk + 1) * CHUNK_SIZE)
+            table.setdefault(chunk, []).append((low - chunk * CHUNK_SIZE, size + low - start, high - low))
         size += length
     rows = [row for chunk in table.values() for row in chunk]
     starts = np.cumsum([0, *map(len, table.values())], dtype=np.int64)
-    return Pieces(np.array(list(table), np.int64), starts, np.array(rows, np.int64).reshape(-1, 3)), size
+    return GatherPlan(np.array(list(table), np.int64), starts, np.array(rows, np.int64).reshape(-1, 3)), size
 
 
 def plain_size_of(sealed):
-    return sealed - -(-sealed // STRIDE) * TAG
+    return sealed - -(-sealed // SEALED_CHUNK_SIZE) * TAG_SIZE
 
 
 def flip(sealed, *bits):

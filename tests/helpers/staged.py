@@ -12,11 +12,11 @@ import pytest
 
 import fastrack._transfer.channel
 from fastrack import Channel, DeviceError
-from fastrack._crypto.cobblestone import CHUNK, STRIDE
-from fastrack._crypto.engine import Pieces
+from fastrack._crypto.base import GatherPlan
+from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
 from fastrack._devices.cpu import CpuDevice
 from fastrack._tensors import arrays
-from fastrack._util.fork import renew_after_fork
+from fastrack._util.fork import register_fork_reset
 
 PATIENCE = 30  # seconds after which a test that waits has failed
 
@@ -38,18 +38,18 @@ class StagedDevice(CpuDevice):
     name = "staged"
     in_place = False
     lanes = 1
-    slab = 4 * CHUNK
-    lead = CHUNK
+    slab = 4 * CHUNK_SIZE
+    lead = CHUNK_SIZE
 
     def __init__(self, threads=None):
         super().__init__(threads)
         self.meddle = Jitter()
         self.begun, self.made = [], []
         self.closed = False
-        self.renew()
-        renew_after_fork(self)
+        self.reset_after_fork()
+        register_fork_reset(self)
 
-    def renew(self):
+    def reset_after_fork(self):
         self._jobs = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread = None
@@ -136,7 +136,7 @@ class StagedSlot:
         self.wait()
         self.memory.fill(0)
 
-    def lend(self):
+    def mark_in_use(self):
         assert self.ready(), "a slot was filled while the device still worked on it"
         self._idle.clear()
 
@@ -199,7 +199,7 @@ class StagedWork:
     def _do(self, kind, slab, sealed, slot, job):
         assert not self._ended
         assert np.shares_memory(sealed, slot.memory)
-        slot.lend()
+        slot.mark_in_use()
 
         def work():
             try:
@@ -223,8 +223,8 @@ class StagedWork:
     def _open_gather(self, slab, sealed, slot):
         pieces = get_plan(slot.memory, sealed.size, slab.pieces)
         for place, number in enumerate(pieces.chunks.tolist()):
-            plain = np.empty(min(CHUNK, slab.stop - number * CHUNK), np.uint8)
-            here = sealed[place * STRIDE :][:STRIDE]
+            plain = np.empty(min(CHUNK_SIZE, slab.stop - number * CHUNK_SIZE), np.uint8)
+            here = sealed[place * SEALED_CHUNK_SIZE :][:SEALED_CHUNK_SIZE]
             self._note(self._engine.open_run(self._schedule, here, plain, number))
             for offset, there, length in pieces.table[pieces.starts[place] : pieces.starts[place + 1]].tolist():
                 self._memory[there : there + length] = plain[offset : offset + length]
@@ -239,7 +239,7 @@ class StagedWork:
 
 def packed(message, chunks):
     """The chunks of these numbers, side by side."""
-    return np.concatenate([message[STRIDE * chunk :][:STRIDE] for chunk in chunks.tolist()])
+    return np.concatenate([message[SEALED_CHUNK_SIZE * chunk :][:SEALED_CHUNK_SIZE] for chunk in chunks.tolist()])
 
 
 def put_plan(memory, sealed, pieces):
@@ -252,11 +252,11 @@ def get_plan(memory, sealed, shape):
     """Read it back, given one of the same shape."""
     count, extent = shape.chunks.size, len(shape.table)
     words = _plan_in(memory, sealed, 2 * count + 1 + 3 * extent).copy()
-    return Pieces(words[:count], words[count : 2 * count + 1], words[2 * count + 1 :].reshape(-1, 3))
+    return GatherPlan(words[:count], words[count : 2 * count + 1], words[2 * count + 1 :].reshape(-1, 3))
 
 
 def _plan_in(memory, sealed, words):
     start = sealed + -sealed % 16
-    tags = 16 * (8 * words // CHUNK + 1)
+    tags = 16 * (8 * words // CHUNK_SIZE + 1)
     assert start + 16 * words + tags + 16 <= memory.size, "the plan does not fit behind the chunks"
     return memory[start : start + 8 * words].view(np.int64)

@@ -6,29 +6,29 @@ import time
 
 from bench.gpu import plan
 from bench.gpu.gpu import Gpu
-from fastrack._crypto.cobblestone import CHUNK
+from fastrack._crypto.cobblestone import CHUNK_SIZE
 from helpers.fake_cuda import FakeDriver
 
-TINY = plan.Plan(
-    link_sizes=(1000, 20 * CHUNK),
+TINY = plan.ByteRanges(
+    link_sizes=(1000, 20 * CHUNK_SIZE),
     fill_threads=(1, 2),
-    latency_sizes=(1000, 5 * CHUNK),
-    kernel_sizes=(CHUNK, 3 * CHUNK + 5),
+    latency_sizes=(1000, 5 * CHUNK_SIZE),
+    kernel_sizes=(CHUNK_SIZE, 3 * CHUNK_SIZE + 5),
     kernel_shares=(1, 1 / 2),
-    transfer_sizes=(1000, 20 * CHUNK),
-    ablation_sizes=(1000, 20 * CHUNK),
+    transfer_sizes=(1000, 20 * CHUNK_SIZE),
+    ablation_sizes=(1000, 20 * CHUNK_SIZE),
     rounds=3,
-    spread=8 * CHUNK,
-    group=CHUNK,
-    sweep_size=20 * CHUNK,
-    sweep_slabs=(2 * CHUNK, 4 * CHUNK),
+    spread=8 * CHUNK_SIZE,
+    group=CHUNK_SIZE,
+    sweep_size=20 * CHUNK_SIZE,
+    sweep_slabs=(2 * CHUNK_SIZE, 4 * CHUNK_SIZE),
     sweep_depths=(2, 3),
-    sweep_leads=(CHUNK, 2 * CHUNK),
+    sweep_leads=(CHUNK_SIZE, 2 * CHUNK_SIZE),
     sweep_shares=(1, 1 / 4),
-    timeline_size=400 * CHUNK,
+    timeline_size=400 * CHUNK_SIZE,
     matrix=64,
     products=3,
-    stream_size=20 * CHUNK,
+    stream_size=20 * CHUNK_SIZE,
     stream_shares=(1, 1 / 4),
     loop_rows=4,
     loop_steps=3,

@@ -18,7 +18,7 @@ import pytest
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from fastrack._crypto import cobblestone
-from fastrack._crypto.cobblestone import HEADER, raw_plain_size
+from fastrack._crypto.cobblestone import HEADER_SIZE, raw_plain_size
 from fastrack.errors import FormatError
 
 BITS = {"AEAD_AES_128_GCM": 128, "AEAD_AES_256_GCM": 256}
@@ -67,7 +67,7 @@ def published(wanted=lambda vector: True):
 def is_a_run(vector):
     """Whether its chunks have the sizes of a message's; the host refuses any other before a kernel runs."""
     try:
-        raw_plain_size(len(vector.message) - HEADER)
+        raw_plain_size(len(vector.message) - HEADER_SIZE)
     except FormatError:
         return False
     return vector.has_good_header

@@ -8,14 +8,14 @@ import pytest
 from helpers import kernel_host, reference
 from helpers.kernel_host import Host, Library, State, pack
 from helpers.kernel_nvrtc import Nvrtc, find_libraries
-from helpers.reference import CHUNK, STRIDE, noise
+from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, noise
 from helpers.runs import flip, plan
 
 from bench.gpu import candidates
 from bench.gpu.known import CASES
 from fastrack._devices.cuda.nvrtc import KERNELS
 
-LENGTHS = [0, 1, 15, 16, 17, 33, 511, 512, 513, 4096, 8191, 8192, 8193, CHUNK - 17, CHUNK - 1]
+LENGTHS = [0, 1, 15, 16, 17, 33, 511, 512, 513, 4096, 8191, 8192, 8193, CHUNK_SIZE - 17, CHUNK_SIZE - 1]
 REGISTERS = 65536
 # A spilled word or two would not be worth another order of the source before a measurement says that it is.
 SPILLED = 8
@@ -74,7 +74,7 @@ def test_a_last_chunk_of_any_length_opens_and_seals(host, state, key, nonce, len
 @pytest.mark.parametrize("chunks", [1, 2, 3, 5])
 @pytest.mark.parametrize("blocks", [1, 2, 4])
 def test_a_run_of_chunks_opens_and_seals(host, state, key, nonce, chunks, blocks):
-    plain = noise(chunks * CHUNK + 99, seed=chunks).tobytes()
+    plain = noise(chunks * CHUNK_SIZE + 99, seed=chunks).tobytes()
     sealed = reference.seal(key, nonce, plain, 2**32 - 2)
     for seed in (1, 7):
         assert host.open_run(state, sealed, 2**32 - 2, blocks=blocks, seed=seed) == (None, plain)
@@ -83,19 +83,19 @@ def test_a_run_of_chunks_opens_and_seals(host, state, key, nonce, chunks, blocks
 
 @pytest.mark.parametrize("byte", [0, 15, 16, 511, 512, 8191, 8192, 12288, 16367, 16383, 16384, 16399])
 def test_a_byte_at_any_place_counts(host, state, key, nonce, byte):
-    plain = noise(3 * CHUNK, seed=1).tobytes()
-    altered = flip(reference.seal(key, nonce, plain, 7, ends=False), 8 * (STRIDE + byte) + byte % 8)
-    expected = plain[:CHUNK] + bytes(CHUNK) + plain[2 * CHUNK :]
+    plain = noise(3 * CHUNK_SIZE, seed=1).tobytes()
+    altered = flip(reference.seal(key, nonce, plain, 7, ends=False), 8 * (SEALED_CHUNK_SIZE + byte) + byte % 8)
+    expected = plain[:CHUNK_SIZE] + bytes(CHUNK_SIZE) + plain[2 * CHUNK_SIZE :]
     assert host.open_run(state, altered, 7, blocks=2) == (8, expected)
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 3])
 def test_pieces_are_gathered(host, state, key, nonce, blocks):
-    total = 4 * CHUNK + 777
+    total = 4 * CHUNK_SIZE + 777
     plain = noise(total, seed=2).tobytes()
     sealed = reference.seal(key, nonce, plain)
     many = [(start, 1 + start % 97) for start in range(0, total - 97, 613)]
-    for ranges in (many, [(CHUNK - 5, CHUNK + 11)], [(0, total)], [(total - 1, 1)]):
+    for ranges in (many, [(CHUNK_SIZE - 5, CHUNK_SIZE + 11)], [(0, total)], [(total - 1, 1)]):
         pieces, size = plan(ranges)
         expected = b"".join(plain[start : start + length] for start, length in ranges)
         packed = pack(sealed, pieces.chunks.tolist())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers import reference
 from helpers.kernel_host import State, size_of
-from helpers.reference import CHUNK, STRIDE, TAG, noise
+from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, noise
 from helpers.runs import flip, plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,7 +28,7 @@ GRIDS = st.integers(1, 7)
 def opened(key, nonce, sealed, first=0):
     """What the kernels must give: the lowest bad number, and the plaintext with zeros for every bad chunk."""
     chunks = reference.open_each(key, nonce, sealed, first)
-    sizes = [min(CHUNK, size_of(sealed) - index * CHUNK) for index in range(len(chunks))]
+    sizes = [min(CHUNK_SIZE, size_of(sealed) - index * CHUNK_SIZE) for index in range(len(chunks))]
     plain = [bytes(size) if chunk is None else chunk for size, chunk in zip(sizes, chunks, strict=True)]
     bad = next((first + index for index, chunk in enumerate(chunks) if chunk is None), None)
     return bad, b"".join(plain)
@@ -37,7 +37,7 @@ def opened(key, nonce, sealed, first=0):
 @pytest.fixture(scope="module")
 def message(key, nonce):
     """Five chunks, the last of them short."""
-    return reference.seal(key, nonce, noise(4 * CHUNK + 1234, seed=5).tobytes(), 7)
+    return reference.seal(key, nonce, noise(4 * CHUNK_SIZE + 1234, seed=5).tobytes(), 7)
 
 
 # Right
@@ -54,7 +54,7 @@ def test_a_last_chunk_of_any_length_opens_and_seals(host, state, key, nonce, len
 @pytest.mark.parametrize("first", FIRSTS)
 @pytest.mark.parametrize("blocks", [1, 2, 3, 9])
 def test_a_run_of_chunks_opens_and_seals_under_any_number(host, state, key, nonce, first, blocks):
-    plain = noise(4 * CHUNK + 99, seed=first % 1000).tobytes()
+    plain = noise(4 * CHUNK_SIZE + 99, seed=first % 1000).tobytes()
     sealed = reference.seal(key, nonce, plain, first)
     assert host.open_run(state, sealed, first, blocks=blocks) == (None, plain)
     assert host.seal_run(state, plain, first, blocks=blocks) == sealed
@@ -63,14 +63,14 @@ def test_a_run_of_chunks_opens_and_seals_under_any_number(host, state, key, nonc
 @pytest.mark.parametrize("chunks", [1, 2, 3])
 @pytest.mark.parametrize("ends", [False, True])
 def test_a_run_may_end_with_a_full_chunk_or_an_empty_one(host, state, key, nonce, chunks, ends):
-    plain = noise(chunks * CHUNK, seed=chunks).tobytes()
+    plain = noise(chunks * CHUNK_SIZE, seed=chunks).tobytes()
     sealed = reference.seal(key, nonce, plain, 11, ends=ends)
     assert host.open_run(state, sealed, 11, blocks=2) == (None, plain)
     assert host.seal_run(state, plain, 11, ends=ends, blocks=2) == sealed
 
 
 @settings(max_examples=40, deadline=None)
-@given(size=st.integers(0, 3 * CHUNK), first=st.integers(0, 2**38 - 4), blocks=GRIDS, offset=OFFSETS, seed=OFFSETS)
+@given(size=st.integers(0, 3 * CHUNK_SIZE), first=st.integers(0, 2**38 - 4), blocks=GRIDS, offset=OFFSETS, seed=OFFSETS)
 def test_any_run_opens_and_seals(host, state, key, nonce, size, first, blocks, offset, seed):
     plain = noise(size, seed).tobytes()
     sealed = reference.seal(key, nonce, plain, first)
@@ -84,7 +84,7 @@ def test_any_run_opens_and_seals(host, state, key, nonce, size, first, blocks, o
     nonce=st.binary(min_size=12, max_size=12),
 )
 def test_any_key_and_nonce_open_and_seal(host, key, nonce):
-    plain = noise(CHUNK + 77).tobytes()
+    plain = noise(CHUNK_SIZE + 77).tobytes()
     state = host.prepare(key, nonce)
     sealed = reference.seal(key, nonce, plain, 2**37 + 1)
     assert host.open_run(state, sealed, 2**37 + 1) == (None, plain)
@@ -104,7 +104,7 @@ def test_what_shared_memory_held_before_changes_nothing(host, state, key, nonce,
 @pytest.mark.parametrize("length", [0, 1, 16, 100, 8192, 16383])
 def test_every_byte_of_a_tag_counts(host, state, key, nonce, length):
     sealed = reference.seal(key, nonce, noise(length).tobytes(), 5)
-    for byte in range(TAG):
+    for byte in range(TAG_SIZE):
         for bit in {0, 7, byte % 8}:
             altered = flip(sealed, 8 * (length + byte) + bit)
             assert host.open_run(state, altered, 5) == (5, bytes(length)), (byte, bit)
@@ -112,7 +112,7 @@ def test_every_byte_of_a_tag_counts(host, state, key, nonce, length):
 
 def test_every_bit_of_a_tag_counts(host, state, key, nonce):
     sealed = reference.seal(key, nonce, b"tag", 5)
-    for bit in range(8 * TAG):
+    for bit in range(8 * TAG_SIZE):
         assert host.open_run(state, flip(sealed, 8 * 3 + bit), 5) == (5, bytes(3)), bit
 
 
@@ -125,27 +125,27 @@ def test_every_byte_of_a_short_ciphertext_counts(host, state, key, nonce, length
 
 @pytest.mark.parametrize("byte", [0, 1, 15, 16, 511, 4095, 8175, 8176, 8191, 8192, 8193, 12288, 16367, 16368, 16383])
 def test_a_byte_at_any_place_of_a_full_chunk_counts(host, state, key, nonce, message, byte):
-    altered = flip(message, 8 * (STRIDE + byte) + 3)
+    altered = flip(message, 8 * (SEALED_CHUNK_SIZE + byte) + 3)
     bad, plain = host.open_run(state, altered, 7, blocks=2)
     assert (bad, plain) == opened(key, nonce, altered, 7)
     assert bad == 8
-    assert not any(plain[CHUNK : 2 * CHUNK])
-    assert all(plain[:CHUNK] + plain[2 * CHUNK :])
+    assert not any(plain[CHUNK_SIZE : 2 * CHUNK_SIZE])
+    assert all(plain[:CHUNK_SIZE] + plain[2 * CHUNK_SIZE :])
 
 
 def test_a_tag_of_zeros_is_wrong(host, state, message):
-    bad, plain = host.open_run(state, message[: 4 * STRIDE + 1234] + bytes(TAG), 7)
+    bad, plain = host.open_run(state, message[: 4 * SEALED_CHUNK_SIZE + 1234] + bytes(TAG_SIZE), 7)
     assert bad == 11
-    assert not any(plain[4 * CHUNK :])
+    assert not any(plain[4 * CHUNK_SIZE :])
 
 
 @pytest.mark.parametrize("first", [0, 6, 8, 7 + 2**32, 7 ^ 2**37])
 def test_a_chunk_under_another_number_is_refused(host, state, message, first):
-    assert host.open_run(state, message, first) == (first, bytes(4 * CHUNK + 1234))
+    assert host.open_run(state, message, first) == (first, bytes(4 * CHUNK_SIZE + 1234))
 
 
 def test_a_chunk_under_another_key_or_nonce_is_refused(host, state, key, nonce, message):
-    zeros = bytes(4 * CHUNK + 1234)
+    zeros = bytes(4 * CHUNK_SIZE + 1234)
     for bit in (0, 31, 64, 8 * len(key) - 1):
         assert host.open_run(host.prepare(flip(key, bit), nonce), message, 7) == (7, zeros)
     for bit in (0, 31, 32, 50, 95):
@@ -154,7 +154,7 @@ def test_a_chunk_under_another_key_or_nonce_is_refused(host, state, key, nonce, 
 
 
 def test_swapped_and_repeated_chunks_are_refused(host, state, key, nonce, message):
-    chunks = [message[start : start + STRIDE] for start in range(0, len(message), STRIDE)]
+    chunks = [message[start : start + SEALED_CHUNK_SIZE] for start in range(0, len(message), SEALED_CHUNK_SIZE)]
     for order in ([1, 0, 2, 3, 4], [0, 1, 1, 3, 4], [0, 2, 1, 3, 4]):
         altered = b"".join(chunks[index] for index in order)
         result = host.open_run(state, altered, 7, blocks=3)
@@ -173,7 +173,7 @@ def test_a_chunk_that_was_cut_short_is_refused(host, state, key, nonce, message,
 @pytest.mark.parametrize("blocks", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("bad", [{0, 1, 2, 3, 4}, {4, 1}, {3, 2}, {4}, {0, 4}])
 def test_the_lowest_bad_number_is_reported_whatever_the_order(host, state, key, nonce, message, blocks, bad):
-    altered = flip(message, *(8 * (chunk * STRIDE + 50 * chunk) for chunk in bad))
+    altered = flip(message, *(8 * (chunk * SEALED_CHUNK_SIZE + 50 * chunk) for chunk in bad))
     for seed in (0, 1, 2):
         result = host.open_run(state, altered, 7, blocks=blocks, seed=seed)
         assert result == opened(key, nonce, altered, 7)
@@ -182,7 +182,7 @@ def test_the_lowest_bad_number_is_reported_whatever_the_order(host, state, key, 
 
 @settings(max_examples=40, deadline=None)
 @given(
-    size=st.integers(0, 2 * CHUNK + 100),
+    size=st.integers(0, 2 * CHUNK_SIZE + 100),
     places=st.lists(st.integers(0, 2**31), max_size=4),
     blocks=GRIDS,
     offset=OFFSETS,
@@ -194,7 +194,7 @@ def test_any_altered_run_opens_as_far_as_it_is_right(host, state, key, nonce, si
 
 
 def test_a_verdict_that_stands_is_only_ever_lowered(host, state, message):
-    altered = flip(message, 8 * 2 * STRIDE)
+    altered = flip(message, 8 * 2 * SEALED_CHUNK_SIZE)
     assert host.open_run(state, altered, 7, verdict=8)[0] == 8
     assert host.open_run(state, altered, 7, verdict=9)[0] == 9
     assert host.open_run(state, altered, 7, verdict=10)[0] == 9
@@ -204,7 +204,7 @@ def test_a_verdict_that_stands_is_only_ever_lowered(host, state, message):
 def test_a_wiped_state_opens_nothing(host, state, message):
     wiped = State(np.zeros_like(state.data), state.bits)
     wiped.data.flags.writeable = False
-    assert host.open_run(wiped, message, 7) == (7, bytes(4 * CHUNK + 1234))
+    assert host.open_run(wiped, message, 7) == (7, bytes(4 * CHUNK_SIZE + 1234))
 
 
 # Secrets

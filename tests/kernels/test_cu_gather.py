@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 from helpers import reference
 from helpers.kernel_host import pack
-from helpers.reference import CHUNK, STRIDE, noise
+from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, noise
 from helpers.runs import flip, plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastrack._crypto.engine import Pieces
+from fastrack._crypto.base import GatherPlan
 from fastrack._sealed.indexing import plan_rows
 
-SIZE = 5 * CHUNK + 1234
+SIZE = 5 * CHUNK_SIZE + 1234
 PLAIN = noise(SIZE, seed=1).tobytes()
 GRIDS = st.integers(1, 7)
 OFFSETS = st.integers(0, 15)
 RANGES = st.lists(
-    st.tuples(st.integers(0, SIZE - 1), st.integers(0, 300) | st.just(CHUNK) | st.integers(0, SIZE)).map(
+    st.tuples(st.integers(0, SIZE - 1), st.integers(0, 300) | st.just(CHUNK_SIZE) | st.integers(0, SIZE)).map(
         lambda pair: (pair[0], min(pair[1], SIZE - pair[0]))
     ),
     max_size=40,
@@ -39,7 +39,7 @@ def gather(host, state, sealed, pieces, size, **options):
 
 def as_pieces(chunks, starts, table):
     rows = np.array(table, np.int64) if len(table) else np.empty((0, 3), np.int64)
-    return Pieces(np.array(chunks, np.int64), np.array(starts, np.int64), rows)
+    return GatherPlan(np.array(chunks, np.int64), np.array(starts, np.int64), rows)
 
 
 def slices(plain, ranges):
@@ -58,10 +58,10 @@ def test_pieces_are_slices_of_the_plaintext(host, state, sealed, ranges, blocks,
     ranges=RANGES, bad=st.sets(st.integers(0, 5), min_size=1), byte=st.integers(0, 1249), blocks=GRIDS, offset=OFFSETS
 )
 def test_pieces_of_bad_chunks_are_zeros_and_all_others_right(host, state, sealed, ranges, bad, byte, blocks, offset):
-    altered = flip(sealed, *(8 * (chunk * STRIDE + byte) for chunk in bad))
+    altered = flip(sealed, *(8 * (chunk * SEALED_CHUNK_SIZE + byte) for chunk in bad))
     zeroed = bytearray(PLAIN)
     for chunk in bad:
-        zeroed[chunk * CHUNK : (chunk + 1) * CHUNK] = bytes(min(CHUNK, SIZE - chunk * CHUNK))
+        zeroed[chunk * CHUNK_SIZE : (chunk + 1) * CHUNK_SIZE] = bytes(min(CHUNK_SIZE, SIZE - chunk * CHUNK_SIZE))
     pieces, size = plan(ranges)
     lowest = min(bad & set(pieces.chunks.tolist()), default=None)
     result = gather(host, state, altered, pieces, size, blocks=blocks, offset=offset)
@@ -97,7 +97,14 @@ def test_any_alignment_of_source_and_target_is_copied(host, state, sealed, offse
     ranges = [(1000 + 50 * length + length % 16, length) for length in range(41)]
     pieces, size = plan(ranges)
     assert gather(host, state, sealed, pieces, size, offset=offset) == (None, slices(PLAIN, ranges))
-    for start, length in [(3, 1), (17, 5), (CHUNK - 9, 9), (offset, CHUNK - offset), (SIZE - 7, 7), (SIZE - 1, 1)]:
+    for start, length in [
+        (3, 1),
+        (17, 5),
+        (CHUNK_SIZE - 9, 9),
+        (offset, CHUNK_SIZE - offset),
+        (SIZE - 7, 7),
+        (SIZE - 1, 1),
+    ]:
         pieces, size = plan([(start, length)])
         assert gather(host, state, sealed, pieces, size, offset=offset) == (None, PLAIN[start : start + length])
 
@@ -105,16 +112,16 @@ def test_any_alignment_of_source_and_target_is_copied(host, state, sealed, offse
 @pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 31, 33, 100])
 def test_a_chunk_may_have_few_pieces_or_many(host, state, sealed, count):
     ranges = [(97 * index % 16000, 1 + 53 * index % 700) for index in range(count)]
-    pieces, size = plan([(start, min(length, CHUNK - start)) for start, length in ranges])
-    expected = b"".join(PLAIN[start : start + min(length, CHUNK - start)] for start, length in ranges)
+    pieces, size = plan([(start, min(length, CHUNK_SIZE - start)) for start, length in ranges])
+    expected = b"".join(PLAIN[start : start + min(length, CHUNK_SIZE - start)] for start, length in ranges)
     assert gather(host, state, sealed, pieces, size) == (None, expected)
 
 
 def test_what_no_piece_names_is_left_alone(host, state, sealed):
     pieces = as_pieces([1, 5], [0, 2, 3], [(0, 3, 5), (100, 50, 0), (1230, 90, 4)])
-    for altered, bad in ((sealed, None), (flip(sealed, 8 * STRIDE), 1)):
+    for altered, bad in ((sealed, None), (flip(sealed, 8 * SEALED_CHUNK_SIZE), 1)):
         expected = bytearray([UNTOUCHED] * 100)
-        expected[3:8] = PLAIN[CHUNK : CHUNK + 5] if bad is None else bytes(5)
+        expected[3:8] = PLAIN[CHUNK_SIZE : CHUNK_SIZE + 5] if bad is None else bytes(5)
         expected[90:94] = PLAIN[-4:]
         assert gather(host, state, altered, pieces, 100) == (bad, bytes(expected))
 
@@ -122,13 +129,13 @@ def test_what_no_piece_names_is_left_alone(host, state, sealed):
 def test_a_chunk_without_pieces_is_still_verified(host, state, sealed):
     pieces = as_pieces([2, 3], [0, 0, 0], [])
     assert gather(host, state, sealed, pieces, 0) == (None, b"")
-    assert gather(host, state, flip(sealed, 8 * 3 * STRIDE), pieces, 0) == (3, b"")
+    assert gather(host, state, flip(sealed, 8 * 3 * SEALED_CHUNK_SIZE), pieces, 0) == (3, b"")
 
 
 def test_the_order_of_the_chunks_is_free_and_the_lowest_bad_one_reported(host, state, sealed):
-    altered = flip(sealed, 8 * 4 * STRIDE, 8 * 1 * STRIDE)
-    pieces, size = plan([(chunk * CHUNK + 3, 5) for chunk in (3, 4, 0, 1)])
-    expected = [PLAIN[chunk * CHUNK + 3 : chunk * CHUNK + 8] for chunk in (3, 4, 0, 1)]
+    altered = flip(sealed, 8 * 4 * SEALED_CHUNK_SIZE, 8 * 1 * SEALED_CHUNK_SIZE)
+    pieces, size = plan([(chunk * CHUNK_SIZE + 3, 5) for chunk in (3, 4, 0, 1)])
+    expected = [PLAIN[chunk * CHUNK_SIZE + 3 : chunk * CHUNK_SIZE + 8] for chunk in (3, 4, 0, 1)]
     expected[1] = expected[3] = bytes(5)
     for blocks in (1, 2, 5):
         assert gather(host, state, altered, pieces, size, blocks=blocks) == (1, b"".join(expected))
@@ -138,19 +145,19 @@ def test_a_chunk_of_any_number_is_gathered(host, state, key, nonce):
     number = 2**38 - 2
     sealed = reference.seal(key, nonce, PLAIN[:700], number)
     pieces = as_pieces([number], [0, 1], [(650, 0, 50)])
-    total = number * CHUNK + 700
+    total = number * CHUNK_SIZE + 700
     assert host.gather(state, sealed, pieces, total, 50) == (None, PLAIN[650:700])
     assert host.gather(state, flip(sealed, 0), pieces, total, 50) == (number, bytes(50))
 
 
-@pytest.mark.parametrize("last", [0, 1, 15, 16, 17, 8192, CHUNK - 1])
+@pytest.mark.parametrize("last", [0, 1, 15, 16, 17, 8192, CHUNK_SIZE - 1])
 def test_a_last_chunk_of_any_length_is_gathered(host, state, key, nonce, last):
-    plain = noise(CHUNK + last, seed=last).tobytes()
+    plain = noise(CHUNK_SIZE + last, seed=last).tobytes()
     sealed = reference.seal(key, nonce, plain)
     table = [(0, 0, last)] if last else []
     pieces = as_pieces([1], [0, len(table)], table)
-    result = host.gather(state, sealed[STRIDE:], pieces, CHUNK + last, last, offset=5)
-    assert result == (None, plain[CHUNK:])
+    result = host.gather(state, sealed[SEALED_CHUNK_SIZE:], pieces, CHUNK_SIZE + last, last, offset=5)
+    assert result == (None, plain[CHUNK_SIZE:])
 
 
 def test_what_shared_memory_held_before_changes_nothing(host, state, sealed):
@@ -183,4 +190,4 @@ def test_a_plan_that_was_altered_is_not_read_and_the_result_is_zeros(host, state
         result = gather(host, state, sealed, as_pieces([0], [0, 0], []), size, blocks=blocks, offset=offset)
         assert result == (None, bytes([UNTOUCHED]) * size)
         options = {"blocks": blocks, "offset": offset, "plan_verdict": 0}
-        assert host.gather(state, sealed[:STRIDE], pieces, SIZE, size, **options) == (None, bytes(size))
+        assert host.gather(state, sealed[:SEALED_CHUNK_SIZE], pieces, SIZE, size, **options) == (None, bytes(size))

@@ -8,10 +8,10 @@ import pytest
 from helpers import reference
 from helpers.gcm_vectors import nist, wycheproof
 from helpers.kernel_suite import open_and_seal
-from helpers.reference import CHUNK
+from helpers.reference import CHUNK_SIZE
 from helpers.vectors import is_a_run, published
 
-from fastrack._crypto.cobblestone import HEADER
+from fastrack._crypto.cobblestone import HEADER_SIZE
 
 GCM = {
     "nist-decrypt-128": nist("Decrypt", 128),
@@ -32,7 +32,7 @@ def test_a_published_gcm_case_is_a_chunk(host, cases, chunk):
 
 @pytest.mark.parametrize("vector", published(is_a_run))
 def test_a_published_message_opens_or_is_refused(host, vector):
-    raw = vector.message[HEADER:]
+    raw = vector.message[HEADER_SIZE:]
     state = host.prepare(vector.aead_key, vector.base_nonce)
     bad, plain = host.open_run(state, raw, blocks=BLOCKS)
     if vector.valid:
@@ -43,5 +43,5 @@ def test_a_published_message_opens_or_is_refused(host, vector):
         chunks = reference.open_each(vector.aead_key, vector.base_nonce, raw)
         assert bad == chunks.index(None)
         for number, chunk in enumerate(chunks):
-            place = plain[number * CHUNK : (number + 1) * CHUNK]
+            place = plain[number * CHUNK_SIZE : (number + 1) * CHUNK_SIZE]
             assert place == (bytes(len(place)) if chunk is None else chunk)

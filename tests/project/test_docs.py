@@ -12,7 +12,7 @@ import pytest
 
 import fastrack
 from fastrack._crypto import cobblestone
-from fastrack._sealed.tensor import Claim
+from fastrack._sealed.tensor import MessageContext
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -123,12 +123,12 @@ def test_the_program_without_fastrack_refuses_an_altered_file(open_sealed, tmp_p
 
 def test_the_example_of_a_context_is_what_the_code_makes():
     (line,) = find(r"^fastrack/tensor@1␀.*$", "docs/format.md")
-    claim = Claim("images", "F32", (1797, 64), bytes(range(16)).hex())
+    claim = MessageContext("images", "F32", (1797, 64), bytes(range(16)).hex())
     assert line.replace("␀", "\0").encode() == claim.context()
 
 
 def test_the_example_of_a_derivation_is_what_the_code_derives():
-    claim = Claim("images", "F32", (1797, 64), bytes(range(16)).hex())
+    claim = MessageContext("images", "F32", (1797, 64), bytes(range(16)).hex())
     made = cobblestone.derive(bytes(range(32)), bytes(range(24)), claim.context())
     named = dict(find(r"^\| (key|base nonce|commitment|key id) \| `([0-9a-f]+)` \|$", "docs/format.md"))
     assert named == {

@@ -54,7 +54,7 @@ def test_an_arrow_that_was_turned_is_found(folder):
 
 
 def test_the_package_has_four_files_and_nine_packages():
-    tracked = [path for path in (ROOT / "fastrack").iterdir() if path.name != "__pycache__" and path.name != "kernels"]
+    tracked = [path for path in (ROOT / "fastrack").iterdir() if path.name not in {"__pycache__", "kernels"}]
     assert sorted(path.name for path in tracked if path.is_file()) == [
         "__init__.py",
         "__main__.py",

@@ -12,9 +12,9 @@ import fastrack
 from fastrack import Key
 from fastrack._sealed.indexing import Ranges, plan_rows
 
-CHUNK = 16384
+CHUNK_SIZE = 16384
 # Bytes in a row: none, a few, next to a chunk, and more than one.
-WIDTHS = st.sampled_from([0, 1, 3, 64, 1000, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5])
+WIDTHS = st.sampled_from([0, 1, 3, 64, 1000, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 3 * CHUNK_SIZE + 5])
 COUNTS = st.integers(0, 40)
 
 
@@ -63,7 +63,7 @@ def gather(pieces, plain, size):
     result = np.full(size, 0xEE, np.uint8)
     written = np.zeros(size, int)
     for i, chunk in enumerate(pieces.chunks):
-        content = plain[chunk * CHUNK : (chunk + 1) * CHUNK]
+        content = plain[chunk * CHUNK_SIZE : (chunk + 1) * CHUNK_SIZE]
         for start, target, length in pieces.table[pieces.starts[i] : pieces.starts[i + 1]]:
             assert length > 0
             assert start + length <= content.size
@@ -74,7 +74,9 @@ def gather(pieces, plain, size):
 
 
 def chunks_that_hold(rows, width):
-    return sorted({chunk for row in rows for chunk in range(row * width // CHUNK, -(-(row + 1) * width // CHUNK))})
+    return sorted(
+        {chunk for row in rows for chunk in range(row * width // CHUNK_SIZE, -(-(row + 1) * width // CHUNK_SIZE))}
+    )
 
 
 @settings(deadline=None, max_examples=400)
@@ -183,9 +185,9 @@ def test_neighbouring_rows_are_one_piece():
 
 
 def test_a_row_that_is_chosen_twice_opens_its_chunk_once():
-    pieces = plan_rows([7, 7, 7], (10, CHUNK), 10 * CHUNK).pieces()
+    pieces = plan_rows([7, 7, 7], (10, CHUNK_SIZE), 10 * CHUNK_SIZE).pieces()
     assert pieces.chunks.tolist() == [7]
-    assert pieces.table[:, 1].tolist() == [0, CHUNK, 2 * CHUNK]
+    assert pieces.table[:, 1].tolist() == [0, CHUNK_SIZE, 2 * CHUNK_SIZE]
 
 
 def test_a_million_strided_rows_are_planned_without_a_loop():
@@ -196,9 +198,11 @@ def test_a_million_strided_rows_are_planned_without_a_loop():
 
 
 @settings(deadline=None, max_examples=200)
-@given(st.lists(st.tuples(st.integers(0, 5 * CHUNK), st.integers(0, 3 * CHUNK), st.integers(0, 2)), max_size=12))
+@given(
+    st.lists(st.tuples(st.integers(0, 5 * CHUNK_SIZE), st.integers(0, 3 * CHUNK_SIZE), st.integers(0, 2)), max_size=12)
+)
 def test_ranges_of_any_size_arrive_with_gaps_between_them(wanted):
-    plain = np.random.default_rng(0).integers(0, 200, 8 * CHUNK, dtype=np.uint8)
+    plain = np.random.default_rng(0).integers(0, 200, 8 * CHUNK_SIZE, dtype=np.uint8)
     expected, place, places = [], 0, []
     for start, size, gap in wanted:
         places.append(place)
@@ -209,8 +213,8 @@ def test_ranges_of_any_size_arrive_with_gaps_between_them(wanted):
     result = np.full(place, 0xEE, np.uint8)
     for i, chunk in enumerate(pieces.chunks):
         for start, target, length in pieces.table[pieces.starts[i] : pieces.starts[i + 1]]:
-            assert 0 < length <= CHUNK - start
-            result[target : target + length] = plain[chunk * CHUNK + start :][:length]
+            assert 0 < length <= CHUNK_SIZE - start
+            result[target : target + length] = plain[chunk * CHUNK_SIZE + start :][:length]
     assert np.array_equal(result, np.concatenate([np.empty(0, np.uint8), *expected]))
     assert (np.diff(pieces.chunks) > 0).all()
 

@@ -42,8 +42,8 @@ from fastrack._sealed import reader as files
 from fastrack._sealed.reader import check_file
 from fastrack._tensors import arrays
 
-CHUNK, TAG, HEADER = 16384, 16, 56
-STRIDE = CHUNK + TAG
+CHUNK_SIZE, TAG_SIZE, HEADER_SIZE = 16384, 16, 56
+SEALED_CHUNK_SIZE = CHUNK_SIZE + TAG_SIZE
 KEY = Key.from_bytes(bytes(range(32)))
 FILE_ID = "5eed" * 8
 TENSORS = {
@@ -587,8 +587,10 @@ def altered(path, scratch, name, chunk, *, in_tag=False):
     with load_file(path) as file:
         place = content.index(bytes(file[name].message))
         size = len(file[name].message)
-    place += (HEADER + chunk * STRIDE) if chunk >= 0 else 30
-    content[min(place + STRIDE, place + size - HEADER - chunk * STRIDE) - 1 if in_tag else place] ^= 0x80
+    place += (HEADER_SIZE + chunk * SEALED_CHUNK_SIZE) if chunk >= 0 else 30
+    content[
+        min(place + SEALED_CHUNK_SIZE, place + size - HEADER_SIZE - chunk * SEALED_CHUNK_SIZE) - 1 if in_tag else place
+    ] ^= 0x80
     scratch.write_bytes(content)
 
 
@@ -617,13 +619,13 @@ def test_a_file_of_another_key_is_told_apart_from_an_altered_one(path):
 
 
 def test_a_bad_chunk_far_behind_is_found_slab_by_slab(scratch, monkeypatch):
-    monkeypatch.setattr(files, "_VERIFY_RUN", 4 * CHUNK)
-    save_file({"x": np.zeros(20 * CHUNK, np.uint8)}, scratch, KEY)
+    monkeypatch.setattr(files, "_VERIFY_RUN", 4 * CHUNK_SIZE)
+    save_file({"x": np.zeros(20 * CHUNK_SIZE, np.uint8)}, scratch, KEY)
     seen = []
     assert check_file(scratch, KEY, progress=seen.append)[0].error is None
-    assert seen == [4 * CHUNK] * 5
+    assert seen == [4 * CHUNK_SIZE] * 5
     for chunk in (0, 3, 4, 13, 19, 20):
-        save_file({"x": np.zeros(20 * CHUNK, np.uint8)}, scratch, KEY)
+        save_file({"x": np.zeros(20 * CHUNK_SIZE, np.uint8)}, scratch, KEY)
         altered(scratch, scratch, "x", chunk)
         assert check_file(scratch, KEY)[0].error.chunk == chunk
 
@@ -760,7 +762,7 @@ def test_a_sound_file_passes(path):
 
 
 def test_a_bad_tensor_raises_and_the_other_bad_ones_are_in_the_notes(scratch):
-    save_file({name: np.zeros(3 * CHUNK, np.uint8) for name in "abc"}, scratch, KEY)
+    save_file({name: np.zeros(3 * CHUNK_SIZE, np.uint8) for name in "abc"}, scratch, KEY)
     altered(scratch, scratch, "a", 1)
     altered(scratch, scratch, "c", 2)
     with pytest.raises(AuthenticationError) as caught:
@@ -836,8 +838,8 @@ def test_a_file_pickles_as_its_path(path):
 def test_an_error_names_its_file(path, scratch, fault):
     content = bytearray(path.read_bytes())
     with load_file(path) as file:
-        start = content.index(bytes(file["images"].message[:HEADER]))
-    content[{"chunk": start + HEADER, "header": start, "format": 8}.get(fault, 0)] ^= fault in {
+        start = content.index(bytes(file["images"].message[:HEADER_SIZE]))
+    content[{"chunk": start + HEADER_SIZE, "header": start, "format": 8}.get(fault, 0)] ^= fault in {
         "chunk",
         "header",
         "format",

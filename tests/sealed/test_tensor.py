@@ -26,10 +26,10 @@ from fastrack._sealed.tensor import OpenMessage, SealedRows, bad_chunk
 from fastrack._tensors import arrays, dtypes
 from fastrack.errors import ClosedError
 
-CHUNK, TAG, HEADER = 16384, 16, 56
-STRIDE = CHUNK + TAG
+CHUNK_SIZE, TAG_SIZE, HEADER_SIZE = 16384, 16, 56
+SEALED_CHUNK_SIZE = CHUNK_SIZE + TAG_SIZE
 SECRET = bytes(range(60, 92))
-PLAIN = np.random.default_rng(7).integers(1, 256, 2 * CHUNK + 100, dtype=np.uint8)  # three chunks, no zero in them
+PLAIN = np.random.default_rng(7).integers(1, 256, 2 * CHUNK_SIZE + 100, dtype=np.uint8)  # three chunks, no zero in them
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,9 @@ def with_claim(sealed, **changes):
 def parts(sealed):
     """The header, then each chunk."""
     message = bytes(sealed.message)
-    return message[:HEADER], *(message[start : start + STRIDE] for start in range(HEADER, len(message), STRIDE))
+    return message[:HEADER_SIZE], *(
+        message[start : start + SEALED_CHUNK_SIZE] for start in range(HEADER_SIZE, len(message), SEALED_CHUNK_SIZE)
+    )
 
 
 def open_into(memory, sealed, ring):
@@ -92,12 +94,12 @@ def refusal(sealed, key):
 
 
 @pytest.mark.parametrize("bits", [128, 256])
-@pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 3 * CHUNK + 5])
+@pytest.mark.parametrize("size", [0, 1, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 2 * CHUNK_SIZE, 3 * CHUNK_SIZE + 5])
 def test_what_was_sealed_comes_out(bits, size):
     key = Key.generate(bits)
     plain = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
     sealed = fastrack.seal(plain, key)
-    assert sealed.message.nbytes == HEADER + size + TAG * (size // CHUNK + 1)
+    assert sealed.message.nbytes == HEADER_SIZE + size + TAG_SIZE * (size // CHUNK_SIZE + 1)
     assert np.array_equal(fastrack.unseal(sealed, key, framework="numpy"), plain)
 
 
@@ -210,7 +212,7 @@ def test_a_name_that_unicode_cannot_encode_is_refused(key):
 def test_no_two_messages_are_alike(key):
     messages = [bytes(fastrack.seal(PLAIN, key).message) for _ in range(20)]
     assert len({message[:24] for message in messages}) == 20
-    assert len({message[HEADER : HEADER + 32] for message in messages}) == 20
+    assert len({message[HEADER_SIZE : HEADER_SIZE + 32] for message in messages}) == 20
 
 
 def test_the_result_is_of_the_framework_asked_for(key, sealed):
@@ -281,7 +283,7 @@ def test_a_wiped_key_seals_nothing():
 def test_every_flipped_bit_of_the_header_is_refused(key, sealed):
     message = bytearray(sealed.message)
     ring = KeyRing(key)
-    for bit in range(8 * HEADER):
+    for bit in range(8 * HEADER_SIZE):
         message[bit // 8] ^= 1 << bit % 8
         with pytest.raises(AuthenticationError, match="the header does not match") as caught:
             OpenMessage(with_message(sealed, message), ring)
@@ -297,8 +299,8 @@ def test_every_flipped_bit_of_the_chunks_is_refused(key, sealed):
     schedule = engine.prepare(message_key)
     flips = 1 << np.arange(8, dtype=np.uint8)
     for chunk in range(3):
-        source = chunks[chunk * STRIDE : (chunk + 1) * STRIDE]
-        target = np.full(source.size - TAG, 0xAA, np.uint8)
+        source = chunks[chunk * SEALED_CHUNK_SIZE : (chunk + 1) * SEALED_CHUNK_SIZE]
+        target = np.full(source.size - TAG_SIZE, 0xAA, np.uint8)
         for place in range(source.size):
             for flip in flips:
                 source[place] ^= flip
@@ -308,16 +310,16 @@ def test_every_flipped_bit_of_the_chunks_is_refused(key, sealed):
             assert not target.any()
             target.fill(0xAA)
         assert engine.open_run(schedule, source, target, chunk) is None
-        assert np.array_equal(target, PLAIN[chunk * CHUNK : (chunk + 1) * CHUNK])
+        assert np.array_equal(target, PLAIN[chunk * CHUNK_SIZE : (chunk + 1) * CHUNK_SIZE])
 
 
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
 def test_a_flipped_bit_names_its_tensor_and_chunk(key, sealed, framework):
     for chunk in range(3):
         content = len(parts(sealed)[chunk + 1])
-        for place in (0, content // 2, content - TAG - 1, content - TAG, content - 1):
+        for place in (0, content // 2, content - TAG_SIZE - 1, content - TAG_SIZE, content - 1):
             message = bytearray(sealed.message)
-            message[HEADER + chunk * STRIDE + place] ^= 0x10
+            message[HEADER_SIZE + chunk * SEALED_CHUNK_SIZE + place] ^= 0x10
             altered = with_message(sealed, message)
             with pytest.raises(AuthenticationError, match=f"tensor 'images', chunk {chunk}: .* altered") as caught:
                 fastrack.unseal(altered, key, framework=framework)
@@ -335,7 +337,7 @@ def test_an_error_about_a_chunk_or_a_plan_is_short_whatever_the_name(chunk):
 def test_the_first_of_several_bad_chunks_is_named(key, sealed):
     message = bytearray(sealed.message)
     for chunk in (2, 1):
-        message[HEADER + chunk * STRIDE] ^= 1
+        message[HEADER_SIZE + chunk * SEALED_CHUNK_SIZE] ^= 1
     assert refusal(with_message(sealed, message), key).chunk == 1
 
 
@@ -347,22 +349,24 @@ def test_every_truncation_is_refused(sealed):
 
 
 def test_every_extension_is_refused(sealed):
-    message = np.append(np.frombuffer(sealed.message, np.uint8), np.zeros(2 * STRIDE, np.uint8))
-    for extra in (*range(1, 100), CHUNK, STRIDE, 2 * STRIDE):
+    message = np.append(np.frombuffer(sealed.message, np.uint8), np.zeros(2 * SEALED_CHUNK_SIZE, np.uint8))
+    for extra in (*range(1, 100), CHUNK_SIZE, SEALED_CHUNK_SIZE, 2 * SEALED_CHUNK_SIZE):
         with pytest.raises(FormatError):
             SealedTensor(sealed.claim, message[: len(sealed.message) + extra], sealed.key_id)
 
 
-@pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK, CHUNK + 5, 2 * CHUNK, 2 * CHUNK + 99])
+@pytest.mark.parametrize(
+    "size", [0, 1, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 5, 2 * CHUNK_SIZE, 2 * CHUNK_SIZE + 99]
+)
 def test_a_truncation_with_a_shape_to_fit_is_refused(key, sealed, size):
-    message = np.frombuffer(sealed.message, np.uint8)[: HEADER + size + TAG * (size // CHUNK + 1)]
+    message = np.frombuffer(sealed.message, np.uint8)[: HEADER_SIZE + size + TAG_SIZE * (size // CHUNK_SIZE + 1)]
     cut = SealedTensor(replace(sealed.claim, shape=(size,)), message, sealed.key_id)
     assert refusal(cut, key).chunk is None
 
 
 @pytest.fixture(scope="module")
 def long(key):
-    return fastrack.seal(np.arange(4 * CHUNK, dtype=np.uint32).astype(np.uint8), key, name="long")
+    return fastrack.seal(np.arange(4 * CHUNK_SIZE, dtype=np.uint32).astype(np.uint8), key, name="long")
 
 
 def test_every_other_order_of_chunks_is_refused(key, long):
@@ -392,7 +396,9 @@ def test_every_removed_or_added_chunk_is_refused(key, long):
         removed = b"".join([header, *rest, end])
         with pytest.raises(FormatError):
             with_message(long, removed)
-        shorter = SealedTensor(replace(long.claim, shape=(3 * CHUNK,)), np.frombuffer(removed, np.uint8), long.key_id)
+        shorter = SealedTensor(
+            replace(long.claim, shape=(3 * CHUNK_SIZE,)), np.frombuffer(removed, np.uint8), long.key_id
+        )
         assert refusal(shorter, key).chunk is None
         # With another chunk in the gap at the end, the size fits again.
         filled = b"".join([header, *rest, chunks[place], end])
@@ -426,9 +432,9 @@ def test_the_header_of_another_message_is_refused(key, long):
         {"name": ""},
         {"dtype": "I8"},
         {"dtype": "BOOL"},
-        {"shape": (2, CHUNK + 50)},
-        {"shape": (1, 2 * CHUNK + 100)},
-        {"shape": (2 * CHUNK + 100, 1)},
+        {"shape": (2, CHUNK_SIZE + 50)},
+        {"shape": (1, 2 * CHUNK_SIZE + 100)},
+        {"shape": (2 * CHUNK_SIZE + 100, 1)},
         {"file": "0" * 32},
         {"file": ""},
     ],
@@ -439,7 +445,9 @@ def test_a_claim_it_was_not_sealed_under_is_refused(key, sealed, change):
     assert "check the key first" in str(error)
 
 
-@pytest.mark.parametrize(("dtype", "shape"), [("F32", (2 * CHUNK + 100,)), ("U8", (5,)), ("F99", (3,)), ("U8", (-1,))])
+@pytest.mark.parametrize(
+    ("dtype", "shape"), [("F32", (2 * CHUNK_SIZE + 100,)), ("U8", (5,)), ("F99", (3,)), ("U8", (-1,))]
+)
 def test_a_claim_of_another_size_is_no_sealed_tensor(sealed, dtype, shape):
     with pytest.raises(FormatError):
         with_claim(sealed, dtype=dtype, shape=shape)
@@ -501,9 +509,11 @@ def test_a_tensor_without_dimensions_has_neither_rows_nor_length(key):
 def test_a_bad_chunk_matters_only_to_the_rows_it_holds(key, table, sealed_table):
     for chunk in range(19):
         message = bytearray(sealed_table.message)
-        message[HEADER + chunk * STRIDE + 7] ^= 4
+        message[HEADER_SIZE + chunk * SEALED_CHUNK_SIZE + 7] ^= 4
         altered = with_message(sealed_table, message)
-        held = [row for row in range(100) if row * 3000 < (chunk + 1) * CHUNK and (row + 1) * 3000 > chunk * CHUNK]
+        held = [
+            row for row in range(100) if row * 3000 < (chunk + 1) * CHUNK_SIZE and (row + 1) * 3000 > chunk * CHUNK_SIZE
+        ]
         others = [row for row in range(100) if row not in held]
         assert np.array_equal(fastrack.unseal(altered[others], key, framework="numpy"), table[others])
         for rows in (altered[held], altered[held[0]], altered[:], altered[[*others, held[-1]]]):
@@ -532,7 +542,7 @@ def test_rows_that_are_not_there_are_refused_at_once(sealed_table):
 
 
 def test_a_handle_says_what_it_is(sealed, key):
-    assert (sealed.name, sealed.dtype, sealed.shape) == ("images", "U8", (2 * CHUNK + 100,))
+    assert (sealed.name, sealed.dtype, sealed.shape) == ("images", "U8", (2 * CHUNK_SIZE + 100,))
     assert repr(sealed) == f"<SealedTensor 'images' U8 [32868] key {key.id[:8]}>"
     assert repr(sealed[:3]) == "<SealedRows of 'images' U8 [3]>"
 
@@ -635,20 +645,20 @@ def test_the_check_for_secrets_would_find_one():
 def test_a_run_of_chunks_opens_on_its_own(key, long):
     plain = fastrack.unseal(long, key, framework="numpy")
     with OpenMessage(long, KeyRing(key)) as opened:
-        for first, size in [(0, CHUNK), (1, 2 * CHUNK), (3, CHUNK), (0, 4 * CHUNK), (4, 0)]:
+        for first, size in [(0, CHUNK_SIZE), (1, 2 * CHUNK_SIZE), (3, CHUNK_SIZE), (0, 4 * CHUNK_SIZE), (4, 0)]:
             memory = np.full(size, 0xAA, np.uint8)
             opened.read_run(memory, first)
-            assert np.array_equal(memory, plain[first * CHUNK : first * CHUNK + size])
+            assert np.array_equal(memory, plain[first * CHUNK_SIZE : first * CHUNK_SIZE + size])
             assert opened.verify_run(first, size) is None
 
 
 def test_a_bad_chunk_is_found_in_its_run_alone(key, long):
     message = bytearray(long.message)
-    message[HEADER + 2 * STRIDE] ^= 1
+    message[HEADER_SIZE + 2 * SEALED_CHUNK_SIZE] ^= 1
     with OpenMessage(with_message(long, message), KeyRing(key)) as opened:
-        assert opened.verify_run(0, 2 * CHUNK) is None
-        assert opened.verify_run(1, 2 * CHUNK) == 2
-        memory = np.full(2 * CHUNK, 0xAA, np.uint8)
+        assert opened.verify_run(0, 2 * CHUNK_SIZE) is None
+        assert opened.verify_run(1, 2 * CHUNK_SIZE) == 2
+        memory = np.full(2 * CHUNK_SIZE, 0xAA, np.uint8)
         with pytest.raises(AuthenticationError, match="chunk 2") as caught:
             opened.read_run(memory, 1)
         assert caught.value.chunk == 2
@@ -661,7 +671,7 @@ def test_an_empty_last_chunk_is_checked_as_well(key, long):
     altered = with_message(long, message)
     assert refusal(altered, key).chunk == 4
     with OpenMessage(altered, KeyRing(key)) as opened:
-        assert opened.verify_run(3, CHUNK) == 4
+        assert opened.verify_run(3, CHUNK_SIZE) == 4
 
 
 # Interoperation

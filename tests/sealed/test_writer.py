@@ -49,7 +49,7 @@ from fastrack._sealed.reader import check_file
 from fastrack._tensors import arrays
 from fastrack._util import atomic as newfile
 
-CHUNK = 16384
+CHUNK_SIZE = 16384
 SECRET = bytes(range(80, 112))
 KEY = Key.from_bytes(SECRET)
 ROOT = Path(fastrack.__file__).parents[1]
@@ -70,7 +70,7 @@ def target(tmp_path):
 
 @pytest.fixture
 def small_slabs(monkeypatch):
-    monkeypatch.setattr(writer, "_SLAB", 2 * CHUNK)
+    monkeypatch.setattr(writer, "_SLAB", 2 * CHUNK_SIZE)
 
 
 def opened(path, key=KEY):
@@ -104,7 +104,10 @@ def test_what_was_saved_comes_out(target):
 
 
 @pytest.mark.usefixtures("small_slabs")
-@pytest.mark.parametrize("size", [0, 1, CHUNK, 2 * CHUNK - 1, 2 * CHUNK, 2 * CHUNK + 1, 4 * CHUNK, 4 * CHUNK + 5])
+@pytest.mark.parametrize(
+    "size",
+    [0, 1, CHUNK_SIZE, 2 * CHUNK_SIZE - 1, 2 * CHUNK_SIZE, 2 * CHUNK_SIZE + 1, 4 * CHUNK_SIZE, 4 * CHUNK_SIZE + 5],
+)
 def test_tensors_that_end_at_a_slab_come_out(target, size):
     plain = np.arange(size, dtype=np.uint32).astype(np.uint8)
     save_file({"x": plain}, target, KEY)
@@ -597,7 +600,7 @@ def test_the_suffix_of_the_target_says_what_is_written(tmp_path, target):
 def test_a_bad_chunk_leaves_no_plaintext_behind(tmp_path, target, chunk):
     save_file({"images": TENSORS["images"]}, target, KEY)
     content = bytearray(target.read_bytes())
-    place = len(content) - 160_000 - 10 * 16 + chunk * (CHUNK + 16)
+    place = len(content) - 160_000 - 10 * 16 + chunk * (CHUNK_SIZE + 16)
     content[place] ^= 1
     target.write_bytes(content)
     back = tmp_path / "back"
@@ -612,14 +615,14 @@ def test_a_bad_chunk_leaves_no_plaintext_behind(tmp_path, target, chunk):
 
 @pytest.mark.usefixtures("small_slabs")
 def test_no_slab_is_written_before_it_was_authenticated():
-    plain = np.random.default_rng(0).integers(1, 256, 6 * CHUNK, dtype=np.uint8)
+    plain = np.random.default_rng(0).integers(1, 256, 6 * CHUNK_SIZE, dtype=np.uint8)
     sealed = fastrack.seal(plain, KEY)
     message = np.frombuffer(sealed.message, np.uint8).copy()
-    message[56 + 3 * (CHUNK + 16)] ^= 1
+    message[56 + 3 * (CHUNK_SIZE + 16)] ^= 1
     out = io.BytesIO()
     with pytest.raises(AuthenticationError):
         writer.write_plaintext(fastrack.SealedTensor(sealed.claim, message, sealed.key_id), fastrack.KeyRing(KEY), out)
-    assert out.getvalue() == plain[: 2 * CHUNK].tobytes()
+    assert out.getvalue() == plain[: 2 * CHUNK_SIZE].tobytes()
 
 
 def test_another_key_unseals_no_file(tmp_path, target):

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 import fastrack
 from fastrack import AuthenticationError, Channel, ClosedError, FormatError, UnknownKeyError
-from fastrack._crypto.cobblestone import CHUNK, HEADER, STRIDE
+from fastrack._crypto.cobblestone import CHUNK_SIZE, HEADER_SIZE, SEALED_CHUNK_SIZE
 from fastrack._sealed.tensor import SealedTensor
 from soak.worker import KEYS, RING, STRANGER, Violation
 
@@ -29,11 +29,11 @@ def flipped_bit(worker):
     if not array.nbytes:
         return
     size = len(message.message)
-    chunk = worker.random.randrange(array.nbytes // CHUNK + 1)
-    start, stop = HEADER + chunk * STRIDE, min(HEADER + (chunk + 1) * STRIDE, size)
+    chunk = worker.random.randrange(array.nbytes // CHUNK_SIZE + 1)
+    start, stop = HEADER_SIZE + chunk * SEALED_CHUNK_SIZE, min(HEADER_SIZE + (chunk + 1) * SEALED_CHUNK_SIZE, size)
     kind, place, expected = worker.random.choice(
         [
-            ("bit in a header", worker.random.randrange(HEADER), None),
+            ("bit in a header", worker.random.randrange(HEADER_SIZE), None),
             ("bit in a chunk", worker.random.randrange(start, stop), chunk),
             ("bit in a tag", worker.random.randrange(stop - 16, stop), chunk),
         ]
@@ -42,10 +42,13 @@ def flipped_bit(worker):
 
 
 def swapped_chunks(worker):
-    message, array = worker.sealed(worker.random.randrange(3, 40) * CHUNK)
-    one, other = sorted(worker.random.sample(range(array.nbytes // CHUNK), 2))
+    message, array = worker.sealed(worker.random.randrange(3, 40) * CHUNK_SIZE)
+    one, other = sorted(worker.random.sample(range(array.nbytes // CHUNK_SIZE), 2))
     data = np.frombuffer(bytes(message.message), np.uint8).copy()
-    chunks = [slice(HEADER + STRIDE * number, HEADER + STRIDE * (number + 1)) for number in (one, other)]
+    chunks = [
+        slice(HEADER_SIZE + SEALED_CHUNK_SIZE * number, HEADER_SIZE + SEALED_CHUNK_SIZE * (number + 1))
+        for number in (one, other)
+    ]
     data[chunks[0]], data[chunks[1]] = data[chunks[1]].copy(), data[chunks[0]].copy()
     _refused(worker, "swapped chunks", SealedTensor(message.claim, data, message.key_id), array, one)
 
@@ -84,8 +87,8 @@ def altered_file(worker):
     arrays = {name: worker.array(max(16, worker.size() // 8)) for name in "ab"}
     path = worker.folder / "f.safetensors"
     fastrack.save_file(arrays, path, worker.key())
-    chunk = worker.random.randrange(arrays["a"].nbytes // CHUNK + 1)
-    tamper_file(path, "a", HEADER + STRIDE * chunk)
+    chunk = worker.random.randrange(arrays["a"].nbytes // CHUNK_SIZE + 1)
+    tamper_file(path, "a", HEADER_SIZE + SEALED_CHUNK_SIZE * chunk)
     error = worker.fault("altered file", lambda: fastrack.verify_file(path, RING), AuthenticationError)
     assert (error.tensor, error.chunk) == ("a", chunk)
     with fastrack.load_file(path) as file:

@@ -11,12 +11,12 @@ from helpers.fake_cuda import MODES, FakeDriver
 from helpers.tampering import tampered
 
 from fastrack import AuthenticationError, Channel, DeviceError, unseal
-from fastrack._crypto.cobblestone import CHUNK, HEADER, STRIDE, TAG
+from fastrack._crypto.cobblestone import CHUNK_SIZE, HEADER_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._transfer import channel
 from soak.worker import KEYS, RING, Violation
 
-LARGEST = 40 * CHUNK
+LARGEST = 40 * CHUNK_SIZE
 # Asking whether a slot is free: if that fails, the device is asked to settle, and does. And making one more slot: if
 # that fails, those there are have to do.
 SETTLED = {"synchronize", "done", "host", "memory", "event"}
@@ -25,8 +25,8 @@ _local = threading.local()
 
 
 class SmallDevice(CudaDevice):
-    slab = 4 * CHUNK
-    lead = CHUNK
+    slab = 4 * CHUNK_SIZE
+    lead = CHUNK_SIZE
 
 
 def install():
@@ -74,10 +74,10 @@ def _rows(worker, driver, opened):
 
 
 def _spoilt(worker, driver, opened):
-    sealed, array = worker.sealed(worker.random.randrange(1, 20) * CHUNK)
-    chunk = worker.random.randrange(array.nbytes // CHUNK + 1)
+    sealed, array = worker.sealed(worker.random.randrange(1, 20) * CHUNK_SIZE)
+    chunk = worker.random.randrange(array.nbytes // CHUNK_SIZE + 1)
     out = opened.to_device(np.ones_like(array))
-    spoilt = tampered(sealed, HEADER + STRIDE * chunk)
+    spoilt = tampered(sealed, HEADER_SIZE + SEALED_CHUNK_SIZE * chunk)
     error = worker.fault("bit in a chunk, GPU", lambda: opened.to_device(spoilt, out=out), AuthenticationError)
     _require_zeros(driver, out)
     if error.chunk != chunk:
@@ -85,10 +85,10 @@ def _spoilt(worker, driver, opened):
 
 
 def _flipped_by_the_bus(worker, driver, opened):
-    array = worker.array(worker.random.randrange(1, 20) * CHUNK)
+    array = worker.array(worker.random.randrange(1, 20) * CHUNK_SIZE)
     out = opened.to_device(np.ones_like(array))
     opened.synchronize()
-    driver.flips[driver.calls["upload"] + 2] = worker.random.randrange(CHUNK)  # the first is that of the key
+    driver.flips[driver.calls["upload"] + 2] = worker.random.randrange(CHUNK_SIZE)  # the first is that of the key
     worker.fault("bit on the bus, GPU", lambda: opened.to_device(array, out=out), AuthenticationError)
     driver.flips.clear()
     _require_zeros(driver, out)
@@ -96,12 +96,12 @@ def _flipped_by_the_bus(worker, driver, opened):
 
 
 def _flipped_plan(worker, driver, opened):
-    sealed, array = worker.sealed(worker.random.randrange(1, 20) * CHUNK, rows=17)
+    sealed, array = worker.sealed(worker.random.randrange(1, 20) * CHUNK_SIZE, rows=17)
     chosen = [worker.random.randrange(17) for _ in range(9)]
     out = opened.to_device(np.ones_like(array[chosen]))
     opened.synchronize()
     # The uploads are the key, the key of the plans, and a slab: its chunks, its plan, and the tag of the plan.
-    driver.flips[driver.calls["upload"] + 3] = -worker.random.randrange(1, TAG + 8 * 3 * 9)
+    driver.flips[driver.calls["upload"] + 3] = -worker.random.randrange(1, TAG_SIZE + 8 * 3 * 9)
     worker.fault("bit of a plan, GPU", lambda: opened.to_device(sealed[chosen], out=out), AuthenticationError)
     driver.flips.clear()
     _require_zeros(driver, out)
@@ -110,7 +110,7 @@ def _flipped_plan(worker, driver, opened):
 
 def _failing(worker, driver, opened):
     """Some call of the driver fails, if there are so many."""
-    array = worker.array(worker.random.randrange(1, 20) * CHUNK)
+    array = worker.array(worker.random.randrange(1, 20) * CHUNK_SIZE)
     driver.fail_at(worker.random.randrange(1, 25))
     error = None
     try:

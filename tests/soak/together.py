@@ -11,7 +11,7 @@ from helpers.tampering import tamper_file, tampered
 import fastrack
 import fastrack._training.loader
 from fastrack import AuthenticationError
-from fastrack._crypto.cobblestone import HEADER, STRIDE
+from fastrack._crypto.cobblestone import HEADER_SIZE, SEALED_CHUNK_SIZE
 from fastrack._transfer import api as shared
 from soak.worker import KEYS, RING, Violation
 
@@ -43,7 +43,7 @@ def model(worker):
     loaded = torch.nn.Sequential(*(torch.nn.Linear(SIDE, SIDE, device="meta") for _ in range(2)))
     if worker.random.random() < 0.5:
         name, chunk = worker.random.choice(["0.weight", "1.weight"]), worker.random.randrange(4)
-        tamper_file(path, name, HEADER + STRIDE * chunk)
+        tamper_file(path, name, HEADER_SIZE + SEALED_CHUNK_SIZE * chunk)
         load = lambda: fastrack.load_model(loaded, path, keys=KEYS, device=DEVICE)  # noqa: E731
         error = worker.fault("altered model", load, AuthenticationError)
         if (error.tensor, error.chunk) != (name, chunk) or not all(one.is_meta for one in loaded.parameters()):
@@ -60,7 +60,7 @@ def loader(worker):
     batches = [fastrack.seal(worker.array(20_000), worker.key(), name=_name(worker, n)) for n in range(9)]
     plain = [fastrack.unseal(batch, RING, framework="numpy") for batch in batches]
     altered = worker.random.randrange(2 * len(batches))
-    given = [tampered(batch, HEADER) if n == altered else batch for n, batch in enumerate(batches)]
+    given = [tampered(batch, HEADER_SIZE) if n == altered else batch for n, batch in enumerate(batches)]
     arrived = iter(fastrack.wrap(given, DEVICE, keys=KEYS, prefetch=worker.random.choice([0, 1, 4])))
     for array in plain[:altered]:
         worker.check(next(arrived), array, "a batch")
@@ -76,7 +76,7 @@ def without_waiting(worker):
     for number in range(worker.random.randrange(1, 12)):
         sealed = fastrack.seal(worker.array(20_000), worker.key(), name=_name(worker, number))
         altered = worker.random.random() < 0.5
-        given = tampered(sealed, HEADER) if altered else sealed
+        given = tampered(sealed, HEADER_SIZE) if altered else sealed
         try:
             fastrack.to_device(given, DEVICE, keys=KEYS, framework="numpy", non_blocking=True)
         except AuthenticationError as error:

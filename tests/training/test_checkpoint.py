@@ -184,9 +184,9 @@ nests = st.recursive(
 @given(nests)
 @settings(deadline=None)
 def test_every_nest_of_plain_values_comes_back(state):
-    text, arrays = skeleton.take_apart(state)
+    text, arrays = skeleton.encode_state(state)
     assert not arrays
-    assert exact(skeleton.put_together(text, None)) == exact(state)
+    assert exact(skeleton.decode_state(text, None)) == exact(state)
 
 
 def test_the_skeleton_is_what_the_format_says(path):
@@ -391,7 +391,7 @@ json_values = st.recursive(
 @settings(deadline=None)
 def test_whatever_the_skeleton_says_only_a_format_error_comes_of_it(state):
     with contextlib.suppress(FormatError):
-        skeleton.put_together(of(state), lambda *_: np.zeros(()))
+        skeleton.decode_state(of(state), lambda *_: np.zeros(()))
 
 
 def test_a_pickle_is_never_opened(path):

@@ -24,7 +24,7 @@ from fastrack._tensors import arrays
 from fastrack._training import handles as origin
 from fastrack._training.handles import DataRows, Lengths
 
-CHUNK = 16384
+CHUNK_SIZE = 16384
 COUNTS = [100, 0, 57, 1]  # samples in each file
 
 
@@ -50,7 +50,7 @@ def tables():
         {
             "images": random((count, 28, 28), seed=index),
             "labels": random(count, np.int64, index),
-            "big": random((count, CHUNK + 3), np.uint16, index),
+            "big": random((count, CHUNK_SIZE + 3), np.uint16, index),
             "empty": np.empty((count, 0), np.float32),
         }
         for index, count in enumerate(COUNTS)
@@ -714,11 +714,11 @@ class TestRecipesFromWorkers:
                 DataRows(dataset._origin, 0, rows)
             with pytest.raises(FormatError, match="expected 0 to 157"):
                 Lengths(dataset._origin, rows)
-        for revive in (origin.samples_of, lambda token, rows: origin.rows_of(token, 0, rows)):
+        for get_or_create in (origin.samples_of, lambda token, rows: origin.rows_of(token, 0, rows)):
             packed = np.array([3, row % 2**32], "<u4").tobytes()
             if row % 2**32 >= 158:
                 with pytest.raises(FormatError, match="expected 0 to 157"):
-                    revive(dataset._origin.token, packed)
+                    get_or_create(dataset._origin.token, packed)
 
     @pytest.mark.parametrize("column", [-1, 4, 100])
     def test_name_columns_that_there_are(self, dataset, column):
@@ -731,7 +731,7 @@ class TestAnAlteredFileAmongSeveral:
     def data(self, key, tmp_path):
         paths = [tmp_path / f"{number}.safetensors" for number in range(3)]
         for path in paths:
-            fastrack.save_file({"x": random((10, CHUNK))}, path, key)
+            fastrack.save_file({"x": random((10, CHUNK_SIZE))}, path, key)
         tamper_file(paths[1], "x", chunk_offset(9))
         return SealedDataset(paths)
 

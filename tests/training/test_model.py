@@ -29,7 +29,7 @@ from fastrack._sealed import writer
 from fastrack._tensors import arrays
 from fastrack._util import atomic as newfile
 
-CHUNK = 16384
+CHUNK_SIZE = 16384
 SECRET = bytes(range(7, 39))
 KEY = Key.from_bytes(SECRET)
 
@@ -389,7 +389,7 @@ def test_swapped_tensors_are_found_before_anything_is_written(tmp_path):
 
 
 def test_a_bad_chunk_leaves_zeros_wherever_something_was_loaded(path):
-    damage(path, "body.0.weight", 56 + CHUNK + 16 + 5)
+    damage(path, "body.0.weight", 56 + CHUNK_SIZE + 16 + 5)
     module = net(2)
     before = {name: value.clone() for name, value in module.state_dict().items()}
     with pytest.raises(AuthenticationError) as caught:

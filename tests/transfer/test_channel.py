@@ -23,8 +23,8 @@ from fastrack import AuthenticationError, Channel, ClosedError, DeviceError, Key
 from fastrack._crypto import engine as aead
 from fastrack._sealed.tensor import SealedTensor
 
-CHUNK = 16384
-SIZES = [0, 1, 15, 16, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 5 * (1 << 20) + 7]
+CHUNK_SIZE = 16384
+SIZES = [0, 1, 15, 16, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 2 * CHUNK_SIZE, 5 * (1 << 20) + 7]
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ class TestRows:
         moved = channel.to_device(fastrack.seal(plain, key)[rows], framework="numpy")
         assert np.array_equal(moved, plain[rows])
 
-    @pytest.mark.parametrize("width", [1, 100, CHUNK, 3 * CHUNK + 5])
+    @pytest.mark.parametrize("width", [1, 100, CHUNK_SIZE, 3 * CHUNK_SIZE + 5])
     def test_may_be_many_and_the_same(self, channel, key, width):
         plain = data(40 * width).reshape(40, width)
         rows = np.random.default_rng(1).integers(0, 40, 5000 if width == 1 else 300)
@@ -116,7 +116,7 @@ class TestRows:
         assert np.array_equal(channel.to_device(fastrack.seal(plain, key)[rows], framework="numpy"), plain[rows])
 
     def test_of_many_chunks_arrive(self, channel, key):
-        plain = data(50 * CHUNK + 77).reshape(-1, 1)
+        plain = data(50 * CHUNK_SIZE + 77).reshape(-1, 1)
         assert np.array_equal(channel.to_device(fastrack.seal(plain, key)[::3], framework="numpy"), plain[::3])
 
     def test_may_be_none(self, channel, key):
@@ -127,7 +127,7 @@ class TestRows:
         assert np.array_equal(channel.to_device(fastrack.seal(plain, key)[7], framework="numpy"), plain[7])
 
     def test_do_not_look_at_chunks_that_hold_none_of_them(self, channel, key):
-        plain = data(10 * CHUNK).reshape(10, CHUNK)
+        plain = data(10 * CHUNK_SIZE).reshape(10, CHUNK_SIZE)
         sealed = tampered(fastrack.seal(plain, key), 56 + 3 * 16400)
         assert np.array_equal(channel.to_device(sealed[[0, 9]], framework="numpy"), plain[[0, 9]])
         with pytest.raises(AuthenticationError) as caught:

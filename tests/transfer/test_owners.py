@@ -24,12 +24,12 @@ from hypothesis.stateful import run_state_machine_as_test
 
 import fastrack
 from fastrack import AuthenticationError, ClosedError, Key
-from fastrack._crypto.cobblestone import CHUNK, chunk_offset
+from fastrack._crypto.cobblestone import CHUNK_SIZE, chunk_offset
 from fastrack._transfer import api as shared
 from fastrack._transfer.pending import Owner, Owners
 
 KEY = Key.from_bytes(bytes(range(32)))
-PLAIN = np.arange(1, 2 * CHUNK, 7, dtype=np.uint16)
+PLAIN = np.arange(1, 2 * CHUNK_SIZE, 7, dtype=np.uint16)
 GOOD = fastrack.seal(PLAIN, KEY, name="good")
 BAD = tampered(fastrack.seal(PLAIN, KEY, name="bad"), chunk_offset(0))
 
@@ -39,7 +39,7 @@ def channel():
     channel = staged_channel(keys=KEY)
     yield channel
     with reports():
-        channel._owners.renew()
+        channel._owners.reset_after_fork()
         channel.close()
 
 

@@ -17,7 +17,7 @@ from helpers.tampering import tampered
 
 import fastrack
 from fastrack import AuthenticationError, Channel, ClosedError, DeviceError, Key
-from fastrack._crypto.cobblestone import CHUNK, chunk_offset
+from fastrack._crypto.cobblestone import CHUNK_SIZE, chunk_offset
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def key():
 
 @pytest.fixture(scope="module")
 def plain():
-    return np.random.default_rng(0).integers(1, 256, 17 * CHUNK, dtype=np.uint8)
+    return np.random.default_rng(0).integers(1, 256, 17 * CHUNK_SIZE, dtype=np.uint8)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def channel(key):
     channel = staged_channel(keys=key)
     yield channel
     wait_until_done(channel)
-    channel._owners.renew()  # what a test left there
+    channel._owners.reset_after_fork()  # what a test left there
     channel.close()
 
 
@@ -95,7 +95,7 @@ def test_the_call_returns_before_the_device_is_done(channel, good, plain, rows):
 
 
 def test_a_nest_is_filled_without_waiting(channel, key, plain):
-    few = plain[:CHUNK]
+    few = plain[:CHUNK_SIZE]
     channel._device.meddle = gate = Gate("end")
     out = {"a": np.zeros_like(few), "b": [torch.zeros(few.size, dtype=torch.uint8), None]}
     moved = channel.to_device({"a": fastrack.seal(few, key), "b": [few, "text"]}, out=out, non_blocking=True)
@@ -115,7 +115,7 @@ def test_a_failure_is_raised_by_the_next_synchronize_and_only_there(channel, bad
     assert (caught.value.tensor, caught.value.chunk) == ("bad", 3)
     assert not hasattr(caught.value, "__notes__")
     assert start_bad is out
-    expected = plain.copy().reshape(-1, CHUNK)
+    expected = plain.copy().reshape(-1, CHUNK_SIZE)
     expected[[3, 9]] = 0
     assert np.array_equal(out, expected.reshape(-1))
     channel.synchronize()
@@ -127,7 +127,7 @@ def test_a_failure_is_raised_by_the_next_call_that_waits_before_it_does_anything
     channel._device.meddle = gate = Gate("end")
     start(channel, bad)
     for _ in range(2):
-        start(channel, plain[:CHUNK])  # does not wait, so it cannot know
+        start(channel, plain[:CHUNK_SIZE])  # does not wait, so it cannot know
     gate.open()
     with pytest.raises(AuthenticationError):
         getattr(channel, direction)(plain)
@@ -278,7 +278,7 @@ def test_a_thread_waits_for_its_own_transfers_and_for_no_others(channel, good):
 def test_each_thread_is_raised_the_failures_of_its_own_transfers(channel, key, plain):
     """While another one synchronizes all the time, and others move what is good."""
     over = threading.Event()
-    good = fastrack.seal(plain[: 3 * CHUNK], key)
+    good = fastrack.seal(plain[: 3 * CHUNK_SIZE], key)
 
     def synchronize():
         while not over.is_set():
@@ -291,7 +291,7 @@ def test_each_thread_is_raised_the_failures_of_its_own_transfers(channel, key, p
 
     def move_good():
         while not over.is_set():
-            assert np.array_equal(channel.to_device(good, framework="numpy"), plain[: 3 * CHUNK])
+            assert np.array_equal(channel.to_device(good, framework="numpy"), plain[: 3 * CHUNK_SIZE])
 
     with ThreadPoolExecutor(6) as pool:
         others = [pool.submit(synchronize), pool.submit(move_good)]

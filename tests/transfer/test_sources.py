@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 import fastrack
 from fastrack import Key
 from fastrack._crypto import cobblestone
-from fastrack._crypto.cobblestone import CHUNK, STRIDE, MessageKey
-from fastrack._crypto.engine import Pieces, engine
+from fastrack._crypto.base import GatherPlan
+from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, MessageKey
+from fastrack._crypto.engine import engine
 from fastrack._devices.cuda.gather_plan import room_for
 from fastrack._sealed.indexing import plan_rows
 from fastrack._transfer.sources import PlainSource, RowSource, SealedSource, Sizes, gathers_of, slabs_of
@@ -20,39 +21,39 @@ from fastrack._transfer.sources import PlainSource, RowSource, SealedSource, Siz
 @st.composite
 def sizes(draw, least=1):
     limit = draw(st.integers(least, 40))
-    return Sizes(draw(st.integers(1, limit)) * CHUNK, limit * CHUNK)
+    return Sizes(draw(st.integers(1, limit)) * CHUNK_SIZE, limit * CHUNK_SIZE)
 
 
 # Whole messages.
 
 
 @settings(deadline=None)
-@given(st.integers(0, 200), st.sampled_from([0, 1, CHUNK - 1]), st.none() | sizes())
+@given(st.integers(0, 200), st.sampled_from([0, 1, CHUNK_SIZE - 1]), st.none() | sizes())
 def test_slabs_are_the_message_in_order(chunks, rest, sizes):
-    nbytes = chunks * CHUNK + rest
+    nbytes = chunks * CHUNK_SIZE + rest
     slabs = list(slabs_of(nbytes, sizes))
     start = sealed = 0
     for slab in slabs:
-        assert (slab.start, slab.first * STRIDE) == (start, sealed)
-        assert slab.start == slab.first * CHUNK
+        assert (slab.start, slab.first * SEALED_CHUNK_SIZE) == (start, sealed)
+        assert slab.start == slab.first * CHUNK_SIZE
         assert slab.pieces is None
         start, sealed = slab.stop, sealed + slab.sealed
-    assert (start, sealed) == (nbytes, cobblestone.raw_size(nbytes))
+    assert (start, sealed) == (nbytes, cobblestone.ciphertext_size(nbytes))
     if sizes is None:
         assert len(slabs) == 1
     else:
-        assert all(slab.sealed <= cobblestone.raw_size(sizes.limit) for slab in slabs)
+        assert all(slab.sealed <= cobblestone.ciphertext_size(sizes.limit) for slab in slabs)
         assert all(slab.stop > slab.start for slab in slabs) or nbytes == 0
 
 
 def test_slabs_grow_by_half_up_to_the_limit():
-    slabs = slabs_of(20 * CHUNK + 5, Sizes(CHUNK, 6 * CHUNK))
-    assert [(slab.stop - slab.start) / CHUNK for slab in slabs] == pytest.approx([1, 2, 3, 4, 6, 4], abs=0.001)
+    slabs = slabs_of(20 * CHUNK_SIZE + 5, Sizes(CHUNK_SIZE, 6 * CHUNK_SIZE))
+    assert [(slab.stop - slab.start) / CHUNK_SIZE for slab in slabs] == pytest.approx([1, 2, 3, 4, 6, 4], abs=0.001)
 
 
 def test_a_lead_as_large_as_the_limit_makes_them_all_alike():
-    slabs = slabs_of(10 * CHUNK, Sizes(4 * CHUNK, 4 * CHUNK))
-    assert [slab.stop - slab.start for slab in slabs] == [4 * CHUNK, 4 * CHUNK, 2 * CHUNK]
+    slabs = slabs_of(10 * CHUNK_SIZE, Sizes(4 * CHUNK_SIZE, 4 * CHUNK_SIZE))
+    assert [slab.stop - slab.start for slab in slabs] == [4 * CHUNK_SIZE, 4 * CHUNK_SIZE, 2 * CHUNK_SIZE]
 
 
 # Gathers.
@@ -66,7 +67,7 @@ def entries(pieces):
 
 def check_gathers(pieces, nbytes, sizes):
     slabs = list(gathers_of(pieces, nbytes, sizes))
-    last = nbytes // CHUNK
+    last = nbytes // CHUNK_SIZE
     for slab, size in zip(slabs, sizes, strict=False):
         part = slab.pieces
         count = part.chunks.size
@@ -74,7 +75,8 @@ def check_gathers(pieces, nbytes, sizes):
         assert (slab.first, slab.start, slab.stop) == (0, 0, nbytes)
         assert (np.diff(part.chunks) > 0).all()
         assert slab.sealed == sum(
-            cobblestone.raw_size(nbytes) - last * STRIDE if chunk == last else STRIDE for chunk in part.chunks.tolist()
+            cobblestone.ciphertext_size(nbytes) - last * SEALED_CHUNK_SIZE if chunk == last else SEALED_CHUNK_SIZE
+            for chunk in part.chunks.tolist()
         )
         assert (part.starts[0], part.starts[-1], part.starts.size) == (0, len(part.table), count + 1)
         assert (np.diff(part.starts) > 0).all()
@@ -82,7 +84,9 @@ def check_gathers(pieces, nbytes, sizes):
             array.dtype == np.int64 and array.flags.c_contiguous for array in (part.chunks, part.starts, part.table)
         )
         taken = room_for(part, slab.sealed)
-        assert taken <= cobblestone.raw_size(max(size, 2 * CHUNK)) <= cobblestone.raw_size(sizes.limit)
+        assert (
+            taken <= cobblestone.ciphertext_size(max(size, 2 * CHUNK_SIZE)) <= cobblestone.ciphertext_size(sizes.limit)
+        )
     found = np.concatenate([entries(slab.pieces) for slab in slabs]) if slabs else np.empty((0, 4), np.int64)
     assert np.array_equal(found, entries(pieces))
     return slabs
@@ -92,13 +96,13 @@ def check_gathers(pieces, nbytes, sizes):
 def plans(draw):
     """Any plan whose chunks ascend, for a message of some size; with few pieces a chunk, or with many."""
     count = draw(st.integers(1, 100))
-    nbytes = (count - 1) * CHUNK + draw(st.integers(1, CHUNK - 1))
+    nbytes = (count - 1) * CHUNK_SIZE + draw(st.integers(1, CHUNK_SIZE - 1))
     chunks = draw(st.sets(st.integers(0, count - 1)).map(sorted))
     most = st.sampled_from([1, 3, 600, 700, 5000])
     counts = [draw(st.integers(1, draw(most))) for _ in chunks]
     starts = np.cumsum([0, *counts])
     table = np.arange(3 * starts[-1]).reshape(-1, 3)
-    return Pieces(np.array(chunks, np.int64), starts.astype(np.int64), table.astype(np.int64)), nbytes
+    return GatherPlan(np.array(chunks, np.int64), starts.astype(np.int64), table.astype(np.int64)), nbytes
 
 
 @settings(deadline=None, max_examples=200)
@@ -109,7 +113,7 @@ def test_gathers_are_the_plan_in_order_and_fit_into_a_slot(plan, sizes):
 
 @settings(deadline=None)
 @given(st.integers(1, 3000), st.lists(st.integers(0, 2**20), max_size=200), sizes(least=2))
-@example(1, [0] * 200, Sizes(CHUNK, 2 * CHUNK))
+@example(1, [0] * 200, Sizes(CHUNK_SIZE, 2 * CHUNK_SIZE))
 def test_gathers_of_rows_are_their_plan_in_order_and_fit_into_a_slot(width, rows, sizes):
     count = max(1, 300_000 // width)
     plan = plan_rows(np.array(rows, np.int64) % count, (count, width), count * width)
@@ -119,29 +123,29 @@ def test_gathers_of_rows_are_their_plan_in_order_and_fit_into_a_slot(width, rows
 @pytest.mark.parametrize("spare", [-1, 0, 1])
 def test_a_chunk_is_split_exactly_where_it_does_not_fit(spare):
     # A slot for two chunks holds one with 33 bytes for its number and its start, 333 pieces of 49 bytes, and 64 bytes.
-    assert (cobblestone.raw_size(2 * CHUNK) - STRIDE - 33 - 64) // 49 == 333
-    pieces = Pieces(np.array([4]), np.array([0, 333 + spare]), np.zeros((333 + spare, 3), np.int64))
-    slabs = check_gathers(pieces, 5 * CHUNK, Sizes(CHUNK, 2 * CHUNK))
+    assert (cobblestone.ciphertext_size(2 * CHUNK_SIZE) - SEALED_CHUNK_SIZE - 33 - 64) // 49 == 333
+    pieces = GatherPlan(np.array([4]), np.array([0, 333 + spare]), np.zeros((333 + spare, 3), np.int64))
+    slabs = check_gathers(pieces, 5 * CHUNK_SIZE, Sizes(CHUNK_SIZE, 2 * CHUNK_SIZE))
     assert [len(slab.pieces.table) for slab in slabs] == ([333, 1] if spare == 1 else [333 + spare])
 
 
 def test_a_plan_starts_at_a_multiple_of_sixteen_bytes_behind_a_short_chunk():
-    pieces = Pieces(np.array([5]), np.array([0, 667]), np.zeros((667, 3), np.int64))
-    slabs = check_gathers(pieces, 5 * CHUNK + 33, Sizes(CHUNK, 2 * CHUNK))
+    pieces = GatherPlan(np.array([5]), np.array([0, 667]), np.zeros((667, 3), np.int64))
+    slabs = check_gathers(pieces, 5 * CHUNK_SIZE + 33, Sizes(CHUNK_SIZE, 2 * CHUNK_SIZE))
     assert [len(slab.pieces.table) for slab in slabs] == [666, 1]
 
 
 def test_what_is_left_of_a_split_chunk_shares_a_slab_with_those_that_follow():
-    pieces = Pieces(np.array([1, 2, 5]), np.array([0, 1000, 1001, 1002]), np.zeros((1002, 3), np.int64))
-    slabs = check_gathers(pieces, 6 * CHUNK, Sizes(4 * CHUNK, 4 * CHUNK))
+    pieces = GatherPlan(np.array([1, 2, 5]), np.array([0, 1000, 1001, 1002]), np.zeros((1002, 3), np.int64))
+    slabs = check_gathers(pieces, 6 * CHUNK_SIZE, Sizes(4 * CHUNK_SIZE, 4 * CHUNK_SIZE))
     assert [slab.pieces.chunks.tolist() for slab in slabs] == [[1], [2, 5]]
-    slabs = check_gathers(pieces, 6 * CHUNK, Sizes(3 * CHUNK, 3 * CHUNK))
+    slabs = check_gathers(pieces, 6 * CHUNK_SIZE, Sizes(3 * CHUNK_SIZE, 3 * CHUNK_SIZE))
     assert [slab.pieces.chunks.tolist() for slab in slabs] == [[1], [1], [2, 5]]
 
 
 def test_a_gather_of_nothing_has_no_slab():
-    nothing = Pieces(np.empty(0, np.int64), np.zeros(1, np.int64), np.empty((0, 3), np.int64))
-    assert not list(gathers_of(nothing, 100, Sizes(CHUNK, 2 * CHUNK)))
+    nothing = GatherPlan(np.empty(0, np.int64), np.zeros(1, np.int64), np.empty((0, 3), np.int64))
+    assert not list(gathers_of(nothing, 100, Sizes(CHUNK_SIZE, 2 * CHUNK_SIZE)))
 
 
 # What fills them.
@@ -149,7 +153,7 @@ def test_a_gather_of_nothing_has_no_slab():
 
 @pytest.fixture(scope="module")
 def plain():
-    return np.random.default_rng(0).integers(0, 256, 20 * CHUNK + 5, dtype=np.uint8)
+    return np.random.default_rng(0).integers(0, 256, 20 * CHUNK_SIZE + 5, dtype=np.uint8)
 
 
 @pytest.fixture(scope="module")
@@ -159,10 +163,10 @@ def sealed(plain):
 
 @pytest.fixture
 def slot():
-    return np.zeros(cobblestone.raw_size(4 * CHUNK), np.uint8)
+    return np.zeros(cobblestone.ciphertext_size(4 * CHUNK_SIZE), np.uint8)
 
 
-STAGED = Sizes(CHUNK, 4 * CHUNK)
+STAGED = Sizes(CHUNK_SIZE, 4 * CHUNK_SIZE)
 
 
 def test_the_slabs_of_a_sealed_tensor_are_taken_where_they_lie(sealed):
@@ -182,7 +186,15 @@ def test_a_message_that_is_not_staged_is_one_slab(sealed):
 
 
 def test_rows_come_with_the_message_that_holds_them(sealed):
-    rows = [0, 3 * CHUNK, 3 * CHUNK + 1, 9 * CHUNK, 10 * CHUNK, 11 * CHUNK, 20 * CHUNK + 4]
+    rows = [
+        0,
+        3 * CHUNK_SIZE,
+        3 * CHUNK_SIZE + 1,
+        9 * CHUNK_SIZE,
+        10 * CHUNK_SIZE,
+        11 * CHUNK_SIZE,
+        20 * CHUNK_SIZE + 4,
+    ]
     source = RowSource(*sealed[rows].parts())
     slabs = list(source.slabs(STAGED))
     assert all(source.fill(slab, None) is source.memory for slab in slabs)

@@ -16,7 +16,7 @@ import fastrack._crypto.memcpy
 from fastrack import AuthenticationError, ClosedError, DeviceError, Key
 from fastrack._crypto import engine as aead
 
-CHUNK = 16384
+CHUNK_SIZE = 16384
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +55,13 @@ def require_wiped(work):
 
 def test_starts_with_a_small_slab_and_grows(staged):
     sizes = []
-    staged._device.meddle = lambda kind, slab: slab and sizes.append((slab.stop - slab.start) // CHUNK)
-    staged.to_device(data(13 * CHUNK))
+    staged._device.meddle = lambda kind, slab: slab and sizes.append((slab.stop - slab.start) // CHUNK_SIZE)
+    staged.to_device(data(13 * CHUNK_SIZE))
     assert sizes == [1, 2, 3, 4, 3]
 
 
 def test_takes_no_more_slots_than_the_ring_has(staged, key):
-    plain = data(100 * CHUNK)
+    plain = data(100 * CHUNK_SIZE)
     for _ in range(3):
         assert np.array_equal(staged.to_device(plain), plain)
         assert np.array_equal(fastrack.unseal(staged.to_host(plain), key, framework="numpy"), plain)
@@ -69,7 +69,7 @@ def test_takes_no_more_slots_than_the_ring_has(staged, key):
 
 
 def test_hands_over_a_slab_while_another_is_worked_on(staged, key):
-    plain, gate = data(20 * CHUNK), Gate("seal")
+    plain, gate = data(20 * CHUNK_SIZE), Gate("seal")
     staged._device.meddle = gate
     with ThreadPoolExecutor(1) as pool:
         sealing = pool.submit(staged.to_host, plain)
@@ -82,7 +82,7 @@ def test_hands_over_a_slab_while_another_is_worked_on(staged, key):
 @pytest.mark.parametrize("depth", [1, 2])
 def test_with_a_short_ring_threads_do_not_wait_for_one_another_forever(monkeypatch, key, depth):
     monkeypatch.setattr(fastrack._transfer.channel, "_DEPTH", depth)
-    plain = data(15 * CHUNK)
+    plain = data(15 * CHUNK_SIZE)
 
     def work(number):
         if number % 2:
@@ -96,7 +96,7 @@ def test_with_a_short_ring_threads_do_not_wait_for_one_another_forever(monkeypat
 
 @pytest.mark.parametrize("first", [0, 1, 6, 14], ids=["first", "second", "later", "last"])
 def test_a_device_that_fails_is_reported_and_nothing_is_handed_out(staged, key, first):
-    plain, out = data(17 * CHUNK), np.full(17 * CHUNK, 7, np.uint8)
+    plain, out = data(17 * CHUNK_SIZE), np.full(17 * CHUNK_SIZE, 7, np.uint8)
     staged._device.meddle = fail_at("open", first)
     with pytest.raises(DeviceError, match="fell off"):
         staged.to_device(fastrack.seal(plain, key), out=out)
@@ -110,7 +110,7 @@ def test_a_device_that_fails_is_reported_and_nothing_is_handed_out(staged, key, 
 
 
 def test_the_error_of_one_transfer_is_not_anothers(staged, key):
-    plain = data(17 * CHUNK)
+    plain = data(17 * CHUNK_SIZE)
     good, bad = fastrack.seal(plain, key), tampered(fastrack.seal(plain, key), 56 + 5 * 16400)
 
     def work(number):
@@ -134,9 +134,9 @@ def test_a_fault_on_the_host_waits_for_the_device(staged, key, monkeypatch):
 
     monkeypatch.setattr(fastrack._transfer.sources.SealedSource, "fill", fill)
     staged._device.meddle = lambda kind, slab: time.sleep(0.01)
-    out = np.full(17 * CHUNK, 7, np.uint8)
+    out = np.full(17 * CHUNK_SIZE, 7, np.uint8)
     with pytest.raises(MemoryError):
-        staged.to_device(fastrack.seal(data(17 * CHUNK), key), out=out)
+        staged.to_device(fastrack.seal(data(17 * CHUNK_SIZE), key), out=out)
     assert not out.any()
     (work,) = staged._device.begun
     assert work.done()
@@ -163,7 +163,7 @@ def test_a_device_that_fails_at_the_end_is_waited_for(staged, monkeypatch):
 
 
 def test_slots_come_back_when_a_slab_cannot_be_sealed(staged, key, monkeypatch):
-    plain = data(17 * CHUNK)
+    plain = data(17 * CHUNK_SIZE)
     with monkeypatch.context() as patch:
         patch.setattr(staged_helper.StagedWork, "seal", falling(staged_helper.StagedWork.seal))
         with pytest.raises(DeviceError):

@@ -10,10 +10,10 @@ import pytest
 from helpers.forking import in_forked_child
 
 from fastrack import DeviceError
-from fastrack._transfer.staging import Ring
+from fastrack._transfer.staging import StagingPool
 
 
-class Slot:
+class StagingBuffer:
     """One that a device is busy with while `busy` is set."""
 
     def __init__(self, size):
@@ -47,7 +47,7 @@ class Host:
         self.made = []
 
     def slot(self, size):
-        self.made.append(Slot(size))
+        self.made.append(StagingBuffer(size))
         return self.made[-1]
 
 
@@ -57,7 +57,7 @@ def host():
 
 
 def take(ring, count=1):
-    return [ring.take(patient=True) for _ in range(count)]
+    return [ring.take(block=True) for _ in range(count)]
 
 
 def put_back(ring, slots):
@@ -66,24 +66,24 @@ def put_back(ring, slots):
 
 
 def test_slots_are_made_when_first_needed_and_used_again(host):
-    ring = Ring(host, 100, 3)
+    ring = StagingPool(host, 100, 3)
     assert not host.made
     for _ in range(5):
-        slot = ring.take(patient=True)
+        slot = ring.take(block=True)
         assert slot.memory.size == 100
         ring.put(slot)
     assert len(host.made) == 1
 
 
 def test_the_one_that_came_back_last_is_dealt_first(host):
-    ring = Ring(host, 10, 3)
+    ring = StagingPool(host, 10, 3)
     slots = take(ring, 3)
     put_back(ring, slots)
     assert take(ring, 3) == slots[::-1]
 
 
 def test_one_that_the_device_is_busy_with_is_passed_over(host):
-    ring = Ring(host, 10, 3)
+    ring = StagingPool(host, 10, 3)
     first, second, third = slots = take(ring, 3)
     put_back(ring, slots)
     third.busy = True
@@ -94,7 +94,7 @@ def test_one_that_the_device_is_busy_with_is_passed_over(host):
 
 
 def test_while_the_device_is_busy_with_all_another_is_made(host):
-    ring = Ring(host, 10, 2)
+    ring = StagingPool(host, 10, 2)
     (first,) = take(ring)
     first.busy = True
     ring.put(first)
@@ -103,26 +103,26 @@ def test_while_the_device_is_busy_with_all_another_is_made(host):
 
 
 @pytest.mark.parametrize("patient", [True, False])
-def test_while_the_device_is_busy_with_all_there_may_be_the_first_to_come_back_is_dealt(host, patient):
-    ring = Ring(host, 10, 2)
+def test_while_the_device_is_busy_with_all_there_may_be_the_first_to_come_back_is_dealt(host, block):
+    ring = StagingPool(host, 10, 2)
     first, second = take(ring, 2)
     first.busy = second.busy = True
     put_back(ring, [second, first])
-    assert ring.take(patient=patient) is second
+    assert ring.take(block=block) is second
 
 
 def test_a_slot_that_cannot_be_made_takes_no_place(host):
-    ring = Ring(host, 10, 1)
+    ring = StagingPool(host, 10, 1)
     host.slot, slot = None, host.slot
     for _ in range(3):
         with pytest.raises(TypeError):
-            ring.take(patient=False)
+            ring.take(block=False)
     host.slot = slot
     assert take(ring)[0].memory.size == 10
 
 
 def test_whoever_waits_may_make_the_slot_that_another_could_not(host):
-    ring = Ring(host, 10, 1)
+    ring = StagingPool(host, 10, 1)
     making, go_on = threading.Event(), threading.Event()
     slot = host.slot
 
@@ -134,9 +134,9 @@ def test_whoever_waits_may_make_the_slot_that_another_could_not(host):
 
     host.slot = fail
     with ThreadPoolExecutor(2) as pool:
-        unlucky = pool.submit(ring.take, patient=True)
+        unlucky = pool.submit(ring.take, block=True)
         assert making.wait(60)
-        waiting = pool.submit(ring.take, patient=True)
+        waiting = pool.submit(ring.take, block=True)
         with pytest.raises(TimeoutError):
             waiting.result(0.05)
         go_on.set()
@@ -145,22 +145,22 @@ def test_whoever_waits_may_make_the_slot_that_another_could_not(host):
 
 
 def test_whoever_is_not_patient_gets_none_when_all_are_taken(host):
-    ring = Ring(host, 10, 2)
+    ring = StagingPool(host, 10, 2)
     slots = take(ring, 2)
-    assert ring.take(patient=False) is None
+    assert ring.take(block=False) is None
     ring.put(slots[0])
-    assert ring.take(patient=False) is slots[0]
+    assert ring.take(block=False) is slots[0]
 
 
 def test_whoever_is_patient_waits_when_all_are_taken(host):
-    ring = Ring(host, 10, 2)
+    ring = StagingPool(host, 10, 2)
     taken, worst, lock = [0], [0], threading.Lock()
     gate = threading.Barrier(8)
 
     def borrow():
         gate.wait()
         for _ in range(50):
-            slot = ring.take(patient=True)
+            slot = ring.take(block=True)
             with lock:
                 taken[0] += 1
                 worst[0] = max(worst[0], taken[0])
@@ -176,34 +176,34 @@ def test_whoever_is_patient_waits_when_all_are_taken(host):
 
 
 def test_a_slot_may_be_given_to_another_ring(host):
-    one, other = Ring(host, 10, 1), Ring(host, 10, 1)
-    assert one.lend() is None
+    one, other = StagingPool(host, 10, 1), StagingPool(host, 10, 1)
+    assert one.mark_in_use() is None
     (slot,) = take(one)
-    assert one.lend() is None
+    assert one.mark_in_use() is None
     one.put(slot)
-    other.adopt(one.lend())
+    other.adopt(one.mark_in_use())
     other.put(slot)
     assert take(other) == [slot]
     assert take(one) != [slot]
 
 
 def test_where_there_is_no_memory_for_another_slot_those_there_are_have_to_do(host):
-    ring = Ring(host, 10, 3)
+    ring = StagingPool(host, 10, 3)
     (slot,) = take(ring)
 
     def full(_):
         raise DeviceError("no memory left")
 
     host.slot = full
-    assert ring.take(patient=False) is None
+    assert ring.take(block=False) is None
     ring.put(slot)
     assert take(ring) == [slot]
     with pytest.raises(DeviceError):
-        Ring(host, 10, 3).take(patient=True)
+        StagingPool(host, 10, 3).take(block=True)
 
 
 def test_closing_waits_for_every_slot_and_wipes_it(host):
-    ring = Ring(host, 10, 2)
+    ring = StagingPool(host, 10, 2)
     slots = take(ring, 2)
     slots[0].busy = True
     put_back(ring, slots)
@@ -217,7 +217,7 @@ def test_closing_waits_for_every_slot_and_wipes_it(host):
 
 
 def test_closing_wipes_what_it_can(host):
-    ring = Ring(host, 10, 3)
+    ring = StagingPool(host, 10, 3)
     slots = take(ring, 3)
     put_back(ring, slots)
     slots[1].wipe = None
@@ -227,23 +227,23 @@ def test_closing_wipes_what_it_can(host):
 
 
 def test_a_slot_that_is_taken_at_closing_is_wiped_when_it_comes_back(host):
-    ring = Ring(host, 10, 2)
+    ring = StagingPool(host, 10, 2)
     (slot,) = take(ring)
     ring.close()
     assert slot.memory.any()
     ring.put(slot)
     assert not slot.memory.any()
-    assert ring.take(patient=False) is not slot
+    assert ring.take(block=False) is not slot
 
 
 def test_a_forked_child_makes_slots_of_its_own(host):
-    ring = Ring(host, 10, 2)
+    ring = StagingPool(host, 10, 2)
     slots = take(ring, 2)
     slots[0].busy = True
     ring.put(slots[0])
 
     def child():
         mine = take(ring, 2)
-        return not {*map(id, mine)} & {*map(id, slots)} and ring.take(patient=False) is None
+        return not {*map(id, mine)} & {*map(id, slots)} and ring.take(block=False) is None
 
     assert in_forked_child(child)

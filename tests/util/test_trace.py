@@ -21,19 +21,19 @@ from helpers.trace_processor import open_trace
 import fastrack
 from fastrack import AuthenticationError, Channel, DeviceError, Key
 from fastrack._crypto import workers as crew
-from fastrack._crypto.cobblestone import CHUNK, HEADER, STRIDE
+from fastrack._crypto.cobblestone import CHUNK_SIZE, HEADER_SIZE, SEALED_CHUNK_SIZE
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._transfer import channel
 from fastrack._util import trace as timeline
 
 KEY = Key.from_bytes(bytes(range(32)))
-PLAIN = np.random.default_rng(0).integers(0, 256, 40 * CHUNK + 5, np.uint8)
+PLAIN = np.random.default_rng(0).integers(0, 256, 40 * CHUNK_SIZE + 5, np.uint8)
 SEALED = fastrack.seal(PLAIN, KEY, name="images")
 
 
 class SmallDevice(CudaDevice):
-    slab = 4 * CHUNK
-    lead = CHUNK
+    slab = 4 * CHUNK_SIZE
+    lead = CHUNK_SIZE
 
 
 def traced(path, action):
@@ -279,7 +279,7 @@ def test_nothing_is_kept_while_no_trace_is_taken(gpu):
 
 def test_the_trace_of_a_block_that_fails_is_written(opened, path):
     with pytest.raises(AuthenticationError, match="chunk 7"), fastrack.trace(path):
-        opened.to_device(tampered(SEALED, HEADER + 7 * STRIDE), framework="numpy")
+        opened.to_device(tampered(SEALED, HEADER_SIZE + 7 * SEALED_CHUNK_SIZE), framework="numpy")
     assert names(mine(spans_of(path))) == ["to_device", "prepare", "open", "release"]
     assert timeline.current() is None
 

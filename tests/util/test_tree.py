@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from fastrack._util.tree import map_leaves, place_of
+from fastrack._util.tree import tree_map, tree_path
 
 
 class Pair(NamedTuple):
@@ -51,52 +51,52 @@ def double(leaf):
     ],
 )
 def test_leaves_change_and_the_nest_stays(nest, expected):
-    changed = map_leaves(double, nest)
+    changed = tree_map(double, nest)
     assert changed == expected
     assert type(changed) is type(nest)
 
 
 def test_a_frozen_dataclass_keeps_its_type_and_its_other_fields():
     before = Frozen(1, "one")
-    after = map_leaves(double, before)
+    after = tree_map(double, before)
     assert (after.image, after.label, after.size) == (2, "one", 14)
     assert before.image == 1
 
 
 def test_a_dataclass_type_is_a_leaf():
-    assert map_leaves(double, [Frozen]) == [Frozen]
+    assert tree_map(double, [Frozen]) == [Frozen]
 
 
 def test_an_ordered_dict_keeps_its_order():
     nest = collections.OrderedDict([("z", 1), ("a", 2)])
-    assert list(map_leaves(double, nest).items()) == [("z", 2), ("a", 4)]
+    assert list(tree_map(double, nest).items()) == [("z", 2), ("a", 4)]
 
 
 def test_a_default_dict_keeps_its_factory():
     nest = collections.defaultdict(list, {"a": 1})
-    assert map_leaves(double, nest)["missing"] == []
+    assert tree_map(double, nest)["missing"] == []
 
 
 def test_a_dict_subclass_keeps_its_attributes():
     nest = Records(a=1)
     nest.note = "mine"
-    changed = map_leaves(double, nest)
+    changed = tree_map(double, nest)
     assert (type(changed), changed.note, changed["a"]) == (Records, "mine", 2)
     assert nest["a"] == 1
 
 
 def test_a_list_subclass_keeps_its_type():
-    changed = map_leaves(double, Tagged([1]))
+    changed = tree_map(double, Tagged([1]))
     assert type(changed) is Tagged
     assert changed == [2]
 
 
 def test_a_read_only_mapping_becomes_a_dict():
-    assert map_leaves(double, MappingProxyType({"a": 1})) == {"a": 2}
+    assert tree_map(double, MappingProxyType({"a": 1})) == {"a": 2}
 
 
 def test_two_nests_are_walked_together():
-    assert map_leaves(lambda a, b: a + b, {"a": [1, 2]}, {"a": (10, 20)}) == {"a": [11, 22]}
+    assert tree_map(lambda a, b: a + b, {"a": [1, 2]}, {"a": (10, 20)}) == {"a": [11, 22]}
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_two_nests_are_walked_together():
 )
 def test_nests_of_different_builds_are_refused(nest, other):
     with pytest.raises(ValueError, match="built like"):
-        map_leaves(lambda a, b: a, nest, other)
+        tree_map(lambda a, b: a, nest, other)
 
 
 class Caseless(MutableMapping):
@@ -132,17 +132,17 @@ class Caseless(MutableMapping):
 
 def test_a_mapping_that_cannot_be_copied_becomes_a_dict_and_stays_as_it_was():
     nest = Caseless({"A": 1})
-    assert map_leaves(double, nest) == {"a": 2}
+    assert tree_map(double, nest) == {"a": 2}
     assert nest["a"] == 1
 
 
 def test_a_counter_is_set_and_not_added_to():
-    assert map_leaves(double, collections.Counter(a=1, b=5)) == collections.Counter(a=2, b=10)
+    assert tree_map(double, collections.Counter(a=1, b=5)) == collections.Counter(a=2, b=10)
 
 
 def test_a_user_dict_keeps_its_type():
     nest = collections.UserDict(a=1)
-    changed = map_leaves(double, nest)
+    changed = tree_map(double, nest)
     assert type(changed) is collections.UserDict
     assert (changed["a"], nest["a"]) == (2, 1)
 
@@ -154,7 +154,7 @@ def test_a_named_tuple_with_a_constructor_of_its_own_is_made_all_the_same():
         def __new__(cls, both):
             return super().__new__(cls, both, both)
 
-    assert map_leaves(double, Named(1)) == (2, 2)
+    assert tree_map(double, Named(1)) == (2, 2)
 
 
 def test_a_list_with_a_constructor_of_its_own_is_made_all_the_same():
@@ -162,7 +162,7 @@ def test_a_list_with_a_constructor_of_its_own_is_made_all_the_same():
         def __init__(self, left, right):
             super().__init__([left, right])
 
-    changed = map_leaves(double, Pairs(1, 2))
+    changed = tree_map(double, Pairs(1, 2))
     assert type(changed) is Pairs
     assert changed == [2, 4]
 
@@ -173,7 +173,7 @@ def test_a_field_that_was_never_set_stays_so():
         now: int
         later: int = dataclasses.field(init=False)
 
-    changed = map_leaves(double, Late(1))
+    changed = tree_map(double, Late(1))
     assert changed.now == 2
     assert not hasattr(changed, "later")
 
@@ -191,9 +191,9 @@ def test_a_field_that_was_never_set_stays_so():
 )
 def test_a_leaf_is_found_where_it_stands(nest, place):
     leaf = object()
-    assert place_of(leaf, nest(leaf)) == place
+    assert tree_path(leaf, nest(leaf)) == place
 
 
 def test_a_long_key_is_cut_short():
     leaf = object()
-    assert len(place_of(leaf, {"x" * 1000: leaf})) == 82
+    assert len(tree_path(leaf, {"x" * 1000: leaf})) == 82

@@ -9,16 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from fastrack._crypto.base import Bytes
 from fastrack._crypto.cobblestone import MessageKey
-from fastrack._crypto.engine import Bytes
 from fastrack._devices.cuda.commands import Commands, address
 from fastrack._devices.cuda.driver import Driver
 from fastrack._devices.cuda.gather_plan import align
 from fastrack._devices.cuda.key_state import STATE_SIZE, write_state
 from fastrack._devices.cuda.streams import Pipeline
 from fastrack.errors import DeviceError
-
-__all__ = ["UNKNOWN", "Control", "Controls", "CudaSlot"]
 
 _WORD = 8
 _VERDICTS_END = STATE_SIZE + 2 * _WORD
@@ -47,7 +45,7 @@ class CudaSlot:
         self.copied = driver.event()
         self.used = driver.event()
         self._device_memory = driver.memory(size)
-        self.twin = self._device_memory.pointer
+        self.device_ptr = self._device_memory.pointer
         self._pipeline = pipeline
         self.issued = threading.Event()
         self.issued.set()
@@ -76,7 +74,7 @@ class CudaSlot:
         self.wait()
         self.memory.fill(0)
         commands, stream = Commands(), self._pipeline.uploads
-        commands.fill(self.twin, 0, self.memory.size, stream)
+        commands.fill(self.device_ptr, 0, self.memory.size, stream)
         commands.record(self.used, stream)
         commands.synchronize(self.used)
         try:
@@ -85,7 +83,7 @@ class CudaSlot:
             self._pipeline.settle()
 
 
-class Control:
+class MessageState:
     """What a message needs besides its slabs: its key and its verdict, here and on the device.
 
     Attributes
@@ -160,14 +158,16 @@ class Controls:
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._all: list[Control] = []
+        self._all: list[MessageState] = []
         self._blocks: list[object] = []
-        self._returned: deque[Control] = deque()  # takes no lock, since what is collected as garbage comes back too
+        self._returned: deque[MessageState] = (
+            deque()
+        )  # takes no lock, since what is collected as garbage comes back too
         self._lock = threading.Lock()
         with suppress(DeviceError):  # told when one is needed and there still is no memory
             self.give_back(self._make())
 
-    def take(self) -> Control:
+    def take(self) -> MessageState:
         """Return one whose message is finished, or a fresh one."""
         for _ in range(len(self._returned)):
             try:
@@ -179,7 +179,7 @@ class Controls:
             self._returned.append(control)
         return self._make()
 
-    def give_back(self, control: Control) -> None:
+    def give_back(self, control: MessageState) -> None:
         self._returned.append(control)
 
     def wipe(self, pipeline: Pipeline) -> None:
@@ -200,14 +200,14 @@ class Controls:
         self._returned.clear()
         self._blocks.clear()
 
-    def _make(self) -> Control:
+    def _make(self) -> MessageState:
         """Carve some out of one allocation, since each costs a call that holds up the whole device."""
         size = align(_CONTROL_SIZE, 256)
         host, device = self._driver.host(_TOGETHER * size), self._driver.memory(_TOGETHER * size)
         with self._lock:
             self._blocks.append(device)
             made = [
-                Control(self._driver, host[place : place + _CONTROL_SIZE], device.pointer + place)
+                MessageState(self._driver, host[place : place + _CONTROL_SIZE], device.pointer + place)
                 for place in range(0, _TOGETHER * size, size)
             ]
             self._all += made

@@ -11,8 +11,6 @@ from fastrack._devices.cuda.commands import Commands
 from fastrack._devices.cuda.driver import Driver, Event, Stream
 from fastrack._util.trace import Detail, Timeline
 
-__all__ = ["Clock"]
-
 
 class Clock:
     """The time of a device, fitted to the host's when this is made, on a stream that has nothing to do.

@@ -14,9 +14,7 @@ from typing import Any
 import numpy.typing as npt
 from numpy import int64
 
-from fastrack._crypto.engine import Bytes
-
-__all__ = ["Commands", "Function"]
+from fastrack._crypto.base import Bytes
 
 # What goes to the device.
 WAIT, RECORD, UPLOAD, DOWNLOAD, FILL, LAUNCH = 1, 2, 3, 4, 5, 6

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fastrack._crypto.engine import Bytes
+from fastrack._crypto.base import Bytes
 from fastrack._devices import side_stream
 from fastrack._devices.cuda.commands import NAMES, Commands, Function
 from fastrack._devices.cuda.driver import View
@@ -24,8 +24,6 @@ from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Framework
 from fastrack._util.fork import after_fork
 from fastrack.errors import DeviceError
-
-__all__ = ["CupyDriver"]
 
 _OLDEST = (8, 0)  # compute capability: shared memory enough for the kernels, and reductions over a warp
 _MAJOR, _MINOR, _MULTIPROCESSORS = 75, 76, 16  # as cudaDeviceGetAttribute counts them

@@ -24,11 +24,17 @@ from typing import Any
 import numpy as np
 
 from fastrack._crypto import engine as aead
-from fastrack._crypto.base import check_buffers, check_pieces, chunks_between
-from fastrack._crypto.cobblestone import CHUNK, NONCE, STRIDE, TAG, MessageKey, raw_size
-from fastrack._crypto.engine import Bytes, Engine, Pieces
+from fastrack._crypto.base import Bytes, Engine, GatherPlan, check_buffers, check_pieces, chunks_between
+from fastrack._crypto.cobblestone import (
+    CHUNK_SIZE,
+    NONCE_SIZE,
+    SEALED_CHUNK_SIZE,
+    TAG_SIZE,
+    MessageKey,
+    ciphertext_size,
+)
 from fastrack._crypto.session import Session
-from fastrack._devices.base import BAD_PLAN, Note, Slab, Slot
+from fastrack._devices.base import BAD_PLAN, Note, Slab, StagingBuffer
 from fastrack._devices.cuda.buffers import Controls, CudaSlot
 from fastrack._devices.cuda.clock import Clock
 from fastrack._devices.cuda.commands import Commands, address
@@ -39,8 +45,6 @@ from fastrack._tensors import arrays
 from fastrack._tensors.arrays import Framework
 from fastrack._util import trace as timeline
 from fastrack.errors import DeviceError, FastrackError
-
-__all__ = ["CudaDevice"]
 
 SLAB = 8 << 20
 LEAD = 2 << 20
@@ -163,7 +167,7 @@ class CudaWork:
         self._plans: PlanSealer | None = None  # made for the first gather
         self._memory = memory
         self._note = note
-        self._bits = 8 * (len(key.material) - NONCE)
+        self._bits = 8 * (len(key.material) - NONCE_SIZE)
         self._timeline = timeline.current()
         self._error: BaseException | None = None
         self._word: int | None = None  # what the device said of the chunks, once it is known
@@ -197,7 +201,7 @@ class CudaWork:
             control.forget()
             raise
 
-    def open(self, slab: Slab, sealed: Bytes, slot: Slot | None) -> None:
+    def open(self, slab: Slab, sealed: Bytes, slot: StagingBuffer | None) -> None:
         self._require_usable()
         assert isinstance(slot, CudaSlot)
         if slab.pieces is None:
@@ -208,13 +212,13 @@ class CudaWork:
         count = self._require_gather(slab, slab.pieces, sealed, slot)
         if count:
             plan = self._require_plans().seal(slab.pieces, slab.sealed)
-            chunks = slot.twin + plan.opened
+            chunks = slot.device_ptr + plan.opened
             starts = chunks + slab.pieces.chunks.nbytes
             where = [self._memory.pointer, chunks, starts, starts + slab.pieces.starts.nbytes]
             where += [count, len(slab.pieces.table), slab.stop, self._memory.nbytes]
             self._open(slab, slot, sealed, plan, "gather", count, where)
 
-    def seal(self, slab: Slab, sealed: Bytes, slot: Slot | None) -> None:
+    def seal(self, slab: Slab, sealed: Bytes, slot: StagingBuffer | None) -> None:
         self._require_usable()
         assert isinstance(slot, CudaSlot)
         count = self._require_run(slab, sealed, slot)
@@ -225,14 +229,14 @@ class CudaWork:
         current.mark("wait", slab)
         _wait_for(commands, slot.used)
         current.mark("issue", slab)
-        where = [self._control.state, self._memory.pointer + slab.start, slot.twin]
+        where = [self._control.state, self._memory.pointer + slab.start, slot.device_ptr]
         where += [slab.first, count, slab.stop - slab.start]
         with self._shown("seal", "kernels", lane.kernels, slab):
             self._launch("seal", count, where)
         commands.record(slot.copied, lane.kernels)
         commands.wait(lane.downloads, slot.copied)
         with self._shown("copy", "downloads", lane.downloads, slab):
-            commands.download(slot.memory[: slab.sealed], slot.twin, lane.downloads)
+            commands.download(slot.memory[: slab.sealed], slot.device_ptr, lane.downloads)
         commands.record(slot.used, lane.downloads)
         current.mark(None, slab)
         self._landing[slot] = sealed, slab
@@ -342,10 +346,10 @@ class CudaWork:
             commands.copy(slot.memory[plan.start : plan.end], plan.sealed)
         current.mark("issue", slab)
         with self._shown("copy", "uploads", uploads, slab):
-            commands.upload(slot.twin, slot.memory[: slab.sealed if plan is None else plan.end], uploads)
+            commands.upload(slot.device_ptr, slot.memory[: slab.sealed if plan is None else plan.end], uploads)
         commands.record(slot.copied, uploads)
         commands.wait(lane.kernels, slot.copied)
-        arguments = [self._control.state, slot.twin, *where, self._control.verdict]
+        arguments = [self._control.state, slot.device_ptr, *where, self._control.verdict]
         with self._shown("open", "kernels", lane.kernels, slab):
             if plan is not None:
                 self._open_plan(plan, slot)
@@ -357,7 +361,7 @@ class CudaWork:
     def _open_plan(self, plan: SealedPlan, slot: CudaSlot) -> None:
         """Open the plan of a gather on the device, before the gather reads it."""
         control = self._control
-        places = [control.plan_state, slot.twin + plan.start, slot.twin + plan.opened]
+        places = [control.plan_state, slot.device_ptr + plan.start, slot.device_ptr + plan.opened]
         self._launch("open", plan.count, [*places, plan.first, plan.count, plan.size, control.plan_verdict], bits=_PLAN)
 
     def _require_plans(self) -> PlanSealer:
@@ -497,19 +501,19 @@ class CudaWork:
         check_buffers(sealed)
         count = chunks_between(slab.sealed, slab.stop - slab.start, slab.first)
         fits = slab.stop <= self._memory.nbytes and slab.sealed <= min(slot.memory.size, sealed.size)
-        if slab.start != slab.first * CHUNK or not fits:
+        if slab.start != slab.first * CHUNK_SIZE or not fits:
             raise ValueError(f"a slab reaches outside its message or its slot: {slab}")
         return count
 
-    def _require_gather(self, slab: Slab, pieces: Pieces, sealed: Bytes, slot: CudaSlot) -> int:
+    def _require_gather(self, slab: Slab, pieces: GatherPlan, sealed: Bytes, slot: CudaSlot) -> int:
         """Count the chunks of a gather that reaches for nothing it may not. The kernels rely on this check."""
         check_buffers(sealed)
-        check_pieces(pieces, raw_size(slab.stop), slab.stop, self._memory.nbytes)
+        check_pieces(pieces, ciphertext_size(slab.stop), slab.stop, self._memory.nbytes)
         count = pieces.chunks.size
-        sizes = np.minimum(slab.stop - pieces.chunks * CHUNK, CHUNK) + TAG
-        ends = np.arange(count) * STRIDE + sizes
+        sizes = np.minimum(slab.stop - pieces.chunks * CHUNK_SIZE, CHUNK_SIZE) + TAG_SIZE
+        ends = np.arange(count) * SEALED_CHUNK_SIZE + sizes
         whole = address(sealed) != slot.address
-        if whole and sealed.size != raw_size(slab.stop):
+        if whole and sealed.size != ciphertext_size(slab.stop):
             raise ValueError("a gather is not given the message that its chunks are of")
         needed = int(ends.max()) if count else 0
         if needed > slab.sealed or room_for(pieces, slab.sealed) > slot.memory.size:

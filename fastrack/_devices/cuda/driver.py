@@ -9,11 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fastrack._crypto.engine import Bytes
+from fastrack._crypto.base import Bytes
 from fastrack._devices.cuda.commands import Commands, Function
 from fastrack._tensors.arrays import Framework
-
-__all__ = ["Driver", "Memory", "View"]
 
 Stream = Any
 Event = Any

@@ -6,10 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastrack._crypto.cobblestone import CHUNK, TAG, MessageKey
-from fastrack._crypto.engine import Bytes, Engine, Pieces
-
-__all__ = ["PlanSealer", "SealedPlan", "align", "room_for"]
+from fastrack._crypto.base import Bytes, Engine, GatherPlan
+from fastrack._crypto.cobblestone import CHUNK_SIZE, TAG_SIZE, MessageKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +59,7 @@ class PlanSealer:
         self._schedule = engine.prepare(key)
         self._next = 0
 
-    def seal(self, pieces: Pieces, behind: int) -> SealedPlan:
+    def seal(self, pieces: GatherPlan, behind: int) -> SealedPlan:
         """Seal a plan that goes behind as many bytes of chunks in its slot."""
         parts = [part.reshape(-1) for part in (pieces.chunks, pieces.starts, pieces.table)]
         plain = np.concatenate(parts).view(np.uint8)
@@ -77,7 +75,7 @@ class PlanSealer:
         self._schedule.wipe()
 
 
-def room_for(pieces: Pieces, behind: int) -> int:
+def room_for(pieces: GatherPlan, behind: int) -> int:
     """Count the bytes of a slot that so many bytes of chunks take together with their plan, sealed and opened."""
     size = pieces.chunks.nbytes + pieces.starts.nbytes + pieces.table.nbytes
     return align(align(behind) + _sealed_size(size)) + size
@@ -89,8 +87,8 @@ def align(size: int, boundary: int = 16) -> int:
 
 
 def _chunks(size: int) -> int:
-    return -(-size // CHUNK)
+    return -(-size // CHUNK_SIZE)
 
 
 def _sealed_size(size: int) -> int:
-    return size + TAG * _chunks(size)
+    return size + TAG_SIZE * _chunks(size)

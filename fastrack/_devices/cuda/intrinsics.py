@@ -11,8 +11,6 @@ from numba.extending import intrinsic
 
 from fastrack._crypto import llvm as emit
 
-__all__ = ["at", "call", "exchange", "launch", "load", "now", "put", "sleep"]
-
 _ARGUMENTS = 7  # the word of a LAUNCH command at which the kernel's arguments start
 _MOST_ARGUMENTS = 16
 

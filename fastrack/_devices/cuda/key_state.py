@@ -19,8 +19,8 @@ from llvmlite import binding, ir
 from numba import types
 from numba.extending import intrinsic
 
-from fastrack._crypto.cobblestone import CHUNK, NONCE, MessageKey
-from fastrack._crypto.engine import Bytes
+from fastrack._crypto.base import Bytes
+from fastrack._crypto.cobblestone import CHUNK_SIZE, NONCE_SIZE, MessageKey
 from fastrack._crypto.gcm_ir import _encrypt_block, _expand_128, _expand_256, fill_zero, keep_apart
 from fastrack._crypto.jit import _compiled_for, _wipe_stack
 from fastrack._crypto.llvm import I32, I64, Emitter, compile_for
@@ -33,8 +33,6 @@ from fastrack._devices.cuda.portable_key_state import (
     STATE_SIZE,
     write_portably,
 )
-
-__all__ = ["STATE_SIZE", "write_state"]
 
 Writer = Callable[[Bytes, Bytes], None]
 
@@ -89,11 +87,13 @@ def has_instructions() -> bool:
 def write_by_instructions() -> Writer:
     """Compile the implementation for x86 CPUs with these instructions."""
     # numba looks only at this file and at what a function closes over to see whether the copy on disk is still good.
-    digest = f"{source_digest()}/{(STATE_SIZE, NONCE_PLACE, LENGTH_PLACE, POWERS_PLACE, LAST_POWER, CHUNK, NONCE)}"
+    digest = (
+        f"{source_digest()}/{(STATE_SIZE, NONCE_PLACE, LENGTH_PLACE, POWERS_PLACE, LAST_POWER, CHUNK_SIZE, NONCE_SIZE)}"
+    )
 
     @_compiled
     def write(material: Bytes, target: Bytes) -> None:
-        if material.size == 32 + NONCE:
+        if material.size == 32 + NONCE_SIZE:
             _emitted(digest, 256, target.ctypes.data, material.ctypes.data)
         else:
             _emitted(digest, 128, target.ctypes.data, material.ctypes.data)
@@ -136,7 +136,7 @@ def _emit(module: ir.Module, bits: int) -> ir.Function:
     # Read back, rather than kept: fifteen round keys do not fit into the registers and would be left on the stack.
     keys = [emit.load(target, 16 * index, once=True) for index in range(len(keys))]
     hash_key = emit.times_x(emit.reverse_bytes(_encrypt_block(emit, emit.words(0, 0), keys)))
-    emit.store(emit.multiply(emit.words(8 * CHUNK, 0), hash_key), target, LENGTH_PLACE)
+    emit.store(emit.multiply(emit.words(8 * CHUNK_SIZE, 0), hash_key), target, LENGTH_PLACE)
     _emit_powers(function, emit, hash_key)
     return function
 

@@ -14,7 +14,7 @@ import numpy as np
 from numba import njit
 
 from fastrack._crypto import workers as crew
-from fastrack._crypto.cobblestone import STRIDE
+from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE
 from fastrack._crypto.jit import _compiled_for, _copy, _fetch_add, _yield
 from fastrack._devices.cuda.commands import (
     CAPTURING,
@@ -36,8 +36,6 @@ from fastrack._devices.cuda.commands import (
 from fastrack._devices.cuda.intrinsics import at, call, exchange, launch, load, now, put, sleep
 from fastrack.errors import DeviceError
 
-__all__ = ["STOPPED", "Native", "find_functions"]
-
 STOPPED = -1  # what `Native.run` returns when a list was stopped before its end
 _NOT_READY, _IMPLICIT = 600, 906  # CUDA_ERROR_NOT_READY, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
 
@@ -53,7 +51,7 @@ _PLACE, _POPPED = 31, 32  # of the command that stopped or failed; a context tha
 _BOARD = 40
 
 _CHUNKS_A_PIECE = 16
-_PIECE = _CHUNKS_A_PIECE * STRIDE
+_PIECE = _CHUNKS_A_PIECE * SEALED_CHUNK_SIZE
 _ALONE = 2 * _PIECE  # bytes that one thread has copied before another has woken up
 _HELPERS = 7  # with the issuing thread 8: what 55 GB/s take at 7 GB/s a thread
 _SPINS = 256
@@ -162,8 +160,10 @@ def _copy_piece(board: int, piece: int) -> None:
         chunk, after = at(chunks, index), index + 1
         while after < stop and at(chunks, after) - chunk == after - index:  # neighbours are one stretch
             after += 1
-        start = chunk * STRIDE
-        _copy(target + index * STRIDE, source + start, min((after - index) * STRIDE, size - start))
+        start = chunk * SEALED_CHUNK_SIZE
+        _copy(
+            target + index * SEALED_CHUNK_SIZE, source + start, min((after - index) * SEALED_CHUNK_SIZE, size - start)
+        )
         index = after
 
 
@@ -284,4 +284,4 @@ def _build(form: str) -> tuple[Any, Any, Any]:
 
 
 _SOURCES = [Path(__file__).with_name(name) for name in ("intrinsics.py", "commands.py")]
-_run, _run_held, _assist = _build(f"{crew.source_digest(*_SOURCES)}/{STRIDE}")
+_run, _run_held, _assist = _build(f"{crew.source_digest(*_SOURCES)}/{SEALED_CHUNK_SIZE}")

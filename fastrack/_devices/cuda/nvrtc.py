@@ -10,8 +10,6 @@ from pathlib import Path
 
 from fastrack.errors import DeviceError
 
-__all__ = ["KERNELS", "Kernels", "find_kernels", "read_kernels"]
-
 KERNELS = tuple(f"{name}_{bits}" for name in ("open", "seal", "gather") for bits in (128, 256))
 """The kernels' names."""
 

@@ -11,12 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from fastrack._crypto.cobblestone import CHUNK, NONCE
-from fastrack._crypto.engine import Bytes
+from fastrack._crypto.base import Bytes
+from fastrack._crypto.cobblestone import CHUNK_SIZE, NONCE_SIZE
 from fastrack._crypto.jit import _compiled_for, _keep_apart, _wipe_stack
 from fastrack._crypto.workers import source_digest
-
-__all__ = ["LAST_POWER", "LENGTH_PLACE", "NONCE_PLACE", "POWERS_PLACE", "STATE_SIZE", "write_portably"]
 
 # The layout of `State` in ``kernels/chunk.cuh``, in bytes. The key schedule comes first.
 STATE_SIZE = 8704
@@ -37,16 +35,16 @@ _WORD = np.uint64(0xFFFFFFFF)
 _ROWS = tuple(np.uint64(0xFF << 8 * row) for row in range(4))
 _UPPER_3 = np.uint64(0x00FFFFFF00FFFFFF)
 _HOLES = tuple(np.uint64(0x1111111111111111 << place) for place in range(4))
-_FULL = np.uint64(8 * CHUNK)
+_FULL = np.uint64(8 * CHUNK_SIZE)
 
 
 @_compiled
 def _write(material: Bytes, target: Bytes) -> None:
     _keep_apart()
-    key_size = material.size - NONCE
+    key_size = material.size - NONCE_SIZE
     target[:] = 0
     target[:key_size] = material[:key_size]
-    target[NONCE_PLACE : NONCE_PLACE + NONCE] = material[key_size:]
+    target[NONCE_PLACE : NONCE_PLACE + NONCE_SIZE] = material[key_size:]
     rounds = key_size // 4 + 6
     _expand(target[: 16 * (rounds + 1)].view(np.uint32), key_size // 4)
     low, high = _hash_key(target[: 16 * (rounds + 1)].view(np.uint64), rounds)

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 
 from fastrack._devices.cuda.commands import Commands
 from fastrack._devices.cuda.driver import Driver, Event, Stream
-from fastrack._util.fork import renew_after_fork
+from fastrack._util.fork import register_fork_reset
 from fastrack.errors import ClosedError, DeviceError
-
-__all__ = ["LANES", "Lane", "Pipeline"]
 
 LANES = 4
 _KNOWN = 1024  # streams whose lane is remembered
@@ -69,10 +67,10 @@ class Pipeline:
         self._thread: threading.Thread | None = None
         self._closed = False
         self._broken: BaseException | None = None
-        renew_after_fork(self)
+        register_fork_reset(self)
         weakref.finalize(self, self._jobs.put, None)  # a pipeline that is dropped unclosed leaves no thread behind
 
-    def renew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Find oneself in a forked child."""
         self.forked = True
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers import reference
 from helpers.buffers import as_array
-from helpers.reference import CHUNK, STRIDE, TAG, noise
+from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, noise
 from helpers.runs import Runs, plan
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -15,7 +15,7 @@ from fastrack._crypto.base import check_buffers, chunks_between
 from fastrack._crypto.cobblestone import MessageKey
 
 KEY = bytes(range(32))
-PLAIN = noise(2 * CHUNK + 777).tobytes()
+PLAIN = noise(2 * CHUNK_SIZE + 777).tobytes()
 SEALED = reference.seal(KEY, bytes(12), PLAIN)
 
 
@@ -61,7 +61,7 @@ def test_a_read_only_target_is_refused(runs):
     with pytest.raises(ValueError, match="read-only"):
         runs.engine.open_pieces(runs.schedule, as_array(SEALED), out, plan([(0, 10)])[0])
     with pytest.raises(ValueError, match="read-only"):
-        runs.engine.seal_run(runs.schedule, as_array(SEALED[: len(PLAIN) - 3 * TAG]), out, 0)
+        runs.engine.seal_run(runs.schedule, as_array(SEALED[: len(PLAIN) - 3 * TAG_SIZE]), out, 0)
     assert untouched(out)
 
 
@@ -105,42 +105,42 @@ def is_a_run(sealed, plain):
     """By the format: whole chunks, then one that may be shorter, each with a tag."""
     if sealed == plain == 0:
         return True
-    count, rest = divmod(sealed, STRIDE)
+    count, rest = divmod(sealed, SEALED_CHUNK_SIZE)
     # A last chunk may be full; then nothing follows it, or an empty one that is all tag.
-    return plain == sealed - (count + (rest > 0)) * TAG and (rest == 0 or rest >= TAG)
+    return plain == sealed - (count + (rest > 0)) * TAG_SIZE and (rest == 0 or rest >= TAG_SIZE)
 
 
-@given(st.integers(0, 5 * STRIDE), st.integers(0, 5 * CHUNK))
+@given(st.integers(0, 5 * SEALED_CHUNK_SIZE), st.integers(0, 5 * CHUNK_SIZE))
 @example(0, 0)
-@example(TAG, 0)
-@example(2 * TAG, 0)
-@example(TAG - 1, 0)
-@example(STRIDE, CHUNK)
-@example(STRIDE + TAG, CHUNK)
-@example(STRIDE + 2 * TAG, CHUNK)
-@example(STRIDE + TAG - 1, CHUNK)
-@example(STRIDE, CHUNK - TAG)
-@example(STRIDE + TAG, CHUNK - TAG)
-@example(STRIDE + TAG, CHUNK + TAG)
-@example(CHUNK, CHUNK)
+@example(TAG_SIZE, 0)
+@example(2 * TAG_SIZE, 0)
+@example(TAG_SIZE - 1, 0)
+@example(SEALED_CHUNK_SIZE, CHUNK_SIZE)
+@example(SEALED_CHUNK_SIZE + TAG_SIZE, CHUNK_SIZE)
+@example(SEALED_CHUNK_SIZE + 2 * TAG_SIZE, CHUNK_SIZE)
+@example(SEALED_CHUNK_SIZE + TAG_SIZE - 1, CHUNK_SIZE)
+@example(SEALED_CHUNK_SIZE, CHUNK_SIZE - TAG_SIZE)
+@example(SEALED_CHUNK_SIZE + TAG_SIZE, CHUNK_SIZE - TAG_SIZE)
+@example(SEALED_CHUNK_SIZE + TAG_SIZE, CHUNK_SIZE + TAG_SIZE)
+@example(CHUNK_SIZE, CHUNK_SIZE)
 def test_only_sizes_of_runs_are_taken(sealed, plain):
     if is_a_run(sealed, plain):
-        assert chunks_between(sealed, plain) == -(-sealed // STRIDE)
+        assert chunks_between(sealed, plain) == -(-sealed // SEALED_CHUNK_SIZE)
     else:
         with pytest.raises(ValueError, match="no run of chunks"):
             chunks_between(sealed, plain)
 
 
-@given(st.integers(0, 40 * CHUNK), st.booleans())
+@given(st.integers(0, 40 * CHUNK_SIZE), st.booleans())
 def test_the_sizes_of_every_run_are_taken(plain, ends):
-    count = plain // CHUNK + 1 if ends else -(-plain // CHUNK)
-    assert chunks_between(plain + count * TAG, plain) == count
+    count = plain // CHUNK_SIZE + 1 if ends else -(-plain // CHUNK_SIZE)
+    assert chunks_between(plain + count * TAG_SIZE, plain) == count
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2 * STRIDE + 40), st.integers(0, 2 * CHUNK + 40))
-@example(STRIDE, CHUNK - 1)
-@example(STRIDE, CHUNK + 1)
+@given(st.integers(0, 2 * SEALED_CHUNK_SIZE + 40), st.integers(0, 2 * CHUNK_SIZE + 40))
+@example(SEALED_CHUNK_SIZE, CHUNK_SIZE - 1)
+@example(SEALED_CHUNK_SIZE, CHUNK_SIZE + 1)
 @example(0, 1)
 @example(15, 0)
 def test_an_engine_refuses_other_sizes(engine_under_test, sealed, plain):
@@ -156,7 +156,9 @@ def test_an_engine_refuses_other_sizes(engine_under_test, sealed, plain):
     assert untouched(opened)
 
 
-@pytest.mark.parametrize("size", [1, TAG - 1, STRIDE + 1, STRIDE + TAG - 1, 5 * STRIDE + 3])
+@pytest.mark.parametrize(
+    "size", [1, TAG_SIZE - 1, SEALED_CHUNK_SIZE + 1, SEALED_CHUNK_SIZE + TAG_SIZE - 1, 5 * SEALED_CHUNK_SIZE + 3]
+)
 def test_a_run_that_ends_within_a_tag_is_refused(runs, size):
     closed, out = np.zeros(size, np.uint8), target()
     with pytest.raises(ValueError, match="no run of chunks"):

@@ -14,6 +14,7 @@ from fastrack._crypto import vaes
 from fastrack._crypto.engine import ENGINE_VARIABLE, Choice, available, engine
 from fastrack._crypto.openssl import OpenSSLEngine
 from fastrack._crypto.vaes import VaesEngine
+from fastrack._crypto.workers import default_threads
 from fastrack.errors import DeviceError
 
 VAES = ("aes", "pclmul", "avx2", "bmi2", "prfchw", "vaes", "vpclmulqdq")
@@ -205,7 +206,7 @@ def test_the_code_that_was_tested_is_what_every_number_of_threads_runs():
 def test_an_engine_is_made_once_for_each_number_of_threads():
     for name in available():
         assert engine(name, threads=3) is engine(name, threads=3)
-    assert engine() is engine(threads=aead.default_threads())
+    assert engine() is engine(threads=default_threads())
 
 
 def test_an_engine_takes_as_many_threads_as_it_is_told():

@@ -6,17 +6,17 @@ import os
 
 import pytest
 from cryptography import cobblestone as theirs
-from helpers.reference import CHUNK, noise
+from helpers.reference import CHUNK_SIZE, noise
 from helpers.runs import Runs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastrack._crypto import cobblestone as ours
-from fastrack._crypto.cobblestone import HEADER, SALT
+from fastrack._crypto.cobblestone import HEADER_SIZE, SALT_SIZE
 
 ENCRYPTORS = {16: theirs.Cobblestone128Encryptor, 32: theirs.Cobblestone256Encryptor}
 DECRYPTORS = {16: theirs.Cobblestone128Decryptor, 32: theirs.Cobblestone256Decryptor}
-SIZES = [0, 1, 15, 16, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 1024**2, 5 * 1024**2 + 7]
+SIZES = [0, 1, 15, 16, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 2 * CHUNK_SIZE, 1024**2, 5 * 1024**2 + 7]
 
 
 def sealed_by_them(key, context, plain):
@@ -30,14 +30,14 @@ def opened_by_them(key, context, message):
 
 
 def sealed_by_us(engine, key, context, plain):
-    salt = os.urandom(SALT)
+    salt = os.urandom(SALT_SIZE)
     message_key = ours.derive(key, salt, context)
     return salt + message_key.commitment + Runs(engine, message_key.key, message_key.nonce).seal(plain)
 
 
 def opened_by_us(engine, key, context, message):
-    message_key = ours.open_header(message[:HEADER], key, context)
-    bad, plain = Runs(engine, message_key.key, message_key.nonce).open(message[HEADER:])
+    message_key = ours.open_header(message[:HEADER_SIZE], key, context)
+    bad, plain = Runs(engine, message_key.key, message_key.nonce).open(message[HEADER_SIZE:])
     assert bad is None
     return plain
 
@@ -61,7 +61,7 @@ def test_we_open_what_they_seal(engine_under_test, key, size):
 
 
 @settings(max_examples=25, deadline=None)
-@given(data=st.data(), size=st.integers(0, 2100) | st.integers(0, 5 * CHUNK), context=st.binary(max_size=80))
+@given(data=st.data(), size=st.integers(0, 2100) | st.integers(0, 5 * CHUNK_SIZE), context=st.binary(max_size=80))
 def test_any_message_goes_both_ways(engine_under_test, data, size, context):
     key = data.draw(
         (st.binary(min_size=16, max_size=16) | st.binary(min_size=32, max_size=32)).filter(any), label="key"

@@ -6,21 +6,20 @@ import numpy as np
 import pytest
 from helpers import reference
 from helpers.buffers import Fenced, as_array
-from helpers.reference import CHUNK, STRIDE, noise
+from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, noise
 from helpers.runs import Runs, flip, plain_size_of, plan
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fastrack._crypto.base import check_pieces
-from fastrack._crypto.engine import Pieces
+from fastrack._crypto.base import GatherPlan, check_pieces
 
 KEY = bytes(range(32))
-NONCE = bytes(range(12))
-SIZE = 5 * CHUNK + 1234
+NONCE_SIZE = bytes(range(12))
+SIZE = 5 * CHUNK_SIZE + 1234
 PLAIN = noise(SIZE).tobytes()
-SEALED = reference.seal(KEY, NONCE, PLAIN)
+SEALED = reference.seal(KEY, NONCE_SIZE, PLAIN)
 RANGES = st.lists(
-    st.tuples(st.integers(0, SIZE - 1), st.integers(0, 300) | st.just(CHUNK) | st.integers(0, SIZE)).map(
+    st.tuples(st.integers(0, SIZE - 1), st.integers(0, 300) | st.just(CHUNK_SIZE) | st.integers(0, SIZE)).map(
         lambda pair: (pair[0], min(pair[1], SIZE - pair[0]))
     ),
     max_size=12,
@@ -29,12 +28,12 @@ RANGES = st.lists(
 
 def as_pieces(chunks, starts, table):
     rows = np.array(table, np.int64) if len(table) else np.empty((0, 3), np.int64)
-    return Pieces(np.array(chunks, np.int64), np.array(starts, np.int64), rows)
+    return GatherPlan(np.array(chunks, np.int64), np.array(starts, np.int64), rows)
 
 
 @pytest.fixture(scope="session")
 def runs(engine_under_test):
-    return Runs(engine_under_test, KEY, NONCE)
+    return Runs(engine_under_test, KEY, NONCE_SIZE)
 
 
 @settings(max_examples=60, deadline=None)
@@ -47,22 +46,22 @@ def test_pieces_are_slices_of_the_plaintext(runs, ranges):
 @settings(max_examples=60, deadline=None)
 @given(ranges=RANGES, bad=st.sets(st.integers(0, 5), min_size=1), byte=st.integers(0, 1234))
 def test_pieces_of_bad_chunks_are_zeros_and_all_others_right(runs, ranges, bad, byte):
-    altered = flip(SEALED, *(8 * (chunk * STRIDE + byte) for chunk in bad))
+    altered = flip(SEALED, *(8 * (chunk * SEALED_CHUNK_SIZE + byte) for chunk in bad))
     zeroed = bytearray(PLAIN)
     for chunk in bad:
-        zeroed[chunk * CHUNK : (chunk + 1) * CHUNK] = bytes(min(CHUNK, SIZE - chunk * CHUNK))
-    touched = {start // CHUNK + step for start, length in ranges for step in steps(start, length)}
+        zeroed[chunk * CHUNK_SIZE : (chunk + 1) * CHUNK_SIZE] = bytes(min(CHUNK_SIZE, SIZE - chunk * CHUNK_SIZE))
+    touched = {start // CHUNK_SIZE + step for start, length in ranges for step in steps(start, length)}
     expected = [bytes(zeroed[start : start + length]) for start, length in ranges]
     assert runs.gather(altered, ranges) == (min(bad & touched, default=None), expected)
 
 
 def steps(start, length):
-    return range((start + length - 1) // CHUNK - start // CHUNK + 1) if length else ()
+    return range((start + length - 1) // CHUNK_SIZE - start // CHUNK_SIZE + 1) if length else ()
 
 
 def test_the_order_of_the_chunks_is_free_and_the_lowest_bad_one_reported(runs):
-    altered = flip(SEALED, 8 * 4 * STRIDE, 8 * 1 * STRIDE)
-    ranges = [(chunk * CHUNK + 3, 5) for chunk in (5, 4, 0, 1, 3)]
+    altered = flip(SEALED, 8 * 4 * SEALED_CHUNK_SIZE, 8 * 1 * SEALED_CHUNK_SIZE)
+    ranges = [(chunk * CHUNK_SIZE + 3, 5) for chunk in (5, 4, 0, 1, 3)]
     zero = bytes(5)
     expected = [PLAIN[start : start + 5] for start, _ in ranges]
     assert runs.gather(altered, ranges) == (1, [expected[0], zero, expected[2], zero, expected[4]])
@@ -73,7 +72,7 @@ def test_a_chunk_without_pieces_is_still_verified(runs):
     pieces = as_pieces([2, 3], [0, 0, 0], [])
     gather = runs.engine.open_pieces
     assert gather(runs.schedule, as_array(SEALED), target.data, pieces) is None
-    assert gather(runs.schedule, as_array(flip(SEALED, 8 * 3 * STRIDE)), target.data, pieces) == 3
+    assert gather(runs.schedule, as_array(flip(SEALED, 8 * 3 * SEALED_CHUNK_SIZE)), target.data, pieces) == 3
 
 
 def test_what_no_piece_names_is_left_alone(runs):
@@ -81,31 +80,34 @@ def test_what_no_piece_names_is_left_alone(runs):
     pieces = as_pieces([1, 5], [0, 2, 3], [[7, 10, 5], [0, 30, 10], [1230, 90, 4]])
     assert runs.engine.open_pieces(runs.schedule, as_array(SEALED), target, pieces) is None
     expected = np.full(100, 0xA5, np.uint8)
-    expected[10:15] = as_array(PLAIN[CHUNK + 7 : CHUNK + 12])
-    expected[30:40] = as_array(PLAIN[CHUNK : CHUNK + 10])
+    expected[10:15] = as_array(PLAIN[CHUNK_SIZE + 7 : CHUNK_SIZE + 12])
+    expected[30:40] = as_array(PLAIN[CHUNK_SIZE : CHUNK_SIZE + 10])
     expected[90:94] = as_array(PLAIN[-4:])
     assert target.tobytes() == expected.tobytes()
 
 
-LONG = noise(300 * CHUNK).tobytes()
-LONG_SEALED = reference.seal(KEY, NONCE, LONG)
-ROWS = [(start, 1000) for start in range(0, len(LONG) - 1000, 40000)] + [(0, 3 * CHUNK), (9 * CHUNK, CHUNK)]
+LONG = noise(300 * CHUNK_SIZE).tobytes()
+LONG_SEALED = reference.seal(KEY, NONCE_SIZE, LONG)
+ROWS = [(start, 1000) for start in range(0, len(LONG) - 1000, 40000)] + [
+    (0, 3 * CHUNK_SIZE),
+    (9 * CHUNK_SIZE, CHUNK_SIZE),
+]
 
 
 @pytest.mark.parametrize("threads", [1, 2, 16])
 def test_a_long_gather_is_right_on_any_number_of_threads(make_engine, threads):
     expected = [LONG[start : start + length] for start, length in ROWS]
-    assert Runs(make_engine(threads), KEY, NONCE).gather(LONG_SEALED, ROWS) == (None, expected)
+    assert Runs(make_engine(threads), KEY, NONCE_SIZE).gather(LONG_SEALED, ROWS) == (None, expected)
 
 
 @pytest.mark.parametrize("threads", [2, 16])
 def test_threads_never_see_each_other_at_work_on_parts_of_chunks(make_engine, threads):
     # Every part goes through memory of the thread's own. Were it shared, the parts of one would be those of another.
-    runs = Runs(make_engine(threads), KEY, NONCE)
-    altered = as_array(flip(LONG_SEALED, *(8 * STRIDE * chunk for chunk in (83, 171))))
-    starts = [chunk * CHUNK + 77 for chunk in range(300)]
+    runs = Runs(make_engine(threads), KEY, NONCE_SIZE)
+    altered = as_array(flip(LONG_SEALED, *(8 * SEALED_CHUNK_SIZE * chunk for chunk in (83, 171))))
+    starts = [chunk * CHUNK_SIZE + 77 for chunk in range(300)]
     pieces, size = plan([(start, 9000) for start in starts])
-    parts = (bytes(9000) if start // CHUNK in {83, 171} else LONG[start : start + 9000] for start in starts)
+    parts = (bytes(9000) if start // CHUNK_SIZE in {83, 171} else LONG[start : start + 9000] for start in starts)
     expected = as_array(b"".join(parts))
     target = np.empty(size, np.uint8)
     for _ in range(150 if runs.engine.threads > 1 else 1):
@@ -133,7 +135,7 @@ MALFORMED = {
     "a negative offset": {"table": [[-1, 10, 5], [0, 30, 10], [1230, 90, 4]]},
     "a negative place": {"table": [[7, -10, 5], [0, 30, 10], [1230, 90, 4]]},
     "a negative length": {"table": [[7, 10, -5], [0, 30, 10], [1230, 90, 4]]},
-    "a piece past its chunk": {"table": [[CHUNK - 4, 10, 5], [0, 30, 10], [1230, 90, 4]]},
+    "a piece past its chunk": {"table": [[CHUNK_SIZE - 4, 10, 5], [0, 30, 10], [1230, 90, 4]]},
     "a piece past a short chunk": {"table": [[7, 10, 5], [0, 30, 10], [1231, 90, 4]]},
     "a piece past the result": {"table": [[7, 10, 5], [0, 30, 10], [1230, 97, 4]]},
     "an offset that overflows": {"table": [[HUGE, 10, 5], [0, 30, 10], [1230, 90, 4]]},
@@ -165,10 +167,12 @@ def test_a_plan_of_other_numbers_is_refused(field, dtype):
     good = as_pieces(**GOOD)
     arrays = {name: getattr(good, name) for name in GOOD}
     with pytest.raises(ValueError, match="reaches outside"):
-        check_pieces(Pieces(**(arrays | {field: arrays[field].astype(dtype)})), len(SEALED), SIZE, 100)
+        check_pieces(GatherPlan(**(arrays | {field: arrays[field].astype(dtype)})), len(SEALED), SIZE, 100)
 
 
-NUMBER = st.integers(-3, 8) | st.sampled_from([CHUNK - 1, CHUNK, CHUNK + 1, 1234, 1235, 100, 101, HUGE, -HUGE, 2**62])
+NUMBER = st.integers(-3, 8) | st.sampled_from(
+    [CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 1234, 1235, 100, 101, HUGE, -HUGE, 2**62]
+)
 
 
 @settings(max_examples=300)
@@ -191,7 +195,7 @@ def lies_inside(chunks, starts, table):
     if len(starts) != len(chunks) + 1 or starts[0] != 0 or starts[-1] != len(table) or sorted(starts) != starts:
         return False
     for chunk, low, high in zip(chunks, starts, starts[1:], strict=False):
-        size = min(CHUNK, SIZE - chunk * CHUNK)
+        size = min(CHUNK_SIZE, SIZE - chunk * CHUNK_SIZE)
         if not 0 <= chunk <= 5 or not all(
             min(offset, place, length) >= 0 and offset + length <= size and place + length <= 100
             for offset, place, length in table[low:high]
@@ -200,11 +204,11 @@ def lies_inside(chunks, starts, table):
     return True
 
 
-@given(size=st.integers(0, 3 * STRIDE), chunk=st.integers(-2, 5))
+@given(size=st.integers(0, 3 * SEALED_CHUNK_SIZE), chunk=st.integers(-2, 5))
 def test_a_chunk_is_taken_exactly_if_the_message_has_it(size, chunk):
-    assume(size % STRIDE == 0 or size % STRIDE >= 16)
+    assume(size % SEALED_CHUNK_SIZE == 0 or size % SEALED_CHUNK_SIZE >= 16)
     pieces = as_pieces([chunk], [0, 1], [[0, 0, 0]])
-    if 0 <= chunk < -(-size // STRIDE):
+    if 0 <= chunk < -(-size // SEALED_CHUNK_SIZE):
         assert check_pieces(pieces, size, plain_size_of(size), 0) is None
     else:
         with pytest.raises(ValueError, match="reaches outside"):

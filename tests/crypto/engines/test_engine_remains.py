@@ -12,16 +12,16 @@ import pytest
 from helpers import engines, reference
 from helpers.process_memory import find_in_process, hash_key, round_keys
 
-from fastrack._crypto.cobblestone import CHUNK, STRIDE, derive
+from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, derive
 from fastrack._devices.cuda.key_state import has_instructions
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/PID/mem")
 
-NONCE = bytes.fromhex("f0e1d2c3b4a5968778695a4b")
+NONCE_SIZE = bytes.fromhex("f0e1d2c3b4a5968778695a4b")
 CHUNKS = 512  # enough for helper threads
 PART = 11384  # bytes of a message of one chunk, with part of a block at its end
 WORKS = ["open", f"open {PART}", "verify", "seal", "gather"]
-STARTS = 0, 16, PART // 16 * 16 - 16, CHUNK - 16  # of blocks of plaintext that are looked for
+STARTS = 0, 16, PART // 16 * 16 - 16, CHUNK_SIZE - 16  # of blocks of plaintext that are looked for
 
 CHILD = """
 import gc, os, signal, sys
@@ -110,12 +110,12 @@ def message(request, tmp_path_factory):
     """A key file, and a message whose chunk 0 was altered; the key and the plaintext of that chunk."""
     folder = tmp_path_factory.mktemp("message")
     key = os.urandom(request.param)
-    plain = os.urandom(CHUNK)
-    others = reference.seal(key, NONCE, bytes(CHUNK * CHUNKS))[: CHUNKS * STRIDE]
-    first = bytearray(reference.seal(key, NONCE, plain)[:STRIDE])
+    plain = os.urandom(CHUNK_SIZE)
+    others = reference.seal(key, NONCE_SIZE, bytes(CHUNK_SIZE * CHUNKS))[: CHUNKS * SEALED_CHUNK_SIZE]
+    first = bytearray(reference.seal(key, NONCE_SIZE, plain)[:SEALED_CHUNK_SIZE])
     first[-1] ^= 1
-    (folder / "key").write_bytes(key + NONCE)
-    (folder / "message").write_bytes(bytes(first) + others[STRIDE:])
+    (folder / "key").write_bytes(key + NONCE_SIZE)
+    (folder / "message").write_bytes(bytes(first) + others[SEALED_CHUNK_SIZE:])
     return folder, key, plain
 
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from helpers import reference
 from helpers.meddler import shared_with_a_meddler
-from helpers.reference import CHUNK, STRIDE, TAG, noise
+from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, noise
 from helpers.runs import Runs, plan
 
 KEY = bytes(range(32))
 # Whole groups, whole blocks and a part of one: every way in which an engine reads.
-PLAIN = noise(3 * CHUNK + 20 * 16 + 5)
+PLAIN = noise(3 * CHUNK_SIZE + 20 * 16 + 5)
 SEALED = reference.seal(KEY, bytes(12), PLAIN.tobytes())
-PLACES = [9000, STRIDE + 100, 2 * STRIDE + CHUNK - 1, 3 * STRIDE + 20 * 16 + 2]
+PLACES = [9000, SEALED_CHUNK_SIZE + 100, 2 * SEALED_CHUNK_SIZE + CHUNK_SIZE - 1, 3 * SEALED_CHUNK_SIZE + 20 * 16 + 2]
 ROUNDS, PATIENCE = 800, 60.0
 
 
@@ -27,8 +27,8 @@ def runs(engine_under_test):
 
 def verdicts(opened):
     """What became of each chunk: "opened", "refused" (zeros), or "forged" where it is neither."""
-    for start in range(0, PLAIN.size, CHUNK):
-        place, truth = opened[start : start + CHUNK], PLAIN[start : start + CHUNK]
+    for start in range(0, PLAIN.size, CHUNK_SIZE):
+        place, truth = opened[start : start + CHUNK_SIZE], PLAIN[start : start + CHUNK_SIZE]
         yield "opened" if np.array_equal(place, truth) else "forged" if place.any() else "refused"
 
 
@@ -75,7 +75,7 @@ def test_ciphertext_that_changes_while_it_is_written_is_refused_or_opens_as_it_w
     # An engine that read back what it wrote would put its tag under what the other process made of it.
     out = np.empty(PLAIN.size, np.uint8)
     with shared_with_a_meddler(tmp_path / "sealed", bytes(len(SEALED)), [*PLACES, PLACES[0] + 32]) as target:
-        assert target.size == PLAIN.size + 4 * TAG
+        assert target.size == PLAIN.size + 4 * TAG_SIZE
 
         def attempt():
             runs.engine.seal_run(runs.schedule, PLAIN, target, 0)

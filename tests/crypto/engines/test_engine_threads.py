@@ -15,12 +15,12 @@ import pytest
 from helpers import reference
 from helpers.buffers import as_array
 from helpers.forking import in_forked_child
-from helpers.reference import CHUNK, STRIDE, noise
+from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, noise
 from helpers.runs import Runs, flip
 
 from fastrack._crypto import jit as kernels
 from fastrack._crypto import workers as crew
-from fastrack._crypto.engine import default_threads
+from fastrack._crypto.workers import default_threads
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 
@@ -30,13 +30,13 @@ def test_sixteen_threads_share_an_engine(make_engine):
 
     def work(number):
         key, first = bytes([number]) * (16 if number % 2 else 32), number * 2**33
-        plain = noise(CHUNK * (5 * number + 40) + number, seed=number).tobytes()
+        plain = noise(CHUNK_SIZE * (5 * number + 40) + number, seed=number).tobytes()
         runs = Runs(engine, key)
         sealed = runs.seal(plain, first)
         answers = [sealed == reference.seal(key, bytes(12), plain, first)]
         for turn in range(5):
             answers.append(runs.open(sealed, first) == (None, plain))
-            bad, _ = runs.open(flip(sealed, 8 * STRIDE * turn), first)
+            bad, _ = runs.open(flip(sealed, 8 * SEALED_CHUNK_SIZE * turn), first)
             answers.append(bad == first + turn)
             answers.append(runs.open(sealed, first + 1) == (first + 1, bytes(len(plain))))
         return all(answers)
@@ -54,7 +54,7 @@ def test_a_forked_child_starts_its_own_threads(make_engine):
     plain = noise(8 * 1024**2).tobytes()
     sealed = runs.seal(plain)
     assert runs.open(sealed) == (None, plain)
-    altered = flip(sealed, 8 * STRIDE * 300)
+    altered = flip(sealed, 8 * SEALED_CHUNK_SIZE * 300)
 
     def work():
         right = runs.open(sealed) == (None, plain) and runs.open(altered)[0] == 300
@@ -276,7 +276,7 @@ def test_a_helper_that_comes_late_finds_nothing_to_do(monkeypatch):
 def test_a_caller_waits_for_a_helper_that_is_still_at_work(make_engine):
     # More threads than CPUs, and a last ticket that anyone may hold when the caller runs out of work.
     runs = Runs(make_engine(32), bytes(16))
-    plain = noise(600 * CHUNK).tobytes()
+    plain = noise(600 * CHUNK_SIZE).tobytes()
     sealed = as_array(runs.seal(plain))
     out = np.empty(len(plain), np.uint8)
     for _ in range(30):

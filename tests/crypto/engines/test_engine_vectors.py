@@ -10,12 +10,12 @@ import pytest
 from helpers import reference
 from helpers.buffers import as_array
 from helpers.gcm_vectors import nist, wycheproof
-from helpers.reference import CHUNK, STRIDE, TAG
+from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE
 from helpers.runs import Runs, plain_size_of
 from helpers.vectors import derive_as_published, load_vectors, published  # noqa: F401 - a fixture
 
 from fastrack._crypto import cobblestone
-from fastrack._crypto.cobblestone import HEADER, SALT, MessageKey
+from fastrack._crypto.cobblestone import HEADER_SIZE, SALT_SIZE, MessageKey
 from fastrack.errors import AuthenticationError, FormatError
 
 GCM = {
@@ -67,8 +67,8 @@ def test_every_published_message_is_loaded(bits):
 @pytest.mark.parametrize("vector", VECTORS)
 def test_a_published_message_opens_or_is_refused(engine_under_test, vector):
     def read():
-        message_key = cobblestone.open_header(vector.message[:HEADER], vector.key, vector.context)
-        return open_whole(engine_under_test, message_key, vector.message[HEADER:])
+        message_key = cobblestone.open_header(vector.message[:HEADER_SIZE], vector.key, vector.context)
+        return open_whole(engine_under_test, message_key, vector.message[HEADER_SIZE:])
 
     if vector.valid:
         plain = read()
@@ -83,28 +83,28 @@ def test_a_published_message_opens_or_is_refused(engine_under_test, vector):
 def test_a_published_message_opens_or_is_refused_in_raw_mode(engine_under_test, vector):
     message_key = MessageKey.raw(vector.aead_key, vector.base_nonce)
     if vector.valid:
-        assert digest(open_whole(engine_under_test, message_key, vector.message[HEADER:])) == vector.plain_sha256
+        assert digest(open_whole(engine_under_test, message_key, vector.message[HEADER_SIZE:])) == vector.plain_sha256
     else:
         with pytest.raises((AuthenticationError, FormatError)):
-            open_whole(engine_under_test, message_key, vector.message[HEADER:])
+            open_whole(engine_under_test, message_key, vector.message[HEADER_SIZE:])
 
 
 @pytest.mark.parametrize("vector", PARTIAL)
 def test_nothing_past_the_valid_prefix_of_a_published_message_comes_out(engine_under_test, vector):
-    raw = vector.message[HEADER:]
-    whole = len(raw) // STRIDE * STRIDE
-    sealed = raw if len(raw) - whole >= TAG else raw[:whole]  # an end that no chunk can have is left out
+    raw = vector.message[HEADER_SIZE:]
+    whole = len(raw) // SEALED_CHUNK_SIZE * SEALED_CHUNK_SIZE
+    sealed = raw if len(raw) - whole >= TAG_SIZE else raw[:whole]  # an end that no chunk can have is left out
     runs = Runs(engine_under_test, vector.aead_key, vector.base_nonce)
     bad, plain = runs.open(sealed)
-    assert bad == (None if sealed is not raw or len(raw) == whole else vector.plain_size // CHUNK)
+    assert bad == (None if sealed is not raw or len(raw) == whole else vector.plain_size // CHUNK_SIZE)
     assert digest(plain[: vector.plain_size]) == vector.plain_sha256
     if bad is not None:
-        assert not any(plain[bad * CHUNK : (bad + 1) * CHUNK])
+        assert not any(plain[bad * CHUNK_SIZE : (bad + 1) * CHUNK_SIZE])
 
 
 @pytest.mark.parametrize("vector", RAW)
 def test_slices_of_a_published_message_are_read_where_its_chunks_are_valid(engine_under_test, vector):
-    raw = vector.message[HEADER:]
+    raw = vector.message[HEADER_SIZE:]
     try:
         size = cobblestone.raw_plain_size(len(raw))
     except FormatError:
@@ -113,14 +113,21 @@ def test_slices_of_a_published_message_are_read_where_its_chunks_are_valid(engin
     chunks = reference.open_each(vector.aead_key, vector.base_nonce, raw)
     assert (vector.name.partition("_")[2] in VALID_END) == (not vector.valid and chunks[-1] is not None)
     zeroed = b"".join(
-        bytes(min(CHUNK, size - index * CHUNK)) if chunk is None else chunk for index, chunk in enumerate(chunks)
+        bytes(min(CHUNK_SIZE, size - index * CHUNK_SIZE)) if chunk is None else chunk
+        for index, chunk in enumerate(chunks)
     )
     runs = Runs(engine_under_test, vector.aead_key, vector.base_nonce)
-    edges = sorted({min(size, max(0, place)) for k in range(4) for place in (k * CHUNK - 1, k * CHUNK, k * CHUNK + 9)})
+    edges = sorted(
+        {
+            min(size, max(0, place))
+            for k in range(4)
+            for place in (k * CHUNK_SIZE - 1, k * CHUNK_SIZE, k * CHUNK_SIZE + 9)
+        }
+    )
     edges += [size // 2, max(0, size - 1), size]
-    lengths = [0, 1, 17, CHUNK, CHUNK + 2, 3 * CHUNK]
+    lengths = [0, 1, 17, CHUNK_SIZE, CHUNK_SIZE + 2, 3 * CHUNK_SIZE]
     for start, length in {(start, min(length, size - start)) for start in edges for length in lengths}:
-        touched = range(start // CHUNK, (start + length - 1) // CHUNK + 1) if length else ()
+        touched = range(start // CHUNK_SIZE, (start + length - 1) // CHUNK_SIZE + 1) if length else ()
         bad = next((chunk for chunk in touched if chunks[chunk] is None), None)
         assert runs.gather(raw, [(start, length)]) == (bad, [zeroed[start : start + length]])
 
@@ -128,11 +135,11 @@ def test_slices_of_a_published_message_are_read_where_its_chunks_are_valid(engin
 @pytest.mark.usefixtures("derive_as_published")
 @pytest.mark.parametrize("vector", VALID)
 def test_sealing_with_a_published_key_and_salt_gives_the_published_bytes(engine_under_test, vector):
-    raw = vector.message[HEADER:]
+    raw = vector.message[HEADER_SIZE:]
     plain = b"".join(reference.open_each(vector.aead_key, vector.base_nonce, raw))
     assert Runs(engine_under_test, vector.aead_key, vector.base_nonce).seal(plain) == raw
 
-    salt = vector.message[:SALT]
+    salt = vector.message[:SALT_SIZE]
     message_key = cobblestone.derive(vector.key, salt, vector.context)
     sealed = Runs(engine_under_test, message_key.key, message_key.nonce).seal(plain)
     assert salt + message_key.commitment + sealed == vector.message
@@ -146,7 +153,7 @@ def test_every_published_gcm_case_that_a_chunk_can_have_is_loaded(cases, count, 
     assert len(cases) == count
     assert sum(case.plain is None for case in cases) == wrong
     assert len({case.name for case in cases}) == count
-    assert max(len(case.sealed) for case in cases) < STRIDE
+    assert max(len(case.sealed) for case in cases) < SEALED_CHUNK_SIZE
 
 
 @pytest.mark.parametrize("chunk", [0, 1, 2**32 - 1, 2**33 + 5, 2**38 - 1])

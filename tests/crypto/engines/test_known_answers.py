@@ -7,7 +7,7 @@ from hashlib import sha256
 import numpy as np
 import pytest
 from helpers import reference
-from helpers.reference import CHUNK
+from helpers.reference import CHUNK_SIZE
 
 from fastrack._crypto import engine as aead
 from fastrack._crypto import known_answers
@@ -46,7 +46,7 @@ def alter_after_sealing(place):
     return seal_run
 
 
-@pytest.mark.parametrize("place", [0, CHUNK - 1, CHUNK, CHUNK + 15, CHUNK + 16, -17, -1])
+@pytest.mark.parametrize("place", [0, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 15, CHUNK_SIZE + 16, -17, -1])
 def test_one_wrong_bit_of_what_is_sealed_is_found(place):
     assert "expected sealed chunks with the SHA-256" in find_fault(Wrong(seal_run=alter_after_sealing(place)))
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from helpers import engines, reference
 from helpers.buffers import as_array
-from helpers.reference import CHUNK, noise
+from helpers.reference import CHUNK_SIZE, noise
 from helpers.runs import Runs, plan
 
 KEY = bytes(32)
-PLAIN = noise(2 * CHUNK + 100).tobytes()
+PLAIN = noise(2 * CHUNK_SIZE + 100).tobytes()
 SEALED = reference.seal(KEY, bytes(12), PLAIN)
 
 
@@ -51,7 +51,7 @@ def test_openssl_reads_a_copy_of_what_it_opens(runs):
     assert runs.engine.open_run(runs.schedule, source, out, 0) is None
     assert out.tobytes() == PLAIN
     assert runs.engine.verify_run(runs.schedule, source, 0) is None
-    pieces, _ = plan([(5, 10), (CHUNK, 30)])
+    pieces, _ = plan([(5, 10), (CHUNK_SIZE, 30)])
     assert runs.engine.open_pieces(runs.schedule, source, out, pieces) is None
     assert spy.calls == 3 + 3 + 2
 
