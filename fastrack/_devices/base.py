@@ -128,18 +128,19 @@ class Device(Protocol):
         Whether it can read ciphertext where it lies on the host, so that nothing needs to be staged for it.
     lanes : int
         How many groups of transfers there are that do not hold up each other. Each has slots of its own.
-    slab : int
+    max_slab_size : int
         Bytes of plaintext of a staged slab at most; a multiple of 16384.
-    lead : int
-        The same for the first slab of a message; those that follow are half as large again each, up to `slab`. A device
-        that works while the next slab is filled starts the sooner for it, and the next is filled before it is done.
+    first_slab_size : int
+        The same for the first slab of a message; those that follow are half as large again each, up to
+        `max_slab_size`. A device that works while the next slab is filled starts the sooner for it, and the next is
+        filled before it is done.
     """
 
     name: str
     in_place: bool
     lanes: int
-    slab: int
-    lead: int
+    max_slab_size: int
+    first_slab_size: int
 
     def framework(self, wanted: Framework | None, origin: Framework | None) -> Framework:
         """The framework of a result: what is wanted, else the one that came in if it keeps arrays here, else another.

@@ -23,8 +23,8 @@ class CpuDevice:
     name = "cpu"
     in_place = True
     lanes = 1
-    slab = 32 << 20  # sealing and opening are a call each: long ones, so that a busy interpreter delays few of them
-    lead = slab  # nothing goes on while the next slab is filled
+    max_slab_size = 32 << 20  # one call each: long ones, so that a busy interpreter delays few of them
+    first_slab_size = max_slab_size  # nothing goes on while the next slab is filled
 
     def __init__(self, threads: int | None = None) -> None:
         self.engine = aead.engine(threads=threads)

@@ -90,8 +90,8 @@ class Channel:
         self._engine = aead.engine(threads=threads)
         self._device = open_device(canonical(device), threads, share)
         self._session = Session()
-        self._sizes = Sizes(self._device.lead, self._device.slab)
-        size = cobblestone.ciphertext_size(self._device.slab)
+        self._sizes = Sizes(self._device.first_slab_size, self._device.max_slab_size)
+        size = cobblestone.ciphertext_size(self._device.max_slab_size)
         self._rings = [StagingPool(self._device, size, _DEPTH) for _ in range(self._device.lanes)]
         if not self._device.in_place:
             self._rings[0].reserve()  # before the first result takes what memory there is

@@ -451,8 +451,8 @@ def test_a_gather_that_does_not_fit_its_slot_is_refused(sealed, pieces):
 
 
 def test_slabs_are_whole_chunks_and_begin_small():
-    assert CudaDevice.slab % CHUNK_SIZE == 0
-    assert CudaDevice.lead % CHUNK_SIZE == 0
+    assert CudaDevice.max_slab_size % CHUNK_SIZE == 0
+    assert CudaDevice.first_slab_size % CHUNK_SIZE == 0
     assert not CudaDevice.in_place
 
 

@@ -23,7 +23,7 @@ SLABS = 40
 
 
 class SmallDevice(CudaDevice):
-    slab = lead = 2 * CHUNK_SIZE
+    max_slab_size = first_slab_size = 2 * CHUNK_SIZE
 
 
 @pytest.fixture(autouse=True)

@@ -177,7 +177,7 @@ def test_kernels_that_do_not_compile_are_said_so(monkeypatch, error):
 def test_a_share_is_passed_on():
     with pytest.raises(ValueError, match="share="):
         open_device("cuda:0", share=2.0)
-    assert open_device("cuda:0", share=0.5).slab
+    assert open_device("cuda:0", share=0.5).max_slab_size
 
 
 # The kernels' sources.

@@ -50,7 +50,7 @@ def test_a_device_has_ten_methods_at_most():
 
 
 def test_slabs_are_whole_chunks():
-    assert CpuDevice.slab % 16384 == 0
+    assert CpuDevice.max_slab_size % 16384 == 0
 
 
 # The host itself.

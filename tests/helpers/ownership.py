@@ -48,7 +48,7 @@ class SteppedDevice(CpuDevice):
 
     name = "stepped"
     in_place = False
-    slab = lead = CHUNK_SIZE
+    max_slab_size = first_slab_size = CHUNK_SIZE
 
     def __init__(self):
         super().__init__(1)

@@ -38,8 +38,8 @@ class StagedDevice(CpuDevice):
     name = "staged"
     in_place = False
     lanes = 1
-    slab = 4 * CHUNK_SIZE
-    lead = CHUNK_SIZE
+    max_slab_size = 4 * CHUNK_SIZE
+    first_slab_size = CHUNK_SIZE
 
     def __init__(self, threads=None):
         super().__init__(threads)

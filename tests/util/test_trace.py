@@ -32,8 +32,8 @@ SEALED = fastrack.seal(PLAIN, KEY, name="images")
 
 
 class SmallDevice(CudaDevice):
-    slab = 4 * CHUNK_SIZE
-    lead = CHUNK_SIZE
+    max_slab_size = 4 * CHUNK_SIZE
+    first_slab_size = CHUNK_SIZE
 
 
 def traced(path, action):

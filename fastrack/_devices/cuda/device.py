@@ -46,8 +46,6 @@ from fastrack._tensors.arrays import Framework
 from fastrack._util import trace as timeline
 from fastrack.errors import DeviceError, FastrackError
 
-SLAB = 8 << 20
-LEAD = 2 << 20
 BLOCKS = 2  # of a kernel that run on a multiprocessor at once
 
 _GOOD = 2**64 - 1  # the verdict on a message without a bad chunk
@@ -76,8 +74,8 @@ class CudaDevice:
     """
 
     in_place = False
-    slab = SLAB
-    lead = LEAD
+    max_slab_size = 8 << 20
+    first_slab_size = 2 << 20
     lanes = LANES
 
     def __init__(self, driver: Driver, *, share: float = 1.0, threads: int = 1) -> None:
