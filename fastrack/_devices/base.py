@@ -18,23 +18,23 @@ BAD_PLAN = -1  # the verdict on a gather whose plan was altered on its way to th
 class Slab:
     """A run of whole chunks that one copy moves and one kernel works, or the chunks of a gather.
 
-    first : number of its first chunk
+    first_chunk : number of its first chunk
     start, stop : the bytes of the message's plaintext that it holds
-    sealed : bytes it takes when sealed
-    pieces : for a gather, which chunks it takes and where their bytes go; the other fields then speak of the message,
-        but for `sealed`
+    sealed_size : bytes it takes when sealed
+    plan : for a gather, which chunks it takes and where their bytes go; the other fields then speak of the message,
+        but for `sealed_size`
     """
 
-    first: int
+    first_chunk: int
     start: int
     stop: int
-    sealed: int
-    pieces: GatherPlan | None = None
+    sealed_size: int
+    plan: GatherPlan | None = None
 
     @property
     def detail(self) -> Detail:
         """What a timeline says of it."""
-        return {"chunk": self.first, "sealed": self.sealed}
+        return {"chunk": self.first_chunk, "sealed": self.sealed_size}
 
 
 class Note(Protocol):

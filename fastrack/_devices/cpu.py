@@ -82,15 +82,15 @@ class CpuWork:
         self._bad: int | None = None
 
     def open(self, slab: Slab, sealed: Bytes, slot: StagingBuffer | None) -> None:
-        if slab.pieces is not None:
-            bad = self._engine.open_pieces(self._schedule, sealed, self._memory, slab.pieces)
+        if slab.plan is not None:
+            bad = self._engine.open_pieces(self._schedule, sealed, self._memory, slab.plan)
         else:
-            bad = self._engine.open_run(self._schedule, sealed, self._memory[slab.start : slab.stop], slab.first)
+            bad = self._engine.open_run(self._schedule, sealed, self._memory[slab.start : slab.stop], slab.first_chunk)
         if self._bad is None:
             self._bad = bad
 
     def seal(self, slab: Slab, sealed: Bytes, slot: StagingBuffer | None) -> None:
-        self._engine.seal_run(self._schedule, self._memory[slab.start : slab.stop], sealed, slab.first)
+        self._engine.seal_run(self._schedule, self._memory[slab.start : slab.stop], sealed, slab.first_chunk)
 
     def issue(self) -> None:
         """All of it was done at once."""

@@ -355,7 +355,7 @@ class Channel:
 
         def step(work: Operation, slab: Slab, slot: StagingBuffer | None) -> None:
             with record.stage("seal", slab, stage):
-                work.seal(slab, message[SEALED_CHUNK_SIZE * slab.first :][: slab.sealed], slot)
+                work.seal(slab, message[SEALED_CHUNK_SIZE * slab.first_chunk :][: slab.sealed_size], slot)
 
         slabs = slabs_of(len(memory), self._sizes if staged else None)
         self._run(key, memory, slabs, step, record, staged=staged, together=_TOGETHER, keep=True, wait=True).verdict()

@@ -85,8 +85,8 @@ class SealedSource:
         return slabs_of(self._nbytes, sizes)
 
     def fill(self, slab: Slab, place: Bytes | None) -> Bytes:
-        start = slab.first * SEALED_CHUNK_SIZE
-        return self.memory[start : start + slab.sealed]
+        start = slab.first_chunk * SEALED_CHUNK_SIZE
+        return self.memory[start : start + slab.sealed_size]
 
     def finish(self) -> None:
         """Nothing is secret."""
@@ -133,8 +133,8 @@ class PlainSource:
 
     def fill(self, slab: Slab, place: Bytes | None) -> Bytes:
         assert place is not None
-        staged = place[: slab.sealed]
-        self._engine.seal_run(self._schedule, self.memory[slab.start : slab.stop], staged, slab.first)
+        staged = place[: slab.sealed_size]
+        self._engine.seal_run(self._schedule, self.memory[slab.start : slab.stop], staged, slab.first_chunk)
         return staged
 
     def finish(self) -> None:

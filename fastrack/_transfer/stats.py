@@ -71,7 +71,7 @@ class Transfer:
         """Count, and show, what a device did for a slab on this thread."""
         self.spent[self._stages[name]] += stop - start
         if self.timeline is not None:
-            self.steps += (name, start, stop, slab.first, slab.sealed)
+            self.steps += (name, start, stop, slab.first_chunk, slab.sealed_size)
 
     def waiting(self, slab: Slab) -> AbstractContextManager[None]:
         """The time of a block that only a timeline shows, as a wait."""
@@ -99,7 +99,7 @@ class _Stage:
         if kind is None:
             transfer.spent[self._name] += stop - self._start
         if transfer.timeline is not None:
-            transfer.steps += (self._shown, self._start, stop, self._slab.first, self._slab.sealed)
+            transfer.steps += (self._shown, self._start, stop, self._slab.first_chunk, self._slab.sealed_size)
 
 
 class Recorder:

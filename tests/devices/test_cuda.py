@@ -134,13 +134,13 @@ def test_sealing_keeps_its_order(seed):
     out = np.zeros(LONG.sealed.size, np.uint8)
     for slab in list(rig.slabs(LONG)):
         slot = rig.take()
-        work.seal(slab, slot.memory[: slab.sealed], slot)
+        work.seal(slab, slot.memory[: slab.sealed_size], slot)
         work.issue()
         if slab.stop == LONG.plain.size:  # the last one is under way when the work ends
             work.end()
             rig.driver.later(lambda: memory.fill(0))
         slot.wait()
-        out[slab.first * 16400 :][: slab.sealed] = slot.memory[: slab.sealed]
+        out[slab.first_chunk * 16400 :][: slab.sealed_size] = slot.memory[: slab.sealed_size]
     assert np.array_equal(out, LONG.sealed)
     assert work.verdict() is None
     rig.close()
@@ -279,7 +279,7 @@ def test_a_byte_that_is_turned_over_on_the_bus_is_noticed(place):
     slab = list(rig.slabs(LONG))[1]
     rig.driver.flips = {3: place}  # the first upload is the key's, the third the second slab's
     array = rig.array(LONG.plain.size)
-    bad = slab.first + (place % slab.sealed) // 16400
+    bad = slab.first_chunk + (place % slab.sealed_size) // 16400
     assert rig.open(LONG, array).verdict() == bad
     expected = LONG.plain.copy()
     expected[bad * CHUNK_SIZE : (bad + 1) * CHUNK_SIZE] = 0
@@ -431,9 +431,9 @@ def test_what_reaches_outside_is_refused(slab):
     rig = Rig()
     work = rig.begin(LONG, rig.array(LONG.plain.size))
     slot = rig.take()
-    for act in (work.open, work.seal) if slab.pieces is None else (work.open,):
+    for act in (work.open, work.seal) if slab.plan is None else (work.open,):
         with pytest.raises(ValueError, match=r"reaches outside|no run of chunks"):
-            act(slab, slot.memory[: slab.sealed], slot)
+            act(slab, slot.memory[: slab.sealed_size], slot)
     work.end()
     assert work.verdict() is None
 

@@ -182,7 +182,7 @@ def test_slots_of_a_list_after_a_failure_come_back(mode):
         rig.device._pipeline.submit(lambda: gate.wait(SECONDS))
     work.issue()
     with suppress(DeviceError):  # where it is known already
-        work.open(second, MESSAGE.sealed[second.first * SEALED_CHUNK_SIZE :][: second.sealed], slots[1])
+        work.open(second, MESSAGE.sealed[second.first_chunk * SEALED_CHUNK_SIZE :][: second.sealed_size], slots[1])
     gate.set()
     with suppress(DeviceError):
         within(SECONDS, work.issue)

@@ -210,7 +210,7 @@ def test_a_list_that_an_interrupt_lost_leaves_no_good_verdict(mode, after, monke
     array = rig.array(MESSAGE.plain.size)
     work = rig.begin(MESSAGE, array)
     slab, slot = next(rig.slabs(MESSAGE)), rig.take()
-    work.open(slab, MESSAGE.sealed[: slab.sealed], slot)
+    work.open(slab, MESSAGE.sealed[: slab.sealed_size], slot)
     execute = work._execute
 
     def be_interrupted(commands):
@@ -224,7 +224,7 @@ def test_a_list_that_an_interrupt_lost_leaves_no_good_verdict(mode, after, monke
         with pytest.raises(KeyboardInterrupt):
             work.issue()
     with pytest.raises(DeviceError, match="interrupted"):
-        work.open(slab, MESSAGE.sealed[: slab.sealed], slot)
+        work.open(slab, MESSAGE.sealed[: slab.sealed_size], slot)
     within(SECONDS, work.end)
     with pytest.raises(DeviceError, match="interrupted"):
         work.verdict()
@@ -300,7 +300,7 @@ def test_an_interrupted_slab_comes_back_only_after_what_may_have_been_asked_for_
         submit(job)
         raise KeyboardInterrupt
 
-    work.open(slab, MESSAGE.sealed[: slab.sealed], slot)
+    work.open(slab, MESSAGE.sealed[: slab.sealed_size], slot)
     with monkeypatch.context() as patch:
         patch.setattr(rig.device._pipeline, "submit", submit_and_be_interrupted)
         with pytest.raises(KeyboardInterrupt):

@@ -113,19 +113,19 @@ class Rig:
 
     def _open_slabs(self, work, message):
         for slab in self.slabs(message):
-            here = message.sealed[SEALED_CHUNK_SIZE * slab.first :][: slab.sealed]
+            here = message.sealed[SEALED_CHUNK_SIZE * slab.first_chunk :][: slab.sealed_size]
             self._give(work, slab, here, here)
 
     def _gather_slabs(self, work, message, pieces):
         for slab in cut(pieces, message.plain.size, self.chunks):
-            parts = [message.sealed[SEALED_CHUNK_SIZE * chunk :][:SEALED_CHUNK_SIZE] for chunk in slab.pieces.chunks]
+            parts = [message.sealed[SEALED_CHUNK_SIZE * chunk :][:SEALED_CHUNK_SIZE] for chunk in slab.plan.chunks]
             self._give(work, slab, message.sealed, np.concatenate(parts))
 
     def _give(self, work, slab, where_it_lies, chunks):
         slot = self.take(wait=self.staged)
         if self.staged:
-            slot.memory[: slab.sealed] = chunks
-            work.open(slab, slot.memory[: slab.sealed], slot)
+            slot.memory[: slab.sealed_size] = chunks
+            work.open(slab, slot.memory[: slab.sealed_size], slot)
             work.issue()
         else:
             work.open(slab, where_it_lies, slot)
@@ -136,17 +136,17 @@ class Rig:
         def land():
             slab, slot = flight.pop(0)
             slot.wait()
-            out[SEALED_CHUNK_SIZE * slab.first :][: slab.sealed] = slot.memory[: slab.sealed]
+            out[SEALED_CHUNK_SIZE * slab.first_chunk :][: slab.sealed_size] = slot.memory[: slab.sealed_size]
 
         for slab in self.slabs(message):
             slot = self.take(wait=False)
-            place = out[SEALED_CHUNK_SIZE * slab.first :][: slab.sealed]
+            place = out[SEALED_CHUNK_SIZE * slab.first_chunk :][: slab.sealed_size]
             if not self.staged:
                 work.seal(slab, place, slot)
                 continue
             if len(flight) == len(self.slots):
                 land()
-            work.seal(slab, slot.memory[: slab.sealed], slot)
+            work.seal(slab, slot.memory[: slab.sealed_size], slot)
             work.issue()
             flight.append((slab, slot))
         while flight:

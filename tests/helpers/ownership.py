@@ -78,7 +78,7 @@ class SteppedWork:
         self.is_done = False
 
     def open(self, slab, sealed, slot):
-        self._inner.open(slab, sealed if slab.pieces is None else packed(sealed, slab.pieces.chunks), None)
+        self._inner.open(slab, sealed if slab.plan is None else packed(sealed, slab.plan.chunks), None)
 
     def seal(self, slab, sealed, slot):
         self._inner.seal(slab, sealed, None)

@@ -128,7 +128,7 @@ def test_a_fault_on_the_host_waits_for_the_device(staged, key, monkeypatch):
     original = fastrack._transfer.sources.SealedSource.fill
 
     def fill(source, slab, place):
-        if slab.first == 6:
+        if slab.first_chunk == 6:
             raise MemoryError("no memory")
         return original(source, slab, place)
 

@@ -202,18 +202,18 @@ class CudaWork:
     def open(self, slab: Slab, sealed: Bytes, slot: StagingBuffer | None) -> None:
         self._require_usable()
         assert isinstance(slot, CudaSlot)
-        if slab.pieces is None:
+        if slab.plan is None:
             count = self._require_run(slab, sealed, slot)
-            where = [self._memory.pointer + slab.start, slab.first, count, slab.stop - slab.start]
+            where = [self._memory.pointer + slab.start, slab.first_chunk, count, slab.stop - slab.start]
             self._open(slab, slot, sealed, None, "open", count, where)
             return
-        count = self._require_gather(slab, slab.pieces, sealed, slot)
+        count = self._require_gather(slab, slab.plan, sealed, slot)
         if count:
-            plan = self._require_plans().seal(slab.pieces, slab.sealed)
+            plan = self._require_plans().seal(slab.plan, slab.sealed_size)
             chunks = slot.device_ptr + plan.opened
-            starts = chunks + slab.pieces.chunks.nbytes
-            where = [self._memory.pointer, chunks, starts, starts + slab.pieces.starts.nbytes]
-            where += [count, len(slab.pieces.table), slab.stop, self._memory.nbytes]
+            starts = chunks + slab.plan.chunks.nbytes
+            where = [self._memory.pointer, chunks, starts, starts + slab.plan.starts.nbytes]
+            where += [count, len(slab.plan.table), slab.stop, self._memory.nbytes]
             self._open(slab, slot, sealed, plan, "gather", count, where)
 
     def seal(self, slab: Slab, sealed: Bytes, slot: StagingBuffer | None) -> None:
@@ -228,13 +228,13 @@ class CudaWork:
         _wait_for(commands, slot.used)
         current.mark("issue", slab)
         where = [self._control.state, self._memory.pointer + slab.start, slot.device_ptr]
-        where += [slab.first, count, slab.stop - slab.start]
+        where += [slab.first_chunk, count, slab.stop - slab.start]
         with self._shown("seal", "kernels", lane.kernels, slab):
             self._launch("seal", count, where)
         commands.record(slot.copied, lane.kernels)
         commands.wait(lane.downloads, slot.copied)
         with self._shown("copy", "downloads", lane.downloads, slab):
-            commands.download(slot.memory[: slab.sealed], slot.device_ptr, lane.downloads)
+            commands.download(slot.memory[: slab.sealed_size], slot.device_ptr, lane.downloads)
         commands.record(slot.used, lane.downloads)
         current.mark(None, slab)
         self._landing[slot] = sealed, slab
@@ -336,15 +336,15 @@ class CudaWork:
             current.mark("wait", slab)
             _wait_for(commands, slot.used)
             current.mark("source", slab)
-            if slab.pieces is None:
-                commands.copy(slot.memory[: slab.sealed], sealed[: slab.sealed])
+            if slab.plan is None:
+                commands.copy(slot.memory[: slab.sealed_size], sealed[: slab.sealed_size])
             else:
-                commands.pack(slot.memory[: slab.sealed], sealed, slab.pieces.chunks)
+                commands.pack(slot.memory[: slab.sealed_size], sealed, slab.plan.chunks)
         if plan is not None:
             commands.copy(slot.memory[plan.start : plan.end], plan.sealed)
         current.mark("issue", slab)
         with self._shown("copy", "uploads", uploads, slab):
-            commands.upload(slot.device_ptr, slot.memory[: slab.sealed if plan is None else plan.end], uploads)
+            commands.upload(slot.device_ptr, slot.memory[: slab.sealed_size if plan is None else plan.end], uploads)
         commands.record(slot.copied, uploads)
         commands.wait(lane.kernels, slot.copied)
         arguments = [self._control.state, slot.device_ptr, *where, self._control.verdict]
@@ -391,7 +391,7 @@ class CudaWork:
         current.mark("wait", slab)
         _wait_for(current.commands, slot.used, _SPIN)
         current.mark("store", slab)
-        current.commands.copy(sealed, slot.memory[: slab.sealed])
+        current.commands.copy(sealed, slot.memory[: slab.sealed_size])
         current.mark(None, slab)
 
     def _launch(self, kernel: str, count: int, arguments: Sequence[int], *, bits: int | None = None) -> None:
@@ -497,9 +497,9 @@ class CudaWork:
     def _require_run(self, slab: Slab, sealed: Bytes, slot: CudaSlot) -> int:
         """Count the chunks of a slab that lies within its message and its slot. The kernels rely on this check."""
         check_buffers(sealed)
-        count = chunks_between(slab.sealed, slab.stop - slab.start, slab.first)
-        fits = slab.stop <= self._memory.nbytes and slab.sealed <= min(slot.memory.size, sealed.size)
-        if slab.start != slab.first * CHUNK_SIZE or not fits:
+        count = chunks_between(slab.sealed_size, slab.stop - slab.start, slab.first_chunk)
+        fits = slab.stop <= self._memory.nbytes and slab.sealed_size <= min(slot.memory.size, sealed.size)
+        if slab.start != slab.first_chunk * CHUNK_SIZE or not fits:
             raise ValueError(f"a slab reaches outside its message or its slot: {slab}")
         return count
 
@@ -514,9 +514,9 @@ class CudaWork:
         if whole and sealed.size != ciphertext_size(slab.stop):
             raise ValueError("a gather is not given the message that its chunks are of")
         needed = int(ends.max()) if count else 0
-        if needed > slab.sealed or room_for(pieces, slab.sealed) > slot.memory.size:
+        if needed > slab.sealed_size or room_for(pieces, slab.sealed_size) > slot.memory.size:
             raise ValueError("a gather does not fit into its slot, with its plan behind its chunks")
-        if whole and count and needed != slab.sealed:
+        if whole and count and needed != slab.sealed_size:
             raise ValueError("chunks of a gather are not side by side")
         return count
 
