@@ -159,8 +159,8 @@ class OneSlab:
         try:
             work.open(self._slab, self.sealed, self._slot)
         finally:
-            work.end()
-        bad = work.verdict()
+            work.finish()
+        bad = work.result()
         if bad is not None:
             self._device.clear(target)
             raise AuthenticationError(f"chunk {bad} of the message was altered", chunk=bad)
@@ -171,9 +171,9 @@ class OneSlab:
         try:
             work.seal(self._slab, self.sealed, self._slot)
         finally:
-            work.end()
+            work.finish()
         self._slot.wait()
-        work.verdict()
+        work.result()
 
     def close(self) -> None:
         """Wipe the memory and let go of the device."""

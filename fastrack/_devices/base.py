@@ -68,7 +68,7 @@ class StagingBuffer(Protocol):
 
 
 class Operation(Protocol):
-    """One message being opened or sealed on a device, under its own key. `end` it, whatever happens.
+    """One message being opened or sealed on a device, under its own key. `finish` it, whatever happens.
 
     Attributes
     ----------
@@ -98,17 +98,17 @@ class Operation(Protocol):
     def issue(self) -> None:
         """Have the device begin with the slabs it was given. Slots may then be used by others, after their `wait`."""
 
-    def end(self, *, wait: bool = False) -> None:
+    def finish(self, *, wait: bool = False) -> None:
         """Say that no slab follows. Wipes the key when the device needs it no longer.
 
         Work that the caller hands to the device from now on finds the result complete. With `wait` it is complete.
         """
 
     def done(self) -> bool:
-        """After `end`: whether `verdict` would not wait."""
+        """After `finish`: whether `result` would not wait."""
 
-    def verdict(self) -> int | None:
-        """After `end`: wait for all of it, and return the first chunk whose tag was wrong, `BAD_PLAN`, or None.
+    def result(self) -> int | None:
+        """After `finish`: wait for all of it, and return the first chunk whose tag was wrong, `BAD_PLAN`, or None.
 
         Raises
         ------

@@ -95,11 +95,11 @@ class CpuWork:
     def issue(self) -> None:
         """All of it was done at once."""
 
-    def end(self, *, wait: bool = False) -> None:
+    def finish(self, *, wait: bool = False) -> None:
         self._schedule.wipe()
 
     def done(self) -> bool:
         return True
 
-    def verdict(self) -> int | None:
+    def result(self) -> int | None:
         return self._bad

@@ -258,7 +258,7 @@ class Channel:
             except BaseException:
                 for work, _ in started:  # none may write to the target once it was cleared
                     with suppress(DeviceError):
-                        work.verdict()
+                        work.result()
                 self._clear(target)
                 raise
         return out
@@ -358,7 +358,7 @@ class Channel:
                 work.seal(slab, message[SEALED_CHUNK_SIZE * slab.first_chunk :][: slab.sealed_size], slot)
 
         slabs = slabs_of(len(memory), self._sizes if staged else None)
-        self._run(key, memory, slabs, step, record, staged=staged, together=_TOGETHER, keep=True, wait=True).verdict()
+        self._run(key, memory, slabs, step, record, staged=staged, together=_TOGETHER, keep=True, wait=True).result()
 
     # The loop.
 
@@ -401,7 +401,7 @@ class Channel:
                             ring.put(held.popleft())
         except BaseException:
             with suppress(Exception):  # the first error is the one to tell
-                work.verdict()
+                work.result()
             raise
         finally:
             for slot in held:
@@ -491,7 +491,7 @@ def _require_apart(target: Any, source: Bytes) -> None:
 
 
 def _require_good(work: Operation, source: Source) -> None:
-    bad = work.verdict()
+    bad = work.result()
     if bad is not None:
         raise bad_chunk(source.name, bad, path=source.path)
 
@@ -508,7 +508,7 @@ class _Ending:
 
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
-            self._work.end(wait=self._wait)
+            self._work.finish(wait=self._wait)
             return
         with suppress(Exception):
-            self._work.end()
+            self._work.finish()

@@ -100,8 +100,8 @@ def test_the_host_is_done_when_it_returns(cpu):
     slab = Slab(0, 0, 84, 100)
     sealing = cpu.begin(key, plain)
     sealing.seal(slab, sealed, slot)
-    sealing.end()
-    assert (sealing.done(), sealing.verdict()) == (True, None)
+    sealing.finish()
+    assert (sealing.done(), sealing.result()) == (True, None)
     opened = np.zeros(84, np.uint8)
     assert engine().open_run(engine().prepare(key), sealed, opened, 0) is None
     assert np.array_equal(opened, plain)
@@ -111,8 +111,8 @@ def test_the_host_is_done_when_it_returns(cpu):
     sealed[0] ^= 1
     opening = cpu.begin(key, opened)
     opening.open(slab, sealed, slot)
-    opening.end()
-    assert (opening.done(), opening.verdict()) == (True, 0)
+    opening.finish()
+    assert (opening.done(), opening.result()) == (True, 0)
     assert not opened.any()
 
 

@@ -108,7 +108,7 @@ class Rig:
         try:
             use(work, *arguments)
         finally:
-            work.end()
+            work.finish()
         return work
 
     def _open_slabs(self, work, message):
@@ -170,7 +170,7 @@ PIECES = GatherPlan(np.array([0, 2, 3, 5]), np.arange(5), np.array([[0, 50 * n, 
 def opened(rig):
     """Whether a device opens the message as it was."""
     array = rig.array(MESSAGE.plain.size)
-    assert rig.open(MESSAGE, array).verdict() is None
+    assert rig.open(MESSAGE, array).result() is None
     return np.array_equal(rig.driver.read(array), MESSAGE.plain)
 
 

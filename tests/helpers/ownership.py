@@ -86,18 +86,18 @@ class SteppedWork:
     def issue(self):
         pass
 
-    def end(self, *, wait=False):
-        self._inner.end()
+    def finish(self, *, wait=False):
+        self._inner.finish()
         self.is_done = self.is_done or wait
 
     def done(self):
         return self.is_done
 
-    def verdict(self):
+    def result(self):
         self.is_done = True
         if self._fails is not None:
             raise DeviceError(f"{self._fails} fell off the bus")
-        return self._inner.verdict()
+        return self._inner.result()
 
 
 @dataclass(eq=False)

@@ -179,7 +179,7 @@ class StagedWork:
     def issue(self):
         pass
 
-    def end(self, *, wait=False):
+    def finish(self, *, wait=False):
         assert not self._ended, "work was ended twice"
         self._ended = True
         self._device.do(self._finish)
@@ -189,7 +189,7 @@ class StagedWork:
     def done(self):
         return self._over.is_set()
 
-    def verdict(self):
+    def result(self):
         assert self._ended
         assert self._over.wait(PATIENCE)
         if self._error is not None:

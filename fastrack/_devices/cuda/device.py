@@ -141,7 +141,7 @@ class CudaDevice:
 class CudaWork:
     """`Work` on the streams of a lane.
 
-    What fails is kept: later slabs are refused, slots come back all the same, and `verdict` tells.
+    What fails is kept: later slabs are refused, slots come back all the same, and `result` tells.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class CudaWork:
         if not self._pipeline.forked:
             self._run(self._require_list())  # after a failure too: nothing of it is issued, and slots come back
 
-    def end(self, *, wait: bool = False) -> None:
+    def finish(self, *, wait: bool = False) -> None:
         if self._pipeline.forked or self._ended:
             return
         if self._error is None and self._list is None:
@@ -277,13 +277,13 @@ class CudaWork:
             return True
         try:
             return self._issued.is_set() and self._driver.done(self._control.finished)
-        except DeviceError:  # `verdict` will find out, and tell
+        except DeviceError:  # `result` will find out, and tell
             return True
 
-    def verdict(self) -> int | None:
+    def result(self) -> int | None:
         if self._pipeline.forked:
             self._pipeline.require_usable()
-        self.end(wait=True)  # an interrupt may have cut it short, and then `finished` still tells of another message
+        self.finish(wait=True)  # an interrupt may have cut it short, and then `finished` still tells of another message
         self._issued.wait()
         if self._error is None and self._word is None:
             try:
