@@ -149,7 +149,7 @@ class OneSlab:
     def __init__(self, device: Device, nbytes: int) -> None:
         self._device = device
         self._slab = Slab(0, 0, nbytes, cobblestone.ciphertext_size(nbytes))
-        self._slot = device.slot(self._slab.sealed_size)
+        self._slot = device.staging_buffer(self._slab.sealed_size)
         self.sealed = self._slot.memory
         self.sealed.fill(0)
 

@@ -160,7 +160,7 @@ class Device(Protocol):
     def clear(self, memory: Any) -> None:
         """Overwrite a view with zeros, before this returns."""
 
-    def slot(self, size: int) -> StagingBuffer:
+    def staging_buffer(self, size: int) -> StagingBuffer:
         """Memory for staged slabs of up to `size` bytes, page-locked where that means something."""
 
     def begin(self, key: MessageKey, memory: Any, note: Note | None = None) -> Operation:

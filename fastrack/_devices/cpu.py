@@ -44,7 +44,7 @@ class CpuDevice:
     def clear(self, memory: Bytes) -> None:
         memory.fill(0)
 
-    def slot(self, size: int) -> CpuSlot:
+    def staging_buffer(self, size: int) -> CpuSlot:
         return CpuSlot(arrays.empty_bytes(size))
 
     def begin(self, key: MessageKey, memory: Bytes, note: Note | None = None) -> CpuWork:

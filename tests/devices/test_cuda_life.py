@@ -56,7 +56,7 @@ def test_a_closed_device_does_nothing_more():
     for use in (
         lambda: rig.begin(MESSAGE, rig.array(10)),
         lambda: rig.device.begin(MESSAGE.key(), view),
-        lambda: rig.device.slot(100),
+        lambda: rig.device.staging_buffer(100),
         lambda: rig.device.empty("U8", (1,), "cupy"),
         lambda: rig.device.view(view.array, writable=True),
         lambda: rig.device.clear(view),
@@ -123,7 +123,7 @@ def test_a_forked_child_is_told_and_touches_nothing():
             lambda: rig.device.empty("U8", (1,), "cupy"),
             lambda: rig.device.view(array, writable=True),
             lambda: rig.device.clear(view),
-            lambda: rig.device.slot(10),
+            lambda: rig.device.staging_buffer(10),
             lambda: work.open(slab, slot.memory, slot),
             lambda: work.open(next(cut(PIECES, MESSAGE.plain.size, 2)), slot.memory, slot),
             lambda: work.seal(slab, slot.memory, slot),

@@ -89,7 +89,7 @@ def test_the_host_keeps_nothing_of_cupy(cpu, origin):
 
 
 def test_the_host_is_done_when_it_returns(cpu):
-    slot = cpu.slot(100)
+    slot = cpu.staging_buffer(100)
     slot.memory.fill(7)
     slot.wait()
     assert slot.ready()

@@ -48,7 +48,7 @@ class Rig:
         self.driver = FakeDriver(mode, seed, multiprocessors)
         self.device = CudaDevice(self.driver, share=share)
         self.chunks = chunks
-        self.slots = [self.device.slot(chunks * SEALED_CHUNK_SIZE + 16 + PLAN) for _ in range(slots)]
+        self.slots = [self.device.staging_buffer(chunks * SEALED_CHUNK_SIZE + 16 + PLAN) for _ in range(slots)]
         self._turn = 0
 
     def take(self, *, wait=True):
@@ -83,7 +83,9 @@ class Rig:
     def beside(self):
         """Another one on the same device, with slots of its own."""
         other = object.__new__(Rig)
-        other.__dict__.update(self.__dict__, slots=[self.device.slot(slot.memory.size) for slot in self.slots])
+        other.__dict__.update(
+            self.__dict__, slots=[self.device.staging_buffer(slot.memory.size) for slot in self.slots]
+        )
         return other
 
     def leave(self):

@@ -97,7 +97,7 @@ class FakeDriver:
         self._enter("memory")
         return FakeMemory(self.space, size)
 
-    def stream(self, *, urgent):
+    def stream(self, *, high_priority):
         self._enter("stream")
         return self._new_stream()
 

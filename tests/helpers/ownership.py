@@ -54,7 +54,7 @@ class SteppedDevice(CpuDevice):
         super().__init__(1)
         self.failing, self.begun = deque(), []
 
-    def slot(self, size):
+    def staging_buffer(self, size):
         return StagedSlot(np.empty(size, np.uint8))
 
     def begin(self, key, memory, note=None):

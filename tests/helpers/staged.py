@@ -54,7 +54,7 @@ class StagedDevice(CpuDevice):
         self._lock = threading.Lock()
         self._thread = None
 
-    def slot(self, size):
+    def staging_buffer(self, size):
         slot = StagedSlot(arrays.empty_bytes(size))
         self.made.append(slot)
         return slot

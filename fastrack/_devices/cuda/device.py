@@ -121,7 +121,7 @@ class CudaDevice:
         commands.synchronize(event)
         driver.issue(commands)
 
-    def slot(self, size: int) -> CudaSlot:
+    def staging_buffer(self, size: int) -> CudaSlot:
         self._pipeline.require_usable()
         return CudaSlot(self._pipeline, size)
 

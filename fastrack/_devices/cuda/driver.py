@@ -72,7 +72,7 @@ class Driver(Protocol):
     def memory(self, size: int) -> Memory:
         """Device memory of `size` bytes."""
 
-    def stream(self, *, urgent: bool) -> Stream:
+    def stream(self, *, high_priority: bool) -> Stream:
         """A fresh stream that does not wait for the default stream; of the lowest priority unless it is urgent."""
 
     def event(self, *, timed: bool = False) -> Event:

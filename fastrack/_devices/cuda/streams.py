@@ -57,7 +57,7 @@ class Pipeline:
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
         self.threaded = driver.confidential
-        self.uploads = driver.stream(urgent=True)
+        self.uploads = driver.stream(high_priority=True)
         self.forked = False
         self._idle: Stream | None = None
         self._lanes: list[Lane] = []
@@ -97,7 +97,9 @@ class Pipeline:
                 number = len(self._lane_of) % LANES
                 if number == len(self._lanes):
                     driver = self.driver
-                    self._lanes.append(Lane(number, driver.stream(urgent=False), driver.stream(urgent=True)))
+                    self._lanes.append(
+                        Lane(number, driver.stream(high_priority=False), driver.stream(high_priority=True))
+                    )
                 else:
                     self._lanes[number].shared = True
                 self._lane_of[stream.ptr] = self._lanes[number]
@@ -108,7 +110,7 @@ class Pipeline:
         """A stream on which nothing is put but the events of clocks."""
         with self._lock:
             if self._idle is None:
-                self._idle = self.driver.stream(urgent=True)
+                self._idle = self.driver.stream(high_priority=True)
             return self._idle
 
     def submit(self, job: Job) -> None:
