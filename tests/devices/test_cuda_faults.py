@@ -175,7 +175,7 @@ def test_slots_of_a_list_after_a_failure_come_back(mode):
     rig = Rig(mode)
     work = rig.begin(MESSAGE, rig.array(MESSAGE.plain.size))
     (first, second, *_), slots = rig.slabs(MESSAGE), (rig.take(), rig.take())
-    work.open(first, MESSAGE.sealed[: first.sealed], slots[0])
+    work.open(first, MESSAGE.sealed[: first.sealed_size], slots[0])
     rig.driver.fail_at(1)
     gate = threading.Event()
     if mode == "serial":

@@ -297,7 +297,7 @@ def test_an_interrupt_before_the_list_begins_lets_helpers_go(run, monkeypatch):
 
 CACHED = """
 from helpers.stub_cuda import StubCuda
-from fastrack._devices import native
+from fastrack._devices.cuda import native
 from fastrack._devices.cuda.commands import Commands
 import numpy as np
 commands = Commands()
