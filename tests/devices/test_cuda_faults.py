@@ -196,6 +196,27 @@ def test_slots_of_a_list_after_a_failure_come_back(mode):
     within(SECONDS, rig.close)
 
 
+def test_a_message_that_cannot_begin_leaves_the_key_of_the_next_alone(monkeypatch):
+    rig = Rig("serial")
+    array = rig.array(MESSAGE.plain.size)
+
+    def refuse(*_):
+        raise DeviceError("injected")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.driver, "record", refuse)
+        with pytest.raises(DeviceError) as caught:
+            rig.begin(MESSAGE, array)
+    rig.device._states._released.rotate(1)  # its state comes next
+    work = rig.begin(MESSAGE, array)
+    del caught
+    gc.collect()
+    rig._open_slabs(work, MESSAGE)
+    work.finish()
+    assert work.result() is None
+    rig.close()
+
+
 def test_a_key_does_not_stay_here_when_the_device_was_given_up():
     for mode in MODES:
         rig = Rig(mode)
@@ -214,7 +235,7 @@ def test_a_verdict_of_another_message_is_none_of_this_one():
     """Should the commands that bring a key be lost, the device does not hold the verdict on the message before."""
     rig = Rig()
     assert opened(rig)
-    rig.device._controls._returned.rotate(1)  # what that one used comes next
+    rig.device._states._released.rotate(1)  # what that one used comes next
     work = rig.begin(MESSAGE, rig.array(MESSAGE.plain.size))
     work._list.commands.code[:] = array("q")
     work.finish()
@@ -310,7 +331,7 @@ def test_threads_that_ask_for_one_verdict_give_back_one_control():
     for thread in threads:
         thread.join(SECONDS)
     assert verdicts == [None] * 8
-    returned = rig.device._controls._returned
+    returned = rig.device._states._released
     assert len(returned) == len(set(map(id, returned)))
 
 

@@ -194,7 +194,7 @@ def test_an_interrupt_at_the_end_of_a_message_leaves_its_key_to_no_other(monkeyp
             work.finish()
     other = Message(5000, seed=2)
     sealing = rig.begin(other, rig.driver.array(other.plain), writable=False)
-    assert sealing._control is not work._control
+    assert sealing._state is not work._state
     gate.set()
     with pytest.raises(DeviceError, match="interrupted"):
         within(SECONDS, work.result)
@@ -249,15 +249,15 @@ def test_an_interrupt_while_a_bad_verdict_is_read_leaves_no_good_one(place, bad,
     rig.driver.flips = {3: -1} if bad == BAD_PLAN else {}
     array = rig.array(200)
     work = rig.gather(message, PIECES, array)
-    good = MessageState.words
+    good = MessageState.verdicts
 
-    def words(control):
+    def verdicts(control):
         found = list(good.__get__(control))
         found[place] = _Interrupting(found[place])
         return tuple(found)
 
     with monkeypatch.context() as patch:
-        patch.setattr(MessageState, "words", property(words))
+        patch.setattr(MessageState, "verdicts", property(verdicts))
         with pytest.raises(KeyboardInterrupt):
             work.result()
     assert work.result() == bad

@@ -84,7 +84,7 @@ def test_the_host_keeps_numpys_arrays_where_torch_is_not_installed(cpu, monkeypa
 
 @pytest.mark.parametrize("origin", [None, "cupy", "numpy"])
 def test_the_host_keeps_nothing_of_cupy(cpu, origin):
-    with pytest.raises(DeviceError, match="ask for framework='numpy' or 'torch'"):
+    with pytest.raises(DeviceError, match="framework='numpy' or 'torch'"):
         cpu.framework("cupy", origin)
 
 

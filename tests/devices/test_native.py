@@ -107,7 +107,7 @@ def test_an_empty_list_is_none(libcuda, run):
 
 def test_stamps_are_of_the_clock_that_timelines_use(run):
     commands = Commands()
-    first, second = commands.stamp(), commands.stamp()
+    first, second = commands.timestamp(), commands.timestamp()
     before = time.perf_counter_ns()
     run(commands)
     assert before <= commands.code[first] <= commands.code[second] <= time.perf_counter_ns()

@@ -27,8 +27,8 @@ from fastrack._devices.cuda.commands import (
     POLL,
     RECORD,
     REQUIRE_IDLE,
-    STAMP,
     SYNCHRONIZE,
+    TIMESTAMP,
     UPLOAD,
     WAIT,
     Commands,
@@ -264,7 +264,7 @@ def _build(form: str) -> tuple[Any, Any, Any]:
                     _share(board, helped, at(here, 2), at(here, 3), at(here, 4), 0, 0)
                 elif code == PACK:
                     _share(board, helped, at(here, 2), at(here, 3), at(here, 4), at(here, 5), at(here, 6))
-                elif code == STAMP:
+                elif code == TIMESTAMP:
                     put(here, 2, now())
                 if status in (0, STOPPED):
                     place += length
