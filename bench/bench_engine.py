@@ -14,13 +14,15 @@ from fastrack._crypto import engine as aead
 from fastrack._crypto.cobblestone import MessageKey
 
 SIZES = [64 << 10, MIB, 16 * MIB, 256 * MIB]
-ENGINES = [(name, threads) for name in aead.available() for threads in ((1,) if name == "openssl" else (1, None))]
+ENGINES = [
+    (name, threads) for name in aead.available_engines() for threads in ((1,) if name == "openssl" else (1, None))
+]
 
 
 @pytest.fixture(params=ENGINES, ids=lambda engine: f"{engine[0]}-{engine[1] or 'all'}-threads")
 def engine(request):
     name, threads = request.param
-    return aead.engine(name, threads=threads)
+    return aead.get_engine(name, threads=threads)
 
 
 @pytest.fixture(params=SIZES, ids=size_name)
@@ -55,7 +57,7 @@ def test_seal(rate, engine, prepared, size, plain):
 @pytest.fixture
 def fastest():
     """The engine that transfers use, whatever its name on this machine."""
-    engine = aead.engine()
+    engine = aead.get_engine()
     return engine, engine.prepare(MessageKey.raw(os.urandom(32), os.urandom(12)))
 
 

@@ -49,7 +49,7 @@ class ParallelBounce:
 
     def __init__(self, gpu, stream, size, bits=256):
         self._gpu, self._stream, self._bits = gpu, stream, bits
-        self._engine = aead.engine()
+        self._engine = aead.get_engine()
         self._owner = self._engine.prepare(self._key())
         self._plain = _touched(size)
         self._bounce = gpu.host(ciphertext_size(size))

@@ -105,7 +105,7 @@ class ParallelBouncePath:
 
     def __init__(self, nbytes: int, bits: int = 256) -> None:
         self._bits = bits
-        self._engine = aead.engine()
+        self._engine = aead.get_engine()
         self._owner = new_key(bits)
         self._plain = touched(nbytes)
         self._bounce = touched(cobblestone.ciphertext_size(nbytes))
@@ -190,7 +190,7 @@ class OneBlockPath:
 
     def __init__(self, driver: Driver, nbytes: int, bits: int = 256) -> None:
         self._bits = bits
-        self._engine = aead.engine(threads=1)
+        self._engine = aead.get_engine(threads=1)
         self._owner = new_key(bits)
         self._plain = touched(nbytes)
         self._there = OneSlab(CudaDevice(driver, share=_ONE_BLOCK), nbytes)

@@ -27,7 +27,7 @@ class CpuDevice:
     lead = slab  # nothing goes on while the next slab is filled
 
     def __init__(self, threads: int | None = None) -> None:
-        self.engine = aead.engine(threads=threads)
+        self.engine = aead.get_engine(threads=threads)
 
     def framework(self, wanted: Framework | None, origin: Framework | None) -> Framework:
         if wanted == "cupy":

@@ -58,7 +58,7 @@ def seal(tensor: Any, key: KeyLike, name: str = "tensor") -> SealedTensor:
     plain = arrays.bytes_of(tensor)
     claim = MessageContext(name, dtype, shape, new_file_id())
     message = arrays.empty_bytes(cobblestone.message_size(plain.size))
-    engine = aead.engine()
+    engine = aead.get_engine()
     salt, message_key = claim.new_key(key)
     schedule = engine.prepare(message_key)
     try:
@@ -547,7 +547,7 @@ class OpenMessage:
 
     def __init__(self, sealed: SealedTensor, keys: KeyRing) -> None:
         self._sealed = sealed
-        self._engine = aead.engine()
+        self._engine = aead.get_engine()
         message_key = sealed.open_header(keys)
         self._schedule = self._engine.prepare(message_key)
         message_key.wipe()

@@ -435,7 +435,7 @@ def one_tensor_file(tensor: SealedTensor) -> bytes:
 def _write_message(
     tensor: PlainTensor, claim: MessageContext, key: Key, memory: Bytes, out: IO[bytes], progress: Progress | None
 ) -> None:
-    engine = aead.engine()
+    engine = aead.get_engine()
     salt, message_key = claim.new_key(key)
     schedule = engine.prepare(message_key)
     commitment = message_key.commitment

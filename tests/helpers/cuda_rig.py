@@ -8,7 +8,7 @@ import numpy as np
 
 from fastrack._crypto.base import GatherPlan
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, MessageKey, ciphertext_size, run_size, runs
-from fastrack._crypto.engine import engine
+from fastrack._crypto.engine import get_engine
 from fastrack._devices.base import Slab
 from fastrack._devices.cuda.device import CudaDevice
 from helpers.fake_cuda import FakeDriver
@@ -25,7 +25,7 @@ class Message:
         self.nonce = random.bytes(12)
         self.plain = random.integers(0, 256, nbytes, np.uint8)
         self.sealed = np.empty(ciphertext_size(nbytes), np.uint8)
-        host = engine("openssl")
+        host = get_engine("openssl")
         host.seal_run(host.prepare(self.key()), self.plain, self.sealed, 0)
 
     def key(self):

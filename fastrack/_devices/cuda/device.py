@@ -88,7 +88,7 @@ class CudaDevice:
         self._controls = Controls(driver)
         self._blocks = max(1, int(share * driver.multiprocessors) * BLOCKS)
         self._threads = threads
-        self._engine = aead.engine(threads=1)
+        self._engine = aead.get_engine(threads=1)
         self._session = Session(_PLAN)  # keys of plans
 
     def framework(self, wanted: Framework | None, origin: Framework | None) -> Framework:

@@ -93,10 +93,10 @@ def test_a_run_while_the_interpreter_exits_is_done_by_the_caller_alone():
     code = """
 import atexit
 import numpy as np
-from fastrack._crypto.engine import engine
+from fastrack._crypto.engine import get_engine
 from fastrack._crypto.cobblestone import MessageKey
 
-opener = engine(threads=4)
+opener = get_engine(threads=4)
 schedule = opener.prepare(MessageKey.raw(bytes(32), bytes(12)))
 plain = np.arange(8 * 1024**2, dtype=np.uint8)
 sealed = np.empty(plain.size + 16 * 512, np.uint8)

@@ -20,7 +20,7 @@ class Wrong:
     """An engine that goes wrong in one way."""
 
     def __init__(self, **wrong):
-        self._engine = aead.engine("openssl")
+        self._engine = aead.get_engine("openssl")
         self.__dict__.update({name: lambda *args, do=do: do(self._engine, *args) for name, do in wrong.items()})
 
     def __getattr__(self, name):
