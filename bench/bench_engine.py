@@ -32,7 +32,7 @@ def size(request):
 
 @pytest.fixture(params=[128, 256])
 def prepared(request, engine, size, plain, benchmark):
-    schedule = engine.prepare(MessageKey.raw(os.urandom(request.param // 8), os.urandom(12)))
+    schedule = engine.expand_key(MessageKey.raw(os.urandom(request.param // 8), os.urandom(12)))
     message = np.zeros(cobblestone.ciphertext_size(size), np.uint8)
     engine.seal_run(schedule, plain[:size], message, 0)
     benchmark.group = f"AES-{request.param}-GCM, {size >> 10} KiB"
@@ -58,7 +58,7 @@ def test_seal(rate, engine, prepared, size, plain):
 def fastest():
     """The engine that transfers use, whatever its name on this machine."""
     engine = aead.get_engine()
-    return engine, engine.prepare(MessageKey.raw(os.urandom(32), os.urandom(12)))
+    return engine, engine.expand_key(MessageKey.raw(os.urandom(32), os.urandom(12)))
 
 
 @pytest.mark.guard

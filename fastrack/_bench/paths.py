@@ -273,7 +273,7 @@ def _decrypt(cipher: AESGCM, message: Bytes, out: Bytes) -> None:
 
 
 def _seal_chunks(engine: Engine, key: MessageKey, plain: Bytes, message: Bytes) -> None:
-    schedule = engine.prepare(key)
+    schedule = engine.expand_key(key)
     try:
         engine.seal_run(schedule, plain, message, 0)
     finally:
@@ -281,7 +281,7 @@ def _seal_chunks(engine: Engine, key: MessageKey, plain: Bytes, message: Bytes) 
 
 
 def _open_chunks(engine: Engine, key: MessageKey, message: Bytes, plain: Bytes) -> None:
-    schedule = engine.prepare(key)
+    schedule = engine.expand_key(key)
     try:
         bad = engine.open_run(schedule, message, plain, 0)
     finally:

@@ -52,7 +52,7 @@ def check_engine(engine: Any = None) -> EngineCheck:
     key = MessageKey.raw(os.urandom(32), os.urandom(12))
     plain = np.frombuffer(os.urandom(_SIZE), np.uint8)
     sealed, opened = np.empty(ciphertext_size(_SIZE), np.uint8), np.empty(_SIZE, np.uint8)
-    schedule = engine.prepare(key)
+    schedule = engine.expand_key(key)
     try:
         engine.seal_run(schedule, plain, sealed, 0)
         problem = _compare(engine, schedule, key, plain, sealed, opened)

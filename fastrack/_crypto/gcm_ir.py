@@ -1,6 +1,6 @@
 """AES-GCM of one chunk, as LLVM functions on vector instructions.
 
-Each builder adds one function to a module: `prepare` turns a message key into a *schedule*, and `open`, `verify` and
+Each builder adds one function to a module: `expand_key` turns a message key into a *schedule*, and `open`, `verify` and
 `seal` work one chunk of up to 16 KiB with it (NIST SP 800-38D sections 7.1 and 7.2, with a 96-bit nonce, no associated
 data and a 128-bit tag). Counter mode and GHASH run interleaved, eight vectors at a time, in one pass over the data.
 
@@ -71,9 +71,9 @@ class Form:
 
 
 def chunk_function(module: ir.Module, form: Form, name: str) -> ir.Function:
-    """The function `name` ("prepare", "open", "verify" or "seal") of that form, built in `module` unless it is there.
+    """The function `name` ("expand_key", "open", "verify" or "seal") of that form, built in `module` unless it is there.
 
-    `prepare(schedule, material)`, and the others `(schedule, source, target, chunk, size) -> 1 or 0`, the verdict;
+    `expand_key(schedule, material)`, and the others `(schedule, source, target, chunk, size) -> 1 or 0`, the verdict;
     `verify` leaves its target alone. Addresses, sizes and results are 64-bit integers.
     """
     build, arguments = _BUILDERS[name]
@@ -84,7 +84,7 @@ def chunk_function(module: ir.Module, form: Form, name: str) -> ir.Function:
     function = ir.Function(module, ir.FunctionType(I64, [I64] * arguments), symbol)
     function.linkage = "internal"
     compile_for(function, *_TARGETS[form.native])
-    if name == "prepare":
+    if name == "expand_key":
         keep_apart(function)
     else:
         clear_registers(function)  # of use where it is not inlined into its run: `NUMBA_CPU_NAME=generic`
@@ -173,7 +173,7 @@ def stack_wiper(module: ir.Module) -> ir.Function:
 # Preparing a key: FIPS 197 section 5.2 (expansion), SP 800-38D section 7.1 step 1 (hash key).
 
 
-def _build_prepare(function: ir.Function, form: Form) -> None:
+def _build_expand_key(function: ir.Function, form: Form) -> None:
     schedule, material = function.args
     builder = ir.IRBuilder(function.append_basic_block())
     emit = Emitter(builder, 16)
@@ -266,7 +266,7 @@ def _build_seal(function: ir.Function, form: Form) -> None:
 
 
 _BUILDERS: dict[str, tuple[Callable[[ir.Function, Form], None], int]] = {
-    "prepare": (_build_prepare, 2),
+    "expand_key": (_build_expand_key, 2),
     "open": (_build_open, 5),
     "verify": (_build_verify, 5),
     "seal": (_build_seal, 5),

@@ -35,12 +35,12 @@ _NO_MORE = 1 << 40  # tickets; further than any run goes
 class Kernels:
     """The compiled entry points. Addresses and sizes are integers, `bits` is 128 or 256.
 
-    `prepare(bits, schedule, material)`; the runs `(bits, schedule, source, target, first, count, size, grain, board,
+    `expand_key(bits, schedule, material)`; the runs `(bits, schedule, source, target, first, count, size, grain, board,
     wait)`, of which `verify_run` has no use for a target; `open_pieces(bits, schedule, source, target, chunks, starts,
     pieces, size, grain, board, wait)`. With `wait` they return when all of the work is done, whoever does it.
     """
 
-    prepare: Any
+    expand_key: Any
     open_run: Any
     verify_run: Any
     seal_run: Any
@@ -57,15 +57,15 @@ def build(width: int, native: int) -> Kernels:
     form = f"{width}/{native}/{workers.source_digest()}"
 
     @_compiled_for(nogil=False)  # so short that to give the lock away would cost more, where others want it
-    def prepare(bits: int, schedule: int, material: int) -> None:
+    def expand_key(bits: int, schedule: int, material: int) -> None:
         if bits == 256:
-            _prepare(form, 256, schedule, material)
+            _expand_key(form, 256, schedule, material)
         else:
-            _prepare(form, 128, schedule, material)
+            _expand_key(form, 128, schedule, material)
         _wipe_stack()
 
     return Kernels(
-        prepare,
+        expand_key,
         open_run=_build_run(form, "open", SEALED_CHUNK_SIZE, CHUNK_SIZE),
         verify_run=_build_run(form, "verify", SEALED_CHUNK_SIZE, 0),
         seal_run=_build_run(form, "seal", CHUNK_SIZE, SEALED_CHUNK_SIZE),
@@ -183,9 +183,9 @@ def _await(board: int, done: int) -> None:
 
 
 @intrinsic(prefer_literal=True)
-def _prepare(typingctx: Any, form: Any, bits: Any, schedule: Any, material: Any) -> Any:
+def _expand_key(typingctx: Any, form: Any, bits: Any, schedule: Any, material: Any) -> Any:
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        return builder.call(gcm.chunk_function(builder.module, _read_form(form, bits), "prepare"), values[2:])
+        return builder.call(gcm.chunk_function(builder.module, _read_form(form, bits), "expand_key"), values[2:])
 
     return types.int64(form, bits, types.int64, types.int64), codegen
 

@@ -26,7 +26,7 @@ class OpenSSLEngine:
     name = "openssl"
     threads = 1
 
-    def prepare(self, key: MessageKey) -> OpenSSLSchedule:
+    def expand_key(self, key: MessageKey) -> OpenSSLSchedule:
         return OpenSSLSchedule(key)
 
     def open_run(self, schedule: OpenSSLSchedule, source: Bytes, target: Bytes, first: int) -> int | None:
@@ -114,7 +114,7 @@ class OpenSSLSchedule:
 
     def _ready(self) -> AESGCM:
         if self._cipher is None:
-            raise ClosedError("this key schedule was wiped; prepare the message key again")
+            raise ClosedError("this key schedule was wiped; expand the message key again")
         return self._cipher
 
     def wipe(self) -> None:

@@ -33,10 +33,10 @@ class VaesEngine:
         self._schedule_size = gcm.SCHEDULE_SIZE
         self._kernels = kernels.build(width, native or width)
 
-    def prepare(self, key: MessageKey) -> VaesSchedule:
+    def expand_key(self, key: MessageKey) -> VaesSchedule:
         material = np.frombuffer(key.material, np.uint8)
         schedule = VaesSchedule(material.size * 8 - 96, self._schedule_size)
-        self._kernels.prepare(schedule.bits, schedule.address, address(material))
+        self._kernels.expand_key(schedule.bits, schedule.address, address(material))
         return schedule
 
     def open_run(self, schedule: VaesSchedule, source: Bytes, target: Bytes, first: int) -> int | None:
@@ -70,7 +70,7 @@ class VaesEngine:
         self, kernel: Any, schedule: VaesSchedule, where: tuple[Any, ...], count: int, kept: tuple[Bytes, ...]
     ) -> int | None:
         if schedule.wiped:  # its zeros are a key that everybody knows
-            raise ClosedError("this key schedule was wiped; prepare the message key again")
+            raise ClosedError("this key schedule was wiped; expand the message key again")
         return crew.run(kernel, (schedule.bits, schedule.address, *where), count, self.threads, (schedule, kept))
 
 

@@ -77,7 +77,7 @@ class CpuWork:
 
     def __init__(self, engine: Engine, key: MessageKey, memory: Bytes) -> None:
         self._engine = engine
-        self._schedule = engine.prepare(key)
+        self._schedule = engine.expand_key(key)
         self._memory = memory
         self._bad: int | None = None
 

@@ -60,7 +60,7 @@ def seal(tensor: Any, key: KeyLike, name: str = "tensor") -> SealedTensor:
     message = arrays.empty_bytes(cobblestone.message_size(plain.size))
     engine = aead.get_engine()
     salt, message_key = claim.new_key(key)
-    schedule = engine.prepare(message_key)
+    schedule = engine.expand_key(message_key)
     try:
         engine.seal_run(schedule, plain, message[HEADER_SIZE:], 0)
     finally:
@@ -549,7 +549,7 @@ class OpenMessage:
         self._sealed = sealed
         self._engine = aead.get_engine()
         message_key = sealed.open_header(keys)
-        self._schedule = self._engine.prepare(message_key)
+        self._schedule = self._engine.expand_key(message_key)
         message_key.wipe()
 
     def read(self, memory: Bytes) -> None:

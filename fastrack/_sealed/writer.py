@@ -437,7 +437,7 @@ def _write_message(
 ) -> None:
     engine = aead.get_engine()
     salt, message_key = claim.new_key(key)
-    schedule = engine.prepare(message_key)
+    schedule = engine.expand_key(message_key)
     commitment = message_key.commitment
     message_key.wipe()
     try:

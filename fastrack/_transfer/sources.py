@@ -126,7 +126,7 @@ class PlainSource:
         self.path: Path | None = None
         self.memory = plain
         self._engine = engine
-        self._schedule = engine.prepare(key)
+        self._schedule = engine.expand_key(key)
 
     def slabs(self, sizes: Sizes | None) -> Iterator[Slab]:
         return slabs_of(self.memory.size, sizes)

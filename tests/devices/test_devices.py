@@ -103,7 +103,7 @@ def test_the_host_is_done_when_it_returns(cpu):
     sealing.end()
     assert (sealing.done(), sealing.verdict()) == (True, None)
     opened = np.zeros(84, np.uint8)
-    assert get_engine().open_run(get_engine().prepare(key), sealed, opened, 0) is None
+    assert get_engine().open_run(get_engine().expand_key(key), sealed, opened, 0) is None
     assert np.array_equal(opened, plain)
 
     cpu.clear(opened)

@@ -61,7 +61,7 @@ class Engines:
         random = np.random.default_rng([len(data), *data])
         case = Case(random)
         for engine in self._engines:
-            schedule = engine.prepare(MessageKey.raw(case.key, case.nonce))
+            schedule = engine.expand_key(MessageKey.raw(case.key, case.nonce))
             try:
                 self._seal(engine, schedule, case)
                 self._open(engine, schedule, case)

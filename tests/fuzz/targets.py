@@ -324,7 +324,7 @@ class Messages:
             return
         pieces = GatherPlan(*_all_pieces(plain.size))
         for engine in self._engines:
-            schedule = engine.prepare(key)
+            schedule = engine.expand_key(key)
             for opened in (
                 lambda out, e=engine, s=schedule: e.open_run(s, sealed.chunks, out, 0),
                 lambda out, e=engine, s=schedule: e.open_pieces(s, sealed.chunks, out, pieces),

@@ -26,7 +26,7 @@ class Message:
         self.plain = random.integers(0, 256, nbytes, np.uint8)
         self.sealed = np.empty(ciphertext_size(nbytes), np.uint8)
         host = get_engine("openssl")
-        host.seal_run(host.prepare(self.key()), self.plain, self.sealed, 0)
+        host.seal_run(host.expand_key(self.key()), self.plain, self.sealed, 0)
 
     def key(self):
         return MessageKey.raw(self.secret, self.nonce)

@@ -15,7 +15,7 @@ class Runs:
 
     def __init__(self, engine, key, nonce=bytes(12)):
         self.engine = engine
-        self.schedule = engine.prepare(MessageKey.raw(key, nonce))
+        self.schedule = engine.expand_key(MessageKey.raw(key, nonce))
 
     def seal(self, plain, first=0, *, ends=True, offset=0):
         """Seal; `ends` adds the empty last chunk where the message needs one."""

@@ -204,7 +204,7 @@ def test_rows_come_with_the_message_that_holds_them(sealed):
 def test_a_plain_tensor_is_sealed_on_the_way(plain, slot):
     key = MessageKey.raw(bytes(32), bytes(12))
     source = PlainSource(plain, key, get_engine())
-    opener = get_engine().prepare(key)
+    opener = get_engine().expand_key(key)
     opened = np.zeros_like(plain)
     for slab in source.slabs(STAGED):
         staged = source.fill(slab, slot)

@@ -171,7 +171,7 @@ def test_a_run_that_ends_within_a_tag_is_refused(runs, size):
 @pytest.mark.parametrize("first", [-1, 2**38, 2**38 - 1, 2**62])
 def test_a_run_outside_the_38_bits_of_chunk_numbers_is_refused(make_engine, first):
     engine = make_engine(1)
-    schedule = engine.prepare(MessageKey.raw(bytes(16), bytes(12)))
+    schedule = engine.expand_key(MessageKey.raw(bytes(16), bytes(12)))
     plain, sealed = np.zeros(20_000, np.uint8), np.zeros(20_032, np.uint8)
     with pytest.raises(ValueError, match="chunks from number"):
         engine.seal_run(schedule, plain, sealed, first)

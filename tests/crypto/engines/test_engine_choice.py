@@ -153,7 +153,7 @@ def fail_to_compile(*_):
 @needs_vectors
 @pytest.mark.parametrize(
     ("method", "wrong", "told"),
-    [("seal_run", seal_other_bytes, "expected sealed chunks"), ("prepare", fail_to_compile, "no such instruction")],
+    [("seal_run", seal_other_bytes, "expected sealed chunks"), ("expand_key", fail_to_compile, "no such instruction")],
 )
 def test_openssl_takes_the_place_of_an_engine_that_fails(monkeypatch, method, wrong, told):
     monkeypatch.setattr(VaesEngine, method, wrong)
@@ -238,7 +238,7 @@ from fastrack._crypto.engine import available_engines, get_engine
 from fastrack._crypto.cobblestone import MessageKey
 
 engine = get_engine()
-schedule = engine.prepare(MessageKey.raw(bytes(32), bytes(12)))
+schedule = engine.expand_key(MessageKey.raw(bytes(32), bytes(12)))
 plain, sealed, out = np.ones(100000, np.uint8), np.empty(100112, np.uint8), np.empty(100000, np.uint8)
 engine.seal_run(schedule, plain, sealed, 0)
 bad = engine.open_run(schedule, sealed, out, 0)

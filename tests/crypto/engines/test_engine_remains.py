@@ -61,7 +61,7 @@ def run(work):
         key.wipe()
         return 0
     engine = engines.make(name, threads=2)
-    schedule = engine.prepare(key)
+    schedule = engine.expand_key(key)
     key.wipe()
     target = np.zeros(count * CHUNK_SIZE, np.uint8)
     if work == "open":
@@ -99,7 +99,7 @@ from fastrack._crypto.cobblestone import MessageKey
 source = np.fromfile(sys.argv[1], np.uint8)
 target = np.zeros(source.size - 16, np.uint8)
 engine = OpenSSLEngine()
-assert engine.open_run(engine.prepare(MessageKey(bytearray(range(1, 45)))), source, target, 0) == 0
+assert engine.open_run(engine.expand_key(MessageKey(bytearray(range(1, 45)))), source, target, 0) == 0
 target[:] = 0
 os.kill(os.getpid(), signal.SIGSTOP)
 """

@@ -24,7 +24,7 @@ NONCE = bytes.fromhex("f0e1d2c3b4a5968778695a4b")
 
 @pytest.fixture
 def schedule(engine_under_test, key):
-    return engine_under_test.prepare(MessageKey.raw(key, NONCE))
+    return engine_under_test.expand_key(MessageKey.raw(key, NONCE))
 
 
 @pytest.fixture(params=engines.VECTOR_NAMES)
@@ -34,14 +34,14 @@ def vector_engine(request):
 
 @pytest.fixture
 def vector_schedule(vector_engine, key):
-    return vector_engine.prepare(MessageKey.raw(key, NONCE))
+    return vector_engine.expand_key(MessageKey.raw(key, NONCE))
 
 
 def test_a_schedule_outlives_the_message_key_it_was_made_from(engine_under_test, key):
     message_key = MessageKey.raw(key, NONCE)
     runs = Runs(engine_under_test, key, NONCE)
     sealed = runs.seal(b"a secret")
-    runs.schedule = engine_under_test.prepare(message_key)
+    runs.schedule = engine_under_test.expand_key(message_key)
     message_key.wipe()
     assert runs.open(sealed) == (None, b"a secret")
 
@@ -61,7 +61,7 @@ def test_an_openssl_schedule_outlives_the_message_key_whenever_that_is_read(key,
     engine = engines.make("openssl")
     assert find_fault(engine) is None
     message_key = MessageKey.raw(key, NONCE)
-    schedule = engine.prepare(message_key)
+    schedule = engine.expand_key(message_key)
     message_key.wipe()
     sealed = np.empty(116, np.uint8)
     engine.seal_run(schedule, np.ones(100, np.uint8), sealed, 0)
@@ -76,7 +76,7 @@ def test_a_wiped_message_key_is_not_prepared(engine_under_test, key):
     message_key = MessageKey.raw(key, NONCE)
     message_key.wipe()
     with pytest.raises(ClosedError, match="wiped"):
-        engine_under_test.prepare(message_key)
+        engine_under_test.expand_key(message_key)
 
 
 def test_wiping_leaves_zeros(vector_schedule, key):
@@ -90,7 +90,7 @@ def test_wiping_leaves_zeros(vector_schedule, key):
 
 
 def test_a_schedule_that_goes_away_is_wiped(vector_engine, key):
-    schedule = vector_engine.prepare(MessageKey.raw(key, NONCE))
+    schedule = vector_engine.expand_key(MessageKey.raw(key, NONCE))
     memory = schedule._memory
     assert memory.any()
     del schedule
@@ -99,7 +99,7 @@ def test_a_schedule_that_goes_away_is_wiped(vector_engine, key):
 
 
 def test_a_wiped_openssl_schedule_drops_its_cipher_and_nonce(key):
-    schedule = engines.make("openssl").prepare(MessageKey.raw(key, NONCE))
+    schedule = engines.make("openssl").expand_key(MessageKey.raw(key, NONCE))
     schedule.wipe()
     assert (schedule._cipher, schedule._nonce) == (None, b"")
 
@@ -162,7 +162,7 @@ def test_a_vector_schedule_holds_the_round_keys_of_fips_197(vector_engine):
         ("2b7e151628aed2a6abf7158809cf4f3c", "d014f9a8c9ee2589e13f0cc8b6630ca6"),
         ("603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4", "fe4890d1e6188d0b046df344706c631e"),
     ):
-        schedule = vector_engine.prepare(MessageKey.raw(bytes.fromhex(text), NONCE))
+        schedule = vector_engine.expand_key(MessageKey.raw(bytes.fromhex(text), NONCE))
         rounds = {32: 10, 64: 14}[len(text)]
         for lane in range(4):
             assert ctypes.string_at(schedule.address + 64 * rounds + 16 * lane, 16).hex() == last

@@ -97,7 +97,7 @@ from fastrack._crypto.engine import get_engine
 from fastrack._crypto.cobblestone import MessageKey
 
 opener = get_engine(threads=4)
-schedule = opener.prepare(MessageKey.raw(bytes(32), bytes(12)))
+schedule = opener.expand_key(MessageKey.raw(bytes(32), bytes(12)))
 plain = np.arange(8 * 1024**2, dtype=np.uint8)
 sealed = np.empty(plain.size + 16 * 512, np.uint8)
 opener.seal_run(schedule, plain, sealed, 0)

@@ -53,7 +53,7 @@ def count(code, mnemonic, register):
 
 
 @each_form
-@pytest.mark.parametrize("name", ["prepare", "open", "verify", "seal"])
+@pytest.mark.parametrize("name", ["expand_key", "open", "verify", "seal"])
 def test_every_function_compiles_for_its_own_cpu_level(name, form):
     text, code = compiled(name, form)
     assert f'"target-cpu"="{LEVELS[form.native]}"' in text
