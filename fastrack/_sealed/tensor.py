@@ -585,7 +585,7 @@ class OpenMessage:
 
     def _run(self, first: int, size: int) -> Bytes:
         start = first * cobblestone.SEALED_CHUNK_SIZE
-        return self._sealed.chunks[start : start + cobblestone.run_size(first, size, self._sealed.nbytes)]
+        return self._sealed.chunks[start : start + cobblestone.segment_size(first, size, self._sealed.nbytes)]
 
     def __enter__(self) -> Self:
         return self

@@ -7,7 +7,14 @@ import threading
 import numpy as np
 
 from fastrack._crypto.base import GatherPlan
-from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, MessageKey, ciphertext_size, run_size, runs
+from fastrack._crypto.cobblestone import (
+    CHUNK_SIZE,
+    SEALED_CHUNK_SIZE,
+    MessageKey,
+    ciphertext_size,
+    iter_segments,
+    segment_size,
+)
 from fastrack._crypto.engine import get_engine
 from fastrack._devices.base import Slab
 from fastrack._devices.cuda.device import CudaDevice
@@ -101,8 +108,8 @@ class Rig:
 
     def slabs(self, message):
         size = message.plain.size
-        for first, extent in runs(size, self.chunks * CHUNK_SIZE):
-            yield Slab(first, first * CHUNK_SIZE, first * CHUNK_SIZE + extent, run_size(first, extent, size))
+        for first, extent in iter_segments(size, self.chunks * CHUNK_SIZE):
+            yield Slab(first, first * CHUNK_SIZE, first * CHUNK_SIZE + extent, segment_size(first, extent, size))
 
     def _ended(self, work, use, *arguments):
         try:
