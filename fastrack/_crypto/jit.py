@@ -36,7 +36,7 @@ class Kernels:
     """The compiled entry points. Addresses and sizes are integers, `bits` is 128 or 256.
 
     `expand_key(bits, schedule, material)`; the runs `(bits, schedule, source, target, first, count, size, grain, board,
-    wait)`, of which `verify_run` has no use for a target; `open_pieces(bits, schedule, source, target, chunks, starts,
+    wait)`, of which `verify_run` has no use for a target; `open_gather(bits, schedule, source, target, chunks, starts,
     pieces, size, grain, board, wait)`. With `wait` they return when all of the work is done, whoever does it.
     """
 
@@ -44,7 +44,7 @@ class Kernels:
     open_run: Any
     verify_run: Any
     seal_run: Any
-    open_pieces: Any
+    open_gather: Any
 
 
 @cache
@@ -69,7 +69,7 @@ def build(width: int, native: int) -> Kernels:
         open_run=_build_run(form, "open", SEALED_CHUNK_SIZE, CHUNK_SIZE),
         verify_run=_build_run(form, "verify", SEALED_CHUNK_SIZE, 0),
         seal_run=_build_run(form, "seal", CHUNK_SIZE, SEALED_CHUNK_SIZE),
-        open_pieces=_build_gather(form),
+        open_gather=_build_gather(form),
     )
 
 
@@ -105,7 +105,7 @@ def _build_run(form: str, name: str, source_step: int, target_step: int) -> Any:
 
 def _build_gather(form: str) -> Any:
     @_compiled
-    def open_pieces(
+    def open_gather(
         bits: int, schedule: int, source: int, target: int, chunks: Any, starts: Any, pieces: Any, size: int,
         grain: int, board: int, wait: bool,
     ) -> None:  # fmt: skip
@@ -142,7 +142,7 @@ def _build_gather(form: str) -> Any:
         if wait:
             _await(board, count)
 
-    return open_pieces
+    return open_gather
 
 
 def _compiled_for(*, nogil: bool) -> Any:

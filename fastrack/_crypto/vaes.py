@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fastrack._crypto import workers as crew
-from fastrack._crypto.base import Bytes, GatherPlan, check_buffers, check_pieces, chunks_between
+from fastrack._crypto.base import Bytes, GatherPlan, check_buffers, check_plan, chunks_between
 from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE, TAG_SIZE, MessageKey
 from fastrack.errors import ClosedError
 
@@ -59,12 +59,12 @@ class VaesEngine:
         where = (address(source), address(target), first, count, source.size)
         self._run(self._kernels.seal_run, schedule, where, count, (source, target))
 
-    def open_pieces(self, schedule: VaesSchedule, source: Bytes, target: Bytes, pieces: GatherPlan) -> int | None:
+    def open_gather(self, schedule: VaesSchedule, source: Bytes, target: Bytes, pieces: GatherPlan) -> int | None:
         check_buffers(source, target)
         size = source.size - -(-source.size // SEALED_CHUNK_SIZE) * TAG_SIZE
-        check_pieces(pieces, source.size, size, target.size)
+        check_plan(pieces, source.size, size, target.size)
         where = (address(source), address(target), pieces.chunks, pieces.starts, pieces.table, size)
-        return self._run(self._kernels.open_pieces, schedule, where, pieces.chunks.size, (source, target))
+        return self._run(self._kernels.open_gather, schedule, where, pieces.chunks.size, (source, target))
 
     def _run(
         self, kernel: Any, schedule: VaesSchedule, where: tuple[Any, ...], count: int, kept: tuple[Bytes, ...]

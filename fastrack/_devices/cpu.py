@@ -83,7 +83,7 @@ class CpuWork:
 
     def open(self, slab: Slab, sealed: Bytes, slot: StagingBuffer | None) -> None:
         if slab.pieces is not None:
-            bad = self._engine.open_pieces(self._schedule, sealed, self._memory, slab.pieces)
+            bad = self._engine.open_gather(self._schedule, sealed, self._memory, slab.pieces)
         else:
             bad = self._engine.open_run(self._schedule, sealed, self._memory[slab.start : slab.stop], slab.first)
         if self._bad is None:

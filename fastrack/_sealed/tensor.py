@@ -567,7 +567,7 @@ class OpenMessage:
 
     def gather(self, pieces: GatherPlan, memory: Bytes) -> None:
         """Open some of it into their places in `memory`. Else as `read`."""
-        bad = self._engine.open_pieces(self._schedule, self._sealed.chunks, memory, pieces)
+        bad = self._engine.open_gather(self._schedule, self._sealed.chunks, memory, pieces)
         if bad is not None:
             memory.fill(0)
             raise bad_chunk(self._sealed.name, bad, path=self._sealed.path)

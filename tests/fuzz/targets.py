@@ -327,7 +327,7 @@ class Messages:
             schedule = engine.expand_key(key)
             for opened in (
                 lambda out, e=engine, s=schedule: e.open_run(s, sealed.chunks, out, 0),
-                lambda out, e=engine, s=schedule: e.open_pieces(s, sealed.chunks, out, pieces),
+                lambda out, e=engine, s=schedule: e.open_gather(s, sealed.chunks, out, pieces),
             ):
                 out = np.full(plain.size, 0xA5, np.uint8)
                 bad = opened(out)

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from fastrack._crypto import engine as aead
-from fastrack._crypto.base import Bytes, Engine, GatherPlan, check_buffers, check_pieces, chunks_between
+from fastrack._crypto.base import Bytes, Engine, GatherPlan, check_buffers, check_plan, chunks_between
 from fastrack._crypto.cobblestone import (
     CHUNK_SIZE,
     NONCE_SIZE,
@@ -508,7 +508,7 @@ class CudaWork:
     def _require_gather(self, slab: Slab, pieces: GatherPlan, sealed: Bytes, slot: CudaSlot) -> int:
         """Count the chunks of a gather that reaches for nothing it may not. The kernels rely on this check."""
         check_buffers(sealed)
-        check_pieces(pieces, ciphertext_size(slab.stop), slab.stop, self._memory.nbytes)
+        check_plan(pieces, ciphertext_size(slab.stop), slab.stop, self._memory.nbytes)
         count = pieces.chunks.size
         sizes = np.minimum(slab.stop - pieces.chunks * CHUNK_SIZE, CHUNK_SIZE) + TAG_SIZE
         ends = np.arange(count) * SEALED_CHUNK_SIZE + sizes

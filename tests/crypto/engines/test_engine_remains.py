@@ -76,7 +76,7 @@ def run(work):
     else:
         numbers = np.arange(count)
         table = np.stack([np.full(count, 7), 100 * numbers, np.full(count, 100)], axis=1)
-        bad = engine.open_pieces(schedule, source, target, GatherPlan(numbers, np.arange(count + 1), table))
+        bad = engine.open_gather(schedule, source, target, GatherPlan(numbers, np.arange(count + 1), table))
         assert not target[:100].any(), "plaintext of a bad chunk came out"
     if work.startswith("open"):
         assert not target[:CHUNK_SIZE].any(), "plaintext of a bad chunk came out"

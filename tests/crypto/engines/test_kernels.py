@@ -18,7 +18,7 @@ from fastrack._crypto import jit as kernels
 @pytest.mark.skipif(not engines.VECTOR_NAMES, reason="no vector engine here")
 def test_a_gather_keeps_its_scratch_on_the_stack():
     # numba frees an array as soon as its name is used no more, whoever still has its address.
-    fresh = njit(nogil=True)(kernels.build(32, 16).open_pieces.py_func)
+    fresh = njit(nogil=True)(kernels.build(32, 16).open_gather.py_func)
     runs = Runs(engines.make("vaes-256-on-128"), bytes(32))
     pieces, size = plan([(10, 20)])
     source = as_array(reference.seal(bytes(32), bytes(12), bytes(range(100))))
