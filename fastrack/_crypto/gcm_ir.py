@@ -71,7 +71,7 @@ class Form:
 
 
 def chunk_function(module: ir.Module, form: Form, name: str) -> ir.Function:
-    """The function `name` ("expand_key", "open", "verify" or "seal") of that form, built in `module` unless it is there.
+    """Return the function `name` ("expand_key", "open", "verify" or "seal") of that form; build it if needed.
 
     `expand_key(schedule, material)`, and the others `(schedule, source, target, chunk, size) -> 1 or 0`, the verdict;
     `verify` leaves its target alone. Addresses, sizes and results are 64-bit integers.
