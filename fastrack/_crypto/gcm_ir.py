@@ -85,7 +85,7 @@ def chunk_function(module: ir.Module, form: Form, name: str) -> ir.Function:
     function.linkage = "internal"
     compile_for(function, *_TARGETS[form.native])
     if name == "expand_key":
-        keep_apart(function)
+        isolate_frame(function)
     else:
         clear_registers(function)  # of use where it is not inlined into its run: `NUMBA_CPU_NAME=generic`
     build(function, form)
@@ -107,7 +107,7 @@ def run_function(module: ir.Module, form: Form, name: str) -> ir.Function:
     chunk = chunk_function(module, form, name)
     function = ir.Function(module, ir.FunctionType(I64, [I64] * 6), symbol)
     function.linkage = "internal"
-    keep_apart(function)
+    isolate_frame(function)
     schedule, source, target, first, count, size = function.args
     source_step, target_step = (CHUNK_SIZE, SEALED_CHUNK_SIZE) if name == "seal" else (SEALED_CHUNK_SIZE, CHUNK_SIZE)
     entry, loop, done = (function.append_basic_block() for _ in range(3))
@@ -138,7 +138,7 @@ def run_function(module: ir.Module, form: Form, name: str) -> ir.Function:
     return function
 
 
-def keep_apart(function: ir.Function) -> None:
+def isolate_frame(function: ir.Function) -> None:
     """Give `function` a stack frame of its own, for a wiper to overwrite, and have it clear all registers."""
     function.attributes.add("noinline")
     clear_registers(function)
@@ -179,12 +179,12 @@ def _build_expand_key(function: ir.Function, form: Form) -> None:
     emit = Emitter(builder, 16)
     wide = Emitter(builder, 64, native=16)
 
-    keys = _expand_128(emit, material) if form.bits == 128 else _expand_256(emit, material)
+    keys = expand_128(emit, material) if form.bits == 128 else expand_256(emit, material)
     for index, key in enumerate(keys):
         wide.store(wide.spread(key), schedule, _ROUND_KEYS + 64 * index, align=64)
 
     hash_key = emit.words(0, 0)
-    hash_key = _encrypt_block(emit, hash_key, keys)
+    hash_key = encrypt_block(emit, hash_key, keys)
     first = power = emit.times_x(emit.reverse_bytes(hash_key))
     for exponent in range(1, _POWERS + 1):
         place = (_POWERS - exponent) * 16
@@ -201,14 +201,14 @@ def _build_expand_key(function: ir.Function, form: Form) -> None:
     builder.ret(ir.Constant(I64, 1))
 
 
-def _expand_128(emit: Emitter, material: ir.Value) -> list[ir.Value]:
+def expand_128(emit: Emitter, material: ir.Value) -> list[ir.Value]:
     keys = [emit.load(material)]
     for constant in (0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80, 0x1B, 0x36):
         keys.append(_next_key(emit, keys[-1], keys[-1], constant, word=3))
     return keys
 
 
-def _expand_256(emit: Emitter, material: ir.Value) -> list[ir.Value]:
+def expand_256(emit: Emitter, material: ir.Value) -> list[ir.Value]:
     keys = [emit.load(material), emit.load(material, 16)]
     for constant in (0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40):
         keys.append(_next_key(emit, keys[-2], keys[-1], constant, word=3))
@@ -228,7 +228,7 @@ def _next_key(emit: Emitter, before: ir.Value, last: ir.Value, constant: int, wo
     return emit.xor(builder.bitcast(running, emit.type), mixed)
 
 
-def _encrypt_block(emit: Emitter, block: ir.Value, keys: list[ir.Value]) -> ir.Value:
+def encrypt_block(emit: Emitter, block: ir.Value, keys: list[ir.Value]) -> ir.Value:
     state = emit.xor(block, keys[0])
     for key in keys[1:-1]:
         state = emit.aes_round(state, key)
@@ -492,7 +492,7 @@ class _Chunk:
         keys = [
             self.small.load(self.schedule, _ROUND_KEYS + 64 * step, align=16) for step in range(self.form.rounds + 1)
         ]
-        return _encrypt_block(self.small, block, keys)
+        return encrypt_block(self.small, block, keys)
 
     def _absorb(self, block: ir.Value) -> None:
         place = (_POWERS - 1) * 16

@@ -56,13 +56,13 @@ def build(width: int, native: int) -> Kernels:
     """
     form = f"{width}/{native}/{workers.source_digest()}"
 
-    @_compiled_for(nogil=False)  # so short that to give the lock away would cost more, where others want it
+    @cached_njit(nogil=False)  # so short that to give the lock away would cost more, where others want it
     def expand_key(bits: int, schedule: int, material: int) -> None:
         if bits == 256:
             _expand_key(form, 256, schedule, material)
         else:
             _expand_key(form, 128, schedule, material)
-        _wipe_stack()
+        wipe_stack()
 
     return Kernels(
         expand_key,
@@ -74,14 +74,14 @@ def build(width: int, native: int) -> Kernels:
 
 
 def _build_run(form: str, name: str, source_step: int, target_step: int) -> Any:
-    @_compiled
+    @compiled
     def run(
         bits: int, schedule: int, source: int, target: int, first: int, count: int, size: int, grain: int, board: int,
         wait: bool,
     ) -> None:  # fmt: skip
         worked = 0
         while True:
-            start = _fetch_add(board, 1) * grain
+            start = fetch_add(board, 1) * grain
             if start >= count:
                 break
             stop = min(start + grain, count)
@@ -92,19 +92,19 @@ def _build_run(form: str, name: str, source_step: int, target_step: int) -> Any:
             else:
                 bad = _chunks(form, name, 128, schedule, here, there, first + start, stop - start, left)
             if bad < stop - start:
-                _fetch_min(board + _BAD, first + start + bad)
+                fetch_min(board + _BAD, first + start + bad)
             worked += stop - start
         if worked:
-            _wipe_stack()
-            _fetch_add(board + _DONE, worked)
+            wipe_stack()
+            fetch_add(board + _DONE, worked)
         if wait:
-            _await(board, count)
+            wait_until_done(board, count)
 
     return run
 
 
 def _build_gather(form: str) -> Any:
-    @_compiled
+    @compiled
     def open_gather(
         bits: int, schedule: int, source: int, target: int, chunks: Any, starts: Any, pieces: Any, size: int,
         grain: int, board: int, wait: bool,
@@ -113,7 +113,7 @@ def _build_gather(form: str) -> Any:
         scratch = _scratch()
         worked = 0
         while True:
-            start = _fetch_add(board, 1) * grain
+            start = fetch_add(board, 1) * grain
             if start >= count:
                 break
             stop = min(start + grain, count)
@@ -129,23 +129,23 @@ def _build_gather(form: str) -> Any:
                 else:
                     bad = _chunks(form, "open", 128, schedule, here, there, chunk, 1, length)
                 if bad == 0:
-                    _fetch_min(board + _BAD, chunk)
+                    fetch_min(board + _BAD, chunk)
                 if not whole:
                     # The scratch of a bad chunk holds zeros, and so do its pieces then.
                     for piece in range(low, high):
-                        _copy(target + pieces[piece, 1], scratch + pieces[piece, 0], pieces[piece, 2])
+                        copy_bytes(target + pieces[piece, 1], scratch + pieces[piece, 0], pieces[piece, 2])
             worked += stop - start
         if worked:
             _wipe(scratch, CHUNK_SIZE)
-            _wipe_stack()
-            _fetch_add(board + _DONE, worked)
+            wipe_stack()
+            fetch_add(board + _DONE, worked)
         if wait:
-            _await(board, count)
+            wait_until_done(board, count)
 
     return open_gather
 
 
-def _compiled_for(*, nogil: bool) -> Any:
+def cached_njit(*, nogil: bool) -> Any:
     """Compile, and keep the code on disk if there is anywhere to keep it."""
 
     def compiled(function: Any) -> Any:
@@ -157,7 +157,7 @@ def _compiled_for(*, nogil: bool) -> Any:
     return compiled
 
 
-_compiled = _compiled_for(nogil=True)
+compiled = cached_njit(nogil=True)
 
 
 def new_board() -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -167,16 +167,16 @@ def new_board() -> np.ndarray[Any, np.dtype[np.int64]]:
     return board
 
 
-@_compiled
+@compiled
 def settle(board: int, grain: int, count: int) -> None:
     """Take all tickets that are left, and wait until the work of those that others drew is done."""
-    _await(board, min(_fetch_add(board, _NO_MORE) * grain, count))
+    wait_until_done(board, min(fetch_add(board, _NO_MORE) * grain, count))
 
 
-@_compiled
-def _await(board: int, done: int) -> None:
-    while _fetch_add(board + _DONE, 0) < done:
-        _yield()
+@compiled
+def wait_until_done(board: int, done: int) -> None:
+    while fetch_add(board + _DONE, 0) < done:
+        sched_yield()
 
 
 # The functions of `gcm` as intrinsics. `form`, `name` and `bits` are literals that choose the code.
@@ -211,12 +211,12 @@ def _read_form(form: Any, bits: Any) -> gcm.Form:
 
 
 @intrinsic
-def _fetch_add(typingctx: Any, address: Any, value: Any) -> Any:
+def fetch_add(typingctx: Any, address: Any, value: Any) -> Any:
     return types.int64(types.int64, types.int64), _atomic("add")
 
 
 @intrinsic
-def _fetch_min(typingctx: Any, address: Any, value: Any) -> Any:
+def fetch_min(typingctx: Any, address: Any, value: Any) -> Any:
     return types.int64(types.int64, types.int64), _atomic("min")
 
 
@@ -230,7 +230,7 @@ def _atomic(operation: str) -> Any:
 
 
 @intrinsic
-def _copy(typingctx: Any, target: Any, source: Any, size: Any) -> Any:
+def copy_bytes(typingctx: Any, target: Any, source: Any, size: Any) -> Any:
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
         gcm.copy(builder, *values)
         return context.get_dummy_value()
@@ -263,7 +263,7 @@ def _scratch(typingctx: Any) -> Any:
 
 
 @intrinsic
-def _wipe_stack(typingctx: Any) -> Any:
+def wipe_stack(typingctx: Any) -> Any:
     """Overwrite the stack below this function's frame: what those it called have left there."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
@@ -274,18 +274,18 @@ def _wipe_stack(typingctx: Any) -> Any:
 
 
 @intrinsic
-def _keep_apart(typingctx: Any) -> Any:
-    """Keep the calling function out of its callers, so that `_wipe_stack` in one of them reaches its frame."""
+def isolate_frame(typingctx: Any) -> Any:
+    """Keep the calling function out of its callers, so that `wipe_stack` in one of them reaches its frame."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        gcm.keep_apart(builder.function)
+        gcm.isolate_frame(builder.function)
         return context.get_dummy_value()
 
     return types.void(), codegen
 
 
 @intrinsic
-def _yield(typingctx: Any) -> Any:
+def sched_yield(typingctx: Any) -> Any:
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
         yielding = emit.declare(builder.module, "sched_yield", ir.FunctionType(emit.I32, []))
         builder.call(yielding, [])

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from fastrack._crypto import workers as crew
 from fastrack._crypto.base import Bytes, check_buffers
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
-from fastrack._crypto.jit import _DONE, _await, _compiled, _copy, _fetch_add
+from fastrack._crypto.jit import _DONE, compiled, copy_bytes, fetch_add, wait_until_done
 from fastrack._crypto.vaes import address, is_compiling
 
 _ALONE = (512 << 10) // CHUNK_SIZE  # chunks that one thread has copied before another has woken up
@@ -94,17 +94,17 @@ def _build_run(form: str) -> Any:
     def copy_run(source: int, target: int, count: int, size: int, grain: int, board: int, wait: bool) -> None:
         assert form
         while True:
-            start = _fetch_add(board, 1) * grain
+            start = fetch_add(board, 1) * grain
             if start >= count:
                 break
             stop = min(start + grain, count)
             offset = start * SEALED_CHUNK_SIZE
-            _copy(target + offset, source + offset, min(stop * SEALED_CHUNK_SIZE, size) - offset)
-            _fetch_add(board + _DONE, stop - start)
+            copy_bytes(target + offset, source + offset, min(stop * SEALED_CHUNK_SIZE, size) - offset)
+            fetch_add(board + _DONE, stop - start)
         if wait:
-            _await(board, count)
+            wait_until_done(board, count)
 
-    return _compiled(copy_run)
+    return compiled(copy_run)
 
 
 def _build_gather(form: str) -> Any:
@@ -112,7 +112,7 @@ def _build_gather(form: str) -> Any:
         assert form
         count = chunks.size
         while True:
-            start = _fetch_add(board, 1) * grain
+            start = fetch_add(board, 1) * grain
             if start >= count:
                 break
             stop = min(start + grain, count)
@@ -122,17 +122,17 @@ def _build_gather(form: str) -> Any:
                 while after < stop and chunks[after] - chunk == after - index:  # neighbours are one stretch
                     after += 1
                 here = chunk * SEALED_CHUNK_SIZE
-                _copy(
+                copy_bytes(
                     target + index * SEALED_CHUNK_SIZE,
                     source + here,
                     min((after - index) * SEALED_CHUNK_SIZE, size - here),
                 )
                 index = after
-            _fetch_add(board + _DONE, stop - start)
+            fetch_add(board + _DONE, stop - start)
         if wait:
-            _await(board, count)
+            wait_until_done(board, count)
 
-    return _compiled(copy_chunks)
+    return compiled(copy_chunks)
 
 
 _copy_run, _copy_chunks = _build_run(crew.source_digest()), _build_gather(crew.source_digest())
