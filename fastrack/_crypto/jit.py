@@ -52,28 +52,28 @@ def build(width: int, native: int) -> Kernels:
     """Make the kernels for vectors of `width` bytes on instructions `native` bytes wide, once in a process.
 
     Nothing is compiled before the first call, and what was compiled is kept on disk. numba looks only at this file and
-    at what a kernel closes over to see whether that copy is still good, hence the digest in `form`.
+    at what a kernel closes over to see whether that copy is still good, hence the digest in `variant`.
     """
-    form = f"{width}/{native}/{workers.source_digest()}"
+    variant = f"{width}/{native}/{workers.source_digest()}"
 
     @cached_njit(nogil=False)  # so short that to give the lock away would cost more, where others want it
     def expand_key(bits: int, schedule: int, material: int) -> None:
         if bits == 256:
-            _expand_key(form, 256, schedule, material)
+            _expand_key(variant, 256, schedule, material)
         else:
-            _expand_key(form, 128, schedule, material)
+            _expand_key(variant, 128, schedule, material)
         wipe_stack()
 
     return Kernels(
         expand_key,
-        open_run=_build_run(form, "open", SEALED_CHUNK_SIZE, CHUNK_SIZE),
-        verify_run=_build_run(form, "verify", SEALED_CHUNK_SIZE, 0),
-        seal_run=_build_run(form, "seal", CHUNK_SIZE, SEALED_CHUNK_SIZE),
-        open_gather=_build_gather(form),
+        open_run=_build_run(variant, "open", SEALED_CHUNK_SIZE, CHUNK_SIZE),
+        verify_run=_build_run(variant, "verify", SEALED_CHUNK_SIZE, 0),
+        seal_run=_build_run(variant, "seal", CHUNK_SIZE, SEALED_CHUNK_SIZE),
+        open_gather=_build_gather(variant),
     )
 
 
-def _build_run(form: str, name: str, source_step: int, target_step: int) -> Any:
+def _build_run(variant: str, name: str, source_step: int, target_step: int) -> Any:
     @compiled
     def run(
         bits: int, schedule: int, source: int, target: int, first: int, count: int, size: int, grain: int, board: int,
@@ -88,9 +88,9 @@ def _build_run(form: str, name: str, source_step: int, target_step: int) -> Any:
             here, there = source + start * source_step, target + start * target_step
             left = size - start * CHUNK_SIZE
             if bits == 256:
-                bad = _chunks(form, name, 256, schedule, here, there, first + start, stop - start, left)
+                bad = _chunks(variant, name, 256, schedule, here, there, first + start, stop - start, left)
             else:
-                bad = _chunks(form, name, 128, schedule, here, there, first + start, stop - start, left)
+                bad = _chunks(variant, name, 128, schedule, here, there, first + start, stop - start, left)
             if bad < stop - start:
                 fetch_min(board + _BAD, first + start + bad)
             worked += stop - start
@@ -103,7 +103,7 @@ def _build_run(form: str, name: str, source_step: int, target_step: int) -> Any:
     return run
 
 
-def _build_gather(form: str) -> Any:
+def _build_gather(variant: str) -> Any:
     @compiled
     def open_gather(
         bits: int, schedule: int, source: int, target: int, chunks: Any, starts: Any, pieces: Any, size: int,
@@ -125,9 +125,9 @@ def _build_gather(form: str) -> Any:
                 whole = high - low == 1 and pieces[low, 2] == length
                 there = target + pieces[low, 1] if whole else scratch
                 if bits == 256:
-                    bad = _chunks(form, "open", 256, schedule, here, there, chunk, 1, length)
+                    bad = _chunks(variant, "open", 256, schedule, here, there, chunk, 1, length)
                 else:
-                    bad = _chunks(form, "open", 128, schedule, here, there, chunk, 1, length)
+                    bad = _chunks(variant, "open", 128, schedule, here, there, chunk, 1, length)
                 if bad == 0:
                     fetch_min(board + _BAD, chunk)
                 if not whole:
@@ -179,32 +179,32 @@ def wait_until_done(board: int, done: int) -> None:
         sched_yield()
 
 
-# The functions of `gcm` as intrinsics. `form`, `name` and `bits` are literals that choose the code.
+# The functions of `gcm` as intrinsics. `variant`, `name` and `bits` are literals that choose the code.
 
 
 @intrinsic(prefer_literal=True)
-def _expand_key(typingctx: Any, form: Any, bits: Any, schedule: Any, material: Any) -> Any:
+def _expand_key(typingctx: Any, variant: Any, bits: Any, schedule: Any, material: Any) -> Any:
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        return builder.call(gcm.chunk_function(builder.module, _read_form(form, bits), "expand_key"), values[2:])
+        return builder.call(gcm.chunk_function(builder.module, _parse_variant(variant, bits), "expand_key"), values[2:])
 
-    return types.int64(form, bits, types.int64, types.int64), codegen
+    return types.int64(variant, bits, types.int64, types.int64), codegen
 
 
 @intrinsic(prefer_literal=True)
 def _chunks(
-    typingctx: Any, form: Any, name: Any, bits: Any, schedule: Any, source: Any, target: Any, first: Any, count: Any,
+    typingctx: Any, variant: Any, name: Any, bits: Any, schedule: Any, source: Any, target: Any, first: Any, count: Any,
     size: Any,
 ) -> Any:  # fmt: skip
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        function = gcm.run_function(builder.module, _read_form(form, bits), name.literal_value)
+        function = gcm.run_function(builder.module, _parse_variant(variant, bits), name.literal_value)
         return builder.call(function, values[3:])
 
-    return types.int64(form, name, bits, *[types.int64] * 6), codegen
+    return types.int64(variant, name, bits, *[types.int64] * 6), codegen
 
 
-def _read_form(form: Any, bits: Any) -> gcm.Form:
-    width, native, _ = form.literal_value.split("/")
-    return gcm.Form(bits.literal_value, int(width), int(native))
+def _parse_variant(variant: Any, bits: Any) -> gcm.Variant:
+    width, native, _ = variant.literal_value.split("/")
+    return gcm.Variant(bits.literal_value, int(width), int(native))
 
 
 # Memory and threads.
