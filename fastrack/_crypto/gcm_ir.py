@@ -93,7 +93,7 @@ def chunk_function(module: ir.Module, variant: Variant, name: str) -> ir.Functio
 
 
 def run_function(module: ir.Module, variant: Variant, name: str) -> ir.Function:
-    """Return the function that works neighbouring chunks by `chunk_function(module, variant, name)`; build it if needed.
+    """Return the function that applies `chunk_function(module, variant, name)` to a run of chunks; build it if needed.
 
     It is `(schedule, source, target, first, count, size) -> index`, where the size is that of the plaintext from the
     first chunk on. The index is that of the first chunk whose tag is wrong, or the count. The chunk's function is

@@ -1,15 +1,17 @@
-"""Runs of chunks on the host's vector AES instructions, compiled by numba.
+"""Compile the loops over chunks with numba, on the host's vector AES instructions.
 
-`build(width, native)` gives the kernels for one vector width. Each is a single call without the GIL, and several
-threads may enter it on the same work: they draw *tickets* from a board until none is left, so that no thread waits for
-the interpreter between chunks. `settle` then waits for those that still hold one. A thread reports its work as done
-when it has overwritten the stack that the work used.
+`build(width, native)` returns the kernels of one vector width. A kernel is a single call without the GIL. Several
+threads may enter it with the same *counters*: each takes grains of chunks from them until none is left, so that no
+thread waits for the interpreter between chunks. A thread counts its chunks as done after it has overwritten the stack
+that they used. `drain` takes the grains that are left, and waits for those that other threads have taken.
 """
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,13 +21,12 @@ from numba.extending import intrinsic
 
 from fastrack._crypto import gcm_ir as gcm
 from fastrack._crypto import llvm as emit
-from fastrack._crypto import workers
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
 
-# A board, in 64-bit words that lie on cache lines of their own.
-TICKET, BAD, DONE = 0, 8, 16
-BOARD_WORDS = 24
-ALL_GOOD = int(np.iinfo(np.int64).max)
+# A counters, in 64-bit words that lie on cache lines of their own.
+NEXT, BAD, DONE = 0, 8, 16
+COUNTER_WORDS = 24
+NONE_BAD = int(np.iinfo(np.int64).max)
 
 _BAD, _DONE = BAD * 8, DONE * 8  # in bytes
 _NO_MORE = 1 << 40  # tickets; further than any run goes
@@ -35,9 +36,10 @@ _NO_MORE = 1 << 40  # tickets; further than any run goes
 class Kernels:
     """The compiled entry points. Addresses and sizes are integers, `bits` is 128 or 256.
 
-    `expand_key(bits, schedule, material)`; the runs `(bits, schedule, source, target, first, count, size, grain, board,
-    wait)`, of which `verify_run` has no use for a target; `open_gather(bits, schedule, source, target, chunks, starts,
-    pieces, size, grain, board, wait)`. With `wait` they return when all of the work is done, whoever does it.
+    `expand_key` takes `(bits, schedule, material)`; `open_run`, `verify_run` and `seal_run` take `(bits, schedule,
+    source, target, first, count, size, grain, counters, wait)`, and `verify_run` ignores its target; `open_gather` takes
+    `(bits, schedule, source, target, chunks, starts, table, size, grain, counters, wait)`. With `wait` they return when
+    all chunks are done, on whichever thread.
     """
 
     expand_key: Any
@@ -54,7 +56,7 @@ def build(width: int, native: int) -> Kernels:
     Nothing is compiled before the first call, and what was compiled is kept on disk. numba looks only at this file and
     at what a kernel closes over to see whether that copy is still good, hence the digest in `variant`.
     """
-    variant = f"{width}/{native}/{workers.source_digest()}"
+    variant = f"{width}/{native}/{source_digest()}"
 
     @cached_njit(nogil=False)  # so short that to give the lock away would cost more, where others want it
     def expand_key(bits: int, schedule: int, material: int) -> None:
@@ -76,12 +78,12 @@ def build(width: int, native: int) -> Kernels:
 def _build_run(variant: str, name: str, source_step: int, target_step: int) -> Any:
     @compiled
     def run(
-        bits: int, schedule: int, source: int, target: int, first: int, count: int, size: int, grain: int, board: int,
-        wait: bool,
+        bits: int, schedule: int, source: int, target: int, first: int, count: int, size: int,
+        grain: int, counters: int, wait: bool,
     ) -> None:  # fmt: skip
         worked = 0
         while True:
-            start = fetch_add(board, 1) * grain
+            start = fetch_add(counters, 1) * grain
             if start >= count:
                 break
             stop = min(start + grain, count)
@@ -92,13 +94,13 @@ def _build_run(variant: str, name: str, source_step: int, target_step: int) -> A
             else:
                 bad = _chunks(variant, name, 128, schedule, here, there, first + start, stop - start, left)
             if bad < stop - start:
-                fetch_min(board + _BAD, first + start + bad)
+                fetch_min(counters + _BAD, first + start + bad)
             worked += stop - start
         if worked:
             wipe_stack()
-            fetch_add(board + _DONE, worked)
+            fetch_add(counters + _DONE, worked)
         if wait:
-            wait_until_done(board, count)
+            wait_until_done(counters, count)
 
     return run
 
@@ -107,13 +109,13 @@ def _build_gather(variant: str) -> Any:
     @compiled
     def open_gather(
         bits: int, schedule: int, source: int, target: int, chunks: Any, starts: Any, pieces: Any, size: int,
-        grain: int, board: int, wait: bool,
+        grain: int, counters: int, wait: bool,
     ) -> None:  # fmt: skip
         count = chunks.size
         scratch = _scratch()
         worked = 0
         while True:
-            start = fetch_add(board, 1) * grain
+            start = fetch_add(counters, 1) * grain
             if start >= count:
                 break
             stop = min(start + grain, count)
@@ -129,7 +131,7 @@ def _build_gather(variant: str) -> Any:
                 else:
                     bad = _chunks(variant, "open", 128, schedule, here, there, chunk, 1, length)
                 if bad == 0:
-                    fetch_min(board + _BAD, chunk)
+                    fetch_min(counters + _BAD, chunk)
                 if not whole:
                     # The scratch of a bad chunk holds zeros, and so do its pieces then.
                     for piece in range(low, high):
@@ -138,11 +140,21 @@ def _build_gather(variant: str) -> Any:
         if worked:
             _wipe(scratch, CHUNK_SIZE)
             wipe_stack()
-            fetch_add(board + _DONE, worked)
+            fetch_add(counters + _DONE, worked)
         if wait:
-            wait_until_done(board, count)
+            wait_until_done(counters, count)
 
     return open_gather
+
+
+def source_digest(*more: Path) -> str:
+    """Return a digest of the source files that compiled functions are made of: those of the engine, and `more`.
+
+    numba decides by a function's own file and closure whether its compiled copy on disk is still valid. Compiled
+    functions therefore close over this digest of the other files.
+    """
+    paths = [Path(__file__).with_name(name) for name in ("llvm.py", "gcm_ir.py", "jit.py")]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in (*paths, *more))).hexdigest()[:16]
 
 
 def cached_njit(*, nogil: bool) -> Any:
@@ -160,22 +172,22 @@ def cached_njit(*, nogil: bool) -> Any:
 compiled = cached_njit(nogil=True)
 
 
-def new_board() -> np.ndarray[Any, np.dtype[np.int64]]:
-    """A board with all tickets to be drawn and nothing bad."""
-    board = np.zeros(BOARD_WORDS, np.int64)
-    board[BAD] = ALL_GOOD
-    return board
+def new_counters() -> np.ndarray[Any, np.dtype[np.int64]]:
+    """A counters with all tickets to be drawn and nothing bad."""
+    counters = np.zeros(COUNTER_WORDS, np.int64)
+    counters[BAD] = NONE_BAD
+    return counters
 
 
 @compiled
-def settle(board: int, grain: int, count: int) -> None:
+def drain(counters: int, grain: int, count: int) -> None:
     """Take all tickets that are left, and wait until the work of those that others drew is done."""
-    wait_until_done(board, min(fetch_add(board, _NO_MORE) * grain, count))
+    wait_until_done(counters, min(fetch_add(counters, _NO_MORE) * grain, count))
 
 
 @compiled
-def wait_until_done(board: int, done: int) -> None:
-    while fetch_add(board + _DONE, 0) < done:
+def wait_until_done(counters: int, done: int) -> None:
+    while fetch_add(counters + _DONE, 0) < done:
         sched_yield()
 
 

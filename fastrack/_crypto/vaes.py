@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fastrack._crypto import workers as crew
+from fastrack._crypto import workers
 from fastrack._crypto.base import Bytes, GatherPlan, check_buffers, check_plan, chunks_between
 from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE, TAG_SIZE, MessageKey
 from fastrack.errors import ClosedError
@@ -42,36 +42,37 @@ class VaesEngine:
     def open_run(self, schedule: VaesSchedule, source: Bytes, target: Bytes, first: int) -> int | None:
         check_buffers(source, target)
         count = chunks_between(source.size, target.size, first)
-        where = (address(source), address(target), first, count, target.size)
-        return self._run(self._kernels.open_run, schedule, where, count, (source, target))
+        arguments = (address(source), address(target), first, count, target.size)
+        return self._run(self._kernels.open_run, schedule, arguments, count, (source, target))
 
     def verify_run(self, schedule: VaesSchedule, source: Bytes, first: int) -> int | None:
         check_buffers(source)
         count = -(-source.size // SEALED_CHUNK_SIZE)
         size = source.size - count * TAG_SIZE
         chunks_between(source.size, size, first)
-        where = (address(source), 0, first, count, size)
-        return self._run(self._kernels.verify_run, schedule, where, count, (source,))
+        arguments = (address(source), 0, first, count, size)
+        return self._run(self._kernels.verify_run, schedule, arguments, count, (source,))
 
     def seal_run(self, schedule: VaesSchedule, source: Bytes, target: Bytes, first: int) -> None:
         check_buffers(source, target)
         count = chunks_between(target.size, source.size, first)
-        where = (address(source), address(target), first, count, source.size)
-        self._run(self._kernels.seal_run, schedule, where, count, (source, target))
+        arguments = (address(source), address(target), first, count, source.size)
+        self._run(self._kernels.seal_run, schedule, arguments, count, (source, target))
 
     def open_gather(self, schedule: VaesSchedule, source: Bytes, target: Bytes, pieces: GatherPlan) -> int | None:
         check_buffers(source, target)
         size = source.size - -(-source.size // SEALED_CHUNK_SIZE) * TAG_SIZE
         check_plan(pieces, source.size, size, target.size)
-        where = (address(source), address(target), pieces.chunks, pieces.starts, pieces.table, size)
-        return self._run(self._kernels.open_gather, schedule, where, pieces.chunks.size, (source, target))
+        arguments = (address(source), address(target), pieces.chunks, pieces.starts, pieces.table, size)
+        return self._run(self._kernels.open_gather, schedule, arguments, pieces.chunks.size, (source, target))
 
     def _run(
-        self, kernel: Any, schedule: VaesSchedule, where: tuple[Any, ...], count: int, kept: tuple[Bytes, ...]
+        self, kernel: Any, schedule: VaesSchedule, arguments: tuple[Any, ...], count: int, keepalive: tuple[Bytes, ...]
     ) -> int | None:
         if schedule.wiped:  # its zeros are a key that everybody knows
             raise ClosedError("this key schedule was wiped; expand the message key again")
-        return crew.run(kernel, (schedule.bits, schedule.address, *where), count, self.threads, (schedule, kept))
+        arguments = (schedule.bits, schedule.address, *arguments)
+        return workers.run(kernel, arguments, count, self.threads, (schedule, keepalive))
 
 
 class VaesSchedule:

@@ -38,7 +38,7 @@ class Clock:
         yield
         commands.record(stop, stream)
         where = self._driver.name, row, stream.ptr
-        self._timeline.add_later(name, where, partial(self._times, start, stop), detail)
+        self._timeline.add_deferred(name, where, partial(self._times, start, stop), detail)
 
     def _times(self, start: Event, stop: Event) -> tuple[int, int]:
         commands = Commands()

@@ -22,9 +22,8 @@ from numba.extending import intrinsic
 from fastrack._crypto.base import Bytes
 from fastrack._crypto.cobblestone import CHUNK_SIZE, NONCE_SIZE, MessageKey
 from fastrack._crypto.gcm_ir import encrypt_block, expand_128, expand_256, fill_zero, isolate_frame
-from fastrack._crypto.jit import cached_njit, wipe_stack
+from fastrack._crypto.jit import cached_njit, source_digest, wipe_stack
 from fastrack._crypto.llvm import I32, I64, Emitter, compile_for
-from fastrack._crypto.workers import source_digest
 from fastrack._devices.cuda.portable_key_state import (
     LAST_POWER,
     LENGTH_PLACE,

@@ -15,7 +15,7 @@ from numba import njit
 
 from fastrack._crypto import workers as crew
 from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE
-from fastrack._crypto.jit import cached_njit, copy_bytes, fetch_add, sched_yield
+from fastrack._crypto.jit import cached_njit, copy_bytes, fetch_add, sched_yield, source_digest
 from fastrack._devices.cuda.commands import (
     CAPTURING,
     COPY,
@@ -284,4 +284,4 @@ def _build(form: str) -> tuple[Any, Any, Any]:
 
 
 _SOURCES = [Path(__file__).with_name(name) for name in ("intrinsics.py", "commands.py")]
-_run, _run_held, _assist = _build(f"{crew.source_digest(*_SOURCES)}/{SEALED_CHUNK_SIZE}")
+_run, _run_held, _assist = _build(f"{source_digest(*_SOURCES)}/{SEALED_CHUNK_SIZE}")

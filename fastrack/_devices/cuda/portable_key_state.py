@@ -13,8 +13,7 @@ import numpy as np
 
 from fastrack._crypto.base import Bytes
 from fastrack._crypto.cobblestone import CHUNK_SIZE, NONCE_SIZE
-from fastrack._crypto.jit import cached_njit, isolate_frame, wipe_stack
-from fastrack._crypto.workers import source_digest
+from fastrack._crypto.jit import cached_njit, isolate_frame, source_digest, wipe_stack
 
 # The layout of `State` in ``kernels/chunk.cuh``, in bytes. The key schedule comes first.
 STATE_SIZE = 8704
