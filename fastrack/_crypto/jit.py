@@ -37,8 +37,8 @@ class Kernels:
     """The compiled entry points. Addresses and sizes are integers, `bits` is 128 or 256.
 
     `expand_key` takes `(bits, schedule, material)`; `open_run`, `verify_run` and `seal_run` take `(bits, schedule,
-    source, target, first, count, size, grain, counters, wait)`, and `verify_run` ignores its target; `open_gather` takes
-    `(bits, schedule, source, target, chunks, starts, table, size, grain, counters, wait)`. With `wait` they return when
+    source, target, first, count, size, grain, counters, wait)`, and `verify_run` ignores its target; `open_gather`
+    takes `(bits, schedule, source, target, chunks, starts, table, size, grain, counters, wait)`. With `wait` they return when
     all chunks are done, on whichever thread.
     """
 

@@ -53,7 +53,7 @@ class Stats:
 class Transfer:
     """One transfer while it is measured, and drawn if somebody wants a timeline."""
 
-    __slots__ = ("_stages", "doing", "spent", "steps", "timeline")
+    __slots__ = ("_stages", "current_span", "spent", "steps", "timeline")
 
     def __init__(self, wanted: Timeline | None, direction: str = "to_device") -> None:
         self.timeline = wanted

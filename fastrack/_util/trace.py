@@ -99,18 +99,18 @@ class Timeline:
         self._transfers.append((self._track(), name, start, stop, size, tensor, steps))
 
     def add_deferred(
-        self, name: str, track: tuple[str, str, int], times: Callable[[], tuple[int, int]], detail: Detail
+        self, name: str, stream: tuple[str, str, int], times: Callable[[], tuple[int, int]], detail: Detail
     ) -> None:
         """A span on a stream of a device, whose start and stop can be told when it is over.
 
-        `row` has the names of both, and a number for the stream: channels have streams of their own. `times` raises
+        `stream` is the name of the device, that of the stream, and a number, as each channel has streams of its own. `times` raises
         `DeviceError` if it can never tell: such a span is lost, and counted.
         """
         with self._lock:
-            track = self._streams.get(row)
+            track = self._streams.get(stream)
             if track is None:
-                track = self._streams[row] = len(self._tracks) + 1
-                self._tracks[track] = row[:2]
+                track = self._streams[stream] = len(self._tracks) + 1
+                self._tracks[track] = stream[:2]
         self._later.append((name, times, track, detail))
 
     def spans(self) -> list[Span]:
