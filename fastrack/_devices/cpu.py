@@ -7,7 +7,7 @@ from typing import Any
 
 from fastrack._crypto.base import Bytes, Engine
 from fastrack._crypto.cobblestone import MessageKey
-from fastrack._crypto.engine import engine
+from fastrack._crypto.engine import get_engine
 from fastrack._devices.base import Slab, SpanCallback, StagingBuffer
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Framework
@@ -27,7 +27,7 @@ class CpuDevice:
     first_slab_size = max_slab_size  # nothing runs while the next slab is filled
 
     def __init__(self, threads: int | None = None) -> None:
-        self.engine = engine(threads=threads)
+        self.engine = get_engine(threads=threads)
 
     def framework(self, requested: Framework | None, source: Framework | None) -> Framework:
         if requested == "cupy":
@@ -79,13 +79,13 @@ class CpuOperation:
 
     def __init__(self, engine: Engine, key: MessageKey, memory: Bytes) -> None:
         self._engine = engine
-        self._schedule = engine.prepare(key)
+        self._schedule = engine.expand_key(key)
         self._memory = memory
         self._bad: int | None = None
 
     def open(self, slab: Slab, sealed: Bytes, buffer: StagingBuffer | None) -> None:
         if slab.plan is not None:
-            bad = self._engine.open_pieces(self._schedule, sealed, self._memory, slab.plan)
+            bad = self._engine.open_gather(self._schedule, sealed, self._memory, slab.plan)
         else:
             plain = self._memory[slab.start : slab.stop]
             bad = self._engine.open_run(self._schedule, sealed, plain, slab.first_chunk)

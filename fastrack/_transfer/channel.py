@@ -87,7 +87,7 @@ class Channel:
             raise ValueError(f"share= must be above 0 and at most 1, not {share}")
         self._keys = None if keys is None else KeyRing.resolve(keys)
         self._threads = threads or default_threads()
-        self._engine = aead.engine(threads=threads)
+        self._engine = aead.get_engine(threads=threads)
         self._device = open_device(canonical(device), threads, share)
         self._session = Session()
         self._sizes = Sizes(self._device.first_slab_size, self._device.max_slab_size)

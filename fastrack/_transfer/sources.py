@@ -126,7 +126,7 @@ class PlainSource:
         self.path: Path | None = None
         self.memory = plain
         self._engine = engine
-        self._schedule = engine.prepare(key)
+        self._schedule = engine.expand_key(key)
 
     def slabs(self, sizes: Sizes | None) -> Iterator[Slab]:
         return slabs_of(self.memory.size, sizes)
@@ -147,7 +147,9 @@ def slabs_of(nbytes: int, sizes: Sizes | None) -> Iterator[Slab]:
     for size in sizes or [nbytes]:
         stop = min(start + size, nbytes)
         # A last chunk that is empty goes with the slab before it.
-        yield Slab(start // CHUNK_SIZE, start, stop, cobblestone.run_size(start // CHUNK_SIZE, stop - start, nbytes))
+        yield Slab(
+            start // CHUNK_SIZE, start, stop, cobblestone.segment_size(start // CHUNK_SIZE, stop - start, nbytes)
+        )
         if stop == nbytes:
             return
         start = stop

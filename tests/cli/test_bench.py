@@ -76,7 +76,7 @@ def test_figures_are_given_to_a_program(cli, folder, bits):
     document = json.loads((folder / "out.json").read_text())
     assert document["settings"]["bits"] == bits
     assert document["settings"]["sizes_mib"] == [0.0625]
-    engine = aead.engine()
+    engine = aead.get_engine()
     assert document["machine"]["cpu"]["threads"] == default_threads()
     assert (document["settings"]["engine"], document["settings"]["threads"]) == (engine.name, engine.threads)
     assert document["software"]["fastrack"]

@@ -360,7 +360,7 @@ def test_plans_cross_the_bus_sealed_each_under_a_key_of_its_own(monkeypatch):
 
 
 def test_after_an_error_no_other_plan_is_sealed_under_the_same_nonce(monkeypatch):
-    engine = aead.engine("openssl")
+    engine = aead.get_engine("openssl")
     sealer = PlanSealer(engine, MessageKey.raw(bytes(32), bytes(12)))
     pieces, _ = pieces_of(LONG, [140, 0, 3])
     first = sealer.seal(pieces, 0)

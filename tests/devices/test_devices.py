@@ -10,7 +10,7 @@ import torch
 
 from fastrack import Channel, DeviceError
 from fastrack._crypto.cobblestone import MessageKey
-from fastrack._crypto.engine import engine
+from fastrack._crypto.engine import get_engine
 from fastrack._devices import canonical, open_device
 from fastrack._devices.base import Device, Slab
 from fastrack._devices.cpu import CpuDevice
@@ -103,7 +103,7 @@ def test_the_host_is_done_when_it_returns(cpu):
     sealing.finish()
     assert (sealing.done(), sealing.result()) == (True, None)
     opened = np.zeros(84, np.uint8)
-    assert engine().open_run(engine().prepare(key), sealed, opened, 0) is None
+    assert get_engine().open_run(get_engine().expand_key(key), sealed, opened, 0) is None
     assert np.array_equal(opened, plain)
 
     cpu.clear(opened)

@@ -7,8 +7,15 @@ import threading
 import numpy as np
 
 from fastrack._crypto.base import GatherPlan
-from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, MessageKey, ciphertext_size, run_size, runs
-from fastrack._crypto.engine import engine
+from fastrack._crypto.cobblestone import (
+    CHUNK_SIZE,
+    SEALED_CHUNK_SIZE,
+    MessageKey,
+    ciphertext_size,
+    iter_segments,
+    segment_size,
+)
+from fastrack._crypto.engine import get_engine
 from fastrack._devices.base import Slab
 from fastrack._devices.cuda.device import CudaDevice
 from helpers.fake_cuda import FakeDriver
@@ -25,8 +32,8 @@ class Message:
         self.nonce = random.bytes(12)
         self.plain = random.integers(0, 256, nbytes, np.uint8)
         self.sealed = np.empty(ciphertext_size(nbytes), np.uint8)
-        host = engine("openssl")
-        host.seal_run(host.prepare(self.key()), self.plain, self.sealed, 0)
+        host = get_engine("openssl")
+        host.seal_run(host.expand_key(self.key()), self.plain, self.sealed, 0)
 
     def key(self):
         return MessageKey.raw(self.secret, self.nonce)
@@ -103,8 +110,8 @@ class Rig:
 
     def slabs(self, message):
         size = message.plain.size
-        for first, extent in runs(size, self.chunks * CHUNK_SIZE):
-            yield Slab(first, first * CHUNK_SIZE, first * CHUNK_SIZE + extent, run_size(first, extent, size))
+        for first, extent in iter_segments(size, self.chunks * CHUNK_SIZE):
+            yield Slab(first, first * CHUNK_SIZE, first * CHUNK_SIZE + extent, segment_size(first, extent, size))
 
     def _ended(self, work, use, *arguments):
         try:

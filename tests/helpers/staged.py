@@ -150,7 +150,7 @@ class StagedWork:
     def __init__(self, device, key, memory):
         self._device = device
         self._engine = device.engine
-        self._schedule = self._engine.prepare(key)
+        self._schedule = self._engine.expand_key(key)
         self._memory = memory
         self._bad, self._error = [], None
         self._over = threading.Event()

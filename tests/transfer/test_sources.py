@@ -12,7 +12,7 @@ from fastrack import Key
 from fastrack._crypto import cobblestone
 from fastrack._crypto.base import GatherPlan
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, MessageKey
-from fastrack._crypto.engine import engine
+from fastrack._crypto.engine import get_engine
 from fastrack._devices.cuda.gather_plan import room_for
 from fastrack._sealed.indexing import plan_rows
 from fastrack._transfer.sources import PlainSource, RowSource, SealedSource, Sizes, gathers_of, slabs_of
@@ -203,12 +203,12 @@ def test_rows_come_with_the_message_that_holds_them(sealed):
 
 def test_a_plain_tensor_is_sealed_on_the_way(plain, slot):
     key = MessageKey.raw(bytes(32), bytes(12))
-    source = PlainSource(plain, key, engine())
-    opener = engine().prepare(key)
+    source = PlainSource(plain, key, get_engine())
+    opener = get_engine().expand_key(key)
     opened = np.zeros_like(plain)
     for slab in source.slabs(STAGED):
         staged = source.fill(slab, slot)
-        assert engine().open_run(opener, staged, opened[slab.start : slab.stop], slab.first_chunk) is None
+        assert get_engine().open_run(opener, staged, opened[slab.start : slab.stop], slab.first_chunk) is None
     assert np.array_equal(opened, plain)
     source.finish()
     with pytest.raises(fastrack.ClosedError):

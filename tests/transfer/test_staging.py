@@ -50,7 +50,7 @@ def no_memory(*_):
 
 def require_wiped(work):
     with pytest.raises(ClosedError):
-        aead.engine().verify_run(work._schedule, np.zeros(16, np.uint8), 0)
+        aead.get_engine().verify_run(work._schedule, np.zeros(16, np.uint8), 0)
 
 
 def test_starts_with_a_small_slab_and_grows(staged):

@@ -38,7 +38,7 @@ class Clock:
         yield
         commands.record(stop, stream)
         row = self._driver.name, track, stream.ptr
-        self._timeline.add_later(name, row, partial(self._times, start, stop), detail)
+        self._timeline.add_deferred(name, row, partial(self._times, start, stop), detail)
 
     def _times(self, start: Event, stop: Event) -> tuple[int, int]:
         commands = Commands()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastrack._crypto.cobblestone import MessageKey
-from fastrack._crypto.engine import engine
+from fastrack._crypto.engine import get_engine
 from fastrack._crypto.session import Session
 from fastrack._devices.base import SpanCallback
 from fastrack._devices.cuda.buffers import CudaStagingBuffer, MessageStatePool
@@ -56,7 +56,7 @@ class CudaDevice:
         self._states = MessageStatePool(driver)
         self._session = Session(PLAN_BITS)
         blocks = max(1, int(share * driver.multiprocessors) * _BLOCKS_PER_MULTIPROCESSOR)
-        self._resources = Resources(self._pipeline, self._states, engine(threads=1), self._session, blocks, threads)
+        self._resources = Resources(self._pipeline, self._states, get_engine(threads=1), self._session, blocks, threads)
 
     def framework(self, requested: Framework | None, source: Framework | None) -> Framework:
         if requested == "numpy":

@@ -56,7 +56,7 @@ class PlanSealer:
 
     def __init__(self, engine: Engine, key: MessageKey) -> None:
         self._engine = engine
-        self._schedule = engine.prepare(key)
+        self._schedule = engine.expand_key(key)
         self._next = 0
 
     def seal(self, plan: GatherPlan, offset: int) -> SealedPlan:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fastrack._crypto.base import Bytes, Engine, GatherPlan, check_buffers, check_pieces, chunks_between
+from fastrack._crypto.base import Bytes, Engine, GatherPlan, check_buffers, check_plan, chunks_between
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, ciphertext_size
 from fastrack._crypto.session import Session
 from fastrack._devices.base import BAD_PLAN, Slab
@@ -307,7 +307,7 @@ def _check_slab(slab: Slab, sealed: Bytes, buffer: CudaStagingBuffer, nbytes: in
 def _check_gather(slab: Slab, plan: GatherPlan, sealed: Bytes, buffer: CudaStagingBuffer, nbytes: int) -> int:
     """Require a gather within its message, result and buffer, as the kernels rely on. Return its number of chunks."""
     check_buffers(sealed)
-    check_pieces(plan, ciphertext_size(slab.stop), slab.stop, nbytes)
+    check_plan(plan, ciphertext_size(slab.stop), slab.stop, nbytes)
     count = plan.chunks.size
     sizes = np.minimum(slab.stop - plan.chunks * CHUNK_SIZE, CHUNK_SIZE) + TAG_SIZE
     ends = np.arange(count) * SEALED_CHUNK_SIZE + sizes
