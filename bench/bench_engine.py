@@ -14,13 +14,15 @@ from fastrack._crypto import engine as aead
 from fastrack._crypto.cobblestone import MessageKey
 
 SIZES = [64 << 10, MIB, 16 * MIB, 256 * MIB]
-ENGINES = [(name, threads) for name in aead.available() for threads in ((1,) if name == "openssl" else (1, None))]
+ENGINES = [
+    (name, threads) for name in aead.available_engines() for threads in ((1,) if name == "openssl" else (1, None))
+]
 
 
 @pytest.fixture(params=ENGINES, ids=lambda engine: f"{engine[0]}-{engine[1] or 'all'}-threads")
 def engine(request):
     name, threads = request.param
-    return aead.engine(name, threads=threads)
+    return aead.get_engine(name, threads=threads)
 
 
 @pytest.fixture(params=SIZES, ids=size_name)
@@ -30,7 +32,7 @@ def size(request):
 
 @pytest.fixture(params=[128, 256])
 def prepared(request, engine, size, plain, benchmark):
-    schedule = engine.prepare(MessageKey.raw(os.urandom(request.param // 8), os.urandom(12)))
+    schedule = engine.expand_key(MessageKey.raw(os.urandom(request.param // 8), os.urandom(12)))
     message = np.zeros(cobblestone.ciphertext_size(size), np.uint8)
     engine.seal_run(schedule, plain[:size], message, 0)
     benchmark.group = f"AES-{request.param}-GCM, {size >> 10} KiB"
@@ -55,8 +57,8 @@ def test_seal(rate, engine, prepared, size, plain):
 @pytest.fixture
 def fastest():
     """The engine that transfers use, whatever its name on this machine."""
-    engine = aead.engine()
-    return engine, engine.prepare(MessageKey.raw(os.urandom(32), os.urandom(12)))
+    engine = aead.get_engine()
+    return engine, engine.expand_key(MessageKey.raw(os.urandom(32), os.urandom(12)))
 
 
 @pytest.mark.guard

@@ -14,8 +14,8 @@ from fastrack._transfer import channel
 def channel_on(driver, key, *, share=1.0, slab=None, lead=None, depth=None):
     """A channel over this driver. What is not given is as fastrack has it."""
     device = CudaDevice(driver, share=share)
-    device.slab = slab or device.slab
-    device.lead = min(lead or device.lead, device.slab)
+    device.max_slab_size = slab or device.max_slab_size
+    device.first_slab_size = min(lead or device.first_slab_size, device.max_slab_size)
     with (
         patch.object(channel, "open_device", lambda *_, **__: device),
         patch.object(channel, "_DEPTH", depth or channel._DEPTH),
@@ -27,4 +27,4 @@ def channel_on(driver, key, *, share=1.0, slab=None, lead=None, depth=None):
 
 def defaults():
     """What fastrack does where nobody says."""
-    return {"slab": CudaDevice.slab, "lead": CudaDevice.lead, "depth": channel._DEPTH}
+    return {"slab": CudaDevice.max_slab_size, "lead": CudaDevice.first_slab_size, "depth": channel._DEPTH}

@@ -179,10 +179,10 @@ def draw_timelines(timelines: "Sequence[tuple[str, Sequence[Span]]]", path: Path
 
 
 def _draw_spans(axes: Any, title: str, spans: "Sequence[Span]") -> None:
-    from fastrack._util.trace import rows_of
+    from fastrack._util.trace import first_spans
 
     begin = min((span.start for span in spans), default=0)
-    rows = rows_of(spans)
+    rows = first_spans(spans)
     places = {span.track: place for place, span in enumerate(rows)}
     for span in spans:
         if span.name not in _WHOLE:

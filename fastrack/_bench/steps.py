@@ -338,7 +338,7 @@ class _CudaEnd:
         self.chain = OneBlockPath(driver, plain.size, bits)
         self._pointer = self.device.view(self.place, writable=True).pointer
         self._driver = driver
-        self._stream = driver.stream(urgent=True)
+        self._stream = driver.stream(high_priority=True)
         self._locked = driver.host(plain.size)
         self._locked[:] = plain
 

@@ -225,7 +225,7 @@ def _surroundings(device: str, settings: dict[str, Any]) -> dict[str, Any]:
     machine = {"cpu": asdict(read_cpu()), "memory": asdict(read_memory())}
     if device != "cpu":
         machine["graphics"] = asdict(read_graphics())
-    engine = aead.engine()
+    engine = aead.get_engine()
     return {
         "machine": machine,
         "software": read_software(),

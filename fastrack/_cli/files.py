@@ -136,8 +136,8 @@ def load_engine(what: Literal["seal", "open", "verify"]) -> None:
     from fastrack._crypto import engine as aead
     from fastrack._crypto.cobblestone import TAG_SIZE, MessageKey
 
-    engine = aead.engine()
-    schedule = engine.prepare(MessageKey.raw(bytes(16), bytes(12)))
+    engine = aead.get_engine()
+    schedule = engine.expand_key(MessageKey.raw(bytes(16), bytes(12)))
     empty, tag = np.empty(0, np.uint8), np.empty(TAG_SIZE, np.uint8)
     if what == "seal":
         engine.seal_run(schedule, empty, tag, 0)

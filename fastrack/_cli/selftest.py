@@ -45,14 +45,14 @@ def check_engine(engine: Any = None) -> EngineCheck:
     from fastrack.errors import DeviceError
 
     try:
-        choice = aead.chosen()
-        engine = engine or aead.engine(threads=1)
+        choice = aead.selected_engine()
+        engine = engine or aead.get_engine(threads=1)
     except DeviceError as error:
-        return EngineCheck(None, False, None, aead.available(), 0, None, None, str(error))
+        return EngineCheck(None, False, None, aead.available_engines(), 0, None, None, str(error))
     key = MessageKey.raw(os.urandom(32), os.urandom(12))
     plain = np.frombuffer(os.urandom(_SIZE), np.uint8)
     sealed, opened = np.empty(ciphertext_size(_SIZE), np.uint8), np.empty(_SIZE, np.uint8)
-    schedule = engine.prepare(key)
+    schedule = engine.expand_key(key)
     try:
         engine.seal_run(schedule, plain, sealed, 0)
         problem = _compare(engine, schedule, key, plain, sealed, opened)
@@ -63,9 +63,9 @@ def check_engine(engine: Any = None) -> EngineCheck:
     finally:
         schedule.wipe()
         key.wipe()
-    threads = aead.engine().threads
+    threads = aead.get_engine().threads
     return EngineCheck(
-        engine.name, choice.forced, choice.fault, aead.available(), threads, seal_gbps, open_gbps, problem
+        engine.name, choice.forced, choice.fault, aead.available_engines(), threads, seal_gbps, open_gbps, problem
     )
 
 

@@ -37,7 +37,7 @@ class Engine(Protocol):
     """Opens and seals runs of chunks on the host.
 
     Buffers are one-dimensional, contiguous `uint8` arrays. A run of chunks starts at chunk `first`; how many chunks it
-    has follows from the sizes, as each adds a tag of 16 bytes. `open_run`, `verify_run` and `open_pieces` return the
+    has follows from the sizes, as each adds a tag of 16 bytes. `open_run`, `verify_run` and `open_gather` return the
     number of the first chunk whose tag is wrong, or None; the place of a wrong chunk in `target` holds zeros by then.
     Every method may be called from several threads at once.
     """
@@ -45,7 +45,7 @@ class Engine(Protocol):
     name: str
     threads: int
 
-    def prepare(self, key: MessageKey) -> Any: ...
+    def expand_key(self, key: MessageKey) -> Any: ...
 
     def open_run(self, schedule: Any, source: Bytes, target: Bytes, first: int) -> int | None: ...
 
@@ -53,7 +53,7 @@ class Engine(Protocol):
 
     def seal_run(self, schedule: Any, source: Bytes, target: Bytes, first: int) -> None: ...
 
-    def open_pieces(self, schedule: Any, source: Bytes, target: Bytes, pieces: GatherPlan) -> int | None:
+    def open_gather(self, schedule: Any, source: Bytes, target: Bytes, pieces: GatherPlan) -> int | None:
         """Open the chunks that `pieces` names out of the whole raw message `source` and scatter their bytes."""
 
 
@@ -88,7 +88,7 @@ def check_buffers(source: Bytes, target: Bytes | None = None) -> None:
         raise ValueError("the target buffer is read-only")
 
 
-def check_pieces(pieces: GatherPlan, sealed: int, plain: int, target: int) -> None:
+def check_plan(pieces: GatherPlan, sealed: int, plain: int, target: int) -> None:
     """Refuse a plan that reaches outside its message of `plain` bytes or its result of `target` bytes.
 
     Raises

@@ -32,9 +32,9 @@ SEALED_CHUNK_SIZE: Final = CHUNK_SIZE + TAG_SIZE
 """Bytes from the start of one chunk to the start of the next."""
 SALT_SIZE: Final = 24
 """Bytes of random salt that open a message."""
-COMMITMENT: Final = 32
+COMMITMENT_SIZE: Final = 32
 """Bytes of key commitment that follow the salt."""
-HEADER_SIZE: Final = SALT_SIZE + COMMITMENT
+HEADER_SIZE: Final = SALT_SIZE + COMMITMENT_SIZE
 """Bytes before the first chunk."""
 NONCE_SIZE: Final = 12
 """Bytes of an AES-GCM nonce."""
@@ -171,7 +171,7 @@ def derive(secret: Bytes, salt: Bytes, context: Bytes) -> MessageKey:
         raise FormatError(message)
     info = b"".join((_LABEL, aead, b"\0", salt, context))
     # Every step writes in place: an intermediate `bytes` could not be wiped, and shrinking a bytearray may move it.
-    output = bytearray(size + NONCE_SIZE + COMMITMENT)
+    output = bytearray(size + NONCE_SIZE + COMMITMENT_SIZE)
     HKDFExpand(_SHA512, len(output), info).derive_into(secret, output)
     # Blocks of the expansion (T(1) and T(2) of RFC 5869, section 2.3) were `bytes` that `cryptography` has dropped, not
     # wiped: objects of their size take their places in memory, as far as nothing else did.
@@ -181,8 +181,8 @@ def derive(secret: Bytes, salt: Bytes, context: Bytes) -> MessageKey:
         message = "deriving a key failed: expected random bytes, got zeros only, as a wiped key leaves; load it again"
         raise FormatError(message)
     material = bytearray(size + NONCE_SIZE)
-    memoryview(material)[:] = memoryview(output)[:-COMMITMENT]
-    commitment = bytes(memoryview(output)[-COMMITMENT:])
+    memoryview(material)[:] = memoryview(output)[:-COMMITMENT_SIZE]
+    commitment = bytes(memoryview(output)[-COMMITMENT_SIZE:])
     output[:] = bytes(len(output))
     return MessageKey(material, commitment)
 
@@ -312,7 +312,7 @@ def chunk_nonce(base: Bytes, chunk: int) -> bytes:
     return (int.from_bytes(base) ^ chunk).to_bytes(NONCE_SIZE)
 
 
-def runs(plain_size: int, limit: int) -> Iterator[tuple[int, int]]:
+def iter_segments(plain_size: int, limit: int) -> Iterator[tuple[int, int]]:
     """Cut a message into runs of whole chunks.
 
     Parameters
@@ -336,7 +336,7 @@ def runs(plain_size: int, limit: int) -> Iterator[tuple[int, int]]:
         yield start // CHUNK_SIZE, size
 
 
-def run_size(first: int, size: int, plain_size: int) -> int:
+def segment_size(first: int, size: int, plain_size: int) -> int:
     """Bytes that a run of `size` bytes of plaintext takes when sealed; the run at the end has one more chunk."""
     end = first * CHUNK_SIZE + size == plain_size
     return size + TAG_SIZE * (size // CHUNK_SIZE + 1 if end else size // CHUNK_SIZE)

@@ -16,7 +16,7 @@ ENGINE_VARIABLE = "FASTRACK_ENGINE"
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SelectedEngine:
     """Name the engine that this process uses.
 
     name : the engine's name
@@ -29,7 +29,7 @@ class Choice:
     fault: str | None = None
 
 
-def available() -> tuple[str, ...]:
+def available_engines() -> tuple[str, ...]:
     """Names of the engines this machine can run, the fastest first."""
     from fastrack._crypto.vaes import supported_width
 
@@ -37,8 +37,8 @@ def available() -> tuple[str, ...]:
     return tuple(name for name in ENGINES if not name.startswith("vaes") or int(name[5:]) <= width * 8)
 
 
-def engine(name: str | None = None, *, threads: int | None = None) -> Engine:
-    """The engine of that name, or the one that `chosen` names; made once for each number of threads.
+def get_engine(name: str | None = None, *, threads: int | None = None) -> Engine:
+    """The engine of that name, or the one that `selected_engine` names; made once for each number of threads.
 
     Raises
     ------
@@ -47,11 +47,11 @@ def engine(name: str | None = None, *, threads: int | None = None) -> Engine:
     DeviceError
         If it fails its test, or `FASTRACK_ENGINE` names one that this machine cannot run.
     """
-    return _make(name or chosen().name, threads or default_threads())
+    return _make(name or selected_engine().name, threads or default_threads())
 
 
 @cache
-def chosen() -> Choice:
+def selected_engine() -> SelectedEngine:
     """Choose the engine of this process: what `FASTRACK_ENGINE` says, else the fastest there is that passes its test.
 
     An engine that fails is reported by a `RuntimeWarning`, once, and OpenSSL takes its place.
@@ -61,7 +61,7 @@ def chosen() -> Choice:
     DeviceError
         If `FASTRACK_ENGINE` names an engine that this machine cannot run or that fails, or if OpenSSL fails.
     """
-    names = available()
+    names = available_engines()
     forced = os.environ.get(ENGINE_VARIABLE)
     if forced:
         if forced not in names:
@@ -70,10 +70,10 @@ def chosen() -> Choice:
                 f"({', '.join(names)}), got {forced!r:.40}. Name one of these, or unset {ENGINE_VARIABLE}"
             )
         _require_sound(forced)
-        return Choice(forced, forced=True)
+        return SelectedEngine(forced, forced=True)
     fault = _fault(names[0])
     if fault is None:
-        return Choice(names[0])
+        return SelectedEngine(names[0])
     _require_sound("openssl")
     warnings.warn(
         f"the engine {names[0]!r} failed its test {fault}. 'openssl' takes its place and is slower: see `fastrack "
@@ -81,12 +81,12 @@ def chosen() -> Choice:
         RuntimeWarning,
         stacklevel=3,
     )
-    return Choice("openssl", fault=f"{names[0]} failed its test {fault}")
+    return SelectedEngine("openssl", fault=f"{names[0]} failed its test {fault}")
 
 
 @lru_cache(maxsize=32)
 def _make(name: str, threads: int) -> Engine:
-    names = available()
+    names = available_engines()
     if name not in names:
         raise ValueError(f"this machine has no engine {name!r}; it has {', '.join(names)}")
     _require_sound(name)
@@ -108,7 +108,7 @@ def _require_sound(name: str) -> None:
     if fault is not None:
         raise DeviceError(
             f"the engine {name!r} failed its test {fault}. Do not use it, and report this; {ENGINE_VARIABLE} names "
-            f"another engine: {', '.join(available())}"
+            f"another engine: {', '.join(available_engines())}"
         )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fastrack._crypto.cobblestone import CHUNK_SIZE
-from fastrack._crypto.jit import _compiled
+from fastrack._crypto.jit import compiled
 
 
 def _cut(starts: Any, sizes: Any, places: Any) -> Any:
@@ -99,6 +99,6 @@ def _joined(starts: Any, sizes: Any, places: Any, index: int) -> Any:
     return after, size
 
 
-_join = _compiled(_joined)
-cut = _compiled(_cut)
-is_inside = _compiled(_is_inside)
+_join = compiled(_joined)
+cut = compiled(_cut)
+is_inside = compiled(_is_inside)

@@ -1,6 +1,6 @@
 """AES-GCM of one chunk, as LLVM functions on vector instructions.
 
-Each builder adds one function to a module: `prepare` turns a message key into a *schedule*, and `open`, `verify` and
+Each builder adds one function to a module: `expand_key` turns a message key into a *schedule*, and `open`, `verify` and
 `seal` work one chunk of up to 16 KiB with it (NIST SP 800-38D sections 7.1 and 7.2, with a 96-bit nonce, no associated
 data and a 128-bit tag). Counter mode and GHASH run interleaved, eight vectors at a time, in one pass over the data.
 
@@ -37,7 +37,7 @@ _VECTORS = 8  # in flight at a time: enough to hide the latency of an AES round
 _ORDER = (*range(1, _VECTORS), 0)
 
 _LINE = 64  # bytes of a cache line
-_AHEAD = 2048  # bytes from a group to what is fetched meanwhile; gains 2 to 3 % where memory is the limit
+_PREFETCH_DISTANCE = 2048  # bytes from a group to what is fetched meanwhile; gains 2 to 3 % where memory is the limit
 
 # A schedule, in bytes from a 64-byte boundary.
 _POWERS = 32  # of the hash key: as many as blocks are in flight at the widest
@@ -53,7 +53,7 @@ STACK_SIZE = 16 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class Variant:
     """Which code to make: the key's bits, the vectors' bytes, and the widest instructions allowed."""
 
     bits: int
@@ -70,44 +70,44 @@ class Form:
         return _VECTORS * self.width
 
 
-def chunk_function(module: ir.Module, form: Form, name: str) -> ir.Function:
-    """The function `name` ("prepare", "open", "verify" or "seal") of that form, built in `module` unless it is there.
+def chunk_function(module: ir.Module, variant: Variant, name: str) -> ir.Function:
+    """Return the function `name` ("expand_key", "open", "verify" or "seal") of that variant; build it if needed.
 
-    `prepare(schedule, material)`, and the others `(schedule, source, target, chunk, size) -> 1 or 0`, the verdict;
+    `expand_key(schedule, material)`, and the others `(schedule, source, target, chunk, size) -> 1 or 0`, the verdict;
     `verify` leaves its target alone. Addresses, sizes and results are 64-bit integers.
     """
     build, arguments = _BUILDERS[name]
-    symbol = f"fastrack_{name}_{form.bits}_{form.width}_{form.native}"
+    symbol = f"fastrack_{name}_{variant.bits}_{variant.width}_{variant.native}"
     known = module.globals.get(symbol)
     if known is not None:
         return known
     function = ir.Function(module, ir.FunctionType(I64, [I64] * arguments), symbol)
     function.linkage = "internal"
-    compile_for(function, *_TARGETS[form.native])
-    if name == "prepare":
-        keep_apart(function)
+    compile_for(function, *_TARGETS[variant.native])
+    if name == "expand_key":
+        isolate_frame(function)
     else:
         clear_registers(function)  # of use where it is not inlined into its run: `NUMBA_CPU_NAME=generic`
-    build(function, form)
+    build(function, variant)
     return function
 
 
-def run_function(module: ir.Module, form: Form, name: str) -> ir.Function:
-    """Return the function that works neighbouring chunks by `chunk_function(module, form, name)`; build it if needed.
+def run_function(module: ir.Module, variant: Variant, name: str) -> ir.Function:
+    """Return the function that applies `chunk_function(module, variant, name)` to a run of chunks; build it if needed.
 
     It is `(schedule, source, target, first, count, size) -> index`, where the size is that of the plaintext from the
     first chunk on. The index is that of the first chunk whose tag is wrong, or the count. The chunk's function is
     inlined, as a call for each chunk costs up to a tenth of the time, and compiled for this CPU then, as the run is:
-    with more registers than the form asks for, if there are more.
+    with more registers than the variant asks for, if there are more.
     """
-    symbol = f"fastrack_{name}_run_{form.bits}_{form.width}_{form.native}"
+    symbol = f"fastrack_{name}_run_{variant.bits}_{variant.width}_{variant.native}"
     known = module.globals.get(symbol)
     if known is not None:
         return known
-    chunk = chunk_function(module, form, name)
+    chunk = chunk_function(module, variant, name)
     function = ir.Function(module, ir.FunctionType(I64, [I64] * 6), symbol)
     function.linkage = "internal"
-    keep_apart(function)
+    isolate_frame(function)
     schedule, source, target, first, count, size = function.args
     source_step, target_step = (CHUNK_SIZE, SEALED_CHUNK_SIZE) if name == "seal" else (SEALED_CHUNK_SIZE, CHUNK_SIZE)
     entry, loop, done = (function.append_basic_block() for _ in range(3))
@@ -138,7 +138,7 @@ def run_function(module: ir.Module, form: Form, name: str) -> ir.Function:
     return function
 
 
-def keep_apart(function: ir.Function) -> None:
+def isolate_frame(function: ir.Function) -> None:
     """Give `function` a stack frame of its own, for a wiper to overwrite, and have it clear all registers."""
     function.attributes.add("noinline")
     clear_registers(function)
@@ -173,18 +173,18 @@ def stack_wiper(module: ir.Module) -> ir.Function:
 # Preparing a key: FIPS 197 section 5.2 (expansion), SP 800-38D section 7.1 step 1 (hash key).
 
 
-def _build_prepare(function: ir.Function, form: Form) -> None:
+def _build_expand_key(function: ir.Function, variant: Variant) -> None:
     schedule, material = function.args
     builder = ir.IRBuilder(function.append_basic_block())
     emit = Emitter(builder, 16)
     wide = Emitter(builder, 64, native=16)
 
-    keys = _expand_128(emit, material) if form.bits == 128 else _expand_256(emit, material)
+    keys = expand_128(emit, material) if variant.bits == 128 else expand_256(emit, material)
     for index, key in enumerate(keys):
-        wide.store(wide.spread(key), schedule, _ROUND_KEYS + 64 * index, align=64)
+        wide.store(wide.broadcast(key), schedule, _ROUND_KEYS + 64 * index, align=64)
 
     hash_key = emit.words(0, 0)
-    hash_key = _encrypt_block(emit, hash_key, keys)
+    hash_key = encrypt_block(emit, hash_key, keys)
     first = power = emit.times_x(emit.reverse_bytes(hash_key))
     for exponent in range(1, _POWERS + 1):
         place = (_POWERS - exponent) * 16
@@ -192,7 +192,7 @@ def _build_prepare(function: ir.Function, form: Form) -> None:
         emit.store(emit.halves(power), schedule, _HASH_HALVES + place, align=16)
         power = emit.multiply(power, first)
 
-    nonce = builder.add(material, ir.Constant(I64, form.bits // 8))
+    nonce = builder.add(material, ir.Constant(I64, variant.bits // 8))
     low = builder.zext(builder.load(builder.inttoptr(nonce, I64.as_pointer()), align=1), ir.IntType(128))
     rest = builder.add(nonce, ir.Constant(I64, 8))
     high = builder.zext(builder.load(builder.inttoptr(rest, I32.as_pointer()), align=1), ir.IntType(128))
@@ -201,14 +201,14 @@ def _build_prepare(function: ir.Function, form: Form) -> None:
     builder.ret(ir.Constant(I64, 1))
 
 
-def _expand_128(emit: Emitter, material: ir.Value) -> list[ir.Value]:
+def expand_128(emit: Emitter, material: ir.Value) -> list[ir.Value]:
     keys = [emit.load(material)]
     for constant in (0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80, 0x1B, 0x36):
         keys.append(_next_key(emit, keys[-1], keys[-1], constant, word=3))
     return keys
 
 
-def _expand_256(emit: Emitter, material: ir.Value) -> list[ir.Value]:
+def expand_256(emit: Emitter, material: ir.Value) -> list[ir.Value]:
     keys = [emit.load(material), emit.load(material, 16)]
     for constant in (0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40):
         keys.append(_next_key(emit, keys[-2], keys[-1], constant, word=3))
@@ -228,7 +228,7 @@ def _next_key(emit: Emitter, before: ir.Value, last: ir.Value, constant: int, wo
     return emit.xor(builder.bitcast(running, emit.type), mixed)
 
 
-def _encrypt_block(emit: Emitter, block: ir.Value, keys: list[ir.Value]) -> ir.Value:
+def encrypt_block(emit: Emitter, block: ir.Value, keys: list[ir.Value]) -> ir.Value:
     state = emit.xor(block, keys[0])
     for key in keys[1:-1]:
         state = emit.aes_round(state, key)
@@ -238,9 +238,9 @@ def _encrypt_block(emit: Emitter, block: ir.Value, keys: list[ir.Value]) -> ir.V
 # Working a chunk.
 
 
-def _build_open(function: ir.Function, form: Form) -> None:
+def _build_open(function: ir.Function, variant: Variant) -> None:
     schedule, source, target, chunk, size = function.args
-    work = _Chunk(function, form, schedule, chunk)
+    work = _Chunk(function, variant, schedule, chunk)
     work.run(source, target, size, decrypt=True)
     wanted = work.small.load(work.builder.add(source, size), once=True)
     good = work.same(work.tag(size), wanted)
@@ -249,24 +249,24 @@ def _build_open(function: ir.Function, form: Form) -> None:
     work.builder.ret(good)
 
 
-def _build_verify(function: ir.Function, form: Form) -> None:
+def _build_verify(function: ir.Function, variant: Variant) -> None:
     schedule, source, _, chunk, size = function.args
-    work = _Chunk(function, form, schedule, chunk)
+    work = _Chunk(function, variant, schedule, chunk)
     work.run(source, None, size, decrypt=True)
     wanted = work.small.load(work.builder.add(source, size), once=True)
     work.builder.ret(work.same(work.tag(size), wanted))
 
 
-def _build_seal(function: ir.Function, form: Form) -> None:
+def _build_seal(function: ir.Function, variant: Variant) -> None:
     schedule, source, target, chunk, size = function.args
-    work = _Chunk(function, form, schedule, chunk)
+    work = _Chunk(function, variant, schedule, chunk)
     work.run(source, target, size, decrypt=False)
     work.small.store(work.tag(size), work.builder.add(target, size))
     work.builder.ret(ir.Constant(I64, 1))
 
 
-_BUILDERS: dict[str, tuple[Callable[[ir.Function, Form], None], int]] = {
-    "prepare": (_build_prepare, 2),
+_BUILDERS: dict[str, tuple[Callable[[ir.Function, Variant], None], int]] = {
+    "expand_key": (_build_expand_key, 2),
     "open": (_build_open, 5),
     "verify": (_build_verify, 5),
     "seal": (_build_seal, 5),
@@ -276,13 +276,13 @@ _BUILDERS: dict[str, tuple[Callable[[ir.Function, Form], None], int]] = {
 class _Chunk:
     """The code of one chunk, being written: groups of vectors first, then blocks, then the last bytes."""
 
-    def __init__(self, function: ir.Function, form: Form, schedule: ir.Value, chunk: ir.Value) -> None:
+    def __init__(self, function: ir.Function, variant: Variant, schedule: ir.Value, chunk: ir.Value) -> None:
         self.function = function
-        self.form = form
+        self.variant = variant
         self.schedule = schedule
         self.builder = ir.IRBuilder(function.append_basic_block())
         self.small = Emitter(self.builder, 16)
-        self.wide = Emitter(self.builder, form.width, form.native)
+        self.wide = Emitter(self.builder, variant.width, variant.native)
         self.scratch = self.builder.alloca(I8, 16)
         # The nonce of chunk k is the base nonce XOR k, big-endian; byte-reversed, the counter is the lowest 32 bits.
         number = self.builder.shl(self.builder.zext(chunk, ir.IntType(128)), ir.Constant(ir.IntType(128), 32))
@@ -291,7 +291,7 @@ class _Chunk:
         self.hash = self.small.words(0, 0)
 
     def run(self, source: ir.Value, target: ir.Value | None, size: ir.Value, *, decrypt: bool) -> None:
-        group = ir.Constant(I64, self.form.group)
+        group = ir.Constant(I64, self.variant.group)
         groups = self.builder.udiv(size, group)
         self._groups(source, target, groups, decrypt=decrypt)
         done = self.builder.mul(groups, group)
@@ -317,11 +317,11 @@ class _Chunk:
     # registers, so that the cipher and the hash of one turn do not wait for each other.
 
     def _groups(self, source: ir.Value, target: ir.Value | None, groups: ir.Value, *, decrypt: bool) -> None:
-        builder, wide, form = self.builder, self.wide, self.form
+        builder, wide, variant = self.builder, self.wide, self.variant
         entry = builder.block
         loop, done = (self.function.append_basic_block() for _ in range(2))
-        origin = wide.xor(wide.spread(self.small.reverse_bytes(self.nonce)), self._round_key(0))
-        seeds = [wide.widen(self.hash)]
+        origin = wide.xor(wide.broadcast(self.small.reverse_bytes(self.nonce)), self._round_key(0))
+        seeds = [wide.zero_extend(self.hash)]
         if not decrypt:
             # The first turn has nothing to hash yet: it hashes zeros, which leave a hash of zero as it is.
             seeds += [wide.words(0, 0)] * _VECTORS
@@ -336,11 +336,11 @@ class _Chunk:
         for phi, seed in zip(carried, seeds, strict=True):
             phi.add_incoming(seed, entry)
         turned = builder.add(turn, ir.Constant(I64, 1))
-        after = wide.xor(origin, self._counter(builder.mul(turned, ir.Constant(I64, form.group // 16))))
-        offset = builder.mul(turn, ir.Constant(I64, form.group))
+        after = wide.xor(origin, self._counter(builder.mul(turned, ir.Constant(I64, variant.group // 16))))
+        offset = builder.mul(turn, ir.Constant(I64, variant.group))
         here = builder.add(source, offset)
         # A text is loaded where it is first used: all at once would not fit into the registers.
-        text = cache(lambda lane: wide.load(here, form.width * lane, once=True))
+        text = cache(lambda lane: wide.load(here, variant.width * lane, once=True))
         hashing = _Hashing(wide, self.schedule, carried[0], text if decrypt else carried[1:].__getitem__)
         if target is None:
             for lane in _ORDER:
@@ -351,11 +351,11 @@ class _Chunk:
             self._fetch_ahead(here, there)
             result = self._cipher(self._first_states(start, after), text, hashing)
             for lane, value in enumerate(result):
-                wide.store(value, there, form.width * lane)
+                wide.store(value, there, variant.width * lane)
         turn.add_incoming(turned, loop)
         start.add_incoming(after, loop)
-        folded = wide.fold(hashing.finish())
-        kept = [wide.widen(folded)] + ([] if decrypt else result)
+        folded = wide.reduce_xor(hashing.finish())
+        kept = [wide.zero_extend(folded)] + ([] if decrypt else result)
         for phi, value in zip(carried, kept, strict=True):
             phi.add_incoming(value, loop)
         builder.cbranch(builder.icmp_unsigned("<", turned, groups), loop, done)
@@ -367,10 +367,10 @@ class _Chunk:
             phi.add_incoming(value, loop)
         self.hash = ends[0]
         if not decrypt:
-            hashing = _Hashing(wide, self.schedule, wide.widen(ends[0]), ends[1:].__getitem__)
+            hashing = _Hashing(wide, self.schedule, wide.zero_extend(ends[0]), ends[1:].__getitem__)
             for lane in range(_VECTORS):
                 hashing.absorb(lane)
-            self.hash = wide.fold(hashing.finish())
+            self.hash = wide.reduce_xor(hashing.finish())
 
     def _counter(self, number: ir.Value) -> ir.Value:
         """`number` in the place of the counter, big-endian, in every lane."""
@@ -378,7 +378,7 @@ class _Chunk:
         swapped = self.builder.call(swap, [self.builder.trunc(number, I32)])
         words = ir.Constant(ir.VectorType(I32, 4), [ir.Constant(I32, 0)] * 4)
         block = self.builder.insert_element(words, swapped, ir.Constant(I32, 3))
-        return self.wide.spread(self.builder.bitcast(block, self.small.type))
+        return self.wide.broadcast(self.builder.bitcast(block, self.small.type))
 
     def _first_states(self, start: ir.Value, after: ir.Value) -> list[ir.Value]:
         """The counter blocks of a group after round key 0.
@@ -386,21 +386,21 @@ class _Chunk:
         Counters start at 2, so those of a group are `start` XOR 2, 3 and so on, without a carry; all but the last two,
         which are `after`, where the next group starts, XOR 0 and 1. One instruction a vector makes them.
         """
-        wide, count = self.wide, self.form.group // 16
+        wide, count = self.wide, self.variant.group // 16
         states = []
         for lane in range(_VECTORS):
             numbers = range(2 + lane * wide.blocks, 2 + (lane + 1) * wide.blocks)
-            base = wide.choose(start, after, [number >= count for number in numbers])
+            base = wide.blend(start, after, [number >= count for number in numbers])
             states.append(wide.xor(base, wide.counters([number % count for number in numbers])))
         return states
 
     def _fetch_ahead(self, here: ir.Value, there: ir.Value) -> None:
-        for ahead in range(_AHEAD, _AHEAD + self.form.group, _LINE):
+        for ahead in range(_PREFETCH_DISTANCE, _PREFETCH_DISTANCE + self.variant.group, _LINE):
             self.wide.prefetch(here, ahead, write=False)
             self.wide.prefetch(there, ahead, write=True)
 
     def _cipher(self, states: list[ir.Value], text: Texts, hashing: _Hashing) -> list[ir.Value]:
-        wide, rounds = self.wide, self.form.rounds
+        wide, rounds = self.wide, self.variant.rounds
         for step in range(1, rounds):
             key = self._round_key(step)
             states = [wide.aes_round(state, key) for state in states]
@@ -410,7 +410,7 @@ class _Chunk:
         return [wide.aes_last(state, wide.xor(key, text(lane))) for lane, state in enumerate(states)]
 
     def _round_key(self, step: int) -> ir.Value:
-        return self.wide.load(self.schedule, _ROUND_KEYS + 64 * step, align=self.form.width)
+        return self.wide.load(self.schedule, _ROUND_KEYS + 64 * step, align=self.variant.width)
 
     # What is left: whole blocks one by one, then a part of one.
 
@@ -490,9 +490,9 @@ class _Chunk:
         counter = self.builder.bitcast(self.builder.zext(number, ir.IntType(128)), self.small.type)
         block = self.small.reverse_bytes(self.small.add32(self.nonce, counter))
         keys = [
-            self.small.load(self.schedule, _ROUND_KEYS + 64 * step, align=16) for step in range(self.form.rounds + 1)
+            self.small.load(self.schedule, _ROUND_KEYS + 64 * step, align=16) for step in range(self.variant.rounds + 1)
         ]
-        return _encrypt_block(self.small, block, keys)
+        return encrypt_block(self.small, block, keys)
 
     def _absorb(self, block: ir.Value) -> None:
         place = (_POWERS - 1) * 16

@@ -39,7 +39,7 @@ def find_fault(engine: Engine) -> str | None:
 def _try(engine: Engine, key: bytes, answer: str) -> str | None:
     plain = np.resize(np.arange(251, dtype=np.uint8), _SIZE)
     sealed, opened = np.empty(_SIZE + 2 * TAG_SIZE, np.uint8), np.empty(_SIZE, np.uint8)
-    schedule = engine.prepare(MessageKey.raw(key, _NONCE))
+    schedule = engine.expand_key(MessageKey.raw(key, _NONCE))
     try:
         engine.seal_run(schedule, plain, sealed, _FIRST)
         found = sha256(sealed.data).hexdigest()

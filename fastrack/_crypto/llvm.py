@@ -22,7 +22,7 @@ _POLYNOMIAL = (1, 0xC200000000000000)
 class Emitter:
     """Emits code on vectors of `width` bytes: 16, 32 or 64, each a row of 16-byte blocks.
 
-    `native` is the widest form of the AES and multiplier instructions that may be emitted. With `native < width` one
+    `native` is the widest variant of the AES and multiplier instructions that may be emitted. With `native < width` one
     wide instruction becomes several narrow ones: the same code, testable on a CPU that lacks the wide instructions.
     """
 
@@ -70,7 +70,7 @@ class Emitter:
         words = [word for value in values for word in (0, int.from_bytes(value.to_bytes(8, "big"), "little"))]
         return ir.Constant(self.type, [ir.Constant(I64, word) for word in words])
 
-    def choose(self, left: ir.Value, right: ir.Value, wanted: Sequence[bool]) -> ir.Value:
+    def blend(self, left: ir.Value, right: ir.Value, wanted: Sequence[bool]) -> ir.Value:
         """The blocks of `right` where they are wanted, else those of `left`."""
         if not any(wanted):
             return left
@@ -78,16 +78,16 @@ class Emitter:
         order = [word + words * wanted[word // 2] for word in range(words)]
         return self._pick(left, right, order)
 
-    def spread(self, block: ir.Value) -> ir.Value:
+    def broadcast(self, block: ir.Value) -> ir.Value:
         """A 16-byte block, repeated in every lane."""
         return self._pick(block, block, [0, 1] * self.blocks)
 
-    def widen(self, block: ir.Value) -> ir.Value:
+    def zero_extend(self, block: ir.Value) -> ir.Value:
         """A 16-byte block in the first lane, zeros elsewhere."""
         zero = ir.Constant(block.type, [ir.Constant(I64, 0)] * 2)
         return self._pick(block, zero, [0, 1] + [2, 3] * (self.blocks - 1))
 
-    def fold(self, value: ir.Value) -> ir.Value:
+    def reduce_xor(self, value: ir.Value) -> ir.Value:
         """The sum (exclusive or) of all lanes, as a 16-byte block."""
         parts = [self._pick(value, value, [2 * lane, 2 * lane + 1]) for lane in range(self.blocks)]
         return self.xor(*parts)

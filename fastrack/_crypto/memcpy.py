@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastrack._crypto import workers as crew
+from fastrack._crypto import workers
 from fastrack._crypto.base import Bytes, check_buffers
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
-from fastrack._crypto.jit import _DONE, _await, _compiled, _copy, _fetch_add
+from fastrack._crypto.jit import _DONE, compiled, copy_bytes, fetch_add, source_digest, wait_until_done
 from fastrack._crypto.vaes import address, is_compiling
 
-_ALONE = (512 << 10) // CHUNK_SIZE  # chunks that one thread has copied before another has woken up
+PARALLEL_THRESHOLD = (512 << 10) // CHUNK_SIZE  # chunks that one thread has copied before another has woken up
 
 
 def copy(target: Bytes, source: Bytes, threads: int) -> None:
@@ -31,17 +31,17 @@ def copy(target: Bytes, source: Bytes, threads: int) -> None:
     check_buffers(source, target)
     if target.size != source.size:
         raise ValueError(f"{source.size} bytes are not to be copied into {target.size}")
-    if threads == 1 or target.size < _ALONE * SEALED_CHUNK_SIZE or not is_compiling():
+    if threads == 1 or target.size < PARALLEL_THRESHOLD * SEALED_CHUNK_SIZE or not is_compiling():
         np.copyto(target, source)
         return
     count = -(-target.size // SEALED_CHUNK_SIZE)
-    crew.run(
+    workers.run(
         _copy_run,
         (address(source), address(target), count, target.size),
         count,
         threads,
         (source, target),
-        alone=_ALONE,
+        threshold=PARALLEL_THRESHOLD,
     )
 
 
@@ -71,7 +71,7 @@ def pack(target: Bytes, source: Bytes, chunks: npt.NDArray[np.int64], threads: i
             ]
         return
     where = (address(source), address(target), chunks, source.size)
-    crew.run(_copy_chunks, where, chunks.size, threads, (source, target), alone=_ALONE)
+    workers.run(_copy_chunks, where, chunks.size, threads, (source, target), threshold=PARALLEL_THRESHOLD)
 
 
 def _check_chunks(chunks: npt.NDArray[np.int64], target: int, source: int) -> None:
@@ -91,28 +91,28 @@ def _check_chunks(chunks: npt.NDArray[np.int64], target: int, source: int) -> No
 
 
 def _build_run(form: str) -> Any:
-    def copy_run(source: int, target: int, count: int, size: int, grain: int, board: int, wait: bool) -> None:
+    def copy_run(source: int, target: int, count: int, size: int, grain: int, counters: int, wait: bool) -> None:
         assert form
         while True:
-            start = _fetch_add(board, 1) * grain
+            start = fetch_add(counters, 1) * grain
             if start >= count:
                 break
             stop = min(start + grain, count)
             offset = start * SEALED_CHUNK_SIZE
-            _copy(target + offset, source + offset, min(stop * SEALED_CHUNK_SIZE, size) - offset)
-            _fetch_add(board + _DONE, stop - start)
+            copy_bytes(target + offset, source + offset, min(stop * SEALED_CHUNK_SIZE, size) - offset)
+            fetch_add(counters + _DONE, stop - start)
         if wait:
-            _await(board, count)
+            wait_until_done(counters, count)
 
-    return _compiled(copy_run)
+    return compiled(copy_run)
 
 
 def _build_gather(form: str) -> Any:
-    def copy_chunks(source: int, target: int, chunks: Any, size: int, grain: int, board: int, wait: bool) -> None:
+    def copy_chunks(source: int, target: int, chunks: Any, size: int, grain: int, counters: int, wait: bool) -> None:
         assert form
         count = chunks.size
         while True:
-            start = _fetch_add(board, 1) * grain
+            start = fetch_add(counters, 1) * grain
             if start >= count:
                 break
             stop = min(start + grain, count)
@@ -122,17 +122,17 @@ def _build_gather(form: str) -> Any:
                 while after < stop and chunks[after] - chunk == after - index:  # neighbours are one stretch
                     after += 1
                 here = chunk * SEALED_CHUNK_SIZE
-                _copy(
+                copy_bytes(
                     target + index * SEALED_CHUNK_SIZE,
                     source + here,
                     min((after - index) * SEALED_CHUNK_SIZE, size - here),
                 )
                 index = after
-            _fetch_add(board + _DONE, stop - start)
+            fetch_add(counters + _DONE, stop - start)
         if wait:
-            _await(board, count)
+            wait_until_done(counters, count)
 
-    return _compiled(copy_chunks)
+    return compiled(copy_chunks)
 
 
-_copy_run, _copy_chunks = _build_run(crew.source_digest()), _build_gather(crew.source_digest())
+_copy_run, _copy_chunks = _build_run(source_digest()), _build_gather(source_digest())

@@ -13,7 +13,7 @@ import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from fastrack._crypto.base import Bytes, GatherPlan, check_buffers, check_pieces, chunks_between
+from fastrack._crypto.base import Bytes, GatherPlan, check_buffers, check_plan, chunks_between
 from fastrack._crypto.cobblestone import CHUNK_SIZE, NONCE_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, MessageKey, chunk_nonce
 from fastrack.errors import ClosedError
 
@@ -26,7 +26,7 @@ class OpenSSLEngine:
     name = "openssl"
     threads = 1
 
-    def prepare(self, key: MessageKey) -> OpenSSLSchedule:
+    def expand_key(self, key: MessageKey) -> OpenSSLSchedule:
         return OpenSSLSchedule(key)
 
     def open_run(self, schedule: OpenSSLSchedule, source: Bytes, target: Bytes, first: int) -> int | None:
@@ -59,10 +59,10 @@ class OpenSSLEngine:
         for index, plain, sealed in _slices(count, source.size):
             schedule.seal(first + index, source[plain], target[sealed], held)
 
-    def open_pieces(self, schedule: OpenSSLSchedule, source: Bytes, target: Bytes, pieces: GatherPlan) -> int | None:
+    def open_gather(self, schedule: OpenSSLSchedule, source: Bytes, target: Bytes, pieces: GatherPlan) -> int | None:
         check_buffers(source, target)
         size = source.size - -(-source.size // SEALED_CHUNK_SIZE) * TAG_SIZE
-        check_pieces(pieces, source.size, size, target.size)
+        check_plan(pieces, source.size, size, target.size)
         held, scratch = np.empty(SEALED_CHUNK_SIZE, np.uint8), np.empty(CHUNK_SIZE, np.uint8)
         bad: int | None = None
         for place, number in enumerate(pieces.chunks.tolist()):
@@ -114,7 +114,7 @@ class OpenSSLSchedule:
 
     def _ready(self) -> AESGCM:
         if self._cipher is None:
-            raise ClosedError("this key schedule was wiped; prepare the message key again")
+            raise ClosedError("this key schedule was wiped; expand the message key again")
         return self._cipher
 
     def wipe(self) -> None:

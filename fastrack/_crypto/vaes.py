@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from fastrack._crypto import workers as crew
-from fastrack._crypto.base import Bytes, GatherPlan, check_buffers, check_pieces, chunks_between
+from fastrack._crypto import workers
+from fastrack._crypto.base import Bytes, GatherPlan, check_buffers, check_plan, chunks_between
 from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE, TAG_SIZE, MessageKey
 from fastrack.errors import ClosedError
 
@@ -33,45 +33,46 @@ class VaesEngine:
         self._schedule_size = gcm.SCHEDULE_SIZE
         self._kernels = kernels.build(width, native or width)
 
-    def prepare(self, key: MessageKey) -> VaesSchedule:
+    def expand_key(self, key: MessageKey) -> VaesSchedule:
         material = np.frombuffer(key.material, np.uint8)
         schedule = VaesSchedule(material.size * 8 - 96, self._schedule_size)
-        self._kernels.prepare(schedule.bits, schedule.address, address(material))
+        self._kernels.expand_key(schedule.bits, schedule.address, address(material))
         return schedule
 
     def open_run(self, schedule: VaesSchedule, source: Bytes, target: Bytes, first: int) -> int | None:
         check_buffers(source, target)
         count = chunks_between(source.size, target.size, first)
-        where = (address(source), address(target), first, count, target.size)
-        return self._run(self._kernels.open_run, schedule, where, count, (source, target))
+        arguments = (address(source), address(target), first, count, target.size)
+        return self._run(self._kernels.open_run, schedule, arguments, count, (source, target))
 
     def verify_run(self, schedule: VaesSchedule, source: Bytes, first: int) -> int | None:
         check_buffers(source)
         count = -(-source.size // SEALED_CHUNK_SIZE)
         size = source.size - count * TAG_SIZE
         chunks_between(source.size, size, first)
-        where = (address(source), 0, first, count, size)
-        return self._run(self._kernels.verify_run, schedule, where, count, (source,))
+        arguments = (address(source), 0, first, count, size)
+        return self._run(self._kernels.verify_run, schedule, arguments, count, (source,))
 
     def seal_run(self, schedule: VaesSchedule, source: Bytes, target: Bytes, first: int) -> None:
         check_buffers(source, target)
         count = chunks_between(target.size, source.size, first)
-        where = (address(source), address(target), first, count, source.size)
-        self._run(self._kernels.seal_run, schedule, where, count, (source, target))
+        arguments = (address(source), address(target), first, count, source.size)
+        self._run(self._kernels.seal_run, schedule, arguments, count, (source, target))
 
-    def open_pieces(self, schedule: VaesSchedule, source: Bytes, target: Bytes, pieces: GatherPlan) -> int | None:
+    def open_gather(self, schedule: VaesSchedule, source: Bytes, target: Bytes, pieces: GatherPlan) -> int | None:
         check_buffers(source, target)
         size = source.size - -(-source.size // SEALED_CHUNK_SIZE) * TAG_SIZE
-        check_pieces(pieces, source.size, size, target.size)
-        where = (address(source), address(target), pieces.chunks, pieces.starts, pieces.table, size)
-        return self._run(self._kernels.open_pieces, schedule, where, pieces.chunks.size, (source, target))
+        check_plan(pieces, source.size, size, target.size)
+        arguments = (address(source), address(target), pieces.chunks, pieces.starts, pieces.table, size)
+        return self._run(self._kernels.open_gather, schedule, arguments, pieces.chunks.size, (source, target))
 
     def _run(
-        self, kernel: Any, schedule: VaesSchedule, where: tuple[Any, ...], count: int, kept: tuple[Bytes, ...]
+        self, kernel: Any, schedule: VaesSchedule, arguments: tuple[Any, ...], count: int, keepalive: tuple[Bytes, ...]
     ) -> int | None:
         if schedule.wiped:  # its zeros are a key that everybody knows
-            raise ClosedError("this key schedule was wiped; prepare the message key again")
-        return crew.run(kernel, (schedule.bits, schedule.address, *where), count, self.threads, (schedule, kept))
+            raise ClosedError("this key schedule was wiped; expand the message key again")
+        arguments = (schedule.bits, schedule.address, *arguments)
+        return workers.run(kernel, arguments, count, self.threads, (schedule, keepalive))
 
 
 class VaesSchedule:

@@ -58,9 +58,9 @@ def seal(tensor: Any, key: KeyLike, name: str = "tensor") -> SealedTensor:
     plain = arrays.bytes_of(tensor)
     claim = MessageContext(name, dtype, shape, new_file_id())
     message = arrays.empty_bytes(cobblestone.message_size(plain.size))
-    engine = aead.engine()
+    engine = aead.get_engine()
     salt, message_key = claim.new_key(key)
-    schedule = engine.prepare(message_key)
+    schedule = engine.expand_key(message_key)
     try:
         engine.seal_run(schedule, plain, message[HEADER_SIZE:], 0)
     finally:
@@ -547,9 +547,9 @@ class OpenMessage:
 
     def __init__(self, sealed: SealedTensor, keys: KeyRing) -> None:
         self._sealed = sealed
-        self._engine = aead.engine()
+        self._engine = aead.get_engine()
         message_key = sealed.open_header(keys)
-        self._schedule = self._engine.prepare(message_key)
+        self._schedule = self._engine.expand_key(message_key)
         message_key.wipe()
 
     def read(self, memory: Bytes) -> None:
@@ -567,7 +567,7 @@ class OpenMessage:
 
     def gather(self, pieces: GatherPlan, memory: Bytes) -> None:
         """Open some of it into their places in `memory`. Else as `read`."""
-        bad = self._engine.open_pieces(self._schedule, self._sealed.chunks, memory, pieces)
+        bad = self._engine.open_gather(self._schedule, self._sealed.chunks, memory, pieces)
         if bad is not None:
             memory.fill(0)
             raise bad_chunk(self._sealed.name, bad, path=self._sealed.path)
@@ -585,7 +585,7 @@ class OpenMessage:
 
     def _run(self, first: int, size: int) -> Bytes:
         start = first * cobblestone.SEALED_CHUNK_SIZE
-        return self._sealed.chunks[start : start + cobblestone.run_size(first, size, self._sealed.nbytes)]
+        return self._sealed.chunks[start : start + cobblestone.segment_size(first, size, self._sealed.nbytes)]
 
     def __enter__(self) -> Self:
         return self

@@ -87,11 +87,11 @@ class Channel:
             raise ValueError(f"share= must be above 0 and at most 1, not {share}")
         self._keys = None if keys is None else KeyRing.resolve(keys)
         self._threads = threads or default_threads()
-        self._engine = aead.engine(threads=threads)
+        self._engine = aead.get_engine(threads=threads)
         self._device = open_device(canonical(device), threads, share)
         self._session = Session()
-        self._sizes = Sizes(self._device.lead, self._device.slab)
-        size = cobblestone.ciphertext_size(self._device.slab)
+        self._sizes = Sizes(self._device.first_slab_size, self._device.max_slab_size)
+        size = cobblestone.ciphertext_size(self._device.max_slab_size)
         self._rings = [StagingPool(self._device, size, _DEPTH) for _ in range(self._device.lanes)]
         if not self._device.in_place:
             self._rings[0].reserve()  # before the first result takes what memory there is
@@ -258,7 +258,7 @@ class Channel:
             except BaseException:
                 for work, _ in started:  # none may write to the target once it was cleared
                     with suppress(DeviceError):
-                        work.verdict()
+                        work.result()
                 self._clear(target)
                 raise
         return out
@@ -355,10 +355,10 @@ class Channel:
 
         def step(work: Operation, slab: Slab, slot: StagingBuffer | None) -> None:
             with record.stage("seal", slab, stage):
-                work.seal(slab, message[SEALED_CHUNK_SIZE * slab.first :][: slab.sealed], slot)
+                work.seal(slab, message[SEALED_CHUNK_SIZE * slab.first_chunk :][: slab.sealed_size], slot)
 
         slabs = slabs_of(len(memory), self._sizes if staged else None)
-        self._run(key, memory, slabs, step, record, staged=staged, together=_TOGETHER, keep=True, wait=True).verdict()
+        self._run(key, memory, slabs, step, record, staged=staged, together=_TOGETHER, keep=True, wait=True).result()
 
     # The loop.
 
@@ -401,7 +401,7 @@ class Channel:
                             ring.put(held.popleft())
         except BaseException:
             with suppress(Exception):  # the first error is the one to tell
-                work.verdict()
+                work.result()
             raise
         finally:
             for slot in held:
@@ -491,7 +491,7 @@ def _require_apart(target: Any, source: Bytes) -> None:
 
 
 def _require_good(work: Operation, source: Source) -> None:
-    bad = work.verdict()
+    bad = work.result()
     if bad is not None:
         raise bad_chunk(source.name, bad, path=source.path)
 
@@ -508,7 +508,7 @@ class _Ending:
 
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
-            self._work.end(wait=self._wait)
+            self._work.finish(wait=self._wait)
             return
         with suppress(Exception):
-            self._work.end()
+            self._work.finish()

@@ -209,7 +209,7 @@ def add_notes(error: BaseException, failures: list[FastrackError]) -> None:
 
 def _failure_of(one: _Started) -> FastrackError | None:
     try:
-        bad = one.work.verdict()
+        bad = one.work.result()
     except FastrackError as error:
         return error.with_traceback(None)  # whose frames would keep the work
     return None if bad is None else bad_chunk(one.name, bad, _OUTCOME, path=one.path)

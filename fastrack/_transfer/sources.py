@@ -85,8 +85,8 @@ class SealedSource:
         return slabs_of(self._nbytes, sizes)
 
     def fill(self, slab: Slab, place: Bytes | None) -> Bytes:
-        start = slab.first * SEALED_CHUNK_SIZE
-        return self.memory[start : start + slab.sealed]
+        start = slab.first_chunk * SEALED_CHUNK_SIZE
+        return self.memory[start : start + slab.sealed_size]
 
     def finish(self) -> None:
         """Nothing is secret."""
@@ -126,15 +126,15 @@ class PlainSource:
         self.path: Path | None = None
         self.memory = plain
         self._engine = engine
-        self._schedule = engine.prepare(key)
+        self._schedule = engine.expand_key(key)
 
     def slabs(self, sizes: Sizes | None) -> Iterator[Slab]:
         return slabs_of(self.memory.size, sizes)
 
     def fill(self, slab: Slab, place: Bytes | None) -> Bytes:
         assert place is not None
-        staged = place[: slab.sealed]
-        self._engine.seal_run(self._schedule, self.memory[slab.start : slab.stop], staged, slab.first)
+        staged = place[: slab.sealed_size]
+        self._engine.seal_run(self._schedule, self.memory[slab.start : slab.stop], staged, slab.first_chunk)
         return staged
 
     def finish(self) -> None:
@@ -147,7 +147,9 @@ def slabs_of(nbytes: int, sizes: Sizes | None) -> Iterator[Slab]:
     for size in sizes or [nbytes]:
         stop = min(start + size, nbytes)
         # A last chunk that is empty goes with the slab before it.
-        yield Slab(start // CHUNK_SIZE, start, stop, cobblestone.run_size(start // CHUNK_SIZE, stop - start, nbytes))
+        yield Slab(
+            start // CHUNK_SIZE, start, stop, cobblestone.segment_size(start // CHUNK_SIZE, stop - start, nbytes)
+        )
         if stop == nbytes:
             return
         start = stop

@@ -106,7 +106,7 @@ class StagingPool:
 
     def _make(self) -> StagingBuffer:
         try:
-            return self._device.slot(self._size)
+            return self._device.staging_buffer(self._size)
         except BaseException:
             with self._change:
                 self._made -= 1

@@ -53,13 +53,13 @@ class Stats:
 class Transfer:
     """One transfer while it is measured, and drawn if somebody wants a timeline."""
 
-    __slots__ = ("_stages", "doing", "spent", "steps", "timeline")
+    __slots__ = ("_stages", "current_span", "spent", "steps", "timeline")
 
     def __init__(self, wanted: Timeline | None, direction: str = "to_device") -> None:
         self.timeline = wanted
         work = "seal" if direction == "to_host" else "open"
         self._stages = {"source": "fill", "issue": work, "store": work, "wait": "wait"}
-        self.doing = ""
+        self.current_span = ""
         self.steps: Steps = []
         self.spent = dict.fromkeys((*_COUNTED, "wait"), 0)  # nanoseconds
 
@@ -71,7 +71,7 @@ class Transfer:
         """Count, and show, what a device did for a slab on this thread."""
         self.spent[self._stages[name]] += stop - start
         if self.timeline is not None:
-            self.steps += (name, start, stop, slab.first, slab.sealed)
+            self.steps += (name, start, stop, slab.first_chunk, slab.sealed_size)
 
     def waiting(self, slab: Slab) -> AbstractContextManager[None]:
         """The time of a block that only a timeline shows, as a wait."""
@@ -90,7 +90,7 @@ class _Stage:
         self._shown = shown
 
     def __enter__(self) -> None:
-        self._transfer.doing = self._shown
+        self._transfer.current_span = self._shown
         self._start = time.perf_counter_ns()
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -99,7 +99,7 @@ class _Stage:
         if kind is None:
             transfer.spent[self._name] += stop - self._start
         if transfer.timeline is not None:
-            transfer.steps += (self._shown, self._start, stop, self._slab.first, self._slab.sealed)
+            transfer.steps += (self._shown, self._start, stop, self._slab.first_chunk, self._slab.sealed_size)
 
 
 class Recorder:
@@ -124,14 +124,14 @@ class Recorder:
         wanted = timeline.current()
         record = Transfer(wanted, shown)
         if wanted is not None:
-            wanted.mine.transfer = record
+            wanted.local.transfer = record
         start = time.perf_counter_ns()
         try:
             yield record
         finally:
             stop = time.perf_counter_ns()
             if wanted is not None:
-                wanted.mine.transfer = None
+                wanted.local.transfer = None
                 wanted.add_transfer(shown, start, stop, nbytes, name, record.steps)
         with self._lock:
             total = self._total

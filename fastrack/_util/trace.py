@@ -60,7 +60,7 @@ class Timeline:
         self.zero = time.perf_counter_ns()
         self.began = datetime.now(UTC)
         self.lost = 0
-        self.mine = threading.local()  # `transfer`: what a thread is at
+        self.local = threading.local()  # `transfer`: what a thread is at
         self._spans: list[_Span] = []  # whose `append` needs no lock
         self._later: list[tuple[str, Callable[[], tuple[int, int]], int, Detail]] = []
         self._transfers: list[tuple[int, str, int, int, int, str | None, Steps]] = []
@@ -71,10 +71,10 @@ class Timeline:
         self._helpers = 0
 
     @property
-    def doing(self) -> str:
+    def current_span(self) -> str:
         """What the calling thread is at, for others that help it; nothing outside of a transfer."""
-        transfer = getattr(self.mine, "transfer", None)
-        return "" if transfer is None else transfer.doing
+        transfer = getattr(self.local, "transfer", None)
+        return "" if transfer is None else transfer.current_span
 
     def add(self, name: str, start: int, stop: int, detail: Detail) -> None:
         """A span on the calling thread."""
@@ -98,19 +98,19 @@ class Timeline:
         """A transfer on the calling thread, and what was done in it, one step after the other."""
         self._transfers.append((self._track(), name, start, stop, size, tensor, steps))
 
-    def add_later(
-        self, name: str, row: tuple[str, str, int], times: Callable[[], tuple[int, int]], detail: Detail
+    def add_deferred(
+        self, name: str, stream: tuple[str, str, int], times: Callable[[], tuple[int, int]], detail: Detail
     ) -> None:
         """A span on a stream of a device, whose start and stop can be told when it is over.
 
-        `row` has the names of both, and a number for the stream: channels have streams of their own. `times` raises
+        `stream` is the name of the device, that of the stream, and a number, as each channel has streams of its own. `times` raises
         `DeviceError` if it can never tell: such a span is lost, and counted.
         """
         with self._lock:
-            track = self._streams.get(row)
+            track = self._streams.get(stream)
             if track is None:
-                track = self._streams[row] = len(self._tracks) + 1
-                self._tracks[track] = row[:2]
+                track = self._streams[stream] = len(self._tracks) + 1
+                self._tracks[track] = stream[:2]
         self._later.append((name, times, track, detail))
 
     def spans(self) -> list[Span]:
@@ -141,10 +141,10 @@ class Timeline:
 
     def _track(self) -> int:
         try:
-            track: int = self.mine.track
+            track: int = self.local.track
         except AttributeError:
             with self._lock:
-                track = self.mine.track = len(self._tracks) + 1
+                track = self.local.track = len(self._tracks) + 1
                 self._tracks[track] = _HOST, threading.current_thread().name
         return track
 
@@ -235,18 +235,18 @@ def current() -> Timeline | None:
     return _current
 
 
-def rows_of(spans: Iterable[Span]) -> list[Span]:
+def first_spans(spans: Iterable[Span]) -> list[Span]:
     """The first span of each track, in the order to show them: the host's, then the devices', by when they begin."""
     first = {span.track: span for span in sorted(spans, key=lambda span: -span.start)}
     return sorted(first.values(), key=lambda span: (span.process != _HOST, span.start))
 
 
-def as_chrome(timeline: Timeline) -> dict[str, Any]:
+def to_chrome(timeline: Timeline) -> dict[str, Any]:
     """A timeline in the Chrome trace event format, whose times are microseconds."""
     spans = timeline.spans()
     events: list[dict[str, Any]] = []
     processes = {_HOST: 1}
-    for place, first in enumerate(rows_of(spans)):
+    for place, first in enumerate(first_spans(spans)):
         number = processes.setdefault(first.process, len(processes) + 1)
         events += [
             _metadata("process_name", number, first.track, name=first.process),
@@ -289,7 +289,7 @@ def _metadata(kind: str, process: int, track: int, **args: object) -> dict[str, 
 
 def _write(timeline: Timeline, path: Path) -> None:
     with new_file(path) as file:
-        file.write(json.dumps(as_chrome(timeline), separators=(",", ":")).encode())
+        file.write(json.dumps(to_chrome(timeline), separators=(",", ":")).encode())
 
 
 def _forget() -> None:

@@ -76,7 +76,7 @@ def test_figures_are_given_to_a_program(cli, folder, bits):
     document = json.loads((folder / "out.json").read_text())
     assert document["settings"]["bits"] == bits
     assert document["settings"]["sizes_mib"] == [0.0625]
-    engine = aead.engine()
+    engine = aead.get_engine()
     assert document["machine"]["cpu"]["threads"] == default_threads()
     assert (document["settings"]["engine"], document["settings"]["threads"]) == (engine.name, engine.threads)
     assert document["software"]["fastrack"]
@@ -114,7 +114,7 @@ def test_without_a_gpu_the_command_says_what_to_do(cli):
 
 
 def test_a_device_that_is_none_is_refused(cli):
-    assert cli.error(f"{QUICK} --device tpu") == "error: no such device: 'tpu'; there are 'cpu' and 'cuda:N'\n"
+    assert cli.error(f"{QUICK} --device tpu") == "error: no such device: 'tpu'; expected 'cpu' or 'cuda:N'\n"
 
 
 def test_an_error_for_a_program_is_one_document(cli):

@@ -13,6 +13,7 @@ from helpers.reference import noise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fastrack._crypto import jit
 from fastrack._crypto import memcpy as packing
 from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE
 
@@ -150,17 +151,17 @@ def test_a_forked_child_packs():
 def test_a_kernel_on_disk_is_known_by_all_that_it_is_made_of(build):
     code = [build(form).py_func for form in ("one", "other")]
     assert [[cell.cell_contents for cell in function.__closure__] for function in code] == [["one"], ["other"]]
-    assert re.fullmatch("[0-9a-f]{16}", packing.crew.source_digest())
+    assert re.fullmatch("[0-9a-f]{16}", jit.source_digest())
 
 
 def test_the_digest_covers_the_files_of_what_is_compiled(monkeypatch, tmp_path):
     paths = [tmp_path / name for name in ("llvm.py", "gcm_ir.py", "jit.py", "more.py")]
     for path in paths:
         path.write_text(path.name)
-    monkeypatch.setattr(packing.crew, "__file__", str(tmp_path / "workers.py"))
-    before = packing.crew.source_digest(paths[3])
+    monkeypatch.setattr(jit, "__file__", str(tmp_path / "jit.py"))
+    before = jit.source_digest(paths[3])
     for path in paths:
         path.write_text("altered")
-        after = packing.crew.source_digest(paths[3])
+        after = jit.source_digest(paths[3])
         assert after != before
         before = after

@@ -21,8 +21,8 @@ PLAIN = np.random.default_rng(0).integers(0, 1 << 30, (300, 257), np.int32)  # 1
 
 
 class SmallDevice(CudaDevice):
-    slab = 4 * CHUNK_SIZE
-    lead = CHUNK_SIZE
+    max_slab_size = 4 * CHUNK_SIZE
+    first_slab_size = CHUNK_SIZE
 
 
 class Opened:

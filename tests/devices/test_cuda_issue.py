@@ -23,7 +23,7 @@ SLABS = 40
 
 
 class SmallDevice(CudaDevice):
-    slab = lead = 2 * CHUNK_SIZE
+    max_slab_size = first_slab_size = 2 * CHUNK_SIZE
 
 
 @pytest.fixture(autouse=True)
@@ -114,7 +114,7 @@ def test_a_stream_that_belongs_to_a_thread_waits_for_the_result(seed):
     rig.driver.finish()
     assert (before[0] == 0xA5).all(), "the array was written to while its owner was still at work on it"
     assert np.array_equal(found[0], MESSAGE.plain), "the caller's stream went on before the result was there"
-    assert work.verdict() is None
+    assert work.result() is None
     rig.close()
 
 
@@ -123,7 +123,7 @@ def test_the_callers_thread_issues_outside_of_confidential_mode():
     threads = set()
     upload = rig.driver.upload
     rig.driver.upload = lambda *operands: (threads.add(threading.current_thread()), upload(*operands))
-    assert rig.open(MESSAGE, rig.array(MESSAGE.plain.size)).verdict() is None
+    assert rig.open(MESSAGE, rig.array(MESSAGE.plain.size)).result() is None
     assert threads == {threading.current_thread()}
     rig.close()
 
@@ -150,7 +150,7 @@ def test_a_caller_whose_stream_is_busy_does_not_hold_up_others(callers):
     for array in arrays[1:]:
         own = rig.beside()
         work = within(10, lambda own=own, array=array: own.open(MESSAGE, array))
-        assert within(10, work.verdict) is None
+        assert within(10, work.result) is None
         assert np.array_equal(rig.driver.read(array), MESSAGE.plain)
     gate.set()
     waiting.join(20)
@@ -201,6 +201,6 @@ def test_many_outstanding_messages_share_few_allocations():
     works = [rig.open(message, array) for array in arrays]
     assert rig.driver.calls["host"] + rig.driver.calls["memory"] - taken <= 2 * (100 // 32)
     assert before
-    assert [work.verdict() for work in works] == [None] * 100
+    assert [work.result() for work in works] == [None] * 100
     del works, arrays
     rig.close()

@@ -107,7 +107,7 @@ def test_an_empty_list_is_none(libcuda, run):
 
 def test_stamps_are_of_the_clock_that_timelines_use(run):
     commands = Commands()
-    first, second = commands.stamp(), commands.stamp()
+    first, second = commands.timestamp(), commands.timestamp()
     before = time.perf_counter_ns()
     run(commands)
     assert before <= commands.code[first] <= commands.code[second] <= time.perf_counter_ns()
@@ -297,7 +297,7 @@ def test_an_interrupt_before_the_list_begins_lets_helpers_go(run, monkeypatch):
 
 CACHED = """
 from helpers.stub_cuda import StubCuda
-from fastrack._devices import native
+from fastrack._devices.cuda import native
 from fastrack._devices.cuda.commands import Commands
 import numpy as np
 commands = Commands()

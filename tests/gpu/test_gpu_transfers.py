@@ -287,7 +287,7 @@ class TestChannel:
         frame.read(channel.to_device(fastrack.seal(data(100_000), owner), framework=frame.name))
         channel.to_host(channel.to_device(data(100_000), framework=frame.name), key=owner)
         channel.synchronize()
-        controls = channel._device._controls._all
+        controls = channel._device._states._all
         assert controls
         stream = gpu.stream()
         for control in controls:

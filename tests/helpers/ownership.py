@@ -48,13 +48,13 @@ class SteppedDevice(CpuDevice):
 
     name = "stepped"
     in_place = False
-    slab = lead = CHUNK_SIZE
+    max_slab_size = first_slab_size = CHUNK_SIZE
 
     def __init__(self):
         super().__init__(1)
         self.failing, self.begun = deque(), []
 
-    def slot(self, size):
+    def staging_buffer(self, size):
         return StagedSlot(np.empty(size, np.uint8))
 
     def begin(self, key, memory, note=None):
@@ -78,7 +78,7 @@ class SteppedWork:
         self.is_done = False
 
     def open(self, slab, sealed, slot):
-        self._inner.open(slab, sealed if slab.pieces is None else packed(sealed, slab.pieces.chunks), None)
+        self._inner.open(slab, sealed if slab.plan is None else packed(sealed, slab.plan.chunks), None)
 
     def seal(self, slab, sealed, slot):
         self._inner.seal(slab, sealed, None)
@@ -86,18 +86,18 @@ class SteppedWork:
     def issue(self):
         pass
 
-    def end(self, *, wait=False):
-        self._inner.end()
+    def finish(self, *, wait=False):
+        self._inner.finish()
         self.is_done = self.is_done or wait
 
     def done(self):
         return self.is_done
 
-    def verdict(self):
+    def result(self):
         self.is_done = True
         if self._fails is not None:
             raise DeviceError(f"{self._fails} fell off the bus")
-        return self._inner.verdict()
+        return self._inner.result()
 
 
 @dataclass(eq=False)

@@ -56,11 +56,11 @@ class TestSealedTensors:
     @pytest.mark.parametrize("bits", [128, 256])
     @pytest.mark.parametrize("engine", ["vaes-512", "vaes-256", "openssl"])
     def test_arrive_through_every_engine(self, new_channel, monkeypatch, bits, engine):
-        if engine not in aead.available():
+        if engine not in aead.available_engines():
             pytest.skip(f"this CPU has no {engine}")
         key, plain = Key.generate(bits), data(100_000)
         sealed = fastrack.seal(plain, key)
-        chosen = aead.engine(engine)
+        chosen = aead.get_engine(engine)
         monkeypatch.setattr(aead, "engine", lambda name=None, threads=None: chosen)
         with new_channel(keys=key) as channel:
             assert np.array_equal(channel.to_device(sealed, framework="numpy"), plain)

@@ -50,7 +50,7 @@ def no_memory(*_):
 
 def require_wiped(work):
     with pytest.raises(ClosedError):
-        aead.engine().verify_run(work._schedule, np.zeros(16, np.uint8), 0)
+        aead.get_engine().verify_run(work._schedule, np.zeros(16, np.uint8), 0)
 
 
 def test_starts_with_a_small_slab_and_grows(staged):
@@ -128,7 +128,7 @@ def test_a_fault_on_the_host_waits_for_the_device(staged, key, monkeypatch):
     original = fastrack._transfer.sources.SealedSource.fill
 
     def fill(source, slab, place):
-        if slab.first == 6:
+        if slab.first_chunk == 6:
             raise MemoryError("no memory")
         return original(source, slab, place)
 
@@ -145,7 +145,7 @@ def test_a_fault_on_the_host_waits_for_the_device(staged, key, monkeypatch):
 
 def test_the_first_of_two_errors_is_told(staged, key, monkeypatch):
     monkeypatch.setattr(fastrack._transfer.sources.SealedSource, "fill", no_memory)
-    for name in ("end", "verdict"):
+    for name in ("finish", "result"):
         monkeypatch.setattr(staged_helper.StagedWork, name, falling(getattr(staged_helper.StagedWork, name)))
     monkeypatch.setattr(staged._device, "clear", falling(staged._device.clear))
     with pytest.raises(MemoryError):
@@ -154,7 +154,7 @@ def test_the_first_of_two_errors_is_told(staged, key, monkeypatch):
 
 def test_a_device_that_fails_at_the_end_is_waited_for(staged, monkeypatch):
     staged._device.meddle = lambda kind, slab: time.sleep(0.01)
-    monkeypatch.setattr(staged_helper.StagedWork, "end", falling(staged_helper.StagedWork.end))
+    monkeypatch.setattr(staged_helper.StagedWork, "finish", falling(staged_helper.StagedWork.finish))
     out = np.full(100, 7, np.uint8)
     with pytest.raises(DeviceError):
         staged.to_device(data(100), out=out)

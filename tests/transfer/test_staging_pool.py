@@ -46,7 +46,7 @@ class Host:
     def __init__(self):
         self.made = []
 
-    def slot(self, size):
+    def staging_buffer(self, size):
         self.made.append(StagingBuffer(size))
         return self.made[-1]
 

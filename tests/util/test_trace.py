@@ -20,7 +20,7 @@ from helpers.trace_processor import open_trace
 
 import fastrack
 from fastrack import AuthenticationError, Channel, DeviceError, Key
-from fastrack._crypto import workers as crew
+from fastrack._crypto import workers
 from fastrack._crypto.cobblestone import CHUNK_SIZE, HEADER_SIZE, SEALED_CHUNK_SIZE
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._transfer import channel
@@ -32,8 +32,8 @@ SEALED = fastrack.seal(PLAIN, KEY, name="images")
 
 
 class SmallDevice(CudaDevice):
-    slab = 4 * CHUNK_SIZE
-    lead = CHUNK_SIZE
+    max_slab_size = 4 * CHUNK_SIZE
+    first_slab_size = CHUNK_SIZE
 
 
 def traced(path, action):
@@ -135,7 +135,7 @@ def test_perfetto_reads_the_trace_of_256_mib(opened, path):
 
 
 def test_threads_that_help_have_rows_of_their_own(path, monkeypatch):
-    monkeypatch.setitem(crew.run.__kwdefaults__, "alone", 1)
+    monkeypatch.setitem(workers.run.__kwdefaults__, "threshold", 1)
     with Channel("cpu", keys=KEY, threads=2) as opened:
         if opened._engine.name == "openssl":
             pytest.skip("this engine has no helpers")

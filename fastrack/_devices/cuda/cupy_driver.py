@@ -85,10 +85,10 @@ class CupyDriver:
     def memory(self, size: int) -> _Handle:
         return self._handle(self._with_room(lambda: self._runtime.malloc(size)), self._runtime.free)
 
-    def stream(self, *, urgent: bool) -> _Handle:
+    def stream(self, *, high_priority: bool) -> _Handle:
         self.reclaim()
         with self._current():
-            stream = self._runtime.streamCreateWithPriority(_NON_BLOCKING, _HIGHEST if urgent else _LOWEST)
+            stream = self._runtime.streamCreateWithPriority(_NON_BLOCKING, _HIGHEST if high_priority else _LOWEST)
         return self._handle(stream, self._runtime.streamDestroy)
 
     def event(self, *, timed: bool = False) -> _Handle:

@@ -21,10 +21,9 @@ from numba.extending import intrinsic
 
 from fastrack._crypto.base import Bytes
 from fastrack._crypto.cobblestone import CHUNK_SIZE, NONCE_SIZE, MessageKey
-from fastrack._crypto.gcm_ir import _encrypt_block, _expand_128, _expand_256, fill_zero, keep_apart
-from fastrack._crypto.jit import _compiled_for, _wipe_stack
+from fastrack._crypto.gcm_ir import encrypt_block, expand_128, expand_256, fill_zero, isolate_frame
+from fastrack._crypto.jit import cached_njit, source_digest, wipe_stack
 from fastrack._crypto.llvm import I32, I64, Emitter, compile_for
-from fastrack._crypto.workers import source_digest
 from fastrack._devices.cuda.portable_key_state import (
     LAST_POWER,
     LENGTH_PLACE,
@@ -41,7 +40,7 @@ _STRANDS = 8  # powers that are made at a time, so that no product waits for the
 # The function is given to CPUs that may have no more than these.
 _TARGET = ("x86-64", "+aes,+pclmul,+ssse3")
 
-_compiled = _compiled_for(nogil=False)  # so short that to give the lock away would cost more, where others want it
+_compiled = cached_njit(nogil=False)  # so short that to give the lock away would cost more, where others want it
 
 
 def write_state(key: MessageKey, target: Bytes) -> None:
@@ -97,7 +96,7 @@ def write_by_instructions() -> Writer:
             _emitted(digest, 256, target.ctypes.data, material.ctypes.data)
         else:
             _emitted(digest, 128, target.ctypes.data, material.ctypes.data)
-        _wipe_stack()
+        wipe_stack()
 
     return write  # type: ignore[no-any-return]
 
@@ -120,12 +119,12 @@ def _emit(module: ir.Module, bits: int) -> ir.Function:
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64, I64]), name)
     function.linkage = "internal"
     compile_for(function, *_TARGET)
-    keep_apart(function)
+    isolate_frame(function)
     target, material = function.args
     builder = ir.IRBuilder(function.append_basic_block())
     emit = Emitter(builder, 16)
     fill_zero(builder, target, ir.Constant(I64, STATE_SIZE))
-    keys = _expand_128(emit, material) if bits == 128 else _expand_256(emit, material)
+    keys = expand_128(emit, material) if bits == 128 else expand_256(emit, material)
     for index, key in enumerate(keys):
         emit.store(key, target, 16 * index)
     for start, word in ((0, I64), (8, I32)):
@@ -135,7 +134,7 @@ def _emit(module: ir.Module, bits: int) -> ir.Function:
         builder.store(value, builder.inttoptr(place, word.as_pointer()), align=1)
     # Read back, rather than kept: fifteen round keys do not fit into the registers and would be left on the stack.
     keys = [emit.load(target, 16 * index, once=True) for index in range(len(keys))]
-    hash_key = emit.times_x(emit.reverse_bytes(_encrypt_block(emit, emit.words(0, 0), keys)))
+    hash_key = emit.times_x(emit.reverse_bytes(encrypt_block(emit, emit.words(0, 0), keys)))
     emit.store(emit.multiply(emit.words(8 * CHUNK_SIZE, 0), hash_key), target, LENGTH_PLACE)
     _emit_powers(function, emit, hash_key)
     return function

@@ -15,7 +15,7 @@ from numba import njit
 
 from fastrack._crypto import workers as crew
 from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE
-from fastrack._crypto.jit import _compiled_for, _copy, _fetch_add, _yield
+from fastrack._crypto.jit import cached_njit, copy_bytes, fetch_add, sched_yield, source_digest
 from fastrack._devices.cuda.commands import (
     CAPTURING,
     COPY,
@@ -27,8 +27,8 @@ from fastrack._devices.cuda.commands import (
     POLL,
     RECORD,
     REQUIRE_IDLE,
-    STAMP,
     SYNCHRONIZE,
+    TIMESTAMP,
     UPLOAD,
     WAIT,
     Commands,
@@ -153,7 +153,7 @@ def _copy_piece(board: int, piece: int) -> None:
     size, chunks, count = at(board, _SIZE), at(board, _CHUNKS), at(board, _COUNT)
     if chunks == 0:
         start = piece * _PIECE
-        _copy(target + start, source + start, min(_PIECE, size - start))
+        copy_bytes(target + start, source + start, min(_PIECE, size - start))
         return
     index, stop = piece * _CHUNKS_A_PIECE, min((piece + 1) * _CHUNKS_A_PIECE, count)
     while index < stop:
@@ -161,7 +161,7 @@ def _copy_piece(board: int, piece: int) -> None:
         while after < stop and at(chunks, after) - chunk == after - index:  # neighbours are one stretch
             after += 1
         start = chunk * SEALED_CHUNK_SIZE
-        _copy(
+        copy_bytes(
             target + index * SEALED_CHUNK_SIZE, source + start, min((after - index) * SEALED_CHUNK_SIZE, size - start)
         )
         index = after
@@ -174,7 +174,7 @@ def _take_piece(board: int) -> bool:
     while piece < load(board + 8 * _LIMIT):
         if exchange(board + 8 * _NEXT, piece, piece + 1) == piece:
             _copy_piece(board, piece - at(board, _BASE))
-            _fetch_add(board + 8 * _DONE, 1)
+            fetch_add(board + 8 * _DONE, 1)
             return True
         piece = load(board + 8 * _NEXT)
     return False
@@ -195,11 +195,11 @@ def _share(board: int, helped: bool, target: int, source: int, size: int, chunks
         for piece in range(pieces):
             _copy_piece(board, piece)
         return
-    _fetch_add(board + 8 * _LIMIT, pieces)  # from here on others take part
+    fetch_add(board + 8 * _LIMIT, pieces)  # from here on others take part
     while _take_piece(board):
         pass
     while load(board + 8 * _DONE) < base + pieces:
-        _yield()
+        sched_yield()
 
 
 def _build(form: str) -> tuple[Any, Any, Any]:
@@ -219,7 +219,7 @@ def _build(form: str) -> tuple[Any, Any, Any]:
             else:
                 idle += 1
                 if idle < _SPINS:
-                    _yield()
+                    sched_yield()
                 else:
                     sleep(_NAP)
 
@@ -264,7 +264,7 @@ def _build(form: str) -> tuple[Any, Any, Any]:
                     _share(board, helped, at(here, 2), at(here, 3), at(here, 4), 0, 0)
                 elif code == PACK:
                     _share(board, helped, at(here, 2), at(here, 3), at(here, 4), at(here, 5), at(here, 6))
-                elif code == STAMP:
+                elif code == TIMESTAMP:
                     put(here, 2, now())
                 if status in (0, STOPPED):
                     place += length
@@ -279,9 +279,9 @@ def _build(form: str) -> tuple[Any, Any, Any]:
         return run
 
     free, held = build_run(False), build_run(True)  # numba keeps them apart on disk by what they close over
-    compiled = _compiled_for(nogil=True)
-    return compiled(free), _compiled_for(nogil=False)(held), compiled(assist)
+    compiled = cached_njit(nogil=True)
+    return compiled(free), cached_njit(nogil=False)(held), compiled(assist)
 
 
 _SOURCES = [Path(__file__).with_name(name) for name in ("intrinsics.py", "commands.py")]
-_run, _run_held, _assist = _build(f"{crew.source_digest(*_SOURCES)}/{SEALED_CHUNK_SIZE}")
+_run, _run_held, _assist = _build(f"{source_digest(*_SOURCES)}/{SEALED_CHUNK_SIZE}")

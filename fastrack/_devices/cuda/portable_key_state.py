@@ -13,8 +13,7 @@ import numpy as np
 
 from fastrack._crypto.base import Bytes
 from fastrack._crypto.cobblestone import CHUNK_SIZE, NONCE_SIZE
-from fastrack._crypto.jit import _compiled_for, _keep_apart, _wipe_stack
-from fastrack._crypto.workers import source_digest
+from fastrack._crypto.jit import cached_njit, isolate_frame, source_digest, wipe_stack
 
 # The layout of `State` in ``kernels/chunk.cuh``, in bytes. The key schedule comes first.
 STATE_SIZE = 8704
@@ -23,7 +22,7 @@ LENGTH_PLACE = 256  # the last GHASH block of a full chunk, times H
 POWERS_PLACE = 272  # of power 0, which is left empty
 LAST_POWER = 513
 
-_compiled = _compiled_for(nogil=False)
+_compiled = cached_njit(nogil=False)
 
 # Numbers have 64 bits: numba makes floats of what mixes them with signed ones. Of AES eight bytes are worked at once.
 _0, _1, _2, _3, _4, _7, _8, _16, _24, _32 = (np.uint64(number) for number in (0, 1, 2, 3, 4, 7, 8, 16, 24, 32))
@@ -40,7 +39,7 @@ _FULL = np.uint64(8 * CHUNK_SIZE)
 
 @_compiled
 def _write(material: Bytes, target: Bytes) -> None:
-    _keep_apart()
+    isolate_frame()
     key_size = material.size - NONCE_SIZE
     target[:] = 0
     target[:key_size] = material[:key_size]
@@ -67,7 +66,7 @@ def _build(digest: str) -> Callable[[Bytes, Bytes], None]:
         """Write the state by integer arithmetic alone, on any CPU."""
         assert digest
         _write(material, target)
-        _wipe_stack()
+        wipe_stack()
 
     return _compiled(write_portably)  # type: ignore[no-any-return]
 

@@ -9,7 +9,7 @@ import pytest
 
 from fastrack._crypto import engine as aead
 
-pytestmark = pytest.mark.skipif(aead.available()[0] == "openssl", reason="this CPU has no vector engine")
+pytestmark = pytest.mark.skipif(aead.available_engines()[0] == "openssl", reason="this CPU has no vector engine")
 
 WITHOUT_A_CACHE = """
 from numba.core import caching
