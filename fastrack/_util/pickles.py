@@ -10,7 +10,7 @@ from fastrack.errors import FormatError
 # A name in a pickle: the module and the function or class that takes the values beside it.
 _MAKERS = {
     "Binding": ("fastrack._sealed.tensor", "Binding"),
-    "Claim": ("fastrack._sealed.tensor", "Claim"),
+    "Claim": ("fastrack._sealed.tensor", "MessageContext"),
     "DataRows": ("fastrack._training.handles", "rows_of"),
     "EvenColumn": ("fastrack._training.layout", "EvenColumn"),
     "EvenLayout": ("fastrack._training.layout", "EvenLayout"),
