@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +17,8 @@ Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Ranges:
-    """Ranges of a message's plaintext and their places in a result.
+class ByteRanges:
+    """Ranges of a message's plaintext, and the offsets in a result that they go to.
 
     starts, sizes, places : int64 (n,); range `i` has `sizes[i]` bytes from `starts[i]` on, and goes to `places[i]`
     """
@@ -27,28 +28,31 @@ class Ranges:
     places: Indices
 
     @classmethod
-    def even(cls, starts: Indices, size: int) -> Ranges:
-        """Ranges of one size, one after the other in the result."""
+    def even(cls, starts: Indices, size: int) -> ByteRanges:
+        """Make ranges of one size that follow each other in the result."""
         count = starts.size
         return cls(starts, np.full(count, size, np.int64), np.arange(0, count * size, size) if size else starts)
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return unpickle, ("Ranges", self.starts, self.sizes, self.places)
-
-    def ranges(self) -> Ranges:
-        """These."""
-        return self
+    @classmethod
+    def concatenate(cls, ranges: Sequence[ByteRanges], shifts: Sequence[int]) -> ByteRanges:
+        """Concatenate ranges, and move the places of each by the number of bytes in `shifts`."""
+        return cls(
+            np.concatenate([each.starts for each in ranges]),
+            np.concatenate([each.sizes for each in ranges]),
+            np.concatenate([each.places for each in ranges])
+            + np.repeat(np.array(shifts), [each.starts.size for each in ranges]),
+        )
 
     def pieces(self) -> GatherPlan:
-        """The gather: each chunk once, in ascending order."""
-        from fastrack._crypto import gather as plans  # imports numba, a third of a second: when first used
+        """Return the gather of these bytes, with each chunk once and in ascending order."""
+        from fastrack._crypto import gather  # imports numba, a third of a second: when first used
 
-        return GatherPlan(*plans.cut(self.starts, self.sizes, self.places))
+        return GatherPlan(*gather.cut(self.starts, self.sizes, self.places))
 
 
 @dataclass(frozen=True, slots=True)
 class RowPlan:
-    """Rows of a tensor, as the first dimension's indices.
+    """Rows of a tensor, as indices of its first dimension. It needs no memory for a range of rows.
 
     shape : the result's shape
     row_bytes : bytes of one row
@@ -66,18 +70,14 @@ class RowPlan:
     def __reduce__(self) -> tuple[object, ...]:
         return unpickle, ("RowPlan", self.shape, self.row_bytes, self.rows)
 
-    def ranges(self) -> Ranges:
-        """Which bytes they are."""
+    def ranges(self) -> ByteRanges:
+        """Return the byte ranges of the rows."""
         rows = self.rows
         if not isinstance(rows, range):
-            return Ranges.even(rows * self.row_bytes, self.row_bytes)
+            return ByteRanges.even(rows * self.row_bytes, self.row_bytes)
         if rows.step == 1:
-            return Ranges.even(np.array([rows.start * self.row_bytes]), self.nbytes)
-        return Ranges.even(np.arange(rows.start, rows.stop, rows.step) * self.row_bytes, self.row_bytes)
-
-    def pieces(self) -> GatherPlan:
-        """The gather of their bytes."""
-        return self.ranges().pieces()
+            return ByteRanges.even(np.array([rows.start * self.row_bytes]), self.nbytes)
+        return ByteRanges.even(np.arange(rows.start, rows.stop, rows.step) * self.row_bytes, self.row_bytes)
 
 
 def plan_rows(rows: Any, shape: tuple[int, ...], nbytes: int) -> RowPlan:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn, Protocol, Self
+from typing import Any, Literal, NamedTuple, NoReturn, Self
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from fastrack._crypto import engine as aead
 from fastrack._crypto.base import GatherPlan
 from fastrack._crypto.cobblestone import HEADER_SIZE, SALT_SIZE, MessageKey
 from fastrack._crypto.keys import Key, KeyLike, KeyRing, KeySource
-from fastrack._sealed.indexing import Ranges, plan_rows
+from fastrack._sealed.indexing import ByteRanges, RowPlan, plan_rows
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes, Framework
 from fastrack._util.pickles import unpickle
@@ -114,14 +114,14 @@ def _unseal_rows(rows: SealedRows, keys: KeyRing, framework: Framework) -> Any:
     """Open rows: all headers first, as the memory and the plans are of the size that these authenticate."""
     rows.check_contexts(keys)
     with ExitStack() as stack:
-        opened = [(stack.enter_context(OpenMessage(part.tensor, keys)), part.plan) for part in rows.parts()]
+        opened = [(stack.enter_context(OpenMessage(tensor, keys)), ranges) for tensor, ranges in rows.slices()]
         memory = arrays.empty_bytes(rows.nbytes)
         result = arrays.from_bytes(memory, rows.dtype, rows.shape, framework)
         try:
             if rows.needs_padding:
                 memory.fill(0)
-            for message, plan in opened:
-                message.gather(plan.pieces(), memory)
+            for message, ranges in opened:
+                message.gather(ranges().pieces(), memory)
         except BaseException:
             memory.fill(0)
             raise
@@ -155,7 +155,7 @@ class MessageContext:
             raise FormatError(f"a tensor's name must be Unicode text, not {self.name!r}") from None
 
     def __reduce__(self) -> tuple[object, ...]:
-        return unpickle, ("Claim", self.name, self.dtype, self.shape, self.file, self.kind)
+        return unpickle, ("MessageContext", self.name, self.dtype, self.shape, self.file, self.kind)
 
     def new_key(self, key: Key) -> tuple[bytes, MessageKey]:
         """A fresh salt and the message key that follows from it."""
@@ -359,8 +359,7 @@ class SealedTensor:
         return one_tensor_of(bytes(data))
 
     def __getitem__(self, rows: Any) -> SealedRows:
-        plan = plan_rows(rows, self.shape, self.nbytes)
-        return SealedRows(TensorRows(self, plan.shape, plan))
+        return TensorRows(self, plan_rows(rows, self.shape, self.nbytes))
 
     def __len__(self) -> int:
         if not self.shape:
@@ -382,85 +381,11 @@ def tensor_of(claim: MessageContext, message: bytes, key_id: str, binding: Bindi
     return SealedTensor(claim, np.frombuffer(message, np.uint8), key_id, binding)
 
 
-class ByteRanges(Protocol):
-    """Which bytes of a message go where in a result."""
-
-    def ranges(self) -> Ranges:
-        """The ranges, in bytes."""
-
-    def pieces(self) -> GatherPlan:
-        """The gather: which chunks hold them."""
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSlice:
-    """What one sealed tensor gives to a result."""
+class TensorSlice(NamedTuple):
+    """The part of a result that one sealed tensor gives. `ranges` computes its byte ranges when it is called."""
 
     tensor: SealedTensor
-    plan: ByteRanges
-
-
-class RowSelection(Protocol):
-    """What a handle on rows stands for. Its properties are those of the handle."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def key_id(self) -> str: ...
-    @property
-    def needs_padding(self) -> bool: ...
-
-    def parts(self) -> Sequence[TensorSlice]:
-        """Where the bytes are."""
-
-    def check_contexts(self, keys: KeyRing) -> None:
-        """Authenticate what it relies on besides its parts: the shapes of tensors that say which rows are where."""
-
-    def reduce(self) -> tuple[object, tuple[Any, ...]]:
-        """How a handle of it pickles."""
-
-
-class TensorRows:
-    """The choice of rows out of one sealed tensor that is at hand."""
-
-    __slots__ = ("plan", "shape", "tensor")
-
-    needs_padding = False
-
-    def __init__(self, tensor: SealedTensor, shape: tuple[int, ...], plan: ByteRanges) -> None:
-        self.tensor = tensor
-        self.shape = shape
-        self.plan = plan
-
-    @property
-    def name(self) -> str:
-        return self.tensor.name
-
-    @property
-    def dtype(self) -> str:
-        return self.tensor.dtype
-
-    @property
-    def key_id(self) -> str:
-        return self.tensor.key_id
-
-    def parts(self) -> Sequence[TensorSlice]:
-        return (TensorSlice(self.tensor, self.plan),)
-
-    def check_contexts(self, keys: KeyRing) -> None:
-        """The tensor is all there is."""
-
-    def reduce(self) -> tuple[object, tuple[Any, ...]]:
-        return unpickle, ("SealedRows", self.tensor, self.shape, self.plan)
-
-
-def rows_of_tensor(tensor: SealedTensor, shape: tuple[int, ...], plan: ByteRanges) -> SealedRows:
-    """Make the handle that a pickle holds."""
-    return SealedRows(TensorRows(tensor, shape, plan))
+    ranges: Callable[[], ByteRanges]
 
 
 @public
@@ -483,49 +408,37 @@ class SealedRows:
         The id of the key that opens it; the first, if they are several.
     """
 
-    __slots__ = ("choice",)
+    __slots__ = ("dtype", "key_id", "name")
 
-    def __init__(self, choice: RowSelection) -> None:
-        self.choice = choice
-
-    @property
-    def name(self) -> str:
-        return self.choice.name
-
-    @property
-    def dtype(self) -> str:
-        return self.choice.dtype
+    name: str
+    dtype: str
+    key_id: str
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.choice.shape
+        raise NotImplementedError
 
     @property
     def nbytes(self) -> int:
         return dtypes.nbytes(self.dtype, self.shape)
 
     @property
-    def key_id(self) -> str:
-        return self.choice.key_id
-
-    @property
     def needs_padding(self) -> bool:
-        """Whether some of the result is in no tensor, and zeros."""
-        return self.choice.needs_padding
+        """Whether the slices leave bytes of the result to be zeros."""
+        return False
 
-    def parts(self) -> Sequence[TensorSlice]:
-        """The tensors that the rows are of, and where in the result they go."""
-        return self.choice.parts()
+    def slices(self) -> Sequence[TensorSlice]:
+        """Return the slices of the result, one for each message. Their byte ranges are not computed yet."""
+        raise NotImplementedError
 
     def check_contexts(self, keys: KeyRing) -> None:
-        """Authenticate what says which rows these are, besides the parts themselves.
+        """Authenticate the shapes that tell which rows these are, of tensors that are not in `slices`.
 
         Raises
         ------
         AuthenticationError
             If another file of the same data set was altered, so that samples may be missing or have other numbers.
         """
-        self.choice.check_contexts(keys)
 
     to = _to
     __array__ = _refuse_array
@@ -538,8 +451,33 @@ class SealedRows:
     def __repr__(self) -> str:
         return f"<SealedRows of {self.name!r} {self.dtype} {list(self.shape)}>"
 
-    def __reduce__(self) -> tuple[object, tuple[Any, ...]]:
-        return self.choice.reduce()
+
+class TensorRows(SealedRows):
+    """Rows of one sealed tensor."""
+
+    __slots__ = ("_plan", "_tensor")
+
+    def __init__(self, tensor: SealedTensor, plan: RowPlan) -> None:
+        self.name = tensor.claim.name
+        self.dtype = tensor.claim.dtype
+        self.key_id = tensor.key_id
+        self._tensor = tensor
+        self._plan = plan
+
+    @classmethod
+    def of(cls, tensor: SealedTensor) -> TensorRows:
+        """Return the handle on all of a tensor, which need not have rows."""
+        return cls(tensor, RowPlan(tensor.shape, tensor.nbytes, range(1)))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._plan.shape
+
+    def slices(self) -> Sequence[TensorSlice]:
+        return (TensorSlice(self._tensor, self._plan.ranges),)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return unpickle, ("TensorRows", self._tensor, self._plan)
 
 
 class OpenMessage:

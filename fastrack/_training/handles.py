@@ -57,7 +57,7 @@ class DatasetRef:
     def _leaf(self, column: int, rows: Row) -> Any:
         if isinstance(self.layout, RecordLayout) and column == 1:
             return Lengths(self, rows).resolve()
-        return SealedRows(DataRows(self, column, rows))
+        return DatasetRows(self, column, rows)
 
     def require(self, rows: Row, column: int = 0) -> None:
         """Refuse what this data set does not have. Worker processes send numbers, and nothing else vouches for them.
@@ -129,57 +129,48 @@ class Samples(Sequence[dict[str, Any]]):
         return unpickle, ("Samples", self._origin.token, self._origin.pack(self._rows))
 
 
-class DataRows:
-    """The choice of samples of a data set in one column: an integer for one, a vector or table of them for several."""
+class DatasetRows(SealedRows):
+    """Samples of a data set in one column: an integer for one, a vector or table of them for several."""
 
     __slots__ = ("column", "origin", "rows")
 
     def __init__(self, origin: DatasetRef, column: int, rows: Row) -> None:
         origin.require(rows, column)
+        layout = origin.layout
+        self.name = layout.names[column]
+        self.dtype = layout.dtype(column)
+        self.key_id = layout.shards.key_id
         self.origin = origin
         self.column = column
         self.rows = rows
-
-    @property
-    def name(self) -> str:
-        return self.origin.layout.names[self.column]
-
-    @property
-    def dtype(self) -> str:
-        return self.origin.layout.dtype(self.column)
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self.origin.layout.shape(self.column, self.rows)
 
     @property
-    def key_id(self) -> str:
-        return self.origin.layout.shards.key_id
-
-    @property
     def needs_padding(self) -> bool:
         return self.origin.layout.needs_padding(self.rows)
 
-    def parts(self) -> Sequence[TensorSlice]:
-        return self.origin.layout.parts(self.column, self.rows)
+    def slices(self) -> Sequence[TensorSlice]:
+        return self.origin.layout.slices(self.column, self.rows)
 
     def check_contexts(self, keys: KeyRing) -> None:
         self.origin.check_contexts(self.column, keys)
 
-    def joined(self, others: Sequence[object]) -> SealedRows | None:
-        """With others of the same column and kind, one handle; None if they are of another."""
+    def stack(self, handles: Sequence[object]) -> DatasetRows | None:
+        """Return one handle on the samples of all these, which include this one; None if some are not alike."""
         rows = []
-        for other in others:
-            if not isinstance(other, DataRows) or other.origin is not self.origin or other.column != self.column:
+        for handle in handles:
+            if not isinstance(handle, DatasetRows) or handle.origin is not self.origin or handle.column != self.column:
                 return None
-            if np.shape(other.rows) != np.shape(self.rows):
+            if np.shape(handle.rows) != np.shape(self.rows):
                 return None
-            rows.append(other.rows)
-        return SealedRows(DataRows(self.origin, self.column, np.array(rows, np.int64)))
+            rows.append(handle.rows)
+        return DatasetRows(self.origin, self.column, np.array(rows, np.int64))
 
-    def reduce(self) -> tuple[object, tuple[Any, ...]]:
-        """A recipe that is resolved where the data set lives."""
-        return unpickle, ("DataRows", self.origin.token, self.column, self.origin.pack(self.rows))
+    def __reduce__(self) -> tuple[object, ...]:
+        return unpickle, ("DatasetRows", self.origin.token, self.column, self.origin.pack(self.rows))
 
 
 class Lengths:
@@ -240,10 +231,10 @@ def _find(token: bytes) -> DatasetRef:
     return origin
 
 
-def rows_of(token: bytes, column: int, packed: Packed) -> SealedRows:
-    """Make the handle that a pickle holds."""
+def rows_of(token: bytes, column: int, packed: Packed) -> DatasetRows:
+    """Return the handle that a pickle describes."""
     origin = _find(token)
-    return SealedRows(DataRows(origin, column, origin.unpack(packed)))
+    return DatasetRows(origin, column, origin.unpack(packed))
 
 
 def samples_of(token: bytes, packed: Packed) -> Samples:

@@ -6,12 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 
 from fastrack._crypto.keys import KeyRing, KeySource
-from fastrack._sealed.indexing import Indices, Ranges
+from fastrack._sealed.indexing import ByteRanges, Indices
 from fastrack._sealed.tensor import MessageContext, SealedTensor, TensorSlice, unseal
 from fastrack._tensors import dtypes
 from fastrack._training.shards import Shards
@@ -51,7 +52,7 @@ class Layout(Protocol):
     def shape_tensors(self, column: int) -> Sequence[SealedTensor]:
         """The tensors whose shapes say how many samples of a column each file has."""
 
-    def parts(self, column: int, rows: int | Indices) -> Sequence[TensorSlice]:
+    def slices(self, column: int, rows: int | Indices) -> Sequence[TensorSlice]:
         """Where the bytes are."""
 
 
@@ -102,15 +103,15 @@ class EvenLayout:
         of = self.columns[column]
         return [self.shards.tensor(shard, of.index) for shard in range(len(self.shards))]
 
-    def parts(self, column: int, rows: int | Indices) -> Sequence[TensorSlice]:
+    def slices(self, column: int, rows: int | Indices) -> Sequence[TensorSlice]:
         of = self.columns[column]
         if len(self.shards) == 1:  # nothing to look up
             flat = np.array([rows]) if isinstance(rows, int) else rows.reshape(-1)
-            return (TensorSlice(self.shards.tensor(0, of.index), Ranges.even(flat * of.stride, of.size)),)
+            return (TensorSlice(self.shards.tensor(0, of.index), partial(ByteRanges.even, flat * of.stride, of.size)),)
         return [
             TensorSlice(
                 self.shards.tensor(shard, of.index),
-                Ranges(local * of.stride, np.full(local.size, of.size, np.int64), order * of.size),
+                partial(ByteRanges, local * of.stride, np.full(local.size, of.size, np.int64), order * of.size),
             )
             for shard, local, order in _by_shard(self.ends, rows)
         ]
@@ -145,13 +146,15 @@ class RecordLayout:
     def shape_tensors(self, column: int) -> Sequence[SealedTensor]:
         return ()  # the offsets were unsealed
 
-    def parts(self, column: int, rows: int | Indices) -> Sequence[TensorSlice]:
+    def slices(self, column: int, rows: int | Indices) -> Sequence[TensorSlice]:
         width = dtypes.nbytes(self.dtype(column), (1,))
         pitch = self.shape(column, rows)[-1] * width
         return [
             TensorSlice(
                 self.shards.tensor(shard, 0),
-                Ranges(offsets[local] * width, (offsets[local + 1] - offsets[local]) * width, order * pitch),
+                partial(
+                    ByteRanges, offsets[local] * width, (offsets[local + 1] - offsets[local]) * width, order * pitch
+                ),
             )
             for shard, local, order in _by_shard(self.ends, rows)
             for offsets in [self._offsets_of(shard)]

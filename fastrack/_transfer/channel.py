@@ -279,7 +279,7 @@ class Channel:
             if isinstance(leaf, SealedTensor):
                 return [(None, kept(leaf.open_header(order.ring)))]
             leaf.check_contexts(order.ring)
-            return [(part, kept(part.tensor.open_header(order.ring))) for part in leaf.parts()]
+            return [(part, kept(part.tensor.open_header(order.ring))) for part in leaf.slices()]
         except AuthenticationError:
             if target is not None:
                 self._clear(target)

@@ -101,7 +101,7 @@ class RowSource:
         self.name: str | None = part.tensor.name
         self.path = part.tensor.path
         self.memory = part.tensor.chunks
-        self._pieces = part.plan.pieces()
+        self._pieces = part.ranges().pieces()
         self._nbytes = part.tensor.nbytes
 
     def slabs(self, sizes: Sizes | None) -> Iterator[Slab]:

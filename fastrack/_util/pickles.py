@@ -10,22 +10,20 @@ from fastrack.errors import FormatError
 # A name in a pickle: the module and the function or class that takes the values beside it.
 _MAKERS = {
     "Binding": ("fastrack._sealed.tensor", "Binding"),
-    "Claim": ("fastrack._sealed.tensor", "Claim"),
-    "DataRows": ("fastrack._training.handles", "rows_of"),
+    "ConcatRows": ("fastrack._training.collate", "join"),
+    "DatasetRows": ("fastrack._training.handles", "rows_of"),
     "EvenColumn": ("fastrack._training.layout", "EvenColumn"),
     "EvenLayout": ("fastrack._training.layout", "EvenLayout"),
-    "JoinedRows": ("fastrack._training.collate", "join"),
     "Lengths": ("fastrack._training.handles", "lengths_of"),
-    "Ranges": ("fastrack._sealed.indexing", "Ranges"),
+    "MessageContext": ("fastrack._sealed.tensor", "MessageContext"),
     "RecordLayout": ("fastrack._training.layout", "RecordLayout"),
     "RowPlan": ("fastrack._sealed.indexing", "RowPlan"),
     "Samples": ("fastrack._training.handles", "samples_of"),
     "SealedDataset": ("fastrack._training.dataset", "dataset_of"),
     "SealedFile": ("fastrack._sealed.reader", "SealedFile"),
-    "SealedRows": ("fastrack._sealed.tensor", "rows_of_tensor"),
     "SealedTensor": ("fastrack._sealed.tensor", "tensor_of"),
     "Shards": ("fastrack._training.shards", "shards_of"),
-    "ShiftedPlans": ("fastrack._training.collate", "ShiftedPlans"),
+    "TensorRows": ("fastrack._sealed.tensor", "TensorRows"),
 }
 
 

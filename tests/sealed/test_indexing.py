@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import fastrack
 from fastrack import Key
-from fastrack._sealed.indexing import Ranges, plan_rows
+from fastrack._sealed.indexing import ByteRanges, plan_rows
 
 CHUNK_SIZE = 16384
 # Bytes in a row: none, a few, next to a chunk, and more than one.
@@ -90,7 +90,7 @@ def test_rows_are_those_that_numpy_chooses_out_of_the_chunks_that_hold_them(data
     plan = plan_rows(index, table.shape, table.nbytes)
     assert plan.shape == expected.shape
     assert plan.nbytes == expected.nbytes
-    pieces = plan.pieces()
+    pieces = plan.ranges().pieces()
     assert gather(pieces, table.reshape(-1), plan.nbytes).tobytes() == expected.tobytes()
     chosen = np.atleast_1d(np.arange(count)[by_numpy])
     assert pieces.chunks.tolist() == (chunks_that_hold(chosen, width) if width else [])
@@ -180,19 +180,19 @@ def test_rows_that_end_inside_a_byte_are_refused():
 
 
 def test_neighbouring_rows_are_one_piece():
-    pieces = plan_rows([3, 4, 5, 9], (100, 8), 800).pieces()
+    pieces = plan_rows([3, 4, 5, 9], (100, 8), 800).ranges().pieces()
     assert pieces.table.tolist() == [[24, 0, 24], [72, 24, 8]]
 
 
 def test_a_row_that_is_chosen_twice_opens_its_chunk_once():
-    pieces = plan_rows([7, 7, 7], (10, CHUNK_SIZE), 10 * CHUNK_SIZE).pieces()
+    pieces = plan_rows([7, 7, 7], (10, CHUNK_SIZE), 10 * CHUNK_SIZE).ranges().pieces()
     assert pieces.chunks.tolist() == [7]
     assert pieces.table[:, 1].tolist() == [0, CHUNK_SIZE, 2 * CHUNK_SIZE]
 
 
 def test_a_million_strided_rows_are_planned_without_a_loop():
     plan = plan_rows(slice(None, None, -2), (2_000_000, 8), 16_000_000)
-    pieces = plan.pieces()
+    pieces = plan.ranges().pieces()
     assert pieces.table.shape == (1_000_000, 3)
     assert pieces.chunks.size == 977
 
@@ -209,7 +209,7 @@ def test_ranges_of_any_size_arrive_with_gaps_between_them(wanted):
         expected += [plain[start : start + size], np.full(gap, 0xEE, np.uint8)]
         place += size + gap
     starts, sizes = (np.array([each[index] for each in wanted], np.int64) for index in (0, 1))
-    pieces = Ranges(starts, sizes, np.array(places, np.int64)).pieces()
+    pieces = ByteRanges(starts, sizes, np.array(places, np.int64)).pieces()
     result = np.full(place, 0xEE, np.uint8)
     for i, chunk in enumerate(pieces.chunks):
         for start, target, length in pieces.table[pieces.starts[i] : pieces.starts[i + 1]]:

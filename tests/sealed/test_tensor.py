@@ -66,9 +66,9 @@ def parts(sealed):
 
 def open_into(memory, sealed, ring):
     if isinstance(sealed, SealedRows):
-        (part,) = sealed.parts()
+        (part,) = sealed.slices()
         with OpenMessage(part.tensor, ring) as opened:
-            opened.gather(part.plan.pieces(), memory)
+            opened.gather(part.ranges().pieces(), memory)
     else:
         with OpenMessage(sealed, ring) as opened:
             opened.read(memory)
