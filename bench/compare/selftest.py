@@ -7,7 +7,7 @@ from pathlib import Path
 from bench.compare.errors import CannotCompareError
 
 SHARE = 0.2
-_CHANNEL = Path("fastrack") / "channel.py"
+_CHANNEL = Path("fastrack") / "_transfer" / "channel.py"
 _PLANT = f"""
 
 def _slowed(run: Any) -> Any:
