@@ -13,22 +13,8 @@ from fastrack.errors import FastrackError
 if TYPE_CHECKING:
     from fastrack._bench.measure import Row
     from fastrack._bench.runner import Measured
-    from fastrack._util.trace import Span
 
 _COLOURS = ("#8c2d19", "#d9773b", "#c9b458", "#2f6f8f", "#b5b5b5")  # from the bounce path to the plain copy
-_WHOLE = ("to_device", "to_host")
-_OF_SPANS = {
-    "prepare": "tab:gray",
-    "wait": "tab:red",
-    "source": "tab:blue",
-    "submit": "tab:cyan",
-    "issue": "tab:purple",
-    "copy": "tab:orange",
-    "open": "tab:green",
-    "seal": "tab:olive",
-    "store": "tab:brown",
-    "release": "tab:pink",
-}
 
 
 def require(package: str) -> None:
@@ -151,47 +137,6 @@ def _draw_losses(losses: Sequence[float], axes: Any) -> None:
     axes.semilogy(range(1, len(losses) + 1), losses)
     axes.set_xlabel("epoch")
     axes.set_title("Loss, on sealed and on plain data alike", fontsize=10)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def draw_timelines(timelines: "Sequence[tuple[str, Sequence[Span]]]", path: Path) -> None:
-    """Save timelines below each other, each with its title: a row for each thread and stream, a bar for each span.
-
-    Raises
-    ------
-    FastrackError
-        If matplotlib is not installed, or cannot write such a file.
-    """
-    require("matplotlib")
-    from matplotlib.figure import Figure  # its own canvas: no window, no global state
-    from matplotlib.patches import Patch
-
-    rows = [max(1, len({span.track for span in spans})) for _, spans in timelines]
-    figure = Figure(figsize=(11, 1.2 + sum(0.7 + 0.4 * count for count in rows)), layout="constrained")
-    panels = figure.subplots(len(timelines), 1, squeeze=False, height_ratios=[1 + count for count in rows])
-    for axes, (title, spans) in zip(panels[:, 0], timelines, strict=True):
-        _draw_spans(axes, title, spans)
-    panels[-1, 0].set_xlabel("ms since the transfer began")
-    shown = {span.name for _, spans in timelines for span in spans}
-    patches = [Patch(color=colour, label=name) for name, colour in _OF_SPANS.items() if name in shown]
-    figure.legend(handles=patches, loc="outside right upper", fontsize=8)
-    _save(figure, path)
-
-
-def _draw_spans(axes: Any, title: str, spans: "Sequence[Span]") -> None:
-    from fastrack._util.trace import rows_of
-
-    begin = min((span.start for span in spans), default=0)
-    rows = rows_of(spans)
-    places = {span.track: place for place, span in enumerate(rows)}
-    for span in spans:
-        if span.name not in _WHOLE:
-            where = [((span.start - begin) / 1e6, (span.stop - span.start) / 1e6)]
-            axes.broken_barh(where, (places[span.track] - 0.4, 0.8), color=_OF_SPANS.get(span.name, "black"), lw=0)
-    labels = [span.thread if span.process == "host" else f"{span.process} {span.thread}" for span in rows]
-    axes.set_yticks(range(len(rows)), labels, fontsize=8)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_title(title, fontsize=10, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fastrack._bench.plots import check_picture, draw_ablation, draw_timelines
-from fastrack._bench.timeline import record_transfers
+from fastrack._bench.plots import check_picture, draw_ablation
+from fastrack._bench.timeline import trace_transfers
 from fastrack._cli.console import new_table, print_json, stdout
 from fastrack._cli.files import check_directory
 from fastrack._cli.machine import read_cpu, read_memory, read_software
@@ -54,7 +54,7 @@ def bench(
     picture: Annotated[Path | None, typer.Option(metavar="PATH", help="Save a bar chart here, say a .png.")] = None,
     timeline: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", help="Save a picture of what happens when in transfers of the largest size here."),
+        typer.Option(metavar="PATH", help="Save a trace of one transfer of each kind here, for Perfetto: .json."),
     ] = None,
     as_json: Annotated[
         Path | None,
@@ -77,7 +77,7 @@ def bench(
     if picture is not None:
         draw_ablation(rows, device, picture)
     if timeline is not None:
-        draw_timelines(record_transfers(max(row.size for row in rows), device, int(bits)), timeline)
+        trace_transfers(max(row.size for row in rows), timeline, device=device, bits=int(bits))
     if as_json == _STDOUT:
         return
     console = stdout()
@@ -95,12 +95,11 @@ def bench(
 
 def _check_paths(picture: Path | None, timeline: Path | None, as_json: Path | None) -> None:
     """Find out whether there will be a place for the results, before minutes have gone into them."""
-    for path in (picture, timeline):
-        if path is not None:
-            check_picture(path)
+    if picture is not None:
+        check_picture(picture)
+    for path in (picture, timeline, as_json):
+        if path is not None and path != _STDOUT:
             check_directory(path)
-    if as_json is not None and as_json != _STDOUT:
-        check_directory(as_json)
 
 
 def _promised(bits: int, repeat: int) -> "tuple[list[Row], list[Figure]]":
