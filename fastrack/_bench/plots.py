@@ -11,7 +11,6 @@ from fastrack._util.units import size_of
 from fastrack.errors import FastrackError
 
 if TYPE_CHECKING:
-    from fastrack._bench.measure import Row
     from fastrack._bench.runner import Measured
 
 _COLOURS = ("#8c2d19", "#d9773b", "#c9b458", "#2f6f8f", "#b5b5b5")  # from the bounce path to the plain copy
@@ -45,10 +44,10 @@ def check_picture(path: Path) -> None:
         raise FastrackError(f"{path}: no kind of picture that matplotlib saves; name it .png, .svg or .pdf")
 
 
-def draw_ablation(rows: "Sequence[Measured]", device: str, path: Path) -> None:
+def draw_ablation(rows: "Sequence[Measured]", device: str, path: Path, losses: Sequence[float] = ()) -> None:
     """Save every step's speed as a bar, on a logarithmic scale: a row of groups a direction, a group a size.
 
-    Above each bar stands how many times as fast as the bounce path it is.
+    Above each bar stands how many times as fast as the bounce path it is. Losses, if any, are a curve below.
 
     Raises
     ------
@@ -59,10 +58,13 @@ def draw_ablation(rows: "Sequence[Measured]", device: str, path: Path) -> None:
     from matplotlib.figure import Figure  # its own canvas: no window, no global state
 
     directions, sizes, steps = (list(dict.fromkeys(found)) for found in zip(*map(_place, rows), strict=True))
-    figure = Figure(figsize=(3 + 2.2 * max(2, len(sizes)), 3.6 * len(directions)), layout="constrained")
-    panels = figure.subplots(len(directions), 1, squeeze=False, sharey=True)[:, 0]
+    count = len(directions) + bool(losses)
+    figure = Figure(figsize=(3 + 2.2 * max(2, len(sizes)), 3.6 * count), layout="constrained")
+    panels = figure.subplots(count, 1, squeeze=False)[:, 0]
+    for axes in panels[1 : len(directions)]:
+        axes.sharey(panels[0])
     width = 0.84 / len(steps)
-    for axes, direction in zip(panels, directions, strict=True):
+    for axes, direction in zip(panels, directions, strict=False):
         for number, step in enumerate(steps):
             here = [row for row in rows if (row.direction, row.step) == (direction, step)]
             left = [sizes.index(row.size) - 0.42 + width * (number + 0.5) for row in here]
@@ -76,6 +78,8 @@ def draw_ablation(rows: "Sequence[Measured]", device: str, path: Path) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.yaxis.grid(visible=True, which="major", linewidth=0.4)
         axes.set_axisbelow(True)
+    if losses:
+        _draw_losses(losses, panels[-1])
     _fit(panels[0], [row.gbps for row in rows])
     figure.suptitle(f"What each idea brings on {device} (median; above a bar: times as fast as bounce)", fontsize=11)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(steps), fontsize=9)
@@ -96,41 +100,6 @@ def _fit(axes: Any, speeds: Sequence[float]) -> None:
     axes.set_yticks(shown, [f"{mark:g}" for mark in shown])
     axes.minorticks_off()
     axes.set_ylim(low, top)
-
-
-def draw_rows(rows: "Sequence[Row]", path: Path, losses: Sequence[float] = ()) -> None:
-    """Save the figures as a bar chart: a group of bars a size, a colour a path. Losses, if any, are a curve beside it.
-
-    Raises
-    ------
-    FastrackError
-        If matplotlib is not installed, or cannot write such a file.
-    """
-    require("matplotlib")
-    from matplotlib.figure import Figure  # its own canvas: no window, no global state
-
-    sizes = list(dict.fromkeys(row.size for row in rows))
-    paths = list(dict.fromkeys(row.path for row in rows))
-    width = 0.8 / len(paths)
-    bars_width = 2.0 + 3.2 * max(2, len(sizes))
-    figure = Figure(figsize=(bars_width + 4 * bool(losses), 4.5), layout="constrained")
-    if losses:
-        beside, axes = figure.subplots(1, 2, width_ratios=[4, bars_width])
-        _draw_losses(losses, beside)
-    else:
-        axes = figure.subplots()
-    for place, name in enumerate(paths):
-        here = [row for row in rows if row.path == name]
-        left = [sizes.index(row.size) - 0.4 + width * (place + 0.5) for row in here]
-        bars = axes.bar(left, [row.gbps for row in here], 0.9 * width, label=name)
-        axes.bar_label(bars, fmt="%.1f", fontsize=6)
-    axes.set_xticks(range(len(sizes)), [size_of(size) for size in sizes])
-    axes.set_ylabel("GB/s of plaintext")
-    axes.set_title("Paths to the device cpu (median; higher is better)")
-    figure.legend(loc="outside right upper", fontsize=8)
-    axes.margins(y=0.15)
-    axes.spines[["top", "right"]].set_visible(False)
-    _save(figure, path)
 
 
 def _draw_losses(losses: Sequence[float], axes: Any) -> None:
