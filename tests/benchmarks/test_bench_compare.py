@@ -472,5 +472,5 @@ def test_the_slow_down_of_the_self_test_fits_the_tree(tmp_path):
     selftest.plant(tmp_path)
     compile(channel.read_text(), str(channel), "exec")
     channel.write_text("nothing of the kind")
-    with pytest.raises(CannotCompareError, match="no method _run"):
+    with pytest.raises(CannotCompareError, match="no _receive"):
         selftest.plant(tmp_path)
