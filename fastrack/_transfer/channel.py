@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -18,7 +17,7 @@ from fastrack._crypto.keys import Key, KeyLike, KeyRing, KeySource
 from fastrack._crypto.session import Session
 from fastrack._crypto.workers import default_threads
 from fastrack._devices import canonical, open_device
-from fastrack._devices.base import Operation, Slab, StagingBuffer
+from fastrack._devices.base import Operation, Slab
 from fastrack._sealed.tensor import (
     MessageContext,
     SealedRows,
@@ -32,16 +31,16 @@ from fastrack._tensors import arrays
 from fastrack._tensors.arrays import Framework
 from fastrack._transfer.pending import Owner, Owners, add_notes
 from fastrack._transfer.sources import PlainSource, RowSource, SealedSource, Sizes, Source, slabs_of
-from fastrack._transfer.staging import StagingPool
+from fastrack._transfer.staging import Lease, StagingPool
 from fastrack._transfer.stats import Recorder, Stats, Transfer
 from fastrack._util.guard import CloseGuard
 from fastrack._util.public import public
 from fastrack._util.tree import tree_map, tree_path
 from fastrack.errors import AuthenticationError, ClosedError, DeviceError
 
-_DEPTH = 6  # slabs of a ring: filled, on their way, or waiting for a GPU whose multiprocessors are all taken
+_DEPTH = 6  # buffers of a pool: filled, on their way, or waiting for a GPU whose multiprocessors are all taken
 _Opened = tuple[TensorSlice | None, MessageKey]  # the part of a leaf that one message is, or None for all of it
-_FIRST, _TOGETHER = 2, 16  # slabs that are issued together: those a device begins with, and those after
+_FIRST_BATCH, _BATCH = 2, 16  # slabs that are issued together: fewer at first, so that the device begins early
 
 
 @public
@@ -92,9 +91,9 @@ class Channel:
         self._session = Session()
         self._sizes = Sizes(self._device.first_slab_size, self._device.max_slab_size)
         size = cobblestone.ciphertext_size(self._device.max_slab_size)
-        self._rings = [StagingPool(self._device, size, _DEPTH) for _ in range(self._device.lanes)]
+        self._pools = [StagingPool(self._device, size, _DEPTH) for _ in range(self._device.lanes)]
         if not self._device.in_place:
-            self._rings[0].reserve()  # before the first result takes what memory there is
+            self._pools[0].reserve()  # before the first result takes what memory there is
         self._owners = Owners()
         self._stats = Recorder()
         self._door = CloseGuard("this channel was closed; open another one")
@@ -176,8 +175,8 @@ class Channel:
         if self._door.close_and_drain():
             with ExitStack() as closing:  # each of them, whatever happens to another
                 closing.callback(self._device.close)
-                for ring in self._rings:
-                    closing.callback(ring.close)
+                for pool in self._pools:
+                    closing.callback(pool.close)
                 closing.callback(self._session.wipe)
                 self._keys = None
                 self._owners.close()
@@ -328,112 +327,69 @@ class Channel:
     # The two directions.
 
     def _receive(self, source: Source, key: MessageKey, target: Any, record: Transfer, *, wait: bool) -> Operation:
-        """Open a message into `target`; without `wait` perhaps it is not done yet."""
-        staged = not (source.in_place and self._device.in_place)
-        stage = "open" if self._device.in_place else "submit"
-
-        def step(work: Operation, slab: Slab, slot: StagingBuffer | None) -> None:
-            if slot is not None and not source.in_place:
-                with record.stage("fill", slab, "source"):
-                    filled = source.fill(slab, slot.memory)
-            else:
-                filled = source.fill(slab, None)
-            with record.stage("open", slab, stage):
-                work.open(slab, filled, slot)
-
-        together = _TOGETHER if source.in_place else 1
+        """Open a message into `target`. Without `wait` the operation may go on when this returns."""
         try:
-            slabs = source.slabs(self._sizes if staged else None)
-            return self._run(key, target, slabs, step, record, staged=staged, together=together, keep=False, wait=wait)
+            operation = self._begin(key, target, record)
+            if source.in_place and self._device.in_place:
+                with _Finishing(operation, wait=wait):
+                    for slab in source.slabs(None):
+                        sealed = source.fill(slab, None)
+                        with record.stage("open", slab, "open"):
+                            operation.open(slab, sealed, None)
+                return operation
+            stage = "open" if self._device.in_place else "submit"
+            unissued, limit = 0, _FIRST_BATCH if source.in_place else 1
+            with Lease(self._pools, operation.lane) as buffers, _Finishing(operation, wait=wait):
+                for slab in source.slabs(self._sizes):
+                    with record.waiting(slab):
+                        buffer = buffers.acquire()
+                        if not source.in_place:
+                            buffer.wait()
+                    if source.in_place:
+                        sealed = source.fill(slab, None)
+                    else:
+                        with record.stage("fill", slab, "source"):
+                            sealed = source.fill(slab, buffer.memory)
+                    with record.stage("open", slab, stage):
+                        operation.open(slab, sealed, buffer)
+                    unissued += 1
+                    if unissued == limit:
+                        operation.issue()
+                        unissued, limit = 0, _BATCH if source.in_place else 1
+                        buffers.release()
+            return operation
         finally:
             source.finish()
 
     def _send(self, key: MessageKey, memory: Any, message: Bytes, record: Transfer) -> None:
         """Seal what is in `memory` into `message`, which has no header."""
-        staged = not self._device.in_place
-        stage = "seal" if self._device.in_place else "submit"
+        operation = self._begin(key, memory, record)
+        if self._device.in_place:
+            with _Finishing(operation, wait=True):
+                for slab in slabs_of(len(memory), None):
+                    with record.stage("seal", slab, "seal"):
+                        operation.seal(slab, _sealed_part(message, slab), None)
+        else:
+            unissued, limit = 0, _FIRST_BATCH
+            # Sealed chunks stay in the buffers until these are used again, or to the end.
+            with Lease(self._pools, operation.lane) as buffers, _Finishing(operation, wait=True):
+                for slab in slabs_of(len(memory), self._sizes):
+                    with record.waiting(slab):
+                        buffer = buffers.acquire()
+                    with record.stage("seal", slab, "submit"):
+                        operation.seal(slab, _sealed_part(message, slab), buffer)
+                    unissued += 1
+                    if unissued == limit:
+                        operation.issue()
+                        unissued, limit = 0, _BATCH
+        operation.result()
 
-        def step(work: Operation, slab: Slab, slot: StagingBuffer | None) -> None:
-            with record.stage("seal", slab, stage):
-                work.seal(slab, message[SEALED_CHUNK_SIZE * slab.first_chunk :][: slab.sealed_size], slot)
-
-        slabs = slabs_of(len(memory), self._sizes if staged else None)
-        self._run(key, memory, slabs, step, record, staged=staged, together=_TOGETHER, keep=True, wait=True).result()
-
-    # The loop.
-
-    def _run(
-        self,
-        key: MessageKey,
-        memory: Any,
-        slabs: Iterator[Slab],
-        step: Callable[[Operation, Slab, StagingBuffer | None], None],
-        record: Transfer,
-        *,
-        staged: bool,
-        together: int,
-        keep: bool,
-        wait: bool,
-    ) -> Operation:
-        """Hand a message to the device, slab by slab, and end it.
-
-        Slabs are issued `together`, but for the first ones, so that the device begins early. Their slots go back to the
-        ring then, for other transfers too, unless they `keep` what was sealed until they are used again or the end. A
-        slab that is issued alone is filled here, so its slot must be free.
-        """
+    def _begin(self, key: MessageKey, memory: Any, record: Transfer) -> Operation:
+        """Begin an operation, and wipe the key, which the device has then."""
         try:
-            work = self._device.begin(key, memory, record.note)
+            return self._device.begin(key, memory, record.note)
         finally:
             key.wipe()
-        ring = self._rings[work.lane]
-        held: deque[StagingBuffer] = deque()
-        waiting, limit = 0, min(_FIRST, together)
-        try:
-            with _Ending(work, wait=wait):
-                for slab in slabs:
-                    slot = self._deal(ring, held, slab, record, free=together == 1) if staged else None
-                    step(work, slab, slot)
-                    waiting += 1
-                    if staged and waiting == limit:
-                        work.issue()
-                        waiting, limit = 0, together
-                        while held and not keep:
-                            ring.put(held.popleft())
-        except BaseException:
-            with suppress(Exception):  # the first error is the one to tell
-                work.result()
-            raise
-        finally:
-            for slot in held:
-                ring.put(slot)
-        return work
-
-    def _deal(
-        self, ring: StagingPool, held: deque[StagingBuffer], slab: Slab, record: Transfer, *, free: bool
-    ) -> StagingBuffer:
-        """Take another slot of the ring, or the one that was used longest ago of those that are held."""
-        with record.waiting(slab):
-            slot = None
-            if not (held and held[0].ready()) and len(held) < _DEPTH:
-                slot = self._take(ring, block=not held)
-            if slot is None:
-                slot = held.popleft()
-            held.append(slot)
-            if free:
-                slot.wait()
-            return slot
-
-    def _take(self, ring: StagingPool, *, block: bool) -> StagingBuffer | None:
-        """Take a slot of a ring, or one that another ring does not need if there is no memory for the first."""
-        try:
-            return ring.take(block=block)
-        except DeviceError:
-            for other in self._rings:
-                slot = other.mark_in_use()
-                if slot is not None:
-                    ring.adopt(slot)
-                    return slot
-            raise
 
 
 class _Request:
@@ -496,19 +452,33 @@ def _require_good(work: Operation, source: Source) -> None:
         raise bad_chunk(source.name, bad, path=source.path)
 
 
-class _Ending:
-    """Ends work, whatever happens. An error from before that is the one to tell."""
+def _sealed_part(message: Bytes, slab: Slab) -> Bytes:
+    return message[SEALED_CHUNK_SIZE * slab.first_chunk :][: slab.sealed_size]
 
-    def __init__(self, work: Operation, *, wait: bool) -> None:
-        self._work = work
+
+class _Finishing:
+    """End an operation, whatever happens. After an error, which is the one to raise, also wait for the operation."""
+
+    __slots__ = ("_operation", "_wait")
+
+    def __init__(self, operation: Operation, *, wait: bool) -> None:
+        self._operation = operation
         self._wait = wait
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
-            self._work.finish(wait=self._wait)
-            return
+        operation = self._operation
+        try:
+            if kind is None:
+                operation.finish(wait=self._wait)
+                return
+            with suppress(Exception):
+                operation.finish()
+        except BaseException:
+            with suppress(Exception):
+                operation.result()
+            raise
         with suppress(Exception):
-            self._work.finish()
+            operation.result()

@@ -609,7 +609,7 @@ class TestChannel:
         channel = new_channel(keys=key)
         channel.to_device(data(100))
         secret = channel._session._secret
-        slot = next(slot for ring in channel._rings for slot in ring._returned)
+        slot = next(slot for pool in channel._pools for slot in pool._returned)
         assert slot.memory.any()
         channel.close()
         assert not any(secret)

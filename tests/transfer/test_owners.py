@@ -369,7 +369,7 @@ def test_the_schedules_find_failures_that_threads_take_from_each_other(monkeypat
 
     monkeypatch.setattr(Owners, "mine", shared_owner)
     monkeypatch.setattr(Owners, "open_group", shared_owner)
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, ValueError)):  # closing a group lets go of the owner that is not its own
         run_schedules(60)
 
 

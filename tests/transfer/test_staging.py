@@ -169,7 +169,7 @@ def test_slots_come_back_when_a_slab_cannot_be_sealed(staged, key, monkeypatch):
         with pytest.raises(DeviceError):
             staged.to_host(plain)
     assert np.array_equal(fastrack.unseal(staged.to_host(plain), key, framework="numpy"), plain)
-    assert len(staged._device.made) == sum(len(ring._returned) for ring in staged._rings)
+    assert len(staged._device.made) == sum(len(pool._returned) for pool in staged._pools)
 
 
 def test_a_key_is_wiped_whether_or_not_the_device_takes_it(staged, monkeypatch):
