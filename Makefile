@@ -35,14 +35,15 @@ ENGINE_TESTS := crypto sealed transfer/test_channel.py $(addprefix training/test
 test-openssl: $(STAMP)  ## run the tests that need an engine with OpenSSL in place of the compiled one; some minutes
 	FASTRACK_ENGINE=openssl $(BIN)/python -m pytest $(PARALLEL) -m "not slow" $(addprefix tests/,$(ENGINE_TESTS))
 
-PYTHONS ?= 3.12 3.13
+PYTHONS ?= 3.12 3.13 3.14
 
-test-pythons:  ## run the tests on each Python of PYTHONS="3.12 3.13", in an environment of its own
+test-pythons:  ## run the tests on each Python of PYTHONS="3.12 3.13 3.14", in an environment of its own
 	for version in $(PYTHONS); do $(MAKE) --no-print-directory test PYTHON=python$$version VENV=.venv-$$version || exit; done
 
-check: $(STAMP)  ## lint, formatting, types, documentation
+check: $(STAMP)  ## lint, formatting, spelling, types, documentation
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/codespell
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(MAKE) --no-print-directory docs
