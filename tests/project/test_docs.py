@@ -78,6 +78,12 @@ def test_the_examples_run_without_torch(name, tmp_path):
     run_page(name, tmp_path, with_torch=False)
 
 
+@pytest.mark.slow
+def test_the_examples_of_the_training_page_run(tmp_path):
+    pytest.importorskip("torch")
+    run_page("docs/training.md", tmp_path, with_torch=True)
+
+
 # The format.
 
 
