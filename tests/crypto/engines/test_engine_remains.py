@@ -140,11 +140,13 @@ def remains(engine, works, message, **variables):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", engines.VECTOR_NAMES)
 def test_a_vector_engine_leaves_no_secret_in_memory(engine, message):
     assert remains(engine, WORKS, message) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not engines.VECTOR_NAMES, reason="this CPU has no vector engine")
 def test_code_for_any_cpu_leaves_no_secret_in_memory(message):
     # A run calls its chunks' function then, which has more instructions than the run may inline.
