@@ -61,7 +61,7 @@ class TestSealedTensors:
         key, plain = Key.generate(bits), data(100_000)
         sealed = fastrack.seal(plain, key)
         chosen = aead.get_engine(engine)
-        monkeypatch.setattr(aead, "engine", lambda name=None, threads=None: chosen)
+        monkeypatch.setattr(aead, "get_engine", lambda name=None, threads=None: chosen)
         with new_channel(keys=key) as channel:
             assert np.array_equal(channel.to_device(sealed, framework="numpy"), plain)
             assert np.array_equal(channel.to_device(plain), plain)
@@ -208,8 +208,8 @@ class TestRefusedHeaders:
         def refuse(*_):
             raise AssertionError("done before the header was opened")
 
-        monkeypatch.setattr(fastrack._sealed.indexing.Ranges, "pieces", refuse)
-        monkeypatch.setattr(fastrack._sealed.indexing.Ranges, "even", refuse)
+        monkeypatch.setattr(fastrack._sealed.indexing.ByteRanges, "pieces", refuse)
+        monkeypatch.setattr(fastrack._sealed.indexing.ByteRanges, "even", refuse)
         monkeypatch.setattr(fastrack._tensors.arrays, "empty_bytes", refuse)
 
     def test_cost_no_memory_on_the_device(self, channel, forged, untouched):

@@ -113,26 +113,26 @@ def test_while_the_device_is_busy_with_all_there_may_be_the_first_to_come_back_i
 
 def test_a_slot_that_cannot_be_made_takes_no_place(host):
     pool = StagingPool(host, 10, 1)
-    host.slot, slot = None, host.slot
+    host.staging_buffer, slot = None, host.staging_buffer
     for _ in range(3):
         with pytest.raises(TypeError):
             pool.acquire(block=False)
-    host.slot = slot
+    host.staging_buffer = slot
     assert acquire(pool)[0].memory.size == 10
 
 
 def test_a_caller_that_waits_may_make_the_slot_that_another_could_not(host):
     pool = StagingPool(host, 10, 1)
     making, go_on = threading.Event(), threading.Event()
-    slot = host.slot
+    slot = host.staging_buffer
 
     def fail(_):
         making.set()
         assert go_on.wait(60)
-        host.slot = slot
+        host.staging_buffer = slot
         raise MemoryError
 
-    host.slot = fail
+    host.staging_buffer = fail
     with ThreadPoolExecutor(2) as executor:
         unlucky = executor.submit(pool.acquire, block=True)
         assert making.wait(60)
@@ -195,7 +195,7 @@ def test_where_there_is_no_memory_for_another_slot_those_there_are_have_to_do(ho
     def full(_):
         raise DeviceError("no memory left")
 
-    host.slot = full
+    host.staging_buffer = full
     assert pool.acquire(block=False) is None
     pool.release(slot)
     assert acquire(pool) == [slot]
