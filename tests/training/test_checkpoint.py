@@ -568,7 +568,7 @@ def run(code, *arguments):
 
 KILLED = """
 import sys, time
-from test_checkpoints import KEY
+from test_checkpoint import KEY
 from fastrack import newfile
 from fastrack._training.checkpoint import save_checkpoint
 import torch
@@ -686,7 +686,7 @@ def test_training_that_was_resumed_is_the_same_as_training_that_was_not(path):
 
 RESUME = """
 import sys, torch
-from test_checkpoints import Training
+from test_checkpoint import Training
 torch.set_num_threads(1)
 training = Training(7)
 training.load(sys.argv[1])
