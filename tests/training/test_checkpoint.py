@@ -556,7 +556,7 @@ def test_a_full_disk_leaves_the_checkpoint_that_was_there(path, monkeypatch, aft
 
 
 def run(code, *arguments):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/training")])}
     return subprocess.Popen(
         [sys.executable, "-c", code, *map(str, arguments)],
         env=environment,
@@ -569,7 +569,7 @@ def run(code, *arguments):
 KILLED = """
 import sys, time
 from test_checkpoint import KEY
-from fastrack import newfile
+from fastrack._util import atomic as newfile
 from fastrack._training.checkpoint import save_checkpoint
 import torch
 write = newfile._Whole.write
