@@ -234,7 +234,7 @@ def test_a_link_that_another_user_made_is_not_followed(tmp_path, foreign):
     (tmp_path / "link").symlink_to("planted")
     foreign(tmp_path / "planted")
     for name in ("planted", "link"):
-        with pytest.raises(PermissionError, match="a link of another user, so it is not followed"):
+        with pytest.raises(PermissionError, match="link of another user"):
             write(tmp_path / name)
     assert (tmp_path / "mine").read_text() == "mine"
 
