@@ -38,8 +38,8 @@ class Kernels:
 
     `expand_key` takes `(bits, schedule, material)`; `open_run`, `verify_run` and `seal_run` take `(bits, schedule,
     source, target, first, count, size, grain, counters, wait)`, and `verify_run` ignores its target; `open_gather`
-    takes `(bits, schedule, source, target, chunks, starts, table, size, grain, counters, wait)`. With `wait` they return
-    when all chunks are done, on whichever thread.
+    takes `(bits, schedule, source, target, chunks, starts, table, size, grain, counters, wait)`. With `wait` they
+    return when all chunks are done, on whichever thread.
     """
 
     expand_key: Any
