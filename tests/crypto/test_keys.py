@@ -273,7 +273,7 @@ def test_a_key_file_that_cannot_even_be_written_by_its_owner_is_fine(key, path):
 
 def test_a_save_never_overwrites_a_file(key, path):
     path.write_text("precious")
-    with pytest.raises(FileExistsError, match="choose another name"):
+    with pytest.raises(FileExistsError, match="left as it was"):
         key.save(path)
     assert path.read_text() == "precious"
 

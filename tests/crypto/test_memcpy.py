@@ -81,9 +81,9 @@ def test_chunks_are_packed_in_the_order_given(count, last, data):
 )
 def test_buffers_that_do_not_fit_are_refused(target, source):
     for threads in (1, 2):
-        with pytest.raises(ValueError, match=r"buffer|bytes are not"):
+        with pytest.raises(ValueError, match="buffer"):
             packing.copy(target, source, threads)
-    with pytest.raises(ValueError, match=r"buffer|bytes are not|of .* bytes"):
+    with pytest.raises(ValueError, match=r"buffer|of .* bytes"):
         packing.pack(target, source, chunks_of(0), 2)
 
 

@@ -219,12 +219,12 @@ def test_an_engine_takes_as_many_threads_as_it_is_told():
 @pytest.mark.parametrize("name", ["vaes-512", "vaes-256", "vaes-128", "aes"])
 def test_an_absent_engine_is_refused_and_the_ones_there_are_named(cpu_with, name):
     cpu_with()
-    with pytest.raises(ValueError, match=f"no engine '{name}'; it has openssl$"):
+    with pytest.raises(ValueError, match=rf"\(openssl\), got '{name}'$"):
         get_engine(name, threads=77)
 
 
 def test_the_refusal_names_every_engine_there_is():
-    with pytest.raises(ValueError, match=f"it has {', '.join(available_engines())}$"):
+    with pytest.raises(ValueError, match=rf"\({', '.join(available_engines())}\)"):
         get_engine("quantum")
 
 
