@@ -100,5 +100,5 @@ def _merge(starts: Any, sizes: Any, offsets: Any, index: int) -> Any:
 
 
 _merged = compiled(_merge)
-cut = compiled(_make_plan)
+make_plan = compiled(_make_plan)
 is_inside = compiled(_is_inside)
