@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import fastrack
 from fastrack._crypto import keys as keys_module
 from fastrack._crypto.keys import KEY_FILE_VARIABLE, Key, KeyRing
-from fastrack._util import atomic as newfile
+from fastrack._util import atomic
 from fastrack.errors import ClosedError, FormatError, KeyPermissionError, UnknownKeyError
 
 SECRET = bytes(range(100, 132))
@@ -583,7 +583,7 @@ def test_a_file_system_without_links_takes_a_key_all_the_same(tmp_path, monkeypa
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse)
-    monkeypatch.setattr(newfile, "_UNNAMED", 0)  # such file systems have no files without names either
+    monkeypatch.setattr(atomic, "_UNNAMED", 0)  # such file systems have no files without names either
     key = Key.generate()
     key.save(tmp_path / "a.key")
     assert Key.load(tmp_path / "a.key") == key
