@@ -1,10 +1,10 @@
-"""Numbers with their units, as people read them."""
+"""Format numbers with their units."""
 
 from __future__ import annotations
 
 
 def size_of(count: float) -> str:
-    """Format a number of bytes for people, in powers of 1024."""
+    """Return a number of bytes as text, in powers of 1024: 1536 is ``1.5 KiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.1f}".removesuffix(".0") + f" {unit}"
