@@ -51,7 +51,7 @@ def run(work):
             key_state.write_by_instructions()(np.frombuffer(key.material, np.uint8), target)
         else:
             portable_key_state.write_portably(np.frombuffer(key.material, np.uint8), target)
-        assert target[key_state.NONCE_PLACE:][:12].any()  # to look at the key would leave it in a register
+        assert target[key_state.NONCE_OFFSET:][:12].any()  # to look at the key would leave it in a register
         target[:] = 0
         key.wipe()
         return 0
