@@ -186,7 +186,7 @@ def _reference(sealed: Any, key: Key, bits: int) -> Callable[[], None]:
     from cryptography import cobblestone
 
     decryptor: Any = {128: cobblestone.Cobblestone128Decryptor, 256: cobblestone.Cobblestone256Decryptor}[bits]
-    secret, context = bytes(key.material()), sealed.claim.context()
+    secret, context = bytes(key.material()), sealed.context.encode()
     buffer = np.zeros(sealed.message.nbytes + (1 << 16), np.uint8)  # it wants room to spare
 
     def run() -> None:
