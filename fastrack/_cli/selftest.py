@@ -92,7 +92,7 @@ def check_cuda() -> CudaCheck:
             if not np.array_equal(unseal(back, key, framework="numpy"), plain):
                 return CudaCheck(usable=False, problem="what came back from it is not what went there")
             forged = True
-            channel.to_device(SealedTensor(sealed.claim, message, key.id))
+            channel.to_device(SealedTensor(sealed.context, message, key.id))
     except AuthenticationError as error:
         if forged and error.chunk == (_SIZE // 2 - HEADER_SIZE) // SEALED_CHUNK_SIZE:
             return CudaCheck(usable=True, problem=None)

@@ -29,7 +29,7 @@ try:
 except ImportError:  # some Pythons are built without it; then zipfile unpacks nothing with it either
     LZMAError = zlib.error  # type: ignore[assignment, misc]
 
-_UNSOUND = (
+_MALFORMED = (
     ArithmeticError,
     EOFError,
     LookupError,
@@ -43,7 +43,7 @@ _UNSOUND = (
     zipfile.BadZipFile,
     zlib.error,
 )
-_LEADS_OUT = re.compile(r"^([/\\]|[a-z]:)|(^|[/\\])\.\.([/\\]|$)", re.IGNORECASE)  # on Windows, too
+_ESCAPES_FOLDER = re.compile(r"^([/\\]|[a-z]:)|(^|[/\\])\.\.([/\\]|$)", re.IGNORECASE)  # on Windows, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def open_plain(path: str | os.PathLike[str]) -> Iterator[tuple[Mapping[str, Plai
                 raise FormatError(f"{path} is sealed already; `fastrack unseal` opens it")
             yield {name: PlainTensor.stored(file, name) for name in file.names}, file.metadata
     elif suffix == ".npy":
-        with open_regular(path) as file, _sound(path):
+        with open_regular(path) as file, _refuse_malformed(path):
             dtype, shape, order = _read_array_header(file)
             array = np.memmap(file, dtype, "r", file.tell(), shape, order)
         yield {path.stem: PlainTensor.of(array)}, {}
@@ -109,7 +109,7 @@ def require_safe_member(name: str, path: Path) -> None:
     FormatError
         Then.
     """
-    if "\0" in name or _LEADS_OUT.search(name):
+    if "\0" in name or _ESCAPES_FOLDER.search(name):
         raise FormatError(
             f"{path}: a member of an .npz archive cannot be called {name!r:.80}, which leads out of the folder that it "
             "is unpacked into; use a .safetensors file, or rename the tensor"
@@ -117,7 +117,7 @@ def require_safe_member(name: str, path: Path) -> None:
 
 
 def _open_archive(file: BinaryIO, path: Path) -> zipfile.ZipFile:
-    with _sound(path):
+    with _refuse_malformed(path):
         if file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX:
             raise FormatError(f"{path} is no .npz file: it holds a single array; rename it to {path.stem}.npy")
         return zipfile.ZipFile(file)
@@ -132,14 +132,14 @@ def _read_members(archive: zipfile.ZipFile, path: Path) -> dict[str, PlainTensor
         if name in tensors or name == member.filename:
             problem = "is there twice" if name in tensors else "is no .npy file"
             raise FormatError(f"{path} is no .npz file that can be sealed: {member.filename!r:.80} {problem}")
-        with _sound(path), archive.open(member) as file:
+        with _refuse_malformed(path), archive.open(member) as file:
             array, shape, order = _read_array_header(file)
             start = file.tell()
         try:
             dtype = dtypes.from_numpy(array)
         except TypeError as error:
             raise TypeError(f"{name!r:.80} cannot be sealed: {error}") from error
-        with _sound(path):
+        with _refuse_malformed(path):
             if start + dtypes.nbytes(dtype, shape) != member.file_size:
                 raise ValueError(f"{member.filename!r:.80} is not as long as its header says")
         is_dense = order == "C" or sum(extent != 1 for extent in shape) < 2
@@ -150,12 +150,12 @@ def _read_members(archive: zipfile.ZipFile, path: Path) -> dict[str, PlainTensor
 
 def _from_stream(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> Callable[[int, int], Bytes]:
     """Unpack an array as it is read: from its start to its end."""
-    with _sound(path):
+    with _refuse_malformed(path):
         file = archive.open(member)
         _read_array_header(file)
 
     def read(start: int, stop: int) -> Bytes:
-        with _sound(path):
+        with _refuse_malformed(path):
             data = file.read(stop - start)
             at_end = file.tell() == member.file_size
             if len(data) != stop - start or (at_end and file.read(1)):  # at the end its checksum is compared
@@ -167,7 +167,7 @@ def _from_stream(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) 
 
 def _from_whole(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> Callable[[int, int], Bytes]:
     """Unpack an array whose elements are in another order than the sealed one's."""
-    with _sound(path), archive.open(member) as file:
+    with _refuse_malformed(path), archive.open(member) as file:
         return arrays.reader(np.lib.format.read_array(file, allow_pickle=False))
 
 
@@ -192,11 +192,11 @@ def _read_array_header(file: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...],
 
 
 @contextlib.contextmanager
-def _sound(path: Path) -> Iterator[None]:
+def _refuse_malformed(path: Path) -> Iterator[None]:
     """What NumPy, zipfile and what it unpacks with raise for a file that is not what its name says."""
     try:
         yield
-    except (*_UNSOUND, OSError) as error:
+    except (*_MALFORMED, OSError) as error:
         # From bz2, and for a place before the start of the file. Any other tells of the disk.
         if isinstance(error, OSError) and error.errno not in {None, errno.EINVAL}:
             raise

@@ -118,7 +118,7 @@ class SealedFile(Mapping[str, SealedTensor]):
             raise
 
     @classmethod
-    def of_bytes(cls, data: bytes) -> Self:
+    def from_bytes(cls, data: bytes) -> Self:
         """Read a whole file that is in memory."""
         file = cls.__new__(cls)
         file.path = Path("<bytes>")
@@ -129,35 +129,35 @@ class SealedFile(Mapping[str, SealedTensor]):
     def _read(self, header: _Header, memory: Bytes, file_id: str | None) -> None:
         self._expected_id = file_id
         self._memory: Bytes | None = memory
-        self._places = header.locate(memory)
-        marks = {key: value for key, value in header.metadata.items() if key.startswith("fastrack.")}
-        self.metadata = {key: value for key, value in header.metadata.items() if key not in marks}
+        self._locations = header.locate(memory)
+        fields = {key: value for key, value in header.metadata.items() if key.startswith("fastrack.")}
+        self.metadata = {key: value for key, value in header.metadata.items() if key not in fields}
         self.file_id: str | None = None
         self.key_id: str | None = None
         self.kind: Kind = "tensor"
-        self._claims: dict[str, MessageContext] = {}
+        self._contexts: dict[str, MessageContext] = {}
         self._bindings: dict[str, Binding] = {}
-        if marks:
-            self._read_marks(marks)
+        if fields:
+            self._read_fields(fields)
         if file_id is not None and file_id != self.file_id:
             raise AuthenticationError(
                 f"{self.path}: expected file id {file_id:.50}, got {self.file_id}; it is an older or another file than "
                 "the one that is wanted, so get that one",
                 path=self.path,
             )
-        self.names = tuple(self._places)
-        self.plain: Mapping[str, Any] = _PlainTensors(self, [name for name in self.names if name not in self._claims])
+        self.names = tuple(self._locations)
+        self.plain: Mapping[str, Any] = _PlainTensors(self, [name for name in self.names if name not in self._contexts])
 
-    def _read_marks(self, marks: dict[str, str]) -> None:
-        version = marks.get("fastrack.version")
+    def _read_fields(self, fields: dict[str, str]) -> None:
+        version = fields.get("fastrack.version")
         if version != FORMAT_VERSION:
             raise FormatError(
                 f"{self.path} is of fastrack format {version!r:.20}, and this one reads {FORMAT_VERSION!r}; update it"
             )
         self.file_id, self.key_id = (
-            _hex_id(marks.get(name), name, self.path) for name in ("fastrack.file", "fastrack.key")
+            _hex_id(fields.get(name), name, self.path) for name in ("fastrack.file", "fastrack.key")
         )
-        kind = marks.get("fastrack.kind")
+        kind = fields.get("fastrack.kind")
         if kind is not None:
             if kind != "checkpoint":
                 raise FormatError(
@@ -165,47 +165,48 @@ class SealedFile(Mapping[str, SealedTensor]):
                     "update it"
                 )
             self.kind = "checkpoint"
-        for name, entry in _read_json(marks.get("fastrack.tensors"), self.path).items():
-            place = self._places.get(name)
-            if place is None:
+        for name, entry in _read_json(fields.get("fastrack.tensors"), self.path).items():
+            location = self._locations.get(name)
+            if location is None:
                 raise FormatError(f"{self.path} lists a sealed tensor {name!r:.80} that is not in it")
             if isinstance(entry, dict) and "binding" in entry:
                 rest, own_id, self._bindings[name] = _read_binding(name, entry, self.file_id, self.path)
-                claim = _read_claim(name, rest, own_id, self.kind, self.path)
+                context = _read_context(name, rest, own_id, self.kind, self.path)
             else:
-                claim = _read_claim(name, entry, self.file_id, self.kind, self.path)
-            self._claims[name] = claim
-            expected = cobblestone.message_size(dtypes.nbytes(claim.dtype, claim.shape))
-            if place.dtype != "U8" or place.shape != (expected,):
+                context = _read_context(name, entry, self.file_id, self.kind, self.path)
+            self._contexts[name] = context
+            expected = cobblestone.message_size(dtypes.nbytes(context.dtype, context.shape))
+            if location.dtype != "U8" or location.shape != (expected,):
                 raise FormatError(
-                    f"{self.path}: {name!r:.200} of {claim.dtype} {list(claim.shape)} takes a U8 vector of {expected} "
-                    f"bytes, but is {place.dtype} {list(place.shape)}; the metadata or the file was altered"
+                    f"{self.path}: {name!r:.200} of {context.dtype} {list(context.shape)} takes a U8 vector of "
+                    f"{expected} bytes, but is {location.dtype} {list(location.shape)}; the metadata or the "
+                    "file was altered"
                 )
 
     def __getitem__(self, name: str) -> SealedTensor:
-        claim = self._claims.get(name)
-        if claim is None:
-            if name in self._places:
+        context = self._contexts.get(name)
+        if context is None:
+            if name in self._locations:
                 raise KeyError(f"{name!r} is not sealed but stored in plain; file.plain[{name!r}] gives it")
             raise KeyError(name)
         assert self.key_id is not None
-        return SealedTensor(claim, self.stored(name)[2], self.key_id, self._bindings.get(name), self.path)
+        return SealedTensor(context, self.stored(name)[2], self.key_id, self._bindings.get(name), self.path)
 
     def stored(self, name: str) -> tuple[str, tuple[int, ...], Bytes]:
         """A tensor as safetensors has it: dtype, shape and a view of its bytes. A sealed one is a `U8` vector."""
-        place = self._places[name]
+        location = self._locations[name]
         if self._memory is None:
             raise ClosedError(f"{self.path} was closed; load_file opens it again")
-        return place.dtype, place.shape, self._memory[place.start : place.stop]
+        return location.dtype, location.shape, self._memory[location.start : location.stop]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._claims
+        return name in self._contexts
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name in self.names if name in self._claims)
+        return (name for name in self.names if name in self._contexts)
 
     def __len__(self) -> int:
-        return len(self._claims)
+        return len(self._contexts)
 
     __eq__ = object.__eq__
     __hash__ = object.__hash__
@@ -227,9 +228,9 @@ class SealedFile(Mapping[str, SealedTensor]):
         return f"<SealedFile {str(self.path)!r}: {len(self)} sealed, {len(self.plain)} plain>"
 
 
-def one_tensor_of(data: bytes) -> SealedTensor:
+def read_one_tensor(data: bytes) -> SealedTensor:
     """Read a sealed file that holds one tensor, and return that. As `SealedTensor.from_bytes` says."""
-    with SealedFile.of_bytes(data) as file:
+    with SealedFile.from_bytes(data) as file:
         if len(file) != 1 or len(file.names) != 1 or file.kind != "tensor":
             raise FormatError(
                 f"expected a sealed file of one tensor, got a {file.kind} file of {len(file)} sealed and "
@@ -353,7 +354,7 @@ def _verify(
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Location:
     dtype: str
     shape: tuple[int, ...]
     start: int
@@ -365,7 +366,7 @@ class _Header:
     metadata: dict[str, str]
     tensors: dict[str, tuple[str, tuple[int, ...]]]  # in the order in which their bytes lie
 
-    def locate(self, memory: Bytes) -> dict[str, _Place]:
+    def locate(self, memory: Bytes) -> dict[str, _Location]:
         """Where each tensor lies. safetensors refuses gaps and overlaps, so they follow one another to the end."""
         sizes = {name: dtypes.nbytes(dtype, shape) for name, (dtype, shape) in self.tensors.items()}
         start = _PREFIX + int.from_bytes(memory[:_PREFIX].tobytes(), "little")
@@ -373,11 +374,11 @@ class _Header:
             raise FormatError(
                 "the file is not as long as its header says; it was cut short, or changed while it was read"
             )
-        places = {}
+        locations = {}
         for name, (dtype, shape) in self.tensors.items():
-            places[name] = _Place(dtype, shape, start, start + sizes[name])
+            locations[name] = _Location(dtype, shape, start, start + sizes[name])
             start += sizes[name]
-        return places
+        return locations
 
 
 def _open(path: Path, *, mapped: bool) -> tuple[_Header, Bytes]:
@@ -417,7 +418,7 @@ def _read_header(path: Path, opened: Path | None) -> _Header:
             for name in file.offset_keys():
                 part = file.get_slice(name)
                 tensors[name] = (part.get_dtype(), tuple(part.get_shape()))
-                if not _is_within_reach(tensors[name][1]):
+                if not _is_representable(tensors[name][1]):
                     raise FormatError(f"{path}: the shape of {name!r:.80} is past what an array may have")
             return _Header(file.metadata() or {}, tensors)
     except safetensors.SafetensorError as error:
@@ -439,12 +440,12 @@ def _parse_header(data: bytes) -> _Header:
         raise FormatError(f"the bytes are no safetensors file: {error!s:.200}") from None
     tensors = {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in in_order}
     for name, (_, shape) in tensors.items():
-        if not _is_within_reach(shape):
+        if not _is_representable(shape):
             raise FormatError(f"the shape of {name!r:.80} is past what an array may have")
     return _Header(metadata, tensors)
 
 
-def _is_within_reach(shape: Sequence[int]) -> bool:
+def _is_representable(shape: Sequence[int]) -> bool:
     """Whether a framework could hold it. No number of bytes bounds a shape that has a zero in it."""
     if len(shape) > _MAX_DIMENSIONS:
         return False
@@ -477,10 +478,10 @@ def _read_json(text: str | None, path: Path) -> dict[str, Any]:
 
 def _unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
     """Refuse an object that has a member twice: one reader would take the first, and another the last."""
-    found = dict(members)
-    if len(found) != len(members):
+    unique = dict(members)
+    if len(unique) != len(members):
         raise ValueError("a member is there twice")
-    return found
+    return unique
 
 
 def _read_binding(name: str, entry: dict[str, Any], file: str, path: Path) -> tuple[dict[str, Any], str, Binding]:
@@ -495,7 +496,7 @@ def _read_binding(name: str, entry: dict[str, Any], file: str, path: Path) -> tu
     return rest, _hex_id(own_id, f"file of {name!r:.80}", path), Binding(file, bytes.fromhex(header))
 
 
-def _read_claim(name: str, entry: Any, file: str, kind: Kind, path: Path) -> MessageContext:
+def _read_context(name: str, entry: Any, file: str, kind: Kind, path: Path) -> MessageContext:
     sound = isinstance(entry, dict) and entry.keys() == {"dtype", "shape"}
     if sound:
         dtype, shape = entry["dtype"], entry["shape"]
@@ -503,7 +504,7 @@ def _read_claim(name: str, entry: Any, file: str, kind: Kind, path: Path) -> Mes
             isinstance(dtype, str)
             and isinstance(shape, list)
             and all(type(extent) is int and extent >= 0 for extent in shape)
-            and _is_within_reach(shape)
+            and _is_representable(shape)
         )
     if not sound:
         raise FormatError(

@@ -56,10 +56,10 @@ def seal(tensor: Any, key: KeyLike, name: str = "tensor") -> SealedTensor:
     key = Key.of(key)
     dtype, shape = arrays.describe(tensor)
     plain = arrays.bytes_of(tensor)
-    claim = MessageContext(name, dtype, shape, new_file_id())
+    context = MessageContext(name, dtype, shape, new_file_id())
     message = arrays.empty_bytes(cobblestone.message_size(plain.size))
     engine = aead.get_engine()
-    salt, message_key = claim.new_key(key)
+    salt, message_key = context.new_key(key)
     schedule = engine.expand_key(message_key)
     try:
         engine.seal_run(schedule, plain, message[HEADER_SIZE:], 0)
@@ -68,7 +68,7 @@ def seal(tensor: Any, key: KeyLike, name: str = "tensor") -> SealedTensor:
         message_key.wipe()
     write_header(message, salt, message_key)
     message.flags.writeable = False
-    return SealedTensor(claim, message, key.id)
+    return SealedTensor(context, message, key.id)
 
 
 @public
@@ -138,7 +138,7 @@ class MessageContext:
     file: str
     kind: Kind = "tensor"
 
-    def context(self) -> bytes:
+    def encode(self) -> bytes:
         """Return the bytes that bind a message to its claim: a label with its kind, and canonical JSON.
 
         Raises
@@ -148,9 +148,9 @@ class MessageContext:
         """
         if not isinstance(self.name, str):
             raise TypeError(f"a tensor's name must be text, not {self.name!r}")
-        claim = {"dtype": self.dtype, "file": self.file, "name": self.name, "shape": list(self.shape)}
+        fields = {"dtype": self.dtype, "file": self.file, "name": self.name, "shape": list(self.shape)}
         try:
-            return f"fastrack/{self.kind}@1\0{_CANONICAL.encode(claim)}".encode()
+            return f"fastrack/{self.kind}@1\0{_CANONICAL.encode(fields)}".encode()
         except UnicodeEncodeError:
             raise FormatError(f"a tensor's name must be Unicode text, not {self.name!r}") from None
 
@@ -160,7 +160,7 @@ class MessageContext:
     def new_key(self, key: Key) -> tuple[bytes, MessageKey]:
         """A fresh salt and the message key that follows from it."""
         salt = os.urandom(SALT_SIZE)
-        return salt, cobblestone.derive(key.material(), salt, self.context())
+        return salt, cobblestone.derive(key.material(), salt, self.encode())
 
     def open_header(self, header: bytes, key: Key) -> MessageKey:
         """The message key, after the header's commitment was checked.
@@ -171,7 +171,7 @@ class MessageContext:
             If the header is not that of a message with this claim under this key.
         """
         try:
-            return cobblestone.open_header(header, key.material(), self.context())
+            return cobblestone.open_header(header, key.material(), self.encode())
         except AuthenticationError as error:
             raise AuthenticationError(f"tensor {self.name!r:.200}: {error}", tensor=self.name) from None
 
@@ -190,15 +190,15 @@ class Binding:
         return unpickle, ("Binding", self.file, self.header)
 
     @classmethod
-    def new(cls, claim: MessageContext, file: str, key: Key) -> Binding:
+    def new(cls, context: MessageContext, file: str, key: Key) -> Binding:
         """Bind the message of that claim to a file. The header is that of a message without chunks."""
         salt = os.urandom(SALT_SIZE)
-        message_key = cobblestone.derive(key.material(), salt, _binding_context(claim, file))
+        message_key = cobblestone.derive(key.material(), salt, _binding_context(context, file))
         commitment = message_key.commitment
         message_key.wipe()
         return cls(file, salt + commitment)
 
-    def check(self, claim: MessageContext, key: Key) -> None:
+    def check(self, context: MessageContext, key: Key) -> None:
         """Authenticate that the owner put the message into the file.
 
         Raises
@@ -207,18 +207,18 @@ class Binding:
             If the key is another one, or the message was put there by someone else.
         """
         try:
-            cobblestone.open_header(self.header, key.material(), _binding_context(claim, self.file)).wipe()
+            cobblestone.open_header(self.header, key.material(), _binding_context(context, self.file)).wipe()
         except AuthenticationError:
             raise AuthenticationError(
-                f"tensor {claim.name!r:.200}: it was sealed for another file, and its binding to this one does not "
+                f"tensor {context.name!r:.200}: it was sealed for another file, and its binding to this one does not "
                 "match: another key made it, or it was altered; get the file again from its owner",
-                tensor=claim.name,
+                tensor=context.name,
             ) from None
 
 
-def _binding_context(claim: MessageContext, file: str) -> bytes:
+def _binding_context(context: MessageContext, file: str) -> bytes:
     """Return what a binding authenticates: the file, and by its context the message that was put into it."""
-    return f"fastrack/binding@1\0{file}\0".encode() + claim.context()
+    return f"fastrack/binding@1\0{file}\0".encode() + context.encode()
 
 
 def _to(
@@ -269,40 +269,40 @@ class SealedTensor:
         The file that it was taken from, for errors to name. It does not travel with a pickle.
     """
 
-    __slots__ = ("_message", "binding", "claim", "key_id", "nbytes", "path")
+    __slots__ = ("_message", "binding", "context", "key_id", "nbytes", "path")
 
     def __init__(
         self,
-        claim: MessageContext,
+        context: MessageContext,
         message: Bytes,
         key_id: str,
         binding: Binding | None = None,
         path: Path | None = None,
     ) -> None:
-        self.claim = claim
+        self.context = context
         self.path = path
         self.key_id = key_id
         self.binding = binding
-        self.nbytes = dtypes.nbytes(claim.dtype, claim.shape)
+        self.nbytes = dtypes.nbytes(context.dtype, context.shape)
         self._message = message
         if message.size != cobblestone.message_size(self.nbytes):
             raise FormatError(
-                f"tensor {claim.name!r:.200} of {claim.dtype} {list(claim.shape)} takes a message of "
+                f"tensor {context.name!r:.200} of {context.dtype} {list(context.shape)} takes a message of "
                 f"{cobblestone.message_size(self.nbytes)} bytes, but has {message.size}; it was cut short or "
                 "mislabelled"
             )
 
     @property
     def name(self) -> str:
-        return self.claim.name
+        return self.context.name
 
     @property
     def dtype(self) -> str:
-        return self.claim.dtype
+        return self.context.dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.claim.shape
+        return self.context.shape
 
     @property
     def message(self) -> memoryview:
@@ -317,8 +317,8 @@ class SealedTensor:
         """The message key, if the right key is among `keys` and the header is sound."""
         try:
             if self.binding is not None:
-                self.binding.check(self.claim, keys[self.key_id])
-            return self.claim.open_header(self._message[:HEADER_SIZE].tobytes(), keys[self.key_id])
+                self.binding.check(self.context, keys[self.key_id])
+            return self.context.open_header(self._message[:HEADER_SIZE].tobytes(), keys[self.key_id])
         except (AuthenticationError, UnknownKeyError) as error:
             if self.path is not None:
                 error.path = self.path
@@ -336,9 +336,9 @@ class SealedTensor:
         bytes
             The message and a header of some 400 bytes. `from_bytes` and `load_file` read it.
         """
-        from fastrack._sealed.writer import one_tensor_file
+        from fastrack._sealed.writer import encode_one_tensor
 
-        return one_tensor_file(self)
+        return encode_one_tensor(self)
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> SealedTensor:
@@ -354,9 +354,9 @@ class SealedTensor:
         FormatError
             If it is no such file.
         """
-        from fastrack._sealed.reader import one_tensor_of
+        from fastrack._sealed.reader import read_one_tensor
 
-        return one_tensor_of(bytes(data))
+        return read_one_tensor(bytes(data))
 
     def __getitem__(self, rows: Any) -> SealedRows:
         return TensorRows(self, plan_rows(rows, self.shape, self.nbytes))
@@ -373,12 +373,12 @@ class SealedTensor:
         return f"<SealedTensor {self.name!r} {self.dtype} {list(self.shape)} key {self.key_id[:8]}>"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return unpickle, ("SealedTensor", self.claim, self._message.tobytes(), self.key_id, self.binding)
+        return unpickle, ("SealedTensor", self.context, self._message.tobytes(), self.key_id, self.binding)
 
 
-def tensor_of(claim: MessageContext, message: bytes, key_id: str, binding: Binding | None) -> SealedTensor:
+def restore_tensor(context: MessageContext, message: bytes, key_id: str, binding: Binding | None) -> SealedTensor:
     """Make the tensor that a pickle holds."""
-    return SealedTensor(claim, np.frombuffer(message, np.uint8), key_id, binding)
+    return SealedTensor(context, np.frombuffer(message, np.uint8), key_id, binding)
 
 
 class TensorSlice(NamedTuple):
@@ -458,8 +458,8 @@ class TensorRows(SealedRows):
     __slots__ = ("_plan", "_tensor")
 
     def __init__(self, tensor: SealedTensor, plan: RowPlan) -> None:
-        self.name = tensor.claim.name
-        self.dtype = tensor.claim.dtype
+        self.name = tensor.context.name
+        self.dtype = tensor.context.dtype
         self.key_id = tensor.key_id
         self._tensor = tensor
         self._plan = plan

@@ -101,8 +101,8 @@ def _require_own(name: str, tensor: SealedTensor, key: Key, plain: frozenset[str
         )
     if tensor.name != name:
         raise ValueError(f"{name!r} was sealed by the name {tensor.name!r}, which is authenticated; store it by that")
-    if tensor.claim.kind != "tensor":
-        raise ValueError(f"{name!r} is part of a {tensor.claim.kind}, and of no other file; unseal it first")
+    if tensor.context.kind != "tensor":
+        raise ValueError(f"{name!r} is part of a {tensor.context.kind}, and of no other file; unseal it first")
     if name in plain:
         raise ValueError(f"plain= names {name!r}, which is sealed; unseal it first")
     tensor.open_header(KeyRing(key)).wipe()
@@ -155,10 +155,10 @@ def seal_file(
     OSError
         If a file cannot be read or written. Nothing is left behind then.
     """
-    with open_plain(source) as (present, found):
+    with open_plain(source) as (present, stored_metadata):
         tensors = present if name is None else {name: _only_tensor(present, source)}
-        notes = found if metadata is None else metadata
-        _write_sealed(tensors, Path(target), Key.of(key), _names(plain), notes, progress, overwrite=overwrite)
+        chosen_metadata = stored_metadata if metadata is None else metadata
+        _write_sealed(tensors, Path(target), Key.of(key), _names(plain), chosen_metadata, progress, overwrite=overwrite)
 
 
 def _only_tensor(tensors: Mapping[str, PlainTensor], source: str | os.PathLike[str]) -> PlainTensor:
@@ -219,8 +219,8 @@ def unseal_file(
     """
     ring = KeyRing.resolve(keys)
     with opened_file(source) as file:
-        unsealing = _Unsealing(file, ring, _choose(file, names, _names(plain)), overwrite, progress)
-        unsealing.write_to(Path(target))
+        unsealer = _Unsealer(file, ring, _choose(file, names, _names(plain)), overwrite, progress)
+        unsealer.write_to(Path(target))
 
 
 def _choose(file: SealedFile, names: Iterable[str] | None, plain: frozenset[str]) -> list[str]:
@@ -242,7 +242,7 @@ def _choose(file: SealedFile, names: Iterable[str] | None, plain: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
-class _Unsealing:
+class _Unsealer:
     """Some tensors of a sealed file on their way to a plain one."""
 
     file: SealedFile
@@ -258,11 +258,11 @@ class _Unsealing:
         elif suffix == ".npz":
             self._write_npz(target)
         elif suffix == ".npy":
-            name = self._only()
-            self._write_one(name, _npy_header(*self._described(name)), target)
+            name = self._only_name()
+            self._write_one(name, _npy_header(*self._describe(name)), target)
         else:
-            name = self._only()
-            dtype, shape = self._described(name)
+            name = self._only_name()
+            dtype, shape = self._describe(name)
             if dtype != "U8":
                 raise FormatError(
                     f"tensor {name!r} is {dtype} {list(shape)}, no plain bytes; give the target a suffix that keeps "
@@ -271,7 +271,7 @@ class _Unsealing:
             self._write_one(name, b"", target)
 
     def _write_safetensors(self, target: Path) -> None:
-        entries = {name: self._described(name) for name in self.names}
+        entries = {name: self._describe(name) for name in self.names}
         order = _by_alignment(entries)
         header = _header({name: entries[name] for name in order}, self.file.metadata)
         size = len(header) + sum(dtypes.nbytes(*entry) for entry in entries.values())
@@ -283,7 +283,7 @@ class _Unsealing:
     def _write_npz(self, target: Path) -> None:
         for name in self.names:
             require_safe_member(name, target)
-        headers = {name: _npy_header(*self._described(name)) for name in self.names}
+        headers = {name: _npy_header(*self._describe(name)) for name in self.names}
         with self._new_file(target) as out, zipfile.ZipFile(out, "w") as archive:
             for name in self.names:
                 # numpy.savez does the same: the size of a member is known only in its end.
@@ -305,13 +305,13 @@ class _Unsealing:
         else:
             _write_plain(PlainTensor.stored(self.file, name), out, self.progress)
 
-    def _described(self, name: str) -> tuple[str, tuple[int, ...]]:
+    def _describe(self, name: str) -> tuple[str, tuple[int, ...]]:
         if name in self.file:
             sealed = self.file[name]
             return sealed.dtype, sealed.shape
         return self.file.stored(name)[:2]
 
-    def _only(self) -> str:
+    def _only_name(self) -> str:
         if len(self.names) != 1:
             raise FormatError(
                 f"the target takes one tensor, and {self.file.path} gives {len(self.names)}: "
@@ -378,65 +378,65 @@ def _write_sealed(
     if marked:
         raise FormatError(f"metadata under 'fastrack.' belongs to the format: {', '.join(marked)}")
     file_id = new_file_id()
-    claims = {
+    contexts = {
         name: MessageContext(name, tensor.dtype, tensor.shape, file_id, kind)
         for name, tensor in tensors.items()
         if name not in plain and name not in (sealed or {})
     }
     entries = {
-        name: ("U8", (cobblestone.message_size(tensor.nbytes),)) if name in claims else (tensor.dtype, tensor.shape)
+        name: ("U8", (cobblestone.message_size(tensor.nbytes),)) if name in contexts else (tensor.dtype, tensor.shape)
         for name, tensor in tensors.items()
     }
-    listed: dict[str, Any] = {name: _listed(claim) for name, claim in claims.items()}
+    sealed_entries: dict[str, Any] = {name: _entry(context) for name, context in contexts.items()}
     for name, tensor in (sealed or {}).items():
-        binding = Binding.new(tensor.claim, file_id, key)
-        listed[name] = {**_listed(tensor.claim), "file": tensor.claim.file, "binding": binding.header.hex()}
-    marks = _marks(file_id, key.id, listed)
+        binding = Binding.new(tensor.context, file_id, key)
+        sealed_entries[name] = {**_entry(tensor.context), "file": tensor.context.file, "binding": binding.header.hex()}
+    fields = _fields(file_id, key.id, sealed_entries)
     if kind != "tensor":
-        marks["fastrack.kind"] = kind
+        fields["fastrack.kind"] = kind
     order = _by_alignment(entries)
-    largest = max((tensors[name].nbytes for name in claims), default=0)
+    largest = max((tensors[name].nbytes for name in contexts), default=0)
     memory = arrays.empty_bytes(
         cobblestone.ciphertext_size(min(_SLAB, largest))
     )  # for all: fresh memory costs more than AES
-    header = _header({name: entries[name] for name in order}, {**metadata, **marks})
+    header = _header({name: entries[name] for name in order}, {**metadata, **fields})
     size = len(header) + sum(dtypes.nbytes(*entry) for entry in entries.values())
     with new_file(path, size, overwrite=overwrite) as out:
         out.write(header)
         for name in order:
-            if name in claims:
-                _write_message(tensors[name], claims[name], key, memory, out, progress)
+            if name in contexts:
+                _write_message(tensors[name], contexts[name], key, memory, out, progress)
             else:
                 _write_plain(tensors[name], out, progress)
 
 
-def _listed(claim: MessageContext) -> dict[str, Any]:
-    return {"dtype": claim.dtype, "shape": list(claim.shape)}
+def _entry(context: MessageContext) -> dict[str, Any]:
+    return {"dtype": context.dtype, "shape": list(context.shape)}
 
 
-def _marks(file_id: str, key_id: str, listed: Mapping[str, Any]) -> dict[str, str]:
+def _fields(file_id: str, key_id: str, sealed_entries: Mapping[str, Any]) -> dict[str, str]:
     return {
         "fastrack.version": FORMAT_VERSION,
         "fastrack.file": file_id,
         "fastrack.key": key_id,
-        "fastrack.tensors": json.dumps(listed, separators=(",", ":"), ensure_ascii=False),
+        "fastrack.tensors": json.dumps(sealed_entries, separators=(",", ":"), ensure_ascii=False),
     }
 
 
-def one_tensor_file(tensor: SealedTensor) -> bytes:
+def encode_one_tensor(tensor: SealedTensor) -> bytes:
     """Return a sealed file of one tensor, under that tensor's own file id. As `SealedTensor.to_bytes` says."""
-    claim = tensor.claim
-    if claim.kind != "tensor":
-        raise ValueError(f"{claim.name!r} is part of a {claim.kind}, and of no other file; unseal it first")
-    marks = _marks(claim.file, tensor.key_id, {claim.name: _listed(claim)})
-    return _header({claim.name: ("U8", (tensor.message.nbytes,))}, marks) + bytes(tensor.message)
+    context = tensor.context
+    if context.kind != "tensor":
+        raise ValueError(f"{context.name!r} is part of a {context.kind}, and of no other file; unseal it first")
+    fields = _fields(context.file, tensor.key_id, {context.name: _entry(context)})
+    return _header({context.name: ("U8", (tensor.message.nbytes,))}, fields) + bytes(tensor.message)
 
 
 def _write_message(
-    tensor: PlainTensor, claim: MessageContext, key: Key, memory: Bytes, out: IO[bytes], progress: Progress | None
+    tensor: PlainTensor, context: MessageContext, key: Key, memory: Bytes, out: IO[bytes], progress: Progress | None
 ) -> None:
     engine = aead.get_engine()
-    salt, message_key = claim.new_key(key)
+    salt, message_key = context.new_key(key)
     schedule = engine.expand_key(message_key)
     commitment = message_key.commitment
     message_key.wipe()

@@ -42,14 +42,14 @@ def collate(samples: Sequence[Any]) -> Any:
         If there are none, or they are not built alike.
     """
     if isinstance(samples, Samples):
-        return samples.together()
+        return samples.stack()
     if not len(samples):
         raise ValueError("a batch needs a sample, and none was given")
     first = samples[0]
     if isinstance(first, (SealedRows, SealedTensor)):
-        return join(samples)
+        return stack(samples)
     if isinstance(first, Lengths):
-        return first.joined(samples)
+        return first.stack(samples)
     if isinstance(first, Mapping):
         return {name: collate([sample[name] for sample in samples]) for name in first}
     if isinstance(first, (list, tuple)):
@@ -70,21 +70,21 @@ def _collate_plain(leaves: list[Any]) -> Any:
     return leaves
 
 
-def join(handles: Sequence[Any]) -> SealedRows:
+def stack(handles: Sequence[Any]) -> SealedRows:
     """Return one handle on all of these, with a first dimension that counts them."""
-    joined = [_rows_of(handle) for handle in handles]
-    first = joined[0]
+    several = [_rows_of(handle) for handle in handles]
+    first = several[0]
     if isinstance(first, DatasetRows):
-        stacked = first.stack(joined)
+        stacked = first.stack(several)
         if stacked is not None:
             return stacked
-    for rows in joined:
+    for rows in several:
         if (rows.dtype, rows.shape) != (first.dtype, first.shape):
             raise ValueError(
                 f"sealed rows of a batch must be of one dtype and shape, and {rows.dtype} {list(rows.shape)} came "
                 f"with {first.dtype} {list(first.shape)}; for samples of any length see SealedDataset.records"
             )
-    return ConcatRows(joined)
+    return StackedRows(several)
 
 
 def _rows_of(handle: Any) -> SealedRows:
@@ -97,7 +97,7 @@ def _rows_of(handle: Any) -> SealedRows:
     return handle
 
 
-class ConcatRows(SealedRows):
+class StackedRows(SealedRows):
     """The rows of several handles of one dtype and shape, one after the other."""
 
     __slots__ = ("_handles",)
@@ -123,7 +123,7 @@ class ConcatRows(SealedRows):
         for index, rows in enumerate(self._handles):
             for tensor, ranges in rows.slices():
                 # The same message, even if it was taken out of its file twice.
-                same = (tensor.chunks.__array_interface__["data"][0], tensor.claim)
+                same = (tensor.chunks.__array_interface__["data"][0], tensor.context)
                 _, parts, shifts = slices.setdefault(same, (tensor, [], []))
                 parts.append(ranges)
                 shifts.append(index * size)
@@ -134,7 +134,7 @@ class ConcatRows(SealedRows):
             rows.check_contexts(keys)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return unpickle, ("ConcatRows", self._handles)
+        return unpickle, ("StackedRows", self._handles)
 
 
 def _concatenate(parts: list[Callable[[], ByteRanges]], shifts: list[int]) -> ByteRanges:

@@ -63,7 +63,7 @@ def test_tensors_of_several_files_are_no_file_without_the_key(tmp_path, key):
         paths.append(path)
     with load_file(paths[0]) as one, load_file(paths[1]) as two:
         other, message = two["y"], two["y"].message
-        entry = {"dtype": "I64", "shape": [100], "file": other.claim.file, "binding": other.binding.header.hex()}
+        entry = {"dtype": "I64", "shape": [100], "file": other.context.file, "binding": other.binding.header.hex()}
         assert one["y"].nbytes == other.nbytes
         data = paths[0].read_bytes().replace(bytes(one["y"].message), bytes(message))
     paths[0].write_bytes(data)

@@ -49,11 +49,11 @@ def key_path(tmp_path, key):
 
 
 def with_message(sealed, message):
-    return SealedTensor(sealed.claim, np.frombuffer(bytes(message), np.uint8), sealed.key_id)
+    return SealedTensor(sealed.context, np.frombuffer(bytes(message), np.uint8), sealed.key_id)
 
 
 def with_claim(sealed, **changes):
-    return SealedTensor(replace(sealed.claim, **changes), np.frombuffer(sealed.message, np.uint8), sealed.key_id)
+    return SealedTensor(replace(sealed.context, **changes), np.frombuffer(sealed.message, np.uint8), sealed.key_id)
 
 
 def parts(sealed):
@@ -346,14 +346,14 @@ def test_every_truncation_is_refused(sealed):
     message = np.frombuffer(sealed.message, np.uint8)
     for size in range(message.size):
         with pytest.raises(FormatError, match=r"tensor 'images' of U8 .* it was cut short or mislabelled"):
-            SealedTensor(sealed.claim, message[:size], sealed.key_id)
+            SealedTensor(sealed.context, message[:size], sealed.key_id)
 
 
 def test_every_extension_is_refused(sealed):
     message = np.append(np.frombuffer(sealed.message, np.uint8), np.zeros(2 * SEALED_CHUNK_SIZE, np.uint8))
     for extra in (*range(1, 100), CHUNK_SIZE, SEALED_CHUNK_SIZE, 2 * SEALED_CHUNK_SIZE):
         with pytest.raises(FormatError):
-            SealedTensor(sealed.claim, message[: len(sealed.message) + extra], sealed.key_id)
+            SealedTensor(sealed.context, message[: len(sealed.message) + extra], sealed.key_id)
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ def test_every_extension_is_refused(sealed):
 )
 def test_a_truncation_with_a_shape_to_fit_is_refused(key, sealed, size):
     message = np.frombuffer(sealed.message, np.uint8)[: HEADER_SIZE + size + TAG_SIZE * (size // CHUNK_SIZE + 1)]
-    cut = SealedTensor(replace(sealed.claim, shape=(size,)), message, sealed.key_id)
+    cut = SealedTensor(replace(sealed.context, shape=(size,)), message, sealed.key_id)
     assert refusal(cut, key).chunk is None
 
 
@@ -398,7 +398,7 @@ def test_every_removed_or_added_chunk_is_refused(key, long):
         with pytest.raises(FormatError):
             with_message(long, removed)
         shorter = SealedTensor(
-            replace(long.claim, shape=(3 * CHUNK_SIZE,)), np.frombuffer(removed, np.uint8), long.key_id
+            replace(long.context, shape=(3 * CHUNK_SIZE,)), np.frombuffer(removed, np.uint8), long.key_id
         )
         assert refusal(shorter, key).chunk is None
         # With another chunk in the gap at the end, the size fits again.
@@ -456,7 +456,7 @@ def test_a_claim_of_another_size_is_no_sealed_tensor(sealed, dtype, shape):
 
 def test_another_key_under_the_id_of_the_right_one_is_refused(sealed):
     for other in (Key.generate(256), Key.generate(128)):
-        posing = SealedTensor(sealed.claim, np.frombuffer(sealed.message, np.uint8), other.id)
+        posing = SealedTensor(sealed.context, np.frombuffer(sealed.message, np.uint8), other.id)
         assert refusal(posing, other).chunk is None
 
 
@@ -563,7 +563,7 @@ def test_a_sealed_tensor_travels_without_its_key_or_its_plaintext(sealed, key, p
     assert SECRET.hex().encode() not in data
     assert PLAIN[:32].tobytes() not in data
     back = pickle.loads(data)
-    assert (back.claim, back.key_id, back.nbytes) == (sealed.claim, sealed.key_id, sealed.nbytes)
+    assert (back.context, back.key_id, back.nbytes) == (sealed.context, sealed.key_id, sealed.nbytes)
     assert bytes(back.message) == bytes(sealed.message)
     assert np.array_equal(fastrack.unseal(back, key, framework="numpy"), PLAIN)
     with pytest.raises(UnknownKeyError):
@@ -683,7 +683,7 @@ def test_an_empty_last_chunk_is_checked_as_well(key, long):
 def test_a_message_opens_by_hand(bits, name):
     secret = bytes(range(bits // 8))
     sealed = fastrack.seal(PLAIN.reshape(2, -1), Key.from_bytes(secret), name=name)
-    context = by_hand.context(name, "U8", (2, PLAIN.size // 2), sealed.claim.file)
+    context = by_hand.context(name, "U8", (2, PLAIN.size // 2), sealed.context.file)
     assert by_hand.unseal(secret, context, sealed.message) == PLAIN.tobytes()
 
 
@@ -694,7 +694,7 @@ def test_a_message_made_by_hand_opens(bits, dtype, shape, sealed):
     key = Key.from_bytes(secret)
     message = by_hand.seal(secret, by_hand.context("x", dtype, shape, "f" * 32), PLAIN.tobytes())
     made = SealedTensor(
-        replace(sealed.claim, name="x", dtype=dtype, shape=shape, file="f" * 32),
+        replace(sealed.context, name="x", dtype=dtype, shape=shape, file="f" * 32),
         np.frombuffer(message, np.uint8),
         key.id,
     )

@@ -47,7 +47,7 @@ from fastrack._sealed import importers as plain
 from fastrack._sealed import writer
 from fastrack._sealed.reader import check_file
 from fastrack._tensors import arrays
-from fastrack._util import atomic as newfile
+from fastrack._util import atomic
 
 CHUNK_SIZE = 16384
 SECRET = bytes(range(80, 112))
@@ -261,7 +261,7 @@ def test_every_file_has_an_id_of_its_own(target):
     for _ in range(10):
         save_file({"x": TENSORS["scale"]}, target, KEY)
         with load_file(target) as file:
-            ids.add(file["x"].claim.file)
+            ids.add(file["x"].context.file)
     assert len(ids) == 10
 
 
@@ -621,7 +621,9 @@ def test_no_slab_is_written_before_it_was_authenticated():
     message[56 + 3 * (CHUNK_SIZE + 16)] ^= 1
     out = io.BytesIO()
     with pytest.raises(AuthenticationError):
-        writer.write_plaintext(fastrack.SealedTensor(sealed.claim, message, sealed.key_id), fastrack.KeyRing(KEY), out)
+        writer.write_plaintext(
+            fastrack.SealedTensor(sealed.context, message, sealed.key_id), fastrack.KeyRing(KEY), out
+        )
     assert out.getvalue() == plain[: 2 * CHUNK_SIZE].tobytes()
 
 
@@ -698,8 +700,8 @@ def test_a_disk_that_is_full_at_the_last_moment_leaves_what_was_there(target, be
         raise OSError(number, os.strerror(number))
 
     if call == "replace":  # comes last where a file has a temporary name
-        monkeypatch.setattr(newfile, "_UNNAMED", 0)
-    elif call == "link" and not newfile._UNNAMED:
+        monkeypatch.setattr(atomic, "_UNNAMED", 0)
+    elif call == "link" and not atomic._UNNAMED:
         pytest.skip("this system has no files without names")
     monkeypatch.setattr(os, call, refuse)
     with pytest.raises(OSError, match=os.strerror(number)) as caught:
@@ -807,7 +809,7 @@ def test_short_writes_are_completed():
             return super().write(bytes(data[:7]))
 
     raw = Slow()
-    assert newfile._Whole(raw).write(bytes(range(100))) == 100
+    assert atomic._Whole(raw).write(bytes(range(100))) == 100
     assert raw.getvalue() == bytes(range(100))
 
 

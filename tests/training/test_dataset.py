@@ -21,7 +21,7 @@ from fastrack import AuthenticationError, Channel, ClosedError, FormatError, Key
 from fastrack._crypto.cobblestone import chunk_offset
 from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._tensors import arrays
-from fastrack._training import handles as origin
+from fastrack._training import handles
 from fastrack._training.handles import DatasetRows, Lengths
 
 CHUNK_SIZE = 16384
@@ -480,7 +480,7 @@ def test_lengths_that_are_not_known_here_are_not_taken_for_those_of_another_data
 ):
     save_records(tmp_path / "other", key, offsets[0])
     other = SealedDataset.records(tmp_path / "other", keys=key)
-    unknown = [Lengths(each._origin, 0) for each in (record_set, other)]
+    unknown = [Lengths(each._ref, 0) for each in (record_set, other)]
     with pytest.raises(TypeError, match="several data sets"):
         collate(unknown)
 
@@ -711,19 +711,19 @@ class TestRecipesFromWorkers:
         wide = [np.array([3, row]), np.array([[row, 3]])]
         for rows in [row, *wide]:
             with pytest.raises(FormatError, match="expected 0 to 157"):
-                DatasetRows(dataset._origin, 0, rows)
+                DatasetRows(dataset._ref, 0, rows)
             with pytest.raises(FormatError, match="expected 0 to 157"):
-                Lengths(dataset._origin, rows)
-        for get_or_create in (origin.samples_of, lambda token, rows: origin.rows_of(token, 0, rows)):
+                Lengths(dataset._ref, rows)
+        for get_or_create in (handles.restore_samples, lambda token, rows: handles.restore_rows(token, 0, rows)):
             packed = np.array([3, row % 2**32], "<u4").tobytes()
             if row % 2**32 >= 158:
                 with pytest.raises(FormatError, match="expected 0 to 157"):
-                    get_or_create(dataset._origin.token, packed)
+                    get_or_create(dataset._ref.dataset_id, packed)
 
     @pytest.mark.parametrize("column", [-1, 4, 100])
     def test_name_columns_that_there_are(self, dataset, column):
         with pytest.raises(FormatError, match="there is no such column"):
-            origin.rows_of(dataset._origin.token, column, 3)
+            handles.restore_rows(dataset._ref.dataset_id, column, 3)
 
 
 class TestAnAlteredFileAmongSeveral:
@@ -743,15 +743,15 @@ class TestAnAlteredFileAmongSeveral:
 
         with pytest.raises(AuthenticationError, match=r"/1\.safetensors: tensor 'x', chunk 9") as caught:
             move()
-        assert caught.value.path == data._origin.layout.shards.paths[1]
+        assert caught.value.path == data._ref.layout.shards.paths[1]
 
     def test_is_named_by_a_loader(self, data, key):
         loader = DataLoader(data, batch_size=7, collate_fn=collate)
         with pytest.raises(AuthenticationError, match=r"/1\.safetensors: tensor 'x', chunk 9") as caught:
             list(fastrack.wrap(loader, keys=key))
-        assert caught.value.path == data._origin.layout.shards.paths[1]
+        assert caught.value.path == data._ref.layout.shards.paths[1]
 
     def test_is_named_though_only_one_of_its_rows_was_asked_for(self, channel, data):
         with pytest.raises(AuthenticationError) as caught:
             channel.to_device(data[19]["x"])
-        assert caught.value.path == data._origin.layout.shards.paths[1]
+        assert caught.value.path == data._ref.layout.shards.paths[1]

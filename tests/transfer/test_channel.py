@@ -518,7 +518,7 @@ class TestOut:
         assert np.array_equal(buffer, before)
         sealed = fastrack.seal(buffer, key)
         message = np.frombuffer(bytes(sealed.message), np.uint8).copy()
-        inside = SealedTensor(sealed.claim, message, sealed.key_id)
+        inside = SealedTensor(sealed.context, message, sealed.key_id)
         with pytest.raises(ValueError, match="same memory"):
             channel.to_device(inside, out=message[:100_000])
         assert bytes(message) == bytes(sealed.message)
