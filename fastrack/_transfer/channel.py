@@ -10,14 +10,13 @@ from typing import Any, Self
 import numpy as np
 
 from fastrack._crypto import cobblestone
-from fastrack._crypto import engine as aead
 from fastrack._crypto.base import Bytes
 from fastrack._crypto.cobblestone import HEADER_SIZE, SEALED_CHUNK_SIZE, MessageKey
+from fastrack._crypto.engine import engine
 from fastrack._crypto.keys import Key, KeyLike, KeyRing, KeySource
 from fastrack._crypto.session import Session
-from fastrack._crypto.workers import default_threads
 from fastrack._devices import canonical, open_device
-from fastrack._devices.base import Operation, Slab
+from fastrack._devices.base import Device, Operation, Slab
 from fastrack._sealed.tensor import (
     MessageContext,
     SealedRows,
@@ -38,7 +37,7 @@ from fastrack._util.public import public
 from fastrack._util.tree import tree_map, tree_path
 from fastrack.errors import AuthenticationError, ClosedError, DeviceError
 
-_DEPTH = 6  # buffers of a pool: filled, on their way, or waiting for a GPU whose multiprocessors are all taken
+DEPTH = 6  # buffers of a pool: filled, on their way, or waiting for a GPU whose multiprocessors are all taken
 _Opened = tuple[TensorSlice | None, MessageKey]  # the part of a leaf that one message is, or None for all of it
 _FIRST_BATCH, _BATCH = 2, 16  # slabs that are issued together: fewer at first, so that the device begins early
 
@@ -84,15 +83,27 @@ class Channel:
             raise ValueError(f"threads= must be 1 or more, not {threads}")
         if share is not None and not 0 < share <= 1:
             raise ValueError(f"share= must be above 0 and at most 1, not {share}")
-        self._keys = None if keys is None else KeyRing.resolve(keys)
-        self._threads = threads or default_threads()
-        self._engine = aead.engine(threads=threads)
-        self._device = open_device(canonical(device), threads, share)
+        ring = None if keys is None else KeyRing.resolve(keys)
+        self._set_up(open_device(canonical(device), threads, share), ring, threads, DEPTH)
+
+    @classmethod
+    def _from_device(
+        cls, device: Device, *, keys: KeySource | None = None, threads: int | None = None, depth: int = DEPTH
+    ) -> Self:
+        """Return a channel to a device that is open, with up to `depth` staging buffers for each of its lanes."""
+        channel = cls.__new__(cls)
+        channel._set_up(device, None if keys is None else KeyRing.resolve(keys), threads, depth)  # noqa: SLF001 - its own
+        return channel
+
+    def _set_up(self, device: Device, keys: KeyRing | None, threads: int | None, depth: int) -> None:
+        self._keys = keys
+        self._engine = engine(threads=threads)
+        self._device = device
         self._session = Session()
-        self._sizes = Sizes(self._device.lead, self._device.slab)
-        size = cobblestone.ciphertext_size(self._device.slab)
-        self._pools = [StagingPool(self._device, size, _DEPTH) for _ in range(self._device.lanes)]
-        if not self._device.in_place:
+        self._sizes = Sizes(device.lead, device.slab)
+        size = cobblestone.ciphertext_size(device.slab)
+        self._pools = [StagingPool(device, size, depth) for _ in range(device.lanes)]
+        if not device.in_place:
             self._pools[0].reserve()  # before the first result takes what memory there is
         self._owners = Owners()
         self._stats = Recorder()
