@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -28,6 +29,7 @@ from fastrack._sealed.tensor import (
 )
 from fastrack._tensors import arrays
 from fastrack._tensors.arrays import Framework
+from fastrack._transfer.leaf import Leaf
 from fastrack._transfer.pending import Owner, Owners, add_notes
 from fastrack._transfer.sources import PlainSource, RowSource, SealedSource, Sizes, Source, slabs_of
 from fastrack._transfer.staging import Lease, StagingPool
@@ -226,54 +228,74 @@ class Channel:
             owner.check()
         else:
             owner.wait()
-        order = _Request(self._keys if keys is None else keys, framework, owner, non_blocking=non_blocking)
+        request = _Request(self._keys if keys is None else keys, framework, owner, non_blocking=non_blocking)
         if out is None:
-            return tree_map(_naming(obj, lambda leaf: self._move(leaf, order, None)), obj)
+            return tree_map(_naming(obj, lambda value: self._move(value, request)), obj)
         if framework is not None:
             raise ValueError("give framework= or out=, not both: arrays to fill are of a framework already")
-        tree_map(_naming(obj, self._require_fit), obj, out)
-        return tree_map(_naming(obj, lambda leaf, place: self._move(leaf, order, place)), obj, out)
+        prepared: deque[tuple[Leaf, Any] | None] = deque()  # in the order of the leaves
+        tree_map(_naming(obj, lambda value, array: prepared.append(self._prepare(value, array))), obj, out)
+        return tree_map(
+            _naming(obj, lambda value, array: self._fill(prepared.popleft(), value, array, request)), obj, out
+        )
 
-    def _move(self, leaf: Any, order: _Request, out: Any) -> Any:
-        if not _is_tensor(leaf):
-            return leaf
-        if out is None and arrays.framework_of(leaf) == "torch":
-            leaf, formed = arrays.in_memory_order(leaf)
-            moved = self._move_one(leaf, order, None)
-            return moved if formed is None else formed(moved)
-        return self._move_one(leaf, order, out)
-
-    def _move_one(self, leaf: Any, order: _Request, out: Any) -> Any:
-        target = None if out is None else self._device.view(out, writable=True)
+    def _move(self, value: Any, request: _Request) -> Any:
+        """Move a tensor to fresh memory. Return any other value as it is."""
+        leaf = Leaf.of(value, in_memory_order=True)
+        if leaf is None:
+            return value
         with ExitStack() as wiping:
-            opened = self._open_headers(leaf, order, target, wiping)
-            return self._move_opened(leaf, opened, order, out, target)
+            opened = self._open_headers(leaf.value, request, None, wiping)
+            # Memory of the claimed size is allocated here, when the claim is authenticated.
+            framework = self._device.framework(request.framework, leaf.framework)
+            array, target = self._device.empty(leaf.dtype, leaf.shape, framework)
+            self._transfer(leaf, opened, request, target)
+        return array if leaf.restore is None else leaf.restore(array)
 
-    def _move_opened(self, leaf: Any, opened: list[_Opened], order: _Request, out: Any, target: Any) -> Any:
-        if target is None:  # memory of the claimed size, now that the claim is known to be true
-            dtype, shape = _describe(leaf)
-            framework = self._device.framework(order.framework, arrays.framework_of(leaf))
-            out, target = self._device.empty(dtype, shape, framework)
-        with self._stats.transfer(len(target), "to_device", _name_of(leaf)) as record:
-            messages = self._messages(leaf, opened, target)
+    def _prepare(self, value: Any, out: Any) -> tuple[Leaf, Any] | None:
+        """Return a tensor's description and a view of the array that it will fill, before anything is moved."""
+        leaf = Leaf.of(value, in_memory_order=False)
+        if leaf is None:
+            return None
+        dtype, shape = arrays.describe(out)
+        if (dtype, shape) != (leaf.dtype, leaf.shape):
+            raise ValueError(
+                f"out= must have the dtype and shape of what it receives: expected {leaf.dtype} {list(leaf.shape)}, "
+                f"got {dtype} {list(shape)}"
+            )
+        return leaf, self._device.view(out, writable=True)
+
+    def _fill(self, prepared: tuple[Leaf, Any] | None, value: Any, out: Any, request: _Request) -> Any:
+        """Move a tensor into `out`. Return any other value as it is."""
+        if prepared is None:
+            return value
+        leaf, target = prepared
+        with ExitStack() as wiping:
+            opened = self._open_headers(leaf.value, request, target, wiping)
+            self._transfer(leaf, opened, request, target)
+        return out
+
+    def _transfer(self, leaf: Leaf, opened: list[_Opened], request: _Request, target: Any) -> None:
+        """Open the messages of a leaf into `target`. After an error this holds zeros."""
+        with self._stats.transfer(len(target), "to_device", leaf.name) as record:
+            messages = self._messages(leaf.value, opened, target)
             started: list[tuple[Operation, Source]] = []
             try:
-                if isinstance(leaf, SealedRows) and leaf.needs_padding:
+                if isinstance(leaf.value, SealedRows) and leaf.value.needs_padding:
                     self._device.clear(target)
                 for source, message_key in messages:
                     # What is on one device's stream is done when the last of it is.
-                    wait = source is messages[-1][0] and not order.non_blocking
+                    wait = source is messages[-1][0] and not request.non_blocking
                     started.append((self._receive(source, message_key, target, record, wait=wait), source))
-                self._collect_results(started, order)
+                self._collect_results(started, request)
             except BaseException:
-                for work, _ in started:  # none may write to the target once it was cleared
+                for operation, _ in started:  # none may write to the target once it was cleared
                     with suppress(DeviceError):
-                        work.verdict()
+                        operation.verdict()
                 self._clear(target)
                 raise
-        return out
 
-    def _open_headers(self, leaf: Any, order: _Request, target: Any, wiping: ExitStack) -> list[_Opened]:
+    def _open_headers(self, leaf: Any, request: _Request, target: Any, wiping: ExitStack) -> list[_Opened]:
         """Return what a leaf is made of, and the key of each message, before anything is allocated, planned or moved.
 
         `target` is what the caller gave to be filled, or None. It is cleared if a header is refused.
@@ -287,9 +309,9 @@ class Channel:
             return [(None, kept(self._session.next_key()))]
         try:
             if isinstance(leaf, SealedTensor):
-                return [(None, kept(leaf.open_header(order.ring)))]
-            leaf.check_contexts(order.ring)
-            return [(part, kept(part.tensor.open_header(order.ring))) for part in leaf.parts()]
+                return [(None, kept(leaf.open_header(request.ring)))]
+            leaf.check_contexts(request.ring)
+            return [(part, kept(part.tensor.open_header(request.ring))) for part in leaf.parts()]
         except AuthenticationError:
             if target is not None:
                 self._clear(target)
@@ -310,11 +332,11 @@ class Channel:
             messages.append((source, key))
         return messages
 
-    def _collect_results(self, started: list[tuple[Operation, Source]], order: _Request) -> None:
+    def _collect_results(self, started: list[tuple[Operation, Source]], request: _Request) -> None:
         """Wait for work, or leave all of it for later if the caller does not wait, however quick the device was."""
         for work, source in started:
-            if order.non_blocking and not self._device.in_place:
-                order.owner.add(work, source.name, source.path)
+            if request.non_blocking and not self._device.in_place:
+                request.owner.add(work, source.name, source.path)
             else:
                 _require_good(work, source)
 
@@ -322,18 +344,6 @@ class Channel:
         """Leave zeros after an error, which is the one to tell even if the device now has another."""
         with suppress(DeviceError):
             self._device.clear(target)
-
-    def _require_fit(self, leaf: Any, out: Any) -> None:
-        """Find out whether `out` can take `leaf`, before anything is moved."""
-        if not _is_tensor(leaf):
-            return
-        wanted, found = _describe(leaf), arrays.describe(out)
-        if found != wanted:
-            raise ValueError(
-                f"out= must have the dtype and shape of what it receives: {wanted[0]} {list(wanted[1])}, "
-                f"not {found[0]} {list(found[1])}"
-            )
-        self._device.view(out, writable=True)
 
     # The two directions.
 
@@ -436,20 +446,6 @@ def _naming(nest: Any, change: Callable[..., Any]) -> Callable[..., Any]:
             raise
 
     return named
-
-
-def _is_tensor(leaf: Any) -> bool:
-    return isinstance(leaf, (SealedTensor, SealedRows)) or arrays.holds_numbers(leaf)
-
-
-def _describe(leaf: Any) -> tuple[str, tuple[int, ...]]:
-    return (leaf.dtype, leaf.shape) if isinstance(leaf, (SealedTensor, SealedRows)) else arrays.describe(leaf)
-
-
-def _name_of(leaf: Any) -> str | None:
-    if isinstance(leaf, SealedTensor):
-        return leaf.name
-    return None
 
 
 def _require_apart(target: Any, source: Bytes) -> None:
