@@ -34,6 +34,7 @@ from fastrack._transfer.pending import Owner, Owners, add_notes
 from fastrack._transfer.sources import PlainSource, RowSource, SealedSource, Sizes, Source, slabs_of
 from fastrack._transfer.staging import Lease, StagingPool
 from fastrack._transfer.stats import Recorder, Stats, Transfer
+from fastrack._util.fork import register_fork_reset
 from fastrack._util.guard import CloseGuard
 from fastrack._util.public import public
 from fastrack._util.tree import tree_map, tree_path
@@ -109,7 +110,18 @@ class Channel:
             self._pools[0].reserve()  # before the first result takes what memory there is
         self._owners = Owners()
         self._stats = Recorder()
-        self._door = CloseGuard("this channel was closed; open another one")
+        self._guard = CloseGuard("this channel was closed; open another one")
+        register_fork_reset(self)
+
+    def reset_after_fork(self) -> None:
+        """Forget, in a forked child, what the parent's threads were doing: their locks, buffers and operations.
+
+        The session and the guard, which are also used alone, do so by themselves.
+        """
+        for pool in self._pools:
+            pool.reset_after_fork()
+        self._owners.reset_after_fork()
+        self._stats.reset_after_fork()
 
     @property
     def device(self) -> str:
@@ -131,12 +143,12 @@ class Channel:
         non_blocking: bool = False,
     ) -> Any:
         """Move to the channel's device. Everything is as for `fastrack.to_device`; `keys` default to the channel's."""
-        with self._door:
+        with self._guard:
             return self._start(self._owners.mine(), obj, keys, framework, out, non_blocking=non_blocking)
 
     def to_host(self, x: Any, *, key: KeyLike | None = None, name: str = "tensor") -> SealedTensor:
         """Seal a tensor on the channel's device. Everything is as for `fastrack.to_host`."""
-        with self._door:
+        with self._guard:
             self._owners.mine().wait()
             key = KeyRing.resolve(self._keys).first if key is None else Key.of(key)
             dtype, shape = arrays.describe(x)
@@ -152,7 +164,7 @@ class Channel:
 
     def synchronize(self) -> None:
         """Wait for every transfer that this thread started on this channel. As for `fastrack.synchronize`."""
-        with self._door:
+        with self._guard:
             self._owners.mine().wait()
 
     @contextmanager
@@ -166,10 +178,10 @@ class Channel:
         owner = self._owners.open_group()
         try:
             yield partial(self._start_in_group, owner)
-            with self._door:
+            with self._guard:
                 owner.wait()
         except BaseException as error:
-            with suppress(ClosedError), self._door:  # closing waits for them, too
+            with suppress(ClosedError), self._guard:  # closing waits for them, too
                 owner.settle()
             add_notes(error, owner.take())
             raise
@@ -185,7 +197,7 @@ class Channel:
             If a transfer that this thread started, and did not wait for, has failed. The channel is closed all the
             same. Failures of other threads' transfers are reported as `ResourceWarning` and to the logger "fastrack".
         """
-        if self._door.close_and_drain():
+        if self._guard.close_and_drain():
             with ExitStack() as closing:  # each of them, whatever happens to another
                 closing.callback(self._device.close)
                 for pool in self._pools:
@@ -201,7 +213,7 @@ class Channel:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Channel to {self.device}{'' if self._door.is_open else ', closed'}>"
+        return f"<Channel to {self.device}{'' if self._guard.is_open else ', closed'}>"
 
     def __reduce__(self) -> str:
         raise TypeError("a channel stays in its process; open another one where it is needed")
@@ -210,7 +222,7 @@ class Channel:
 
     def _start_in_group(self, owner: Owner, obj: Any, **options: Any) -> Any:
         options = {"keys": None, "framework": None, "out": None, **options}
-        with self._door:
+        with self._guard:
             return self._start(owner, obj, **options, non_blocking=True)
 
     def _start(

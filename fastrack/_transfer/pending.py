@@ -14,7 +14,6 @@ from pathlib import Path
 
 from fastrack._devices.base import Operation
 from fastrack._sealed.tensor import bad_chunk
-from fastrack._util.fork import register_fork_reset
 from fastrack.errors import FastrackError
 
 _OUTCOME = "its place in the array that was returned holds zeros"
@@ -35,7 +34,6 @@ class Owners:
     def __init__(self) -> None:
         self._owners: list[Owner] = []
         self.reset_after_fork()
-        register_fork_reset(self)
         weakref.finalize(self, _give_up, self._owners).atexit = False
         _all_owners.add(self)
 

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 
 from fastrack._devices.base import Slab
 from fastrack._util import trace as timeline
-from fastrack._util.fork import register_fork_reset
 from fastrack._util.trace import Steps, Timeline
 
 _COUNTED = ("fill", "open", "seal")
@@ -108,7 +107,6 @@ class Recorder:
     def __init__(self) -> None:
         self._total = Stats()
         self.reset_after_fork()
-        register_fork_reset(self)
 
     def reset_after_fork(self) -> None:
         """Make the lock anew."""
