@@ -12,7 +12,7 @@ from fastrack._cli.machine import CpuTee
 from fastrack._cli.nvml import Confidential, Gpu, Graphics
 from fastrack._cli.selftest import CudaCheck, check_cuda, check_engine
 from fastrack._crypto import engine as aead
-from fastrack._crypto.engine import ENGINE_VARIABLE, RowSelection
+from fastrack._crypto.engine import ENGINE_VARIABLE, Choice
 from fastrack._crypto.keys import Key
 
 
@@ -87,9 +87,9 @@ def test_an_engine_that_fails_its_test_is_told_with_a_status(cli, monkeypatch):
 
 
 def test_an_engine_is_told_with_what_chose_it(cli, monkeypatch):
-    monkeypatch.setattr(aead, "chosen", lambda: RowSelection("openssl"))
+    monkeypatch.setattr(aead, "chosen", lambda: Choice("openssl"))
     assert "chosen by     fastrack; FASTRACK_ENGINE is not set" in cli("doctor").stdout
-    monkeypatch.setattr(aead, "chosen", lambda: RowSelection("openssl", forced=True))
+    monkeypatch.setattr(aead, "chosen", lambda: Choice("openssl", forced=True))
     said = cli("doctor").stdout
     assert "AES-GCM       openssl" in said
     assert "chosen by     the environment, with FASTRACK_ENGINE" in said
@@ -99,7 +99,7 @@ def test_an_engine_is_told_with_what_chose_it(cli, monkeypatch):
 
 
 def test_an_engine_whose_place_another_took_is_told(cli, monkeypatch):
-    monkeypatch.setattr(aead, "chosen", lambda: RowSelection("openssl", fault="vaes-512 failed its test"))
+    monkeypatch.setattr(aead, "chosen", lambda: Choice("openssl", fault="vaes-512 failed its test"))
     assert "passed over   vaes-512 failed its test" in cli("doctor").stdout
     engine = cli.json("doctor")["engine"]
     assert (engine["forced"], engine["fault"]) == (False, "vaes-512 failed its test")
