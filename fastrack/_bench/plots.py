@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastrack._util.units import size_of
+from fastrack._util.units import format_size
 from fastrack.errors import FastrackError
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def draw_ablation(rows: "Sequence[Measured]", device: str, path: Path, losses: S
             colour = _COLOURS[number % len(_COLOURS)]
             bars = axes.bar(left, [row.gbps for row in here], 0.92 * width, label=step, color=colour)
             axes.bar_label(bars, [f"{row.over_bounce:.1f}x" for row in here], fontsize=7, padding=1)
-        axes.set_xticks(range(len(sizes)), [size_of(size) for size in sizes])
+        axes.set_xticks(range(len(sizes)), [format_size(size) for size in sizes])
         axes.set_yscale("log")
         axes.set_ylabel("GB/s of plaintext")
         axes.set_title(direction, fontsize=10)

@@ -20,7 +20,7 @@ from fastrack._cli.machine import read_cpu, read_memory, read_software
 from fastrack._cli.nvml import read_graphics
 from fastrack._cli.options import Bits
 from fastrack._util.atomic import new_file
-from fastrack._util.units import size_of
+from fastrack._util.units import format_size
 
 if TYPE_CHECKING:
     from fastrack._bench.runner import Measured
@@ -127,7 +127,7 @@ def show_ablation(rows: "Sequence[Measured]", device: str, console: Console) -> 
         for size, group in groupby(of_direction, key=lambda row: row.size):
             for place, row in enumerate(group):
                 table.add_row(
-                    size_of(size) if place == 0 else "",
+                    format_size(size) if place == 0 else "",
                     row.step,
                     str(row.runs),
                     f"{row.gbps:.2f}",

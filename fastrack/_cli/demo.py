@@ -19,7 +19,7 @@ from fastrack._cli.console import clean, stdout
 from fastrack._cli.files import check_directory
 from fastrack._cli.inspect import read_contents, show_contents
 from fastrack._cli.verify import show_report, verify_contents
-from fastrack._util.units import size_of
+from fastrack._util.units import format_size
 from fastrack.errors import AuthenticationError, FastrackError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _tour(place: Path, console: Console) -> list[float]:
     _step(console, 2, "The owner seals two data sets: handwritten digits, and the source of Python's standard library.")
     tensors = {**_digits(), **_library()}
     for name, array in tensors.items():
-        console.print(f"{name:<8} {array.dtype!s:<8} {list(array.shape)!s:<12} {size_of(array.nbytes):>10}")
+        console.print(f"{name:<8} {array.dtype!s:<8} {list(array.shape)!s:<12} {format_size(array.nbytes):>10}")
     path = place / "data.safetensors"
     save_file(tensors, path, key)
 

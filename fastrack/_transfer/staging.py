@@ -9,7 +9,6 @@ from contextlib import ExitStack, suppress
 from typing import Self
 
 from fastrack._devices.base import Device, StagingBuffer
-from fastrack._util.fork import register_fork_reset
 from fastrack.errors import DeviceError
 
 
@@ -17,7 +16,7 @@ class StagingPool:
     """A pool of at most `depth` buffers of `size` bytes, which are allocated when first needed. Thread-safe.
 
     A buffer may be released, and acquired again, while the device still works on it: its `wait` returns when the device
-    is done. A forked child allocates buffers of its own.
+    is done.
     """
 
     def __init__(self, device: Device, size: int, depth: int) -> None:
@@ -26,7 +25,6 @@ class StagingPool:
         self._size = size
         self._closed = False
         self.reset_after_fork()
-        register_fork_reset(self)
 
     def reset_after_fork(self) -> None:
         """Forget all buffers: those of a forked child's parent stay with the parent."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 
-def size_of(count: float) -> str:
-    """Return a number of bytes as text, in powers of 1024: 1536 is ``1.5 KiB``."""
+def format_size(count: float) -> str:
+    """Format a number of bytes for people, in powers of 1024."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
             return f"{count:.1f}".removesuffix(".0") + f" {unit}"

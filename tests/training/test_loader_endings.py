@@ -329,7 +329,7 @@ class TestOnADeviceThatFails:
             yield channel
             for pool in channel._pools:
                 wait_until(lambda pool=pool: len(pool._returned) == pool._made)  # no slot is out
-                assert pool._made <= fastrack._transfer.channel._DEPTH
+                assert pool._made <= fastrack._transfer.channel.DEPTH
             assert all(work.done() for work in channel._device.begun)
 
     @pytest.mark.parametrize("bad", [0, 6])

@@ -244,6 +244,7 @@ def test_a_forked_child_makes_slots_of_its_own(host):
     pool.release(slots[0])
 
     def child():
+        pool.reset_after_fork()
         mine = acquire(pool, 2)
         return not {*map(id, mine)} & {*map(id, slots)} and pool.acquire(block=False) is None
 
