@@ -183,6 +183,7 @@ def test_memory_is_that_of_the_process_at_most():
     assert crew.owned(2**30) == 0
 
 
+@pytest.mark.slow
 def test_a_child_measures_a_peer(tmp_path):
     found, said = rounds.measure(["cobblestone", "numpy"], 1, 2, tmp_path, say=said_nothing), []
     assert not said
@@ -347,6 +348,7 @@ def test_the_document_holds_all_of_it():
     assert document["peers"][2]["features"]["gpu"] == "no"
 
 
+@pytest.mark.slow
 def test_the_command_writes_what_it_prints(tmp_path, capsys):
     code = command.main(
         [
