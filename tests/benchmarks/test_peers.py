@@ -115,12 +115,14 @@ def test_a_peer_gives_back_what_it_was_given(slug, arrays, tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_a_file_that_was_sealed_can_be_sealed_anew(tmp_path):
     worker = child.Worker("numpy", 1, tmp_path, 0)
     worker.do_start()
     assert worker.do_seal()["bytes"] == worker.do_seal()["bytes"] > child.MIB
 
 
+@pytest.mark.slow
 def test_what_is_on_disk_is_not_synced_again(tmp_path, monkeypatch):
     pytest.importorskip("torch")
     synced = []
