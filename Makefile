@@ -59,7 +59,7 @@ bench: $(STAMP)  ## measure; the machine should be idle
 PEERS := .venv-peers
 PEERS_OPTIONS ?=
 
-peers: $(PEERS)/.installed  ## measure beside what people use now; the machine should be idle
+peers: $(PEERS)/.installed  ## benchmark against alternatives; the machine should be idle
 	$(PEERS)/bin/python -m bench.peers $(PEERS_OPTIONS)
 
 bench-compare: $(STAMP)  ## is the working tree slower than BASE=<revision>? some minutes; the machine should be idle
@@ -98,11 +98,11 @@ FUZZ_SCHEDULES ?= 10000
 SOAK_SECONDS ?= 600
 FUZZ_STAMP := .venv/.fuzz
 
-fuzz: $(FUZZ_STAMP)  ## feed altered files, keys and messages to what reads them; FUZZ_SECONDS=600 FUZZ_SCHEDULES=10000
+fuzz: $(FUZZ_STAMP)  ## fuzz the parsers; FUZZ_SECONDS=600 FUZZ_SCHEDULES=10000
 	FASTRACK_SCHEDULES=$(FUZZ_SCHEDULES) $(BIN)/python -m pytest -q --timeout 0 tests/transfer/test_owners.py -k raised_to_its_owner
 	PYTHONPATH=tests $(BIN)/python -m fuzz --seconds $(FUZZ_SECONDS) --folder .fuzz --json .fuzz/fuzz.json
 
-soak: $(STAMP)  ## move everything on many threads while things go wrong on purpose; SOAK_SECONDS=600
+soak: $(STAMP)  ## run transfers on many threads and inject faults; SOAK_SECONDS=600
 	PYTHONPATH=tests $(BIN)/python -m soak --seconds $(SOAK_SECONDS) --json .fuzz/soak.json
 
 docs: $(STAMP)  ## build the documentation; warnings are errors

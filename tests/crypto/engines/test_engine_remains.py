@@ -15,7 +15,7 @@ from helpers.process_memory import find_in_process, hash_key, round_keys
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, derive
 from fastrack._devices.cuda.key_state import has_instructions
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/PID/mem")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/PID/mem")]
 
 NONCE = bytes.fromhex("f0e1d2c3b4a5968778695a4b")
 CHUNKS = 512  # enough for helper threads
@@ -140,13 +140,11 @@ def remains(engine, works, message, **variables):
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("engine", engines.VECTOR_NAMES)
 def test_a_vector_engine_leaves_no_secret_in_memory(engine, message):
     assert remains(engine, WORKS, message) == set()
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not engines.VECTOR_NAMES, reason="this CPU has no vector engine")
 def test_code_for_any_cpu_leaves_no_secret_in_memory(message):
     # A run calls its chunks' function then, which has more instructions than the run may inline.
