@@ -13,7 +13,7 @@ sys.path.append(str(Path(__file__).parents[1]))  # and `bench`, which opens a GP
 
 
 def pytest_addoption(parser):
-    parser.addoption("--gpu", metavar="DEVICE", default="cuda:0", help="the GPU that tests/gpu use, if it is there")
+    parser.addoption("--gpu", metavar="DEVICE", help="the GPU for tests/gpu and tests/kernels: cuda:N, or stand-in")
 
 
 @pytest.fixture(autouse=True)
