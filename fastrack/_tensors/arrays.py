@@ -64,8 +64,7 @@ def describe(array: Any) -> tuple[str, tuple[int, ...]]:
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError("a masked array would lose its mask. Call array.filled, or move its data and its mask")
     if framework is None:
-        message = f"expected a NumPy array, a torch tensor or a CuPy array, got {type(array).__name__}"
-        raise TypeError(message)
+        raise TypeError(f"expected a NumPy array, a torch tensor or a CuPy array, got {type(array).__name__}")
     return dtypes.from_numpy(array.dtype), tuple(array.shape)
 
 
@@ -82,11 +81,11 @@ def bytes_of(array: Any, *, writable: bool = False) -> Bytes:
     if framework_of(array) == "torch":
         array = flat_torch(array, "cpu", writable=writable).numpy()
     if not isinstance(array, np.ndarray):
-        message = f"expected an array in host memory, got {type(array).__name__}. Move it to the host first"
-        raise TypeError(message)
+        raise TypeError(f"expected an array in host memory, got {type(array).__name__}. Move it to the host first")
     if writable and not (array.flags.c_contiguous and array.flags.writeable):
-        message = "filling an array failed: expected contiguous, writable memory. Pass np.ascontiguousarray(array)"
-        raise ValueError(message)
+        raise ValueError(
+            "filling an array failed: expected a contiguous and writable one. Fill a new one, and copy from it"
+        )
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
@@ -135,8 +134,7 @@ def from_bytes(memory: Bytes, dtype: str, shape: Sequence[int], framework: Frame
         return torch.from_numpy(memory).view(dtypes.to_torch(dtype)).reshape(dtypes.torch_shape(dtype, shape))
     if framework == "numpy":
         return memory.view(dtypes.to_numpy(dtype)).reshape(tuple(shape))
-    message = f"framework= must be 'numpy' or 'torch' for arrays in host memory, got {framework!r:.40}"
-    raise TypeError(message)
+    raise TypeError(f"framework= must be 'numpy' or 'torch' for arrays in host memory, got {framework!r:.40}")
 
 
 def flat_torch(tensor: Any, device: str, *, writable: bool = False) -> Any:
@@ -146,13 +144,11 @@ def flat_torch(tensor: Any, device: str, *, writable: bool = False) -> Any:
     actual = "cpu" if tensor.device.type == "cpu" else str(tensor.device)
     if actual != device or tensor.layout != torch.strided:
         expected = "in host memory" if device == "cpu" else f"on {device}"
-        message = f"expected a dense tensor {expected}, got one on {tensor.device} ({tensor.layout})"
-        raise TypeError(message)
+        raise TypeError(f"expected a dense tensor {expected}, got one on {tensor.device} ({tensor.layout})")
     if writable and (not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg()):
-        message = (
+        raise ValueError(
             "filling a tensor failed: expected a contiguous one that is no conjugate or negated view. Fill a new one"
         )
-        raise ValueError(message)
     if writable and tensor.requires_grad:
         raise ValueError(
             "filling a tensor failed: expected one that requires no gradient, got one that does. Pass .detach()"
