@@ -83,9 +83,7 @@ def bytes_of(array: Any, *, writable: bool = False) -> Bytes:
     if not isinstance(array, np.ndarray):
         raise TypeError(f"expected an array in host memory, got {type(array).__name__}. Move it to the host first")
     if writable and not (array.flags.c_contiguous and array.flags.writeable):
-        raise ValueError(
-            "filling an array failed: expected a contiguous and writable one. Fill a new one, and copy from it"
-        )
+        raise ValueError("an array to be filled must be contiguous and writable")
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
@@ -150,9 +148,7 @@ def flat_torch(tensor: Any, device: str, *, writable: bool = False) -> Any:
             "filling a tensor failed: expected a contiguous one that is no conjugate or negated view. Fill a new one"
         )
     if writable and tensor.requires_grad:
-        raise ValueError(
-            "filling a tensor failed: expected one that requires no gradient, got one that does. Pass .detach()"
-        )
+        raise ValueError("a tensor that requires a gradient cannot be filled: autograd would not know. Pass .detach()")
     if writable and not tensor.is_inference():
         torch.autograd.graph.increment_version(tensor)  # so that autograd refuses what it saved of the old contents
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
@@ -231,7 +227,7 @@ def _require_dense(tensor: Any) -> None:
         actual, advice = "nested tensor", "tensor.values() and tensor.offsets(), or torch.nested.to_padded_tensor"
     else:
         actual, advice = f"tensor of {tensor.layout}", "its indices and values, or tensor.to_dense()"
-    raise TypeError(f"expected a dense tensor, got a {actual}. Pass the dense tensors that it consists of: {advice}")
+    raise TypeError(f"expected a dense tensor, got a {actual}; take the dense tensors that it consists of: {advice}")
 
 
 def _torch_words(tensor: Any) -> Any:
