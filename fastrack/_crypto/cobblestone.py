@@ -68,8 +68,7 @@ class MessageKey:
         self._wiped = False
         self.commitment = commitment
         if len(material) - NONCE_SIZE not in _AEADS:
-            message = f"expected a message key of 28 or 44 bytes (key and base nonce), got {len(material)}"
-            raise FormatError(message)
+            raise FormatError(f"expected a message key of 28 or 44 bytes (key and base nonce), got {len(material)}")
 
     @classmethod
     def raw(cls, key: Bytes, nonce: Bytes) -> Self:
@@ -88,8 +87,7 @@ class MessageKey:
             If either has another length.
         """
         if len(key) not in _AEADS or len(nonce) != NONCE_SIZE:
-            message = f"expected a key of 16 or 32 bytes and a nonce of 12, got {len(key)} and {len(nonce)}"
-            raise FormatError(message)
+            raise FormatError(f"expected a key of 16 or 32 bytes and a nonce of 12, got {len(key)} and {len(nonce)}")
         material = bytearray(len(key) + NONCE_SIZE)
         # Through a view: assigning to a slice of a bytearray makes a copy that cannot be wiped.
         view = memoryview(material)
@@ -107,8 +105,7 @@ class MessageKey:
             If the key has been wiped.
         """
         if self._wiped:
-            message = "expected a message key, got a wiped one; derive it again from the header of its message"
-            raise ClosedError(message)
+            raise ClosedError("expected a message key, got a wiped one; derive it again from the header of its message")
         return self._material
 
     @property
@@ -131,8 +128,7 @@ class MessageKey:
             self.wipe()
 
     def __reduce__(self) -> NoReturn:
-        message = "a message key cannot be pickled: send the message and derive it there again"
-        raise TypeError(message)
+        raise TypeError("a message key cannot be pickled: send the message and derive it there again")
 
     def __repr__(self) -> str:
         state = "wiped" if self._wiped else f"{8 * (len(self._material) - NONCE_SIZE)}-bit"
@@ -164,11 +160,9 @@ def derive(secret: Bytes, salt: Bytes, context: Bytes) -> MessageKey:
     size = len(secret)
     aead = _AEADS.get(size)
     if aead is None:
-        message = f"expected a key of 16 or 32 bytes, got {size}"
-        raise FormatError(message)
+        raise FormatError(f"expected a key of 16 or 32 bytes, got {size}")
     if len(salt) != SALT_SIZE:
-        message = f"expected a salt of {SALT_SIZE} bytes, got {len(salt)}"
-        raise FormatError(message)
+        raise FormatError(f"expected a salt of {SALT_SIZE} bytes, got {len(salt)}")
     info = b"".join((_LABEL, aead, b"\0", salt, context))
     # Every step writes in place: a temporary `bytes` cannot be wiped, and shrinking a bytearray may move it.
     output = bytearray(size + NONCE_SIZE + COMMITMENT_SIZE)
@@ -178,8 +172,9 @@ def derive(secret: Bytes, salt: Bytes, context: Bytes) -> MessageKey:
     _covers = [bytes(_SHA512.digest_size) for _ in range(4)]
     if hmac.compare_digest(secret, bytes(size)):  # after the derivation, as another thread may wipe the key at any time
         output[:] = bytes(len(output))
-        message = "deriving a key failed: expected random bytes, got zeros only, as a wiped key leaves; load it again"
-        raise FormatError(message)
+        raise FormatError(
+            "deriving a key failed: expected random bytes, got zeros only, as a wiped key leaves; load it again"
+        )
     material = bytearray(size + NONCE_SIZE)
     memoryview(material)[:] = memoryview(output)[:-COMMITMENT_SIZE]
     commitment = bytes(memoryview(output)[-COMMITMENT_SIZE:])
@@ -212,17 +207,15 @@ def open_header(header: Bytes, secret: Bytes, context: Bytes) -> MessageKey:
         If the header or the secret has another length.
     """
     if len(header) != HEADER_SIZE:
-        message = f"expected a header of {HEADER_SIZE} bytes, got {len(header)}: the message was cut short"
-        raise FormatError(message)
+        raise FormatError(f"expected a header of {HEADER_SIZE} bytes, got {len(header)}: the message was cut short")
     message_key = derive(secret, header[:SALT_SIZE], context)
     if not hmac.compare_digest(message_key.commitment, header[SALT_SIZE:]):
         message_key.wipe()
-        message = (
+        raise AuthenticationError(
             "the header does not match: another key sealed this message, or its context (name, dtype, shape or file) "
             "is not the one it was sealed with, or its first 56 bytes were altered; check the key first, then get the "
             "message again from its owner"
         )
-        raise AuthenticationError(message)
     return message_key
 
 
@@ -240,8 +233,7 @@ def chunk_count(plain_size: int) -> int:
         If it is negative, or larger than `MAX_PLAIN_SIZE`.
     """
     if not 0 <= plain_size <= MAX_PLAIN_SIZE:
-        message = f"expected a message of 0 to {MAX_PLAIN_SIZE} bytes, got {plain_size}: split the tensor"
-        raise FormatError(message)
+        raise FormatError(f"expected a message of 0 to {MAX_PLAIN_SIZE} bytes, got {plain_size}: split the tensor")
     return plain_size // CHUNK_SIZE + 1
 
 
@@ -264,8 +256,9 @@ def plain_size(message_size: int) -> int:
         If no message has that size: it was cut short, or something follows it.
     """
     if message_size < HEADER_SIZE + TAG_SIZE:
-        message = f"expected a message of {HEADER_SIZE + TAG_SIZE} bytes or more, got {message_size}: it was cut short"
-        raise FormatError(message)
+        raise FormatError(
+            f"expected a message of {HEADER_SIZE + TAG_SIZE} bytes or more, got {message_size}: it was cut short"
+        )
     return raw_plain_size(message_size - HEADER_SIZE)
 
 
@@ -279,10 +272,9 @@ def raw_plain_size(ciphertext_size: int) -> int:
     """
     full, last = divmod(ciphertext_size, SEALED_CHUNK_SIZE)
     if last < TAG_SIZE or not 0 <= full < MAX_CHUNKS:
-        message = (
+        raise FormatError(
             f"expected chunks with a last chunk at the end, got {ciphertext_size} bytes: cut short, or data follows"
         )
-        raise FormatError(message)
     return full * CHUNK_SIZE + last - TAG_SIZE
 
 
@@ -307,8 +299,9 @@ def chunk_nonce(base: Bytes, chunk: int) -> bytes:
         If the base nonce has another length, or the chunk number more than 38 bits.
     """
     if len(base) != NONCE_SIZE or not 0 <= chunk < MAX_CHUNKS:
-        message = f"expected a nonce of {NONCE_SIZE} bytes and a chunk number of 38 bits, got {len(base)} and {chunk}"
-        raise FormatError(message)
+        raise FormatError(
+            f"expected a nonce of {NONCE_SIZE} bytes and a chunk number of 38 bits, got {len(base)} and {chunk}"
+        )
     return (int.from_bytes(base) ^ chunk).to_bytes(NONCE_SIZE)
 
 

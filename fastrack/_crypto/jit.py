@@ -86,16 +86,12 @@ def _build_run(variant: str, name: str, source_step: int, target_step: int) -> A
             if start >= count:
                 break
             stop = min(start + grain, count)
-            source_address, target_address = source + start * source_step, target + start * target_step
+            src, dst = source + start * source_step, target + start * target_step
             remaining = size - start * CHUNK_SIZE
             if bits == 256:
-                bad = _chunks(
-                    variant, name, 256, schedule, source_address, target_address, first + start, stop - start, remaining
-                )
+                bad = _chunks(variant, name, 256, schedule, src, dst, first + start, stop - start, remaining)
             else:
-                bad = _chunks(
-                    variant, name, 128, schedule, source_address, target_address, first + start, stop - start, remaining
-                )
+                bad = _chunks(variant, name, 128, schedule, src, dst, first + start, stop - start, remaining)
             if bad < stop - start:
                 fetch_min(counters + _BAD, first + start + bad)
             done += stop - start
@@ -124,19 +120,19 @@ def _build_gather(variant: str) -> Any:
             stop = min(start + grain, count)
             for index in range(start, stop):
                 chunk = chunks[index]
-                source_address = source + chunk * SEALED_CHUNK_SIZE
+                src = source + chunk * SEALED_CHUNK_SIZE
                 length = min(CHUNK_SIZE, size - chunk * CHUNK_SIZE)
                 low, high = starts[index], starts[index + 1]
                 whole = high - low == 1 and table[low, 2] == length
-                target_address = target + table[low, 1] if whole else scratch
+                dst = target + table[low, 1] if whole else scratch
                 if bits == 256:
-                    bad = _chunks(variant, "open", 256, schedule, source_address, target_address, chunk, 1, length)
+                    bad = _chunks(variant, "open", 256, schedule, src, dst, chunk, 1, length)
                 else:
-                    bad = _chunks(variant, "open", 128, schedule, source_address, target_address, chunk, 1, length)
+                    bad = _chunks(variant, "open", 128, schedule, src, dst, chunk, 1, length)
                 if bad == 0:
                     fetch_min(counters + _BAD, chunk)
                 if not whole:
-                    # The scratch buffer of a bad chunk holds zeros.
+                    # The scratch buffer of a bad chunk holds zeros, and so do its ranges in the result.
                     for row in range(low, high):
                         copy_bytes(target + table[row, 1], scratch + table[row, 0], table[row, 2])
             done += stop - start

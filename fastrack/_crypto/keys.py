@@ -111,11 +111,11 @@ class Key:
         self._id = ""
         self._secret = _Secret(len(view))
         if len(view) not in _SIZES:
-            message = f"expected a key of 16 or 32 bytes, got {len(view)}; Key.generate() makes one"
-            raise FormatError(message)
+            raise FormatError(f"expected a key of 16 or 32 bytes, got {len(view)}; Key.generate() makes one")
         if hmac.compare_digest(view, self._secret):
-            message = "making a key failed: expected random bytes, got zeros only, as a wiped key leaves; load it again"
-            raise FormatError(message)
+            raise FormatError(
+                "making a key failed: expected random bytes, got zeros only, as a wiped key leaves; load it again"
+            )
         # Through a view: assigning to a slice of a bytearray makes a copy that cannot be wiped.
         memoryview(self._secret)[:] = view
         self._id = _derive_id(self._secret)
@@ -135,8 +135,7 @@ class Key:
             If it is neither.
         """
         if bits not in {8 * size for size in _SIZES}:
-            message = f"expected a key of 256 or 128 bits, got {bits!r}"
-            raise ValueError(message)
+            raise ValueError(f"expected a key of 256 or 128 bits, got {bits!r}")
         return cls(os.urandom(bits // 8))
 
     @classmethod
@@ -182,8 +181,7 @@ class Key:
         # Digit by digit, by index: a group of the match would be a copy that cannot be wiped.
         start, end = match.span("secret") if match else (0, 0)
         if match is None or int(match["bits"]) != 4 * (end - start):
-            message = f"{path} is not a fastrack key file; `fastrack keygen {path}.new` makes one"
-            raise FormatError(message)
+            raise FormatError(f"{path} is not a fastrack key file; `fastrack keygen {path}.new` makes one")
         secret = bytearray((end - start) // 2)
         try:
             for index in range(len(secret)):
@@ -194,8 +192,7 @@ class Key:
             secret[:] = bytes(len(secret))
         if key.id != match["id"].decode():
             key.wipe()
-            message = f"{path} was damaged: its key does not have its id; restore the file from a copy"
-            raise FormatError(message)
+            raise FormatError(f"{path} was damaged: its key does not have its id; restore the file from a copy")
         return key
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -271,8 +268,7 @@ class Key:
             If the key has been wiped.
         """
         if self._wiped:
-            message = f"key {self._id} was wiped; load it again"
-            raise ClosedError(message)
+            raise ClosedError(f"key {self._id} was wiped; load it again")
         return memoryview(self._secret).toreadonly()
 
     def wipe(self) -> None:
@@ -289,11 +285,10 @@ class Key:
         return hash(self._id)
 
     def __reduce__(self) -> NoReturn:
-        message = (
+        raise TypeError(
             "a key stays in its process and cannot be pickled or copied; save it with key.save(path) and pass the "
             f"path where it is needed, as keys=path or in {KEY_FILE_VARIABLE}"
         )
-        raise TypeError(message)
 
     def __repr__(self) -> str:
         return f"<Key {self.bits}-bit id={self._id}{' wiped' if self._wiped else ''}>"
@@ -358,8 +353,9 @@ class KeyRing:
             return cls(keys)
         path = os.environ.get(KEY_FILE_VARIABLE)
         if not path:
-            message = f"no key was given: pass keys= (a Key or the path of a key file), or set {KEY_FILE_VARIABLE}"
-            raise UnknownKeyError(message)
+            raise UnknownKeyError(
+                f"no key was given: pass keys= (a Key or the path of a key file), or set {KEY_FILE_VARIABLE}"
+            )
         try:
             return cls(path)
         except Exception as error:
@@ -377,8 +373,7 @@ class KeyRing:
         """
         for key in self:
             return key
-        message = "expected a key to seal with, got an empty key ring"
-        raise UnknownKeyError(message)
+        raise UnknownKeyError("expected a key to seal with, got an empty key ring")
 
     def __getitem__(self, key_id: str) -> Key:
         try:
@@ -386,8 +381,7 @@ class KeyRing:
         except KeyError:
             pass
         given = ", ".join(self._keys) or "none"
-        message = f"key {key_id} is needed but was not given (given: {given}); add it to keys="
-        raise UnknownKeyError(message)
+        raise UnknownKeyError(f"key {key_id} is needed but was not given (given: {given}); add it to keys=")
 
     def __contains__(self, key: object) -> bool:
         """Return whether the ring holds this key, or a key with this id."""
@@ -437,28 +431,28 @@ def _flatten(keys: object) -> Iterator[Key]:
     elif isinstance(keys, Mapping):
         raise TypeError("keys= takes keys, got a mapping; pass its values")
     elif isinstance(keys, (bytes, bytearray, memoryview)):
-        message = "keys= takes no bytes: Key.from_bytes() makes a key of them"
-        raise TypeError(message)
+        raise TypeError("keys= takes no bytes: Key.from_bytes() makes a key of them")
     elif isinstance(keys, Iterable):
         for key in keys:
             yield from _flatten(key)
     else:
-        message = f"keys= takes a Key, the path of a key file, or an iterable of these, got {type(keys).__name__}"
-        raise TypeError(message)
+        raise TypeError(
+            f"keys= takes a Key, the path of a key file, or an iterable of these, got {type(keys).__name__}"
+        )
 
 
 def _refuse_if_shared(file: io.FileIO, path: Path) -> None:
     status = os.fstat(file.fileno())
     mode = status.st_mode
     if not is_trusted_owner(status):
-        message = (
+        raise KeyPermissionError(
             f"{path} belongs to another user: expected an owner with uid {os.geteuid()} or 0, got {status.st_uid}. "
             "That user may know the key; generate another one, or copy the file"
         )
-        raise KeyPermissionError(message)
     if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
-        message = f"{path} may be used by others on this machine (mode {stat.S_IMODE(mode):04o}): chmod 600 {path}"
-        raise KeyPermissionError(message)
+        raise KeyPermissionError(
+            f"{path} may be used by others on this machine (mode {stat.S_IMODE(mode):04o}): chmod 600 {path}"
+        )
 
 
 def _read_into(file: io.FileIO, buffer: bytearray) -> int:

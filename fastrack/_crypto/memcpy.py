@@ -34,15 +34,8 @@ def copy(target: Bytes, source: Bytes, threads: int) -> None:
     if threads == 1 or target.size < PARALLEL_THRESHOLD * SEALED_CHUNK_SIZE or not is_compiling():
         np.copyto(target, source)
         return
-    count = -(-target.size // SEALED_CHUNK_SIZE)
-    workers.run(
-        _copy_run,
-        (address(source), address(target), count, target.size),
-        count,
-        threads,
-        (source, target),
-        threshold=PARALLEL_THRESHOLD,
-    )
+    chunks = np.arange(-(-target.size // SEALED_CHUNK_SIZE), dtype=np.int64)
+    _copy_chunks(target, source, chunks, threads)
 
 
 def pack(target: Bytes, source: Bytes, chunks: npt.NDArray[np.int64], threads: int) -> None:
@@ -70,8 +63,12 @@ def pack(target: Bytes, source: Bytes, chunks: npt.NDArray[np.int64], threads: i
                 chunk * SEALED_CHUNK_SIZE : (chunk + 1) * SEALED_CHUNK_SIZE
             ]
         return
+    _copy_chunks(target, source, chunks, threads)
+
+
+def _copy_chunks(target: Bytes, source: Bytes, chunks: npt.NDArray[np.int64], threads: int) -> None:
     arguments = (address(source), address(target), chunks, source.size)
-    workers.run(_copy_chunks, arguments, chunks.size, threads, (source, target), threshold=PARALLEL_THRESHOLD)
+    workers.run(_kernel, arguments, chunks.size, threads, (source, target), threshold=PARALLEL_THRESHOLD)
 
 
 def _check_chunks(chunks: npt.NDArray[np.int64], target: int, source: int) -> None:
@@ -90,24 +87,7 @@ def _check_chunks(chunks: npt.NDArray[np.int64], target: int, source: int) -> No
         raise ValueError(f"expected a target buffer of {expected} bytes for these chunks, got {target}")
 
 
-def _build_run(digest: str) -> Any:
-    def copy_run(source: int, target: int, count: int, size: int, grain: int, counters: int, wait: bool) -> None:
-        assert digest  # so that the compiled copy on disk depends on it
-        while True:
-            start = fetch_add(counters, 1) * grain
-            if start >= count:
-                break
-            stop = min(start + grain, count)
-            offset = start * SEALED_CHUNK_SIZE
-            copy_bytes(target + offset, source + offset, min(stop * SEALED_CHUNK_SIZE, size) - offset)
-            fetch_add(counters + _DONE, stop - start)
-        if wait:
-            wait_until_done(counters, count)
-
-    return compiled(copy_run)
-
-
-def _build_gather(digest: str) -> Any:
+def _build(digest: str) -> Any:
     def copy_chunks(source: int, target: int, chunks: Any, size: int, grain: int, counters: int, wait: bool) -> None:
         assert digest  # so that the compiled copy on disk depends on it
         count = chunks.size
@@ -135,4 +115,4 @@ def _build_gather(digest: str) -> Any:
     return compiled(copy_chunks)
 
 
-_copy_run, _copy_chunks = _build_run(source_digest()), _build_gather(source_digest())
+_kernel = _build(source_digest())

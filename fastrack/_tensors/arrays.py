@@ -64,8 +64,7 @@ def describe(array: Any) -> tuple[str, tuple[int, ...]]:
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError("a masked array would lose its mask. Call array.filled, or move its data and its mask")
     if framework is None:
-        message = f"expected a NumPy array, a torch tensor or a CuPy array, got {type(array).__name__}"
-        raise TypeError(message)
+        raise TypeError(f"expected a NumPy array, a torch tensor or a CuPy array, got {type(array).__name__}")
     return dtypes.from_numpy(array.dtype), tuple(array.shape)
 
 
@@ -82,11 +81,9 @@ def bytes_of(array: Any, *, writable: bool = False) -> Bytes:
     if framework_of(array) == "torch":
         array = flat_torch(array, "cpu", writable=writable).numpy()
     if not isinstance(array, np.ndarray):
-        message = f"expected an array in host memory, got {type(array).__name__}. Move it to the host first"
-        raise TypeError(message)
+        raise TypeError(f"expected an array in host memory, got {type(array).__name__}. Move it to the host first")
     if writable and not (array.flags.c_contiguous and array.flags.writeable):
-        message = "filling an array failed: expected contiguous, writable memory. Pass np.ascontiguousarray(array)"
-        raise ValueError(message)
+        raise ValueError("an array to be filled must be contiguous and writable")
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
@@ -135,8 +132,7 @@ def from_bytes(memory: Bytes, dtype: str, shape: Sequence[int], framework: Frame
         return torch.from_numpy(memory).view(dtypes.to_torch(dtype)).reshape(dtypes.torch_shape(dtype, shape))
     if framework == "numpy":
         return memory.view(dtypes.to_numpy(dtype)).reshape(tuple(shape))
-    message = f"framework= must be 'numpy' or 'torch' for arrays in host memory, got {framework!r:.40}"
-    raise TypeError(message)
+    raise TypeError(f"framework= must be 'numpy' or 'torch' for arrays in host memory, got {framework!r:.40}")
 
 
 def flat_torch(tensor: Any, device: str, *, writable: bool = False) -> Any:
@@ -146,17 +142,13 @@ def flat_torch(tensor: Any, device: str, *, writable: bool = False) -> Any:
     actual = "cpu" if tensor.device.type == "cpu" else str(tensor.device)
     if actual != device or tensor.layout != torch.strided:
         expected = "in host memory" if device == "cpu" else f"on {device}"
-        message = f"expected a dense tensor {expected}, got one on {tensor.device} ({tensor.layout})"
-        raise TypeError(message)
+        raise TypeError(f"expected a dense tensor {expected}, got one on {tensor.device} ({tensor.layout})")
     if writable and (not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg()):
-        message = (
+        raise ValueError(
             "filling a tensor failed: expected a contiguous one that is no conjugate or negated view. Fill a new one"
         )
-        raise ValueError(message)
     if writable and tensor.requires_grad:
-        raise ValueError(
-            "filling a tensor failed: expected one that requires no gradient, got one that does. Pass .detach()"
-        )
+        raise ValueError("a tensor that requires a gradient cannot be filled: autograd would not know. Pass .detach()")
     if writable and not tensor.is_inference():
         torch.autograd.graph.increment_version(tensor)  # so that autograd refuses what it saved of the old contents
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
@@ -235,7 +227,7 @@ def _require_dense(tensor: Any) -> None:
         actual, advice = "nested tensor", "tensor.values() and tensor.offsets(), or torch.nested.to_padded_tensor"
     else:
         actual, advice = f"tensor of {tensor.layout}", "its indices and values, or tensor.to_dense()"
-    raise TypeError(f"expected a dense tensor, got a {actual}. Pass the dense tensors that it consists of: {advice}")
+    raise TypeError(f"expected a dense tensor, got a {actual}; take the dense tensors that it consists of: {advice}")
 
 
 def _torch_words(tensor: Any) -> Any:

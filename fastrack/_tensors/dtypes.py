@@ -40,15 +40,12 @@ def nbytes(dtype: str, shape: Sequence[int]) -> int:
     """
     bits = BITS.get(dtype)
     if bits is None:
-        message = f"unknown dtype: expected one of safetensors ({', '.join(BITS)}), got {dtype!r:.40}"
-        raise FormatError(message)
+        raise FormatError(f"unknown dtype: expected one of safetensors ({', '.join(BITS)}), got {dtype!r:.40}")
     if any(extent < 0 for extent in shape):
-        message = f"expected a shape without negative dimensions, got {list(shape)!s:.80}"
-        raise FormatError(message)
+        raise FormatError(f"expected a shape without negative dimensions, got {list(shape)!s:.80}")
     size, rest = divmod(math.prod(shape) * bits, 8)
     if rest:
-        message = f"expected a shape that fills whole bytes, got {list(shape)!s:.80} of {dtype}"
-        raise FormatError(message)
+        raise FormatError(f"expected a shape that fills whole bytes, got {list(shape)!s:.80} of {dtype}")
     return size
 
 
@@ -71,10 +68,9 @@ def from_numpy(dtype: Any) -> str:
     """
     name = _by_numpy_name().get(dtype.name)
     if name is None or (dtype.byteorder not in "=|" and not dtype.isnative):
-        message = (
+        raise TypeError(
             f"a sealed tensor cannot hold the NumPy dtype {dtype!s:.80}; convert it first, {_conversion_of(dtype)}"
         )
-        raise TypeError(message)
     return name
 
 
@@ -102,11 +98,11 @@ def to_numpy(dtype: str) -> Any:
         try:
             import ml_dtypes
         except ImportError:
-            message = f"NumPy has no {dtype} by itself: pip install ml_dtypes, or ask for framework='torch'"
-            raise TypeError(message) from None
+            raise TypeError(
+                f"NumPy has no {dtype} by itself: pip install ml_dtypes, or ask for framework='torch'"
+            ) from None
         return np.dtype(getattr(ml_dtypes, _ML_DTYPES[dtype]))
-    message = f"NumPy has no {dtype}; ask for framework='torch', or seal the bytes as U8"
-    raise TypeError(message)
+    raise TypeError(f"NumPy has no {dtype}; ask for framework='torch', or seal the bytes as U8")
 
 
 def from_torch(dtype: Any) -> str:
@@ -120,8 +116,7 @@ def from_torch(dtype: Any) -> str:
     name = _by_torch_name().get(str(dtype).removeprefix("torch."))
     if name is None:
         advice = ", or seal its two parts, torch.view_as_real(tensor)" if dtype.is_complex else ""
-        message = f"a sealed tensor cannot hold {dtype}; convert it first, with tensor.to{advice}"
-        raise TypeError(message)
+        raise TypeError(f"a sealed tensor cannot hold {dtype}; convert it first, with tensor.to{advice}")
     return name
 
 
@@ -137,8 +132,7 @@ def to_torch(dtype: str) -> Any:
 
     result = getattr(torch, _TORCH.get(dtype, ""), None)
     if result is None:
-        message = f"torch {torch.__version__} has no {dtype}; ask for framework='numpy', or seal the bytes as U8"
-        raise TypeError(message)
+        raise TypeError(f"torch {torch.__version__} has no {dtype}; ask for framework='numpy', or seal the bytes as U8")
     return result
 
 
@@ -152,10 +146,9 @@ def torch_shape(dtype: str, shape: Sequence[int]) -> tuple[int, ...]:
     """
     if dtype == _PAIRED and shape:
         if shape[-1] % 2:
-            message = (
+            raise TypeError(
                 f"torch packs {dtype} in pairs: expected an even last dimension, got {shape[-1]}. Seal the bytes as U8"
             )
-            raise TypeError(message)
         return (*shape[:-1], shape[-1] // 2)
     return tuple(shape)
 
@@ -170,8 +163,7 @@ def shape_of_torch(dtype: str, shape: Sequence[int]) -> tuple[int, ...]:
     """
     if dtype == _PAIRED:
         if not shape:
-            message = f"a tensor of {dtype} needs a dimension to be sealed; call tensor.reshape(1) first"
-            raise TypeError(message)
+            raise TypeError(f"a tensor of {dtype} needs a dimension to be sealed; call tensor.reshape(1) first")
         return (*shape[:-1], shape[-1] * 2)
     return tuple(shape)
 

@@ -809,7 +809,7 @@ def test_short_writes_are_completed():
             return super().write(bytes(data[:7]))
 
     raw = Slow()
-    assert atomic._Whole(raw).write(bytes(range(100))) == 100
+    assert atomic._CompleteWriter(raw).write(bytes(range(100))) == 100
     assert raw.getvalue() == bytes(range(100))
 
 

@@ -544,14 +544,14 @@ def places(content):
 @pytest.mark.parametrize("after", range(4))
 def test_a_full_disk_leaves_the_checkpoint_that_was_there(path, monkeypatch, after):
     save_checkpoint(path, {"epoch": 1}, key=KEY)
-    write, count = atomic._Whole.write, iter(range(100))
+    write, count = atomic._CompleteWriter.write, iter(range(100))
 
     def full(self, data):
         if next(count) >= after:
             raise OSError(errno.ENOSPC, "full")
         return write(self, data)
 
-    monkeypatch.setattr(atomic._Whole, "write", full)
+    monkeypatch.setattr(atomic._CompleteWriter, "write", full)
     with pytest.raises(OSError, match="free some space"):
         save_checkpoint(path, {"epoch": 2, "w": torch.ones(5)}, key=KEY)
     assert load_checkpoint(path, keys=KEY) == {"epoch": 1}
@@ -575,7 +575,7 @@ from test_checkpoint import KEY
 from fastrack._util import atomic
 from fastrack._training.checkpoint import save_checkpoint
 import torch
-write = atomic._Whole.write
+write = atomic._CompleteWriter.write
 count = iter(range(100))
 
 def slow(self, data):
@@ -585,7 +585,7 @@ def slow(self, data):
         time.sleep(60)
     return done
 
-atomic._Whole.write = slow
+atomic._CompleteWriter.write = slow
 save_checkpoint(sys.argv[1], {"epoch": 2, "w": torch.ones(50_000)}, key=KEY)
 """
 
