@@ -9,7 +9,7 @@ import typer
 from fastrack._cli.bench import bench
 from fastrack._cli.demo import demo
 from fastrack._cli.doctor import doctor
-from fastrack._cli.guard import guarded
+from fastrack._cli.guard import handle_errors
 from fastrack._cli.inspect import inspect
 from fastrack._cli.keygen import keygen
 from fastrack._cli.seal import seal
@@ -60,4 +60,4 @@ def _options(
 
 
 for _command in (keygen, seal, unseal, inspect, verify, doctor, bench, demo):
-    app.command()(guarded(_command))
+    app.command()(handle_errors(_command))

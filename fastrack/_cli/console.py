@@ -42,12 +42,12 @@ def clean(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
-def counted(count: int, noun: str) -> str:
+def pluralize(count: int, noun: str) -> str:
     """``1 tensor``, ``2 tensors``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def pace(count: int, seconds: float) -> str:
+def format_rate(count: int, seconds: float) -> str:
     """How long it took, and how fast that was, if it was enough to tell."""
     text = f"{seconds:.2f} s" if seconds >= 0.1 else f"{1000 * seconds:.1f} ms"
     return f"{text}, {speed(count, seconds):.2f} GB/s" if count >= 1 << 20 else text

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fastrack._bench.plots import draw_rows, require
-from fastrack._cli.bench import measure, show_rows
+from fastrack._bench.plots import draw_ablation, require
+from fastrack._cli.bench import measure, show_ablation
 from fastrack._cli.console import clean, stdout
 from fastrack._cli.files import check_directory
 from fastrack._cli.inspect import read_contents, show_contents
 from fastrack._cli.verify import show_report, verify_contents
-from fastrack._util.units import size_of
+from fastrack._util.units import format_size
 from fastrack.errors import AuthenticationError, FastrackError
 
 if TYPE_CHECKING:
@@ -53,10 +53,11 @@ def demo(
     console = stdout()
     with tempfile.TemporaryDirectory(prefix="fastrack-demo-", dir=directory) as place:
         losses = _tour(Path(place), console)
-    _step(console, 7, f"How fast? Every path to the device, at {', '.join(f'{mib:g}' for mib in size or _SIZES)} MiB.")
-    rows = measure(size or _SIZES, 256, repeat)
-    show_rows(rows, console)
-    draw_rows(rows, picture, losses)
+    sizes = ", ".join(f"{mib:g}" for mib in size or _SIZES)
+    _step(console, 7, f"How fast? From the bounce path to fastrack, one idea after another, at {sizes} MiB.")
+    rows = measure(size or _SIZES, device="cpu", bits=256, repeat=repeat, directions=("to_device",))
+    show_ablation(rows, "cpu", console)
+    draw_ablation(rows, "cpu", picture, losses)
     console.print(f"\nPicture: {clean(str(picture.resolve()))}", soft_wrap=True)
     console.print("Everything else that the demo wrote, the key included, was removed.")
 
@@ -74,7 +75,7 @@ def _tour(place: Path, console: Console) -> list[float]:
     _step(console, 2, "The owner seals two data sets: handwritten digits, and the source of Python's standard library.")
     tensors = {**_digits(), **_library()}
     for name, array in tensors.items():
-        console.print(f"{name:<8} {array.dtype!s:<8} {list(array.shape)!s:<12} {size_of(array.nbytes):>10}")
+        console.print(f"{name:<8} {array.dtype!s:<8} {list(array.shape)!s:<12} {format_size(array.nbytes):>10}")
     path = place / "data.safetensors"
     save_file(tensors, path, key)
 

@@ -15,7 +15,7 @@ from fastrack._cli.machine import Cpu, CpuTee, Memory, read_cpu, read_memory, re
 from fastrack._cli.nvml import Graphics, read_graphics
 from fastrack._cli.options import Json
 from fastrack._cli.selftest import CudaCheck, EngineCheck, check_cuda, check_engine
-from fastrack._util.units import size_of
+from fastrack._util.units import format_size
 from fastrack.errors import FastrackError
 
 
@@ -243,7 +243,7 @@ def _key_lines(key_file: KeyFile) -> list[tuple[str, str]]:
 
 
 def _maybe_size(count: int | None) -> str:
-    return "unknown" if count is None else size_of(count)
+    return "unknown" if count is None else format_size(count)
 
 
 def _word(answer: Any, yes: str, no: str) -> str:

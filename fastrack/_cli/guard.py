@@ -16,7 +16,7 @@ _USAGE = 2
 Parameters = ParamSpec("Parameters")
 
 
-def guarded(command: Callable[Parameters, None]) -> Callable[Parameters, None]:
+def handle_errors(command: Callable[Parameters, None]) -> Callable[Parameters, None]:
     """Let the command end with a line on stderr where the data, the key or the system is at fault, never a traceback.
 
     With ``--json`` (the parameter `as_json`) the same goes to stdout, as a document.

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from fastrack._cli.console import clean, counted, new_table, print_json, stdout
+from fastrack._cli.console import clean, new_table, pluralize, print_json, stdout
 from fastrack._cli.options import Json
-from fastrack._util.units import size_of
+from fastrack._util.units import format_size
 
 
 def inspect(
@@ -122,8 +122,8 @@ def show_contents(contents: Contents, console: Console) -> None:
                 clean(entry.name),
                 entry.dtype,
                 str(list(entry.shape)),
-                size_of(entry.plain_bytes),
-                size_of(entry.stored_bytes),
+                format_size(entry.plain_bytes),
+                format_size(entry.stored_bytes),
                 str(entry.chunks) if entry.sealed else "",
                 "sealed" if entry.sealed else "plain",
             )
@@ -139,11 +139,12 @@ def show_contents(contents: Contents, console: Console) -> None:
 
 def _summary(contents: Contents, sealed: int) -> str:
     if not sealed:
-        return f"nothing is sealed; {counted(len(contents.tensors), 'tensor')} in plain, {size_of(contents.file_bytes)}"
-    parts = [f"{counted(sealed, 'sealed tensor')}"]
+        tensors = pluralize(len(contents.tensors), "tensor")
+        return f"nothing is sealed; {tensors} in plain, {format_size(contents.file_bytes)}"
+    parts = [pluralize(sealed, "sealed tensor")]
     if sealed < len(contents.tensors):
         parts.append(f"{len(contents.tensors) - sealed} in plain")
-    parts.append(size_of(contents.file_bytes))
+    parts.append(format_size(contents.file_bytes))
     if contents.overhead_percent is not None:
         parts.append(f"{contents.overhead_percent:.2f} % more than the tensors alone")
     return ", ".join(parts)

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from fastrack._cli.console import clean, counted, pace, print_json, progress_bar, speed, stdout
+from fastrack._cli.console import clean, format_rate, pluralize, print_json, progress_bar, speed, stdout
 from fastrack._cli.files import check_source, check_target, load_engine, open_ring
 from fastrack._cli.options import Force, Json, KeyFile
-from fastrack._util.units import size_of
+from fastrack._util.units import format_size
 from fastrack.errors import FormatError
 
 
@@ -85,11 +85,11 @@ def seal(
         }
         print_json(document)
         return
-    line = f"{clean(str(target))}: sealed {counted(len(sealed), 'tensor')}, {size_of(sum(sealed))}"
+    line = f"{clean(str(target))}: sealed {pluralize(len(sealed), 'tensor')}, {format_size(sum(sealed))}"
     if count:
-        line += f", and left {counted(count, 'tensor')} in plain, {size_of(left)}"
+        line += f", and left {pluralize(count, 'tensor')} in plain, {format_size(left)}"
     console = stdout()
-    console.print(f"{line}; {pace(size, seconds)}", soft_wrap=True)
+    console.print(f"{line}; {format_rate(size, seconds)}", soft_wrap=True)
     console.print(f"key: {owner.id}")
     for what, texts in zip(("the names, dtypes and shapes of", "the metadata"), readable, strict=True):
         if texts:

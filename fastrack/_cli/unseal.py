@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fastrack._cli.console import clean, counted, pace, print_json, progress_bar, speed, stdout
+from fastrack._cli.console import clean, format_rate, pluralize, print_json, progress_bar, speed, stdout
 from fastrack._cli.files import check_expected, check_sealed, check_target, load_engine, open_ring
 from fastrack._cli.options import Expect, FileId, Force, Json, KeyFiles
-from fastrack._util.units import size_of
+from fastrack._util.units import format_size
 from fastrack.errors import FormatError
 
 if TYPE_CHECKING:
@@ -78,10 +78,8 @@ def unseal(
     console = stdout()
     if copied:
         console.print(f"not protected, copied as stored: {', '.join(map(clean, copied))}", soft_wrap=True)
-    console.print(
-        f"{clean(str(target))}: {counted(len(names), 'tensor')} in plain, {size_of(total)}; {pace(total, seconds)}",
-        soft_wrap=True,
-    )
+    line = f"{clean(str(target))}: {pluralize(len(names), 'tensor')} in plain, {format_size(total)}"
+    console.print(f"{line}; {format_rate(total, seconds)}", soft_wrap=True)
 
 
 def _choose(file: "SealedFile", wanted: Sequence[str] | None, plain: Sequence[str] | None) -> list[str]:

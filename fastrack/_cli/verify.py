@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fastrack._cli.console import clean, counted, new_table, pace, print_json, progress_bar, speed, stdout
+from fastrack._cli.console import clean, format_rate, new_table, pluralize, print_json, progress_bar, speed, stdout
 from fastrack._cli.files import check_expected, check_sealed, load_engine, open_ring
 from fastrack._cli.guard import describe
 from fastrack._cli.options import Expect, FileId, Json, KeyFiles
-from fastrack._util.units import size_of
+from fastrack._util.units import format_size
 
 if TYPE_CHECKING:
     from fastrack._crypto.keys import KeyRing
@@ -125,7 +125,7 @@ def show_report(report: Report, console: Console) -> None:
             clean(check.name),
             check.dtype,
             str(list(check.shape)),
-            size_of(check.nbytes),
+            format_size(check.nbytes),
             _place(check),
         )
     console.print(table)
@@ -139,10 +139,12 @@ def show_report(report: Report, console: Console) -> None:
     console.print(f"key: {report.key_id}")
     console.print(f"file id: {report.file_id}")
     failed = sum(check.error is not None for check in report.checks)
-    count = counted(len(report.checks), "sealed tensor")
+    count = pluralize(len(report.checks), "sealed tensor")
     verdict = f"{failed} of {count} FAILED" if failed else f"every chunk of {count} is authentic"
     size = report.checked_bytes
-    console.print(f"{clean(report.path)}: {verdict}; {size_of(size)} in {pace(size, report.seconds)}", soft_wrap=True)
+    console.print(
+        f"{clean(report.path)}: {verdict}; {format_size(size)} in {format_rate(size, report.seconds)}", soft_wrap=True
+    )
 
 
 def _place(check: "TensorCheck") -> str:

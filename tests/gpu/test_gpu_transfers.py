@@ -300,7 +300,7 @@ class TestChannel:
     def test_closing_wipes_the_ring(self, gpu, frame, owner):
         with channel_on(gpu.driver, owner, **SMALL) as channel:
             frame.read(channel.to_device(data(300_000), framework=frame.name))
-            slots = [slot for ring in channel._rings for slot in ring._returned]
+            slots = [slot for pool in channel._pools for slot in pool._returned]
             assert slots
             assert any(slot.memory.any() for slot in slots)
         stream = gpu.stream()

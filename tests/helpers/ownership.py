@@ -18,11 +18,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
-import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-import fastrack._transfer.channel
 from fastrack import Channel, ClosedError, DeviceError, FastrackError, Key, seal
 from fastrack._crypto.cobblestone import CHUNK_SIZE, chunk_offset
 from fastrack._devices.cpu import CpuDevice
@@ -183,9 +181,7 @@ class Ownership(RuleBasedStateMachine):
 
     def _open(self):
         device = SteppedDevice()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(fastrack._transfer.channel, "open_device", lambda *_: device)
-            return Place(Channel(keys=KEY), device)
+        return Place(Channel._from_device(device, keys=KEY), device)
 
     # Steps
 

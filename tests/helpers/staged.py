@@ -8,9 +8,7 @@ import threading
 import time
 
 import numpy as np
-import pytest
 
-import fastrack._transfer.channel
 from fastrack import Channel, DeviceError
 from fastrack._crypto.base import GatherPlan
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
@@ -21,11 +19,9 @@ from fastrack._util.fork import register_fork_reset
 PATIENCE = 30  # seconds after which a test that waits has failed
 
 
-def staged_channel(**options):
+def staged_channel(*, threads=None, **options):
     """A channel to such a device."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fastrack._transfer.channel, "open_device", lambda name, threads, share: StagedDevice(threads))
-        return Channel(**options)
+    return Channel._from_device(StagedDevice(threads), threads=threads, **options)
 
 
 class StagedDevice(CpuDevice):

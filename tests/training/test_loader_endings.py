@@ -327,9 +327,9 @@ class TestOnADeviceThatFails:
             monkeypatch.setattr(fastrack._transfer.api, "_shared", shared)
             monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
             yield channel
-            for ring in channel._rings:
-                wait_until(lambda ring=ring: len(ring._returned) == ring._made)  # no slot is out
-                assert ring._made <= fastrack._transfer.channel._DEPTH
+            for pool in channel._pools:
+                wait_until(lambda pool=pool: len(pool._returned) == pool._made)  # no slot is out
+                assert pool._made <= fastrack._transfer.channel.DEPTH
             assert all(work.done() for work in channel._device.begun)
 
     @pytest.mark.parametrize("bad", [0, 6])

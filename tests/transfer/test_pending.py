@@ -73,13 +73,13 @@ def raised_by(call):
 
 
 def pending(channel):
-    return len(channel._owners.mine()._started)
+    return len(channel._owners.current()._started)
 
 
 def known_failures(channel):
     """The failures of this thread that were found so far."""
-    channel._owners.mine().poll()
-    return channel._owners.mine()._failures
+    channel._owners.current().poll()
+    return channel._owners.current()._failures
 
 
 @pytest.mark.parametrize("rows", [slice(None), slice(5, 100_000, 3)], ids=["whole", "rows"])

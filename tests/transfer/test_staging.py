@@ -65,7 +65,7 @@ def test_takes_no_more_slots_than_the_ring_has(staged, key):
     for _ in range(3):
         assert np.array_equal(staged.to_device(plain), plain)
         assert np.array_equal(fastrack.unseal(staged.to_host(plain), key, framework="numpy"), plain)
-    assert 1 <= len(staged._device.made) <= fastrack._transfer.channel._DEPTH
+    assert 1 <= len(staged._device.made) <= fastrack._transfer.channel.DEPTH
 
 
 def test_hands_over_a_slab_while_another_is_worked_on(staged, key):
@@ -80,8 +80,7 @@ def test_hands_over_a_slab_while_another_is_worked_on(staged, key):
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_with_a_short_ring_threads_do_not_wait_for_one_another_forever(monkeypatch, key, depth):
-    monkeypatch.setattr(fastrack._transfer.channel, "_DEPTH", depth)
+def test_with_a_short_ring_threads_do_not_wait_for_one_another_forever(key, depth):
     plain = data(15 * CHUNK_SIZE)
 
     def work(number):
@@ -89,7 +88,7 @@ def test_with_a_short_ring_threads_do_not_wait_for_one_another_forever(monkeypat
             return np.array_equal(channel.to_device(plain), plain)
         return np.array_equal(fastrack.unseal(channel.to_host(plain), key, framework="numpy"), plain)
 
-    with staged_channel(keys=key) as channel, ThreadPoolExecutor(8) as pool:
+    with staged_channel(keys=key, depth=depth) as channel, ThreadPoolExecutor(8) as pool:
         assert list(pool.map(work, range(64))) == [True] * 64
         assert len(channel._device.made) <= depth
 
@@ -169,7 +168,7 @@ def test_slots_come_back_when_a_slab_cannot_be_sealed(staged, key, monkeypatch):
         with pytest.raises(DeviceError):
             staged.to_host(plain)
     assert np.array_equal(fastrack.unseal(staged.to_host(plain), key, framework="numpy"), plain)
-    assert len(staged._device.made) == sum(len(ring._returned) for ring in staged._rings)
+    assert len(staged._device.made) == sum(len(pool._returned) for pool in staged._pools)
 
 
 def test_a_key_is_wiped_whether_or_not_the_device_takes_it(staged, monkeypatch):
