@@ -14,7 +14,6 @@ import fastrack
 from fastrack import AuthenticationError, Channel, DeviceError, Key
 from fastrack._crypto.cobblestone import CHUNK_SIZE
 from fastrack._devices.cuda.device import CudaDevice
-from fastrack._transfer import channel
 
 KEY = Key.from_bytes(bytes(range(32)))
 PLAIN = np.random.default_rng(0).integers(0, 1 << 30, (300, 257), np.int32)  # 18 chunks and a bit
@@ -31,8 +30,7 @@ class Opened:
     def __init__(self, monkeypatch, mode, seed=0, keys=KEY):
         fake_cuda.install(monkeypatch)
         self.driver = FakeDriver(mode, seed)
-        monkeypatch.setattr(channel, "open_device", lambda *_: SmallDevice(self.driver))
-        self.channel = Channel("cuda:0", keys=keys)
+        self.channel = Channel._from_device(SmallDevice(self.driver), keys=keys)
 
     def close(self):
         within(60, self.channel.close)

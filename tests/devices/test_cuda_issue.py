@@ -16,7 +16,6 @@ from fastrack import Channel, Key
 from fastrack._crypto.cobblestone import CHUNK_SIZE
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._devices.cuda.streams import LANES
-from fastrack._transfer import channel
 
 KEY = Key.from_bytes(bytes(range(32)))
 SLABS = 40
@@ -32,10 +31,9 @@ def _cupy(monkeypatch):
 
 
 @pytest.fixture(params=["lazy", "threads", "serial"])
-def opened(request, monkeypatch):
+def opened(request):
     driver = FakeDriver(request.param)
-    monkeypatch.setattr(channel, "open_device", lambda *_: SmallDevice(driver))
-    opened = Channel("cuda:0", keys=KEY)
+    opened = Channel._from_device(SmallDevice(driver), keys=KEY)
     yield driver, opened
     within(60, opened.close)
     driver.stop()
@@ -72,11 +70,10 @@ def test_a_small_message_returns_at_most_four_times(opened):
         assert returns(driver, lambda: channel.to_device(sealed, out=out)) <= 4
 
 
-def test_a_small_message_to_an_idle_device_keeps_the_interpreters_lock(monkeypatch):
+def test_a_small_message_to_an_idle_device_keeps_the_interpreters_lock():
     driver = FakeDriver("serial")
     driver.confidential = False  # a device that is done with everything at once
-    monkeypatch.setattr(channel, "open_device", lambda *_: SmallDevice(driver))
-    with Channel("cuda:0", keys=KEY) as opened:
+    with Channel._from_device(SmallDevice(driver), keys=KEY) as opened:
         sealed = fastrack.seal(np.arange(4096, dtype=np.uint8), KEY)
         out = opened.to_device(sealed, framework="cupy")
         assert returns(driver, lambda: opened.to_device(sealed, out=out)) == 0
@@ -159,12 +156,11 @@ def test_a_caller_whose_stream_is_busy_does_not_hold_up_others(callers):
     rig.close()
 
 
-def test_a_caller_whose_stream_is_busy_leaves_slots_to_others(monkeypatch):
+def test_a_caller_whose_stream_is_busy_leaves_slots_to_others():
     driver = FakeDriver("threads")
-    monkeypatch.setattr(channel, "open_device", lambda *_: SmallDevice(driver))
     sealed = fastrack.seal(np.random.default_rng(0).integers(0, 256, SLABS * 2 * CHUNK_SIZE, np.uint8), KEY)
     gate = threading.Event()
-    with Channel("cuda:0", keys=KEY) as opened:
+    with Channel._from_device(SmallDevice(driver), keys=KEY) as opened:
         busy, idle = (
             FakeArray(driver, "u1", sealed.shape, stream=stream) for stream in (driver.user, driver._new_stream())
         )
