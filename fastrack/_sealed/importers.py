@@ -1,4 +1,4 @@
-"""Plain tensors that are about to be sealed, from memory and from files of every kind that holds some."""
+"""Plain tensors to be sealed, from memory and from safetensors, NumPy and other files."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _MALFORMED = (
     ArithmeticError,
     EOFError,
     LookupError,
-    MemoryError,  # a header claims more than there can be
-    RuntimeError,  # an archive that is encrypted, or compressed in a way that zipfile does not know
+    MemoryError,  # a header claims more elements than memory holds
+    RuntimeError,  # an archive that is encrypted, or compressed by a method that zipfile lacks
     SyntaxError,
     TypeError,
     ValueError,
@@ -48,10 +48,10 @@ _ESCAPES_FOLDER = re.compile(r"^([/\\]|[a-z]:)|(^|[/\\])\.\.([/\\]|$)", re.IGNOR
 
 @dataclass(frozen=True, slots=True)
 class PlainTensor:
-    """A plain tensor's type, and a way to its bytes.
+    """Dtype and shape of a plain tensor, and access to its bytes.
 
-    `load` may be slow and take memory; what it returns gives the bytes from a start to a stop, on multiples of 16 KiB.
-    It is asked for all of them, in their order.
+    `load` may be slow and take memory. It returns a function of a start and a stop, multiples of 16 KiB, that returns
+    the bytes between them. All bytes are read, in order.
     """
 
     dtype: str
@@ -60,13 +60,13 @@ class PlainTensor:
 
     @classmethod
     def of(cls, array: Any) -> PlainTensor:
-        """A tensor in memory, or mapped."""
+        """Describe a tensor in memory, or mapped into it."""
         dtype, shape = arrays.describe(array)
         return cls(dtype, shape, lambda: arrays.reader(array))
 
     @classmethod
     def stored(cls, file: SealedFile, name: str) -> PlainTensor:
-        """A tensor as a file has it."""
+        """Describe a tensor as it is stored in a file."""
         dtype, shape, memory = file.stored(name)
         return cls(dtype, shape, lambda: arrays.reader(memory))
 
@@ -77,7 +77,7 @@ class PlainTensor:
 
 @contextlib.contextmanager
 def open_plain(path: str | os.PathLike[str]) -> Iterator[tuple[Mapping[str, PlainTensor], dict[str, str]]]:
-    """The plain tensors of a file and its metadata; mapped where its format allows."""
+    """Open the plain tensors of a file and its metadata. They are mapped if the format allows it."""
     path = Path(path)
     suffix = path.suffix.lower()
     if suffix == ".safetensors":
@@ -102,24 +102,24 @@ def open_plain(path: str | os.PathLike[str]) -> Iterator[tuple[Mapping[str, Plai
 
 
 def require_safe_member(name: str, path: Path) -> None:
-    """Refuse a name that would lead out of the folder into which `path`, an archive of NumPy arrays, is unpacked.
+    """Refuse a member of an archive whose name leads out of the folder that it is unpacked into.
 
     Raises
     ------
     FormatError
-        Then.
+        If the name does so.
     """
     if "\0" in name or _ESCAPES_FOLDER.search(name):
         raise FormatError(
-            f"{path}: a member of an .npz archive cannot be called {name!r:.80}, which leads out of the folder that it "
-            "is unpacked into; use a .safetensors file, or rename the tensor"
+            f"{path}: name of a member: expected one inside the folder that the archive is unpacked into, got "
+            f"{name!r:.80}. Use a .safetensors file, or rename the tensor"
         )
 
 
 def _open_archive(file: BinaryIO, path: Path) -> zipfile.ZipFile:
     with _refuse_malformed(path):
         if file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX:
-            raise FormatError(f"{path} is no .npz file: it holds a single array; rename it to {path.stem}.npy")
+            raise FormatError(f"{path}: expected an .npz archive, got a single array; rename it to {path.stem}.npy")
         return zipfile.ZipFile(file)
 
 
@@ -130,8 +130,8 @@ def _read_members(archive: zipfile.ZipFile, path: Path) -> dict[str, PlainTensor
         name = member.filename.removesuffix(".npy")
         require_safe_member(name, path)
         if name in tensors or name == member.filename:
-            problem = "is there twice" if name in tensors else "is no .npy file"
-            raise FormatError(f"{path} is no .npz file that can be sealed: {member.filename!r:.80} {problem}")
+            problem = "is there twice" if name in tensors else "is not an .npy file"
+            raise FormatError(f"{path} is not an .npz file that can be sealed: {member.filename!r:.80} {problem}")
         with _refuse_malformed(path), archive.open(member) as file:
             array, shape, order = _read_array_header(file)
             start = file.tell()
@@ -149,7 +149,7 @@ def _read_members(archive: zipfile.ZipFile, path: Path) -> dict[str, PlainTensor
 
 
 def _from_stream(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> Callable[[int, int], Bytes]:
-    """Unpack an array as it is read: from its start to its end."""
+    """Unpack an array while it is read, from start to end."""
     with _refuse_malformed(path):
         file = archive.open(member)
         _read_array_header(file)
@@ -166,18 +166,18 @@ def _from_stream(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) 
 
 
 def _from_whole(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> Callable[[int, int], Bytes]:
-    """Unpack an array whose elements are in another order than the sealed one's."""
+    """Unpack an array in Fortran order as a whole, since it is sealed in C order."""
     with _refuse_malformed(path), archive.open(member) as file:
         return arrays.reader(np.lib.format.read_array(file, allow_pickle=False))
 
 
 def _read_array_header(file: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...], Literal["C", "F"]]:
-    """Read what an .npy file says of its array, and stop where its elements begin.
+    """Read the header of an .npy file, up to its first element.
 
     Raises
     ------
     ValueError
-        If it is no such file, or holds Python objects. NumPy raises several other errors for unsound ones.
+        If it is not such a file, or holds Python objects. NumPy raises several other errors for malformed files.
     """
     version = np.lib.format.read_magic(file)
     if version == (1, 0):
@@ -187,17 +187,17 @@ def _read_array_header(file: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...],
     else:
         raise ValueError(f"version {version} of the .npy format, which only records need, cannot be sealed")
     if dtype.hasobject:
-        raise ValueError("it holds Python objects")
+        raise ValueError("expected numbers, got Python objects")
     return dtype, shape, "F" if is_fortran else "C"
 
 
 @contextlib.contextmanager
 def _refuse_malformed(path: Path) -> Iterator[None]:
-    """What NumPy, zipfile and what it unpacks with raise for a file that is not what its name says."""
+    """Turn the errors of NumPy, zipfile and its decompressors for a malformed file into `FormatError`."""
     try:
         yield
     except (*_MALFORMED, OSError) as error:
-        # From bz2, and for a place before the start of the file. Any other tells of the disk.
+        # bz2 sets no errno, and a negative offset gives EINVAL. Any other errno is a failure of the disk.
         if isinstance(error, OSError) and error.errno not in {None, errno.EINVAL}:
             raise
-        raise FormatError(f"{path} is no {path.suffix} file that can be sealed: {error!s:.300}") from None
+        raise FormatError(f"{path} is not an {path.suffix} file that can be sealed: {error!s:.300}") from None

@@ -1,4 +1,4 @@
-"""Which chunks hold the rows that were asked for, and where their bytes go: index arithmetic, nothing else."""
+"""Index arithmetic: from rows of a tensor to byte ranges of its message."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class ByteRanges:
-    """Ranges of a message's plaintext, and the offsets in a result that they go to.
+    """Byte ranges of a message's plaintext, and the offsets in a result that they go to.
 
     starts, sizes, places : int64 (n,); range `i` has `sizes[i]` bytes from `starts[i]` on, and goes to `places[i]`
     """
@@ -81,21 +81,21 @@ class RowPlan:
 
 
 def plan_rows(rows: Any, shape: tuple[int, ...], nbytes: int) -> RowPlan:
-    """Resolve an index along the first dimension, as NumPy would.
+    """Resolve an index along the first dimension, as NumPy does.
 
     Raises
     ------
     IndexError
         If a row is out of range, or a mask is of another length.
     TypeError
-        If it is no integer, slice, one-dimensional integer array or boolean mask.
+        If `rows` is not an integer, slice, one-dimensional integer array or boolean mask.
     """
     if not shape:
-        raise IndexError("a tensor without dimensions has no rows")
+        raise IndexError("rows of a sealed tensor: expected one dimension or more, got none. Open it whole")
     count = shape[0]
     row_bytes, rest = divmod(nbytes, count) if count else (0, 0)
     if rest:
-        raise TypeError("the rows of this tensor do not fill whole bytes; open it whole")
+        raise TypeError("rows of a sealed tensor: expected rows of whole bytes, got elements of less. Open it whole")
     if type(rows) is int:
         return _one_row(rows, shape, row_bytes)
     if isinstance(rows, slice):
@@ -123,18 +123,18 @@ def _one_row(row: int, shape: tuple[int, ...], row_bytes: int) -> RowPlan:
 
 
 def as_indices(rows: Any, count: int) -> Indices:
-    """A vector of integers or a mask, as the numbers of rows, from 0 on. Raises as `plan_rows` does."""
+    """Return a vector of integers, or a mask, as row numbers from 0 on. It raises as `plan_rows` does."""
     array = np.asarray(rows)
     if array.size == 0 and not isinstance(rows, np.ndarray):
         array = array.astype(np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iub" or isinstance(rows, tuple):
         raise TypeError(
-            "rows are chosen along the first dimension, by an integer, a slice, a vector of integers or a boolean "
-            f"mask; not by {rows!r:.80}"
+            "index of the first dimension: expected an integer, a slice, a vector of integers or a boolean mask, got "
+            f"{rows!r:.80}"
         )
     if array.dtype.kind == "b":
         if array.size != count:
-            raise IndexError(f"a mask of {array.size} does not fit {count} rows")
+            raise IndexError(f"boolean mask: expected {count} elements, one for each row, got {array.size}")
         return np.flatnonzero(array)
     if array.dtype.kind == "u" and array.size and int(array.max()) >= count:
         raise IndexError(f"row {int(array.max())} is out of range: the tensor has {count} rows")

@@ -200,12 +200,12 @@ def test_what_cannot_be_sealed_is_refused(key, tensor):
 
 @pytest.mark.parametrize("name", [5, None, b"bytes"])
 def test_a_name_that_is_no_text_is_refused(key, name):
-    with pytest.raises(TypeError, match="a tensor's name must be text"):
+    with pytest.raises(TypeError, match="name of a tensor: expected text"):
         fastrack.seal(PLAIN, key, name=name)
 
 
 def test_a_name_that_unicode_cannot_encode_is_refused(key):
-    with pytest.raises(FormatError, match=r"must be Unicode text, not '\\ud800'"):
+    with pytest.raises(FormatError, match=r"expected Unicode text, got '\\ud800'"):
         fastrack.seal(PLAIN, key, name="\ud800")
 
 
@@ -241,7 +241,7 @@ def test_a_framework_without_arrays_on_the_host_is_refused(key, sealed, framewor
 
 @pytest.mark.parametrize("thing", [PLAIN, torch.zeros(3), b"message", None])
 def test_what_nobody_sealed_is_not_unsealed(key, thing):
-    with pytest.raises(TypeError, match=r"expected a sealed tensor or rows of one, not .* which nobody sealed"):
+    with pytest.raises(TypeError, match=r"expected SealedTensor or SealedRows, got"):
         fastrack.unseal(thing, key)
 
 
@@ -495,15 +495,15 @@ def test_one_number_of_a_vector_is_a_row_too(key):
     row = fastrack.seal(np.arange(10.0), key)[-1]
     assert row.shape == ()
     assert fastrack.unseal(row, key).item() == 9
-    with pytest.raises(TypeError, match="a single row of a vector has no length"):
+    with pytest.raises(TypeError, match="a single row of a vector"):
         len(row)
 
 
 def test_a_tensor_without_dimensions_has_neither_rows_nor_length(key):
     sealed = fastrack.seal(np.array(3.0), key)
-    with pytest.raises(TypeError, match="has no length"):
+    with pytest.raises(TypeError, match="expected one dimension or more"):
         len(sealed)
-    with pytest.raises(IndexError, match="has no rows"):
+    with pytest.raises(IndexError, match="expected one dimension or more"):
         sealed[0]
 
 
@@ -743,7 +743,7 @@ def test_an_error_does_not_repeat_a_long_name_at_length():
 def test_a_handle_does_not_become_an_array_of_handles(convert):
     sealed = fastrack.seal(np.arange(10), Key.generate())
     for handle in (sealed, sealed[2:5], sealed[1]):
-        with pytest.raises(TypeError, match="is sealed, and no array; open it with to_device or unseal"):
+        with pytest.raises(TypeError, match="is sealed"):
             convert(handle)
 
 
