@@ -12,7 +12,7 @@ PIP_LOCKED := python -m pip install --quiet --no-deps --require-hashes --only-bi
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
 
-demo: $(STAMP)  ## seal two data sets, open them, train on one, watch a forgery be refused
+demo: $(STAMP)  ## seal two data sets, open them, train on one, refuse a forgery
 	$(BIN)/fastrack demo
 
 # Two processes, as many tests use threads themselves. The tests of a file stay together and share what it compiles.
