@@ -16,7 +16,7 @@ from helpers.forking import in_forked_child
 from fastrack import ClosedError, DeviceError
 from fastrack._crypto.cobblestone import CHUNK_SIZE
 from fastrack._devices.base import BAD_PLAN
-from fastrack._devices.cuda import buffers as cuda_memory
+from fastrack._devices.cuda import buffers
 from fastrack._devices.cuda.buffers import MessageState
 
 SECONDS = 60
@@ -269,7 +269,7 @@ def test_an_interrupt_while_the_key_of_plans_is_put_leaves_it_nowhere(monkeypatc
     array = rig.array(200)
     work = rig.begin(MESSAGE, array)
     secrets = []
-    write_state = cuda_memory.write_state
+    write_state = buffers.write_state
 
     def write_and_be_interrupted(key, target):
         write_state(key, target)
@@ -277,7 +277,7 @@ def test_an_interrupt_while_the_key_of_plans_is_put_leaves_it_nowhere(monkeypatc
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(cuda_memory, "write_state", write_and_be_interrupted)
+        patch.setattr(buffers, "write_state", write_and_be_interrupted)
         with pytest.raises(KeyboardInterrupt):
             work.open(next(cut(PIECES, MESSAGE.plain.size, 2)), MESSAGE.sealed, rig.take())
     assert rig.driver.holds(secrets[0])
