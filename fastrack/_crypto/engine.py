@@ -1,4 +1,4 @@
-"""Opens and seals runs of chunks on the host, with the fastest engine this CPU has."""
+"""Select the fastest engine that this CPU supports."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ ENGINE_VARIABLE = "FASTRACK_ENGINE"
 
 @dataclass(frozen=True, slots=True)
 class SelectedEngine:
-    """Name the engine that this process uses.
+    """The engine of this process, and the reason for it.
 
     name : the engine's name
-    forced : whether the environment variable `FASTRACK_ENGINE` chose it
-    fault : what the engine that would have been chosen gets wrong; None if it is this one
+    forced : True if the environment variable `FASTRACK_ENGINE` names it
+    fault : the failed test of a faster engine that it replaces, or None
     """
 
     name: str
@@ -30,7 +30,7 @@ class SelectedEngine:
 
 
 def available_engines() -> tuple[str, ...]:
-    """Names of the engines this machine can run, the fastest first."""
+    """Return the names of the engines that this machine can run, fastest first."""
     from fastrack._crypto.vaes import supported_width
 
     width = supported_width()
@@ -38,23 +38,23 @@ def available_engines() -> tuple[str, ...]:
 
 
 def get_engine(name: str | None = None, *, threads: int | None = None) -> Engine:
-    """The engine of that name, or the one that `selected_engine` names; made once for each number of threads.
+    """Return the engine of that name, or the selected one; one instance for each number of threads.
 
     Raises
     ------
     ValueError
         If this machine cannot run it.
     DeviceError
-        If it fails its test, or `FASTRACK_ENGINE` names one that this machine cannot run.
+        If it fails its known-answer test, or `FASTRACK_ENGINE` names one that this machine cannot run.
     """
     return _make(name or selected_engine().name, threads or default_threads())
 
 
 @cache
 def selected_engine() -> SelectedEngine:
-    """Choose the engine of this process: what `FASTRACK_ENGINE` says, else the fastest there is that passes its test.
+    """Select the engine of this process: that of `FASTRACK_ENGINE`, or the fastest if it passes its known-answer test.
 
-    An engine that fails is reported by a `RuntimeWarning`, once, and OpenSSL takes its place.
+    An engine that fails is reported by one `RuntimeWarning`, and replaced by OpenSSL.
 
     Raises
     ------
@@ -66,15 +66,15 @@ def selected_engine() -> SelectedEngine:
     if forced:
         if forced not in names:
             raise DeviceError(
-                f"{ENGINE_VARIABLE} cannot be followed: expected an engine that this machine can run "
+                f"{ENGINE_VARIABLE} cannot be used: expected an engine that this machine can run "
                 f"({', '.join(names)}), got {forced!r:.40}. Name one of these, or unset {ENGINE_VARIABLE}"
             )
-        _require_sound(forced)
+        _require_correct(forced)
         return SelectedEngine(forced, forced=True)
     fault = _fault(names[0])
     if fault is None:
         return SelectedEngine(names[0])
-    _require_sound("openssl")
+    _require_correct("openssl")
     warnings.warn(
         f"the engine {names[0]!r} failed its test {fault}. 'openssl' takes its place and is slower: see `fastrack "
         "doctor`, and report this",
@@ -88,8 +88,8 @@ def selected_engine() -> SelectedEngine:
 def _make(name: str, threads: int) -> Engine:
     names = available_engines()
     if name not in names:
-        raise ValueError(f"this machine has no engine {name!r}; it has {', '.join(names)}")
-    _require_sound(name)
+        raise ValueError(f"expected an engine that this machine can run ({', '.join(names)}), got {name!r:.40}")
+    _require_correct(name)
     return _build(name, threads)
 
 
@@ -103,7 +103,7 @@ def _build(name: str, threads: int) -> Engine:
     return VaesEngine(int(name.removeprefix("vaes-")) // 8, threads)
 
 
-def _require_sound(name: str) -> None:
+def _require_correct(name: str) -> None:
     fault = _fault(name)
     if fault is not None:
         raise DeviceError(
@@ -114,7 +114,7 @@ def _require_sound(name: str) -> None:
 
 @cache
 def _fault(name: str) -> str | None:
-    """Test the engine of that name, once a process, and return what it gets wrong, or None."""
+    """Run the known-answer test of an engine once in a process, and return its failure, or None."""
     from fastrack._crypto.known_answers import find_fault
 
     return find_fault(_build(name, 1))

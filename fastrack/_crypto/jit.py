@@ -19,27 +19,26 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from fastrack._crypto import gcm_ir as gcm
-from fastrack._crypto import llvm as emit
+from fastrack._crypto import gcm_ir, llvm
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
 
-# A counters, in 64-bit words that lie on cache lines of their own.
+# The counters of a kernel, as indexes of 64-bit words on cache lines of their own.
 NEXT, BAD, DONE = 0, 8, 16
 COUNTER_WORDS = 24
 NONE_BAD = int(np.iinfo(np.int64).max)
 
 _BAD, _DONE = BAD * 8, DONE * 8  # in bytes
-_NO_MORE = 1 << 40  # tickets; further than any run goes
+_NO_MORE = 1 << 40  # grains, more than any run has
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The compiled entry points. Addresses and sizes are integers, `bits` is 128 or 256.
+    """The compiled entry points. Addresses and sizes are integers; `bits` is 128 or 256.
 
     `expand_key` takes `(bits, schedule, material)`; `open_run`, `verify_run` and `seal_run` take `(bits, schedule,
     source, target, first, count, size, grain, counters, wait)`, and `verify_run` ignores its target; `open_gather`
-    takes `(bits, schedule, source, target, chunks, starts, table, size, grain, counters, wait)`. With `wait` they return when
-    all chunks are done, on whichever thread.
+    takes `(bits, schedule, source, target, chunks, starts, table, size, grain, counters, wait)`. With `wait` they
+    return when all chunks are done, on whichever thread.
     """
 
     expand_key: Any
@@ -51,14 +50,14 @@ class Kernels:
 
 @cache
 def build(width: int, native: int) -> Kernels:
-    """Make the kernels for vectors of `width` bytes on instructions `native` bytes wide, once in a process.
+    """Return the kernels for vectors of `width` bytes on instructions `native` bytes wide, built once in a process.
 
-    Nothing is compiled before the first call, and what was compiled is kept on disk. numba looks only at this file and
-    at what a kernel closes over to see whether that copy is still good, hence the digest in `variant`.
+    A kernel is compiled by its first call, and its code is cached on disk. The cache depends on this file and on the
+    closure of the kernel, hence the digest in `variant`.
     """
     variant = f"{width}/{native}/{source_digest()}"
 
-    @cached_njit(nogil=False)  # so short that to give the lock away would cost more, where others want it
+    @cached_njit(nogil=False)  # it is so short that releasing the GIL would cost more under contention
     def expand_key(bits: int, schedule: int, material: int) -> None:
         if bits == 256:
             _expand_key(variant, 256, schedule, material)
@@ -81,24 +80,24 @@ def _build_run(variant: str, name: str, source_step: int, target_step: int) -> A
         bits: int, schedule: int, source: int, target: int, first: int, count: int, size: int,
         grain: int, counters: int, wait: bool,
     ) -> None:  # fmt: skip
-        worked = 0
+        done = 0
         while True:
             start = fetch_add(counters, 1) * grain
             if start >= count:
                 break
             stop = min(start + grain, count)
-            here, there = source + start * source_step, target + start * target_step
-            left = size - start * CHUNK_SIZE
+            src, dst = source + start * source_step, target + start * target_step
+            remaining = size - start * CHUNK_SIZE
             if bits == 256:
-                bad = _chunks(variant, name, 256, schedule, here, there, first + start, stop - start, left)
+                bad = _chunks(variant, name, 256, schedule, src, dst, first + start, stop - start, remaining)
             else:
-                bad = _chunks(variant, name, 128, schedule, here, there, first + start, stop - start, left)
+                bad = _chunks(variant, name, 128, schedule, src, dst, first + start, stop - start, remaining)
             if bad < stop - start:
                 fetch_min(counters + _BAD, first + start + bad)
-            worked += stop - start
-        if worked:
+            done += stop - start
+        if done:
             wipe_stack()
-            fetch_add(counters + _DONE, worked)
+            fetch_add(counters + _DONE, done)
         if wait:
             wait_until_done(counters, count)
 
@@ -108,12 +107,12 @@ def _build_run(variant: str, name: str, source_step: int, target_step: int) -> A
 def _build_gather(variant: str) -> Any:
     @compiled
     def open_gather(
-        bits: int, schedule: int, source: int, target: int, chunks: Any, starts: Any, pieces: Any, size: int,
+        bits: int, schedule: int, source: int, target: int, chunks: Any, starts: Any, table: Any, size: int,
         grain: int, counters: int, wait: bool,
     ) -> None:  # fmt: skip
         count = chunks.size
         scratch = _scratch()
-        worked = 0
+        done = 0
         while True:
             start = fetch_add(counters, 1) * grain
             if start >= count:
@@ -121,26 +120,26 @@ def _build_gather(variant: str) -> Any:
             stop = min(start + grain, count)
             for index in range(start, stop):
                 chunk = chunks[index]
-                here = source + chunk * SEALED_CHUNK_SIZE
+                src = source + chunk * SEALED_CHUNK_SIZE
                 length = min(CHUNK_SIZE, size - chunk * CHUNK_SIZE)
                 low, high = starts[index], starts[index + 1]
-                whole = high - low == 1 and pieces[low, 2] == length
-                there = target + pieces[low, 1] if whole else scratch
+                whole = high - low == 1 and table[low, 2] == length
+                dst = target + table[low, 1] if whole else scratch
                 if bits == 256:
-                    bad = _chunks(variant, "open", 256, schedule, here, there, chunk, 1, length)
+                    bad = _chunks(variant, "open", 256, schedule, src, dst, chunk, 1, length)
                 else:
-                    bad = _chunks(variant, "open", 128, schedule, here, there, chunk, 1, length)
+                    bad = _chunks(variant, "open", 128, schedule, src, dst, chunk, 1, length)
                 if bad == 0:
                     fetch_min(counters + _BAD, chunk)
                 if not whole:
-                    # The scratch of a bad chunk holds zeros, and so do its pieces then.
-                    for piece in range(low, high):
-                        copy_bytes(target + pieces[piece, 1], scratch + pieces[piece, 0], pieces[piece, 2])
-            worked += stop - start
-        if worked:
+                    # The scratch buffer of a bad chunk holds zeros, and so do its ranges in the result.
+                    for row in range(low, high):
+                        copy_bytes(target + table[row, 1], scratch + table[row, 0], table[row, 2])
+            done += stop - start
+        if done:
             _wipe(scratch, CHUNK_SIZE)
             wipe_stack()
-            fetch_add(counters + _DONE, worked)
+            fetch_add(counters + _DONE, done)
         if wait:
             wait_until_done(counters, count)
 
@@ -158,12 +157,12 @@ def source_digest(*more: Path) -> str:
 
 
 def cached_njit(*, nogil: bool) -> Any:
-    """Compile, and keep the code on disk if there is anywhere to keep it."""
+    """Return a decorator that compiles a function, and caches its code on disk if a folder can be written."""
 
     def compiled(function: Any) -> Any:
         try:
             return njit(nogil=nogil, cache=True)(function)
-        except RuntimeError:  # neither this folder nor the user's cache folder can be written
+        except RuntimeError:  # neither this folder nor the cache folder of the user is writable
             return njit(nogil=nogil)(function)
 
     return compiled
@@ -173,7 +172,7 @@ compiled = cached_njit(nogil=True)
 
 
 def new_counters() -> np.ndarray[Any, np.dtype[np.int64]]:
-    """A counters with all tickets to be drawn and nothing bad."""
+    """Return counters with no grain taken and no bad chunk."""
     counters = np.zeros(COUNTER_WORDS, np.int64)
     counters[BAD] = NONE_BAD
     return counters
@@ -181,7 +180,7 @@ def new_counters() -> np.ndarray[Any, np.dtype[np.int64]]:
 
 @compiled
 def drain(counters: int, grain: int, count: int) -> None:
-    """Take all tickets that are left, and wait until the work of those that others drew is done."""
+    """Take all grains that are left, and wait for those that other threads have taken."""
     wait_until_done(counters, min(fetch_add(counters, _NO_MORE) * grain, count))
 
 
@@ -191,13 +190,15 @@ def wait_until_done(counters: int, done: int) -> None:
         sched_yield()
 
 
-# The functions of `gcm` as intrinsics. `variant`, `name` and `bits` are literals that choose the code.
+# The functions of `gcm_ir` as intrinsics. The literals `variant`, `name` and `bits` select the code.
 
 
 @intrinsic(prefer_literal=True)
 def _expand_key(typingctx: Any, variant: Any, bits: Any, schedule: Any, material: Any) -> Any:
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        return builder.call(gcm.chunk_function(builder.module, _parse_variant(variant, bits), "expand_key"), values[2:])
+        return builder.call(
+            gcm_ir.chunk_function(builder.module, _parse_variant(variant, bits), "expand_key"), values[2:]
+        )
 
     return types.int64(variant, bits, types.int64, types.int64), codegen
 
@@ -208,15 +209,15 @@ def _chunks(
     size: Any,
 ) -> Any:  # fmt: skip
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        function = gcm.run_function(builder.module, _parse_variant(variant, bits), name.literal_value)
+        function = gcm_ir.run_function(builder.module, _parse_variant(variant, bits), name.literal_value)
         return builder.call(function, values[3:])
 
     return types.int64(variant, name, bits, *[types.int64] * 6), codegen
 
 
-def _parse_variant(variant: Any, bits: Any) -> gcm.Variant:
+def _parse_variant(variant: Any, bits: Any) -> gcm_ir.Variant:
     width, native, _ = variant.literal_value.split("/")
-    return gcm.Variant(bits.literal_value, int(width), int(native))
+    return gcm_ir.Variant(bits.literal_value, int(width), int(native))
 
 
 # Memory and threads.
@@ -235,7 +236,7 @@ def fetch_min(typingctx: Any, address: Any, value: Any) -> Any:
 def _atomic(operation: str) -> Any:
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
         address, value = values
-        pointer = builder.inttoptr(address, emit.I64.as_pointer())
+        pointer = builder.inttoptr(address, llvm.I64.as_pointer())
         return builder.atomic_rmw(operation, pointer, value, "seq_cst")
 
     return codegen
@@ -244,7 +245,7 @@ def _atomic(operation: str) -> Any:
 @intrinsic
 def copy_bytes(typingctx: Any, target: Any, source: Any, size: Any) -> Any:
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        gcm.copy(builder, *values)
+        gcm_ir.copy(builder, *values)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), codegen
@@ -253,7 +254,7 @@ def copy_bytes(typingctx: Any, target: Any, source: Any, size: Any) -> Any:
 @intrinsic
 def _wipe(typingctx: Any, address: Any, size: Any) -> Any:
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        gcm.fill_zero(builder, *values)
+        gcm_ir.fill_zero(builder, *values)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), codegen
@@ -261,25 +262,25 @@ def _wipe(typingctx: Any, address: Any, size: Any) -> Any:
 
 @intrinsic
 def _scratch(typingctx: Any) -> Any:
-    """The address of CHUNK bytes on the stack, which last until the kernel returns.
+    """Return the address of `CHUNK_SIZE` bytes on the stack, valid until the kernel returns.
 
-    An array would not do: numba frees it after its last use by name, and an address is no use.
+    numba would free an array after its last use by name, though its address is still in use.
     """
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
         with builder.goto_entry_block():
-            place = builder.alloca(emit.I8, CHUNK_SIZE)
-        return builder.ptrtoint(place, emit.I64)
+            scratch = builder.alloca(llvm.I8, CHUNK_SIZE)
+        return builder.ptrtoint(scratch, llvm.I64)
 
     return types.int64(), codegen
 
 
 @intrinsic
 def wipe_stack(typingctx: Any) -> Any:
-    """Overwrite the stack below this function's frame: what those it called have left there."""
+    """Overwrite the stack below the frame of this function, where functions that it called have left data."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        builder.call(gcm.stack_wiper(builder.module), [])
+        builder.call(gcm_ir.stack_wiper(builder.module), [])
         return context.get_dummy_value()
 
     return types.void(), codegen
@@ -287,10 +288,10 @@ def wipe_stack(typingctx: Any) -> Any:
 
 @intrinsic
 def isolate_frame(typingctx: Any) -> Any:
-    """Keep the calling function out of its callers, so that `wipe_stack` in one of them reaches its frame."""
+    """Prevent inlining of the function that calls this, so that `wipe_stack` in its callers covers its frame."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        gcm.isolate_frame(builder.function)
+        gcm_ir.isolate_frame(builder.function)
         return context.get_dummy_value()
 
     return types.void(), codegen
@@ -299,8 +300,8 @@ def isolate_frame(typingctx: Any) -> Any:
 @intrinsic
 def sched_yield(typingctx: Any) -> Any:
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        yielding = emit.declare(builder.module, "sched_yield", ir.FunctionType(emit.I32, []))
-        builder.call(yielding, [])
+        function = llvm.declare(builder.module, "sched_yield", ir.FunctionType(llvm.I32, []))
+        builder.call(function, [])
         return context.get_dummy_value()
 
     return types.void(), codegen

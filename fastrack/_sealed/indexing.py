@@ -43,7 +43,7 @@ class Ranges:
         """The gather: each chunk once, in ascending order."""
         from fastrack._crypto import gather as plans  # imports numba, a third of a second: when first used
 
-        return GatherPlan(*plans.cut(self.starts, self.sizes, self.places))
+        return GatherPlan(*plans.make_plan(self.starts, self.sizes, self.places))
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from fastrack._transfer.pending import Owner, Owners, add_notes
 from fastrack._transfer.sources import PlainSource, RowSource, SealedSource, Sizes, Source, slabs_of
 from fastrack._transfer.staging import Lease, StagingPool
 from fastrack._transfer.stats import Recorder, Stats, Transfer
-from fastrack._util.fork import Renewable, register_fork_reset
+from fastrack._util.fork import Resettable, register_fork_reset
 from fastrack._util.guard import CloseGuard
 from fastrack._util.public import public
 from fastrack._util.tree import tree_map, tree_path
@@ -460,7 +460,7 @@ class _ForkHook:
     The session and the guard, which are also used alone, have hooks of their own.
     """
 
-    def __init__(self, *parts: Renewable) -> None:
+    def __init__(self, *parts: Resettable) -> None:
         self._parts = parts
         register_fork_reset(self)
 

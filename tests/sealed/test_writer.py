@@ -806,7 +806,7 @@ def test_short_writes_are_completed():
             return super().write(bytes(data[:7]))
 
     raw = Slow()
-    assert newfile._Whole(raw).write(bytes(range(100))) == 100
+    assert newfile._CompleteWriter(raw).write(bytes(range(100))) == 100
     assert raw.getvalue() == bytes(range(100))
 
 

@@ -541,14 +541,14 @@ def places(content):
 @pytest.mark.parametrize("after", range(4))
 def test_a_full_disk_leaves_the_checkpoint_that_was_there(path, monkeypatch, after):
     save_checkpoint(path, {"epoch": 1}, key=KEY)
-    write, count = newfile._Whole.write, iter(range(100))
+    write, count = newfile._CompleteWriter.write, iter(range(100))
 
     def full(self, data):
         if next(count) >= after:
             raise OSError(errno.ENOSPC, "full")
         return write(self, data)
 
-    monkeypatch.setattr(newfile._Whole, "write", full)
+    monkeypatch.setattr(newfile._CompleteWriter, "write", full)
     with pytest.raises(OSError, match="free some space"):
         save_checkpoint(path, {"epoch": 2, "w": torch.ones(5)}, key=KEY)
     assert load_checkpoint(path, keys=KEY) == {"epoch": 1}
@@ -572,7 +572,7 @@ from test_checkpoints import KEY
 from fastrack import newfile
 from fastrack._training.checkpoint import save_checkpoint
 import torch
-write = newfile._Whole.write
+write = newfile._CompleteWriter.write
 count = iter(range(100))
 
 def slow(self, data):
@@ -582,7 +582,7 @@ def slow(self, data):
         time.sleep(60)
     return done
 
-newfile._Whole.write = slow
+newfile._CompleteWriter.write = slow
 save_checkpoint(sys.argv[1], {"epoch": 2, "w": torch.ones(50_000)}, key=KEY)
 """
 

@@ -13,8 +13,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from helpers import engines, reference
 from helpers.runs import Runs, plan
 
-from fastrack._crypto import gcm_ir as gcm
-from fastrack._crypto import openssl
+from fastrack._crypto import gcm_ir, openssl
 from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.known_answers import find_fault
 from fastrack.errors import ClosedError
@@ -144,15 +143,15 @@ def test_a_vector_schedule_lies_on_a_cache_line_and_within_its_memory(vector_sch
     memory = vector_schedule._memory
     assert vector_schedule.address % 64 == 0
     assert memory.ctypes.data <= vector_schedule.address
-    assert vector_schedule.address + gcm.SCHEDULE_SIZE <= memory.ctypes.data + memory.size
+    assert vector_schedule.address + gcm_ir.SCHEDULE_SIZE <= memory.ctypes.data + memory.size
 
 
 def test_the_memory_of_a_schedule_has_the_size_that_the_code_needs():
-    assert gcm._NONCE + 16 <= gcm.SCHEDULE_SIZE
+    assert gcm_ir._NONCE + 16 <= gcm_ir.SCHEDULE_SIZE
 
 
 def test_preparing_writes_nothing_past_the_schedule(vector_schedule):
-    used = vector_schedule.address - vector_schedule._memory.ctypes.data + gcm.SCHEDULE_SIZE
+    used = vector_schedule.address - vector_schedule._memory.ctypes.data + gcm_ir.SCHEDULE_SIZE
     assert not vector_schedule._memory[used:].any()
 
 

@@ -1,4 +1,4 @@
-"""Many threads, forks, a process that exits: an engine gives the same answers, and nobody waits forever."""
+"""Many threads, forks, a process that exits: an engine gives the same answers, and no thread waits forever."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from helpers.forking import in_forked_child
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, noise
 from helpers.runs import Runs, flip
 
-from fastrack._crypto import jit as kernels
-from fastrack._crypto import workers
+from fastrack._crypto import jit, workers
 from fastrack._crypto.workers import default_threads
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
@@ -115,7 +114,7 @@ def last():
 
 
 def counters_at(place):
-    words = ctypes.c_int64 * kernels.COUNTER_WORDS
+    words = ctypes.c_int64 * jit.COUNTER_WORDS
     return np.ctypeslib.as_array(words.from_address(place))
 
 
@@ -139,8 +138,8 @@ class Stub:
         self.crowd.append(threading.current_thread())
         while True:
             with self.lock:
-                ticket = int(counters[kernels.NEXT])
-                counters[kernels.NEXT] += 1
+                ticket = int(counters[jit.NEXT])
+                counters[jit.NEXT] += 1
             start = ticket * grain
             if start >= self.count:
                 break
@@ -148,8 +147,8 @@ class Stub:
             stop = min(start + grain, self.count)
             self.drawn.append((start, stop))
             with self.lock:
-                counters[kernels.DONE] += stop - start
-        while wait and counters[kernels.DONE] < self.count:
+                counters[jit.DONE] += stop - start
+        while wait and counters[jit.DONE] < self.count:
             time.sleep(0.001)
 
 
