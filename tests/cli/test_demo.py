@@ -56,6 +56,7 @@ def train_twice(folder, **changes):
 has_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="trains with torch")
 
 
+@pytest.mark.slow
 @has_torch
 def test_training_on_sealed_data_is_training_on_plain_data(folder, capsys):
     losses = train_twice(folder)
@@ -67,6 +68,7 @@ def test_training_on_sealed_data_is_training_on_plain_data(folder, capsys):
     assert re.search(r"^an epoch took \d+ ms on the sealed file, \d+ ms on the arrays$", said, re.MULTILINE)
 
 
+@pytest.mark.slow
 @has_torch
 def test_training_that_differs_in_one_pixel_is_noticed(folder):
     images = demo_module._digits()["images"]
@@ -89,6 +91,7 @@ def test_the_library_is_python_source():
     compile(first, "first", "exec")
 
 
+@pytest.mark.slow
 def test_a_demo_that_fails_leaves_nothing(cli, work, monkeypatch):
     small(monkeypatch)
 

@@ -349,6 +349,7 @@ def test_a_final_newline_may_have_been_lost(key, path):
     assert Key.load(path) == key
 
 
+@pytest.mark.slow
 def test_every_other_change_of_one_byte_in_a_key_file_is_refused(key, path):
     key.save(path)
     good = path.read_bytes()

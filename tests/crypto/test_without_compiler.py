@@ -52,6 +52,7 @@ def test_what_numba_was_told_in_the_program_counts(monkeypatch):
     assert not vaes.is_compiling()
 
 
+@pytest.mark.slow
 def test_everything_works_on_the_host(run):
     assert run(HOST) == "all is right\n"
 

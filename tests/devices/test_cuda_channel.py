@@ -138,6 +138,7 @@ def test_a_channel_keeps_its_order(monkeypatch, seed):
     opened.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_calls_that_fail_leave_a_channel_that_works(monkeypatch, mode):
     for number in range(1, 1000, 7):

@@ -69,6 +69,7 @@ ACTIONS = [opened, sealed, gathered, polled, cleared]
 # Calls that fail.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("action", ACTIONS)
 def test_a_call_that_fails_is_told_and_leaves_nothing_behind(action, mode):

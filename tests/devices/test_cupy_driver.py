@@ -230,6 +230,7 @@ def test_sources_that_lack_a_number_are_refused(tmp_path):
 # Calls.
 
 
+@pytest.mark.slow
 def test_a_list_is_issued_in_the_context_of_its_device(runtime):
     driver = CupyDriver(1)
     assert runtime.compiled == ((FOLDER / "fastrack.cu").read_text(), nvrtc.find_kernels().options, "nvrtc")

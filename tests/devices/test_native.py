@@ -160,6 +160,7 @@ def test_a_poll_gives_up_after_its_time(libcuda, run):
     assert run(commands, hold=True) == (0, len(commands.code))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hold", [False, True])
 def test_the_lock_is_kept_or_given_up(hold):
     """Another thread stands still meanwhile, or it does not."""
@@ -232,6 +233,7 @@ def test_chunks_are_packed_in_the_order_given(count, last, data):
     assert target.stands
 
 
+@pytest.mark.slow
 def test_many_copies_of_one_list_each_see_what_the_one_before_left(run):
     """Helpers go from one copy to the next, and never work on one that is not there yet, or over."""
     first, second = noise(4 * MIB), np.empty(4 * MIB, np.uint8)

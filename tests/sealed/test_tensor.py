@@ -291,6 +291,7 @@ def test_every_flipped_bit_of_the_header_is_refused(key, sealed):
         message[bit // 8] ^= 1 << bit % 8
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_of_the_chunks_is_refused(key, sealed):
     # By the engine itself, chunk by chunk: a third of a million calls that would take minutes one layer up.
     chunks = sealed.chunks.copy()

@@ -181,6 +181,7 @@ nests = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(nests)
 @settings(deadline=None)
 def test_every_nest_of_plain_values_comes_back(state):
@@ -226,6 +227,7 @@ assert state["a"].tolist() == [0, 1, 2] and type(state["b"][0]) is np.float32
 """
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_tensors_of_torch_needs_no_torch(path):
     with run(WITHOUT_TORCH, path) as process:
         assert process.wait(60) == 0, process.stderr.read()
@@ -484,6 +486,7 @@ def test_nothing_that_nobody_vouches_for_is_taken(path):
         load_checkpoint(path, keys=KEY)
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_is_found_wherever_it_is(path, tmp_path):
     state = {"a": torch.arange(5000.0), "b": [1, 2.5, "text"], "c": np.arange(7)}
     save_checkpoint(path, state, key=KEY)
@@ -695,6 +698,7 @@ training.save(sys.argv[2])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_own_threads_and_seeds")
 def test_training_may_be_resumed_in_another_process(path, tmp_path):
     whole = Training(1)

@@ -243,6 +243,7 @@ class TestWrapping:
         assert not channels._channels
         assert repr(wrapped) == "<WrappedLoader to cuda:7 of [1]>"
 
+    @pytest.mark.slow
     def test_needs_no_torch(self):
         import subprocess
 

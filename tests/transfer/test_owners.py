@@ -328,6 +328,7 @@ else:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("thread", ["main", "daemon"])
 @pytest.mark.parametrize("sealed", ["GOOD", "BAD"])
 def test_a_process_that_ends_reports_its_failures(sealed, thread, request):

@@ -112,6 +112,7 @@ def test_the_spans_of_a_transfer_add_up_to_it(opened, path):
     assert 0.95 <= max(shares) <= 1 + 1e-9
 
 
+@pytest.mark.slow
 def test_perfetto_reads_the_trace_of_256_mib(opened, path):
     plain = np.zeros(256 << 20, np.uint8)
     sealed, shares = fastrack.seal(plain, KEY), []
@@ -335,6 +336,7 @@ def test_a_trace_that_is_being_written_ends_no_other(path, tmp_path, monkeypatch
     assert sorted(tmp_path.iterdir()) == [tmp_path / "other.json", path]
 
 
+@pytest.mark.slow
 def test_what_is_no_transfer_has_no_spans(opened, path):
     plain = np.zeros(8 << 20, np.uint8)
 

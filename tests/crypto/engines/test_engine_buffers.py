@@ -32,18 +32,18 @@ def untouched(array):
     return bool((array == 0xA5).all())
 
 
-@pytest.mark.parametrize("offset", range(64))
-def test_buffers_may_lie_at_any_address(runs, offset):
-    assert runs.seal(PLAIN, offset=offset) == SEALED
-    assert runs.open(SEALED, offset=offset) == (None, PLAIN)
+def test_buffers_may_lie_at_any_address(runs):
+    for offset in range(64):
+        assert (offset, runs.seal(PLAIN, offset=offset)) == (offset, SEALED)
+        assert (offset, *runs.open(SEALED, offset=offset)) == (offset, None, PLAIN)
 
 
-@pytest.mark.parametrize("offset", [0, 1, 15, 33, 63])
 @pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 255, 256, 257, 511, 512, 513])
-def test_short_chunks_may_lie_at_any_address(runs, size, offset):
+def test_short_chunks_may_lie_at_any_address(runs, size):
     sealed = reference.seal(KEY, bytes(12), PLAIN[:size])
-    assert runs.seal(PLAIN[:size], offset=offset) == sealed
-    assert runs.open(sealed, offset=offset) == (None, PLAIN[:size])
+    for offset in (0, 1, 15, 33, 63):
+        assert (offset, runs.seal(PLAIN[:size], offset=offset)) == (offset, sealed)
+        assert (offset, *runs.open(sealed, offset=offset)) == (offset, None, PLAIN[:size])
 
 
 def test_a_read_only_source_is_taken(runs):

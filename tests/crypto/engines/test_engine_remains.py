@@ -15,7 +15,7 @@ from helpers.process_memory import find_in_process, hash_key, round_keys
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, derive
 from fastrack._devices.cuda.key_state import has_instructions
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/PID/mem")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/PID/mem")]
 
 NONCE = bytes.fromhex("f0e1d2c3b4a5968778695a4b")
 CHUNKS = 512  # enough for helper threads

@@ -64,6 +64,7 @@ def test_a_forked_child_starts_its_own_threads(make_engine):
     assert runs.open(sealed) == (None, plain)
 
 
+@pytest.mark.slow
 @needs_fork
 def test_a_child_forked_in_the_middle_of_a_run_is_right_too(make_engine):
     runs = Runs(make_engine(4), bytes(32))
