@@ -171,7 +171,7 @@ def test_a_child_does_not_wait_for_a_thread_it_does_not_have():
 # Interrupts.
 
 
-def _interrupt(*_):
+def _interrupt(*_, **__):
     raise KeyboardInterrupt
 
 
@@ -201,6 +201,21 @@ def test_an_interrupt_at_the_end_of_a_message_leaves_its_key_to_no_other(monkeyp
     assert not rig.driver.holds(MESSAGE.secret)
     within(SECONDS, sealing.finish)
     within(SECONDS, rig.close)
+
+
+def test_an_interrupt_after_the_last_list_was_issued_loses_nothing(monkeypatch):
+    rig = Rig("serial")
+    array = rig.array(MESSAGE.plain.size)
+    work = rig.begin(MESSAGE, array)
+    rig._open_slabs(work, MESSAGE)
+    with monkeypatch.context() as patch:
+        patch.setattr(work._recorder, "wait_for_end", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            work.finish()
+    assert within(SECONDS, work.result) is None
+    assert np.array_equal(rig.driver.read(array), MESSAGE.plain)
+    assert not rig.driver.holds(MESSAGE.secret)
+    rig.close()
 
 
 @pytest.mark.parametrize("mode", MODES)
