@@ -12,9 +12,9 @@ from helpers.cuda_rig import Message, Rig, within
 from helpers.fake_cuda import MODES
 
 from fastrack import DeviceError
-from fastrack._crypto import engine as aead
 from fastrack._crypto.base import GatherPlan
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, MessageKey, ciphertext_size
+from fastrack._crypto.engine import get_engine
 from fastrack._devices.base import BAD_PLAN, Slab
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._devices.cuda.gather_plan import PlanSealer, align
@@ -360,7 +360,7 @@ def test_plans_cross_the_bus_sealed_each_under_a_key_of_its_own(monkeypatch):
 
 
 def test_after_an_error_no_other_plan_is_sealed_under_the_same_nonce(monkeypatch):
-    engine = aead.get_engine("openssl")
+    engine = get_engine("openssl")
     sealer = PlanSealer(engine, MessageKey.raw(bytes(32), bytes(12)))
     pieces, _ = pieces_of(LONG, [140, 0, 3])
     first = sealer.seal(pieces, 0)

@@ -16,7 +16,7 @@ from helpers.forking import in_forked_child
 from fastrack import ClosedError, DeviceError
 from fastrack._crypto.cobblestone import CHUNK_SIZE
 from fastrack._devices.base import BAD_PLAN
-from fastrack._devices.cuda import buffers as cuda_memory
+from fastrack._devices.cuda import buffers
 from fastrack._devices.cuda.buffers import MessageState
 
 SECONDS = 60
@@ -171,7 +171,7 @@ def test_a_child_does_not_wait_for_a_thread_it_does_not_have():
 # Interrupts.
 
 
-def _interrupt(*_):
+def _interrupt(*_, **__):
     raise KeyboardInterrupt
 
 
@@ -201,6 +201,21 @@ def test_an_interrupt_at_the_end_of_a_message_leaves_its_key_to_no_other(monkeyp
     assert not rig.driver.holds(MESSAGE.secret)
     within(SECONDS, sealing.finish)
     within(SECONDS, rig.close)
+
+
+def test_an_interrupt_after_the_last_list_was_issued_loses_nothing(monkeypatch):
+    rig = Rig("serial")
+    array = rig.array(MESSAGE.plain.size)
+    work = rig.begin(MESSAGE, array)
+    rig._open_slabs(work, MESSAGE)
+    with monkeypatch.context() as patch:
+        patch.setattr(work._recorder, "wait_for_end", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            work.finish()
+    assert within(SECONDS, work.result) is None
+    assert np.array_equal(rig.driver.read(array), MESSAGE.plain)
+    assert not rig.driver.holds(MESSAGE.secret)
+    rig.close()
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -269,7 +284,7 @@ def test_an_interrupt_while_the_key_of_plans_is_put_leaves_it_nowhere(monkeypatc
     array = rig.array(200)
     work = rig.begin(MESSAGE, array)
     secrets = []
-    write_state = cuda_memory.write_state
+    write_state = buffers.write_state
 
     def write_and_be_interrupted(key, target):
         write_state(key, target)
@@ -277,7 +292,7 @@ def test_an_interrupt_while_the_key_of_plans_is_put_leaves_it_nowhere(monkeypatc
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(cuda_memory, "write_state", write_and_be_interrupted)
+        patch.setattr(buffers, "write_state", write_and_be_interrupted)
         with pytest.raises(KeyboardInterrupt):
             work.open(next(cut(PIECES, MESSAGE.plain.size, 2)), MESSAGE.sealed, rig.take())
     assert rig.driver.holds(secrets[0])

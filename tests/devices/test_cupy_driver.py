@@ -18,8 +18,7 @@ from helpers.stub_cuda import NOT_READY, StubCuda
 import fastrack
 from fastrack import DeviceError
 from fastrack._devices import open_device
-from fastrack._devices.cuda import cupy_driver
-from fastrack._devices.cuda import nvrtc as kernels
+from fastrack._devices.cuda import cupy_driver, nvrtc
 from fastrack._devices.cuda.commands import Commands
 from fastrack._devices.cuda.cupy_driver import CupyDriver
 
@@ -88,7 +87,7 @@ class Runtime:
 class Kernel:
     def __init__(self, runtime, name):
         self.kernel = self
-        self.ptr = 1000 + kernels.KERNELS.index(name)
+        self.ptr = 1000 + nvrtc.KERNELS.index(name)
         self.max_dynamic_shared_size_bytes = self.preferred_shared_memory_carveout = None
         runtime.kernels[name] = self
 
@@ -184,11 +183,11 @@ def test_a_share_is_passed_on():
 
 
 def test_the_kernels_of_the_checkout_are_found_and_known():
-    found = kernels.find_kernels()
+    found = nvrtc.find_kernels()
     assert found.folder == FOLDER
     assert found.threads == 512
     assert found.state % 16 == 0
-    for kernel in kernels.KERNELS:
+    for kernel in nvrtc.KERNELS:
         assert f"{kernel.partition('_')[0]}_" in found.code
         assert 0 < found.shared(kernel) <= 99 * 1024  # what every GPU from 8.0 on gives a block
     assert f"-I{FOLDER}" in found.options
@@ -200,14 +199,14 @@ def test_the_kernels_of_an_installed_package_come_first(tmp_path, monkeypatch):
     for folder, threads in ((package / "kernels", 1), (tmp_path / "kernels", 2)):
         folder.mkdir(parents=True)
         (folder / "fastrack.cu").write_text(f"#define FASTRACK_THREADS {threads}\n")
-    monkeypatch.setattr(kernels, "files", lambda name: package)
-    assert kernels.find_kernels().threads == 1
+    monkeypatch.setattr(nvrtc, "files", lambda name: package)
+    assert nvrtc.find_kernels().threads == 1
     (package / "kernels" / "fastrack.cu").unlink()
     (tmp_path / "pyproject.toml").touch()  # only a checkout has kernels of its own beside the package
-    assert kernels.find_kernels().threads == 2
+    assert nvrtc.find_kernels().threads == 2
     (tmp_path / "kernels" / "fastrack.cu").unlink()
     with pytest.raises(DeviceError, match="install fastrack again"):
-        kernels.find_kernels()
+        nvrtc.find_kernels()
 
 
 def test_a_header_that_changes_changes_the_digest(tmp_path):
@@ -216,16 +215,16 @@ def test_a_header_that_changes_changes_the_digest(tmp_path):
     digests = []
     for content in ("", "// a", "// b"):
         header.write_text(content)
-        digests.append(kernels.read_kernels(tmp_path).digest)
+        digests.append(nvrtc.read_kernels(tmp_path).digest)
     header.rename(tmp_path / "ghash.cuh")
-    digests.append(kernels.read_kernels(tmp_path).digest)
+    digests.append(nvrtc.read_kernels(tmp_path).digest)
     assert len(set(digests)) == 4
 
 
 def test_sources_that_lack_a_number_are_refused(tmp_path):
     (tmp_path / "fastrack.cu").write_text("#define FASTRACK_THREADS 64 // not a plain line\n")
     with pytest.raises(DeviceError, match="FASTRACK_THREADS"):
-        _ = kernels.read_kernels(tmp_path).threads
+        _ = nvrtc.read_kernels(tmp_path).threads
 
 
 # Calls.
@@ -234,7 +233,7 @@ def test_sources_that_lack_a_number_are_refused(tmp_path):
 @pytest.mark.slow
 def test_a_list_is_issued_in_the_context_of_its_device(runtime):
     driver = CupyDriver(1)
-    assert runtime.compiled == ((FOLDER / "fastrack.cu").read_text(), kernels.find_kernels().options, "nvrtc")
+    assert runtime.compiled == ((FOLDER / "fastrack.cu").read_text(), nvrtc.find_kernels().options, "nvrtc")
     assert (driver.name, driver.multiprocessors) == ("cuda:1", 132)
     stream, event, memory, host = driver.stream(high_priority=True), driver.event(), driver.memory(64), driver.host(32)
     del runtime.calls[:]
@@ -246,7 +245,7 @@ def test_a_list_is_issued_in_the_context_of_its_device(runtime):
     commands.record(event, stream)
     libcuda.kernels[driver.functions["gather_256"].handle] = "gather_256"
     driver.issue(commands)
-    gather, shared = driver.functions["gather_256"].handle, kernels.find_kernels().shared("gather_256")
+    gather, shared = driver.functions["gather_256"].handle, nvrtc.find_kernels().shared("gather_256")
     assert libcuda.calls[-3:] == [
         ("cuMemcpyHtoDAsync", memory.pointer + 8, host.ctypes.data + 4, 16, stream.ptr),
         ("cuLaunchKernel", gather, 3, 1, 1, 512, 1, 1, shared, stream.ptr, list(range(12))),
@@ -262,7 +261,7 @@ def test_all_memory_of_a_multiprocessor_may_be_shared_so_that_two_blocks_fit(run
     CupyDriver(0)
     assert {kernel.preferred_shared_memory_carveout for kernel in runtime.kernels.values()} == {100}
     for name, kernel in runtime.kernels.items():
-        assert kernel.max_dynamic_shared_size_bytes == kernels.find_kernels().shared(name)
+        assert kernel.max_dynamic_shared_size_bytes == nvrtc.find_kernels().shared(name)
 
 
 def test_streams_do_not_wait_for_the_default_one_and_differ_in_priority(runtime):

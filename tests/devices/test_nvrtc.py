@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fastrack._devices.cuda import nvrtc as kernels
+from fastrack._devices.cuda import nvrtc
 from fastrack.errors import DeviceError
 
 
@@ -14,16 +14,16 @@ def installed(tmp_path, monkeypatch):
     (tmp_path / "fastrack").mkdir()
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels/fastrack.cu").write_text("#define FASTRACK_THREADS 512\n")
-    monkeypatch.setattr(kernels, "files", lambda name: tmp_path / name)
+    monkeypatch.setattr(nvrtc, "files", lambda name: tmp_path / name)
     return tmp_path
 
 
 @pytest.mark.usefixtures("installed")
 def test_another_package_of_that_name_is_not_taken_for_the_kernels():
     with pytest.raises(DeviceError, match="install fastrack again"):
-        kernels.find_kernels()
+        nvrtc.find_kernels()
 
 
 def test_a_checkout_has_them_beside_the_package(installed):
     (installed / "pyproject.toml").touch()
-    assert kernels.find_kernels().folder == installed / "kernels"
+    assert nvrtc.find_kernels().folder == installed / "kernels"

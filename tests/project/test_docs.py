@@ -212,6 +212,23 @@ def test_the_errors_are_drawn_as_in_the_code():
     assert "\n".join(tree) in read("docs/api.md")
 
 
+def test_ci_the_page_on_releasing_and_the_workflow_run_the_same_commands():
+    commands = find(r"^(make [\w-]+)$", ".ci/run")
+    assert find(r"^\| `(make [\w-]+)` \|", "docs/dev/releasing.md") == commands
+    workflow = read(".github/workflows/ci.yml")
+    (targets,) = re.findall(r"target: \[(.*)\]", workflow)
+    assert ["make check", *(f"make {name}" for name in targets.split(", "))] == commands
+    assert "make check" in workflow
+
+
+def test_every_target_that_is_described_exists():
+    targets = set(find(r"^([\w-]+):.*## ", "Makefile"))
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")]
+    named = {name for page in pages for name in re.findall(r"`make ([\w-]+)", page.read_text(encoding="utf-8"))}
+    assert named
+    assert named <= targets
+
+
 def test_the_figures_in_the_readme_are_those_of_the_documentation():
     quoted = find(r"^\| .* \| [\d.]+ \| [\d.]+ \|.*\|$", "README.md")
     assert quoted
