@@ -10,7 +10,7 @@ version = release = fastrack.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build", "_figures.md"]
 
-myst_enable_extensions = ["colon_fence"]
+myst_enable_extensions = ["alert"]  # as GitHub shows them
 myst_heading_anchors = 3
 
 # Docstrings name types in their own words, and names in single backticks.

@@ -1,6 +1,11 @@
 """Sealed tensors, from their owner to a device, without a detour through plaintext.
 
-The public names are loaded when they are first used, so that ``import fastrack`` costs little and needs no GPU.
+Public is what `__all__` and `fastrack.errors` hold. A public name is imported when it is first used, so that
+``import fastrack`` costs little and needs no GPU. Packages import only those below them::
+
+    _cli  >  _bench  >  _training  >  _transfer  >  _sealed | _devices  >  _crypto  >  _tensors  >  _util  >  errors
+
+``docs/dev/architecture.md`` describes each.
 """
 
 from __future__ import annotations
@@ -97,7 +102,7 @@ _HOMES = {
 }
 
 
-if not TYPE_CHECKING:  # a type checker that saw it would take any misspelt name for one that is there
+if not TYPE_CHECKING:  # with it, type checkers would accept misspelt names
 
     def __getattr__(name: str) -> object:
         home = _HOMES.get(name)

@@ -12,8 +12,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parents[1]))  # and `bench`, which opens a GPU for tests/gpu
 
 
-def pytest_addoption(parser):
-    parser.addoption("--gpu", metavar="DEVICE", default="cuda:0", help="the GPU that tests/gpu use, if it is there")
+def pytest_addoption(parser, pluginmanager):
+    parser.addoption("--gpu", metavar="DEVICE", help="the GPU for tests/gpu and tests/kernels: cuda:N, or stand-in")
+    if not pluginmanager.has_plugin("timeout"):  # as on a machine that is lent with its GPU
+        parser.addini("timeout", "seconds a test, which only pytest-timeout enforces")
 
 
 @pytest.fixture(autouse=True)

@@ -47,7 +47,7 @@ class ByteRanges:
         """Return the gather of these bytes, with each chunk once and in ascending order."""
         from fastrack._crypto import gather  # imports numba, a third of a second: when first used
 
-        return GatherPlan(*gather.cut(self.starts, self.sizes, self.places))
+        return GatherPlan(*gather.make_plan(self.starts, self.sizes, self.places))
 
 
 @dataclass(frozen=True, slots=True)

@@ -381,7 +381,7 @@ def _verify(
     except (AuthenticationError, UnknownKeyError) as error:
         return error
     with opened:
-        for first, size in cobblestone.runs(sealed.nbytes, _VERIFY_RUN):
+        for first, size in cobblestone.iter_segments(sealed.nbytes, _VERIFY_RUN):
             bad = opened.verify_run(first, size)
             if bad is not None:
                 return bad_chunk(sealed.name, bad, path=sealed.path)

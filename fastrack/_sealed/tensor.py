@@ -70,9 +70,9 @@ def seal(tensor: Any, key: KeyLike, name: str = "tensor") -> SealedTensor:
     plain = arrays.bytes_of(tensor)
     context = MessageContext(name, dtype, shape, new_file_id())
     message = arrays.empty_bytes(cobblestone.message_size(plain.size))
-    engine = aead.engine()
+    engine = aead.get_engine()
     salt, message_key = context.new_key(key)
-    schedule = engine.prepare(message_key)
+    schedule = engine.expand_key(message_key)
     try:
         engine.seal_run(schedule, plain, message[HEADER_SIZE:], 0)
     finally:
@@ -557,9 +557,9 @@ class OpenMessage:
 
     def __init__(self, sealed: SealedTensor, keys: KeyRing) -> None:
         self._sealed = sealed
-        self._engine = aead.engine()
+        self._engine = aead.get_engine()
         message_key = sealed.open_header(keys)
-        self._schedule = self._engine.prepare(message_key)
+        self._schedule = self._engine.expand_key(message_key)
         message_key.wipe()
 
     def read(self, memory: Bytes) -> None:
@@ -577,7 +577,7 @@ class OpenMessage:
 
     def gather(self, pieces: GatherPlan, memory: Bytes) -> None:
         """Authenticate and decrypt parts of the message into `memory`, as `read` does."""
-        bad = self._engine.open_pieces(self._schedule, self._sealed.chunks, memory, pieces)
+        bad = self._engine.open_gather(self._schedule, self._sealed.chunks, memory, pieces)
         if bad is not None:
             memory.fill(0)
             raise bad_chunk(self._sealed.name, bad, path=self._sealed.path)
@@ -595,7 +595,7 @@ class OpenMessage:
 
     def _run(self, first: int, size: int) -> Bytes:
         start = first * cobblestone.SEALED_CHUNK_SIZE
-        return self._sealed.chunks[start : start + cobblestone.run_size(first, size, self._sealed.nbytes)]
+        return self._sealed.chunks[start : start + cobblestone.segment_size(first, size, self._sealed.nbytes)]
 
     def __enter__(self) -> Self:
         return self

@@ -374,7 +374,7 @@ def write_plaintext(tensor: SealedTensor, keys: KeyRing, out: IO[bytes], progres
     memory = arrays.empty_bytes(min(_SLAB, tensor.nbytes))
     with OpenMessage(tensor, keys) as opened:
         try:
-            for first, size in cobblestone.runs(tensor.nbytes, _SLAB):
+            for first, size in cobblestone.iter_segments(tensor.nbytes, _SLAB):
                 opened.read_run(memory[:size], first)
                 _write(out, memory[:size], size, progress)
         finally:
@@ -469,17 +469,17 @@ def encode_one_tensor(tensor: SealedTensor) -> bytes:
 def _write_message(
     tensor: PlainTensor, context: MessageContext, key: Key, memory: Bytes, out: IO[bytes], progress: Progress | None
 ) -> None:
-    engine = aead.engine()
+    engine = aead.get_engine()
     salt, message_key = context.new_key(key)
-    schedule = engine.prepare(message_key)
+    schedule = engine.expand_key(message_key)
     commitment = message_key.commitment
     message_key.wipe()
     try:
         out.write(salt + commitment)
         read = tensor.load()
-        for first, size in cobblestone.runs(tensor.nbytes, _SLAB):
+        for first, size in cobblestone.iter_segments(tensor.nbytes, _SLAB):
             start = first * cobblestone.CHUNK_SIZE
-            sealed = memory[: cobblestone.run_size(first, size, tensor.nbytes)]
+            sealed = memory[: cobblestone.segment_size(first, size, tensor.nbytes)]
             engine.seal_run(schedule, read(start, start + size), sealed, first)
             _write(out, sealed, size, progress)
     finally:

@@ -14,7 +14,7 @@ from fastrack._sealed.reader import SealedFile, load_file
 from fastrack._sealed.tensor import SealedTensor
 from fastrack._sealed.writer import save_file
 from fastrack._tensors import dtypes
-from fastrack._tensors.regions import storage_key
+from fastrack._tensors.arrays import storage_key
 from fastrack._transfer.api import group, to_device
 from fastrack._util.public import public
 from fastrack.errors import AuthenticationError

@@ -14,8 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from fastrack._tensors import arrays
-from fastrack._tensors.arrays import Framework
-from fastrack._tensors.regions import storage_key
+from fastrack._tensors.arrays import Framework, storage_key
 from fastrack.errors import FormatError
 
 _VERSION = 1

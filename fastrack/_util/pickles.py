@@ -1,4 +1,4 @@
-"""How handles pickle: under names that stay as they are when modules move."""
+"""Pickle handles under names that stay the same when modules move."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from fastrack.errors import FormatError
 
-# A name in a pickle: the module and the function or class that takes the values beside it.
+# The names in pickles, each with the module and the function or class that takes the values beside it.
 _MAKERS = {
     "Binding": ("fastrack._sealed.tensor", "Binding"),
     "DatasetRows": ("fastrack._training.handles", "restore_rows"),
@@ -28,7 +28,7 @@ _MAKERS = {
 
 
 def unpickle(name: str, *values: Any) -> Any:
-    """Make the object that a pickle describes. Pickles name this function, as ``fastrack._unpickle``, and no other.
+    """Return the object that a pickle describes. Pickles name this function, as ``fastrack._unpickle``, and no other.
 
     Raises
     ------

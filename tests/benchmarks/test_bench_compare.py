@@ -236,6 +236,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", ["base", "head"])
 def test_what_fails_on_one_side_is_told_and_the_rest_is_measured(measure, side):
     bad = [
@@ -263,6 +264,7 @@ def test_bad(benchmark):
     assert "out of luck" in found.broken[name("test_bad")]["head"]
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_is_given_up(measure, monkeypatch):
     monkeypatch.setattr(pairs, "_FAREWELL", 0.1)
     begin = time.monotonic()
@@ -273,6 +275,7 @@ def test_a_process_that_hangs_is_given_up(measure, monkeypatch):
     assert time.monotonic() - begin < 15
 
 
+@pytest.mark.slow
 def test_what_a_death_kept_from_being_measured_is_measured_in_another_pair(pythons, tmp_path):
     (tmp_path / "bench").mkdir()
     (tmp_path / "pyproject.toml").write_text(PROJECT)
@@ -300,6 +303,7 @@ def test_two(benchmark):
     assert list(found.rounds) == [name("test_one")]
 
 
+@pytest.mark.slow
 def test_a_suite_that_one_side_cannot_import_is_new(measure):
     found = measure("""
 if fastrack.SIDE == "base":
@@ -366,6 +370,7 @@ def left_behind(root):
     return list(environments.cache_of(root).glob("run-*"))
 
 
+@pytest.mark.slow
 def test_the_same_tree_passes_and_a_slower_one_does_not(repository, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(verdicts, "CONFIRMED", 3)
     assert command.main(["HEAD", "--json", str(tmp_path / "out.json")], QUICK, repository) == 0
@@ -381,6 +386,7 @@ def test_the_same_tree_passes_and_a_slower_one_does_not(repository, capsys, tmp_
     assert not left_behind(repository)
 
 
+@pytest.mark.slow
 def test_an_environment_is_built_once(repository, tmp_path):
     environments.take_working_tree(repository, tmp_path)
     said = []
@@ -393,6 +399,7 @@ def test_an_environment_is_built_once(repository, tmp_path):
     assert Path(place.stdout.decode()).is_relative_to(python.parents[1])
 
 
+@pytest.mark.slow
 def test_what_cannot_be_built_is_told_and_not_kept(tmp_path):
     (tmp_path / "pyproject.toml").write_text("[project]\nname = 'fastrack'\n")
     with pytest.raises(CannotCompareError, match="could not be installed"):
@@ -466,11 +473,11 @@ def processes_in(root):
 
 
 def test_the_slow_down_of_the_self_test_fits_the_tree(tmp_path):
-    (tmp_path / "fastrack").mkdir()
-    channel = tmp_path / "fastrack" / "channel.py"
-    channel.write_text((ROOT / "fastrack" / "channel.py").read_text())
+    channel = tmp_path / "fastrack" / "_transfer" / "channel.py"
+    channel.parent.mkdir(parents=True)
+    channel.write_text((ROOT / "fastrack" / "_transfer" / "channel.py").read_text())
     selftest.plant(tmp_path)
     compile(channel.read_text(), str(channel), "exec")
     channel.write_text("nothing of the kind")
-    with pytest.raises(CannotCompareError, match="no method _run"):
+    with pytest.raises(CannotCompareError, match="no _receive"):
         selftest.plant(tmp_path)

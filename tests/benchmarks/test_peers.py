@@ -115,12 +115,14 @@ def test_a_peer_gives_back_what_it_was_given(slug, arrays, tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_a_file_that_was_sealed_can_be_sealed_anew(tmp_path):
     worker = child.Worker("numpy", 1, tmp_path, 0)
     worker.do_start()
     assert worker.do_seal()["bytes"] == worker.do_seal()["bytes"] > child.MIB
 
 
+@pytest.mark.slow
 def test_what_is_on_disk_is_not_synced_again(tmp_path, monkeypatch):
     pytest.importorskip("torch")
     synced = []
@@ -183,6 +185,7 @@ def test_memory_is_that_of_the_process_at_most():
     assert crew.owned(2**30) == 0
 
 
+@pytest.mark.slow
 def test_a_child_measures_a_peer(tmp_path):
     found, said = rounds.measure(["cobblestone", "numpy"], 1, 2, tmp_path, say=said_nothing), []
     assert not said
@@ -347,6 +350,7 @@ def test_the_document_holds_all_of_it():
     assert document["peers"][2]["features"]["gpu"] == "no"
 
 
+@pytest.mark.slow
 def test_the_command_writes_what_it_prints(tmp_path, capsys):
     code = command.main(
         [

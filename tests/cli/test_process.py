@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,7 @@ def test_the_command_line_loads_nothing_heavy_until_a_command_needs_it():
     assert not loaded & {"numpy", "numba", "torch", "cryptography", "safetensors", "pynvml", "matplotlib", "sklearn"}
 
 
+@pytest.mark.slow
 def test_a_file_goes_there_and_back(folder):
     (folder / "notes.txt").write_bytes(b"not for everyone" * 5000)
     environment = {**os.environ, "FASTRACK_KEY_FILE": "owner.key"}
@@ -71,6 +73,7 @@ def test_a_name_that_is_no_unicode_is_told_all_the_same(folder):
     assert (done.returncode, done.stderr) == (1, b"error: missing\\udcff.bin: No such file or directory\n")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc for what the command does")
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_it_cleanly(folder, number, status):
@@ -78,7 +81,10 @@ def test_a_signal_ends_it_cleanly(folder, number, status):
     with (folder / "notes.bin").open("wb") as file:
         file.truncate(1 << 30)  # takes long enough
     line = [sys.executable, "-m", "fastrack", "seal", "notes.bin", "notes.sealed", "--key", "owner.key"]
-    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    # Ignored signals stay ignored in a child, as SIGINT is in the background of some shells.
+    default = partial(signal.signal, number, signal.SIG_DFL)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(line, **pipes, preexec_fn=default) as process:  # noqa: PLW1509 - no lock is taken
         maps = Path(f"/proc/{process.pid}/maps")
         while process.poll() is None and "notes.bin" not in maps.read_text():
             time.sleep(0.001)

@@ -258,15 +258,15 @@ def test_a_tensor_to_leave_in_plain_must_be_there(cli, key):
 @pytest.mark.parametrize("line", ["unseal plain.safetensors new.npz", "verify plain.safetensors"])
 def test_a_plain_file_does_not_pass_for_a_sealed_one(cli, key, sealed, line):
     cli(f"unseal {sealed} plain.safetensors {key}")
-    assert "nothing in it is sealed" in cli.error(f"{line} {key}")
+    assert "expected sealed tensors, got none" in cli.error(f"{line} {key}")
 
 
 @pytest.mark.usefixtures("sealed")
 def test_a_file_with_everything_left_in_plain_is_not_verified(cli, key):
     cli(f"seal plain.npz open.safetensors --plain x --plain y {key}")
-    assert "nothing in it is sealed" in cli.error(f"verify open.safetensors {key}")
+    assert "expected sealed tensors, got none" in cli.error(f"verify open.safetensors {key}")
     for option in ("", "--allow-plain", "--plain x --plain y", "--tensor x --plain x"):
-        assert "nothing in it is sealed" in cli.error(f"unseal open.safetensors back.npz {option} {key}")
+        assert "expected sealed tensors, got none" in cli.error(f"unseal open.safetensors back.npz {option} {key}")
     assert "back.npz" not in cli.names()
 
 
@@ -285,8 +285,8 @@ def test_a_plain_tensor_is_not_copied_unless_it_is_asked_for(cli, key, options):
 @pytest.mark.parametrize("line", ["unseal mixed.safetensors back.npz --allow-plain", "verify mixed.safetensors"])
 def test_what_is_expected_must_be_there_and_sealed(cli, key, line):
     cli(f"seal plain.npz mixed.safetensors --plain y {key}")
-    assert "expected 'y' to be sealed in it, but it is stored in plain" in cli.error(f"{line} --expect y {key}")
-    assert "expected 'z' to be sealed in it, but it is not there" in cli.error(f"{line} --expect x --expect z {key}")
+    assert "expected 'y' to be sealed in it, got an unencrypted tensor" in cli.error(f"{line} --expect y {key}")
+    assert "expected 'z' to be sealed in it, got no such tensor" in cli.error(f"{line} --expect x --expect z {key}")
     assert "back.npz" not in cli.names()
     cli(f"{line} --expect x {key}")
 
@@ -324,7 +324,7 @@ NEEDS_KEY = ["seal plain.npz new", "unseal sealed.safetensors new.npz", "verify 
 @pytest.mark.parametrize("line", NEEDS_KEY)
 def test_a_command_without_a_key_says_how_to_give_one(cli, line):
     said = cli.error(line)
-    assert "--key PATH" in said
+    assert "--key" in said
     assert "FASTRACK_KEY_FILE" in said
 
 
@@ -333,8 +333,8 @@ def test_a_command_without_a_key_says_how_to_give_one(cli, line):
 def test_another_key_is_refused(cli, line):
     cli("keygen other.key")
     said = cli.error(f"{line} --key other.key")
-    assert f"was sealed under key {Key.load('owner.key').id}" in said
-    assert f"given: {Key.load('other.key').id}" in said
+    assert f"expected key {Key.load('owner.key').id}" in said
+    assert f"got {Key.load('other.key').id}" in said
     assert cli.json(f"{line} --key other.key", status=1)["error"]["type"] == "UnknownKeyError"
 
 

@@ -14,15 +14,14 @@ import fastrack
 from fastrack import AuthenticationError, Channel, DeviceError, Key
 from fastrack._crypto.cobblestone import CHUNK_SIZE
 from fastrack._devices.cuda.device import CudaDevice
-from fastrack._transfer import channel
 
 KEY = Key.from_bytes(bytes(range(32)))
 PLAIN = np.random.default_rng(0).integers(0, 1 << 30, (300, 257), np.int32)  # 18 chunks and a bit
 
 
 class SmallDevice(CudaDevice):
-    slab = 4 * CHUNK_SIZE
-    lead = CHUNK_SIZE
+    max_slab_size = 4 * CHUNK_SIZE
+    first_slab_size = CHUNK_SIZE
 
 
 class Opened:
@@ -31,8 +30,7 @@ class Opened:
     def __init__(self, monkeypatch, mode, seed=0, keys=KEY):
         fake_cuda.install(monkeypatch)
         self.driver = FakeDriver(mode, seed)
-        monkeypatch.setattr(channel, "open_device", lambda *_: SmallDevice(self.driver))
-        self.channel = Channel("cuda:0", keys=keys)
+        self.channel = Channel._from_device(SmallDevice(self.driver), keys=keys)
 
     def close(self):
         within(60, self.channel.close)
@@ -140,6 +138,7 @@ def test_a_channel_keeps_its_order(monkeypatch, seed):
     opened.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_calls_that_fail_leave_a_channel_that_works(monkeypatch, mode):
     for number in range(1, 1000, 7):

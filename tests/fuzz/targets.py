@@ -324,10 +324,10 @@ class Messages:
             return
         pieces = GatherPlan(*_all_pieces(plain.size))
         for engine in self._engines:
-            schedule = engine.prepare(key)
+            schedule = engine.expand_key(key)
             for opened in (
                 lambda out, e=engine, s=schedule: e.open_run(s, sealed.chunks, out, 0),
-                lambda out, e=engine, s=schedule: e.open_pieces(s, sealed.chunks, out, pieces),
+                lambda out, e=engine, s=schedule: e.open_gather(s, sealed.chunks, out, pieces),
             ):
                 out = np.full(plain.size, 0xA5, np.uint8)
                 bad = opened(out)

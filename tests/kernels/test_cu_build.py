@@ -62,7 +62,7 @@ def nvrtc(index):
     """Read the report of NVRTC, by architecture."""
     libraries = find_libraries()
     if len(libraries) <= index:
-        pytest.skip("there is no other NVRTC to compile the kernels with" if index else "there is no NVRTC wheel")
+        pytest.skip("there is no NVRTC wheel")
     try:
         loaded = Nvrtc.load(libraries[index])
     except OSError as error:
@@ -70,7 +70,9 @@ def nvrtc(index):
     return f"NVRTC {loaded.name}", lambda architecture: loaded.compile(SOURCE, architecture, FOLDER)[1]
 
 
-COMPILERS = {"nvcc": nvcc, "nvrtc": lambda: nvrtc(0), "nvrtc-other": lambda: nvrtc(1)}
+COMPILERS = {"nvcc": nvcc, "nvrtc": lambda: nvrtc(0)}
+if len(find_libraries()) > 1:
+    COMPILERS["nvrtc-other"] = lambda: nvrtc(1)
 
 
 @pytest.fixture(scope="module", params=COMPILERS)
@@ -123,29 +125,34 @@ def print_table(compiler, found):
         print(f"{name:<14}" + "".join(f"{column:>10}" for column in columns))  # noqa: T201
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES, *OTHERS])
 def test_every_kernel_is_there_for_every_architecture(reports, architecture):
     assert set(reports[architecture]) == NAMES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_no_kernel_spills_or_has_a_stack(reports, architecture):
     for name, usage in reports[architecture].items():
         assert (usage.stack, usage.stores, usage.loads) == (0, 0, 0), (name, usage)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", OTHERS)
 def test_a_kernel_spills_two_words_at_most_elsewhere(reports, architecture):
     for name, usage in reports[architecture].items():
         assert usage.stack <= SPILLED, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES, *OTHERS])
 def test_two_blocks_share_the_registers_of_a_multiprocessor(reports, architecture):
     for name, usage in reports[architecture].items():
         assert usage.registers <= REGISTERS, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES, *OTHERS])
 def test_no_kernel_has_static_shared_memory(reports, architecture):
     assert {usage.shared for usage in reports[architecture].values()} == {0}

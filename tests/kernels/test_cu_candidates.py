@@ -21,9 +21,15 @@ REGISTERS = 65536
 SPILLED = 8
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module", params=candidates.names())
 def candidate(request, tmp_path_factory):
-    return candidates.assemble(request.param, tmp_path_factory.mktemp(request.param))
+    # The fixture is set up several times. A folder of the same name lets the compiled library be used again.
+    folder = tmp_path_factory.getbasetemp() / request.param
+    folder.mkdir(exist_ok=True)
+    return candidates.assemble(request.param, folder)
 
 
 @pytest.fixture(scope="module")

@@ -150,6 +150,18 @@ def test_a_chunk_of_any_number_is_gathered(host, state, key, nonce):
     assert host.gather(state, flip(sealed, 0), pieces, total, 50) == (number, bytes(50))
 
 
+@pytest.mark.parametrize("after", [2**32, 2**32 + 100, 2**33 + CHUNK_SIZE - 1, 2**51 + 1])
+def test_a_chunk_far_from_the_end_of_a_large_message_is_whole(host, state, key, nonce, after):
+    """Of a message above 4 GiB only the gathered chunk is there. A size cut to 32 bits would make the chunk short."""
+    number = 3
+    sealed = reference.seal(key, nonce, PLAIN[:CHUNK_SIZE], number)[:SEALED_CHUNK_SIZE]
+    pieces = as_pieces([number], [0, 2], [(CHUNK_SIZE - 50, 0, 50), (0, 50, 20)])
+    expected = PLAIN[CHUNK_SIZE - 50 : CHUNK_SIZE] + PLAIN[:20]
+    total = number * CHUNK_SIZE + after
+    assert host.gather(state, sealed, pieces, total, 70) == (None, expected)
+    assert host.gather(state, flip(sealed, 0), pieces, total, 70) == (number, bytes(70))
+
+
 @pytest.mark.parametrize("last", [0, 1, 15, 16, 17, 8192, CHUNK_SIZE - 1])
 def test_a_last_chunk_of_any_length_is_gathered(host, state, key, nonce, last):
     plain = noise(CHUNK_SIZE + last, seed=last).tobytes()

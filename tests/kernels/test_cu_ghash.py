@@ -42,6 +42,7 @@ def block(words):
     return sum(word << 32 * place for place, word in enumerate(words))
 
 
+@pytest.mark.slow
 def test_random_blocks_are_multiplied(library):
     random = np.random.default_rng(1)
     pairs = [(int.from_bytes(random.bytes(16)), int.from_bytes(random.bytes(16))) for _ in range(500)]

@@ -50,6 +50,7 @@ def out(count, dtype=np.uint32):
 # Arithmetic
 
 
+@pytest.mark.slow
 def test_a_byte_permutation_takes_the_bytes_that_its_selectors_name(library):
     x, y, selectors = words(999, 1), words(999, 2), words(999, 3)
     result = out(999)

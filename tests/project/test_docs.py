@@ -46,6 +46,9 @@ assert with_torch or "torch" not in sys.modules
 """
 
 
+PAGES = ["README.md", pytest.param("docs/quickstart.md", marks=pytest.mark.slow)]
+
+
 def read(name):
     return (ROOT / name).read_text(encoding="utf-8")
 
@@ -68,14 +71,20 @@ def run_page(name, folder, *, with_torch):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/quickstart.md"])
+@pytest.mark.parametrize("name", PAGES)
 def test_the_examples_run(name, tmp_path):
     run_page(name, tmp_path, with_torch=importlib.util.find_spec("torch") is not None)
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/quickstart.md"])
+@pytest.mark.parametrize("name", PAGES)
 def test_the_examples_run_without_torch(name, tmp_path):
     run_page(name, tmp_path, with_torch=False)
+
+
+@pytest.mark.slow
+def test_the_examples_of_the_training_page_run(tmp_path):
+    pytest.importorskip("torch")
+    run_page("docs/training.md", tmp_path, with_torch=True)
 
 
 # The format.
@@ -212,9 +221,7 @@ def test_the_figures_in_the_readme_are_those_of_the_documentation():
 # Links.
 
 
-@pytest.mark.parametrize(
-    "path", [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.glob("*.md"))], ids=lambda path: path.name
-)
+@pytest.mark.parametrize("path", [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))], ids=lambda path: path.name)
 def test_relative_links_lead_somewhere(path):
     links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
     assert not [link for link in links if "://" not in link and not (path.parent / link).exists()]
@@ -222,5 +229,23 @@ def test_relative_links_lead_somewhere(path):
 
 def test_every_page_is_in_the_contents():
     trees = re.findall(r"```\{toctree\}(.*?)```", read("docs/index.md"), re.DOTALL)
-    listed = re.findall(r"^[\w-]+$", "\n".join(trees), re.MULTILINE)
-    assert sorted(listed) == sorted(path.stem for path in DOCS.glob("[!_]*.md") if path.stem != "index")
+    listed = re.findall(r"^[\w/-]+$", "\n".join(trees), re.MULTILINE)
+    pages = {path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.rglob("[!_]*.md")}
+    assert sorted(listed) == sorted(pages - {"index"})
+
+
+def test_the_page_on_architecture_has_the_modules_and_no_others():
+    sections = re.split(r"^### (.*)$", read("docs/dev/architecture.md").partition("\n## From ")[0], flags=re.MULTILINE)[
+        1:
+    ]
+    named = set()
+    for title, text in zip(sections[::2], sections[1::2], strict=True):
+        (package, *others) = re.findall(r"`(\w+)`", title)
+        modules = re.findall(r"`([\w/]+)`", "".join(re.findall(r"^\| (`[^|]*) \|", text, re.MULTILINE)))
+        named |= {module if others else f"{package}/{module}" for module in modules}
+    package = ROOT / "fastrack"
+    assert named == {
+        path.relative_to(package).with_suffix("").as_posix()
+        for path in package.glob("_*/**/*.py")
+        if path.name != "__init__.py"
+    }

@@ -28,7 +28,14 @@ INPUTS = {"dataset": 100, "file": 150, "metadata": 150, "recombined": 400, "engi
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 
 
-@pytest.fixture(params=targets.TARGETS, ids=lambda kind: kind.name)
+SLOW = {"engine", "message"}
+
+
+def marked(kind):
+    return pytest.param(kind, id=kind.name, marks=pytest.mark.slow) if kind.name in SLOW else kind
+
+
+@pytest.fixture(params=map(marked, targets.TARGETS), ids=lambda kind: kind.name)
 def target(request):
     return request.param()
 
@@ -141,7 +148,7 @@ def run_many(target):
         ("open_run", lambda *_: None, "misjudged a run|opened a run to something else"),
         ("verify_run", lambda *_: None, "misjudged what it verified"),
         (
-            "open_pieces",
+            "open_gather",
             lambda *_: None,
             "followed a plan that is not sound|misjudged a gather|gathered something else",
         ),

@@ -42,6 +42,7 @@ def test_each_package_imports_only_those_below_it(folder):
     assert check(folder)[0] == 0
 
 
+@pytest.mark.slow
 def test_an_arrow_that_was_turned_is_found(folder):
     for name, line in TURNED:
         path = folder / "fastrack" / name

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tarfile
@@ -104,8 +105,28 @@ def test_the_source_archive_holds_every_source(sdist_names, folder):
     assert files_under(folder) <= sdist_names
 
 
+@pytest.mark.parametrize("name", ["Documentation", "Source", "Changelog", "Issues"])
+def test_the_metadata_names_the_pages_of_the_project(metadata, name):
+    assert any(line.startswith(f"{name}, https://") for line in metadata.get_all("Project-URL"))
+
+
+def test_the_citation_has_the_version():
+    assert f"\nversion: {fastrack.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_hooks_have_the_locked_versions():
+    locked = dict(re.findall(r"^(\w+)==(\S+)", (ROOT / "requirements.txt").read_text(), re.MULTILINE))
+    settings = (ROOT / ".pre-commit-config.yaml").read_text()
+    hooks = re.findall(r"repo: \S+/(ruff|codespell)[\w-]*\n +rev: v(\S+)", settings)
+    assert dict(hooks) == {name: locked[name] for name in ("ruff", "codespell")}
+
+
 @pytest.mark.parametrize(
-    "name", ["pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "Makefile", "requirements.txt", ".ci/run"]
+    "name",
+    [
+        *["pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "Makefile", "requirements.txt", ".ci/run"],
+        *["SECURITY.md", "CONTRIBUTING.md", "CITATION.cff", ".pre-commit-config.yaml", ".github/workflows/ci.yml"],
+    ],
 )
 def test_the_source_archive_can_be_worked_on(sdist_names, name):
     assert name in sdist_names

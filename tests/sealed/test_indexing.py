@@ -79,6 +79,7 @@ def chunks_that_hold(rows, width):
     )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=400)
 @given(st.data(), tables())
 def test_rows_are_those_that_numpy_chooses_out_of_the_chunks_that_hold_them(data, table):

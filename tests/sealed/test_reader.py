@@ -365,6 +365,7 @@ def headers(draw):
     return json.dumps(draw(usually(tensors)))
 
 
+@pytest.mark.slow
 @fuzz
 @given(header=headers(), body=st.sampled_from([b"", bytes(72), bytes(144)]), lie=usually(0, st.integers(-9, 2**63)))
 @example(header='{"x":{"dtype":"U8","shape":[72],"data_offsets":[0,72]}}', body=bytes(72), lie=0)
@@ -407,6 +408,7 @@ def test_arbitrary_metadata_is_refused_or_harmless(scratch, version, file, key, 
     exercise(scratch)
 
 
+@pytest.mark.slow
 @settings(fuzz, max_examples=100)
 @given(listed=usually({"x": {"dtype": "U8", "shape": [0]}}), entry=json_values, shape=json_values, dtype=json_values)
 def test_arbitrary_claims_are_refused_or_harmless(scratch, listed, entry, shape, dtype):
@@ -548,6 +550,7 @@ def test_every_truncation_of_a_file_is_refused(scratch):
             load_file(scratch)
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_of_a_file_is_refused_or_leaves_what_was_sealed(scratch):
     plain = np.arange(20, dtype=np.uint8)
     save_file({"x": plain}, scratch, KEY)

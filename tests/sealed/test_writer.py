@@ -714,6 +714,7 @@ def test_a_disk_that_is_full_at_the_last_moment_leaves_what_was_there(target, be
     assert untouched(target, before)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGXFSZ"), reason="this system has no limit on the size of files")
 def test_a_disk_that_is_full_on_the_way_leaves_what_was_there(target, before):
     done = subprocess.run(
@@ -808,7 +809,7 @@ def test_short_writes_are_completed():
             return super().write(bytes(data[:7]))
 
     raw = Slow()
-    assert atomic._Whole(raw).write(bytes(range(100))) == 100
+    assert atomic._CompleteWriter(raw).write(bytes(range(100))) == 100
     assert raw.getvalue() == bytes(range(100))
 
 

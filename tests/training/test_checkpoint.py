@@ -181,6 +181,7 @@ nests = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(nests)
 @settings(deadline=None)
 def test_every_nest_of_plain_values_comes_back(state):
@@ -226,6 +227,7 @@ assert state["a"].tolist() == [0, 1, 2] and type(state["b"][0]) is np.float32
 """
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_tensors_of_torch_needs_no_torch(path):
     with run(WITHOUT_TORCH, path) as process:
         assert process.wait(60) == 0, process.stderr.read()
@@ -484,6 +486,7 @@ def test_nothing_that_nobody_vouches_for_is_taken(path):
         load_checkpoint(path, keys=KEY)
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_is_found_wherever_it_is(path, tmp_path):
     state = {"a": torch.arange(5000.0), "b": [1, 2.5, "text"], "c": np.arange(7)}
     save_checkpoint(path, state, key=KEY)
@@ -541,14 +544,14 @@ def places(content):
 @pytest.mark.parametrize("after", range(4))
 def test_a_full_disk_leaves_the_checkpoint_that_was_there(path, monkeypatch, after):
     save_checkpoint(path, {"epoch": 1}, key=KEY)
-    write, count = atomic._Whole.write, iter(range(100))
+    write, count = atomic._CompleteWriter.write, iter(range(100))
 
     def full(self, data):
         if next(count) >= after:
             raise OSError(errno.ENOSPC, "full")
         return write(self, data)
 
-    monkeypatch.setattr(atomic._Whole, "write", full)
+    monkeypatch.setattr(atomic._CompleteWriter, "write", full)
     with pytest.raises(OSError, match="free some space"):
         save_checkpoint(path, {"epoch": 2, "w": torch.ones(5)}, key=KEY)
     assert load_checkpoint(path, keys=KEY) == {"epoch": 1}
@@ -572,7 +575,7 @@ from test_checkpoint import KEY
 from fastrack._util import atomic
 from fastrack._training.checkpoint import save_checkpoint
 import torch
-write = atomic._Whole.write
+write = atomic._CompleteWriter.write
 count = iter(range(100))
 
 def slow(self, data):
@@ -582,7 +585,7 @@ def slow(self, data):
         time.sleep(60)
     return done
 
-atomic._Whole.write = slow
+atomic._CompleteWriter.write = slow
 save_checkpoint(sys.argv[1], {"epoch": 2, "w": torch.ones(50_000)}, key=KEY)
 """
 
@@ -695,6 +698,7 @@ training.save(sys.argv[2])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_own_threads_and_seeds")
 def test_training_may_be_resumed_in_another_process(path, tmp_path):
     whole = Training(1)

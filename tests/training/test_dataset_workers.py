@@ -81,7 +81,7 @@ def loaded(loader, channel):
     return [channel.to_device(batch) for batch in loader]
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_batches_are_those_of_plain_indexing(channel, paths, plain, method):
     dataset = SealedDataset(paths)
     order = RandomSampler(dataset, generator=torch.Generator().manual_seed(3))
@@ -104,7 +104,7 @@ def test_batches_are_those_of_plain_indexing(channel, paths, plain, method):
             assert np.array_equal(torch.cat([batch[name] for batch in moved]), array[rows])
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_windows_and_records_come_back(channel, paths, plain, records, method):
     options = {"batch_size": 4, "collate_fn": collate, "num_workers": 1, "multiprocessing_context": method}
     windows = SealedDataset(paths[0]).windows("labels", 10, 5)
@@ -120,7 +120,7 @@ def test_windows_and_records_come_back(channel, paths, plain, records, method):
         assert not batch["data"][row, stop - start :].any()
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_samples_come_back_one_by_one(channel, paths, plain, records, method):
     options = {"batch_size": None, "num_workers": 1, "multiprocessing_context": method}
     for row, sample in enumerate(DataLoader(SealedDataset(paths), **options)):
@@ -130,6 +130,7 @@ def test_samples_come_back_one_by_one(channel, paths, plain, records, method):
     assert [sample["lengths"] for sample in DataLoader(records, **options)] == [3, 0, 997, 19_000]
 
 
+@pytest.mark.slow
 def test_a_spawned_worker_opens_no_file(paths):
     loader = DataLoader(
         Watched(SealedDataset(paths)), batch_size=None, num_workers=1, multiprocessing_context="spawn", sampler=[0, 127]

@@ -327,9 +327,9 @@ class TestOnADeviceThatFails:
             monkeypatch.setattr(fastrack._transfer.api, "_shared", shared)
             monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
             yield channel
-            for ring in channel._rings:
-                wait_until(lambda ring=ring: len(ring._returned) == ring._made)  # no slot is out
-                assert ring._made <= fastrack._transfer.channel._DEPTH
+            for pool in channel._pools:
+                wait_until(lambda pool=pool: len(pool._returned) == pool._made)  # no slot is out
+                assert pool._made <= fastrack._transfer.channel.DEPTH
             assert all(work.done() for work in channel._device.begun)
 
     @pytest.mark.parametrize("bad", [0, 6])
@@ -395,6 +395,7 @@ def run_program(code, **values):
 
 
 class TestTheEndOfTheProcess:
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "code",
         [
@@ -409,11 +410,13 @@ class TestTheEndOfTheProcess:
         _, errors = process.communicate(timeout=PATIENCE)
         assert (process.returncode, errors) == (0, "")
 
+    @pytest.mark.slow
     def test_waits_for_a_batch_that_is_being_fetched(self):
         process = run_program("iterator = iter(wrap(batches())); next(iterator); time.sleep(0.2)", slow=1, seconds=0.5)
         assert process.communicate(timeout=PATIENCE) == ("waiting\n", "")
         assert process.returncode == 0
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("prefetch", [0, 2])
     def test_comes_soon_after_an_interrupt(self, prefetch):
         code = f"for batch in wrap(batches(), prefetch={prefetch}): pass"

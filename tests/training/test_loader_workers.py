@@ -37,7 +37,7 @@ def rows(loader):
     return [row for batch in loader for row in batch.tolist()]
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_batches_come_in_order(method):
     loader = DataLoader(Numbers(10), batch_size=2, num_workers=2, multiprocessing_context=method)
     assert rows(wrap(loader)) == [[i, 0] for i in range(10)]
@@ -78,6 +78,7 @@ def test_a_stream_is_dealt_to_them():
     assert sorted(rows(wrapped)) == list(range(10))
 
 
+@pytest.mark.slow
 def test_an_error_of_theirs_comes_where_its_batch_would():
     iterator = iter(wrap(DataLoader(Numbers(20, fail_on_five), num_workers=1)))
     assert [next(iterator).tolist() for _ in range(5)] == [[[i, 0]] for i in range(5)]
@@ -96,6 +97,7 @@ def handler(monkeypatch):
     signal.signal(signal.SIGCHLD, before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("handler")
 @pytest.mark.parametrize("is_handled", [True, False])
 def test_their_death_is_heard(is_handled):
@@ -139,6 +141,7 @@ PLAIN = torch.arange(100).reshape(20, 5)
 SEALED = fastrack.seal(PLAIN, KEY)
 
 
+@pytest.mark.slow
 def test_what_they_send_sealed_is_opened_in_the_parent():
     loader = DataLoader(
         Numbers(20), batch_size=6, num_workers=2, collate_fn=sealed_rows, multiprocessing_context="fork"

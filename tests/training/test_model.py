@@ -480,7 +480,7 @@ def test_a_failure_leaves_the_file_that_was_there(path, monkeypatch):
     def full(_self, _data):
         raise OSError(errno.ENOSPC, "full")
 
-    monkeypatch.setattr(atomic._Whole, "write", full)
+    monkeypatch.setattr(atomic._CompleteWriter, "write", full)
     before = path.read_bytes()
     with pytest.raises(OSError, match="free some space"):
         save_model(net(3), path, key=KEY)

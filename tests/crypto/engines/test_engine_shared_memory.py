@@ -65,12 +65,13 @@ def test_ciphertext_that_changes_while_it_is_gathered_gives_plaintext_or_zeros(r
     with shared_with_a_meddler(tmp_path / "sealed", SEALED, PLACES) as source:
 
         def attempt():
-            runs.engine.open_pieces(runs.schedule, source, out, pieces)
+            runs.engine.open_gather(runs.schedule, source, out, pieces)
             return out
 
         assert tally(attempt)["forged"] == 0
 
 
+@pytest.mark.slow
 def test_ciphertext_that_changes_while_it_is_written_is_refused_or_opens_as_it_was(runs, tmp_path):
     # An engine that read back what it wrote would put its tag under what the other process made of it.
     out = np.empty(PLAIN.size, np.uint8)

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from fastrack._crypto import engine as aead
+from fastrack._crypto import engine
 
-pytestmark = pytest.mark.skipif(aead.available()[0] == "openssl", reason="this CPU has no vector engine")
+pytestmark = pytest.mark.skipif(engine.available_engines()[0] == "openssl", reason="this CPU has no vector engine")
 
 WITHOUT_A_CACHE = """
 from numba.core import caching
@@ -22,6 +22,7 @@ print(fastrack.unseal(fastrack.seal(np.arange(5), key), key, framework="numpy").
 """
 
 
+@pytest.mark.slow
 def test_nowhere_to_keep_compiled_code_is_no_obstacle():
     done = subprocess.run([sys.executable, "-c", WITHOUT_A_CACHE], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "[0, 1, 2, 3, 4]"

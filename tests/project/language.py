@@ -1,0 +1,96 @@
+"""Check the English of docstrings and comments. `python tests/project/language.py` prints the share of verbs."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import re
+import subprocess
+import sys
+import tokenize
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+RELATIVE_CLAUSE = re.compile(r"\W*(what|who|where|whether|which)\b", re.IGNORECASE)
+PERSON = re.compile(r"\b(whoever|nobody|somebody)\b", re.IGNORECASE)
+# Words that D401 lets pass and that begin no imperative sentence.
+NO_VERB = re.compile(
+    r"\W*(a|all|an|another|any|as|after|before|both|by|each|every|for|from|how|if|in|it|its|many|no|none|nothing|of|on|one|"
+    r"same|several|some|such|that|the|their|these|they|this|those|to|what|when|where|whether|which|who|whose|why|with)\b",
+    re.IGNORECASE,
+)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def sources(folder=ROOT / "fastrack"):
+    """Return the Python files of the package."""
+    return sorted(folder.rglob("*.py"))
+
+
+def docstrings(path):
+    """Yield the node, line and text of every docstring of a file."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, (*FUNCTIONS, ast.ClassDef, ast.Module)):
+            text = ast.get_docstring(node)
+            if text:
+                yield node, node.body[0].lineno, text
+
+
+def texts(path):
+    """Yield the line and text of every comment and string of a file."""
+    with path.open("rb") as file:
+        for token in tokenize.tokenize(io.BytesIO(file.read()).readline):
+            if token.type in {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", None)}:
+                yield token.start[0], token.string
+
+
+def offences():
+    """List relative clauses in place of sentences, and sentences about persons, as ``path:line: text``."""
+    found = []
+    for path in sources():
+        name = path.relative_to(ROOT)
+        found += [
+            f"{name}:{line}: {text.splitlines()[0]}"
+            for _, line, text in docstrings(path)
+            if RELATIVE_CLAUSE.match(text)
+        ]
+        found += [f"{name}:{line}: {match.group()}" for line, text in texts(path) for match in PERSON.finditer(text)]
+    return found
+
+
+def is_function(node):
+    """Return whether a node is a function and no property, whose docstring is a noun phrase."""
+    return isinstance(node, FUNCTIONS) and not any("property" in ast.unparse(mark) for mark in node.decorator_list)
+
+
+def without_verb():
+    """List the function docstrings that do not begin with a verb in the imperative."""
+    options = ["--isolated", "--select", "D401", "--output-format", "json"]
+    options += ["--config", 'lint.pydocstyle.convention="numpy"', str(ROOT / "fastrack")]
+    done = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", *options], capture_output=True, text=True, check=False
+    )
+    if done.returncode not in {0, 1}:
+        raise RuntimeError(done.stderr)
+    refused = {(found["filename"], found["location"]["row"]) for found in json.loads(done.stdout)}
+    return [
+        f"{path.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
+        for path in sources()
+        for node, line, text in docstrings(path)
+        if is_function(node) and ((str(path), line) in refused or NO_VERB.match(text))
+    ]
+
+
+def main():
+    """Print all that does not fit, and the share of function docstrings that begin with a verb."""
+    total = sum(is_function(node) for path in sources() for node, _, _ in docstrings(path))
+    wrong, others = without_verb(), offences()
+    share = f"{total - len(wrong)} of {total} function docstrings begin with a verb ({1 - len(wrong) / total:.1%})"
+    sys.stdout.write("\n".join([*wrong, *others, share, ""]))
+    return 1 if wrong or others else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
