@@ -1,4 +1,4 @@
-"""`collate`: samples to a batch, handles to one handle."""
+"""`collate`: makes a batch of samples, and one handle of handles."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from fastrack._util.public import public
 
 @public
 def collate(samples: Sequence[Any]) -> Any:
-    """Put samples together into a batch, for the ``collate_fn=`` of a `torch.utils.data.DataLoader`.
+    """Collate samples into a batch, for the ``collate_fn=`` of a `torch.utils.data.DataLoader`.
 
-    Handles on sealed rows become one handle, with a first dimension that counts the samples, and nothing is opened.
+    Handles on sealed rows become one handle, with a new first dimension that counts the samples, and nothing is opened.
     Everything else becomes what ``torch.utils.data.default_collate`` makes of it, if torch is installed: numbers and
     tensors a tensor, strings a list; else a NumPy array, or a list. Dicts, lists, tuples and named tuples may hold
     these, to any depth.
@@ -30,21 +30,37 @@ def collate(samples: Sequence[Any]) -> Any:
     Parameters
     ----------
     samples : sequence
-        Samples that are built alike, such as those of a `SealedDataset`.
+        Samples of one structure, such as those of a `SealedDataset`.
 
     Returns
     -------
-    The batch: built like one sample, but that tuples become lists.
+    dict, list, SealedRows, torch.Tensor or numpy.ndarray
+        The batch, with the structure of one sample, except that tuples become lists.
 
     Raises
     ------
     ValueError
-        If there are none, or they are not built alike.
+        If there are no samples, or sealed rows differ in dtype or shape.
+    TypeError
+        If sealed rows are mixed with other values.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import fastrack
+    >>> key = fastrack.Key.generate()
+    >>> sealed = fastrack.seal(np.arange(12).reshape(4, 3), key, name="x")
+    >>> batch = fastrack.collate([{"x": sealed[0]}, {"x": sealed[2]}])
+    >>> batch
+    {'x': <SealedRows of 'x' I64 [2, 3]>}
+    >>> fastrack.unseal(batch["x"], key, framework="numpy")
+    array([[0, 1, 2],
+           [6, 7, 8]])
     """
     if isinstance(samples, Samples):
         return samples.stack()
     if not len(samples):
-        raise ValueError("a batch needs a sample, and none was given")
+        raise ValueError("batch: expected one sample or more, got none")
     first = samples[0]
     if isinstance(first, (SealedRows, SealedTensor)):
         return stack(samples)
@@ -54,7 +70,7 @@ def collate(samples: Sequence[Any]) -> Any:
         return {name: collate([sample[name] for sample in samples]) for name in first}
     if isinstance(first, (list, tuple)):
         if any(len(sample) != len(first) for sample in samples):
-            raise ValueError("samples of a batch must be of one length")
+            raise ValueError("batch: expected samples of one length, got several lengths")
         columns = [collate(column) for column in zip(*samples, strict=True)]
         return type(first)(*columns) if hasattr(first, "_fields") else columns
     return _collate_plain(list(samples))
@@ -71,7 +87,7 @@ def _collate_plain(leaves: list[Any]) -> Any:
 
 
 def stack(handles: Sequence[Any]) -> SealedRows:
-    """Return one handle on all of these, with a first dimension that counts them."""
+    """Return one handle on several, with a new first dimension that counts them."""
     several = [_rows_of(handle) for handle in handles]
     first = several[0]
     if isinstance(first, DatasetRows):
@@ -81,8 +97,8 @@ def stack(handles: Sequence[Any]) -> SealedRows:
     for rows in several:
         if (rows.dtype, rows.shape) != (first.dtype, first.shape):
             raise ValueError(
-                f"sealed rows of a batch must be of one dtype and shape, and {rows.dtype} {list(rows.shape)} came "
-                f"with {first.dtype} {list(first.shape)}; for samples of any length see SealedDataset.records"
+                f"sealed rows of a batch: expected {first.dtype} {list(first.shape)}, as in the first sample, got "
+                f"{rows.dtype} {list(rows.shape)}. For samples of any length see SealedDataset.records"
             )
     return StackedRows(several)
 
@@ -91,14 +107,12 @@ def _rows_of(handle: Any) -> SealedRows:
     if isinstance(handle, SealedTensor):
         return TensorRows.of(handle)
     if not isinstance(handle, SealedRows):
-        raise TypeError(
-            f"samples of a batch must be built alike: sealed rows came together with {type(handle).__name__}"
-        )
+        raise TypeError(f"sealed rows of a batch: expected sealed rows in every sample, got {type(handle).__name__}")
     return handle
 
 
 class StackedRows(SealedRows):
-    """The rows of several handles of one dtype and shape, one after the other."""
+    """Handle on the rows of several handles of one dtype and shape, stacked along a new first dimension."""
 
     __slots__ = ("_handles",)
 
@@ -122,7 +136,7 @@ class StackedRows(SealedRows):
         slices: dict[Any, tuple[SealedTensor, list[Callable[[], ByteRanges]], list[int]]] = {}
         for index, rows in enumerate(self._handles):
             for tensor, ranges in rows.slices():
-                # The same message, even if it was taken out of its file twice.
+                # A message is opened once, even if it was taken out of its file twice.
                 same = (tensor.chunks.__array_interface__["data"][0], tensor.context)
                 _, parts, shifts = slices.setdefault(same, (tensor, [], []))
                 parts.append(ranges)

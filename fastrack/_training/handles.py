@@ -1,7 +1,7 @@
-"""Where samples come from, and how handles on them travel between processes.
+"""Handles on the samples of a data set, and their transfer between processes.
 
-A handle travels as a recipe: the token of its data set, its column and its rows. Worker processes thus deal in numbers
-only: no key, no ciphertext and no plaintext ever reaches one.
+A handle pickles as the id of its data set, its column and its row numbers. Worker processes thus send numbers only: no
+key, no ciphertext and no plaintext ever reaches one.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Packed = int | bytes | tuple[bytes, tuple[int, ...]]
 
 
 class DatasetRef:
-    """What samples are of. Handles name it by its token, and hold on to it where they know it.
+    """Data set that handles refer to, by reference in its process and by id in a pickle.
 
-    token : 8 random bytes
+    dataset_id : 8 random bytes
     """
 
     __slots__ = ("__weakref__", "_checked", "count", "dataset_id", "layout")
@@ -41,13 +41,13 @@ class DatasetRef:
         _refs[self.dataset_id] = self
 
     def sample(self, rows: Row) -> dict[str, Any]:
-        """One sample, or several put together."""
+        """Return the handles on one sample, or on several stacked ones, by column."""
         return {name: self._leaf(column, rows) for column, name in enumerate(self.layout.names)}
 
     def check_contexts(self, column: int, keys: KeyRing) -> None:
-        """Authenticate, once, what tells how many samples each file has.
+        """Authenticate, once, the shapes that determine how many samples each file has.
 
-        A file that claims to have none would otherwise never be looked at, and its samples be missing unnoticed.
+        A file that claims to have none would otherwise never be opened, and its samples be missing unnoticed.
         """
         if column not in self._checked:
             for tensor in self.layout.shape_tensors(column):
@@ -60,7 +60,7 @@ class DatasetRef:
         return DatasetRows(self, column, rows)
 
     def require(self, rows: Row, column: int = 0) -> None:
-        """Refuse what this data set does not have. Worker processes send numbers, and nothing else vouches for them.
+        """Check the numbers of samples and of a column, which may come from a worker process.
 
         Raises
         ------
@@ -75,20 +75,22 @@ class DatasetRef:
             wrong = lowest if lowest < 0 else highest
             raise FormatError(
                 f"sample {wrong} of a data set of {self.count}: expected 0 to {self.count - 1}; the process that sent "
-                "this number has another data set, or is not to be trusted"
+                "this number has another data set, or was compromised"
             )
         if not 0 <= column < len(self.layout.names):
-            raise FormatError(f"column {column} of a data set of {len(self.layout.names)}: there is no such column")
+            raise FormatError(
+                f"column {column}: expected 0 to {len(self.layout.names) - 1}, the columns of the data set"
+            )
 
     def pack(self, rows: Row) -> Packed:
-        """Rows as little as they can be."""
+        """Return the row numbers in as few bytes as they take."""
         if isinstance(rows, int):
             return rows
         packed = rows.astype(self._packed_dtype).tobytes()
         return packed if rows.ndim == 1 else (packed, rows.shape)
 
     def unpack(self, packed: Packed) -> Row:
-        """What was packed."""
+        """Return the row numbers that `pack` packed."""
         if isinstance(packed, int):
             return packed
         packed, shape = packed if isinstance(packed, tuple) else (packed, (-1,))
@@ -100,7 +102,7 @@ class DatasetRef:
 
 
 class Samples(Sequence[dict[str, Any]]):
-    """Samples of a data set that were asked for together."""
+    """Sequence of samples of a data set that were selected together."""
 
     __slots__ = ("_ref", "_rows")
 
@@ -110,7 +112,7 @@ class Samples(Sequence[dict[str, Any]]):
         self._rows = rows
 
     def stack(self) -> dict[str, Any]:
-        """All of them, one handle a column."""
+        """Return one handle on all of the samples for each column."""
         return self._ref.sample(self._rows)
 
     def __len__(self) -> int:
@@ -130,7 +132,7 @@ class Samples(Sequence[dict[str, Any]]):
 
 
 class DatasetRows(SealedRows):
-    """Samples of a data set in one column: an integer for one, a vector or table of them for several."""
+    """Handle on samples of a data set in one column. `rows` is an integer, or an array of one dimension or two."""
 
     __slots__ = ("column", "ref", "rows")
 
@@ -159,7 +161,7 @@ class DatasetRows(SealedRows):
         self.ref.check_contexts(self.column, keys)
 
     def stack(self, handles: Sequence[object]) -> DatasetRows | None:
-        """Return one handle on the samples of all these, which include this one; None if some are not alike."""
+        """Return one handle on the rows of several; None if they differ in data set, column or number of rows."""
         rows = []
         for handle in handles:
             if not isinstance(handle, DatasetRows) or handle.ref is not self.ref or handle.column != self.column:
@@ -174,7 +176,7 @@ class DatasetRows(SealedRows):
 
 
 class Lengths:
-    """Lengths of records, in a process that does not know them: on the way to one that does."""
+    """Lengths of records, in a process that lacks the offsets. They are resolved in the process that has them."""
 
     __slots__ = ("ref", "rows")
 
@@ -184,19 +186,25 @@ class Lengths:
         self.rows = rows
 
     def stack(self, others: Sequence[object]) -> Lengths:
-        """With others of the same data set."""
+        """Return the lengths of several records of one data set.
+
+        Raises
+        ------
+        TypeError
+            If the records are of several data sets.
+        """
         rows = []
         for other in others:
             if not isinstance(other, Lengths) or other.ref is not self.ref:
                 raise TypeError(
-                    "lengths of records of several data sets cannot be put together in a worker process that was "
-                    "spawned; use num_workers=0, or one data set of several files"
+                    "lengths of records in a spawned worker process: expected records of one data set, got several. "
+                    "Use num_workers=0, or one data set of several files"
                 )
             rows.append(other.rows)
         return Lengths(self.ref, np.array(rows, np.int64))
 
     def resolve(self) -> Any:
-        """The lengths, if they are known here: an integer, or a tensor."""
+        """Return the lengths, as an integer or an array, or this object if the offsets are unknown in this process."""
         layout = self.ref.layout
         assert isinstance(layout, RecordLayout)
         if layout.offsets is None:
@@ -211,13 +219,13 @@ class Lengths:
         return unpickle, ("Lengths", self.ref.dataset_id, self.ref.pack(self.rows))
 
 
-# Across processes. Whatever comes is looked up by its token among what lives here.
+# Pickles. Ids are looked up among the data sets of this process.
 
 _refs: WeakValueDictionary[bytes, DatasetRef] = WeakValueDictionary()
 
 
 def get_or_create(dataset_id: bytes, layout: Layout) -> DatasetRef:
-    """The origin of that token; a new one, if it is not known here."""
+    """Return the data set of that id, and make it if this process does not have it."""
     return _refs.get(dataset_id) or DatasetRef(layout, dataset_id)
 
 
@@ -225,8 +233,8 @@ def _find_ref(dataset_id: bytes) -> DatasetRef:
     ref = _refs.get(dataset_id)
     if ref is None:
         raise ClosedError(
-            "these samples are of a data set that is not in this process, or no longer; keep the SealedDataset that "
-            "its DataLoader was made with, and use its samples in that process"
+            "unpickling samples: expected their data set in this process, got none. Keep the SealedDataset that the "
+            "DataLoader was made with, and use its samples in that process"
         )
     return ref
 
@@ -238,7 +246,7 @@ def restore_rows(dataset_id: bytes, column: int, packed: Packed) -> DatasetRows:
 
 
 def restore_samples(dataset_id: bytes, packed: Packed) -> Samples:
-    """Make the samples that a pickle holds."""
+    """Return the samples that a pickle describes."""
     ref = _find_ref(dataset_id)
     rows = ref.unpack(packed)
     assert not isinstance(rows, int)
@@ -246,6 +254,6 @@ def restore_samples(dataset_id: bytes, packed: Packed) -> Samples:
 
 
 def restore_lengths(dataset_id: bytes, packed: Packed) -> Any:
-    """Make the lengths that a pickle holds."""
+    """Return the lengths that a pickle describes."""
     ref = _find_ref(dataset_id)
     return Lengths(ref, ref.unpack(packed)).resolve()

@@ -1,6 +1,6 @@
-"""The skeleton of a checkpoint: what is left of a nest when its arrays are taken out, as canonical JSON.
+"""Skeletons of checkpoints: canonical JSON of a nest, with numbers in place of its arrays.
 
-It says what each thing is and runs nothing: no class or function is named in it.
+A skeleton holds the type of each value, and no names of classes or functions; nothing of it is run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fastrack.errors import FormatError
 
 _VERSION = 1
 _MAX_DEPTH = 64
-_MAX_BARE = 2**53  # a whole number past it is written in hexadecimal, since not every reader of JSON would keep it
+_MAX_BARE = 2**53  # larger integers are written in hexadecimal, since not every JSON parser keeps them exactly
 
 _PLAIN = {type(None), bool, int, float, str, bytes}
 
@@ -27,14 +27,14 @@ Fetch = Callable[[int, Framework], Any]
 
 
 def encode_state(state: Any) -> tuple[bytes, list[Any]]:
-    """The skeleton of a nest, and the arrays it refers to by their number, each memory once.
+    """Return the skeleton of a nest, and the arrays that it refers to by number, each memory once.
 
     Raises
     ------
     TypeError
-        If something in it cannot be kept: says where it stands.
+        If a value has another type than a checkpoint can hold. The message has its path in the nest.
     ValueError
-        If it is nested too deep, as one that holds itself is.
+        If it is nested too deep, as one that contains itself is.
     """
     encoder = _Encoder()
     document = {"checkpoint": _VERSION, "state": encoder.encode_value(state, "state", 0)}
@@ -42,26 +42,26 @@ def encode_state(state: Any) -> tuple[bytes, list[Any]]:
 
 
 def decode_state(skeleton: bytes, fetch: Fetch) -> Any:
-    """The nest of a skeleton, with `fetch(number, framework)` in place of each array.
+    """Return the nest of a skeleton, with the result of `fetch(number, framework)` for each array.
 
     Raises
     ------
     FormatError
-        If it is no skeleton.
+        If `skeleton` is malformed.
     """
     try:
         document = json.loads(skeleton, parse_constant=_refuse_number, parse_float=_refuse_number)
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"the skeleton of a checkpoint is JSON, and this is not: {error}") from None
+        raise FormatError(f"skeleton of a checkpoint: expected JSON: {error}. Save the checkpoint again") from None
     if type(document) is not dict or document.keys() != {"checkpoint", "state"}:
-        raise FormatError("the skeleton of a checkpoint has the members checkpoint and state, and this has not")
+        raise FormatError("skeleton of a checkpoint: expected the members checkpoint and state, got others")
     if type(document["checkpoint"]) is not int or document["checkpoint"] != _VERSION:
-        raise FormatError(f"the checkpoint is not of version {_VERSION}, which this fastrack reads; update it")
+        raise FormatError(f"skeleton of a checkpoint: expected version {_VERSION}, got another. Update fastrack")
     return _Decoder(fetch).decode_value(document["state"], 0)
 
 
 def _refuse_number(_: str) -> NoReturn:
-    raise ValueError("it has a number that is not whole")
+    raise ValueError("expected integers, got another number")
 
 
 class _Encoder:
@@ -70,9 +70,9 @@ class _Encoder:
         self._numbers: dict[Hashable, int] = {}
 
     def encode_value(self, value: Any, path: str, depth: int) -> Any:
-        """What stands for `value` in the skeleton. None, booleans, text and most whole numbers stand for themselves."""
+        """Return the entry of a value in the skeleton. None, bool, str and most int values are their own entries."""
         if depth > _MAX_DEPTH:
-            raise ValueError(f"{path:.80}... is more than {_MAX_DEPTH} levels deep; does something hold itself?")
+            raise ValueError(f"{path:.80}...: expected at most {_MAX_DEPTH} levels. Does a value contain itself?")
         kind = type(value)
         if kind in _PLAIN:
             return _encode_plain(value, path)
@@ -85,7 +85,7 @@ class _Encoder:
 
     def _encode_entry(self, key: Any, value: Any, path: str, depth: int) -> list[Any]:
         if type(key) not in {str, int}:
-            raise TypeError(f"{path} has a key of type {type(key).__qualname__}, which is no text and no whole number")
+            raise TypeError(f"{path}: expected keys of type str or int, got {type(key).__qualname__}")
         item_path = f"{path}[{key!r:.40}]"
         return [self.encode_value(key, item_path, depth + 1), self.encode_value(value, item_path, depth + 1)]
 
@@ -98,9 +98,8 @@ class _Encoder:
             _require_saveable(value, path)
         elif type(value) not in {np.ndarray, np.memmap}:
             raise TypeError(
-                f"{path} is of type {type(value).__qualname__}, which a checkpoint does not keep; it keeps dicts with "
-                "keys of text and whole numbers, lists, tuples, None, booleans, numbers, text, bytes, and arrays of "
-                "torch and NumPy: make it one of these, and back when it was loaded"
+                f"{path}: expected a dict with str and int keys, list, tuple, None, bool, int, float, str, bytes, "
+                f"torch tensor, NumPy array or NumPy scalar, got {type(value).__qualname__}. Convert it first"
             )
         try:
             arrays.describe(value)
@@ -116,9 +115,9 @@ def _require_saveable(tensor: Any, path: str) -> None:
     import torch
 
     if type(tensor) not in {torch.Tensor, torch.nn.Parameter} or tensor.layout != torch.strided:
-        raise TypeError(f"{path} is a {type(tensor).__qualname__} ({tensor.layout}), and not a dense torch.Tensor")
+        raise TypeError(f"{path}: expected a dense torch.Tensor, got {type(tensor).__qualname__} ({tensor.layout})")
     if tensor.device.type != "cpu":
-        raise TypeError(f"{path} is on {tensor.device}, and a file is written from host memory; move it, with .cpu()")
+        raise TypeError(f"{path}: expected a tensor in host memory, got one on {tensor.device}. Move it with .cpu()")
 
 
 def _encode_plain(value: Any, path: str) -> Any:
@@ -132,12 +131,12 @@ def _encode_plain(value: Any, path: str) -> Any:
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise TypeError(f"{path} is no Unicode text: it holds lone surrogates") from None
+            raise TypeError(f"{path}: expected Unicode text, got lone surrogates in it") from None
     return value
 
 
 class _Decoder:
-    """Every value may be wrong: who has the key may have written anything."""
+    """Decoder of a skeleton. All values are checked, since any holder of the key may have written it."""
 
     def __init__(self, fetch: Fetch) -> None:
         self._fetch = fetch
@@ -155,7 +154,7 @@ class _Decoder:
 
     def decode_value(self, item: Any, depth: int) -> Any:
         if depth > _MAX_DEPTH:
-            raise FormatError(f"the skeleton of a checkpoint is more than {_MAX_DEPTH} levels deep")
+            raise FormatError(f"skeleton of a checkpoint: expected at most {_MAX_DEPTH} levels, got more")
         if item is None or type(item) in {bool, int, str}:
             return item
         if type(item) is not list or len(item) != 2 or type(item[0]) is not str or item[0] not in self._decoders:
@@ -181,7 +180,7 @@ class _Decoder:
     def _scalar(self, number: Any, _: int) -> Any:
         array = self._fetch(_number(number), "numpy")
         if array.ndim:
-            raise FormatError(f"array {number} of a checkpoint should be a scalar, and has shape {list(array.shape)}")
+            raise FormatError(f"array {number} of a checkpoint: expected a scalar, got shape {list(array.shape)}")
         return array[()]
 
 
@@ -214,8 +213,8 @@ def _number(number: Any) -> int:
 
 
 def _unreadable(item: Any) -> FormatError:
-    # Never the item itself: it is what the checkpoint keeps secret.
+    # The item itself is secret, and not in the message.
     return FormatError(
-        f"the skeleton of a checkpoint holds a {type(item).__name__} that this version of fastrack cannot read; update "
-        "fastrack, or save the checkpoint again"
+        f"skeleton of a checkpoint: expected entries of this version of fastrack, got another {type(item).__name__}. "
+        "Update fastrack, or save the checkpoint again"
     )
