@@ -54,6 +54,7 @@ check: $(STAMP)  ## lint, formatting, spelling, types, documentation
 bench: $(STAMP)  ## measure; the machine should be idle
 	$(BIN)/python -m pytest bench --benchmark-only --benchmark-sort=name
 	$(BIN)/fastrack bench
+	-$(BIN)/python -m bench.targets  # which ends with 1 if a target is missed
 
 PEERS := .venv-peers
 PEERS_OPTIONS ?=

@@ -1,7 +1,4 @@
-"""The steps of `fastrack bench`, one idea after another, on `cpu`: the same objects, timed by pytest-benchmark.
-
-`python -m bench.agree` compares what the two find.
-"""
+"""The steps of `fastrack bench`, one idea after another, on `cpu`: the same objects, timed by pytest-benchmark."""
 
 from __future__ import annotations
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import MIB, size_name, sizes
+from conftest import MIB, import_private, size_name, sizes
 
 from fastrack import seal, unseal
-from fastrack._bench.paths import BouncePath, ParallelBouncePath
 
+BouncePath, ParallelBouncePath = (
+    import_private(f"fastrack._bench.paths:{name}", f"fastrack.bounce:{name}")
+    for name in ("BouncePath", "ParallelBouncePath")
+)
 SIZES = [4 << 10, MIB, 16 * MIB, 64 * MIB, 256 * MIB]
 SMALL, MIDDLE, LARGE = SIZES[1:4]
 all_sizes = sizes(*SIZES)

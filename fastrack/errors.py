@@ -1,15 +1,15 @@
-"""Everything fastrack raises on purpose.
+"""Exceptions of fastrack.
 
-Every message says what was wrong and what to do next, and none holds a secret. All of them survive a pickle, since a
-worker process may be the one to raise them.
+Every message says what failed and what to do next, and none contains a secret. All exceptions can be pickled, since a
+worker process may raise them.
 """
 
 # FastrackError
-# ├── AuthenticationError      a message is not what its owner sealed, or not under this key and context
-# ├── FormatError              not a sealed message, sealed file or key file at all      (a ValueError too)
-# ├── UnknownKeyError          sealed under a key that was not given                     (a LookupError too)
-# ├── KeyPermissionError       a key file that others own or may read                    (a PermissionError too)
-# ├── DeviceError              the device is absent, busy or cannot do what was asked
+# ├── AuthenticationError      a message was altered, or sealed under another key or context
+# ├── FormatError              not a sealed message, sealed file, key or key file        (also a ValueError)
+# ├── UnknownKeyError          sealed under a key that was not given                     (also a LookupError)
+# ├── KeyPermissionError       a key file that others own or may read                    (also a PermissionError)
+# ├── DeviceError              the device is absent, busy or incapable of an operation
 # └── ClosedError              used after it was closed or wiped
 
 from __future__ import annotations
@@ -28,30 +28,49 @@ __all__ = [
 
 
 class FastrackError(Exception):
-    """The base of every error that fastrack raises on purpose.
+    """The base class of all exceptions of fastrack.
 
     Attributes
     ----------
     path : pathlib.Path or None
-        The sealed file that the error is about, where one is known.
+        The sealed file that the error is about, if known.
     """
 
     path: Path | None = None
 
 
 class AuthenticationError(FastrackError):
-    """A message is not what its owner sealed, or was not sealed under this key and context.
+    """A message that was altered, or sealed under another key or context.
 
     Parameters
     ----------
     message : str
-        What happened, and what to do next.
+        What failed, and what to do next.
     tensor : str, optional
-        The name of the tensor, kept as ``.tensor``; None where the message has no name.
+        The name of the tensor, kept as ``.tensor``; None if the message has no name.
     chunk : int, optional
-        The first chunk that failed, counted from 0, kept as ``.chunk``; None where the header failed, before any chunk.
+        The first chunk that failed, counted from 0, kept as ``.chunk``; None if the header failed.
     path : pathlib.Path, optional
-        The file that holds the message, kept as ``.path``; None where it is not in a file.
+        The file that holds the message, kept as ``.path``; None if it is not in a file.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import numpy as np
+    >>> import fastrack
+    >>> key = fastrack.Key.generate()
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "data.sealed"
+    ...     fastrack.save_file({"x": np.arange(10)}, path, key=key)
+    ...     content = bytearray(path.read_bytes())
+    ...     content[-1] ^= 1
+    ...     _ = path.write_bytes(content)
+    ...     try:
+    ...         fastrack.verify_file(path, keys=key)
+    ...     except fastrack.AuthenticationError as error:
+    ...         print(error.tensor, error.chunk)
+    x 0
     """
 
     tensor: str | None
@@ -67,24 +86,24 @@ class AuthenticationError(FastrackError):
 
 
 class FormatError(FastrackError, ValueError):
-    """The bytes cannot be what they were taken for: a sealed message, a sealed file, a key or a key file."""
+    """Bytes that are no sealed message, sealed file, key or key file, though one was expected."""
 
 
 class UnknownKeyError(FastrackError, LookupError):
-    """No key was given, or the key that something was sealed under is not among those given."""
+    """A missing key: none was given, or not the one that a tensor was sealed under."""
 
 
 class KeyPermissionError(FastrackError, PermissionError):
-    """The key file belongs to another user or may be read by others, so it is not read at all."""
+    """A key file that belongs to another user or that others may access; it is not read."""
 
 
 class DeviceError(FastrackError):
-    """The device is absent, is busy, or cannot do what was asked of it."""
+    """A device that is absent, busy or incapable of the requested operation."""
 
 
 class ClosedError(FastrackError):
-    """It was used after it had been closed or wiped."""
+    """An object that was used after it had been closed or wiped."""
 
 
 for _name in __all__:
-    globals()[_name].__module__ = "fastrack"  # the path that users import it from
+    globals()[_name].__module__ = "fastrack"  # the path that users import them from

@@ -1,11 +1,11 @@
-// AES in counter mode, by table, for one chunk at a time (FIPS 197; NIST SP 800-38D, section 6.5).
+// AES in counter mode, with tables, for one chunk at a time (FIPS 197; NIST SP 800-38D, section 6.5).
 //
 // Words are little-endian columns of the state: row 0 in the lowest byte. T0[x] is the column (2s, s, s, 3s) that
-// MixColumns makes of s = S[x]; T1 is the same, rotated up by a byte. T2 and T3 are these two, rotated by two bytes after
-// the lookup.
+// MixColumns computes from s = S[x]; T1 is the same, rotated up by a byte. T2 and T3 are these two, rotated by two
+// bytes after the lookup.
 //
-// In shared memory every entry stands 32 times, once for each lane of a warp, so that a lane only ever reads its own bank:
-// what it looks up shows neither in conflicts nor in a cache.
+// Shared memory holds every entry 32 times, once for each lane of a warp. A lane reads only its own bank, so the index
+// of a lookup affects neither bank conflicts nor a cache.
 
 #define TABLE_BYTES 65536
 #define ROW_BYTES 128
@@ -23,20 +23,20 @@ struct Aes {
     static constexpr int SCHEDULE_WORDS = 4 * (ROUNDS + 1);
 };
 
-// What the keystream of a chunk has in common: only the last two bytes of its counter blocks differ, so after round 1
-// two columns do, and half of round 2 is the same for all.
+// The common part of a chunk's keystream: its counter blocks differ only in the last two bytes, so after round 1 only
+// two columns differ, and half of round 2 is the same for all.
 struct Start {
-    u32 first[2];   // round 1: columns 0 and 1, without what comes from the counter
-    u32 second[4];  // round 2: the part that comes from columns 2 and 3
+    u32 first[2];   // round 1: columns 0 and 1, without the part of the counter
+    u32 second[4];  // round 2: the part of columns 2 and 3
 };
 
-// The tables as one lane sees them.
+// The tables of one lane.
 struct Tables {
-    u32 lane;  // where this lane's column of T0 starts in shared memory
+    u32 lane;  // address of this lane's column of T0 in shared memory
 
     template <int TABLE, int BYTE>
     __device__ __forceinline__ u32 at(u32 column) const {
-        // A dot product of bytes picks one, scales it to a row and adds the start.
+        // A dot product of bytes selects one, multiplies it by the size of a row and adds the start.
         const u32 place = __dp4a(column, static_cast<u32>(ROW_BYTES) << 8 * BYTE, lane);
         return *static_cast<const u32*>(__cvta_shared_to_generic(place + TABLE));
     }
@@ -46,8 +46,8 @@ __device__ __forceinline__ u32 swap_bytes(u32 word) { return __byte_perm(word, 0
 __device__ __forceinline__ u32 rotate_16(u32 word) { return __byte_perm(word, 0, 0x1032); }
 __device__ __forceinline__ u32 rotate_8(u32 word) { return __byte_perm(word, 0, 0x2103); }
 
-// The S-box (FIPS 197, figure 7). A thread reads the entry of its own number, never one that data choose, so that the
-// addresses are the same for every key; and to read it takes a seventh of the instructions of an inversion.
+// The S-box (FIPS 197, figure 7). A thread reads the entry of its own number, so that the addresses do not depend on
+// data or keys. A read takes a seventh of the instructions of an inversion.
 __device__ const u8 SBOX[256] = {
     0x63, 0x7c, 0x77, 0x7b, 0xf2, 0x6b, 0x6f, 0xc5, 0x30, 0x01, 0x67, 0x2b, 0xfe, 0xd7, 0xab, 0x76,
     0xca, 0x82, 0xc9, 0x7d, 0xfa, 0x59, 0x47, 0xf0, 0xad, 0xd4, 0xa2, 0xaf, 0x9c, 0xa4, 0x72, 0xc0,
@@ -67,7 +67,7 @@ __device__ const u8 SBOX[256] = {
     0x8c, 0xa1, 0x89, 0x0d, 0xbf, 0xe6, 0x42, 0x68, 0x41, 0x99, 0x2d, 0x0f, 0xb0, 0x54, 0xbb, 0x16,
 };
 
-// Fills the tables; every thread of a block of 512 takes one entry of one table. Needs a barrier afterwards.
+// Fills the tables, one entry of one table by each of the 512 threads of a block. A barrier must follow.
 __device__ __forceinline__ void fill_tables(u8* tables) {
     const u32 x = threadIdx.x & 255, s = SBOX[x], s2 = s << 1 ^ (s >> 7) * 0x11b;
     u32 entry = s2 | s << 8 | s << 16 | (s2 ^ s) << 24;
@@ -76,7 +76,7 @@ __device__ __forceinline__ void fill_tables(u8* tables) {
         entry = rotate_8(entry);
         place += T1;
     }
-    // Lanes start at different places, so that their writes fall into different banks.
+    // Lanes start at different offsets, so that they write to different banks.
     for (u32 i = 0; i < 8; ++i) {
         reinterpret_cast<uint4*>(place)[i + threadIdx.x & 7] = make_uint4(entry, entry, entry, entry);
     }
@@ -86,22 +86,22 @@ __device__ __forceinline__ uint4 round_key(const u32* schedule, int round) {
     return reinterpret_cast<const uint4*>(schedule)[round];
 }
 
-// A column of one round: SubBytes, ShiftRows, MixColumns, AddRoundKey.
+// Returns a column after one round: SubBytes, ShiftRows, MixColumns, AddRoundKey.
 __device__ __forceinline__ u32 mix(Tables t, u32 a, u32 b, u32 c, u32 d, u32 key) {
     return t.at<T0, 0>(a) ^ t.at<T1, 1>(b) ^ key ^ rotate_16(t.at<T0, 2>(c) ^ t.at<T1, 3>(d));
 }
 
-// The same of the last round, which has no MixColumns. S[x] is the second byte of T0[x].
+// Returns a column after the last round, which has no MixColumns. S[x] is the second byte of T0[x].
 __device__ __forceinline__ u32 last(Tables t, u32 a, u32 b, u32 c, u32 d, u32 key) {
     const u32 low = __byte_perm(t.at<T0, 0>(a), t.at<T0, 1>(b), 0x0051);
     const u32 high = __byte_perm(t.at<T0, 2>(c), t.at<T0, 3>(d), 0x5100);
     return __byte_perm(low, high, 0x7610) ^ key;
 }
 
-// What all counter blocks nonce || counter have in common, for counters below 65536.
+// Returns the common part of all counter blocks nonce || counter, for counters below 65536.
 __device__ __forceinline__ Start start(Tables t, const u32* schedule, u32 n0, u32 n1, u32 n2) {
     const uint4 k0 = round_key(schedule, 0), k1 = round_key(schedule, 1), k2 = round_key(schedule, 2);
-    const u32 s0 = n0 ^ k0.x, s1 = n1 ^ k0.y, s2 = n2 ^ k0.z, s3 = k0.w;  // only rows 0 and 1 of s3 are looked at
+    const u32 s0 = n0 ^ k0.x, s1 = n1 ^ k0.y, s2 = n2 ^ k0.z, s3 = k0.w;  // only rows 0 and 1 of s3 are used
     Start made;
     made.first[0] = t.at<T0, 0>(s0) ^ t.at<T1, 1>(s1) ^ rotate_16(t.at<T0, 2>(s2)) ^ k1.x;
     made.first[1] = t.at<T0, 0>(s1) ^ t.at<T1, 1>(s2) ^ rotate_16(t.at<T1, 3>(s0)) ^ k1.y;
@@ -113,7 +113,7 @@ __device__ __forceinline__ Start start(Tables t, const u32* schedule, u32 n0, u3
     return made;
 }
 
-// The first two rounds of one counter.
+// Returns the state of one counter block after two rounds.
 __device__ __forceinline__ uint4 two_rounds(Tables t, const u32* schedule, const Start& made, u32 counter) {
     const u32 s3 = swap_bytes(counter) ^ schedule[3];
     const u32 r0 = made.first[0] ^ rotate_16(t.at<T1, 3>(s3)), r1 = made.first[1] ^ rotate_16(t.at<T0, 2>(s3));
@@ -133,7 +133,7 @@ __device__ __forceinline__ uint4 last_round(Tables t, uint4 s, uint4 k) {
                       last(t, s.z, s.w, s.x, s.y, k.z), last(t, s.w, s.x, s.y, s.z, k.w));
 }
 
-// The keystream block of one counter: bytes in memory order.
+// Returns the keystream block of one counter, with its bytes in memory order.
 template <int BITS>
 __device__ __forceinline__ uint4 keystream(Tables t, const u32* schedule, const Start& made, u32 counter) {
     uint4 s = two_rounds(t, schedule, made, counter);
@@ -146,7 +146,7 @@ struct Two {
     uint4 a, b;
 };
 
-// The keystream blocks of two counters: every round key is read once for both.
+// Returns the keystream blocks of two counters, and reads every round key once for both.
 template <int BITS>
 __device__ __forceinline__ Two keystreams(Tables t, const u32* schedule, const Start& made, u32 a, u32 b) {
     Two s = {two_rounds(t, schedule, made, a), two_rounds(t, schedule, made, b)};

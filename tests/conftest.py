@@ -13,7 +13,7 @@ sys.path.append(str(Path(__file__).parents[1]))  # and `bench`, which opens a GP
 
 
 def pytest_addoption(parser, pluginmanager):
-    parser.addoption("--gpu", metavar="DEVICE", default="cuda:0", help="the GPU that tests/gpu use, if it is there")
+    parser.addoption("--gpu", metavar="DEVICE", help="the GPU for tests/gpu and tests/kernels: cuda:N, or stand-in")
     if not pluginmanager.has_plugin("timeout"):  # as on a machine that is lent with its GPU
         parser.addini("timeout", "seconds a test, which only pytest-timeout enforces")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from bench.compare.errors import CannotCompareError
 
 SHARE = 0.2
-_CHANNEL = Path("fastrack") / "channel.py"
+_CHANNEL = Path("fastrack") / "_transfer" / "channel.py"
 _PLANT = f"""
 
 def _slowed(run: Any) -> Any:
@@ -25,20 +25,21 @@ def _slowed(run: Any) -> Any:
     return slow
 
 
-Channel._run = _slowed(Channel._run)
+Channel._receive = _slowed(Channel._receive)
+Channel._send = _slowed(Channel._send)
 """
 
 
 def plant(source: Path) -> None:
-    """Make the transfer loop of the tree in `source` take 20 % longer.
+    """Make the transfer loops of the tree in `source` take 20 % longer.
 
     Raises
     ------
     CannotCompareError
-        If the loop is not where it was.
+        If `Channel` has no such loops.
     """
     channel = source / _CHANNEL
     text = channel.read_text()
-    if text.count("    def _run(\n") != 1:
-        raise CannotCompareError(f"{_CHANNEL} has no method _run any more; let bench/compare/selftest.py slow what is")
+    if not ("    def _receive(" in text and "    def _send(" in text):
+        raise CannotCompareError(f"{_CHANNEL} has no _receive and _send; update bench/compare/selftest.py")
     channel.write_text(text + _PLANT)

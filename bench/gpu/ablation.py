@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from unittest.mock import patch
-
 from bench.gpu.plan import size_of
 from bench.gpu.timing import Row, interleave, wall
 from fastrack._bench.steps import DIRECTIONS, notes, open_steps
-from fastrack._devices.cuda.device import CudaDevice
-from fastrack._transfer import channel
 
 
 def measure(gpu, plan, say):
@@ -19,10 +15,7 @@ def measure(gpu, plan, say):
     for direction in DIRECTIONS:
         for size in plan.ablation_sizes:
             say(f"    {direction}, {size_of(size)}")
-            with (
-                patch.object(channel, "open_device", lambda *_, **__: CudaDevice(driver)),
-                open_steps(direction, size, device=driver.name, driver=driver) as opened,
-            ):
+            with open_steps(direction, size, device=driver.name, driver=driver) as opened:
                 opened.check()
                 found = interleave({step.name: lambda _, run=step.run: wall(run) for step in opened.steps}, plan)
             settings = {"direction": direction, "bits": 256}

@@ -49,8 +49,8 @@ class ParallelBounce:
 
     def __init__(self, gpu, stream, size, bits=256):
         self._gpu, self._stream, self._bits = gpu, stream, bits
-        self._engine = aead.engine()
-        self._owner = self._engine.prepare(self._key())
+        self._engine = aead.get_engine()
+        self._owner = self._engine.expand_key(self._key())
         self._plain = _touched(size)
         self._bounce = gpu.host(ciphertext_size(size))
         self._there = gpu.memory(ciphertext_size(size))
@@ -62,7 +62,7 @@ class ParallelBounce:
 
     def move(self, message):
         assert self._engine.open_run(self._owner, message, self._plain, 0) is None
-        session = self._engine.prepare(self._key())
+        session = self._engine.expand_key(self._key())
         self._engine.seal_run(session, self._plain, self._bounce, 0)
         session.wipe()
         self._gpu.upload(self._there.pointer, self._bounce, self._stream)

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from unittest.mock import patch
 
 from fastrack import Channel
 from fastrack._devices.cuda.device import CudaDevice
-from fastrack._transfer import channel
+from fastrack._transfer.channel import DEPTH
 
 
 @contextmanager
 def channel_on(driver, key, *, share=1.0, slab=None, lead=None, depth=None):
-    """A channel over this driver. What is not given is as fastrack has it."""
+    """Open a channel over this driver. Settings that are absent are those of `defaults`."""
     device = CudaDevice(driver, share=share)
-    device.slab = slab or device.slab
-    device.lead = min(lead or device.lead, device.slab)
-    with (
-        patch.object(channel, "open_device", lambda *_, **__: device),
-        patch.object(channel, "_DEPTH", depth or channel._DEPTH),
-    ):
-        opened = Channel(driver.name, keys=key)
-    with opened:
-        yield opened
+    device.max_slab_size = slab or device.max_slab_size
+    device.first_slab_size = min(lead or device.first_slab_size, device.max_slab_size)
+    with Channel._from_device(device, keys=key, depth=depth or DEPTH) as channel:
+        yield channel
 
 
 def defaults():
-    """What fastrack does where nobody says."""
-    return {"slab": CudaDevice.slab, "lead": CudaDevice.lead, "depth": channel._DEPTH}
+    """Return the settings of a channel to which none are given."""
+    return {"slab": CudaDevice.max_slab_size, "lead": CudaDevice.first_slab_size, "depth": DEPTH}

@@ -99,9 +99,9 @@ class Gpu:
         """Allocate page-locked host memory."""
         return self.driver.host(size)
 
-    def stream(self, *, urgent=False):
+    def stream(self, *, high_priority=False):
         """Make a stream."""
-        return self.driver.stream(urgent=urgent)
+        return self.driver.stream(high_priority=high_priority)
 
     def upload(self, pointer, source, stream):
         """Copy page-locked memory to the device."""

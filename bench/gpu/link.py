@@ -16,7 +16,7 @@ _PIN = 8 << 20
 def measure(gpu, plan, say):
     """Yield rows of copies by size, of the fill by threads, and of an allocation."""
     size = max(plan.link_sizes)
-    stream, locked, there = gpu.stream(urgent=True), gpu.host(size), gpu.memory(size)
+    stream, locked, there = gpu.stream(high_priority=True), gpu.host(size), gpu.memory(size)
     locked[:] = 7
 
     def up(count):

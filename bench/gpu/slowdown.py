@@ -55,7 +55,7 @@ class _Case:
         stock = noise(size + (1 << 20))
         self._sealed = [seal(stock[start : start + size], self.key) for start in (0, 1 << 20)]
         self._out = [gpu.array(size) for _ in self._sealed]
-        self._locked, self._stream = gpu.host(size), gpu.stream(urgent=True)
+        self._locked, self._stream = gpu.host(size), gpu.stream(high_priority=True)
         self._locked[:] = stock[:size]
         self._pointers = [gpu.pointer(array) for array in self._out]
 

@@ -1,58 +1,30 @@
-"""What the figures are to reach."""
+"""The targets of a GPU."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from bench.gpu import slowdown, transfers
 from bench.gpu.plan import MIB, size_of
+from bench.metric import Metric
 
 _LARGE = 256 * MIB
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """One figure next to what it is to reach.
-
-    value : None if it was not measured
-    at_most : whether it is to stay below `reach`, rather than above
-    aim : what would be better still
-    """
-
-    name: str
-    value: float | None
-    unit: str
-    reach: float
-    at_most: bool = False
-    aim: float | None = None
-
-    @property
-    def is_met(self):
-        if self.value is None:
-            return None
-        return self.value <= self.reach if self.at_most else self.value >= self.reach
-
-    def as_dict(self):
-        fields = ("name", "value", "unit", "reach", "at_most", "aim", "is_met")
-        return {name: getattr(self, name) for name in fields}
-
-
-def targets(rows, large=_LARGE):
-    """All of them, in order; for every size from `large` on, and for that one even if it was not measured."""
+def check_targets(rows, large=_LARGE):
+    """Return a `Metric` for every target, at each size from `large` on, and at `large` even if not measured."""
     sizes = sorted({row.size for row in rows if row.step in {"kernels", "transfers"} and row.size >= large} | {large})
     found = []
     for size in sizes:
         opened = _row(rows, "kernels", "open", size, bits=256, share="1")
         name = f"open kernel, AES-256, {size_of(size)}"
-        found.append(Target(name, opened and opened.gbps, "GB/s", 150, aim=250))
+        found.append(Metric(name, opened and opened.gbps, "GB/s", 150, aim=250))
     for size in sizes:
         name = f"to_device(sealed) / page-locked copy, {size_of(size)}"
-        found.append(Target(name, _ratio(rows, size, transfers.SEALED, transfers.LOCKED), "x", 0.95))
+        found.append(Metric(name, _ratio(rows, size, transfers.SEALED, transfers.LOCKED), "x", 0.95))
     name = f"to_device(sealed) / bounce path, {size_of(large)}"
-    found.append(Target(name, _ratio(rows, large, transfers.SEALED, transfers.BOUNCE), "x", 10))
+    found.append(Metric(name, _ratio(rows, large, transfers.SEALED, transfers.BOUNCE), "x", 10))
     beside = next((row for row in rows if row.settings.get("beside") == slowdown.beside(1 / 4)), None)
     value = beside and beside.settings["slowed"]
-    found.append(Target("matrix product beside a stream at share 1/4 / alone", value, "x", 1.1, at_most=True))
+    found.append(Metric("matrix product beside a stream at share 1/4 / alone", value, "x", 1.1, at_most=True))
     return found
 
 

@@ -45,7 +45,7 @@ class _Case:
     def __init__(self, gpu, channel, key, size, stock, plan):
         self._gpu, self._channel, self._key = gpu, channel, key
         count = sets_of(size, plan, most=32)
-        self._stream = self._gpu.stream(urgent=True)
+        self._stream = self._gpu.stream(high_priority=True)
         self._plains = Plains(size, count, stock)
         self._sealed = [seal(self._plains[n], key) for n in range(count)]
         self._out = [gpu.array(size) for _ in range(count)]

@@ -105,7 +105,7 @@ class ParallelBouncePath:
 
     def __init__(self, nbytes: int, bits: int = 256) -> None:
         self._bits = bits
-        self._engine = aead.engine()
+        self._engine = aead.get_engine()
         self._owner = new_key(bits)
         self._plain = touched(nbytes)
         self._bounce = touched(cobblestone.ciphertext_size(nbytes))
@@ -149,7 +149,7 @@ class OneSlab:
     def __init__(self, device: Device, nbytes: int) -> None:
         self._device = device
         self._slab = Slab(0, 0, nbytes, cobblestone.ciphertext_size(nbytes))
-        self._slot = device.slot(self._slab.sealed)
+        self._slot = device.staging_buffer(self._slab.sealed_size)
         self.sealed = self._slot.memory
         self.sealed.fill(0)
 
@@ -159,8 +159,8 @@ class OneSlab:
         try:
             work.open(self._slab, self.sealed, self._slot)
         finally:
-            work.end()
-        bad = work.verdict()
+            work.finish()
+        bad = work.result()
         if bad is not None:
             self._device.clear(target)
             raise AuthenticationError(f"chunk {bad} of the message was altered", chunk=bad)
@@ -171,9 +171,9 @@ class OneSlab:
         try:
             work.seal(self._slab, self.sealed, self._slot)
         finally:
-            work.end()
+            work.finish()
         self._slot.wait()
-        work.verdict()
+        work.result()
 
     def close(self) -> None:
         """Wipe the memory and let go of the device."""
@@ -190,7 +190,7 @@ class OneBlockPath:
 
     def __init__(self, driver: Driver, nbytes: int, bits: int = 256) -> None:
         self._bits = bits
-        self._engine = aead.engine(threads=1)
+        self._engine = aead.get_engine(threads=1)
         self._owner = new_key(bits)
         self._plain = touched(nbytes)
         self._there = OneSlab(CudaDevice(driver, share=_ONE_BLOCK), nbytes)
@@ -273,7 +273,7 @@ def _decrypt(cipher: AESGCM, message: Bytes, out: Bytes) -> None:
 
 
 def _seal_chunks(engine: Engine, key: MessageKey, plain: Bytes, message: Bytes) -> None:
-    schedule = engine.prepare(key)
+    schedule = engine.expand_key(key)
     try:
         engine.seal_run(schedule, plain, message, 0)
     finally:
@@ -281,7 +281,7 @@ def _seal_chunks(engine: Engine, key: MessageKey, plain: Bytes, message: Bytes) 
 
 
 def _open_chunks(engine: Engine, key: MessageKey, message: Bytes, plain: Bytes) -> None:
-    schedule = engine.prepare(key)
+    schedule = engine.expand_key(key)
     try:
         bad = engine.open_run(schedule, message, plain, 0)
     finally:

@@ -7,28 +7,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastrack._util.units import size_of
+from fastrack._util.units import format_size
 from fastrack.errors import FastrackError
 
 if TYPE_CHECKING:
-    from fastrack._bench.measure import Row
     from fastrack._bench.runner import Measured
-    from fastrack._util.trace import Span
 
 _COLOURS = ("#8c2d19", "#d9773b", "#c9b458", "#2f6f8f", "#b5b5b5")  # from the bounce path to the plain copy
-_WHOLE = ("to_device", "to_host")
-_OF_SPANS = {
-    "prepare": "tab:gray",
-    "wait": "tab:red",
-    "source": "tab:blue",
-    "submit": "tab:cyan",
-    "issue": "tab:purple",
-    "copy": "tab:orange",
-    "open": "tab:green",
-    "seal": "tab:olive",
-    "store": "tab:brown",
-    "release": "tab:pink",
-}
 
 
 def require(package: str) -> None:
@@ -59,10 +44,10 @@ def check_picture(path: Path) -> None:
         raise FastrackError(f"{path}: no kind of picture that matplotlib saves; name it .png, .svg or .pdf")
 
 
-def draw_ablation(rows: "Sequence[Measured]", device: str, path: Path) -> None:
+def draw_ablation(rows: "Sequence[Measured]", device: str, path: Path, losses: Sequence[float] = ()) -> None:
     """Save every step's speed as a bar, on a logarithmic scale: a row of groups a direction, a group a size.
 
-    Above each bar stands how many times as fast as the bounce path it is.
+    Above each bar stands how many times as fast as the bounce path it is. Losses, if any, are a curve below.
 
     Raises
     ------
@@ -73,23 +58,28 @@ def draw_ablation(rows: "Sequence[Measured]", device: str, path: Path) -> None:
     from matplotlib.figure import Figure  # its own canvas: no window, no global state
 
     directions, sizes, steps = (list(dict.fromkeys(found)) for found in zip(*map(_place, rows), strict=True))
-    figure = Figure(figsize=(3 + 2.2 * max(2, len(sizes)), 3.6 * len(directions)), layout="constrained")
-    panels = figure.subplots(len(directions), 1, squeeze=False, sharey=True)[:, 0]
+    count = len(directions) + bool(losses)
+    figure = Figure(figsize=(3 + 2.2 * max(2, len(sizes)), 3.6 * count), layout="constrained")
+    panels = figure.subplots(count, 1, squeeze=False)[:, 0]
+    for axes in panels[1 : len(directions)]:
+        axes.sharey(panels[0])
     width = 0.84 / len(steps)
-    for axes, direction in zip(panels, directions, strict=True):
+    for axes, direction in zip(panels, directions, strict=False):
         for number, step in enumerate(steps):
             here = [row for row in rows if (row.direction, row.step) == (direction, step)]
             left = [sizes.index(row.size) - 0.42 + width * (number + 0.5) for row in here]
             colour = _COLOURS[number % len(_COLOURS)]
             bars = axes.bar(left, [row.gbps for row in here], 0.92 * width, label=step, color=colour)
             axes.bar_label(bars, [f"{row.over_bounce:.1f}x" for row in here], fontsize=7, padding=1)
-        axes.set_xticks(range(len(sizes)), [size_of(size) for size in sizes])
+        axes.set_xticks(range(len(sizes)), [format_size(size) for size in sizes])
         axes.set_yscale("log")
         axes.set_ylabel("GB/s of plaintext")
         axes.set_title(direction, fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)
         axes.yaxis.grid(visible=True, which="major", linewidth=0.4)
         axes.set_axisbelow(True)
+    if losses:
+        _draw_losses(losses, panels[-1])
     _fit(panels[0], [row.gbps for row in rows])
     figure.suptitle(f"What each idea brings on {device} (median; above a bar: times as fast as bounce)", fontsize=11)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(steps), fontsize=9)
@@ -112,86 +102,10 @@ def _fit(axes: Any, speeds: Sequence[float]) -> None:
     axes.set_ylim(low, top)
 
 
-def draw_rows(rows: "Sequence[Row]", path: Path, losses: Sequence[float] = ()) -> None:
-    """Save the figures as a bar chart: a group of bars a size, a colour a path. Losses, if any, are a curve beside it.
-
-    Raises
-    ------
-    FastrackError
-        If matplotlib is not installed, or cannot write such a file.
-    """
-    require("matplotlib")
-    from matplotlib.figure import Figure  # its own canvas: no window, no global state
-
-    sizes = list(dict.fromkeys(row.size for row in rows))
-    paths = list(dict.fromkeys(row.path for row in rows))
-    width = 0.8 / len(paths)
-    bars_width = 2.0 + 3.2 * max(2, len(sizes))
-    figure = Figure(figsize=(bars_width + 4 * bool(losses), 4.5), layout="constrained")
-    if losses:
-        beside, axes = figure.subplots(1, 2, width_ratios=[4, bars_width])
-        _draw_losses(losses, beside)
-    else:
-        axes = figure.subplots()
-    for place, name in enumerate(paths):
-        here = [row for row in rows if row.path == name]
-        left = [sizes.index(row.size) - 0.4 + width * (place + 0.5) for row in here]
-        bars = axes.bar(left, [row.gbps for row in here], 0.9 * width, label=name)
-        axes.bar_label(bars, fmt="%.1f", fontsize=6)
-    axes.set_xticks(range(len(sizes)), [size_of(size) for size in sizes])
-    axes.set_ylabel("GB/s of plaintext")
-    axes.set_title("Paths to the device cpu (median; higher is better)")
-    figure.legend(loc="outside right upper", fontsize=8)
-    axes.margins(y=0.15)
-    axes.spines[["top", "right"]].set_visible(False)
-    _save(figure, path)
-
-
 def _draw_losses(losses: Sequence[float], axes: Any) -> None:
     axes.semilogy(range(1, len(losses) + 1), losses)
     axes.set_xlabel("epoch")
     axes.set_title("Loss, on sealed and on plain data alike", fontsize=10)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def draw_timelines(timelines: "Sequence[tuple[str, Sequence[Span]]]", path: Path) -> None:
-    """Save timelines below each other, each with its title: a row for each thread and stream, a bar for each span.
-
-    Raises
-    ------
-    FastrackError
-        If matplotlib is not installed, or cannot write such a file.
-    """
-    require("matplotlib")
-    from matplotlib.figure import Figure  # its own canvas: no window, no global state
-    from matplotlib.patches import Patch
-
-    rows = [max(1, len({span.track for span in spans})) for _, spans in timelines]
-    figure = Figure(figsize=(11, 1.2 + sum(0.7 + 0.4 * count for count in rows)), layout="constrained")
-    panels = figure.subplots(len(timelines), 1, squeeze=False, height_ratios=[1 + count for count in rows])
-    for axes, (title, spans) in zip(panels[:, 0], timelines, strict=True):
-        _draw_spans(axes, title, spans)
-    panels[-1, 0].set_xlabel("ms since the transfer began")
-    shown = {span.name for _, spans in timelines for span in spans}
-    patches = [Patch(color=colour, label=name) for name, colour in _OF_SPANS.items() if name in shown]
-    figure.legend(handles=patches, loc="outside right upper", fontsize=8)
-    _save(figure, path)
-
-
-def _draw_spans(axes: Any, title: str, spans: "Sequence[Span]") -> None:
-    from fastrack._util.trace import rows_of
-
-    begin = min((span.start for span in spans), default=0)
-    rows = rows_of(spans)
-    places = {span.track: place for place, span in enumerate(rows)}
-    for span in spans:
-        if span.name not in _WHOLE:
-            where = [((span.start - begin) / 1e6, (span.stop - span.start) / 1e6)]
-            axes.broken_barh(where, (places[span.track] - 0.4, 0.8), color=_OF_SPANS.get(span.name, "black"), lw=0)
-    labels = [span.thread if span.process == "host" else f"{span.process} {span.thread}" for span in rows]
-    axes.set_yticks(range(len(rows)), labels, fontsize=8)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_title(title, fontsize=10, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
 
 

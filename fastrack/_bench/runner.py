@@ -69,17 +69,20 @@ class Measured:
 def ablate(
     sizes_mib: Sequence[float],
     *,
+    directions: Sequence[Direction] = DIRECTIONS,
     device: object = None,
     bits: int = 256,
     repeat: int = 9,
     progress: Callable[[str], None] | None = None,
 ) -> list[Measured]:
-    """Measure every step in both directions, at each size.
+    """Measure every step at each size, in both directions or some.
 
     Parameters
     ----------
     sizes_mib : sequence of float
         Sizes of the tensors, in MiB (1048576 bytes).
+    directions : sequence of {"to_device", "to_host"}
+        Which ways the tensors go.
     device : str, optional
         "cpu", the default, or "cuda:N".
     bits : {256, 128}
@@ -101,7 +104,7 @@ def ablate(
     """
     say = progress or (lambda _: None)
     rows = []
-    for direction in DIRECTIONS:
+    for direction in directions:
         for size in sizes_mib:
             say(f"{direction}, {size:g} MiB")
             rows += _measure(direction, int(size * (1 << 20)), device, bits, repeat)

@@ -121,7 +121,11 @@ def open_steps(
     key = Key.generate(bits)
     plain = np.random.default_rng(0).integers(0, 256, nbytes, dtype=np.uint8)
     with ExitStack() as stack:
-        channel = stack.enter_context(Channel(device, keys=key))
+        if driver is None:
+            channel = stack.enter_context(Channel(device, keys=key))
+        else:
+            opened = Channel._from_device(CudaDevice(driver), keys=key)  # noqa: SLF001 - of a driver that is open
+            channel = stack.enter_context(opened)
         end: _End
         if channel.device == "cpu":
             end = _CpuEnd(plain, bits)
@@ -338,7 +342,7 @@ class _CudaEnd:
         self.chain = OneBlockPath(driver, plain.size, bits)
         self._pointer = self.device.view(self.place, writable=True).pointer
         self._driver = driver
-        self._stream = driver.stream(urgent=True)
+        self._stream = driver.stream(high_priority=True)
         self._locked = driver.host(plain.size)
         self._locked[:] = plain
 

@@ -1,4 +1,4 @@
-"""``fastrack bench``: what each of fastrack's ideas brings, measured side by side on this machine."""
+"""``fastrack bench``: measure the steps from the bounce path to fastrack, one beside the other."""
 
 import json
 import sys
@@ -12,26 +12,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fastrack._bench.plots import check_picture, draw_ablation, draw_timelines
-from fastrack._bench.timeline import record_transfers
+from fastrack._bench.plots import check_picture, draw_ablation
+from fastrack._bench.timeline import trace_transfers
 from fastrack._cli.console import new_table, print_json, stdout
 from fastrack._cli.files import check_directory
 from fastrack._cli.machine import read_cpu, read_memory, read_software
 from fastrack._cli.nvml import read_graphics
 from fastrack._cli.options import Bits
 from fastrack._util.atomic import new_file
-from fastrack._util.units import size_of
+from fastrack._util.units import format_size
 
 if TYPE_CHECKING:
-    from fastrack._bench.figures import Figure
-    from fastrack._bench.measure import Row
     from fastrack._bench.runner import Measured
+    from fastrack._bench.steps import Direction
 
 SIZES = (0.0625, 1.0, 16.0, 256.0, 1024.0)
-PROMISED = 256.0  # MiB, at which paths are promised to be so and so fast
 _LARGEST = 2047  # MiB: a chain is one call of OpenSSL, which takes less than 2 GiB
 _STDOUT = Path("-")
-_WIDE = 130  # columns that the table of steps takes; in fewer, its words would be broken
+_WIDTH = 130  # columns of the table of steps, whose words would be broken in fewer
 
 
 def bench(
@@ -50,98 +48,75 @@ def bench(
     repeat: Annotated[
         int, typer.Option(metavar="N", min=1, help="Rounds of tensors above 16 MiB; smaller ones take more.")
     ] = 9,
-    device: Annotated[str, typer.Option(metavar="NAME", help="Where tensors go: cpu, or cuda:N.")] = "cpu",
-    picture: Annotated[Path | None, typer.Option(metavar="PATH", help="Save a bar chart here, say a .png.")] = None,
+    device: Annotated[str, typer.Option(metavar="NAME", help="The device: cpu, or cuda:N.")] = "cpu",
+    picture: Annotated[Path | None, typer.Option(metavar="PATH", help="Save a bar chart here, such as a .png.")] = None,
     timeline: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", help="Save a picture of what happens when in transfers of the largest size here."),
+        typer.Option(metavar="PATH", help="Save a trace of one transfer of each kind here, for Perfetto."),
     ] = None,
     as_json: Annotated[
         Path | None,
-        typer.Option("--json", metavar="PATH", help="Write everything here, for a program to read; - is stdout."),
+        typer.Option("--json", metavar="PATH", help="Write all results here as JSON; - is stdout."),
     ] = None,
 ) -> None:
-    """Measure the way from the bounce path to fastrack, one idea after another, both ways. The machine should be idle.
-
-    Without --size, on cpu, also measure the figures that fastrack promises, next to what they are to reach.
-    """
+    """Measure the steps from the bounce path to fastrack, in both directions. The machine should be idle."""
     from fastrack._devices import canonical
 
     device = canonical(device)
     _check_paths(picture, timeline, as_json)
-    rows = _ablate(size or SIZES, device, int(bits), repeat)
-    paths, promises = _promised(int(bits), repeat) if not size and device == "cpu" else ([], [])
+    rows = measure(size or SIZES, device=device, bits=int(bits), repeat=repeat)
     if as_json is not None:
         settings = {"device": device, "bits": int(bits), "repeat": repeat, "sizes_mib": list(size or SIZES)}
-        _write({**_surroundings(device, settings), **_documents(rows, paths, promises)}, as_json)
+        _write({**_environment(device, settings), "ablation": [row.as_dict() for row in rows]}, as_json)
     if picture is not None:
         draw_ablation(rows, device, picture)
     if timeline is not None:
-        draw_timelines(record_transfers(max(row.size for row in rows), device, int(bits)), timeline)
+        trace_transfers(max(row.size for row in rows), timeline, device=device, bits=int(bits))
     if as_json == _STDOUT:
         return
     console = stdout()
-    console.width = max(console.width, _WIDE)
+    console.width = max(console.width, _WIDTH)
     show_ablation(rows, device, console)
-    if promises:
-        console.print()
-        show_rows(paths, console)
-        console.print()
-        show_figures(promises, console)
-    for what, path in (("Picture", picture), ("Timeline", timeline), ("JSON", as_json)):
+    for label, path in (("Picture", picture), ("Timeline", timeline), ("JSON", as_json)):
         if path is not None:
-            console.print(f"\n{what}: {path}", soft_wrap=True)
+            console.print(f"\n{label}: {path}", soft_wrap=True)
 
 
 def _check_paths(picture: Path | None, timeline: Path | None, as_json: Path | None) -> None:
-    """Find out whether there will be a place for the results, before minutes have gone into them."""
-    for path in (picture, timeline):
-        if path is not None:
-            check_picture(path)
+    """Refuse paths that cannot be written, before the measurement takes minutes."""
+    if picture is not None:
+        check_picture(picture)
+    for path in (picture, timeline, as_json):
+        if path is not None and path != _STDOUT:
             check_directory(path)
-    if as_json is not None and as_json != _STDOUT:
-        check_directory(as_json)
 
 
-def _promised(bits: int, repeat: int) -> "tuple[list[Row], list[Figure]]":
-    paths = measure([PROMISED], bits, repeat)
-    return paths, keep_promises(paths, repeat)
-
-
-def _ablate(sizes: Sequence[float], device: str, bits: int, repeat: int) -> "list[Measured]":
+def measure(
+    sizes: Sequence[float],
+    *,
+    device: str,
+    bits: int,
+    repeat: int,
+    directions: "Sequence[Direction]" = ("to_device", "to_host"),
+) -> "list[Measured]":
+    """Measure every step at these sizes (MiB), and show what is under way on a terminal's stderr."""
     from fastrack._bench.runner import ablate
 
-    with _status() as say:
-        return ablate(sizes, device=device, bits=bits, repeat=repeat, progress=say)
-
-
-def measure(sizes: Sequence[float], bits: int, repeat: int) -> "list[Row]":
-    """Measure every path at these sizes (MiB), with a word on a terminal's stderr about what goes on."""
-    from fastrack._bench.measure import path_table
-
-    with _status() as say:
-        return path_table(sizes, bits=bits, repeat=repeat, progress=say)
-
-
-def keep_promises(rows: "Sequence[Row]", repeat: int) -> "list[Figure]":
-    """Measure the figures that fastrack promises; those of paths are taken from `rows`."""
-    from fastrack._bench.figures import figures
-
-    with _status() as say:
-        return figures(rows, repeat=repeat, file_mib=max(row.size for row in rows) * 4 >> 20 or 1, progress=say)
+    with _progress() as report:
+        return ablate(sizes, directions=directions, device=device, bits=bits, repeat=repeat, progress=report)
 
 
 @contextmanager
-def _status() -> Iterator[Callable[[str], None]]:
+def _progress() -> Iterator[Callable[[str], None]]:
     if not sys.stderr.isatty():
         yield lambda _: None
         return
     with Console(stderr=True, highlight=False, markup=False).status("measuring") as status:
-        yield lambda what: status.update(f"measuring {what}")
+        yield lambda subject: status.update(f"measuring {subject}")
 
 
 def show_ablation(rows: "Sequence[Measured]", device: str, console: Console) -> None:
-    """Print every step as a line of a table: one table a direction, by size. Below, what is to be known of them."""
+    """Print one table for each direction, with a line for each step and size, and notes below."""
     from fastrack._bench.steps import notes
 
     speeds = ("runs", "GB/s", "p50\nms", "p99\nms", "max\nms", "CPU\ns/GiB", "traffic")
@@ -150,9 +125,9 @@ def show_ablation(rows: "Sequence[Measured]", device: str, console: Console) -> 
         console.print(f"{direction}, {device}\n", style="bold")
         table = new_table("size", "step", *right, right=("size", *right))
         for size, group in groupby(of_direction, key=lambda row: row.size):
-            for place, row in enumerate(group):
+            for index, row in enumerate(group):
                 table.add_row(
-                    size_of(size) if place == 0 else "",
+                    format_size(size) if index == 0 else "",
                     row.step,
                     str(row.runs),
                     f"{row.gbps:.2f}",
@@ -176,10 +151,10 @@ def show_ablation(rows: "Sequence[Measured]", device: str, console: Console) -> 
 
 
 _LEGEND = """\
-GB/s: 1e9 bytes of plaintext a second, at the median, which is p50. p99: "-" where there were fewer than 100 runs.
-CPU: seconds of all of the host's threads. Traffic: bytes of memory read and written for a byte of plaintext, ESTIMATED
-as two for each pass listed, not measured. x bounce, x previous: times as fast as that step. Of copy: share of the plain
-copy's speed. Cost: times as long as the plain copy takes.
+GB/s: 1e9 bytes of plaintext a second, at the median, which is p50. p99: "-" for fewer than 100 runs. CPU: seconds of
+all threads of the host. Traffic: bytes of memory read and written for each byte of plaintext, ESTIMATED as two for
+each pass listed, not measured. x bounce, x previous: speed relative to that step. Of copy: speed relative to the plain
+copy. Cost: time relative to the plain copy.
 """
 
 
@@ -187,60 +162,19 @@ def _ms(seconds: float) -> str:
     return f"{1000 * seconds:.3f}" if seconds < 0.1 else f"{1000 * seconds:.1f}"
 
 
-def show_rows(rows: "Sequence[Row]", console: Console) -> None:
-    """Print the figures as a table, by size."""
-    table = new_table(
-        "size", "path", "GB/s", "ms", "x bounce", "of copy", right=("size", "GB/s", "ms", "x bounce", "of copy")
-    )
-    for size, group in groupby(rows, key=lambda row: row.size):
-        for place, row in enumerate(group):
-            table.add_row(
-                size_of(size) if place == 0 else "",
-                row.path,
-                f"{row.gbps:.2f}",
-                f"{1000 * row.seconds:.2f}",
-                "" if row.over_bounce is None else f"{row.over_bounce:.2f}",
-                "" if row.of_copy is None else f"{100 * row.of_copy:.0f} %",
-            )
-        table.add_section()
-    console.print(table)
-    console.print("\nGB/s: 1e9 bytes of plaintext a second, median. x bounce: times as fast as the bounce path.")
-
-
-def show_figures(figures: "Sequence[Figure]", console: Console) -> None:
-    """Print the promised figures as a table."""
-    table = new_table("figure", "measured", "to reach", "", right=("measured", "to reach"))
-    for figure in figures:
-        sign, verdict = "<=" if figure.at_most else ">=", "" if figure.is_met else "MISSED"
-        table.add_row(
-            figure.name, f"{figure.value:.2f} {figure.unit}", f"{sign} {figure.reach:g} {figure.unit}", verdict
-        )
-    console.print(table)
-
-
-def _surroundings(device: str, settings: dict[str, Any]) -> dict[str, Any]:
+def _environment(device: str, settings: dict[str, Any]) -> dict[str, Any]:
     from fastrack._bench.steps import notes
-    from fastrack._crypto import engine as aead
+    from fastrack._crypto.engine import get_engine
 
     machine = {"cpu": asdict(read_cpu()), "memory": asdict(read_memory())}
     if device != "cpu":
         machine["graphics"] = asdict(read_graphics())
-    engine = aead.engine()
+    engine = get_engine()
     return {
         "machine": machine,
         "software": read_software(),
         "settings": {**settings, "engine": engine.name, "threads": engine.threads},
         "notes": notes(device),
-    }
-
-
-def _documents(
-    rows: "Sequence[Measured]", paths: "Sequence[Row]", promises: "Sequence[Figure]"
-) -> dict[str, list[dict[str, Any]]]:
-    return {
-        "ablation": [row.as_dict() for row in rows],
-        "paths": [row.as_dict() for row in paths],
-        "promised": [figure.as_dict() for figure in promises],
     }
 
 

@@ -1,4 +1,4 @@
-"""``fastrack inspect``: what is in a file, as anyone may see it."""
+"""``fastrack inspect``: show the contents of a file that are not encrypted."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from fastrack._cli.console import clean, counted, new_table, print_json, stdout
+from fastrack._cli.console import clean, new_table, pluralize, print_json, stdout
 from fastrack._cli.options import Json
-from fastrack._util.units import size_of
+from fastrack._util.units import format_size
 
 
 def inspect(
@@ -17,7 +17,7 @@ def inspect(
     *,
     as_json: Json = False,
 ) -> None:
-    """Show what is in a file. Needs no key, and vouches for nothing: `verify` does."""
+    """Show the contents of a file, without a key and unauthenticated; `verify` authenticates."""
     contents = read_contents(path)
     if as_json:
         print_json(contents.as_dict())
@@ -27,7 +27,7 @@ def inspect(
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One tensor of a file. `stored_bytes` and `chunks` are those of its message where it is sealed."""
+    """A tensor of a file. If it is sealed, `stored_bytes` and `chunks` are those of its message."""
 
     name: str
     dtype: str
@@ -40,7 +40,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a file says of itself. `format`, `file_id` and `key_id` are None where nothing is sealed."""
+    """The header of a file. `format`, `file_id` and `key_id` are None if no tensor is sealed."""
 
     path: str
     format: str | None
@@ -52,17 +52,17 @@ class Contents:
 
     @property
     def plain_bytes(self) -> int:
-        """Bytes of all tensors once opened."""
+        """Bytes of plaintext of all tensors."""
         return sum(entry.plain_bytes for entry in self.tensors)
 
     @property
     def overhead_percent(self) -> float | None:
-        """What the file takes beyond its tensors, header included; None if these are empty."""
+        """Size of the file beyond its tensors, in percent of these; None if they are empty."""
         plain = self.plain_bytes
         return 100 * (self.file_bytes - plain) / plain if plain else None
 
     def as_dict(self) -> dict[str, Any]:
-        """The contents for a program to read."""
+        """Return the contents for JSON."""
         document = asdict(self)
         return {
             **document,
@@ -73,12 +73,12 @@ class Contents:
 
 
 def read_contents(path: Path) -> Contents:
-    """Read the header of a file.
+    """Return the contents of a file by its header.
 
     Raises
     ------
     FormatError, OSError
-        If it cannot be read as one.
+        If the file cannot be read as a safetensors file.
     """
     from fastrack._crypto import cobblestone
     from fastrack._sealed.reader import load_file
@@ -106,7 +106,7 @@ def read_contents(path: Path) -> Contents:
 
 
 def show_contents(contents: Contents, console: Console) -> None:
-    """Print the contents for people."""
+    """Print the contents as a table."""
     sealed = [entry for entry in contents.tensors if entry.sealed]
     console.print(f"{clean(contents.path)}: {_summary(contents, len(sealed))}", soft_wrap=True)
     if contents.key_id is not None:
@@ -122,8 +122,8 @@ def show_contents(contents: Contents, console: Console) -> None:
                 clean(entry.name),
                 entry.dtype,
                 str(list(entry.shape)),
-                size_of(entry.plain_bytes),
-                size_of(entry.stored_bytes),
+                format_size(entry.plain_bytes),
+                format_size(entry.stored_bytes),
                 str(entry.chunks) if entry.sealed else "",
                 "sealed" if entry.sealed else "plain",
             )
@@ -139,11 +139,12 @@ def show_contents(contents: Contents, console: Console) -> None:
 
 def _summary(contents: Contents, sealed: int) -> str:
     if not sealed:
-        return f"nothing is sealed; {counted(len(contents.tensors), 'tensor')} in plain, {size_of(contents.file_bytes)}"
-    parts = [f"{counted(sealed, 'sealed tensor')}"]
+        tensors = pluralize(len(contents.tensors), "tensor")
+        return f"nothing is sealed; {tensors} in plain, {format_size(contents.file_bytes)}"
+    parts = [pluralize(sealed, "sealed tensor")]
     if sealed < len(contents.tensors):
         parts.append(f"{len(contents.tensors) - sealed} in plain")
-    parts.append(size_of(contents.file_bytes))
+    parts.append(format_size(contents.file_bytes))
     if contents.overhead_percent is not None:
         parts.append(f"{contents.overhead_percent:.2f} % more than the tensors alone")
     return ", ".join(parts)

@@ -1,4 +1,4 @@
-"""What an engine does: the contract that `vaes` and `openssl` share."""
+"""Define the contract of the engines `vaes` and `openssl`, and check the buffers that they are given."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class KeySchedule(Protocol):
-    """A message key made ready by an engine, for that engine. `wipe` it when the message is done with."""
+    """A message key, expanded by an engine for its own use. Call `wipe` after the last chunk of the message."""
 
     def wipe(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class GatherPlan:
-    """Which bytes of which chunks go where: the plan of a gather.
+    """A list of byte ranges of chunks, and the offsets in the result that they are copied to.
 
-    chunks : int64 (n,), numbers of the chunks to open, each once
-    starts : int64 (n + 1,), the pieces of chunk `i` are `table[starts[i]:starts[i + 1]]`
+    chunks : int64 (n,), numbers of the chunks to open, without duplicates
+    starts : int64 (n + 1,), the ranges of chunk `i` are `table[starts[i]:starts[i + 1]]`
     table : int64 (m, 3), offset in the chunk, offset in the result, length; in bytes
     """
 
@@ -34,18 +34,18 @@ class GatherPlan:
 
 
 class Engine(Protocol):
-    """Opens and seals runs of chunks on the host.
+    """An implementation that opens and seals runs of chunks on the host.
 
-    Buffers are one-dimensional, contiguous `uint8` arrays. A run of chunks starts at chunk `first`; how many chunks it
-    has follows from the sizes, as each adds a tag of 16 bytes. `open_run`, `verify_run` and `open_pieces` return the
-    number of the first chunk whose tag is wrong, or None; the place of a wrong chunk in `target` holds zeros by then.
-    Every method may be called from several threads at once.
+    Buffers are one-dimensional, contiguous `uint8` arrays. A run of chunks starts at chunk `first`; the number of its
+    chunks follows from the sizes, as each adds a tag of 16 bytes. `open_run`, `verify_run` and `open_gather` return the
+    number of the first chunk that failed authentication, or None; `target` then holds zeros in place of every chunk
+    that failed. Several threads may call every method at once.
     """
 
     name: str
     threads: int
 
-    def prepare(self, key: MessageKey) -> Any: ...
+    def expand_key(self, key: MessageKey) -> Any: ...
 
     def open_run(self, schedule: Any, source: Bytes, target: Bytes, first: int) -> int | None: ...
 
@@ -53,56 +53,56 @@ class Engine(Protocol):
 
     def seal_run(self, schedule: Any, source: Bytes, target: Bytes, first: int) -> None: ...
 
-    def open_pieces(self, schedule: Any, source: Bytes, target: Bytes, pieces: GatherPlan) -> int | None:
-        """Open the chunks that `pieces` names out of the whole raw message `source` and scatter their bytes."""
+    def open_gather(self, schedule: Any, source: Bytes, target: Bytes, plan: GatherPlan) -> int | None:
+        """Open the chunks of `plan` from the whole raw message `source`, and copy their ranges to `target`."""
 
 
 def chunks_between(sealed: int, plain: int, first: int = 0) -> int:
-    """How many chunks a run has that takes `sealed` bytes with its tags and `plain` without.
+    """Return the number of chunks of a run of `sealed` bytes with tags and `plain` bytes without.
 
     Raises
     ------
     ValueError
         If no run of chunks from `first` on has these sizes. Native code relies on this check.
     """
-    count, rest = divmod(sealed - plain, TAG_SIZE)
-    if rest or count < 0 or not (count - 1) * CHUNK_SIZE <= plain <= count * CHUNK_SIZE:
-        raise ValueError(f"no run of chunks takes {sealed} bytes sealed and {plain} bytes open")
+    count, remainder = divmod(sealed - plain, TAG_SIZE)
+    if remainder or count < 0 or not (count - 1) * CHUNK_SIZE <= plain <= count * CHUNK_SIZE:
+        raise ValueError(f"no run of chunks has {sealed} bytes sealed and {plain} bytes plain")
     if not 0 <= first <= MAX_CHUNKS - count:
-        raise ValueError(f"a message has no {count} chunks from number {first} on; the last has number 2^38 - 1")
+        raise ValueError(f"expected chunks below number 2^38, got {count} chunks from number {first} on")
     return count
 
 
 def check_buffers(source: Bytes, target: Bytes | None = None) -> None:
-    """Refuse buffers other than one-dimensional, contiguous `uint8` arrays, and a target that is read-only.
+    """Raise unless buffers are one-dimensional, contiguous `uint8` arrays, and the target is writable.
 
     Raises
     ------
     ValueError
-        If one is. Native code relies on this check.
+        If one is not. Native code relies on this check.
     """
     for array in (source,) if target is None else (source, target):
         if array.dtype != np.uint8 or array.ndim != 1 or not array.flags.c_contiguous:
-            raise ValueError("a buffer is not a one-dimensional, contiguous uint8 array")
+            raise ValueError("expected a one-dimensional, contiguous uint8 array as a buffer")
     if target is not None and not target.flags.writeable:
-        raise ValueError("the target buffer is read-only")
+        raise ValueError("expected a writable target buffer, got a read-only one")
 
 
-def check_pieces(pieces: GatherPlan, sealed: int, plain: int, target: int) -> None:
-    """Refuse a plan that reaches outside its message of `plain` bytes or its result of `target` bytes.
+def check_plan(plan: GatherPlan, sealed: int, plain: int, target: int) -> None:
+    """Raise if a plan reaches outside its message of `plain` bytes or its result of `target` bytes.
 
     Raises
     ------
     ValueError
         If it does. Native code relies on this check.
     """
-    chunks, starts, table = pieces.chunks, pieces.starts, pieces.table
+    chunks, starts, table = plan.chunks, plan.starts, plan.table
     count = chunks_between(sealed, plain)
-    sound = all(array.dtype == np.int64 for array in (chunks, starts, table))
-    sound = sound and (chunks.ndim, starts.ndim, table.ndim) == (1, 1, 2) and table.shape[1] == 3
-    if sound and starts.size == chunks.size + 1:
-        from fastrack._crypto import gather as plans  # imports numba, a third of a second: when first used
+    valid = all(array.dtype == np.int64 for array in (chunks, starts, table))
+    valid = valid and (chunks.ndim, starts.ndim, table.ndim) == (1, 1, 2) and table.shape[1] == 3
+    if valid and starts.size == chunks.size + 1:
+        from fastrack._crypto import gather  # deferred: it imports numba, which takes a third of a second
 
-        if plans.is_inside(chunks, starts, table, count, plain, target):
+        if gather.is_inside(chunks, starts, table, count, plain, target):
             return
-    raise ValueError("a gather reaches outside its message or its result")
+    raise ValueError("expected a gather plan inside its message and its result, got one that reaches outside")

@@ -1,13 +1,13 @@
-"""The message format: C2SP chunked encryption ("Cobblestone") as arithmetic and key derivation.
+"""Sizes, nonces and keys of the message format, C2SP chunked encryption ("Cobblestone").
 
-A message is a header, then chunks. The header is a salt and a commitment. Every chunk holds 16 KiB of plaintext and a
-tag, but for the last, which is always shorter and may hold nothing but its tag::
+A message is a header and chunks. The header is a salt and a commitment. Every chunk holds 16 KiB of plaintext and a
+tag, except for the last, which is always shorter and may hold only its tag::
 
     | salt 24 | commitment 32 | 16384 + tag 16 | 16384 + tag 16 | ... | 0 to 16383 + tag 16 |
     0         24              56               16456            32856
 
-Raw mode is the same without the header, for two sides that already share a message key. The format is specified at
-https://c2sp.org/chunked-encryption. Nothing here touches an array, a file or a device.
+Raw mode is the same without the header, for two parties that already share a message key. The specification is
+https://c2sp.org/chunked-encryption. This module uses no array, file or device.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from fastrack.errors import AuthenticationError, ClosedError, FormatError
 Bytes = bytes | bytearray | memoryview
 
 CHUNK_SIZE: Final = 16384
-"""Bytes of plaintext in every chunk but the last."""
+"""Bytes of plaintext in every chunk except the last."""
 TAG_SIZE: Final = 16
 """Bytes of the AES-GCM tag that ends every chunk."""
 SEALED_CHUNK_SIZE: Final = CHUNK_SIZE + TAG_SIZE
 """Bytes from the start of one chunk to the start of the next."""
 SALT_SIZE: Final = 24
-"""Bytes of random salt that open a message."""
-COMMITMENT: Final = 32
-"""Bytes of key commitment that follow the salt."""
-HEADER_SIZE: Final = SALT_SIZE + COMMITMENT
+"""Bytes of the random salt at the start of a message."""
+COMMITMENT_SIZE: Final = 32
+"""Bytes of the key commitment after the salt."""
+HEADER_SIZE: Final = SALT_SIZE + COMMITMENT_SIZE
 """Bytes before the first chunk."""
 NONCE_SIZE: Final = 12
 """Bytes of an AES-GCM nonce."""
 MAX_CHUNKS: Final = 2**38
-"""Chunks that a message may have at most: its chunk numbers have 38 bits."""
+"""The largest number of chunks of a message: chunk numbers have 38 bits."""
 MAX_PLAIN_SIZE: Final = MAX_CHUNKS * CHUNK_SIZE - 1
-"""Bytes of plaintext that a message may hold at most, one short of 4 PiB."""
+"""The largest plaintext of a message in bytes, one less than 4 PiB."""
 
 _AEADS = {16: b"AEAD_AES_128_GCM", 32: b"AEAD_AES_256_GCM"}
 _LABEL = b"c2sp.org/chunked-encryption@v1+"
@@ -49,14 +49,14 @@ _SHA512 = SHA512()
 
 
 class MessageKey:
-    """The secrets of one message: its AES key and its base nonce. Wiped when it goes away.
+    """The secrets of one message: its AES key and its base nonce, overwritten when the object is deleted.
 
     Parameters
     ----------
     material : bytearray
-        The AES key (16 or 32 bytes), then the base nonce (12 bytes). Taken over, not copied, and later wiped.
+        The AES key (16 or 32 bytes), then the base nonce (12 bytes). Owned from now on and wiped later, not copied.
     commitment : bytes
-        The 32 bytes that the header of the message holds; empty in raw mode.
+        The 32 bytes in the header of the message; empty in raw mode.
     """
 
     __slots__ = ("_material", "_wiped", "commitment")
@@ -68,19 +68,18 @@ class MessageKey:
         self._wiped = False
         self.commitment = commitment
         if len(material) - NONCE_SIZE not in _AEADS:
-            message = f"a message key holds 28 or 44 bytes (key and base nonce), not {len(material)}"
-            raise FormatError(message)
+            raise FormatError(f"expected a message key of 28 or 44 bytes (key and base nonce), got {len(material)}")
 
     @classmethod
     def raw(cls, key: Bytes, nonce: Bytes) -> Self:
-        """Join a key and a base nonce that both sides already share, for raw mode.
+        """Return the message key of raw mode, from a key and a base nonce that both parties share.
 
         Parameters
         ----------
         key : bytes-like
             16 or 32 bytes.
         nonce : bytes-like
-            12 bytes. A (key, nonce) pair may seal one message, ever.
+            12 bytes. A (key, nonce) pair must never seal two messages.
 
         Raises
         ------
@@ -88,10 +87,9 @@ class MessageKey:
             If either has another length.
         """
         if len(key) not in _AEADS or len(nonce) != NONCE_SIZE:
-            message = f"raw mode takes a key of 16 or 32 bytes and a nonce of 12, not {len(key)} and {len(nonce)}"
-            raise FormatError(message)
+            raise FormatError(f"expected a key of 16 or 32 bytes and a nonce of 12, got {len(key)} and {len(nonce)}")
         material = bytearray(len(key) + NONCE_SIZE)
-        # Through a view: a slice assigned to a bytearray itself goes through a copy that nobody wipes.
+        # Through a view: assigning to a slice of a bytearray makes a copy that cannot be wiped.
         view = memoryview(material)
         view[:-NONCE_SIZE] = key
         view[-NONCE_SIZE:] = nonce
@@ -99,16 +97,15 @@ class MessageKey:
 
     @property
     def material(self) -> bytearray:
-        """The AES key and the base nonce after it: 28 or 44 bytes, in place, never to be copied.
+        """The AES key, then the base nonce: 28 or 44 bytes, the buffer itself. It must not be copied.
 
         Raises
         ------
         ClosedError
-            If it has been wiped.
+            If the key has been wiped.
         """
         if self._wiped:
-            message = "this message key was wiped; derive it again from the header of its message"
-            raise ClosedError(message)
+            raise ClosedError("expected a message key, got a wiped one; derive it again from the header of its message")
         return self._material
 
     @property
@@ -122,17 +119,16 @@ class MessageKey:
         return memoryview(self.material).toreadonly()[-NONCE_SIZE:]
 
     def wipe(self) -> None:
-        """Overwrite the secrets with zeros, in place. Every view of them shows zeros from then on."""
+        """Overwrite the secrets with zeros, in place; every view of them then holds zeros."""
         self._wiped = True
         self._material[:] = bytes(len(self._material))
 
     def __del__(self) -> None:
-        with contextlib.suppress(AttributeError):  # it may have failed to become one
+        with contextlib.suppress(AttributeError):  # `__init__` may have raised before this attribute was set
             self.wipe()
 
     def __reduce__(self) -> NoReturn:
-        message = "a message key stays in the process that derived it; send the message and derive it there again"
-        raise TypeError(message)
+        raise TypeError("a message key cannot be pickled: send the message and derive it there again")
 
     def __repr__(self) -> str:
         state = "wiped" if self._wiped else f"{8 * (len(self._material) - NONCE_SIZE)}-bit"
@@ -140,55 +136,54 @@ class MessageKey:
 
 
 def derive(secret: Bytes, salt: Bytes, context: Bytes) -> MessageKey:
-    """Derive the message key and the commitment: HKDF-Expand-SHA-512 as c2sp.org/chunked-encryption lays down.
+    """Derive a message key and its commitment with HKDF-Expand-SHA-512, as c2sp.org/chunked-encryption specifies.
 
     Parameters
     ----------
     secret : bytes-like
         The owner's key: 16 bytes for Cobblestone-128, 32 bytes for Cobblestone-256.
     salt : bytes-like
-        24 bytes: fresh and random to seal a message, its first bytes to open it.
+        24 bytes: new and random to seal a message; the first bytes of a message to open it.
     context : bytes-like
-        What the message is bound to; any length.
+        The data that the message is bound to; any length.
 
     Returns
     -------
     MessageKey
-        With its commitment.
+        The message key, with its commitment.
 
     Raises
     ------
     FormatError
-        If the secret or the salt has another length, or the secret is zeros only.
+        If the secret or the salt has another length, or the secret is all zeros.
     """
     size = len(secret)
     aead = _AEADS.get(size)
     if aead is None:
-        message = f"a key has 16 or 32 bytes, not {size}"
-        raise FormatError(message)
+        raise FormatError(f"expected a key of 16 or 32 bytes, got {size}")
     if len(salt) != SALT_SIZE:
-        message = f"a salt has {SALT_SIZE} bytes, not {len(salt)}"
-        raise FormatError(message)
+        raise FormatError(f"expected a salt of {SALT_SIZE} bytes, got {len(salt)}")
     info = b"".join((_LABEL, aead, b"\0", salt, context))
-    # Every step writes in place: an intermediate `bytes` could not be wiped, and shrinking a bytearray may move it.
-    output = bytearray(size + NONCE_SIZE + COMMITMENT)
+    # Every step writes in place: a temporary `bytes` cannot be wiped, and shrinking a bytearray may move it.
+    output = bytearray(size + NONCE_SIZE + COMMITMENT_SIZE)
     HKDFExpand(_SHA512, len(output), info).derive_into(secret, output)
-    # Blocks of the expansion (T(1) and T(2) of RFC 5869, section 2.3) were `bytes` that `cryptography` has dropped, not
-    # wiped: objects of their size take their places in memory, as far as nothing else did.
+    # `cryptography` has freed, but not wiped, `bytes` with the blocks T(1) and T(2) of the expansion (RFC 5869, section
+    # 2.3). New objects of the same size overwrite them, unless other objects did.
     _covers = [bytes(_SHA512.digest_size) for _ in range(4)]
-    if hmac.compare_digest(secret, bytes(size)):  # afterwards: the owner may wipe its key at any time
+    if hmac.compare_digest(secret, bytes(size)):  # after the derivation, as another thread may wipe the key at any time
         output[:] = bytes(len(output))
-        message = "deriving a key failed: expected random bytes, got zeros only, as a wiped key leaves; load it again"
-        raise FormatError(message)
+        raise FormatError(
+            "deriving a key failed: expected random bytes, got zeros only, as a wiped key leaves; load it again"
+        )
     material = bytearray(size + NONCE_SIZE)
-    memoryview(material)[:] = memoryview(output)[:-COMMITMENT]
-    commitment = bytes(memoryview(output)[-COMMITMENT:])
+    memoryview(material)[:] = memoryview(output)[:-COMMITMENT_SIZE]
+    commitment = bytes(memoryview(output)[-COMMITMENT_SIZE:])
     output[:] = bytes(len(output))
     return MessageKey(material, commitment)
 
 
 def open_header(header: Bytes, secret: Bytes, context: Bytes) -> MessageKey:
-    """Derive the key of a message from its header, and check that the header commits to it.
+    """Derive the key of a message from its header, and check the commitment in the header.
 
     Parameters
     ----------
@@ -197,37 +192,35 @@ def open_header(header: Bytes, secret: Bytes, context: Bytes) -> MessageKey:
     secret : bytes-like
         The owner's key: 16 or 32 bytes.
     context : bytes-like
-        What the message was bound to when it was sealed.
+        The data that the message was bound to when it was sealed.
 
     Returns
     -------
     MessageKey
-        The one that opens the chunks of this message.
+        The key that opens the chunks of this message.
 
     Raises
     ------
     AuthenticationError
-        If the key or the context is another one, or the header was altered. No chunk has been looked at.
+        If the key or the context differs, or the header was altered. No chunk has been decrypted.
     FormatError
         If the header or the secret has another length.
     """
     if len(header) != HEADER_SIZE:
-        message = f"a message starts with a header of {HEADER_SIZE} bytes, not {len(header)}: it was cut short"
-        raise FormatError(message)
+        raise FormatError(f"expected a header of {HEADER_SIZE} bytes, got {len(header)}: the message was cut short")
     message_key = derive(secret, header[:SALT_SIZE], context)
     if not hmac.compare_digest(message_key.commitment, header[SALT_SIZE:]):
         message_key.wipe()
-        message = (
+        raise AuthenticationError(
             "the header does not match: another key sealed this message, or its context (name, dtype, shape or file) "
             "is not the one it was sealed with, or its first 56 bytes were altered; check the key first, then get the "
             "message again from its owner"
         )
-        raise AuthenticationError(message)
     return message_key
 
 
 def chunk_count(plain_size: int) -> int:
-    """Count the chunks of a message: at least one, since the last is always shorter than 16 KiB.
+    """Return the number of chunks of a message: at least one, as the last is always shorter than 16 KiB.
 
     Parameters
     ----------
@@ -237,26 +230,25 @@ def chunk_count(plain_size: int) -> int:
     Raises
     ------
     FormatError
-        If it is negative, or more than a message may hold.
+        If it is negative, or larger than `MAX_PLAIN_SIZE`.
     """
     if not 0 <= plain_size <= MAX_PLAIN_SIZE:
-        message = f"a message holds 0 to {MAX_PLAIN_SIZE} bytes, not {plain_size}: split the tensor"
-        raise FormatError(message)
+        raise FormatError(f"expected a message of 0 to {MAX_PLAIN_SIZE} bytes, got {plain_size}: split the tensor")
     return plain_size // CHUNK_SIZE + 1
 
 
 def message_size(plain_size: int) -> int:
-    """Bytes of the message that holds so many bytes of plaintext. Raises as `chunk_count` does."""
+    """Return the size of the message of `plain_size` bytes of plaintext. Raises as `chunk_count` does."""
     return HEADER_SIZE + ciphertext_size(plain_size)
 
 
 def ciphertext_size(plain_size: int) -> int:
-    """Bytes of the chunks alone, without a header, for so many of plaintext. Raises as `chunk_count` does."""
+    """Return the size of the chunks alone of `plain_size` bytes of plaintext. Raises as `chunk_count` does."""
     return plain_size + TAG_SIZE * chunk_count(plain_size)
 
 
 def plain_size(message_size: int) -> int:
-    """Bytes of plaintext in a message of so many bytes.
+    """Return the size of the plaintext in a message of `message_size` bytes.
 
     Raises
     ------
@@ -264,13 +256,14 @@ def plain_size(message_size: int) -> int:
         If no message has that size: it was cut short, or something follows it.
     """
     if message_size < HEADER_SIZE + TAG_SIZE:
-        message = f"{message_size} bytes are no message: the shortest has {HEADER_SIZE + TAG_SIZE}; it was cut short"
-        raise FormatError(message)
+        raise FormatError(
+            f"expected a message of {HEADER_SIZE + TAG_SIZE} bytes or more, got {message_size}: it was cut short"
+        )
     return raw_plain_size(message_size - HEADER_SIZE)
 
 
 def raw_plain_size(ciphertext_size: int) -> int:
-    """Bytes of plaintext in so many bytes of chunks, without a header.
+    """Return the size of the plaintext in `ciphertext_size` bytes of chunks, without a header.
 
     Raises
     ------
@@ -279,20 +272,19 @@ def raw_plain_size(ciphertext_size: int) -> int:
     """
     full, last = divmod(ciphertext_size, SEALED_CHUNK_SIZE)
     if last < TAG_SIZE or not 0 <= full < MAX_CHUNKS:
-        message = (
-            f"{ciphertext_size} bytes of chunks do not end in a last chunk: they were cut short, or something follows"
+        raise FormatError(
+            f"expected chunks with a last chunk at the end, got {ciphertext_size} bytes: cut short, or data follows"
         )
-        raise FormatError(message)
     return full * CHUNK_SIZE + last - TAG_SIZE
 
 
 def chunk_offset(chunk: int) -> int:
-    """Where a chunk starts, in bytes from the start of its message (header included)."""
+    """Return the offset of a chunk from the start of its message, header included."""
     return HEADER_SIZE + chunk * SEALED_CHUNK_SIZE
 
 
 def chunk_nonce(base: Bytes, chunk: int) -> bytes:
-    """Give the AES-GCM nonce of one chunk: the base nonce XOR the chunk number, big-endian in the last 38 bits.
+    """Return the AES-GCM nonce of a chunk: the base nonce XOR the chunk number, big-endian in the last 38 bits.
 
     Parameters
     ----------
@@ -304,39 +296,40 @@ def chunk_nonce(base: Bytes, chunk: int) -> bytes:
     Raises
     ------
     FormatError
-        If the base has another length, or the number more than 38 bits.
+        If the base nonce has another length, or the chunk number more than 38 bits.
     """
     if len(base) != NONCE_SIZE or not 0 <= chunk < MAX_CHUNKS:
-        message = f"a nonce has {NONCE_SIZE} bytes and a chunk number 38 bits, not {len(base)} and {chunk}"
-        raise FormatError(message)
+        raise FormatError(
+            f"expected a nonce of {NONCE_SIZE} bytes and a chunk number of 38 bits, got {len(base)} and {chunk}"
+        )
     return (int.from_bytes(base) ^ chunk).to_bytes(NONCE_SIZE)
 
 
-def runs(plain_size: int, limit: int) -> Iterator[tuple[int, int]]:
-    """Cut a message into runs of whole chunks.
+def iter_segments(plain_size: int, limit: int) -> Iterator[tuple[int, int]]:
+    """Split a message into segments of whole chunks.
 
     Parameters
     ----------
     plain_size : int
         Bytes of plaintext of the message.
     limit : int
-        Bytes of plaintext a run may have; a multiple of 16384.
+        The largest plaintext of a segment in bytes; a multiple of 16384.
 
     Yields
     ------
     first, size : int
-        The number of its first chunk, and its bytes of plaintext. The last run holds the message's end,
-        and is empty if the message is.
+        The number of its first chunk, and the size of its plaintext. The last segment ends the message, and is empty
+        if the message is.
     """
     for start in range(0, plain_size + 1, limit):
         size = min(limit, plain_size - start)
-        # A last chunk that is empty goes with the run before it.
+        # An empty last chunk belongs to the segment before it.
         if start and not size:
             return
         yield start // CHUNK_SIZE, size
 
 
-def run_size(first: int, size: int, plain_size: int) -> int:
-    """Bytes that a run of `size` bytes of plaintext takes when sealed; the run at the end has one more chunk."""
-    end = first * CHUNK_SIZE + size == plain_size
-    return size + TAG_SIZE * (size // CHUNK_SIZE + 1 if end else size // CHUNK_SIZE)
+def segment_size(first: int, size: int, plain_size: int) -> int:
+    """Return the sealed size of a segment of `size` bytes of plaintext; the last segment has one more chunk."""
+    is_last = first * CHUNK_SIZE + size == plain_size
+    return size + TAG_SIZE * (size // CHUNK_SIZE + is_last)

@@ -1,4 +1,4 @@
-"""Opens and seals runs of chunks on the host, with the fastest engine this CPU has."""
+"""Select the fastest engine that this CPU supports."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ ENGINE_VARIABLE = "FASTRACK_ENGINE"
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """Name the engine that this process uses.
+class SelectedEngine:
+    """The engine of this process, and the reason for it.
 
     name : the engine's name
-    forced : whether the environment variable `FASTRACK_ENGINE` chose it
-    fault : what the engine that would have been chosen gets wrong; None if it is this one
+    forced : True if the environment variable `FASTRACK_ENGINE` names it
+    fault : the failed test of a faster engine that it replaces, or None
     """
 
     name: str
@@ -29,67 +29,67 @@ class Choice:
     fault: str | None = None
 
 
-def available() -> tuple[str, ...]:
-    """Names of the engines this machine can run, the fastest first."""
+def available_engines() -> tuple[str, ...]:
+    """Return the names of the engines that this machine can run, fastest first."""
     from fastrack._crypto.vaes import supported_width
 
     width = supported_width()
     return tuple(name for name in ENGINES if not name.startswith("vaes") or int(name[5:]) <= width * 8)
 
 
-def engine(name: str | None = None, *, threads: int | None = None) -> Engine:
-    """The engine of that name, or the one that `chosen` names; made once for each number of threads.
+def get_engine(name: str | None = None, *, threads: int | None = None) -> Engine:
+    """Return the engine of that name, or the selected one; one instance for each number of threads.
 
     Raises
     ------
     ValueError
         If this machine cannot run it.
     DeviceError
-        If it fails its test, or `FASTRACK_ENGINE` names one that this machine cannot run.
+        If it fails its known-answer test, or `FASTRACK_ENGINE` names one that this machine cannot run.
     """
-    return _make(name or chosen().name, threads or default_threads())
+    return _make(name or selected_engine().name, threads or default_threads())
 
 
 @cache
-def chosen() -> Choice:
-    """Choose the engine of this process: what `FASTRACK_ENGINE` says, else the fastest there is that passes its test.
+def selected_engine() -> SelectedEngine:
+    """Select the engine of this process: that of `FASTRACK_ENGINE`, or the fastest if it passes its known-answer test.
 
-    An engine that fails is reported by a `RuntimeWarning`, once, and OpenSSL takes its place.
+    An engine that fails is reported by one `RuntimeWarning`, and replaced by OpenSSL.
 
     Raises
     ------
     DeviceError
         If `FASTRACK_ENGINE` names an engine that this machine cannot run or that fails, or if OpenSSL fails.
     """
-    names = available()
+    names = available_engines()
     forced = os.environ.get(ENGINE_VARIABLE)
     if forced:
         if forced not in names:
             raise DeviceError(
-                f"{ENGINE_VARIABLE} cannot be followed: expected an engine that this machine can run "
+                f"{ENGINE_VARIABLE} cannot be used: expected an engine that this machine can run "
                 f"({', '.join(names)}), got {forced!r:.40}. Name one of these, or unset {ENGINE_VARIABLE}"
             )
-        _require_sound(forced)
-        return Choice(forced, forced=True)
+        _require_correct(forced)
+        return SelectedEngine(forced, forced=True)
     fault = _fault(names[0])
     if fault is None:
-        return Choice(names[0])
-    _require_sound("openssl")
+        return SelectedEngine(names[0])
+    _require_correct("openssl")
     warnings.warn(
         f"the engine {names[0]!r} failed its test {fault}. 'openssl' takes its place and is slower: see `fastrack "
         "doctor`, and report this",
         RuntimeWarning,
         stacklevel=3,
     )
-    return Choice("openssl", fault=f"{names[0]} failed its test {fault}")
+    return SelectedEngine("openssl", fault=f"{names[0]} failed its test {fault}")
 
 
 @lru_cache(maxsize=32)
 def _make(name: str, threads: int) -> Engine:
-    names = available()
+    names = available_engines()
     if name not in names:
-        raise ValueError(f"this machine has no engine {name!r}; it has {', '.join(names)}")
-    _require_sound(name)
+        raise ValueError(f"expected an engine that this machine can run ({', '.join(names)}), got {name!r:.40}")
+    _require_correct(name)
     return _build(name, threads)
 
 
@@ -103,18 +103,18 @@ def _build(name: str, threads: int) -> Engine:
     return VaesEngine(int(name.removeprefix("vaes-")) // 8, threads)
 
 
-def _require_sound(name: str) -> None:
+def _require_correct(name: str) -> None:
     fault = _fault(name)
     if fault is not None:
         raise DeviceError(
             f"the engine {name!r} failed its test {fault}. Do not use it, and report this; {ENGINE_VARIABLE} names "
-            f"another engine: {', '.join(available())}"
+            f"another engine: {', '.join(available_engines())}"
         )
 
 
 @cache
 def _fault(name: str) -> str | None:
-    """Test the engine of that name, once a process, and return what it gets wrong, or None."""
+    """Run the known-answer test of an engine once in a process, and return its failure, or None."""
     from fastrack._crypto.known_answers import find_fault
 
     return find_fault(_build(name, 1))

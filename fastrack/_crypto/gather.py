@@ -1,4 +1,4 @@
-"""Plans of gathers, made and checked in one native call each. Importing this imports numba."""
+"""Make and check gather plans, in one native call each. Importing this module imports numba."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import Any
 import numpy as np
 
 from fastrack._crypto.cobblestone import CHUNK_SIZE
-from fastrack._crypto.jit import _compiled
+from fastrack._crypto.jit import compiled
 
 
-def _cut(starts: Any, sizes: Any, places: Any) -> Any:
-    """Cut ranges of plaintext at the chunks, and sort the pieces by chunk: the three arrays of `Pieces`.
+def _make_plan(starts: Any, sizes: Any, offsets: Any) -> Any:
+    """Split ranges of plaintext at chunk boundaries, sort them by chunk, and return the arrays of a `GatherPlan`.
 
-    Ranges that follow each other in the message and in the result are one before they are cut.
+    Ranges that are adjacent in the message and in the result are merged before.
 
     Parameters
     ----------
-    starts, sizes, places : numpy.ndarray
-        int64 (n,). Range `i` has `sizes[i]` bytes from `starts[i]` on, and goes to `places[i]` in the result.
+    starts, sizes, offsets : numpy.ndarray
+        int64 (n,). Range `i` has `sizes[i]` bytes from `starts[i]` on, and is copied to `offsets[i]` in the result.
     """
     count = 0
     last = np.int64(-1)
     ascending = True
     index = 0
     while index < starts.size:
-        after, size = _join(starts, sizes, places, index)
+        after, size = _merged(starts, sizes, offsets, index)
         if size > 0:
             first = starts[index] // CHUNK_SIZE
             ascending = ascending and first >= last
@@ -38,14 +38,14 @@ def _cut(starts: Any, sizes: Any, places: Any) -> Any:
     row = 0
     index = 0
     while index < starts.size:
-        after, size = _join(starts, sizes, places, index)
+        after, size = _merged(starts, sizes, offsets, index)
         start, stop = starts[index], starts[index] + size
         while start < stop:
             number = start // CHUNK_SIZE
             length = min(stop, (number + 1) * CHUNK_SIZE) - start
             numbers[row] = number
             table[row, 0] = start - number * CHUNK_SIZE
-            table[row, 1] = places[index] + start - starts[index]
+            table[row, 1] = offsets[index] + start - starts[index]
             table[row, 2] = length
             start += length
             row += 1
@@ -57,22 +57,22 @@ def _cut(starts: Any, sizes: Any, places: Any) -> Any:
         table = table[order]
 
     chunks = np.empty(count, np.int64)
-    heads = np.empty(count + 1, np.int64)
-    found = 0
+    firsts = np.empty(count + 1, np.int64)
+    unique = 0
     for row in range(count):
         if row == 0 or numbers[row] != numbers[row - 1]:
-            chunks[found] = numbers[row]
-            heads[found] = row
-            found += 1
-    heads[found] = count
-    return chunks[:found], heads[: found + 1], table
+            chunks[unique] = numbers[row]
+            firsts[unique] = row
+            unique += 1
+    firsts[unique] = count
+    return chunks[:unique], firsts[: unique + 1], table
 
 
 def _is_inside(chunks: Any, starts: Any, table: Any, count: int, plain: int, target: int) -> bool:
-    """Whether a plan of the right types and sizes stays inside its message of `count` chunks and its result."""
+    """Return whether a plan of valid dtypes and shapes stays inside its message of `count` chunks and its result."""
     if starts[0] != 0 or starts[chunks.size] != len(table):
         return False
-    # First all starts: the table must not be read where it has no rows.
+    # All starts first: the table must not be read beyond its rows.
     for index in range(chunks.size):
         if starts[index] > starts[index + 1]:
             return False
@@ -82,23 +82,23 @@ def _is_inside(chunks: Any, starts: Any, table: Any, count: int, plain: int, tar
             return False
         inner = min(plain - chunk * CHUNK_SIZE, CHUNK_SIZE)
         for row in range(starts[index], starts[index + 1]):
-            offset, place, length = table[row, 0], table[row, 1], table[row, 2]
-            # No sums here: two numbers of a plan may add up to less than nothing.
-            if offset < 0 or place < 0 or length < 0 or offset > inner - length or place > target - length:
+            source, result, length = table[row, 0], table[row, 1], table[row, 2]
+            # Differences only: the sum of two numbers of a plan may overflow.
+            if source < 0 or result < 0 or length < 0 or source > inner - length or result > target - length:
                 return False
     return True
 
 
-def _joined(starts: Any, sizes: Any, places: Any, index: int) -> Any:
-    """The range that starts at `index` with those that continue it: the index after them, and its size."""
+def _merge(starts: Any, sizes: Any, offsets: Any, index: int) -> Any:
+    """Merge range `index` with those that continue it; return the index after them, and the merged size."""
     size = sizes[index]
     after = index + 1
-    while after < starts.size and starts[after] == starts[index] + size and places[after] == places[index] + size:
+    while after < starts.size and starts[after] == starts[index] + size and offsets[after] == offsets[index] + size:
         size += sizes[after]
         after += 1
     return after, size
 
 
-_join = _compiled(_joined)
-cut = _compiled(_cut)
-is_inside = _compiled(_is_inside)
+_merged = compiled(_merge)
+make_plan = compiled(_make_plan)
+is_inside = compiled(_is_inside)

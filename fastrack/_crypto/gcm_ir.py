@@ -1,15 +1,16 @@
-"""AES-GCM of one chunk, as LLVM functions on vector instructions.
+"""Build AES-GCM of one chunk as LLVM functions on vector instructions.
 
-Each builder adds one function to a module: `prepare` turns a message key into a *schedule*, and `open`, `verify` and
-`seal` work one chunk of up to 16 KiB with it (NIST SP 800-38D sections 7.1 and 7.2, with a 96-bit nonce, no associated
-data and a 128-bit tag). Counter mode and GHASH run interleaved, eight vectors at a time, in one pass over the data.
+Each builder adds one function to a module: `expand_key` expands a message key to a *schedule*, and `open`, `verify` and
+`seal` process one chunk of up to 16 KiB with it (NIST SP 800-38D sections 7.1 and 7.2, with a 96-bit nonce, no
+associated data and a 128-bit tag). Counter mode and GHASH are interleaved, eight vectors at a time, in one pass.
 
-Each run of chunks has a stack frame of its own and clears the registers when it returns. What it spilled to the stack
-is overwritten by the function of `stack_wiper`, which its caller calls before it reports the work as done.
+The function of a run of chunks has its own stack frame and clears the registers when it returns. Registers that it
+spilled to the stack are overwritten by the function of `stack_wiper`, which its caller calls before it counts the
+chunks as done.
 
-No table is indexed by a secret and no branch depends on one, other than on the verdict itself. Ciphertext is read from
-memory once: the bytes that were authenticated are the bytes that are decrypted, though another process may be writing
-to them.
+No memory access and no branch depends on a secret, except for the branch on the result of authentication. Ciphertext is
+read from memory once: the bytes that are authenticated are those that are decrypted, even if another process writes to
+them meanwhile.
 """
 
 from __future__ import annotations
@@ -23,38 +24,38 @@ from llvmlite import ir
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
 from fastrack._crypto.llvm import I1, I8, I32, I64, Emitter, compile_for, declare
 
-_TARGETS = {  # by the width of the instructions: a microarchitecture level and what the code needs beside it
+_TARGETS = {  # by the width of the instructions: a microarchitecture level, and further features
     16: ("x86-64-v3", "+aes,+pclmul,+prfchw"),
     32: ("x86-64-v3", "+aes,+pclmul,+prfchw,+vaes,+vpclmulqdq"),
     64: ("x86-64-v4", "+aes,+pclmul,+prfchw,+vaes,+vpclmulqdq"),
 }
 
-Texts = Callable[[int], ir.Value]  # the vectors of a group, by number
+VectorAt = Callable[[int], ir.Value]  # returns the vector of a group at an index
 
-_VECTORS = 8  # in flight at a time: enough to hide the latency of an AES round
+_VECTORS = 8  # processed at once: enough to hide the latency of an AES round
 
-# The order of hashing: the first vector waits for the hash of the turn before, so it comes last.
+# The order of hashing: the first vector depends on the hash of the previous iteration, so it comes last.
 _ORDER = (*range(1, _VECTORS), 0)
 
 _LINE = 64  # bytes of a cache line
-_AHEAD = 2048  # bytes from a group to what is fetched meanwhile; gains 2 to 3 % where memory is the limit
+_PREFETCH_DISTANCE = 2048  # in bytes; gains 2 to 3 % where memory bandwidth is the limit
 
-# A schedule, in bytes from a 64-byte boundary.
-_POWERS = 32  # of the hash key: as many as blocks are in flight at the widest
-_ROUND_KEYS = 0  # 15 round keys, each four times over so that any width loads them whole
+# The layout of a schedule, in bytes from a 64-byte boundary.
+_POWERS = 32  # of the hash key: the number of blocks of a group at the largest width
+_ROUND_KEYS = 0  # 15 round keys, each repeated four times, so that one load fills a vector of any width
 _HASH_KEYS = _ROUND_KEYS + 15 * 64  # H^32 ... H^1, byte-reversed and pre-shifted
-_HASH_HALVES = _HASH_KEYS + _POWERS * 16  # the sums of their words, for Karatsuba
+_HASH_HALVES = _HASH_KEYS + _POWERS * 16  # the XOR of their words, for Karatsuba
 _NONCE = _HASH_HALVES + _POWERS * 16  # the base nonce and a zero counter, byte-reversed
 SCHEDULE_SIZE = 2048
 
-# Bytes of stack that a wiper overwrites. The largest frame takes 2 KiB; a signal that arrives meanwhile puts the vector
-# registers below it, 3 KiB of them, or 11 KiB where AMX is in use.
+# Bytes of stack that a wiper overwrites. The largest frame takes 2 KiB. A signal handler saves the vector registers
+# below it, which takes 3 KiB, or 11 KiB if AMX is in use.
 STACK_SIZE = 16 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """Which code to make: the key's bits, the vectors' bytes, and the widest instructions allowed."""
+class Variant:
+    """A variant of the code: bits of the key, bytes of a vector, and bytes of the widest instruction to use."""
 
     bits: int
     width: int
@@ -66,48 +67,48 @@ class Form:
 
     @property
     def group(self) -> int:
-        """Bytes that one turn of the main loop works."""
+        """Bytes that one iteration of the main loop processes."""
         return _VECTORS * self.width
 
 
-def chunk_function(module: ir.Module, form: Form, name: str) -> ir.Function:
-    """The function `name` ("prepare", "open", "verify" or "seal") of that form, built in `module` unless it is there.
+def chunk_function(module: ir.Module, variant: Variant, name: str) -> ir.Function:
+    """Return the function `name` ("expand_key", "open", "verify" or "seal") of that variant; build it if needed.
 
-    `prepare(schedule, material)`, and the others `(schedule, source, target, chunk, size) -> 1 or 0`, the verdict;
-    `verify` leaves its target alone. Addresses, sizes and results are 64-bit integers.
+    `expand_key` takes `(schedule, material)`, the others `(schedule, source, target, chunk, size)`, and return 1 if the
+    chunk is authentic, else 0; `verify` ignores its target. Addresses, sizes and results are 64-bit integers.
     """
     build, arguments = _BUILDERS[name]
-    symbol = f"fastrack_{name}_{form.bits}_{form.width}_{form.native}"
-    known = module.globals.get(symbol)
-    if known is not None:
-        return known
+    symbol = f"fastrack_{name}_{variant.bits}_{variant.width}_{variant.native}"
+    function = module.globals.get(symbol)
+    if function is not None:
+        return function
     function = ir.Function(module, ir.FunctionType(I64, [I64] * arguments), symbol)
     function.linkage = "internal"
-    compile_for(function, *_TARGETS[form.native])
-    if name == "prepare":
-        keep_apart(function)
+    compile_for(function, *_TARGETS[variant.native])
+    if name == "expand_key":
+        isolate_frame(function)
     else:
-        clear_registers(function)  # of use where it is not inlined into its run: `NUMBA_CPU_NAME=generic`
-    build(function, form)
+        clear_registers(function)  # in case it is not inlined into its run, as with `NUMBA_CPU_NAME=generic`
+    build(function, variant)
     return function
 
 
-def run_function(module: ir.Module, form: Form, name: str) -> ir.Function:
-    """Return the function that works neighbouring chunks by `chunk_function(module, form, name)`; build it if needed.
+def run_function(module: ir.Module, variant: Variant, name: str) -> ir.Function:
+    """Return the function that applies `chunk_function(module, variant, name)` to a run of chunks; build it if needed.
 
-    It is `(schedule, source, target, first, count, size) -> index`, where the size is that of the plaintext from the
-    first chunk on. The index is that of the first chunk whose tag is wrong, or the count. The chunk's function is
-    inlined, as a call for each chunk costs up to a tenth of the time, and compiled for this CPU then, as the run is:
-    with more registers than the form asks for, if there are more.
+    It takes `(schedule, source, target, first, count, size)`, where `size` is that of the plaintext from the first
+    chunk on, and returns the index of the first chunk that failed authentication, or the count. The function of a chunk
+    is inlined, as a call for each chunk costs up to a tenth of the time. It is then compiled for this CPU, as the run
+    is, and may use more registers than the variant has.
     """
-    symbol = f"fastrack_{name}_run_{form.bits}_{form.width}_{form.native}"
-    known = module.globals.get(symbol)
-    if known is not None:
-        return known
-    chunk = chunk_function(module, form, name)
+    symbol = f"fastrack_{name}_run_{variant.bits}_{variant.width}_{variant.native}"
+    function = module.globals.get(symbol)
+    if function is not None:
+        return function
+    chunk = chunk_function(module, variant, name)
     function = ir.Function(module, ir.FunctionType(I64, [I64] * 6), symbol)
     function.linkage = "internal"
-    keep_apart(function)
+    isolate_frame(function)
     schedule, source, target, first, count, size = function.args
     source_step, target_step = (CHUNK_SIZE, SEALED_CHUNK_SIZE) if name == "seal" else (SEALED_CHUNK_SIZE, CHUNK_SIZE)
     entry, loop, done = (function.append_basic_block() for _ in range(3))
@@ -118,81 +119,81 @@ def run_function(module: ir.Module, form: Form, name: str) -> ir.Function:
     index, bad = builder.phi(I64), builder.phi(I64)
     index.add_incoming(ir.Constant(I64, 0), entry)
     bad.add_incoming(count, entry)
-    here = builder.add(source, builder.mul(index, ir.Constant(I64, source_step)))
-    there = builder.add(target, builder.mul(index, ir.Constant(I64, target_step)))
-    left = builder.sub(size, builder.mul(index, ir.Constant(I64, CHUNK_SIZE)))
+    source_address = builder.add(source, builder.mul(index, ir.Constant(I64, source_step)))
+    target_address = builder.add(target, builder.mul(index, ir.Constant(I64, target_step)))
+    remaining = builder.sub(size, builder.mul(index, ir.Constant(I64, CHUNK_SIZE)))
     full = ir.Constant(I64, CHUNK_SIZE)
-    length = builder.select(builder.icmp_signed("<", left, full), left, full)
-    good = builder.call(chunk, [schedule, here, there, builder.add(first, index), length])
+    length = builder.select(builder.icmp_signed("<", remaining, full), remaining, full)
+    good = builder.call(chunk, [schedule, source_address, target_address, builder.add(first, index), length])
     is_first = builder.and_(
         builder.icmp_unsigned("==", good, ir.Constant(I64, 0)), builder.icmp_unsigned("==", bad, count)
     )
-    found = builder.select(is_first, index, bad)
-    after = builder.add(index, ir.Constant(I64, 1))
-    index.add_incoming(after, loop)
-    bad.add_incoming(found, loop)
-    builder.cbranch(builder.icmp_unsigned("<", after, count), loop, done)
+    first_bad = builder.select(is_first, index, bad)
+    next_index = builder.add(index, ir.Constant(I64, 1))
+    index.add_incoming(next_index, loop)
+    bad.add_incoming(first_bad, loop)
+    builder.cbranch(builder.icmp_unsigned("<", next_index, count), loop, done)
 
     builder.position_at_end(done)
-    builder.ret(found)
+    builder.ret(first_bad)
     return function
 
 
-def keep_apart(function: ir.Function) -> None:
-    """Give `function` a stack frame of its own, for a wiper to overwrite, and have it clear all registers."""
+def isolate_frame(function: ir.Function) -> None:
+    """Give `function` its own stack frame, for a wiper to overwrite, and let it clear all registers."""
     function.attributes.add("noinline")
     clear_registers(function)
 
 
 def clear_registers(function: ir.Function) -> None:
-    """Have `function` clear the registers when it returns: the next that saves them all would put them on the stack.
+    """Let `function` clear all registers when it returns, before a function that saves them puts them on the stack.
 
-    All of them, as LLVM's "used" leaves out the vector registers from the sixteenth on that were used in part.
+    LLVM's value "used" would omit the vector registers from the sixteenth on that were used in part.
     """
     set.add(function.attributes, '"zero-call-used-regs"="all"')  # llvmlite has no call for string attributes
 
 
 def stack_wiper(module: ir.Module) -> ir.Function:
-    """Return the function `()` that overwrites the stack below its caller's frame; build it unless it is there.
+    """Return the function `()` that overwrites the stack below the frame of its caller; build it if needed.
 
-    It reaches what functions that its caller called before have left.
+    Functions that its caller called before have left their data there.
     """
-    known = module.globals.get("fastrack_wipe_stack")
-    if known is not None:
-        return known
+    function = module.globals.get("fastrack_wipe_stack")
+    if function is not None:
+        return function
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), []), "fastrack_wipe_stack")
     function.linkage = "internal"
     function.attributes.add("noinline")
     builder = ir.IRBuilder(function.append_basic_block())
-    place = builder.alloca(I8, STACK_SIZE)
-    fill_zero(builder, builder.ptrtoint(place, I64), ir.Constant(I64, STACK_SIZE))
+    stack = builder.alloca(I8, STACK_SIZE)
+    fill_zero(builder, builder.ptrtoint(stack, I64), ir.Constant(I64, STACK_SIZE))
     builder.ret_void()
     return function
 
 
-# Preparing a key: FIPS 197 section 5.2 (expansion), SP 800-38D section 7.1 step 1 (hash key).
+# Key expansion: FIPS 197 section 5.2 (round keys), SP 800-38D section 7.1 step 1 (hash key).
 
 
-def _build_prepare(function: ir.Function, form: Form) -> None:
+def _build_expand_key(function: ir.Function, variant: Variant) -> None:
     schedule, material = function.args
     builder = ir.IRBuilder(function.append_basic_block())
     emit = Emitter(builder, 16)
     wide = Emitter(builder, 64, native=16)
 
-    keys = _expand_128(emit, material) if form.bits == 128 else _expand_256(emit, material)
+    keys = expand_128(emit, material) if variant.bits == 128 else expand_256(emit, material)
     for index, key in enumerate(keys):
-        wide.store(wide.spread(key), schedule, _ROUND_KEYS + 64 * index, align=64)
+        wide.store(wide.broadcast(key), schedule, _ROUND_KEYS + 64 * index, align=64)
 
     hash_key = emit.words(0, 0)
-    hash_key = _encrypt_block(emit, hash_key, keys)
+    hash_key = encrypt_block(emit, hash_key, keys)
     first = power = emit.times_x(emit.reverse_bytes(hash_key))
     for exponent in range(1, _POWERS + 1):
-        place = (_POWERS - exponent) * 16
-        emit.store(power, schedule, _HASH_KEYS + place, align=16)
-        emit.store(emit.halves(power), schedule, _HASH_HALVES + place, align=16)
+        offset = (_POWERS - exponent) * 16
+        emit.store(power, schedule, _HASH_KEYS + offset, align=16)
+        emit.store(emit.halves(power), schedule, _HASH_HALVES + offset, align=16)
         power = emit.multiply(power, first)
 
-    nonce = builder.add(material, ir.Constant(I64, form.bits // 8))
+    nonce = builder.add(material, ir.Constant(I64, variant.bits // 8))
     low = builder.zext(builder.load(builder.inttoptr(nonce, I64.as_pointer()), align=1), ir.IntType(128))
     rest = builder.add(nonce, ir.Constant(I64, 8))
     high = builder.zext(builder.load(builder.inttoptr(rest, I32.as_pointer()), align=1), ir.IntType(128))
@@ -201,14 +202,14 @@ def _build_prepare(function: ir.Function, form: Form) -> None:
     builder.ret(ir.Constant(I64, 1))
 
 
-def _expand_128(emit: Emitter, material: ir.Value) -> list[ir.Value]:
+def expand_128(emit: Emitter, material: ir.Value) -> list[ir.Value]:
     keys = [emit.load(material)]
     for constant in (0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80, 0x1B, 0x36):
         keys.append(_next_key(emit, keys[-1], keys[-1], constant, word=3))
     return keys
 
 
-def _expand_256(emit: Emitter, material: ir.Value) -> list[ir.Value]:
+def expand_256(emit: Emitter, material: ir.Value) -> list[ir.Value]:
     keys = [emit.load(material), emit.load(material, 16)]
     for constant in (0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40):
         keys.append(_next_key(emit, keys[-2], keys[-1], constant, word=3))
@@ -228,7 +229,7 @@ def _next_key(emit: Emitter, before: ir.Value, last: ir.Value, constant: int, wo
     return emit.xor(builder.bitcast(running, emit.type), mixed)
 
 
-def _encrypt_block(emit: Emitter, block: ir.Value, keys: list[ir.Value]) -> ir.Value:
+def encrypt_block(emit: Emitter, block: ir.Value, keys: list[ir.Value]) -> ir.Value:
     state = emit.xor(block, keys[0])
     for key in keys[1:-1]:
         state = emit.aes_round(state, key)
@@ -238,35 +239,35 @@ def _encrypt_block(emit: Emitter, block: ir.Value, keys: list[ir.Value]) -> ir.V
 # Working a chunk.
 
 
-def _build_open(function: ir.Function, form: Form) -> None:
+def _build_open(function: ir.Function, variant: Variant) -> None:
     schedule, source, target, chunk, size = function.args
-    work = _Chunk(function, form, schedule, chunk)
+    work = _Chunk(function, variant, schedule, chunk)
     work.run(source, target, size, decrypt=True)
-    wanted = work.small.load(work.builder.add(source, size), once=True)
-    good = work.same(work.tag(size), wanted)
+    expected_tag = work.small.load(work.builder.add(source, size), once=True)
+    good = work.same(work.tag(size), expected_tag)
     with work.builder.if_then(work.builder.icmp_unsigned("==", good, ir.Constant(I64, 0)), likely=False):
         fill_zero(work.builder, target, size)
     work.builder.ret(good)
 
 
-def _build_verify(function: ir.Function, form: Form) -> None:
+def _build_verify(function: ir.Function, variant: Variant) -> None:
     schedule, source, _, chunk, size = function.args
-    work = _Chunk(function, form, schedule, chunk)
+    work = _Chunk(function, variant, schedule, chunk)
     work.run(source, None, size, decrypt=True)
-    wanted = work.small.load(work.builder.add(source, size), once=True)
-    work.builder.ret(work.same(work.tag(size), wanted))
+    expected_tag = work.small.load(work.builder.add(source, size), once=True)
+    work.builder.ret(work.same(work.tag(size), expected_tag))
 
 
-def _build_seal(function: ir.Function, form: Form) -> None:
+def _build_seal(function: ir.Function, variant: Variant) -> None:
     schedule, source, target, chunk, size = function.args
-    work = _Chunk(function, form, schedule, chunk)
+    work = _Chunk(function, variant, schedule, chunk)
     work.run(source, target, size, decrypt=False)
     work.small.store(work.tag(size), work.builder.add(target, size))
     work.builder.ret(ir.Constant(I64, 1))
 
 
-_BUILDERS: dict[str, tuple[Callable[[ir.Function, Form], None], int]] = {
-    "prepare": (_build_prepare, 2),
+_BUILDERS: dict[str, tuple[Callable[[ir.Function, Variant], None], int]] = {
+    "expand_key": (_build_expand_key, 2),
     "open": (_build_open, 5),
     "verify": (_build_verify, 5),
     "seal": (_build_seal, 5),
@@ -274,15 +275,15 @@ _BUILDERS: dict[str, tuple[Callable[[ir.Function, Form], None], int]] = {
 
 
 class _Chunk:
-    """The code of one chunk, being written: groups of vectors first, then blocks, then the last bytes."""
+    """An emitter of the code of one chunk: groups of vectors first, then single blocks, then the last bytes."""
 
-    def __init__(self, function: ir.Function, form: Form, schedule: ir.Value, chunk: ir.Value) -> None:
+    def __init__(self, function: ir.Function, variant: Variant, schedule: ir.Value, chunk: ir.Value) -> None:
         self.function = function
-        self.form = form
+        self.variant = variant
         self.schedule = schedule
         self.builder = ir.IRBuilder(function.append_basic_block())
         self.small = Emitter(self.builder, 16)
-        self.wide = Emitter(self.builder, form.width, form.native)
+        self.wide = Emitter(self.builder, variant.width, variant.native)
         self.scratch = self.builder.alloca(I8, 16)
         # The nonce of chunk k is the base nonce XOR k, big-endian; byte-reversed, the counter is the lowest 32 bits.
         number = self.builder.shl(self.builder.zext(chunk, ir.IntType(128)), ir.Constant(ir.IntType(128), 32))
@@ -291,18 +292,18 @@ class _Chunk:
         self.hash = self.small.words(0, 0)
 
     def run(self, source: ir.Value, target: ir.Value | None, size: ir.Value, *, decrypt: bool) -> None:
-        group = ir.Constant(I64, self.form.group)
+        group = ir.Constant(I64, self.variant.group)
         groups = self.builder.udiv(size, group)
         self._groups(source, target, groups, decrypt=decrypt)
         done = self.builder.mul(groups, group)
-        left = self.builder.sub(size, done)
+        remaining = self.builder.sub(size, done)
         counter = self.builder.add(self.builder.udiv(done, ir.Constant(I64, 16)), ir.Constant(I64, 2))
         source = self.builder.add(source, done)
         target = None if target is None else self.builder.add(target, done)
-        self._blocks(source, target, left, counter, decrypt=decrypt)
+        self._blocks(source, target, remaining, counter, decrypt=decrypt)
 
     def tag(self, size: ir.Value) -> ir.Value:
-        """GHASH of the length block, masked with the encrypted first counter block."""
+        """Return the tag: GHASH with the length block, XOR the encrypted first counter block."""
         bits = self.builder.zext(self.builder.shl(size, ir.Constant(I64, 3)), ir.IntType(128))
         self._absorb(self.small.reverse_bytes(self.builder.bitcast(bits, self.small.type)))
         mask = self._keystream(ir.Constant(I64, 1))
@@ -313,94 +314,94 @@ class _Chunk:
         equal = self.builder.icmp_unsigned("==", difference, ir.Constant(difference.type, 0))
         return self.builder.zext(equal, I64)
 
-    # The main loop. Deciphering hashes what it reads. Enciphering hashes what it wrote one turn before, kept in
-    # registers, so that the cipher and the hash of one turn do not wait for each other.
+    # The main loop. Decryption hashes the ciphertext that it reads. Encryption hashes the ciphertext of the previous
+    # iteration, held in registers, so that the cipher and the hash of one iteration are independent.
 
     def _groups(self, source: ir.Value, target: ir.Value | None, groups: ir.Value, *, decrypt: bool) -> None:
-        builder, wide, form = self.builder, self.wide, self.form
+        builder, wide, variant = self.builder, self.wide, self.variant
         entry = builder.block
         loop, done = (self.function.append_basic_block() for _ in range(2))
-        origin = wide.xor(wide.spread(self.small.reverse_bytes(self.nonce)), self._round_key(0))
-        seeds = [wide.widen(self.hash)]
+        origin = wide.xor(wide.broadcast(self.small.reverse_bytes(self.nonce)), self._round_key(0))
+        seeds = [wide.zero_extend(self.hash)]
         if not decrypt:
-            # The first turn has nothing to hash yet: it hashes zeros, which leave a hash of zero as it is.
+            # The first iteration hashes zeros, which leave a hash of zero unchanged.
             seeds += [wide.words(0, 0)] * _VECTORS
         builder.cbranch(builder.icmp_unsigned(">", groups, ir.Constant(I64, 0)), loop, done)
 
         builder.position_at_end(loop)
-        turn = builder.phi(I64)
-        turn.add_incoming(ir.Constant(I64, 0), entry)
-        start = builder.phi(wide.type)  # the first counter block less 2, after round key 0, in every lane
+        iteration = builder.phi(I64)
+        iteration.add_incoming(ir.Constant(I64, 0), entry)
+        start = builder.phi(wide.type)  # the first counter block less 2, next_start round key 0, in every lane
         start.add_incoming(origin, entry)
         carried = [builder.phi(wide.type) for _ in seeds]
         for phi, seed in zip(carried, seeds, strict=True):
             phi.add_incoming(seed, entry)
-        turned = builder.add(turn, ir.Constant(I64, 1))
-        after = wide.xor(origin, self._counter(builder.mul(turned, ir.Constant(I64, form.group // 16))))
-        offset = builder.mul(turn, ir.Constant(I64, form.group))
-        here = builder.add(source, offset)
-        # A text is loaded where it is first used: all at once would not fit into the registers.
-        text = cache(lambda lane: wide.load(here, form.width * lane, once=True))
+        next_iteration = builder.add(iteration, ir.Constant(I64, 1))
+        next_start = wide.xor(origin, self._counter(builder.mul(next_iteration, ir.Constant(I64, variant.group // 16))))
+        offset = builder.mul(iteration, ir.Constant(I64, variant.group))
+        source_address = builder.add(source, offset)
+        # A vector is loaded where it is first used: all at once would not fit into the registers.
+        text = cache(lambda lane: wide.load(source_address, variant.width * lane, once=True))
         hashing = _Hashing(wide, self.schedule, carried[0], text if decrypt else carried[1:].__getitem__)
         if target is None:
             for lane in _ORDER:
                 hashing.absorb(lane)
             result = []
         else:
-            there = builder.add(target, offset)
-            self._fetch_ahead(here, there)
-            result = self._cipher(self._first_states(start, after), text, hashing)
+            target_address = builder.add(target, offset)
+            self._prefetch(source_address, target_address)
+            result = self._cipher(self._first_states(start, next_start), text, hashing)
             for lane, value in enumerate(result):
-                wide.store(value, there, form.width * lane)
-        turn.add_incoming(turned, loop)
-        start.add_incoming(after, loop)
-        folded = wide.fold(hashing.finish())
-        kept = [wide.widen(folded)] + ([] if decrypt else result)
-        for phi, value in zip(carried, kept, strict=True):
+                wide.store(value, target_address, variant.width * lane)
+        iteration.add_incoming(next_iteration, loop)
+        start.add_incoming(next_start, loop)
+        folded = wide.reduce_xor(hashing.finish())
+        next_values = [wide.zero_extend(folded)] + ([] if decrypt else result)
+        for phi, value in zip(carried, next_values, strict=True):
             phi.add_incoming(value, loop)
-        builder.cbranch(builder.icmp_unsigned("<", turned, groups), loop, done)
+        builder.cbranch(builder.icmp_unsigned("<", next_iteration, groups), loop, done)
 
         builder.position_at_end(done)
-        ends = [builder.phi(folded.type)] + [builder.phi(wide.type) for _ in kept[1:]]
-        for phi, seed, value in zip(ends, [self.hash, *seeds[1:]], [folded, *kept[1:]], strict=True):
+        ends = [builder.phi(folded.type)] + [builder.phi(wide.type) for _ in next_values[1:]]
+        for phi, seed, value in zip(ends, [self.hash, *seeds[1:]], [folded, *next_values[1:]], strict=True):
             phi.add_incoming(seed, entry)
             phi.add_incoming(value, loop)
         self.hash = ends[0]
         if not decrypt:
-            hashing = _Hashing(wide, self.schedule, wide.widen(ends[0]), ends[1:].__getitem__)
+            hashing = _Hashing(wide, self.schedule, wide.zero_extend(ends[0]), ends[1:].__getitem__)
             for lane in range(_VECTORS):
                 hashing.absorb(lane)
-            self.hash = wide.fold(hashing.finish())
+            self.hash = wide.reduce_xor(hashing.finish())
 
     def _counter(self, number: ir.Value) -> ir.Value:
-        """`number` in the place of the counter, big-endian, in every lane."""
+        """Return `number` at the position of the counter, big-endian, in every lane."""
         swap = declare(self.builder.module, "llvm.bswap.i32", ir.FunctionType(I32, [I32]))
         swapped = self.builder.call(swap, [self.builder.trunc(number, I32)])
         words = ir.Constant(ir.VectorType(I32, 4), [ir.Constant(I32, 0)] * 4)
         block = self.builder.insert_element(words, swapped, ir.Constant(I32, 3))
-        return self.wide.spread(self.builder.bitcast(block, self.small.type))
+        return self.wide.broadcast(self.builder.bitcast(block, self.small.type))
 
-    def _first_states(self, start: ir.Value, after: ir.Value) -> list[ir.Value]:
-        """The counter blocks of a group after round key 0.
+    def _first_states(self, start: ir.Value, next_start: ir.Value) -> list[ir.Value]:
+        """Return the counter blocks of a group XOR round key 0, with one instruction a vector.
 
-        Counters start at 2, so those of a group are `start` XOR 2, 3 and so on, without a carry; all but the last two,
-        which are `after`, where the next group starts, XOR 0 and 1. One instruction a vector makes them.
+        Counters start at 2, so those of a group are `start` XOR 2, 3 and so on, without a carry, except for the last
+        two: they are `next_start`, the start of the next group, XOR 0 and 1.
         """
-        wide, count = self.wide, self.form.group // 16
+        wide, count = self.wide, self.variant.group // 16
         states = []
         for lane in range(_VECTORS):
             numbers = range(2 + lane * wide.blocks, 2 + (lane + 1) * wide.blocks)
-            base = wide.choose(start, after, [number >= count for number in numbers])
+            base = wide.blend(start, next_start, [number >= count for number in numbers])
             states.append(wide.xor(base, wide.counters([number % count for number in numbers])))
         return states
 
-    def _fetch_ahead(self, here: ir.Value, there: ir.Value) -> None:
-        for ahead in range(_AHEAD, _AHEAD + self.form.group, _LINE):
-            self.wide.prefetch(here, ahead, write=False)
-            self.wide.prefetch(there, ahead, write=True)
+    def _prefetch(self, source: ir.Value, target: ir.Value) -> None:
+        for offset in range(_PREFETCH_DISTANCE, _PREFETCH_DISTANCE + self.variant.group, _LINE):
+            self.wide.prefetch(source, offset, write=False)
+            self.wide.prefetch(target, offset, write=True)
 
-    def _cipher(self, states: list[ir.Value], text: Texts, hashing: _Hashing) -> list[ir.Value]:
-        wide, rounds = self.wide, self.form.rounds
+    def _cipher(self, states: list[ir.Value], text: VectorAt, hashing: _Hashing) -> list[ir.Value]:
+        wide, rounds = self.wide, self.variant.rounds
         for step in range(1, rounds):
             key = self._round_key(step)
             states = [wide.aes_round(state, key) for state in states]
@@ -410,12 +411,12 @@ class _Chunk:
         return [wide.aes_last(state, wide.xor(key, text(lane))) for lane, state in enumerate(states)]
 
     def _round_key(self, step: int) -> ir.Value:
-        return self.wide.load(self.schedule, _ROUND_KEYS + 64 * step, align=self.form.width)
+        return self.wide.load(self.schedule, _ROUND_KEYS + 64 * step, align=self.variant.width)
 
-    # What is left: whole blocks one by one, then a part of one.
+    # The rest of a chunk: single blocks, then a part of one.
 
     def _blocks(
-        self, source: ir.Value, target: ir.Value | None, left: ir.Value, counter: ir.Value, *, decrypt: bool
+        self, source: ir.Value, target: ir.Value | None, remaining: ir.Value, counter: ir.Value, *, decrypt: bool
     ) -> None:
         builder = self.builder
         entry = builder.block
@@ -423,33 +424,33 @@ class _Chunk:
         builder.branch(head)
 
         builder.position_at_end(head)
-        place, number = builder.phi(I64), builder.phi(I64)
+        offset, number = builder.phi(I64), builder.phi(I64)
         running = builder.phi(self.small.type)
-        for phi, value in ((place, ir.Constant(I64, 0)), (number, counter), (running, self.hash)):
+        for phi, value in ((offset, ir.Constant(I64, 0)), (number, counter), (running, self.hash)):
             phi.add_incoming(value, entry)
-        after = builder.add(place, ir.Constant(I64, 16))
-        builder.cbranch(builder.icmp_unsigned("<=", after, left), body, rest)
+        next_offset = builder.add(offset, ir.Constant(I64, 16))
+        builder.cbranch(builder.icmp_unsigned("<=", next_offset, remaining), body, rest)
 
         builder.position_at_end(body)
         self.hash = running
-        text = self.small.load(builder.add(source, place), once=True)
+        text = self.small.load(builder.add(source, offset), once=True)
         result = self._block(text, number, decrypt=decrypt, cipher=target is not None)
         if target is not None:
-            self.small.store(result, builder.add(target, place))
-        place.add_incoming(after, body)
+            self.small.store(result, builder.add(target, offset))
+        offset.add_incoming(next_offset, body)
         number.add_incoming(builder.add(number, ir.Constant(I64, 1)), body)
         running.add_incoming(self.hash, body)
         builder.branch(head)
 
         builder.position_at_end(rest)
-        bytes_left = builder.sub(left, place)
+        bytes_left = builder.sub(remaining, offset)
         builder.cbranch(builder.icmp_unsigned(">", bytes_left, ir.Constant(I64, 0)), partial, done)
 
         builder.position_at_end(partial)
         self.hash = running
         last = self._last(
-            builder.add(source, place),
-            None if target is None else builder.add(target, place),
+            builder.add(source, offset),
+            None if target is None else builder.add(target, offset),
             bytes_left,
             number,
             decrypt=decrypt,
@@ -490,22 +491,22 @@ class _Chunk:
         counter = self.builder.bitcast(self.builder.zext(number, ir.IntType(128)), self.small.type)
         block = self.small.reverse_bytes(self.small.add32(self.nonce, counter))
         keys = [
-            self.small.load(self.schedule, _ROUND_KEYS + 64 * step, align=16) for step in range(self.form.rounds + 1)
+            self.small.load(self.schedule, _ROUND_KEYS + 64 * step, align=16) for step in range(self.variant.rounds + 1)
         ]
-        return _encrypt_block(self.small, block, keys)
+        return encrypt_block(self.small, block, keys)
 
     def _absorb(self, block: ir.Value) -> None:
-        place = (_POWERS - 1) * 16
-        key = self.small.load(self.schedule, _HASH_KEYS + place, align=16)
-        halves = self.small.load(self.schedule, _HASH_HALVES + place, align=16)
+        offset = (_POWERS - 1) * 16
+        key = self.small.load(self.schedule, _HASH_KEYS + offset, align=16)
+        halves = self.small.load(self.schedule, _HASH_HALVES + offset, align=16)
         mixed = self.small.xor(self.hash, self.small.reverse_bytes(block))
         self.hash = self.small.reduce(*self.small.product(mixed, key, halves))
 
 
 class _Hashing:
-    """GHASH of one group: every block times its own power of H, one reduction at the end."""
+    """An emitter of GHASH of one group: each block times its own power of H, and one reduction at the end."""
 
-    def __init__(self, wide: Emitter, schedule: ir.Value, start: ir.Value, text: Texts) -> None:
+    def __init__(self, wide: Emitter, schedule: ir.Value, start: ir.Value, text: VectorAt) -> None:
         self.wide = wide
         self.schedule = schedule
         self.start = start
@@ -517,9 +518,9 @@ class _Hashing:
         text = wide.reverse_bytes(self.text(lane))
         if lane == 0:
             text = wide.xor(text, self.start)
-        place = 16 * (_POWERS - _VECTORS * wide.blocks) + wide.width * lane
-        key = wide.load(self.schedule, _HASH_KEYS + place, align=wide.width)
-        halves = wide.load(self.schedule, _HASH_HALVES + place, align=wide.width)
+        offset = 16 * (_POWERS - _VECTORS * wide.blocks) + wide.width * lane
+        key = wide.load(self.schedule, _HASH_KEYS + offset, align=wide.width)
+        halves = wide.load(self.schedule, _HASH_HALVES + offset, align=wide.width)
         product = wide.product(text, key, halves)
         self.sums = tuple(map(wide.xor, self.sums, product)) if self.sums else product
 
@@ -528,7 +529,7 @@ class _Hashing:
 
 
 def fill_zero(builder: ir.IRBuilder, address: ir.Value, size: ir.Value) -> None:
-    """Overwrite memory with zeros, in a way that the optimiser may not leave out."""
+    """Overwrite memory with zeros, by a store that the optimizer must not remove."""
     pointer = I8.as_pointer()
     signature = ir.FunctionType(ir.VoidType(), [pointer, I8, I64, I1])
     fill = declare(builder.module, "llvm.memset.p0.i64", signature)
@@ -536,7 +537,7 @@ def fill_zero(builder: ir.IRBuilder, address: ir.Value, size: ir.Value) -> None:
 
 
 def copy(builder: ir.IRBuilder, target: ir.Value, source: ir.Value, size: ir.Value) -> None:
-    """Copy memory that does not overlap."""
+    """Copy memory between buffers that do not overlap."""
     pointer = I8.as_pointer()
     signature = ir.FunctionType(ir.VoidType(), [pointer, pointer, I64, I1])
     move = declare(builder.module, "llvm.memcpy.p0.p0.i64", signature)

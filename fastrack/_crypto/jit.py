@@ -1,15 +1,17 @@
-"""Runs of chunks on the host's vector AES instructions, compiled by numba.
+"""Compile the loops over chunks with numba, on the host's vector AES instructions.
 
-`build(width, native)` gives the kernels for one vector width. Each is a single call without the GIL, and several
-threads may enter it on the same work: they draw *tickets* from a board until none is left, so that no thread waits for
-the interpreter between chunks. `settle` then waits for those that still hold one. A thread reports its work as done
-when it has overwritten the stack that the work used.
+`build(width, native)` returns the kernels of one vector width. A kernel is a single call without the GIL. Several
+threads may enter it with the same *counters*: each takes grains of chunks from them until none is left, so that no
+thread waits for the interpreter between chunks. A thread counts its chunks as done after it has overwritten the stack
+that they used. `drain` takes the grains that are left, and waits for those that other threads have taken.
 """
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,222 +19,233 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from fastrack._crypto import gcm_ir as gcm
-from fastrack._crypto import llvm as emit
-from fastrack._crypto import workers
+from fastrack._crypto import gcm_ir, llvm
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
 
-# A board, in 64-bit words that lie on cache lines of their own.
-TICKET, BAD, DONE = 0, 8, 16
-BOARD_WORDS = 24
-ALL_GOOD = int(np.iinfo(np.int64).max)
+# The counters of a kernel, as indexes of 64-bit words on cache lines of their own.
+NEXT, BAD, DONE = 0, 8, 16
+COUNTER_WORDS = 24
+NONE_BAD = int(np.iinfo(np.int64).max)
 
 _BAD, _DONE = BAD * 8, DONE * 8  # in bytes
-_NO_MORE = 1 << 40  # tickets; further than any run goes
+_NO_MORE = 1 << 40  # grains, more than any run has
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The compiled entry points. Addresses and sizes are integers, `bits` is 128 or 256.
+    """The compiled entry points. Addresses and sizes are integers; `bits` is 128 or 256.
 
-    `prepare(bits, schedule, material)`; the runs `(bits, schedule, source, target, first, count, size, grain, board,
-    wait)`, of which `verify_run` has no use for a target; `open_pieces(bits, schedule, source, target, chunks, starts,
-    pieces, size, grain, board, wait)`. With `wait` they return when all of the work is done, whoever does it.
+    `expand_key` takes `(bits, schedule, material)`; `open_run`, `verify_run` and `seal_run` take `(bits, schedule,
+    source, target, first, count, size, grain, counters, wait)`, and `verify_run` ignores its target; `open_gather`
+    takes `(bits, schedule, source, target, chunks, starts, table, size, grain, counters, wait)`. With `wait` they
+    return when all chunks are done, on whichever thread.
     """
 
-    prepare: Any
+    expand_key: Any
     open_run: Any
     verify_run: Any
     seal_run: Any
-    open_pieces: Any
+    open_gather: Any
 
 
 @cache
 def build(width: int, native: int) -> Kernels:
-    """Make the kernels for vectors of `width` bytes on instructions `native` bytes wide, once in a process.
+    """Return the kernels for vectors of `width` bytes on instructions `native` bytes wide, built once in a process.
 
-    Nothing is compiled before the first call, and what was compiled is kept on disk. numba looks only at this file and
-    at what a kernel closes over to see whether that copy is still good, hence the digest in `form`.
+    A kernel is compiled by its first call, and its code is cached on disk. The cache depends on this file and on the
+    closure of the kernel, hence the digest in `variant`.
     """
-    form = f"{width}/{native}/{workers.source_digest()}"
+    variant = f"{width}/{native}/{source_digest()}"
 
-    @_compiled_for(nogil=False)  # so short that to give the lock away would cost more, where others want it
-    def prepare(bits: int, schedule: int, material: int) -> None:
+    @cached_njit(nogil=False)  # it is so short that releasing the GIL would cost more under contention
+    def expand_key(bits: int, schedule: int, material: int) -> None:
         if bits == 256:
-            _prepare(form, 256, schedule, material)
+            _expand_key(variant, 256, schedule, material)
         else:
-            _prepare(form, 128, schedule, material)
-        _wipe_stack()
+            _expand_key(variant, 128, schedule, material)
+        wipe_stack()
 
     return Kernels(
-        prepare,
-        open_run=_build_run(form, "open", SEALED_CHUNK_SIZE, CHUNK_SIZE),
-        verify_run=_build_run(form, "verify", SEALED_CHUNK_SIZE, 0),
-        seal_run=_build_run(form, "seal", CHUNK_SIZE, SEALED_CHUNK_SIZE),
-        open_pieces=_build_gather(form),
+        expand_key,
+        open_run=_build_run(variant, "open", SEALED_CHUNK_SIZE, CHUNK_SIZE),
+        verify_run=_build_run(variant, "verify", SEALED_CHUNK_SIZE, 0),
+        seal_run=_build_run(variant, "seal", CHUNK_SIZE, SEALED_CHUNK_SIZE),
+        open_gather=_build_gather(variant),
     )
 
 
-def _build_run(form: str, name: str, source_step: int, target_step: int) -> Any:
-    @_compiled
+def _build_run(variant: str, name: str, source_step: int, target_step: int) -> Any:
+    @compiled
     def run(
-        bits: int, schedule: int, source: int, target: int, first: int, count: int, size: int, grain: int, board: int,
-        wait: bool,
+        bits: int, schedule: int, source: int, target: int, first: int, count: int, size: int,
+        grain: int, counters: int, wait: bool,
     ) -> None:  # fmt: skip
-        worked = 0
+        done = 0
         while True:
-            start = _fetch_add(board, 1) * grain
+            start = fetch_add(counters, 1) * grain
             if start >= count:
                 break
             stop = min(start + grain, count)
-            here, there = source + start * source_step, target + start * target_step
-            left = size - start * CHUNK_SIZE
+            src, dst = source + start * source_step, target + start * target_step
+            remaining = size - start * CHUNK_SIZE
             if bits == 256:
-                bad = _chunks(form, name, 256, schedule, here, there, first + start, stop - start, left)
+                bad = _chunks(variant, name, 256, schedule, src, dst, first + start, stop - start, remaining)
             else:
-                bad = _chunks(form, name, 128, schedule, here, there, first + start, stop - start, left)
+                bad = _chunks(variant, name, 128, schedule, src, dst, first + start, stop - start, remaining)
             if bad < stop - start:
-                _fetch_min(board + _BAD, first + start + bad)
-            worked += stop - start
-        if worked:
-            _wipe_stack()
-            _fetch_add(board + _DONE, worked)
+                fetch_min(counters + _BAD, first + start + bad)
+            done += stop - start
+        if done:
+            wipe_stack()
+            fetch_add(counters + _DONE, done)
         if wait:
-            _await(board, count)
+            wait_until_done(counters, count)
 
     return run
 
 
-def _build_gather(form: str) -> Any:
-    @_compiled
-    def open_pieces(
-        bits: int, schedule: int, source: int, target: int, chunks: Any, starts: Any, pieces: Any, size: int,
-        grain: int, board: int, wait: bool,
+def _build_gather(variant: str) -> Any:
+    @compiled
+    def open_gather(
+        bits: int, schedule: int, source: int, target: int, chunks: Any, starts: Any, table: Any, size: int,
+        grain: int, counters: int, wait: bool,
     ) -> None:  # fmt: skip
         count = chunks.size
         scratch = _scratch()
-        worked = 0
+        done = 0
         while True:
-            start = _fetch_add(board, 1) * grain
+            start = fetch_add(counters, 1) * grain
             if start >= count:
                 break
             stop = min(start + grain, count)
             for index in range(start, stop):
                 chunk = chunks[index]
-                here = source + chunk * SEALED_CHUNK_SIZE
+                src = source + chunk * SEALED_CHUNK_SIZE
                 length = min(CHUNK_SIZE, size - chunk * CHUNK_SIZE)
                 low, high = starts[index], starts[index + 1]
-                whole = high - low == 1 and pieces[low, 2] == length
-                there = target + pieces[low, 1] if whole else scratch
+                whole = high - low == 1 and table[low, 2] == length
+                dst = target + table[low, 1] if whole else scratch
                 if bits == 256:
-                    bad = _chunks(form, "open", 256, schedule, here, there, chunk, 1, length)
+                    bad = _chunks(variant, "open", 256, schedule, src, dst, chunk, 1, length)
                 else:
-                    bad = _chunks(form, "open", 128, schedule, here, there, chunk, 1, length)
+                    bad = _chunks(variant, "open", 128, schedule, src, dst, chunk, 1, length)
                 if bad == 0:
-                    _fetch_min(board + _BAD, chunk)
+                    fetch_min(counters + _BAD, chunk)
                 if not whole:
-                    # The scratch of a bad chunk holds zeros, and so do its pieces then.
-                    for piece in range(low, high):
-                        _copy(target + pieces[piece, 1], scratch + pieces[piece, 0], pieces[piece, 2])
-            worked += stop - start
-        if worked:
+                    # The scratch buffer of a bad chunk holds zeros, and so do its ranges in the result.
+                    for row in range(low, high):
+                        copy_bytes(target + table[row, 1], scratch + table[row, 0], table[row, 2])
+            done += stop - start
+        if done:
             _wipe(scratch, CHUNK_SIZE)
-            _wipe_stack()
-            _fetch_add(board + _DONE, worked)
+            wipe_stack()
+            fetch_add(counters + _DONE, done)
         if wait:
-            _await(board, count)
+            wait_until_done(counters, count)
 
-    return open_pieces
+    return open_gather
 
 
-def _compiled_for(*, nogil: bool) -> Any:
-    """Compile, and keep the code on disk if there is anywhere to keep it."""
+def source_digest(*more: Path) -> str:
+    """Return a digest of the source files that compiled functions are made of: those of the engine, and `more`.
+
+    numba decides by a function's own file and closure whether its compiled copy on disk is still valid. Compiled
+    functions therefore close over this digest of the other files.
+    """
+    paths = [Path(__file__).with_name(name) for name in ("llvm.py", "gcm_ir.py", "jit.py")]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in (*paths, *more))).hexdigest()[:16]
+
+
+def cached_njit(*, nogil: bool) -> Any:
+    """Return a decorator that compiles a function, and caches its code on disk if a folder can be written."""
 
     def compiled(function: Any) -> Any:
         try:
             return njit(nogil=nogil, cache=True)(function)
-        except RuntimeError:  # neither this folder nor the user's cache folder can be written
+        except RuntimeError:  # neither this folder nor the cache folder of the user is writable
             return njit(nogil=nogil)(function)
 
     return compiled
 
 
-_compiled = _compiled_for(nogil=True)
+compiled = cached_njit(nogil=True)
 
 
-def new_board() -> np.ndarray[Any, np.dtype[np.int64]]:
-    """A board with all tickets to be drawn and nothing bad."""
-    board = np.zeros(BOARD_WORDS, np.int64)
-    board[BAD] = ALL_GOOD
-    return board
+def new_counters() -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return counters with no grain taken and no bad chunk."""
+    counters = np.zeros(COUNTER_WORDS, np.int64)
+    counters[BAD] = NONE_BAD
+    return counters
 
 
-@_compiled
-def settle(board: int, grain: int, count: int) -> None:
-    """Take all tickets that are left, and wait until the work of those that others drew is done."""
-    _await(board, min(_fetch_add(board, _NO_MORE) * grain, count))
+@compiled
+def drain(counters: int, grain: int, count: int) -> None:
+    """Take all grains that are left, and wait for those that other threads have taken."""
+    wait_until_done(counters, min(fetch_add(counters, _NO_MORE) * grain, count))
 
 
-@_compiled
-def _await(board: int, done: int) -> None:
-    while _fetch_add(board + _DONE, 0) < done:
-        _yield()
+@compiled
+def wait_until_done(counters: int, done: int) -> None:
+    while fetch_add(counters + _DONE, 0) < done:
+        sched_yield()
 
 
-# The functions of `gcm` as intrinsics. `form`, `name` and `bits` are literals that choose the code.
+# The functions of `gcm_ir` as intrinsics. The literals `variant`, `name` and `bits` select the code.
 
 
 @intrinsic(prefer_literal=True)
-def _prepare(typingctx: Any, form: Any, bits: Any, schedule: Any, material: Any) -> Any:
+def _expand_key(typingctx: Any, variant: Any, bits: Any, schedule: Any, material: Any) -> Any:
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        return builder.call(gcm.chunk_function(builder.module, _read_form(form, bits), "prepare"), values[2:])
+        return builder.call(
+            gcm_ir.chunk_function(builder.module, _parse_variant(variant, bits), "expand_key"), values[2:]
+        )
 
-    return types.int64(form, bits, types.int64, types.int64), codegen
+    return types.int64(variant, bits, types.int64, types.int64), codegen
 
 
 @intrinsic(prefer_literal=True)
 def _chunks(
-    typingctx: Any, form: Any, name: Any, bits: Any, schedule: Any, source: Any, target: Any, first: Any, count: Any,
+    typingctx: Any, variant: Any, name: Any, bits: Any, schedule: Any, source: Any, target: Any, first: Any, count: Any,
     size: Any,
 ) -> Any:  # fmt: skip
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        function = gcm.run_function(builder.module, _read_form(form, bits), name.literal_value)
+        function = gcm_ir.run_function(builder.module, _parse_variant(variant, bits), name.literal_value)
         return builder.call(function, values[3:])
 
-    return types.int64(form, name, bits, *[types.int64] * 6), codegen
+    return types.int64(variant, name, bits, *[types.int64] * 6), codegen
 
 
-def _read_form(form: Any, bits: Any) -> gcm.Form:
-    width, native, _ = form.literal_value.split("/")
-    return gcm.Form(bits.literal_value, int(width), int(native))
+def _parse_variant(variant: Any, bits: Any) -> gcm_ir.Variant:
+    width, native, _ = variant.literal_value.split("/")
+    return gcm_ir.Variant(bits.literal_value, int(width), int(native))
 
 
 # Memory and threads.
 
 
 @intrinsic
-def _fetch_add(typingctx: Any, address: Any, value: Any) -> Any:
+def fetch_add(typingctx: Any, address: Any, value: Any) -> Any:
     return types.int64(types.int64, types.int64), _atomic("add")
 
 
 @intrinsic
-def _fetch_min(typingctx: Any, address: Any, value: Any) -> Any:
+def fetch_min(typingctx: Any, address: Any, value: Any) -> Any:
     return types.int64(types.int64, types.int64), _atomic("min")
 
 
 def _atomic(operation: str) -> Any:
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
         address, value = values
-        pointer = builder.inttoptr(address, emit.I64.as_pointer())
+        pointer = builder.inttoptr(address, llvm.I64.as_pointer())
         return builder.atomic_rmw(operation, pointer, value, "seq_cst")
 
     return codegen
 
 
 @intrinsic
-def _copy(typingctx: Any, target: Any, source: Any, size: Any) -> Any:
+def copy_bytes(typingctx: Any, target: Any, source: Any, size: Any) -> Any:
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        gcm.copy(builder, *values)
+        gcm_ir.copy(builder, *values)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), codegen
@@ -241,7 +254,7 @@ def _copy(typingctx: Any, target: Any, source: Any, size: Any) -> Any:
 @intrinsic
 def _wipe(typingctx: Any, address: Any, size: Any) -> Any:
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        gcm.fill_zero(builder, *values)
+        gcm_ir.fill_zero(builder, *values)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), codegen
@@ -249,46 +262,46 @@ def _wipe(typingctx: Any, address: Any, size: Any) -> Any:
 
 @intrinsic
 def _scratch(typingctx: Any) -> Any:
-    """The address of CHUNK bytes on the stack, which last until the kernel returns.
+    """Return the address of `CHUNK_SIZE` bytes on the stack, valid until the kernel returns.
 
-    An array would not do: numba frees it after its last use by name, and an address is no use.
+    numba would free an array after its last use by name, though its address is still in use.
     """
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
         with builder.goto_entry_block():
-            place = builder.alloca(emit.I8, CHUNK_SIZE)
-        return builder.ptrtoint(place, emit.I64)
+            scratch = builder.alloca(llvm.I8, CHUNK_SIZE)
+        return builder.ptrtoint(scratch, llvm.I64)
 
     return types.int64(), codegen
 
 
 @intrinsic
-def _wipe_stack(typingctx: Any) -> Any:
-    """Overwrite the stack below this function's frame: what those it called have left there."""
+def wipe_stack(typingctx: Any) -> Any:
+    """Overwrite the stack below the frame of this function, where functions that it called have left data."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        builder.call(gcm.stack_wiper(builder.module), [])
+        builder.call(gcm_ir.stack_wiper(builder.module), [])
         return context.get_dummy_value()
 
     return types.void(), codegen
 
 
 @intrinsic
-def _keep_apart(typingctx: Any) -> Any:
-    """Keep the calling function out of its callers, so that `_wipe_stack` in one of them reaches its frame."""
+def isolate_frame(typingctx: Any) -> Any:
+    """Prevent inlining of the function that calls this, so that `wipe_stack` in its callers covers its frame."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        gcm.keep_apart(builder.function)
+        gcm_ir.isolate_frame(builder.function)
         return context.get_dummy_value()
 
     return types.void(), codegen
 
 
 @intrinsic
-def _yield(typingctx: Any) -> Any:
+def sched_yield(typingctx: Any) -> Any:
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        yielding = emit.declare(builder.module, "sched_yield", ir.FunctionType(emit.I32, []))
-        builder.call(yielding, [])
+        function = llvm.declare(builder.module, "sched_yield", ir.FunctionType(llvm.I32, []))
+        builder.call(function, [])
         return context.get_dummy_value()
 
     return types.void(), codegen

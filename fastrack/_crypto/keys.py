@@ -1,7 +1,7 @@
-"""Keys: how they are made, kept in files, and found again by what was sealed under them.
+"""Generate keys, store them in key files, and find them by their ids.
 
-A key file holds two lines of ASCII, and is read only if it says exactly this, the id fits the key, and no one but its
-owner may read it (the final newline may be missing)::
+A key file has two lines of ASCII. It is read only if it has exactly this form (the final newline is optional), the id
+is that of the key, and the file grants no rights to its group or to others::
 
     # fastrack key, 256 bits, id 3f0c...      (32 hexadecimal digits)
     fastrack-key-1:9d41...                    (64 of them; 32 for a 128-bit key)
@@ -31,9 +31,9 @@ KEY_FILE_VARIABLE = "FASTRACK_KEY_FILE"
 
 Bytes = bytes | bytearray | memoryview
 KeyLike: TypeAlias = Union["Key", str, os.PathLike[str]]
-"""What a ``key=`` takes: a key, or the path of a key file."""
+"""The type of ``key=``: a key, or the path of a key file."""
 KeySource: TypeAlias = Union["Key", "KeyRing", str, os.PathLike[str], "Iterable[KeySource]"]
-"""What a ``keys=`` takes: a key, the path of a key file, a ring, or any iterable of these."""
+"""The type of ``keys=``: a key, the path of a key file, a ring, or any iterable of these."""
 
 _SIZES = (16, 32)  # bytes of a key
 _ID_SIZE = 16
@@ -54,10 +54,10 @@ _HEX_VALUES = {digit: value for value, digit in enumerate(_HEX_DIGITS)}
 
 
 class _Secret(bytearray):
-    """Hold the bytes of a key, and overwrite them at the end of their life.
+    """The bytes of a key, overwritten when the object is deleted.
 
-    Every view of them keeps them alive, so a view never outlives what it shows. The type `bytes` is bound beforehand,
-    since the interpreter may have taken down all names when the end comes.
+    A view keeps the object alive, so no view outlives the bytes. `__del__` binds the type `bytes` in advance, since the
+    interpreter may have deleted all global names when it is called.
     """
 
     def __del__(self, zeros: type[bytes] = bytes) -> None:
@@ -66,43 +66,63 @@ class _Secret(bytearray):
 
 @public
 class Key:
-    """A secret that seals tensors and unseals them. Made by `generate`, `load` or `from_bytes`.
+    """A secret that seals and unseals tensors. `generate`, `load` and `from_bytes` make one.
 
-    It stays in this process: it can be neither pickled nor copied. `wipe` overwrites it, and so does its end of life.
+    A key stays in its process: it can be neither pickled nor copied. Its secret is overwritten by `wipe`, or when the
+    object is deleted.
 
     Parameters
     ----------
     secret : bytes-like
-        16 bytes for AES-128, 32 bytes for AES-256. Copied; overwriting the original is up to its owner.
+        16 bytes for AES-128, 32 bytes for AES-256. Copied; the caller should overwrite the original.
 
     Raises
     ------
     FormatError
-        If it has another length, or is zeros only, as what is left of an overwritten key is.
+        If it has another length, or is all zeros, like an overwritten key.
+    TypeError
+        If it is text or a path.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import fastrack
+    >>> key = fastrack.Key.generate()
+    >>> key.bits
+    256
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "owner.key"
+    ...     key.save(path)
+    ...     fastrack.Key.load(path) == key
+    True
+    >>> key.wipe()
+    >>> key.is_wiped
+    True
     """
 
     __slots__ = ("_id", "_secret", "_wiped")
 
     def __init__(self, secret: Bytes) -> None:
         if isinstance(secret, (str, os.PathLike)):
-            raise TypeError("Key takes the bytes of a secret, got text or a path; Key.load reads a key file")
+            raise TypeError("expected the bytes of a secret, got text or a path; Key.load reads a key file")
         view = memoryview(secret).cast("B")
         self._wiped = False
         self._id = ""
         self._secret = _Secret(len(view))
         if len(view) not in _SIZES:
-            message = f"a key has 16 or 32 bytes, not {len(view)}; Key.generate() makes one"
-            raise FormatError(message)
+            raise FormatError(f"expected a key of 16 or 32 bytes, got {len(view)}; Key.generate() makes one")
         if hmac.compare_digest(view, self._secret):
-            message = "a key was refused: expected random bytes, got zeros only, as a wiped key leaves; load it again"
-            raise FormatError(message)
-        # Through a view: a slice assigned to a bytearray itself goes through a copy that nobody wipes.
+            raise FormatError(
+                "making a key failed: expected random bytes, got zeros only, as a wiped key leaves; load it again"
+            )
+        # Through a view: assigning to a slice of a bytearray makes a copy that cannot be wiped.
         memoryview(self._secret)[:] = view
         self._id = _derive_id(self._secret)
 
     @classmethod
     def generate(cls, bits: int = 256) -> Self:
-        """Make a new key from the operating system's random numbers.
+        """Generate a new key from the random numbers of the operating system.
 
         Parameters
         ----------
@@ -115,32 +135,31 @@ class Key:
             If it is neither.
         """
         if bits not in {8 * size for size in _SIZES}:
-            message = f"a key has 256 or 128 bits, not {bits!r}"
-            raise ValueError(message)
+            raise ValueError(f"expected a key of 256 or 128 bits, got {bits!r}")
         return cls(os.urandom(bits // 8))
 
     @classmethod
     def from_bytes(cls, secret: Bytes) -> Self:
-        """Take a key that came from elsewhere, say from a key broker: 16 or 32 bytes, copied.
+        """Make a key of bytes from another source, such as a key broker: 16 or 32 bytes, copied.
 
         Raises
         ------
         FormatError
-            If it has another length, or is zeros only.
+            If it has another length, or is all zeros.
         """
         return cls(secret)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a key file that `save` or ``fastrack keygen`` wrote.
+        """Load a key file that `save` or ``fastrack keygen`` wrote.
 
         Raises
         ------
         FormatError
-            If it is anything but an intact key file, or if `path` looks like a key itself; it is not repeated then.
+            If it is not an intact key file, or if `path` looks like a key itself; the message does not repeat it.
         KeyPermissionError
-            If its group or others have any right to it, or it belongs to another user than this one or root. (Not
-            checked where the system has no such rights.)
+            If its group or others have any permission, or its owner is neither this user nor root. Not checked on
+            systems without such permissions.
         OSError
             If it cannot be read.
         """
@@ -159,32 +178,30 @@ class Key:
     @classmethod
     def _parse(cls, buffer: bytearray, size: int, path: Path) -> Self:
         match = _FILE_PATTERN.fullmatch(buffer, 0, size)
-        # By position, digit by digit: a group taken from the match would be a copy that cannot be wiped.
+        # Digit by digit, by index: a group of the match would be a copy that cannot be wiped.
         start, end = match.span("secret") if match else (0, 0)
         if match is None or int(match["bits"]) != 4 * (end - start):
-            message = f"{path} is not a fastrack key file; `fastrack keygen {path}.new` makes one"
-            raise FormatError(message)
+            raise FormatError(f"{path} is not a fastrack key file; `fastrack keygen {path}.new` makes one")
         secret = bytearray((end - start) // 2)
         try:
-            for i in range(len(secret)):
-                high, low = buffer[start + 2 * i], buffer[start + 2 * i + 1]
-                secret[i] = _HEX_VALUES[high] << 4 | _HEX_VALUES[low]
+            for index in range(len(secret)):
+                high, low = buffer[start + 2 * index], buffer[start + 2 * index + 1]
+                secret[index] = _HEX_VALUES[high] << 4 | _HEX_VALUES[low]
             key = cls(secret)
         finally:
             secret[:] = bytes(len(secret))
         if key.id != match["id"].decode():
             key.wipe()
-            message = f"{path} was damaged: the key in it does not have the id in it; restore it from a copy"
-            raise FormatError(message)
+            raise FormatError(f"{path} was damaged: its key does not have its id; restore the file from a copy")
         return key
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a key file that only its owner may read (mode 0600), whole or not at all, and never over another file.
+        """Write a new key file that only its owner may read (mode 0600), atomically. No file is ever replaced.
 
         Raises
         ------
         FileExistsError
-            If there is something at that path already. It is left as it was.
+            If `path` exists. It is left as it was.
         ClosedError
             If the key has been wiped.
         OSError
@@ -202,15 +219,15 @@ class Key:
         head = b"# fastrack key, %d bits, id %s\nfastrack-key-1:" % (self.bits, self.id.encode())
         text = bytearray(len(head) + 2 * len(secret) + 1)
         text[: len(head)] = head
-        for i, byte in enumerate(secret):
-            text[len(head) + 2 * i] = _HEX_DIGITS[byte >> 4]
-            text[len(head) + 2 * i + 1] = _HEX_DIGITS[byte & 15]
+        for index, byte in enumerate(secret):
+            text[len(head) + 2 * index] = _HEX_DIGITS[byte >> 4]
+            text[len(head) + 2 * index + 1] = _HEX_DIGITS[byte & 15]
         text[-1:] = b"\n"
         return text
 
     @property
     def id(self) -> str:
-        """What names the key in public: 32 hexadecimal digits that tell nothing about the secret."""
+        """The public id of the key: 32 hexadecimal digits that reveal nothing about the secret."""
         return self._id
 
     @property
@@ -220,30 +237,30 @@ class Key:
 
     @property
     def is_wiped(self) -> bool:
-        """Whether the secret was overwritten."""
+        """True after the secret was overwritten."""
         return self._wiped
 
     @classmethod
     def of(cls, key: Key | str | os.PathLike[str]) -> Key:
-        """Make a key of a ``key=`` argument: itself, or the one in the key file of that path.
+        """Return the key of a ``key=`` argument: the key itself, or that of the key file at a path.
 
         Raises
         ------
         TypeError
             If it is neither.
         FormatError, KeyPermissionError, OSError
-            As for `load`.
+            As `load` does.
         """
         if isinstance(key, Key):
             return key
         if isinstance(key, (str, os.PathLike)):
             return cls.load(key)
-        raise TypeError(f"key= takes a Key or the path of a key file, not {type(key).__name__}")
+        raise TypeError(f"key= takes a Key or the path of a key file, got {type(key).__name__}")
 
     def material(self) -> memoryview:
-        """View the secret itself, in place and read-only. For key derivation inside the package; not public.
+        """Return a read-only view of the secret. Not public: for key derivation inside the package.
 
-        The view keeps the secret alive; `wipe` overwrites it all the same.
+        The view keeps the secret alive, but `wipe` overwrites it all the same.
 
         Raises
         ------
@@ -251,12 +268,11 @@ class Key:
             If the key has been wiped.
         """
         if self._wiped:
-            message = f"key {self._id} was wiped; load it again"
-            raise ClosedError(message)
+            raise ClosedError(f"key {self._id} was wiped; load it again")
         return memoryview(self._secret).toreadonly()
 
     def wipe(self) -> None:
-        """Overwrite the secret with zeros. The key can do nothing from then on; its id stays."""
+        """Overwrite the secret with zeros. The key cannot be used from then on; its id stays."""
         self._wiped = True
         self._secret[:] = bytes(len(self._secret))
 
@@ -269,11 +285,10 @@ class Key:
         return hash(self._id)
 
     def __reduce__(self) -> NoReturn:
-        message = (
-            "a key stays in its process and cannot be pickled or copied; save it with key.save(path) and give the "
+        raise TypeError(
+            "a key stays in its process and cannot be pickled or copied; save it with key.save(path) and pass the "
             f"path where it is needed, as keys=path or in {KEY_FILE_VARIABLE}"
         )
-        raise TypeError(message)
 
     def __repr__(self) -> str:
         return f"<Key {self.bits}-bit id={self._id}{' wiped' if self._wiped else ''}>"
@@ -281,23 +296,35 @@ class Key:
 
 @public
 class KeyRing:
-    """Keys, found by the id that a sealed tensor names. Ordered; the first is the one that seals.
+    """An ordered collection of keys, by the ids that sealed tensors name. The first key seals.
 
-    A subclass may fetch keys when they are needed, say from a key broker, in a ``__getitem__`` of its own that takes an
-    id and returns the `Key`. Wherever ``keys=`` takes a ring, this one is asked, and not copied. Give it
-    alone: of a ring among other keys only those that it holds are taken.
+    A subclass may fetch keys on demand, such as from a key broker, with its own ``__getitem__`` that takes an id and
+    returns a `Key`. ``keys=`` uses such a ring directly, without a copy. Pass it alone: from a ring among other keys,
+    only the keys that it holds are taken.
 
     Parameters
     ----------
     keys : KeySource
-        A key, the path of a key file, a ring, or any iterable of these. A key that comes twice is kept once.
+        A key, the path of a key file, a ring, or any iterable of these. Duplicates are dropped.
 
     Raises
     ------
     FormatError, KeyPermissionError, OSError
         If a key file cannot be used, as `Key.load` says.
     TypeError
-        If it holds anything else.
+        If `keys` contains anything else.
+
+    Examples
+    --------
+    >>> import fastrack
+    >>> first, second = fastrack.Key.generate(), fastrack.Key.generate(bits=128)
+    >>> ring = fastrack.KeyRing([first, second])
+    >>> ring[second.id] == second
+    True
+    >>> ring.first == first
+    True
+    >>> len(ring)
+    2
     """
 
     __slots__ = ("_keys",)
@@ -311,14 +338,14 @@ class KeyRing:
 
     @classmethod
     def resolve(cls, keys: KeySource | None = None) -> KeyRing:
-        """Make the ring for a ``keys=`` argument: what was given, or else the key file that the environment names.
+        """Return the ring of a ``keys=`` argument, or that of the key file that ``FASTRACK_KEY_FILE`` names.
 
         Raises
         ------
         UnknownKeyError
-            If neither says which key to use.
+            If neither is given.
         FormatError, KeyPermissionError, OSError, TypeError
-            As for the ring itself.
+            As `KeyRing` does.
         """
         if isinstance(keys, KeyRing):
             return keys
@@ -326,8 +353,9 @@ class KeyRing:
             return cls(keys)
         path = os.environ.get(KEY_FILE_VARIABLE)
         if not path:
-            message = f"no key was given: pass keys= (a Key or the path of a key file), or set {KEY_FILE_VARIABLE}"
-            raise UnknownKeyError(message)
+            raise UnknownKeyError(
+                f"no key was given: pass keys= (a Key or the path of a key file), or set {KEY_FILE_VARIABLE}"
+            )
         try:
             return cls(path)
         except Exception as error:
@@ -345,20 +373,18 @@ class KeyRing:
         """
         for key in self:
             return key
-        message = "this key ring is empty; give it a key to seal with"
-        raise UnknownKeyError(message)
+        raise UnknownKeyError("expected a key to seal with, got an empty key ring")
 
     def __getitem__(self, key_id: str) -> Key:
         try:
             return self._keys[key_id]
         except KeyError:
             pass
-        held = ", ".join(self._keys) or "none"
-        message = f"key {key_id} is needed but was not given (given: {held}); add it to keys="
-        raise UnknownKeyError(message)
+        given = ", ".join(self._keys) or "none"
+        raise UnknownKeyError(f"key {key_id} is needed but was not given (given: {given}); add it to keys=")
 
     def __contains__(self, key: object) -> bool:
-        """Whether the ring holds this key, or one with this id."""
+        """Return whether the ring holds this key, or a key with this id."""
         if isinstance(key, Key):
             return self._keys.get(key.id) == key
         return key in self._keys
@@ -375,18 +401,18 @@ class KeyRing:
 
 _NOT_A_PATH = (
     "reading a key failed: expected the path of a key file, got what looks like a key itself, which is not repeated "
-    "here. Put the key into a file with Key.save or `fastrack keygen`, and give the path of that"
+    "here. Put the key into a file with Key.save or `fastrack keygen`, and pass the path of that file"
 )
 
 
 def looks_secret(path: str | os.PathLike[str]) -> bool:
-    """Return whether text that was given as a path is a key rather than the path of any file."""
+    """Return whether a path has the form of a key and names no file."""
     text = os.fsdecode(path)
     return _LOOKS_SECRET.fullmatch(text.strip(" \t\r\n'\"")) is not None and not os.path.lexists(text)
 
 
 def _derive_id(secret: bytearray) -> str:
-    # HKDF-Expand (RFC 5869, section 2.3) under a label of our own, so that an id is independent of every message key.
+    # HKDF-Expand (RFC 5869, section 2.3) with a label that no message key uses, so that an id is independent of them.
     # The size is part of the label since HMAC pads a short key with zeros.
     label = _ID_LABEL + bytes([len(secret)])
     return HKDFExpand(SHA512(), _ID_SIZE, label).derive(secret).hex()
@@ -398,35 +424,35 @@ def _flatten(keys: object) -> Iterator[Key]:
     elif isinstance(keys, (str, os.PathLike)):
         if not os.fspath(keys):
             raise TypeError(
-                "keys= takes the path of a key file, got an empty text; leave it out to look for the "
-                f"path in {KEY_FILE_VARIABLE}"
+                "keys= takes the path of a key file, got an empty string; omit it to use the path in "
+                f"{KEY_FILE_VARIABLE}"
             )
         yield Key.load(keys)
     elif isinstance(keys, Mapping):
-        raise TypeError("keys= takes keys, not a mapping of them; give its values")
+        raise TypeError("keys= takes keys, got a mapping; pass its values")
     elif isinstance(keys, (bytes, bytearray, memoryview)):
-        message = "keys= takes no bytes: Key.from_bytes() makes a key of them"
-        raise TypeError(message)
+        raise TypeError("keys= takes no bytes: Key.from_bytes() makes a key of them")
     elif isinstance(keys, Iterable):
         for key in keys:
             yield from _flatten(key)
     else:
-        message = f"keys= takes a Key, the path of a key file, or an iterable of these, not {type(keys).__name__}"
-        raise TypeError(message)
+        raise TypeError(
+            f"keys= takes a Key, the path of a key file, or an iterable of these, got {type(keys).__name__}"
+        )
 
 
 def _refuse_if_shared(file: io.FileIO, path: Path) -> None:
     status = os.fstat(file.fileno())
     mode = status.st_mode
     if not is_trusted_owner(status):
-        message = (
+        raise KeyPermissionError(
             f"{path} belongs to another user: expected an owner with uid {os.geteuid()} or 0, got {status.st_uid}. "
-            "That user may know the key in it; make one of your own, or copy the file"
+            "That user may know the key; generate another one, or copy the file"
         )
-        raise KeyPermissionError(message)
     if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
-        message = f"{path} may be used by others on this machine (mode {stat.S_IMODE(mode):04o}): chmod 600 {path}"
-        raise KeyPermissionError(message)
+        raise KeyPermissionError(
+            f"{path} may be used by others on this machine (mode {stat.S_IMODE(mode):04o}): chmod 600 {path}"
+        )
 
 
 def _read_into(file: io.FileIO, buffer: bytearray) -> int:

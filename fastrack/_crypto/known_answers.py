@@ -1,6 +1,6 @@
-"""Known answers: whether an engine seals and opens what it should. Every engine is asked once, before it is first used.
+"""Known-answer tests of engines. Every engine must pass once in a process, before it is first used.
 
-An engine may be wrong where its code is right: a compiler may turn it into something else, and a CPU may be at fault.
+An engine may compute wrong results though its source is right: a compiler or a CPU may be at fault.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import numpy as np
 from fastrack._crypto.base import Engine
 from fastrack._crypto.cobblestone import CHUNK_SIZE, NONCE_SIZE, TAG_SIZE, MessageKey
 
-# A whole chunk and one whose end takes all ways through the code: groups of vectors, single blocks, part of a block.
+# A whole chunk, and a shorter one that takes all paths of the code: groups of vectors, single blocks, part of a block.
 _SIZE = CHUNK_SIZE + 1061
 _FIRST = (1 << 32) + 5
 _NONCE = bytes(range(100, 100 + NONCE_SIZE))
 
-# SHA-256 of the two sealed chunks, computed with OpenSSL, by the number of bytes of the key.
+# SHA-256 of the two sealed chunks, computed with OpenSSL, by key size in bytes.
 _ANSWERS = {
     16: "9f51acc5c48b5951a1e059200c51cb9120568c0110408df9d91b38910478a5ae",
     32: "d685f4ff13ce58bdb79a08a7bed8ebaa79b3df2c3e95f953abf5cca496c94152",
@@ -25,11 +25,11 @@ _ANSWERS = {
 
 
 def find_fault(engine: Engine) -> str | None:
-    """Seal two chunks, open them, and see that a wrong tag is refused: what is wrong, or None."""
+    """Test that an engine seals and opens two chunks, and refuses a wrong tag; return its failure, or None."""
     for size, answer in _ANSWERS.items():
         try:
             fault = _try(engine, bytes(range(size)), answer)
-        except Exception as error:  # noqa: BLE001 - an engine that cannot be compiled is at fault as well
+        except Exception as error:  # noqa: BLE001 - an engine that cannot be compiled fails as well
             fault = f"{type(error).__name__}: {error}"
         if fault is not None:
             return f"with a key of {8 * size} bits: {fault}"
@@ -39,20 +39,20 @@ def find_fault(engine: Engine) -> str | None:
 def _try(engine: Engine, key: bytes, answer: str) -> str | None:
     plain = np.resize(np.arange(251, dtype=np.uint8), _SIZE)
     sealed, opened = np.empty(_SIZE + 2 * TAG_SIZE, np.uint8), np.empty(_SIZE, np.uint8)
-    schedule = engine.prepare(MessageKey.raw(key, _NONCE))
+    schedule = engine.expand_key(MessageKey.raw(key, _NONCE))
     try:
         engine.seal_run(schedule, plain, sealed, _FIRST)
-        found = sha256(sealed.data).hexdigest()
-        if found != answer:
-            return f"expected sealed chunks with the SHA-256 {answer}, got {found}"
+        digest = sha256(sealed.data).hexdigest()
+        if digest != answer:
+            return f"expected sealed chunks with the SHA-256 {answer}, got {digest}"
         bad = engine.open_run(schedule, sealed, opened, _FIRST)
         if bad is not None or not np.array_equal(opened, plain):
-            return f"expected sealed chunks to open, got {_what_opened(bad)}"
+            return f"expected sealed chunks to open, got {_describe(bad)}"
         sealed[-1] ^= 1
         plain[CHUNK_SIZE:] = 0
         bad = engine.open_run(schedule, sealed, opened, _FIRST)
         if bad != _FIRST + 1:
-            return f"expected the second chunk's altered tag to be refused, got {_what_opened(bad)}"
+            return f"expected the second chunk's altered tag to be refused, got {_describe(bad)}"
         if not np.array_equal(opened, plain):
             return "expected zeros in the place of the second chunk, got other bytes"
     finally:
@@ -60,5 +60,5 @@ def _try(engine: Engine, key: bytes, answer: str) -> str | None:
     return None
 
 
-def _what_opened(bad: int | None) -> str:
+def _describe(bad: int | None) -> str:
     return "other bytes" if bad is None else f"chunk {bad - _FIRST} refused"

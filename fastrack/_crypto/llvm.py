@@ -1,8 +1,8 @@
-"""Vector code for the kernels, written as LLVM IR through llvmlite.
+"""Emit vector code for the kernels as LLVM IR, with llvmlite.
 
 `Emitter` is a thin layer over `llvmlite.ir.IRBuilder`: 128-, 256- or 512-bit vectors of 64-bit words, the AES and
-carry-less multiplication instructions, and the four field operations that GHASH needs. Everything is emitted straight
-line; loops belong to the caller.
+carry-less multiplication instructions, and the field operations of GHASH. It emits straight-line code only; loops are
+the caller's.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from llvmlite import ir
 
 I1, I8, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 32, 64))
 
-# x^128 + x^7 + x^2 + x + 1 in the bit order of GHASH after a byte swap (NIST SP 800-38D section 6.3): the reduction
-# constant that a carry-less multiplier needs, as (low, high) words.
+# The reduction constant of a carry-less multiplier, as (low, high) words: x^128 + x^7 + x^2 + x + 1 in the bit order of
+# GHASH after a byte swap (NIST SP 800-38D section 6.3).
 _POLYNOMIAL = (1, 0xC200000000000000)
 
 
 class Emitter:
-    """Emits code on vectors of `width` bytes: 16, 32 or 64, each a row of 16-byte blocks.
+    """An emitter of code on vectors of `width` bytes: 16, 32 or 64, in lanes of one 16-byte block each.
 
-    `native` is the widest form of the AES and multiplier instructions that may be emitted. With `native < width` one
-    wide instruction becomes several narrow ones: the same code, testable on a CPU that lacks the wide instructions.
+    `native` is the largest width of the AES and multiplication instructions to emit. With `native < width` several
+    narrow instructions replace each wide one, so that tests can run the same code on a CPU without the wide ones.
     """
 
     def __init__(self, builder: ir.IRBuilder, width: int, native: int | None = None) -> None:
@@ -36,7 +36,7 @@ class Emitter:
     # Memory. Addresses are 64-bit integers.
 
     def load(self, address: ir.Value, offset: int = 0, align: int = 1, *, once: bool = False) -> ir.Value:
-        """Load a vector. `once` promises that memory is read a single time, however often the value is used."""
+        """Load a vector. With `once`, memory is read exactly once, however often the value is used."""
         pointer = self._pointer(address, offset)
         loaded = self.builder.load(pointer, align=align)
         if once:
@@ -47,13 +47,13 @@ class Emitter:
         self.builder.store(value, self._pointer(address, offset), align=align)
 
     def prefetch(self, address: ir.Value, offset: int, *, write: bool) -> None:
-        """Ask for the cache line at an address that will be read or written soon. It need not be a valid one."""
+        """Prefetch the cache line at an address that will be read or written soon. The address may be invalid."""
         pointer = I8.as_pointer()
-        place = self.builder.inttoptr(self.builder.add(address, ir.Constant(I64, offset)), pointer)
+        line = self.builder.inttoptr(self.builder.add(address, ir.Constant(I64, offset)), pointer)
         hint = declare(
             self.builder.module, "llvm.prefetch.p0", ir.FunctionType(ir.VoidType(), [pointer, I32, I32, I32])
         )
-        self.builder.call(hint, [place, *(ir.Constant(I32, value) for value in (int(write), 3, 1))])
+        self.builder.call(hint, [line, *(ir.Constant(I32, value) for value in (int(write), 3, 1))])
 
     def _pointer(self, address: ir.Value, offset: int) -> ir.Value:
         moved = self.builder.add(address, ir.Constant(I64, offset)) if offset else address
@@ -62,50 +62,50 @@ class Emitter:
     # Constants and movement.
 
     def words(self, low: int, high: int) -> ir.Constant:
-        """The block (low, high) in every lane."""
+        """Return the block (low, high) in every lane."""
         return ir.Constant(self.type, [ir.Constant(I64, word) for word in (low, high) * self.blocks])
 
     def counters(self, values: Iterable[int]) -> ir.Constant:
-        """One value a block, as 32 bits, big-endian, in its last four bytes; zeros elsewhere."""
+        """Return one block per value: the value as 32 bits, big-endian, in the last four bytes, and zeros elsewhere."""
         words = [word for value in values for word in (0, int.from_bytes(value.to_bytes(8, "big"), "little"))]
         return ir.Constant(self.type, [ir.Constant(I64, word) for word in words])
 
-    def choose(self, left: ir.Value, right: ir.Value, wanted: Sequence[bool]) -> ir.Value:
-        """The blocks of `right` where they are wanted, else those of `left`."""
-        if not any(wanted):
+    def blend(self, left: ir.Value, right: ir.Value, mask: Sequence[bool]) -> ir.Value:
+        """Return the blocks of `right` where `mask` is true, and those of `left` elsewhere."""
+        if not any(mask):
             return left
         words = 2 * self.blocks
-        order = [word + words * wanted[word // 2] for word in range(words)]
-        return self._pick(left, right, order)
+        order = [word + words * mask[word // 2] for word in range(words)]
+        return self._shuffle(left, right, order)
 
-    def spread(self, block: ir.Value) -> ir.Value:
-        """A 16-byte block, repeated in every lane."""
-        return self._pick(block, block, [0, 1] * self.blocks)
+    def broadcast(self, block: ir.Value) -> ir.Value:
+        """Return a 16-byte block, repeated in every lane."""
+        return self._shuffle(block, block, [0, 1] * self.blocks)
 
-    def widen(self, block: ir.Value) -> ir.Value:
-        """A 16-byte block in the first lane, zeros elsewhere."""
+    def zero_extend(self, block: ir.Value) -> ir.Value:
+        """Return a 16-byte block in the first lane, with zeros elsewhere."""
         zero = ir.Constant(block.type, [ir.Constant(I64, 0)] * 2)
-        return self._pick(block, zero, [0, 1] + [2, 3] * (self.blocks - 1))
+        return self._shuffle(block, zero, [0, 1] + [2, 3] * (self.blocks - 1))
 
-    def fold(self, value: ir.Value) -> ir.Value:
-        """The sum (exclusive or) of all lanes, as a 16-byte block."""
-        parts = [self._pick(value, value, [2 * lane, 2 * lane + 1]) for lane in range(self.blocks)]
+    def reduce_xor(self, value: ir.Value) -> ir.Value:
+        """Return the XOR of all lanes, as a 16-byte block."""
+        parts = [self._shuffle(value, value, [2 * lane, 2 * lane + 1]) for lane in range(self.blocks)]
         return self.xor(*parts)
 
     def reverse_bytes(self, value: ir.Value) -> ir.Value:
-        return self._within_blocks(value, I8, range(15, -1, -1))
+        return self._permute_blocks(value, I8, range(15, -1, -1))
 
     def swap_words(self, value: ir.Value) -> ir.Value:
-        return self._within_blocks(value, I64, (1, 0))
+        return self._permute_blocks(value, I64, (1, 0))
 
-    def _within_blocks(self, value: ir.Value, element: ir.IntType, order: Sequence[int]) -> ir.Value:
+    def _permute_blocks(self, value: ir.Value, element: ir.IntType, order: Sequence[int]) -> ir.Value:
         count = len(order)
         cast = self.builder.bitcast(value, ir.VectorType(element, count * self.blocks))
-        moved = self._pick(cast, cast, [lane * count + place for lane in range(self.blocks) for place in order])
-        return self.builder.bitcast(moved, self.type)
+        shuffled = self._shuffle(cast, cast, [lane * count + index for lane in range(self.blocks) for index in order])
+        return self.builder.bitcast(shuffled, self.type)
 
-    def _pick(self, left: ir.Value, right: ir.Value, order: Sequence[int]) -> ir.Value:
-        mask = ir.Constant(ir.VectorType(I32, len(order)), [ir.Constant(I32, place) for place in order])
+    def _shuffle(self, left: ir.Value, right: ir.Value, order: Sequence[int]) -> ir.Value:
+        mask = ir.Constant(ir.VectorType(I32, len(order)), [ir.Constant(I32, index) for index in order])
         return self.builder.shuffle_vector(left, right, mask)
 
     # Arithmetic.
@@ -123,16 +123,16 @@ class Emitter:
     # AES rounds and carry-less products.
 
     def aes_round(self, state: ir.Value, key: ir.Value) -> ir.Value:
-        return self._narrowed("llvm.x86.aesni.aesenc", [state, key])
+        return self._call_native("llvm.x86.aesni.aesenc", [state, key])
 
     def aes_last(self, state: ir.Value, key: ir.Value) -> ir.Value:
-        return self._narrowed("llvm.x86.aesni.aesenclast", [state, key])
+        return self._call_native("llvm.x86.aesni.aesenclast", [state, key])
 
     def clmul(self, left: ir.Value, right: ir.Value, select: int) -> ir.Value:
-        """The product of one word of each block: bit 0 of `select` picks the word of `left`, bit 4 that of `right`."""
-        return self._narrowed("llvm.x86.pclmulqdq", [left, right], [ir.Constant(I8, select)])
+        """Multiply one word of each block: bit 0 of `select` selects the word of `left`, bit 4 that of `right`."""
+        return self._call_native("llvm.x86.pclmulqdq", [left, right], [ir.Constant(I8, select)])
 
-    def _narrowed(self, name: str, vectors: list[ir.Value], scalars: Sequence[ir.Value] = ()) -> ir.Value:
+    def _call_native(self, name: str, vectors: list[ir.Value], scalars: Sequence[ir.Value] = ()) -> ir.Value:
         narrow = ir.VectorType(I64, self.native // 8)
         suffix = {16: "", 32: ".256", 64: ".512"}[self.native]
         signature = ir.FunctionType(narrow, [narrow] * len(vectors) + [scalar.type for scalar in scalars])
@@ -141,30 +141,34 @@ class Emitter:
         parts = []
         for start in range(0, self.width // 8, words):
             order = range(start, start + words)
-            pieces = [vector if words == self.width // 8 else self._pick(vector, vector, order) for vector in vectors]
+            pieces = [
+                vector if words == self.width // 8 else self._shuffle(vector, vector, order) for vector in vectors
+            ]
             parts.append(self.builder.call(call, [*pieces, *scalars]))
         while len(parts) > 1:
             size = parts[0].type.count
-            parts = [self._pick(low, high, range(2 * size)) for low, high in zip(parts[::2], parts[1::2], strict=True)]
+            parts = [
+                self._shuffle(low, high, range(2 * size)) for low, high in zip(parts[::2], parts[1::2], strict=True)
+            ]
         return parts[0]
 
-    # The field of GHASH. Blocks are byte-reversed; one factor of each product carries an extra x ("pre-shifted"), which
-    # makes up for the reflected bit order. Method: Gueron and Kounavis, "Intel carry-less multiplication instruction
-    # and its usage for computing the GCM mode" (2010).
+    # The field of GHASH. Blocks are byte-reversed. One factor of each product is pre-shifted: multiplied by x, which
+    # compensates for the reflected bit order. Method: Gueron and Kounavis, "Intel carry-less multiplication
+    # instruction and its usage for computing the GCM mode" (2010).
 
     def product(self, left: ir.Value, right: ir.Value, halves: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
-        """Unreduced Karatsuba product (low, crossed, high); `halves` is `self.halves(right)`, kept from before."""
+        """Return the unreduced Karatsuba product (low, crossed, high); `halves` is the precomputed `halves(right)`."""
         low = self.clmul(left, right, 0x00)
         high = self.clmul(left, right, 0x11)
         crossed = self.clmul(self.halves(left), halves, 0x00)
         return low, crossed, high
 
     def halves(self, value: ir.Value) -> ir.Value:
-        """Both words of a block added up, in each of its words."""
+        """Return the XOR of the two words of a block, in both of its words."""
         return self.xor(value, self.swap_words(value))
 
     def reduce(self, low: ir.Value, crossed: ir.Value, high: ir.Value) -> ir.Value:
-        """Bring a (sum of) Karatsuba product(s) back to one block a lane."""
+        """Reduce a Karatsuba product, or a sum of them, to one block a lane."""
         polynomial = self.words(*_POLYNOMIAL)
         middle = self.xor(crossed, low, high)
         middle = self.xor(middle, self.swap_words(low), self.clmul(polynomial, low, 0x01))
@@ -174,31 +178,31 @@ class Emitter:
         return self.reduce(*self.product(left, right, self.halves(right)))
 
     def times_x(self, block: ir.Value) -> ir.Value:
-        """Multiply a byte-reversed block by x, without a branch on its bits: the pre-shift of a hash key."""
-        build = self.builder
-        wide = build.bitcast(block, ir.IntType(128))
-        carry = build.ashr(wide, ir.Constant(wide.type, 127))
-        polynomial = build.bitcast(self.words(*_POLYNOMIAL), wide.type)
-        shifted = build.xor(build.shl(wide, ir.Constant(wide.type, 1)), build.and_(carry, polynomial))
-        return build.bitcast(shifted, block.type)
+        """Multiply a byte-reversed block by x, without a branch on its bits, to pre-shift a hash key."""
+        builder = self.builder
+        wide = builder.bitcast(block, ir.IntType(128))
+        carry = builder.ashr(wide, ir.Constant(wide.type, 127))
+        polynomial = builder.bitcast(self.words(*_POLYNOMIAL), wide.type)
+        shifted = builder.xor(builder.shl(wide, ir.Constant(wide.type, 1)), builder.and_(carry, polynomial))
+        return builder.bitcast(shifted, block.type)
 
 
 def declare(module: ir.Module, name: str, signature: ir.FunctionType) -> ir.Function:
-    """The function of that name in `module`, declared there if it is not yet."""
+    """Return the function of that name in `module`, and declare it if needed."""
     return module.globals.get(name) or ir.Function(module, signature, name)
 
 
 def compile_for(function: ir.Function, cpu: str, features: str) -> None:
-    """Compile `function` for a CPU level and more features, whatever the rest of the module is compiled for.
+    """Compile `function` for a microarchitecture level and features of its own, independent of its module.
 
-    Without this LLVM ends the process when it meets an instruction that the module's target lacks.
+    Otherwise LLVM aborts the process at an instruction that the target of the module lacks.
     """
     for attribute in (f'"target-cpu"="{cpu}"', f'"target-features"="{features}"'):
         set.add(function.attributes, attribute)  # llvmlite has no call for string attributes
 
 
 def _make_volatile(load: Any) -> None:
-    # llvmlite cannot mark a load volatile, so the text of this one instruction is changed as it is printed.
+    # llvmlite cannot mark a load as volatile, so this changes the text of the instruction as it is printed.
     describe = load.descr
 
     def descr(buffer: list[str]) -> None:

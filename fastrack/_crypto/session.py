@@ -1,4 +1,4 @@
-"""Keys for transfers: one for each, from a secret that never leaves this process."""
+"""Derive one key for each transfer, from a secret that never leaves this process."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fastrack._util.fork import register_fork_reset
 from fastrack.errors import ClosedError
 
 _CONTEXT = b"fastrack/transfer@1\0"
-_FRESH = 16  # random bytes of each salt; the others are a counter
+_RANDOM_SIZE = 16  # random bytes of each salt; the others are a counter
 
 
 class Session:
     """A random secret and a counter. No two transfers get the same key, and neither survives a fork or a pickle.
 
-    Every salt has fresh random bytes as well, so that copies of a process that Python knows nothing of, such as virtual
-    machines that were started from one snapshot, get different keys too.
+    Every salt contains random bytes as well, so that copies of a process that Python cannot detect, such as virtual
+    machines started from one snapshot, get different keys too.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ class Session:
         register_fork_reset(self)
 
     def reset_after_fork(self) -> None:
-        """Start over with a fresh secret, unless the session was wiped."""
+        """Start over with a new secret, unless the session was wiped."""
         self._lock = threading.Lock()
         self._replace()
 
@@ -45,7 +45,7 @@ class Session:
             self._secret[:] = os.urandom(len(self._secret))
 
     def next_key(self) -> MessageKey:
-        """Derive the message key of one transfer, in raw mode: the salt is the counter and fresh random bytes.
+        """Derive the raw-mode message key of one transfer. The salt is the counter and new random bytes.
 
         Raises
         ------
@@ -53,16 +53,16 @@ class Session:
             If the session was wiped.
         """
         with self._lock:
-            if self._owner != os.getpid():  # a fork that Python was not told of
+            if self._owner != os.getpid():  # a fork that Python did not detect
                 self._replace()
             if self._secret is None:
-                raise ClosedError("this session was wiped; open another channel")
+                raise ClosedError("expected an open session, got a wiped one; open another channel")
             self._counter += 1
-            salt = self._counter.to_bytes(cobblestone.SALT_SIZE - _FRESH, "big") + os.urandom(_FRESH)
+            salt = self._counter.to_bytes(cobblestone.SALT_SIZE - _RANDOM_SIZE, "big") + os.urandom(_RANDOM_SIZE)
             return cobblestone.derive(self._secret, salt, _CONTEXT)
 
     def wipe(self) -> None:
-        """Overwrite the secret: no more keys."""
+        """Overwrite the secret with zeros; `next_key` raises from then on."""
         with self._lock:
             if self._secret is not None:
                 self._secret[:] = bytes(len(self._secret))
@@ -73,4 +73,4 @@ class Session:
             self.wipe()
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a session's secret stays in its process; open a channel where it is needed")
+        raise TypeError("a session stays in its process and cannot be pickled; open a channel where it is needed")

@@ -1,4 +1,4 @@
-"""The engine for x86 CPUs with VAES and VPCLMULQDQ: several times OpenSSL's speed, and one native call a run."""
+"""Engine for x86 CPUs with VAES and VPCLMULQDQ: several times as fast as OpenSSL, and one native call a run."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from fastrack._crypto import workers as crew
-from fastrack._crypto.base import Bytes, GatherPlan, check_buffers, check_pieces, chunks_between
+from fastrack._crypto import workers
+from fastrack._crypto.base import Bytes, GatherPlan, check_buffers, check_plan, chunks_between
 from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE, TAG_SIZE, MessageKey
 from fastrack.errors import ClosedError
 
@@ -18,64 +18,64 @@ _ALIGNMENT = 64
 
 
 class VaesEngine:
-    """`Engine` on vectors of `width` bytes, 32 or 64, with at most `threads` threads a run.
+    """An `Engine` on vectors of `width` bytes, 32 or 64, with at most `threads` threads a run.
 
-    `native` narrower than `width` builds wide vectors from narrow instructions: slower, there for tests on a CPU that
-    lacks the wide ones.
+    With `native < width` each wide vector is processed by several narrow instructions. That is slower, and lets tests
+    run the wide code on a CPU without the wide instructions.
     """
 
     def __init__(self, width: int, threads: int, native: int | None = None) -> None:
-        from fastrack._crypto import gcm_ir as gcm  # imports numba, a third of a second: when first used
-        from fastrack._crypto import jit as kernels
+        from fastrack._crypto import gcm_ir, jit  # deferred: they import numba, which takes a third of a second
 
         self.name = f"vaes-{width * 8}"
         self.threads = threads
-        self._schedule_size = gcm.SCHEDULE_SIZE
-        self._kernels = kernels.build(width, native or width)
+        self._schedule_size = gcm_ir.SCHEDULE_SIZE
+        self._kernels = jit.build(width, native or width)
 
-    def prepare(self, key: MessageKey) -> VaesSchedule:
+    def expand_key(self, key: MessageKey) -> VaesSchedule:
         material = np.frombuffer(key.material, np.uint8)
         schedule = VaesSchedule(material.size * 8 - 96, self._schedule_size)
-        self._kernels.prepare(schedule.bits, schedule.address, address(material))
+        self._kernels.expand_key(schedule.bits, schedule.address, address(material))
         return schedule
 
     def open_run(self, schedule: VaesSchedule, source: Bytes, target: Bytes, first: int) -> int | None:
         check_buffers(source, target)
         count = chunks_between(source.size, target.size, first)
-        where = (address(source), address(target), first, count, target.size)
-        return self._run(self._kernels.open_run, schedule, where, count, (source, target))
+        arguments = (address(source), address(target), first, count, target.size)
+        return self._run(self._kernels.open_run, schedule, arguments, count, (source, target))
 
     def verify_run(self, schedule: VaesSchedule, source: Bytes, first: int) -> int | None:
         check_buffers(source)
         count = -(-source.size // SEALED_CHUNK_SIZE)
         size = source.size - count * TAG_SIZE
         chunks_between(source.size, size, first)
-        where = (address(source), 0, first, count, size)
-        return self._run(self._kernels.verify_run, schedule, where, count, (source,))
+        arguments = (address(source), 0, first, count, size)
+        return self._run(self._kernels.verify_run, schedule, arguments, count, (source,))
 
     def seal_run(self, schedule: VaesSchedule, source: Bytes, target: Bytes, first: int) -> None:
         check_buffers(source, target)
         count = chunks_between(target.size, source.size, first)
-        where = (address(source), address(target), first, count, source.size)
-        self._run(self._kernels.seal_run, schedule, where, count, (source, target))
+        arguments = (address(source), address(target), first, count, source.size)
+        self._run(self._kernels.seal_run, schedule, arguments, count, (source, target))
 
-    def open_pieces(self, schedule: VaesSchedule, source: Bytes, target: Bytes, pieces: GatherPlan) -> int | None:
+    def open_gather(self, schedule: VaesSchedule, source: Bytes, target: Bytes, plan: GatherPlan) -> int | None:
         check_buffers(source, target)
         size = source.size - -(-source.size // SEALED_CHUNK_SIZE) * TAG_SIZE
-        check_pieces(pieces, source.size, size, target.size)
-        where = (address(source), address(target), pieces.chunks, pieces.starts, pieces.table, size)
-        return self._run(self._kernels.open_pieces, schedule, where, pieces.chunks.size, (source, target))
+        check_plan(plan, source.size, size, target.size)
+        arguments = (address(source), address(target), plan.chunks, plan.starts, plan.table, size)
+        return self._run(self._kernels.open_gather, schedule, arguments, plan.chunks.size, (source, target))
 
     def _run(
-        self, kernel: Any, schedule: VaesSchedule, where: tuple[Any, ...], count: int, kept: tuple[Bytes, ...]
+        self, kernel: Any, schedule: VaesSchedule, arguments: tuple[Any, ...], count: int, keepalive: tuple[Bytes, ...]
     ) -> int | None:
-        if schedule.wiped:  # its zeros are a key that everybody knows
-            raise ClosedError("this key schedule was wiped; prepare the message key again")
-        return crew.run(kernel, (schedule.bits, schedule.address, *where), count, self.threads, (schedule, kept))
+        if schedule.wiped:  # it holds zeros, which would be a known key
+            raise ClosedError("expected a key schedule, got a wiped one; expand the message key again")
+        arguments = (schedule.bits, schedule.address, *arguments)
+        return workers.run(kernel, arguments, count, self.threads, (schedule, keepalive))
 
 
 class VaesSchedule:
-    """Round keys, powers of the hash key and the base nonce, on an aligned boundary."""
+    """A message key as round keys, powers of the hash key H and the base nonce, in aligned memory."""
 
     __slots__ = ("_memory", "address", "bits", "wiped")
 
@@ -91,7 +91,7 @@ class VaesSchedule:
         self._memory.fill(0)
 
     def __del__(self) -> None:
-        with contextlib.suppress(AttributeError):  # it may have failed to become one
+        with contextlib.suppress(AttributeError):  # `__init__` may have raised before this attribute was set
             self.wipe()
 
     def __reduce__(self) -> str:
@@ -99,14 +99,14 @@ class VaesSchedule:
 
 
 def supported_width() -> int:
-    """The widest vectors this machine can run, in bytes: 64, 32, or 0 for none."""
+    """Return the widest vectors that this machine supports, in bytes: 64, 32, or 0 for none."""
     if sys.platform not in {"linux", "darwin"} or not is_compiling():
         return 0
     from llvmlite import binding
 
     try:
         features = binding.get_host_cpu_features()
-    except RuntimeError:  # LLVM does not know this machine
+    except RuntimeError:  # LLVM does not support this machine
         return 0
     if not all(features.get(name, False) for name in ("aes", "pclmul", "avx2", "bmi2", "prfchw", "vaes", "vpclmulqdq")):
         return 0
@@ -115,16 +115,16 @@ def supported_width() -> int:
 
 
 def is_compiling() -> bool:
-    """Return whether numba compiles, without importing it: with NUMBA_DISABLE_JIT=1 it leaves functions as they are."""
+    """Return whether numba compiles functions, without importing it: NUMBA_DISABLE_JIT=1 disables that."""
     disabled = getattr(sys.modules.get("numba.core.config"), "DISABLE_JIT", None)
     if disabled is None:
         try:
             disabled = int(os.environ.get("NUMBA_DISABLE_JIT", "0"))
-        except ValueError:  # which numba takes for 0
+        except ValueError:  # numba reads other values as 0
             disabled = 0
     return not disabled
 
 
 def address(array: Bytes) -> int:
-    """Where the bytes of a contiguous array lie."""
+    """Return the address of the first byte of an array."""
     return int(array.__array_interface__["data"][0])

@@ -1,13 +1,12 @@
-"""Threads that help with one native call.
+"""A pool of threads that share the work of one native call with its caller.
 
-The caller works too, so that a run goes on however long its helpers wait for the interpreter, and nobody waits for a
-helper that came too late to find work.
+The caller works too: a call makes progress however long its workers wait for the interpreter's lock, and never waits
+for a worker that has not begun.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
 import sys
 import threading
@@ -15,15 +14,14 @@ from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
-from pathlib import Path
 from typing import Any
 
 from fastrack._crypto.cobblestone import CHUNK_SIZE
-from fastrack._util import trace as timeline
+from fastrack._util import trace
 from fastrack._util.fork import after_fork
 
-_ALONE = 2 * 1024 * 1024 // CHUNK_SIZE  # runs shorter than this are done before a helper wakes up
-_HUGE_PAGE = 2 * 1024 * 1024 // CHUNK_SIZE  # tickets this long keep two threads from touching one fresh huge page
+PARALLEL_THRESHOLD = 2 * 1024 * 1024 // CHUNK_SIZE  # chunks that one thread finishes before another has woken up
+_HUGE_PAGE = 2 * 1024 * 1024 // CHUNK_SIZE  # with grains this long two threads never touch one fresh huge page
 
 
 def run(
@@ -31,78 +29,78 @@ def run(
     arguments: tuple[Any, ...],
     count: int,
     threads: int,
-    kept: object,
+    keepalive: object,
     *,
-    alone: int = _ALONE,
+    threshold: int = PARALLEL_THRESHOLD,
 ) -> int | None:
-    """Work `count` chunks on up to `threads` threads; the number of the first bad one, or None.
+    """Process `count` chunks on up to `threads` threads, and return the number of the first bad chunk, or None.
 
-    `kept` is what the kernel's addresses point into: it lives until the last thread has left the kernel. For every
-    `alone` chunks one more thread helps.
+    `keepalive` owns the memory that the kernel's addresses point into; it lives until the last thread has left the
+    kernel. One more thread takes part for every `threshold` chunks.
     """
-    from fastrack._crypto import jit as kernels
+    from fastrack._crypto import jit
 
-    board = kernels.new_board()
-    place = int(board.__array_interface__["data"][0])
-    helpers = min(threads - 1, count // alone)
-    ticket = _ticket(count, helpers + 1)
+    counters = jit.new_counters()
+    address = int(counters.__array_interface__["data"][0])
+    workers = min(threads - 1, count // threshold)
+    grain_size = _grain_size(count, workers + 1)
 
-    # When this is over, nobody reads or writes what belongs to the caller, whatever happened. The board is what counts:
-    # the pool's futures may be late, or lost, and a helper that comes late finds no ticket. The kernel itself waits for
-    # the others, since every return to the interpreter may cost a busy one's whole turn.
+    # No thread may read or write the caller's memory after this function has ended, however it ends. The counters alone
+    # decide that: futures of the pool may be late or lost, and a late worker finds no grain left. The kernel itself
+    # waits for the other threads, since a return to the interpreter may cost a whole switch interval of its lock.
     try:
-        start(lambda: kernel(*arguments, ticket, place, False), helpers, (kept, board))
-        kernel(*arguments, ticket, place, True)
+        start(lambda: kernel(*arguments, grain_size, address, False), workers, (keepalive, counters))
+        kernel(*arguments, grain_size, address, True)
     except BaseException:
-        kernels.settle(place, ticket, count)
+        jit.drain(address, grain_size, count)
         raise
-    bad = int(board[kernels.BAD])
-    return None if bad == kernels.ALL_GOOD else bad
+    bad = int(counters[jit.BAD])
+    return None if bad == jit.NONE_BAD else bad
 
 
-def start(work: Callable[[], None], helpers: int, kept: object) -> None:
-    """Have other threads call `work`, on other CPUs than this thread's, as soon as they get to it.
+def start(work: Callable[[], None], workers: int, keepalive: object) -> None:
+    """Submit `work` to so many threads of the pool, on other CPUs than that of the calling thread.
 
-    `kept` lives until the last of them is done. Fewer threads help where no more can be had.
+    `keepalive` lives until the last of them has ended. Fewer run where no more threads can be started.
     """
-    if not helpers:
+    if not workers:
         return
     others = _other_cpus()
-    wanted = timeline.current()
-    doing = "" if wanted is None else wanted.doing
+    timeline = trace.current()
+    span = "" if timeline is None else timeline.current_span
 
-    def help_out(_keepalive: object = kept) -> None:  # the function holds its default argument
+    def worker(_keepalive: object = keepalive) -> None:  # the default argument holds a reference
         if others:
-            with suppress(OSError):  # a sandbox may not allow it
+            with suppress(OSError):  # a sandbox may forbid it
                 os.sched_setaffinity(0, others)
-        with wanted.helping(doing) if wanted is not None and doing else nullcontext():
+        with timeline.helping(span) if timeline is not None and span else nullcontext():
             work()
 
     try:
-        for _ in range(helpers):
-            _pool().submit(help_out)
+        for _ in range(workers):
+            _pool().submit(worker)
     except RuntimeError:
-        pass  # no more threads to be had, or the interpreter is shutting down
+        pass  # no more threads can be started, or the interpreter is shutting down
 
 
 def default_threads() -> int:
-    """As many as the CPUs this process may run on."""
+    """Return the number of CPUs that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def _other_cpus() -> AbstractSet[int]:
-    """The CPUs that this thread may run on but for the one it is on; none where that cannot be said.
+    """Return the CPUs that this thread may use except its current one; the empty set where the system cannot tell.
 
-    A scheduler likes to wake a thread where its waker runs. If something else keeps the other CPUs busy it may leave it
+    A scheduler prefers to wake a thread on the CPU of the thread that woke it. With the other CPUs busy it may leave it
     there, and the two would share one CPU.
     """
     return frozenset() if _current_cpu is None else os.sched_getaffinity(0) - {_current_cpu()}
 
 
-def _ticket(count: int, threads: int) -> int:
-    """Chunks a thread takes at a time: whole huge pages if there are plenty, else an eighth of a fair share."""
+def _grain_size(count: int, threads: int) -> int:
+    """Return the number of chunks that a thread takes at a time: whole huge pages, or an eighth of a fair share."""
     share = count // threads
     return _HUGE_PAGE if share >= 8 * _HUGE_PAGE else max(1, share // 8)
 
@@ -121,21 +119,11 @@ def _pool() -> ThreadPoolExecutor:
     return _executor
 
 
-def _forget_threads() -> None:
-    """A forked child has none of its parent's threads: it starts its own when it needs them."""
+def _reset_pool() -> None:
+    """Drop the pool in a forked child, which has none of its parent's threads; the next call starts another."""
     global _executor, _lock  # noqa: PLW0603
     _executor = None
     _lock = threading.Lock()
 
 
-after_fork(_forget_threads)
-
-
-def source_digest(*more: Path) -> str:
-    """Return a digest of the files that compiled functions are made of.
-
-    To see whether a function kept on disk is still good, numba looks only at its own file and at what it closes over.
-    So compiled functions close over this digest of the others: those of the engine, and `more`.
-    """
-    paths = [Path(__file__).with_name(name) for name in ("llvm.py", "gcm_ir.py", "jit.py")]
-    return hashlib.sha256(b"".join(path.read_bytes() for path in (*paths, *more))).hexdigest()[:16]
+after_fork(_reset_pool)

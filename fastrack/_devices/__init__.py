@@ -1,4 +1,4 @@
-"""Where plaintext may exist. A device is found by its name: `cpu`, or `cuda:N`."""
+"""Devices, the places for plaintext: "cpu" and "cuda:N"."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ _CUDA = re.compile(r"cuda(?::(\d+))?")
 
 
 def canonical(device: object = None) -> str:
-    """The name of a device as fastrack writes it: "cpu", or "cuda:N".
+    """Return the name of a device as fastrack writes it: "cpu", or "cuda:N".
 
     Parameters
     ----------
     device : str or torch.device, optional
-        Absent, the embedded default: "cpu".
+        By default "cpu".
 
     Raises
     ------
     DeviceError
-        If there is no such kind of device.
+        If the kind of device is unknown.
     """
     name = DEFAULT if device is None else str(device)
     cuda = _CUDA.fullmatch(name)
-    if name in {"cpu", "cpu:0"}:  # torch has names with an index for its one CPU
+    if name in {"cpu", "cpu:0"}:  # torch also writes its one CPU with an index
         return "cpu"
     if cuda:
         return f"cuda:{int(cuda[1] or 0)}"
-    raise DeviceError(f"no such device: {name!r}; there are 'cpu' and 'cuda:N'")
+    raise DeviceError(f"no such device: {name!r}; expected 'cpu' or 'cuda:N'")
 
 
 def open_device(name: str, threads: int | None = None, share: float | None = None) -> Device:
@@ -42,14 +42,14 @@ def open_device(name: str, threads: int | None = None, share: float | None = Non
     Parameters
     ----------
     threads : int, optional
-        How many of the host's threads may work: by default as many as it has CPUs.
+        Maximum number of threads of the host, by default the number of its CPUs.
     share : float, optional
-        The share of a GPU's multiprocessors that fastrack may take, above 0 and at most 1: by default all of them.
+        Maximum share of a GPU's multiprocessors, above 0 and at most 1, by default all.
 
     Raises
     ------
     DeviceError
-        If this machine cannot use it; says what to install, or to use instead.
+        If this machine cannot use the device. The message says what to install or to use instead.
     """
     if name == "cpu":
         from fastrack._devices.cpu import CpuDevice

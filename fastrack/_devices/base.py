@@ -1,4 +1,4 @@
-"""What a device can do. A device knows nothing of files, frameworks' data loading or keys at rest."""
+"""The device protocol. Devices know nothing of files, of data loaders or of stored keys."""
 
 from __future__ import annotations
 
@@ -11,40 +11,47 @@ from fastrack._crypto.cobblestone import MessageKey
 from fastrack._tensors.arrays import Framework
 from fastrack._util.trace import Detail
 
-BAD_PLAN = -1  # the verdict on a gather whose plan was altered on its way to the device
+BAD_PLAN = -1  # the result of a gather whose plan was altered on its way to the device
 
 
 @dataclass(frozen=True, slots=True)
 class Slab:
-    """A run of whole chunks that one copy moves and one kernel works, or the chunks of a gather.
+    """A segment of a message: whole chunks for one copy and one kernel launch, or the chunks of a gather.
 
-    first : number of its first chunk
-    start, stop : the bytes of the message's plaintext that it holds
-    sealed : bytes it takes when sealed
-    pieces : for a gather, which chunks it takes and where their bytes go; the other fields then speak of the message,
-        but for `sealed`
+    Attributes
+    ----------
+    first_chunk : int
+        Number of its first chunk.
+    start, stop : int
+        Range of its plaintext in the plaintext of the message, in bytes.
+    sealed_size : int
+        Size of its sealed chunks, in bytes.
+    plan : GatherPlan or None
+        For a gather, the chunks and the destinations of their bytes. `first_chunk`, `start` and `stop` then describe
+        the whole message.
     """
 
-    first: int
+    first_chunk: int
     start: int
     stop: int
-    sealed: int
-    pieces: GatherPlan | None = None
+    sealed_size: int
+    plan: GatherPlan | None = None
 
     @property
     def detail(self) -> Detail:
-        """What a timeline says of it."""
-        return {"chunk": self.first, "sealed": self.sealed}
+        """Its attributes in a timeline."""
+        return {"chunk": self.first_chunk, "sealed": self.sealed_size}
 
 
-class Note(Protocol):
-    """Take what a device did for a slab on the caller's thread: its name, and from when to when in nanoseconds."""
+class SpanCallback(Protocol):
+    """A callback for steps that a device runs on the caller's thread."""
 
-    def __call__(self, name: str, slab: Slab, start: int, stop: int) -> None: ...
+    def __call__(self, name: str, slab: Slab, start: int, stop: int) -> None:
+        """Receive the name of a step of a slab, and its start and stop in nanoseconds."""
 
 
 class StagingBuffer(Protocol):
-    """Host memory that copies to and from a device are fast from, with room for one slab.
+    """Host memory with room for one slab, for fast copies to and from a device.
 
     Attributes
     ----------
@@ -55,60 +62,61 @@ class StagingBuffer(Protocol):
     memory: Bytes
 
     def ready(self) -> bool:
-        """Whether the device is done with it."""
+        """Return whether the device has finished with it."""
 
     def wait(self) -> None:
-        """Wait until the device is done with it, before the host writes to it.
+        """Wait until the device has finished with it. Call this before the host writes to it.
 
-        What went wrong is told by the `Work` it went wrong for.
+        Errors of the device are raised by the `Operation` that they belong to.
         """
 
     def wipe(self) -> None:
-        """Overwrite it with zeros, here and on the device, once the device is done with it."""
+        """Overwrite it with zeros on the host and on the device, after the device has finished with it."""
 
 
 class Operation(Protocol):
-    """One message being opened or sealed on a device, under its own key. `end` it, whatever happens.
+    """The opening or sealing of one message on a device. Call `finish` in any case, also after an error.
 
     Attributes
     ----------
     lane : int
-        Which transfers may hold up this one: below `Device.lanes`.
+        Group of transfers that may delay this one; less than `Device.lanes`.
     """
 
     lane: int
 
-    def open(self, slab: Slab, sealed: Bytes, slot: StagingBuffer | None) -> None:
-        """Authenticate and decrypt a slab into its place, now or with the next `issue`.
+    def open(self, slab: Slab, sealed: Bytes, buffer: StagingBuffer | None) -> None:
+        """Authenticate and decrypt a slab, now or with the next `issue`.
 
-        Nothing of a chunk whose tag is wrong is ever seen: its place holds zeros.
+        The result of a chunk whose tag is wrong is zeros.
 
         Parameters
         ----------
         sealed : numpy.ndarray
-            The slab's chunks, in host memory: where they lie, which for a gather is the whole message without its
-            header, or in the slot's memory, where those of a gather follow each other.
-        slot : Slot or None
-            What the device stages them in, if it does. Until the next `issue` nothing else may use it.
+            The sealed chunks in host memory: in their source, which for a gather is the whole message without its
+            header, or in `buffer.memory`, which for a gather holds only its chunks, one after the other.
+        buffer : StagingBuffer or None
+            The staging buffer, for a device that needs one. It is in use until the next `issue`.
         """
 
-    def seal(self, slab: Slab, sealed: Bytes, slot: StagingBuffer | None) -> None:
-        """Encrypt a slab into `sealed`, in host memory. Complete at the end."""
+    def seal(self, slab: Slab, sealed: Bytes, buffer: StagingBuffer | None) -> None:
+        """Encrypt a slab into `sealed`, in host memory, which is complete after `finish`."""
 
     def issue(self) -> None:
-        """Have the device begin with the slabs it was given. Slots may then be used by others, after their `wait`."""
+        """Start the work on the slabs so far. Their buffers may then be reused after their `wait`."""
 
-    def end(self, *, wait: bool = False) -> None:
-        """Say that no slab follows. Wipes the key when the device needs it no longer.
+    def finish(self, *, wait: bool = False) -> None:
+        """End the message after its last slab, and wipe the key as soon as the device no longer needs it.
 
-        Work that the caller hands to the device from now on finds the result complete. With `wait` it is complete.
+        Work that the caller gives to the device afterwards runs after the result is complete. With `wait` the result is
+        complete when this returns.
         """
 
     def done(self) -> bool:
-        """After `end`: whether `verdict` would not wait."""
+        """Return whether `result` would return at once. Valid after `finish`."""
 
-    def verdict(self) -> int | None:
-        """After `end`: wait for all of it, and return the first chunk whose tag was wrong, `BAD_PLAN`, or None.
+    def result(self) -> int | None:
+        """Wait for the end, and return the first chunk whose tag is wrong, `BAD_PLAN`, or None. Valid after `finish`.
 
         Raises
         ------
@@ -118,55 +126,55 @@ class Operation(Protocol):
 
 
 class Device(Protocol):
-    """A place where plaintext may exist.
+    """A place for plaintext.
 
     Attributes
     ----------
     name : str
         "cpu" or "cuda:N".
     in_place : bool
-        Whether it can read ciphertext where it lies on the host, so that nothing needs to be staged for it.
+        Whether the device reads ciphertext from any host memory, so that staging is not needed.
     lanes : int
-        How many groups of transfers there are that do not hold up each other. Each has slots of its own.
-    slab : int
-        Bytes of plaintext of a staged slab at most; a multiple of 16384.
-    lead : int
-        The same for the first slab of a message; those that follow are half as large again each, up to `slab`. A device
-        that works while the next slab is filled starts the sooner for it, and the next is filled before it is done.
+        Number of groups of transfers that do not delay each other. Each has its own staging buffers.
+    max_slab_size : int
+        Maximum bytes of plaintext of a staged slab; a multiple of 16384.
+    first_slab_size : int
+        The same for the first slab of a message. Each that follows is half as large again, up to `max_slab_size`: the
+        device starts early, and the next slab is filled before the previous one is done.
     """
 
     name: str
     in_place: bool
     lanes: int
-    slab: int
-    lead: int
+    max_slab_size: int
+    first_slab_size: int
 
-    def framework(self, wanted: Framework | None, origin: Framework | None) -> Framework:
-        """The framework of a result: what is wanted, else the one that came in if it keeps arrays here, else another.
+    def framework(self, requested: Framework | None, source: Framework | None) -> Framework:
+        """Return the framework of a result: the requested one, else that of the source if possible, else another.
 
         Raises
         ------
         DeviceError
-            If what is wanted keeps no arrays here.
+            If the requested framework has no arrays on this device.
         """
 
     def empty(self, dtype: str, shape: Sequence[int], framework: Framework) -> tuple[Any, Any]:
-        """A fresh array on the device, whose contents are undefined, and a `view` of it to write to."""
+        """Return an uninitialized array on the device, and a writable `view` of it."""
 
     def view(self, array: Any, *, writable: bool) -> Any:
-        """The bytes of an array that lies on this device, to be given to `begin`. Its `len` counts them."""
+        """Return the bytes of an array on this device, for `begin`. Its `len` is their number."""
 
     def clear(self, memory: Any) -> None:
-        """Overwrite a view with zeros, before this returns."""
+        """Overwrite a view with zeros. Complete when this returns."""
 
-    def slot(self, size: int) -> StagingBuffer:
-        """Memory for staged slabs of up to `size` bytes, page-locked where that means something."""
+    def staging_buffer(self, size: int) -> StagingBuffer:
+        """Allocate a buffer for staged slabs of up to `size` bytes, page-locked where that applies."""
 
-    def begin(self, key: MessageKey, memory: Any, note: Note | None = None) -> Operation:
-        """Take a message key to the device, to open a message into `memory`, a view, or to seal it from there.
+    def begin(self, key: MessageKey, memory: Any, note: SpanCallback | None = None) -> Operation:
+        """Begin to open a message into `memory`, a view, or to seal it from there.
 
-        The key's material is not looked at after this returns. `note` is told of what happens on the host.
+        The caller may wipe the key when this returns. `note` receives the steps that run on the caller's thread.
         """
 
     def close(self) -> None:
-        """Give back what the device holds, after all work has ended and the slots were wiped."""
+        """Release all resources, after all operations have finished and all staging buffers were wiped."""

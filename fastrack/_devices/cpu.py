@@ -1,38 +1,40 @@
-"""The embedded default: plaintext lies in host memory. For development, CI, laptops and CPU TEEs."""
+"""The CPU device, the default. Plaintext is in host memory: for development, CI, laptops and CPU TEEs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from fastrack._crypto import engine as aead
 from fastrack._crypto.base import Bytes, Engine
 from fastrack._crypto.cobblestone import MessageKey
-from fastrack._devices.base import Note, Slab, StagingBuffer
+from fastrack._crypto.engine import get_engine
+from fastrack._devices.base import Slab, SpanCallback, StagingBuffer
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Framework
 from fastrack.errors import DeviceError
 
 
 class CpuDevice:
-    """`Device` on the host's own cores.
+    """`Device` on the cores of the host.
 
-    It opens chunks straight from where they lie into the result; a run of them is one native call a thread.
+    Chunks are opened from their source straight into the result, by one native call a thread.
     """
 
     name = "cpu"
     in_place = True
     lanes = 1
-    slab = 32 << 20  # sealing and opening are a call each: long ones, so that a busy interpreter delays few of them
-    lead = slab  # nothing goes on while the next slab is filled
+    max_slab_size = 32 << 20  # large, as a busy interpreter may delay each call
+    first_slab_size = max_slab_size  # nothing runs while the next slab is filled
 
     def __init__(self, threads: int | None = None) -> None:
-        self.engine = aead.engine(threads=threads)
+        self.engine = get_engine(threads=threads)
 
-    def framework(self, wanted: Framework | None, origin: Framework | None) -> Framework:
-        if wanted == "cupy":
-            raise DeviceError("CuPy keeps no arrays on 'cpu'; ask for framework='numpy' or 'torch', or another device")
-        return wanted or (origin if origin != "cupy" else None) or arrays.default_framework()
+    def framework(self, requested: Framework | None, source: Framework | None) -> Framework:
+        if requested == "cupy":
+            raise DeviceError(
+                "CuPy keeps no arrays on 'cpu'. Ask for framework='numpy' or 'torch', or use another device"
+            )
+        return requested or (source if source != "cupy" else None) or arrays.default_framework()
 
     def empty(self, dtype: str, shape: Sequence[int], framework: Framework) -> tuple[Any, Bytes]:
         memory = arrays.empty_bytes(dtypes.nbytes(dtype, shape))
@@ -44,18 +46,18 @@ class CpuDevice:
     def clear(self, memory: Bytes) -> None:
         memory.fill(0)
 
-    def slot(self, size: int) -> CpuSlot:
-        return CpuSlot(arrays.empty_bytes(size))
+    def staging_buffer(self, size: int) -> CpuStagingBuffer:
+        return CpuStagingBuffer(arrays.empty_bytes(size))
 
-    def begin(self, key: MessageKey, memory: Bytes, note: Note | None = None) -> CpuWork:
-        return CpuWork(self.engine, key, memory)
+    def begin(self, key: MessageKey, memory: Bytes, note: SpanCallback | None = None) -> CpuOperation:
+        return CpuOperation(self.engine, key, memory)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: this device holds no resources."""
 
 
-class CpuSlot:
-    """`Slot` that is done with when the call that used it returns."""
+class CpuStagingBuffer:
+    """`StagingBuffer` in ordinary memory, free again when the call that uses it returns."""
 
     def __init__(self, memory: Bytes) -> None:
         self.memory = memory
@@ -64,42 +66,43 @@ class CpuSlot:
         return True
 
     def wait(self) -> None:
-        """Nothing goes on."""
+        """Return at once."""
 
     def wipe(self) -> None:
         self.memory.fill(0)
 
 
-class CpuWork:
-    """`Work` that is done when the call returns."""
+class CpuOperation:
+    """`Operation` whose every call is complete when it returns."""
 
     lane = 0
 
     def __init__(self, engine: Engine, key: MessageKey, memory: Bytes) -> None:
         self._engine = engine
-        self._schedule = engine.prepare(key)
+        self._schedule = engine.expand_key(key)
         self._memory = memory
         self._bad: int | None = None
 
-    def open(self, slab: Slab, sealed: Bytes, slot: StagingBuffer | None) -> None:
-        if slab.pieces is not None:
-            bad = self._engine.open_pieces(self._schedule, sealed, self._memory, slab.pieces)
+    def open(self, slab: Slab, sealed: Bytes, buffer: StagingBuffer | None) -> None:
+        if slab.plan is not None:
+            bad = self._engine.open_gather(self._schedule, sealed, self._memory, slab.plan)
         else:
-            bad = self._engine.open_run(self._schedule, sealed, self._memory[slab.start : slab.stop], slab.first)
+            plain = self._memory[slab.start : slab.stop]
+            bad = self._engine.open_run(self._schedule, sealed, plain, slab.first_chunk)
         if self._bad is None:
             self._bad = bad
 
-    def seal(self, slab: Slab, sealed: Bytes, slot: StagingBuffer | None) -> None:
-        self._engine.seal_run(self._schedule, self._memory[slab.start : slab.stop], sealed, slab.first)
+    def seal(self, slab: Slab, sealed: Bytes, buffer: StagingBuffer | None) -> None:
+        self._engine.seal_run(self._schedule, self._memory[slab.start : slab.stop], sealed, slab.first_chunk)
 
     def issue(self) -> None:
-        """All of it was done at once."""
+        """Do nothing: every call is complete when it returns."""
 
-    def end(self, *, wait: bool = False) -> None:
+    def finish(self, *, wait: bool = False) -> None:
         self._schedule.wipe()
 
     def done(self) -> bool:
         return True
 
-    def verdict(self) -> int | None:
+    def result(self) -> int | None:
         return self._bad

@@ -1,4 +1,4 @@
-"""`SideStream`: where a loader moves batches ahead of their time, so that no stream of its user waits for them."""
+"""The CUDA stream on which a loader prefetches batches, so that the caller's streams do not wait for them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fastrack._util.fork import after_fork
 from fastrack._util.tree import tree_map
 
 _PER_THREAD = 2  # cudaStreamPerThread
-_Retired = tuple[Any, Any, int]  # an array that came back, the stream that used it, and the thread of that
+_Returned = tuple[Any, Any, int]  # an array, the stream that used it, and the thread of the stream
 
 
 def side_stream(device: str) -> SideStream | None:
-    """Return the stream of a device, made when first asked for: one, so that memory never changes its owner.
+    """Return the side stream of a device: always the same, so that memory stays in the pool of one stream.
 
-    None for the host, and for a GPU that neither torch nor CuPy can use, as the device says when it is opened.
+    Return None for the host, and for a GPU that neither torch nor CuPy can use; opening the device reports that.
     """
     if device == "cpu":
         return None
@@ -34,7 +34,7 @@ def side_stream(device: str) -> SideStream | None:
 
 
 def reclaim(index: int, *, wait: bool = False) -> None:
-    """Let go of memory of batches that no stream uses any more; with `wait`, of all that was dropped."""
+    """Free the memory of batches that no stream uses; with `wait`, of all batches without references."""
     stream = _streams.get(index)
     if stream is not None:
         stream.reclaim(wait=wait)
@@ -42,39 +42,39 @@ def reclaim(index: int, *, wait: bool = False) -> None:
 
 _streams: dict[int, SideStream] = {}  # by device
 _lock = threading.Lock()
-_kept: list[object] = []
+_keepalive: list[object] = []
 
 
-def _start_over() -> None:
-    """Find oneself in a forked child, where CUDA does not work: nothing may be touched, not even to give it back."""
+def _reset_after_fork() -> None:
+    """Forget the streams in a forked child, but keep them alive: CUDA does not work there, not even to free memory."""
     global _lock  # noqa: PLW0603
-    _kept.append(dict(_streams))
+    _keepalive.append(dict(_streams))
     _streams.clear()
     _lock = threading.Lock()
 
 
-after_fork(_start_over)
+after_fork(_reset_after_fork)
 
 
 class SideStream:
-    """A CUDA stream on which results are allocated and filled, to be handed over to another.
+    """A CUDA stream on which results are allocated and filled before another stream uses them.
 
-    Memory of a result is used again only when the stream it was handed over to is done with it: torch keeps account of
-    that by `torch.Tensor.record_stream`, and for CuPy, which has no such thing, this does.
+    The memory of a result is reused only after that other stream has finished with it. For torch,
+    `torch.Tensor.record_stream` ensures that; for CuPy, which has no equivalent, this class does.
 
     Parameters
     ----------
     index : int
-        Of the device.
+        Number of the device.
     torch, cupy : module or None
-        Those that can use it.
+        The modules that can use the device.
     """
 
     def __init__(self, index: int, torch: Any, cupy: Any) -> None:
         self._index = index
         self._torch, self._cupy = torch, cupy
-        self._retired: deque[_Retired] = deque()
-        self._leaving: deque[tuple[Any, Any]] = deque()  # arrays, and the events after which their memory is free
+        self._returned: deque[_Returned] = deque()
+        self._in_use: deque[tuple[Any, Any]] = deque()  # arrays, and the events after which their memory is free
         self._torch_stream = None if torch is None else torch.cuda.Stream(index)
         self._cupy_stream = None
         if cupy is not None:
@@ -83,7 +83,7 @@ class SideStream:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Make it the current stream of the block, on this thread, in both frameworks."""
+        """Make this the current stream of both frameworks, in this thread, for the block."""
         with ExitStack() as entered:
             if self._torch_stream is not None:
                 entered.enter_context(self._torch.cuda.stream(self._torch_stream))
@@ -93,22 +93,22 @@ class SideStream:
             yield
 
     def hand_over(self, nest: Any) -> Any:
-        """Give results that are complete to the caller's current stream. The same nest, perhaps with other arrays."""
-        self._record_retired()
+        """Hand complete results over to the caller's current stream. Return the tree, perhaps with other arrays."""
+        self._record_events()
         return tree_map(self._hand_over, nest)
 
     def reclaim(self, *, wait: bool = False) -> None:
-        """Let go of the memory that no stream uses any more; with `wait`, of all that was dropped."""
-        self._record_retired()
-        for _ in range(len(self._leaving)):
+        """Free the memory that no stream uses; with `wait`, all memory without references."""
+        self._record_events()
+        for _ in range(len(self._in_use)):
             try:
-                array, event = self._leaving.popleft()
-            except IndexError:  # another thread was quicker
+                array, event = self._in_use.popleft()
+            except IndexError:  # another thread was faster
                 return
             if wait:
                 event.synchronize()
             elif not event.done:
-                self._leaving.append((array, event))
+                self._in_use.append((array, event))
 
     def _hand_over(self, leaf: Any) -> Any:
         framework = framework_of(leaf)
@@ -116,43 +116,43 @@ class SideStream:
             leaf.record_stream(self._torch.cuda.current_stream(leaf.device))
         if framework == "cupy" and leaf.nbytes and self._cupy is not None:
             with leaf.device:
-                loan = _Loan(leaf, self._cupy.cuda.get_current_stream(), self._retired)
-                memory = self._cupy.cuda.UnownedMemory(leaf.data.ptr, leaf.nbytes, loan, leaf.device.id)
+                owner = _Owner(leaf, self._cupy.cuda.get_current_stream(), self._returned)
+                memory = self._cupy.cuda.UnownedMemory(leaf.data.ptr, leaf.nbytes, owner, leaf.device.id)
                 return self._cupy.ndarray(leaf.shape, leaf.dtype, self._cupy.cuda.MemoryPointer(memory, 0))
         return leaf
 
-    def _record_retired(self) -> None:
-        """Note when the memory that was let go of is free."""
-        for _ in range(len(self._retired)):
+    def _record_events(self) -> None:
+        """Record an event for each returned array, after which its memory is free."""
+        for _ in range(len(self._returned)):
             try:
-                array, stream, thread = retired = self._retired.popleft()
-            except IndexError:  # another thread was quicker
+                array, stream, thread = returned = self._returned.popleft()
+            except IndexError:  # another thread was faster
                 return
-            if stream.ptr == _PER_THREAD and thread != threading.get_ident():  # the same handle is another stream here
-                self._retired.append(retired)
+            if stream.ptr == _PER_THREAD and thread != threading.get_ident():  # this handle is another stream here
+                self._returned.append(returned)
                 continue
             with array.device:
                 event = self._cupy.cuda.Event(disable_timing=True)
                 event.record(stream)
-            self._leaving.append((array, event))
+            self._in_use.append((array, event))
 
 
-class _Loan:
-    """Keep an array whose memory was handed over to a stream, until nothing refers to that memory any more."""
+class _Owner:
+    """The owner of memory that was handed over to a stream; it returns the array after the last reference to it."""
 
-    __slots__ = ("_retired", "_what")
+    __slots__ = ("_item", "_returned")
 
-    def __init__(self, array: Any, stream: Any, retired: deque[_Retired]) -> None:
-        self._what = array, stream, threading.get_ident()
-        self._retired = retired
+    def __init__(self, array: Any, stream: Any, returned: deque[_Returned]) -> None:
+        self._item = array, stream, threading.get_ident()
+        self._returned = returned
 
     def __del__(self) -> None:
-        self._retired.append(self._what)  # no call of CUDA: any thread may collect garbage
+        self._returned.append(self._item)  # no call of CUDA, as the garbage collector may run on any thread
 
 
 def _torch() -> Any:
     try:
-        import torch  # whose tensors results are where it is installed
+        import torch
     except ImportError:
         return None
     return torch if torch.cuda.is_available() else None

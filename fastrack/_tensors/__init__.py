@@ -1,1 +1,1 @@
-"""Describe arrays of any framework: memory, dtypes, shapes."""
+"""Arrays of any framework on the host: their memory, dtypes and shapes."""

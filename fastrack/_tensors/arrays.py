@@ -1,9 +1,9 @@
-"""Arrays on the host, whatever framework they are of: what they are, their bytes, and fresh ones."""
+"""Inspect arrays of any framework, view their bytes, and allocate new ones in host memory."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from importlib.util import find_spec
 from typing import Any, Literal, cast
@@ -20,41 +20,41 @@ _HUGE_PAGE = 2 << 20
 _ALIGNMENT = 64
 
 
-def framework_of(thing: object) -> Framework | None:
-    """Which framework's array this is, or None if it is no array. Imports nothing."""
-    if isinstance(thing, np.ndarray):
+def framework_of(value: object) -> Framework | None:
+    """Return the framework of an array, or None for another object. Imports nothing."""
+    if isinstance(value, np.ndarray):
         return "numpy"
     for name, attribute in (("torch", "Tensor"), ("cupy", "ndarray")):
         module = sys.modules.get(name)
-        if module is not None and isinstance(thing, getattr(module, attribute, ())):
+        if module is not None and isinstance(value, getattr(module, attribute, ())):
             return cast("Framework", name)
     return None
 
 
-def holds_numbers(thing: object) -> bool:
-    """Return whether this is an array, and one of numbers: not of text, objects, dates or records."""
-    framework = framework_of(thing)
-    return framework is not None and (framework != "numpy" or dtypes.holds_numbers(cast("Any", thing).dtype))
+def holds_numbers(value: object) -> bool:
+    """Return whether a value is an array of numbers or booleans, rather than of text, objects, dates or records."""
+    framework = framework_of(value)
+    return framework is not None and (framework != "numpy" or dtypes.holds_numbers(cast("Any", value).dtype))
 
 
 @cache
 def installed(framework: Framework) -> bool:
-    """Whether it can be imported, found out without importing it."""
+    """Return whether a framework can be imported, without importing it."""
     return find_spec(framework) is not None
 
 
 def default_framework() -> Framework:
-    """What a sealed tensor becomes where nobody says: torch if it is installed, else numpy."""
+    """Return the framework of results where none is requested: torch if it is installed, else numpy."""
     return "torch" if installed("torch") else "numpy"
 
 
 def describe(array: Any) -> tuple[str, tuple[int, ...]]:
-    """The safetensors dtype and shape of an array.
+    """Return the safetensors dtype and shape of an array.
 
     Raises
     ------
     TypeError
-        If it is no array, has no dense elements, or is of a type that safetensors lacks.
+        If it is not an array, is not dense, or has a dtype that safetensors lacks.
     """
     framework = framework_of(array)
     if framework == "torch":
@@ -62,45 +62,40 @@ def describe(array: Any) -> tuple[str, tuple[int, ...]]:
         dtype = dtypes.from_torch(array.dtype)
         return dtype, dtypes.shape_of_torch(dtype, array.shape)
     if isinstance(array, np.ma.MaskedArray):
-        raise TypeError("a masked array would lose its mask; fill it first, with array.filled, or move its two parts")
+        raise TypeError("a masked array would lose its mask. Call array.filled, or move its data and its mask")
     if framework is None:
-        message = f"expected a NumPy array, a torch tensor or a CuPy array, not {type(array).__name__}"
-        raise TypeError(message)
+        raise TypeError(f"expected a NumPy array, a torch tensor or a CuPy array, got {type(array).__name__}")
     return dtypes.from_numpy(array.dtype), tuple(array.shape)
 
 
 def bytes_of(array: Any, *, writable: bool = False) -> Bytes:
-    """The bytes of an array in host memory, as `uint8` (nbytes,).
-
-    A view, unless the array is not contiguous: then a copy, which `writable` refuses.
+    """Return the bytes of an array in host memory, as `uint8` (nbytes,): a view if it is contiguous, else a copy.
 
     Raises
     ------
     TypeError
-        If it is no array, or lies on another device.
+        If it is not an array, or is on another device.
     ValueError
-        If it is to be written and is not contiguous or is read-only.
+        If `writable` and the array is not contiguous or is read-only.
     """
     if framework_of(array) == "torch":
         array = flat_torch(array, "cpu", writable=writable).numpy()
     if not isinstance(array, np.ndarray):
-        message = f"expected an array in host memory, not {type(array).__name__}; move it to the host first"
-        raise TypeError(message)
+        raise TypeError(f"expected an array in host memory, got {type(array).__name__}. Move it to the host first")
     if writable and not (array.flags.c_contiguous and array.flags.writeable):
-        message = "an array to be filled must be contiguous and writable"
-        raise ValueError(message)
+        raise ValueError("an array to be filled must be contiguous and writable")
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def reader(array: Any) -> Callable[[int, int], Bytes]:
-    """A function that gives the bytes of an array in host memory from a start to a stop, on multiples of its element.
+    """Return a function `(start, stop)` to the bytes of an array in host memory; both are multiples of its itemsize.
 
-    An array that is not contiguous is put in order piece by piece, so that there is never a copy of all of it.
+    An array that is not contiguous is copied range by range, never as a whole.
 
     Raises
     ------
     TypeError
-        If it is no array in host memory.
+        If it is not an array in host memory.
     """
     if framework_of(array) == "torch" and not (array.is_contiguous() or array.is_conj() or array.is_neg()):
         array = _torch_words(array)
@@ -112,10 +107,10 @@ def reader(array: Any) -> Callable[[int, int], Bytes]:
 
 
 def empty_bytes(size: int) -> Bytes:
-    """Fresh memory for `size` bytes, on a 64-byte boundary, or that of a huge page.
+    """Allocate `size` bytes, aligned to 64 bytes, or to a huge page from 4 MiB up.
 
-    The first touch of fresh memory costs more than the cipher does. Huge pages make it several times cheaper, and NumPy
-    asks the kernel for them from 4 MiB up; what begins between two of them has small ones at both ends.
+    The first touch of new memory costs more time than decryption. Huge pages make it several times cheaper; NumPy
+    requests them from 4 MiB up, and an unaligned buffer would have small pages at both ends.
     """
     alignment = _ALIGNMENT if size < 2 * _HUGE_PAGE else _HUGE_PAGE
     memory = np.empty(size + alignment, np.uint8)
@@ -124,55 +119,54 @@ def empty_bytes(size: int) -> Bytes:
 
 
 def from_bytes(memory: Bytes, dtype: str, shape: Sequence[int], framework: Framework) -> Any:
-    """An array of `framework` on this host memory, without a copy.
+    """Return an array of `framework` that views `memory`, without a copy.
 
     Raises
     ------
     TypeError
-        If the framework has no such dtype, or keeps no arrays in host memory.
+        If the framework lacks the dtype, or has no arrays in host memory.
     """
     if framework == "torch":
         import torch
 
-        wanted = dtypes.to_torch(dtype)
-        return torch.from_numpy(memory).view(wanted).reshape(dtypes.torch_shape(dtype, shape))
+        return torch.from_numpy(memory).view(dtypes.to_torch(dtype)).reshape(dtypes.torch_shape(dtype, shape))
     if framework == "numpy":
         return memory.view(dtypes.to_numpy(dtype)).reshape(tuple(shape))
-    message = f"framework= must be 'numpy' or 'torch' for arrays in host memory, not {framework!r:.40}"
-    raise TypeError(message)
+    raise TypeError(f"framework= must be 'numpy' or 'torch' for arrays in host memory, got {framework!r:.40}")
 
 
 def flat_torch(tensor: Any, device: str, *, writable: bool = False) -> Any:
-    """The bytes of a torch tensor on that device, as a tensor of `uint8` (nbytes,) there. Else as `bytes_of`."""
+    """Return the bytes of a torch tensor on `device`, as a torch tensor of `uint8` (nbytes,). Raises as `bytes_of`."""
     import torch
 
-    here = "cpu" if tensor.device.type == "cpu" else str(tensor.device)
-    if here != device or tensor.layout != torch.strided:
-        place = "in host memory" if device == "cpu" else f"on {device}"
-        message = f"expected a dense tensor {place}, not one on {tensor.device} ({tensor.layout})"
-        raise TypeError(message)
+    actual = "cpu" if tensor.device.type == "cpu" else str(tensor.device)
+    if actual != device or tensor.layout != torch.strided:
+        expected = "in host memory" if device == "cpu" else f"on {device}"
+        raise TypeError(f"expected a dense tensor {expected}, got one on {tensor.device} ({tensor.layout})")
     if writable and (not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg()):
-        message = "a tensor to be filled must be contiguous, and no view that conjugates or negates; fill a fresh one"
-        raise ValueError(message)
+        raise ValueError(
+            "filling a tensor failed: expected a contiguous one that is no conjugate or negated view. Fill a new one"
+        )
     if writable and tensor.requires_grad:
-        raise ValueError("a tensor that requires a gradient cannot be filled: autograd would not know; pass .detach()")
+        raise ValueError("a tensor that requires a gradient cannot be filled: autograd would not know. Pass .detach()")
     if writable and not tensor.is_inference():
-        torch.autograd.graph.increment_version(tensor)  # what autograd saved of it is no longer what it holds
+        torch.autograd.graph.increment_version(tensor)  # so that autograd refuses what it saved of the old contents
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    # A contiguous tensor of one row may keep a stride that `view` refuses.
+    # A contiguous tensor of one row may have a stride that `view` refuses.
     return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)
 
 
 def in_memory_order(tensor: Any) -> tuple[Any, Callable[[Any], Any] | None]:
-    """Return a torch tensor with its dimensions in the order of memory, and what gives an array made of it its form.
+    """Return a torch tensor with its dimensions in memory order, and a function that restores its form on a result.
 
-    The form is the order of the dimensions, such as that of ``channels_last``, and in torch the subclass with its
-    attributes, such as a bounding box of torchvision has. Parameters become plain tensors. None stands for no change.
+    The form is the order of the dimensions, such as ``channels_last``, and for torch the subclass with its attributes,
+    such as a bounding box of torchvision. Parameters become plain tensors. None instead of a function means that there
+    is nothing to restore.
 
     Raises
     ------
     TypeError
-        If the tensor has no dense elements.
+        If the tensor is not dense.
     """
     import torch
 
@@ -182,7 +176,7 @@ def in_memory_order(tensor: Any) -> tuple[Any, Callable[[Any], Any] | None]:
     order: list[int] = []
     moved = tensor
     if not is_plain:
-        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - what torch's documentation calls it
+        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - documented under this name
             moved = tensor.detach()
     if not moved.is_contiguous():
         order = sorted(range(moved.dim()), key=moved.stride, reverse=True)
@@ -192,36 +186,52 @@ def in_memory_order(tensor: Any) -> tuple[Any, Callable[[Any], Any] | None]:
             order = []
     if is_plain and not order:
         return moved, None
-    places = [order.index(place) for place in range(len(order))]
+    inverse = [order.index(dimension) for dimension in range(len(order))]
 
-    def formed(array: Any) -> Any:
-        if places:
-            array = array.permute(places) if isinstance(array, torch.Tensor) else array.transpose(places)
+    def restore(array: Any) -> Any:
+        if inverse:
+            array = array.permute(inverse) if isinstance(array, torch.Tensor) else array.transpose(inverse)
         if not is_plain and isinstance(array, torch.Tensor):
             array = array.as_subclass(kind)
             array.__dict__.update(tensor.__dict__)
         return array
 
-    return moved, formed
+    return moved, restore
+
+
+def storage_key(array: Any) -> Hashable:
+    """Return a key that two arrays of one framework share if and only if they view the same memory in the same way.
+
+    An array without memory, which is empty or on torch's meta device, shares its key with no other. A key is valid as
+    long as its array lives.
+    """
+    if isinstance(array, np.ndarray):
+        if not array.size:
+            return id(array)
+        return array.__array_interface__["data"][0], array.dtype, array.shape, array.strides
+    if not array.numel() or array.is_meta:
+        return id(array)
+    shown = (array.dtype, tuple(array.shape), array.stride(), array.is_conj(), array.is_neg())
+    return str(array.device), array.data_ptr(), *shown
 
 
 def _require_dense(tensor: Any) -> None:
-    """Refuse a torch tensor that is not made of elements in rows and columns: sparse, nested, or of its own kind."""
+    """Raise if a torch tensor is sparse, nested, or of a class with its own storage (``__torch_dispatch__``)."""
     import torch
 
     if tensor.layout == torch.strided and not tensor.is_nested:
         if type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__:
             return
-        found, advice = type(tensor).__qualname__, "full_tensor(), to_local() or dequantize() of such a class"
+        actual, advice = type(tensor).__qualname__, "full_tensor(), to_local() or dequantize() of such a class"
     elif tensor.is_nested:
-        found, advice = "nested tensor", "tensor.values() and tensor.offsets(), or torch.nested.to_padded_tensor"
+        actual, advice = "nested tensor", "tensor.values() and tensor.offsets(), or torch.nested.to_padded_tensor"
     else:
-        found, advice = f"tensor of {tensor.layout}", "its indices and values, or tensor.to_dense()"
-    raise TypeError(f"expected a dense tensor, got a {found}; take the dense tensors that it is made of: {advice}")
+        actual, advice = f"tensor of {tensor.layout}", "its indices and values, or tensor.to_dense()"
+    raise TypeError(f"expected a dense tensor, got a {actual}; take the dense tensors that it consists of: {advice}")
 
 
 def _torch_words(tensor: Any) -> Any:
-    """A tensor's elements as integers of the same size, in NumPy and in their places."""
+    """Return a NumPy view of a tensor whose elements are integers of the same size, with the same strides."""
     import torch
 
     words = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]

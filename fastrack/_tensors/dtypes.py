@@ -1,4 +1,4 @@
-"""Element types: the names safetensors gives them, and what NumPy and torch call the same thing."""
+"""Element types: their names in safetensors, and the dtypes of NumPy and torch that correspond to them."""
 
 from __future__ import annotations
 
@@ -26,73 +26,69 @@ _ML_DTYPES = {
 }  # fmt: skip
 _TORCH = {**_NUMPY, **_ML_DTYPES, "F4": "float4_e2m1fn_x2"}
 
-# Two F4 elements share a byte, and torch counts the pairs.
+# Two F4 elements share a byte, and a torch shape counts pairs.
 _PAIRED = "F4"
 
 
 def nbytes(dtype: str, shape: Sequence[int]) -> int:
-    """Bytes that a tensor of this type and shape takes, dense and in C order.
+    """Return the bytes of a dense tensor of this dtype and shape.
 
     Raises
     ------
     FormatError
-        If there is no such type, a dimension is negative, or the bits do not fill whole bytes.
+        If the dtype is unknown, a dimension is negative, or the bits do not fill whole bytes.
     """
     bits = BITS.get(dtype)
     if bits is None:
-        message = f"no such dtype: {dtype!r:.40}; safetensors knows {', '.join(BITS)}"
-        raise FormatError(message)
+        raise FormatError(f"unknown dtype: expected one of safetensors ({', '.join(BITS)}), got {dtype!r:.40}")
     if any(extent < 0 for extent in shape):
-        message = f"a shape has no negative dimension: {list(shape)!s:.80}"
-        raise FormatError(message)
+        raise FormatError(f"expected a shape without negative dimensions, got {list(shape)!s:.80}")
     size, rest = divmod(math.prod(shape) * bits, 8)
     if rest:
-        message = f"a tensor of {dtype} and shape {list(shape)!s:.80} does not fill whole bytes"
-        raise FormatError(message)
+        raise FormatError(f"expected a shape that fills whole bytes, got {list(shape)!s:.80} of {dtype}")
     return size
 
 
 @cache
 def holds_numbers(dtype: Any) -> bool:
-    """Return whether a NumPy dtype is one of numbers or booleans, and not of text, objects, dates or records."""
+    """Return whether a NumPy dtype is numeric or boolean, rather than of text, objects, dates or records."""
     import numpy as np
 
     return dtype.kind not in "OSUTMm" and not issubclass(dtype.type, np.void)
 
 
-@cache  # a dtype takes microseconds to tell its name
+@cache  # the name of a dtype takes microseconds to compute
 def from_numpy(dtype: Any) -> str:
-    """The safetensors name of a NumPy dtype, those of the package ml_dtypes included.
+    """Return the safetensors name of a NumPy dtype, or of one of the package ml_dtypes.
 
     Raises
     ------
     TypeError
-        If safetensors has none, as for objects, strings, records and numbers in the other byte order.
+        If safetensors has none, as for objects, strings, records and non-native byte orders.
     """
     name = _by_numpy_name().get(dtype.name)
     if name is None or (dtype.byteorder not in "=|" and not dtype.isnative):
-        message = (
+        raise TypeError(
             f"a sealed tensor cannot hold the NumPy dtype {dtype!s:.80}; convert it first, {_conversion_of(dtype)}"
         )
-        raise TypeError(message)
     return name
 
 
 def _conversion_of(dtype: Any) -> str:
     if not holds_numbers(dtype):
-        return "text to bytes, as SealedDataset.records takes, dates to int64, a record by its fields"
+        return "text to bytes, as SealedDataset.records takes them, dates to int64, a record field by field"
     if dtype.kind == "c":
         return "with array.astype('complex64'), or seal its two parts, array.real and array.imag"
     return "with array.astype" if dtype.isnative else "with array.astype(array.dtype.newbyteorder('='))"
 
 
 def to_numpy(dtype: str) -> Any:
-    """The NumPy dtype of that safetensors name.
+    """Return the NumPy dtype of a safetensors name.
 
     Raises
     ------
     TypeError
-        If NumPy has none, or has it only with the package ml_dtypes and that is not installed.
+        If NumPy has none, or has it only with the package ml_dtypes, which is not installed.
     """
     import numpy as np
 
@@ -102,15 +98,15 @@ def to_numpy(dtype: str) -> Any:
         try:
             import ml_dtypes
         except ImportError:
-            message = f"NumPy has no {dtype} by itself: pip install ml_dtypes, or ask for framework='torch'"
-            raise TypeError(message) from None
+            raise TypeError(
+                f"NumPy has no {dtype} by itself: pip install ml_dtypes, or ask for framework='torch'"
+            ) from None
         return np.dtype(getattr(ml_dtypes, _ML_DTYPES[dtype]))
-    message = f"NumPy has no {dtype}; ask for framework='torch', or seal the bytes as U8"
-    raise TypeError(message)
+    raise TypeError(f"NumPy has no {dtype}; ask for framework='torch', or seal the bytes as U8")
 
 
 def from_torch(dtype: Any) -> str:
-    """The safetensors name of a torch dtype.
+    """Return the safetensors name of a torch dtype.
 
     Raises
     ------
@@ -120,13 +116,12 @@ def from_torch(dtype: Any) -> str:
     name = _by_torch_name().get(str(dtype).removeprefix("torch."))
     if name is None:
         advice = ", or seal its two parts, torch.view_as_real(tensor)" if dtype.is_complex else ""
-        message = f"a sealed tensor cannot hold {dtype}; convert it first, with tensor.to{advice}"
-        raise TypeError(message)
+        raise TypeError(f"a sealed tensor cannot hold {dtype}; convert it first, with tensor.to{advice}")
     return name
 
 
 def to_torch(dtype: str) -> Any:
-    """The torch dtype of that safetensors name.
+    """Return the torch dtype of a safetensors name.
 
     Raises
     ------
@@ -135,41 +130,40 @@ def to_torch(dtype: str) -> Any:
     """
     import torch
 
-    found = getattr(torch, _TORCH.get(dtype, ""), None)
-    if found is None:
-        message = f"torch {torch.__version__} has no {dtype}; ask for framework='numpy', or seal the bytes as U8"
-        raise TypeError(message)
-    return found
+    result = getattr(torch, _TORCH.get(dtype, ""), None)
+    if result is None:
+        raise TypeError(f"torch {torch.__version__} has no {dtype}; ask for framework='numpy', or seal the bytes as U8")
+    return result
 
 
 def torch_shape(dtype: str, shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape torch gives a tensor that safetensors says has `shape`.
+    """Return the torch shape of a tensor whose safetensors shape is `shape`.
 
     Raises
     ------
     TypeError
-        If its last dimension does not fall into pairs.
+        If the dtype is packed in pairs and the last dimension is odd.
     """
     if dtype == _PAIRED and shape:
         if shape[-1] % 2:
-            message = f"torch keeps {dtype} in pairs, so a last dimension cannot be {shape[-1]}; seal the bytes as U8"
-            raise TypeError(message)
+            raise TypeError(
+                f"torch packs {dtype} in pairs: expected an even last dimension, got {shape[-1]}. Seal the bytes as U8"
+            )
         return (*shape[:-1], shape[-1] // 2)
     return tuple(shape)
 
 
 def shape_of_torch(dtype: str, shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape safetensors gives a tensor that torch says has `shape`.
+    """Return the safetensors shape of a tensor whose torch shape is `shape`.
 
     Raises
     ------
     TypeError
-        If it is a pair without a dimension to count it along.
+        If the dtype is packed in pairs and the tensor has no dimension.
     """
     if dtype == _PAIRED:
         if not shape:
-            message = f"a tensor of {dtype} needs a dimension to be sealed; call tensor.reshape(1) first"
-            raise TypeError(message)
+            raise TypeError(f"a tensor of {dtype} needs a dimension to be sealed; call tensor.reshape(1) first")
         return (*shape[:-1], shape[-1] * 2)
     return tuple(shape)
 

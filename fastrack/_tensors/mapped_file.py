@@ -1,4 +1,4 @@
-"""Read-only maps of files that hold no descriptor, so that a data set may have more files than a process may open."""
+"""Map files read-only without keeping a descriptor, so that a data set may have more files than a process may open."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 def map_file(descriptor: int) -> Bytes:
-    """Map a whole file, which must not be empty. The map stays when the descriptor is closed, and goes with the array.
+    """Map a whole file, which must not be empty. The map outlives the descriptor, and ends with the array.
 
     Raises
     ------
@@ -37,13 +37,13 @@ def map_file(descriptor: int) -> Bytes:
 
 
 class _Map:
-    """Own a map. `mmap.mmap` keeps a descriptor of its own, in Python before 3.13 always."""
+    """An owned memory map. `mmap.mmap` always keeps a descriptor of its own before Python 3.13."""
 
     __slots__ = ("__array_interface__", "_address", "_size", "_unmap")
 
     def __init__(self, descriptor: int) -> None:
         self._address = None
-        self._unmap: Any = _LIBC.munmap  # at hand even when the interpreter ends
+        self._unmap: Any = _LIBC.munmap  # still bound while the interpreter shuts down
         self._size = os.fstat(descriptor).st_size
         address = _LIBC.mmap(None, self._size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
         if address == _FAILED:

@@ -118,10 +118,10 @@ class _Loader:
             device = self._device if framework == "torch" else None
             opened = to_device(self._sealed(number), device, keys=self._keys, framework=framework)
             self.fetched[number] = framework, opened
-        found, array = self.fetched[number]
-        if found != framework:
+        stored, array = self.fetched[number]
+        if stored != framework:
             raise FormatError(
-                f"{self._file.path}: array {number} is of {found} in one place, and {framework} in another"
+                f"{self._file.path}: array {number} is of {stored} in one place, and {framework} in another"
             )
         return array
 

@@ -12,7 +12,7 @@ from fastrack._crypto.keys import KeyRing, KeySource
 from fastrack._sealed.indexing import as_indices
 from fastrack._tensors import arrays
 from fastrack._training.handles import DatasetRef, Samples, get_or_create
-from fastrack._training.layout import Layout, records_of, rows_of, windows_of
+from fastrack._training.layout import Layout, record_layout, row_layout, window_layout
 from fastrack._training.shards import PathLike, Shards
 from fastrack._util.pickles import unpickle
 from fastrack._util.public import public
@@ -84,11 +84,11 @@ class SealedDataset(_Base):
         keys: KeySource | None = None,
         file_ids: Sequence[str] | None = None,
     ) -> None:
-        self._origin = DatasetRef(rows_of(Shards(paths, columns, file_ids)))
+        self._ref = DatasetRef(row_layout(Shards(paths, columns, file_ids)))
         if keys is not None:
             ring = KeyRing.resolve(keys)
             for column in range(len(self.columns)):
-                self._origin.check_contexts(column, ring)
+                self._ref.check_contexts(column, ring)
 
     @classmethod
     def records(
@@ -131,7 +131,7 @@ class SealedDataset(_Base):
         They are in no pickle: a worker that was spawned knows which samples there are, and not how long. One that was
         forked has a copy, as of everything.
         """
-        return _around(DatasetRef(records_of(Shards(paths, [data, offsets], file_ids), keys)))
+        return _from_ref(DatasetRef(record_layout(Shards(paths, [data, offsets], file_ids), keys)))
 
     def windows(self, column: str, size: int, step: int | None = None) -> SealedDataset:
         """Another data set of the same files, whose samples are windows on a long column.
@@ -153,32 +153,34 @@ class SealedDataset(_Base):
         ValueError
             If there is no such column, or `size` or `step` is not positive.
         """
-        return _around(DatasetRef(windows_of(self._origin.layout.shards, column, size, size if step is None else step)))
+        return _from_ref(
+            DatasetRef(window_layout(self._ref.layout.shards, column, size, size if step is None else step))
+        )
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return self._origin.layout.names
+        return self._ref.layout.names
 
     def __len__(self) -> int:
-        return self._origin.count
+        return self._ref.count
 
     def __getitem__(self, index: Any) -> dict[str, Any]:
-        count = self._origin.count
+        count = self._ref.count
         if isinstance(index, slice):
-            return self._origin.sample(np.arange(*index.indices(count)))
+            return self._ref.sample(np.arange(*index.indices(count)))
         if hasattr(index, "__array__"):
             index = np.asarray(index)
         try:
             row = operator.index(index)
         except TypeError:
-            return self._origin.sample(as_indices(index, count))
+            return self._ref.sample(as_indices(index, count))
         if not -count <= row < count:
             raise IndexError(f"sample {row} is out of range: the data set has {count} samples")
-        return self._origin.sample(row % count)
+        return self._ref.sample(row % count)
 
     def __getitems__(self, indices: Sequence[int]) -> Samples:
         """Several samples at once, which `collate` need not look at one by one. `DataLoader` calls this."""
-        return Samples(self._origin, as_indices(indices, self._origin.count))
+        return Samples(self._ref, as_indices(indices, self._ref.count))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self[row] for row in range(len(self)))
@@ -187,15 +189,15 @@ class SealedDataset(_Base):
         return f"<SealedDataset of {len(self)} samples: {', '.join(self.columns)}>"
 
     def __reduce__(self) -> tuple[object, tuple[Any, ...]]:
-        return unpickle, ("SealedDataset", self._origin.token, self._origin.layout)
+        return unpickle, ("SealedDataset", self._ref.dataset_id, self._ref.layout)
 
 
-def dataset_of(token: bytes, layout: Layout) -> SealedDataset:
+def restore_dataset(dataset_id: bytes, layout: Layout) -> SealedDataset:
     """Make the data set that a pickle holds."""
-    return _around(get_or_create(token, layout))
+    return _from_ref(get_or_create(dataset_id, layout))
 
 
-def _around(origin: DatasetRef) -> SealedDataset:
+def _from_ref(ref: DatasetRef) -> SealedDataset:
     data = SealedDataset.__new__(SealedDataset)
-    data._origin = origin  # noqa: SLF001
+    data._ref = ref  # noqa: SLF001
     return data

@@ -78,7 +78,7 @@ def wrap(
         raise ValueError(f"prefetch= must be 0 or more, not {prefetch}")
     _require_distributed(loader)
     kind = _StatefulLoader if hasattr(loader, "state_dict") else WrappedLoader
-    return kind(loader, canonical(device), _LateRing() if keys is None else KeyRing.resolve(keys), prefetch)
+    return kind(loader, canonical(device), _LazyKeyRing() if keys is None else KeyRing.resolve(keys), prefetch)
 
 
 def _require_distributed(loader: Any) -> None:
@@ -95,11 +95,11 @@ def _require_distributed(loader: Any) -> None:
 
     if not isinstance(loader, data.DataLoader) or isinstance(loader.dataset, data.IterableDataset):
         return
-    whole = (data.SequentialSampler, data.RandomSampler, data.SubsetRandomSampler, data.WeightedRandomSampler)
+    unsharded = (data.SequentialSampler, data.RandomSampler, data.SubsetRandomSampler, data.WeightedRandomSampler)
     sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     if type(sampler) is data.BatchSampler:
         sampler = sampler.sampler
-    if type(sampler) in whole:
+    if type(sampler) in unsharded:
         raise ValueError(
             f"wrap: expected a loader that gives each of {distributed.get_world_size()} processes its share, got one "
             f"with a {type(sampler).__name__}, which gives all samples to each. Give the DataLoader "
@@ -132,8 +132,8 @@ class WrappedLoader:
         source = Source(self._inner, self._lock, self._device, self._keys)
         # Ahead of time on a stream of its own, so that neither waits for the other's work.
         side = side_stream(self._device) if self._prefetch else None
-        feed = PrefetchThread(source, self._prefetch, side) if self._prefetch else source
-        iterator = _Iterator(feed, side)
+        iteration = PrefetchThread(source, self._prefetch, side) if self._prefetch else source
+        iterator = _Iterator(iteration, side)
         self._progress = iterator.progress
         self._iterator = weakref.ref(iterator)
         return iterator
@@ -150,12 +150,12 @@ class WrappedLoader:
         batch_sampler = getattr(self._inner, "batch_sampler", None)
         parts = [self._inner, getattr(self._inner, "sampler", None), batch_sampler]
         parts += [getattr(batch_sampler, "sampler", None), getattr(self._inner, "dataset", None)]
-        told = {id(part): part for part in parts if hasattr(part, "set_epoch")}
-        if not told:
+        listeners = {id(part): part for part in parts if hasattr(part, "set_epoch")}
+        if not listeners:
             raise AttributeError  # so `__getattr__` asks the loader, whose error says more
 
         def set_epoch(epoch: int) -> None:
-            for part in told.values():
+            for part in listeners.values():
                 part.set_epoch(epoch)
 
         return set_epoch
@@ -206,18 +206,18 @@ class _StatefulLoader(WrappedLoader):
 class _Iterator:
     """One iteration. No thread holds it, so that it ends when its user lets go of it."""
 
-    __slots__ = ("__weakref__", "_feed", "_side", "progress")
+    __slots__ = ("__weakref__", "_side", "_source", "progress")
 
-    def __init__(self, feed: Source | PrefetchThread, side: SideStream | None) -> None:
-        self._feed = feed
+    def __init__(self, iteration: Source | PrefetchThread, side: SideStream | None) -> None:
+        self._source = iteration
         self._side = side
-        self.progress = feed.begin()
+        self.progress = iteration.begin()
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        item = self._feed.take()
+        item = self._source.fetch()
         if item.state is not None:
             self.progress.state = item.state
         if item.is_last:
@@ -226,17 +226,17 @@ class _Iterator:
 
     def close(self) -> None:
         """End the iteration, and wait until nothing of it is left."""
-        self._feed.stop()
-        self._feed.wait()
+        self._source.stop()
+        self._source.wait()
 
     def __del__(self) -> None:
-        self._feed.stop()  # without waiting: whoever collects garbage may hold what the thread waits for
+        self._source.stop()  # without waiting: whoever collects garbage may hold what the thread waits for
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("the iterator of a wrapped loader stays in its process; iterate where the batches are needed")
 
 
-class _LateRing(KeyRing):
+class _LazyKeyRing(KeyRing):
     """The key that the environment names, read once, when it is first asked for."""
 
     __slots__ = ()

@@ -14,7 +14,7 @@ from fastrack._sealed.reader import SealedFile, load_file
 from fastrack._sealed.tensor import SealedTensor
 from fastrack._sealed.writer import save_file
 from fastrack._tensors import dtypes
-from fastrack._tensors.regions import storage_key
+from fastrack._tensors.arrays import storage_key
 from fastrack._transfer.api import group, to_device
 from fastrack._util.public import public
 from fastrack.errors import AuthenticationError
@@ -80,18 +80,18 @@ def load_model(
     from torch.nn.modules.module import _IncompatibleKeys
 
     ring = KeyRing.resolve(keys)
-    where = canonical(device)
+    target = canonical(device)
     with load_file(path) as file:
         state = _Fillable.of(module)
         _refuse_plain(state, file)
         for name, tensor in state.items():
             if name in file:
                 _refuse_subclass(name, tensor)
-        steps, problems = _plan(state, file, where)
+        steps, problems = _plan(state, file, target)
         missing = [name for name in state if name not in file and not _is_filled(state[name], steps)]
         unexpected = [name for name in file if name not in state]
         if strict:
-            problems = [*_listed("Unexpected", unexpected), *_listed("Missing", missing), *problems]
+            problems = [*_format_keys("Unexpected", unexpected), *_format_keys("Missing", missing), *problems]
         if problems:
             message = "\n\t".join([f"Error(s) in loading {file.path} into {type(module).__name__}:", *problems])
             raise RuntimeError(message)
@@ -160,17 +160,17 @@ def _require_saveable(name: str, value: Any) -> None:
 class _Fillable(dict[str, Any]):
     """The tensors of a module's state by name, each with the places of the module it stands in, in `places`."""
 
-    places: dict[int, list[tuple[Any, str]]]
+    owners: dict[int, list[tuple[Any, str]]]
 
     @classmethod
     def of(cls, module: Any) -> _Fillable:
         state = cls(module.state_dict(keep_vars=True))
-        state.places = {}
+        state.owners = {}
         for owner in module.modules():
             for held in (owner._parameters, owner._buffers):  # noqa: SLF001 - what state_dict reads, and all there is
                 for name, tensor in held.items():
                     if tensor is not None:
-                        state.places.setdefault(id(tensor), []).append((owner, name))
+                        state.owners.setdefault(id(tensor), []).append((owner, name))
         return state
 
 
@@ -181,7 +181,7 @@ class _Step:
     sealed: SealedTensor
     tensor: Any
     device: str
-    places: list[tuple[Any, str]]
+    owners: list[tuple[Any, str]]
 
 
 def _refuse_subclass(name: str, tensor: Any) -> None:
@@ -218,20 +218,20 @@ def _plan(state: _Fillable, file: SealedFile, device: str) -> tuple[list[_Step],
     for name, tensor in state.items():
         if name in file:
             sealed = file[name]
-            places = state.places.get(id(tensor), [])
-            problem = _problem(sealed, tensor, places)
+            owners = state.owners.get(id(tensor), [])
+            problem = _problem(sealed, tensor, owners)
             if problem:
                 problems.append(f"{name}: {problem}")
             else:
-                steps.append(_Step(sealed, tensor, device if tensor.is_meta else canonical(tensor.device), places))
+                steps.append(_Step(sealed, tensor, device if tensor.is_meta else canonical(tensor.device), owners))
     return steps, problems
 
 
-def _problem(sealed: SealedTensor, tensor: Any, places: list[tuple[Any, str]]) -> str | None:
+def _problem(sealed: SealedTensor, tensor: Any, owners: list[tuple[Any, str]]) -> str | None:
     """Why a tensor of the module cannot be filled, or None."""
     import torch
 
-    if not places:
+    if not owners:
         return "the module makes this when its state is asked for, so it cannot be filled; load it by itself"
     if torch.nn.parameter.is_lazy(tensor):
         return "the parameter has no shape yet; run the module once, then load"
@@ -241,10 +241,10 @@ def _problem(sealed: SealedTensor, tensor: Any, places: list[tuple[Any, str]]) -
         return str(error)
     if shape != tuple(tensor.shape):
         return f"size mismatch: {list(shape)} in the file, {list(tensor.shape)} in the module"
-    return _misfit(tensor, dtype)
+    return _layout_problem(tensor, dtype)
 
 
-def _misfit(tensor: Any, dtype: torch.dtype) -> str | None:
+def _layout_problem(tensor: Any, dtype: torch.dtype) -> str | None:
     import torch
 
     if tensor.is_meta:
@@ -265,10 +265,10 @@ def _is_filled(tensor: Any, steps: list[_Step]) -> bool:
         return False
     if tensor.is_meta or not tensor.numel():
         return any(step.tensor is tensor for step in steps)
-    return any(_holds(step.tensor, tensor) for step in steps)
+    return any(_covers(step.tensor, tensor) for step in steps)
 
 
-def _holds(outer: Any, inner: Any) -> bool:
+def _covers(outer: Any, inner: Any) -> bool:
     if outer.is_meta or outer.device != inner.device:
         return False
     if storage_key(outer) == storage_key(inner):
@@ -284,7 +284,7 @@ def _extent(tensor: Any) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
-def _listed(kind: str, names: list[str]) -> list[str]:
+def _format_keys(kind: str, names: list[str]) -> list[str]:
     quoted = ", ".join(f'"{name}"' for name in names)
     return [f"{kind} key(s) in state_dict: {quoted}."] if names else []
 
@@ -319,7 +319,7 @@ def _load(steps: list[_Step], keys: KeyRing) -> None:
             )
             raise
     for step, opened in fresh:
-        _put(step, opened)
+        _replace(step, opened)
 
 
 def _fill(tensor: Any, step: _Step, keys: KeyRing, start: Callable[..., Any]) -> None:
@@ -332,11 +332,11 @@ def _fill(tensor: Any, step: _Step, keys: KeyRing, start: Callable[..., Any]) ->
         tensor.copy_(start(step.sealed, keys=keys, framework="torch"))
 
 
-def _put(step: _Step, opened: Any) -> None:
+def _replace(step: _Step, opened: Any) -> None:
     """Put a tensor into the module in place of one on the meta device, wherever that one stands."""
     import torch
 
     if isinstance(step.tensor, torch.nn.Parameter):
         opened = torch.nn.Parameter(opened, requires_grad=step.tensor.requires_grad)
-    for owner, name in step.places:
+    for owner, name in step.owners:
         setattr(owner, name, opened)

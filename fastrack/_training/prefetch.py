@@ -19,7 +19,7 @@ from fastrack._transfer.api import to_device
 from fastrack._util.fork import register_fork_reset
 from fastrack.errors import ClosedError
 
-_PATIENCE = 5  # seconds that the end of the process waits for threads that are fetching
+_EXIT_TIMEOUT = 5  # seconds that the end of the process waits for threads that are fetching
 _END = object()
 
 
@@ -51,7 +51,7 @@ class Source:
                 state, self._has_state = None, False
             return Fetched(state=state)
 
-    def take(self) -> Fetched:
+    def fetch(self) -> Fetched:
         try:
             with self._lock:
                 if self._batches is None or self.is_stopped:
@@ -95,15 +95,17 @@ class PrefetchThread(threading.Thread):
         super().__init__(name="fastrack-loader", daemon=True)
         self._source = source
         self._side = side
-        self._places: SimpleQueue[bool] = SimpleQueue()  # one for each batch that may be fetched; False is the end
+        self._permits: SimpleQueue[bool] = SimpleQueue()  # one for each batch that may be fetched; False is the end
         self._ready: SimpleQueue[Fetched] = SimpleQueue()
         for _ in range(prefetch):
-            self._places.put(True)
+            self._permits.put(True)
         register_fork_reset(self)
 
     def reset_after_fork(self) -> None:
         """Say in a forked child, where this thread is not, that it is not."""
-        self._deal(Fetched(error=ClosedError("this iteration stayed in the parent process; begin another one here")))
+        self._finish_with(
+            Fetched(error=ClosedError("this iteration stayed in the parent process; begin another one here"))
+        )
 
     def begin(self) -> Fetched:
         _stop_at_exit()
@@ -111,29 +113,29 @@ class PrefetchThread(threading.Thread):
         self.start()
         return first
 
-    def take(self) -> Fetched:
+    def fetch(self) -> Fetched:
         if self._source.is_stopped:
             return Fetched(is_last=True)
-        self._places.put(True)  # before anything can interrupt: a place that was lost would be missed forever
+        self._permits.put(True)  # before anything can interrupt: a place that was lost would be missed forever
         return self._receive()
 
     def stop(self) -> None:
         self._source.is_stopped = True
-        self._places.put(False)
+        self._permits.put(False)
 
     def wait(self) -> None:
         if threading.current_thread() is not self:
             self.join()
-        self._deal()
+        self._finish_with()
 
     def run(self) -> None:
         ready = self._ready
         try:
             with nullcontext() if self._side is None else self._side.current():
-                while self._source.is_open and self._places.get():
+                while self._source.is_open and self._permits.get():
                     if self._side is not None:
                         self._side.reclaim()
-                    ready.put(self._source.take())
+                    ready.put(self._source.fetch())
         except BaseException as error:  # noqa: BLE001  (raised where the batch is asked for)
             ready.put(Fetched(error=error))
         finally:
@@ -155,7 +157,7 @@ class PrefetchThread(threading.Thread):
                 del item  # or the error would hold this frame, which holds the error
         return item
 
-    def _deal(self, *items: Fetched) -> None:
+    def _finish_with(self, *items: Fetched) -> None:
         self._ready = SimpleQueue()
         for item in (*items, Fetched(is_last=True)):
             self._ready.put(item)
@@ -178,7 +180,7 @@ def _stop_at_exit() -> None:
 
 
 def _stop_all() -> None:
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _EXIT_TIMEOUT
     threads = [thread for thread in threading.enumerate() if isinstance(thread, PrefetchThread)]
     for thread in threads:
         thread.stop()

@@ -41,13 +41,13 @@ class Shards:
         self.names = tuple(names)
         self.key_id = files[0].key_id or ""
         self._tensors: list[list[SealedTensor]] | None = [_tensors_of(file, self.names) for file in files]
-        self.claims = [[tensor.claim for tensor in tensors] for tensors in self._tensors]
-        for path, claims in zip(self.paths, self.claims, strict=True):
-            for claim, first in zip(claims, self.claims[0], strict=True):
-                if (claim.dtype, claim.shape[1:]) != (first.dtype, first.shape[1:]):
+        self.contexts = [[tensor.context for tensor in tensors] for tensors in self._tensors]
+        for path, contexts in zip(self.paths, self.contexts, strict=True):
+            for context, first in zip(contexts, self.contexts[0], strict=True):
+                if (context.dtype, context.shape[1:]) != (first.dtype, first.shape[1:]):
                     raise ValueError(
-                        f"{path}: {claim.name!r:.200} is {claim.dtype} {list(claim.shape)}, which does not go together "
-                        f"with the {first.dtype} {list(first.shape)} of {self.paths[0]}"
+                        f"{path}: {context.name!r:.200} is {context.dtype} {list(context.shape)}, which does not go "
+                        f"together with the {first.dtype} {list(first.shape)} of {self.paths[0]}"
                     )
 
     def __len__(self) -> int:
@@ -56,21 +56,23 @@ class Shards:
     def tensor(self, shard: int, column: int) -> SealedTensor:
         """The tensor of a column in a file."""
         if self._tensors is None:
-            found = [_tensors_of(load_file(path), self.names) for path in self.paths]
-            for path, tensors, claims in zip(self.paths, found, self.claims, strict=True):
-                if [tensor.claim for tensor in tensors] != claims:
+            opened = [_tensors_of(load_file(path), self.names) for path in self.paths]
+            for path, tensors, contexts in zip(self.paths, opened, self.contexts, strict=True):
+                if [tensor.context for tensor in tensors] != contexts:
                     raise FormatError(f"{path} is not the file that this data set was made of; make it again")
-            self._tensors = found  # only now, as other threads may look
+            self._tensors = opened  # only now, as other threads may look
         return self._tensors[shard][column]
 
     def __reduce__(self) -> tuple[object, ...]:
-        return unpickle, ("Shards", list(map(str, self.paths)), self.names, self.key_id, self.claims)
+        return unpickle, ("Shards", list(map(str, self.paths)), self.names, self.key_id, self.contexts)
 
 
-def shards_of(paths: list[str], names: tuple[str, ...], key_id: str, claims: list[list[MessageContext]]) -> Shards:
+def restore_shards(
+    paths: list[str], names: tuple[str, ...], key_id: str, contexts: list[list[MessageContext]]
+) -> Shards:
     """Make the files that a pickle holds. They are opened when they are first needed."""
     shards = Shards.__new__(Shards)
-    shards.paths, shards.names, shards.key_id, shards.claims = [Path(path) for path in paths], names, key_id, claims
+    shards.paths, shards.names, shards.key_id, shards.contexts = [Path(path) for path in paths], names, key_id, contexts
     shards._tensors = None  # noqa: SLF001 - its own
     return shards
 

@@ -14,8 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from fastrack._tensors import arrays
-from fastrack._tensors.arrays import Framework
-from fastrack._tensors.regions import storage_key
+from fastrack._tensors.arrays import Framework, storage_key
 from fastrack.errors import FormatError
 
 _VERSION = 1
@@ -37,9 +36,9 @@ def encode_state(state: Any) -> tuple[bytes, list[Any]]:
     ValueError
         If it is nested too deep, as one that holds itself is.
     """
-    taker = _Taker()
-    written = {"checkpoint": _VERSION, "state": taker.take(state, "state", 0)}
-    return json.dumps(written, sort_keys=True, separators=(",", ":")).encode(), taker.arrays
+    encoder = _Encoder()
+    document = {"checkpoint": _VERSION, "state": encoder.encode_value(state, "state", 0)}
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode(), encoder.arrays
 
 
 def decode_state(skeleton: bytes, fetch: Fetch) -> Any:
@@ -51,78 +50,78 @@ def decode_state(skeleton: bytes, fetch: Fetch) -> Any:
         If it is no skeleton.
     """
     try:
-        read = json.loads(skeleton, parse_constant=_refuse, parse_float=_refuse)
+        document = json.loads(skeleton, parse_constant=_refuse_number, parse_float=_refuse_number)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"the skeleton of a checkpoint is JSON, and this is not: {error}") from None
-    if type(read) is not dict or read.keys() != {"checkpoint", "state"}:
+    if type(document) is not dict or document.keys() != {"checkpoint", "state"}:
         raise FormatError("the skeleton of a checkpoint has the members checkpoint and state, and this has not")
-    if type(read["checkpoint"]) is not int or read["checkpoint"] != _VERSION:
+    if type(document["checkpoint"]) is not int or document["checkpoint"] != _VERSION:
         raise FormatError(f"the checkpoint is not of version {_VERSION}, which this fastrack reads; update it")
-    return _Builder(fetch).build(read["state"], 0)
+    return _Decoder(fetch).decode_value(document["state"], 0)
 
 
-def _refuse(_: str) -> NoReturn:
+def _refuse_number(_: str) -> NoReturn:
     raise ValueError("it has a number that is not whole")
 
 
-class _Taker:
+class _Encoder:
     def __init__(self) -> None:
         self.arrays: list[Any] = []
         self._numbers: dict[Hashable, int] = {}
 
-    def take(self, value: Any, place: str, depth: int) -> Any:
+    def encode_value(self, value: Any, path: str, depth: int) -> Any:
         """What stands for `value` in the skeleton. None, booleans, text and most whole numbers stand for themselves."""
         if depth > _MAX_DEPTH:
-            raise ValueError(f"{place:.80}... is more than {_MAX_DEPTH} levels deep; does something hold itself?")
+            raise ValueError(f"{path:.80}... is more than {_MAX_DEPTH} levels deep; does something hold itself?")
         kind = type(value)
         if kind in _PLAIN:
-            return _plain(value, place)
+            return _encode_plain(value, path)
         if kind in {list, tuple}:
-            items = [self.take(item, f"{place}[{index}]", depth + 1) for index, item in enumerate(value)]
+            items = [self.encode_value(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value)]
             return [kind.__name__, items]
         if kind in {dict, OrderedDict}:
-            return ["dict", [self._entry(key, item, place, depth) for key, item in value.items()]]
-        return self._take_array(value, place)
+            return ["dict", [self._encode_entry(key, item, path, depth) for key, item in value.items()]]
+        return self._encode_array(value, path)
 
-    def _entry(self, key: Any, value: Any, place: str, depth: int) -> list[Any]:
+    def _encode_entry(self, key: Any, value: Any, path: str, depth: int) -> list[Any]:
         if type(key) not in {str, int}:
-            raise TypeError(f"{place} has a key of type {type(key).__qualname__}, which is no text and no whole number")
-        here = f"{place}[{key!r:.40}]"
-        return [self.take(key, here, depth + 1), self.take(value, here, depth + 1)]
+            raise TypeError(f"{path} has a key of type {type(key).__qualname__}, which is no text and no whole number")
+        item_path = f"{path}[{key!r:.40}]"
+        return [self.encode_value(key, item_path, depth + 1), self.encode_value(value, item_path, depth + 1)]
 
-    def _take_array(self, value: Any, place: str) -> list[Any]:
+    def _encode_array(self, value: Any, path: str) -> list[Any]:
         framework = arrays.framework_of(value)
         is_scalar = isinstance(value, np.generic)
         if is_scalar:
             value = np.asarray(value)
         elif framework == "torch":
-            _require_saveable(value, place)
+            _require_saveable(value, path)
         elif type(value) not in {np.ndarray, np.memmap}:
             raise TypeError(
-                f"{place} is of type {type(value).__qualname__}, which a checkpoint does not keep; it keeps dicts with "
+                f"{path} is of type {type(value).__qualname__}, which a checkpoint does not keep; it keeps dicts with "
                 "keys of text and whole numbers, lists, tuples, None, booleans, numbers, text, bytes, and arrays of "
                 "torch and NumPy: make it one of these, and back when it was loaded"
             )
         try:
             arrays.describe(value)
         except TypeError as error:
-            raise TypeError(f"{place}: {error}") from None
+            raise TypeError(f"{path}: {error}") from None
         number = self._numbers.setdefault(storage_key(value), len(self.arrays))
         if number == len(self.arrays):
             self.arrays.append(value)
         return ["scalar" if is_scalar else "torch" if framework == "torch" else "numpy", number]
 
 
-def _require_saveable(tensor: Any, place: str) -> None:
+def _require_saveable(tensor: Any, path: str) -> None:
     import torch
 
     if type(tensor) not in {torch.Tensor, torch.nn.Parameter} or tensor.layout != torch.strided:
-        raise TypeError(f"{place} is a {type(tensor).__qualname__} ({tensor.layout}), and not a dense torch.Tensor")
+        raise TypeError(f"{path} is a {type(tensor).__qualname__} ({tensor.layout}), and not a dense torch.Tensor")
     if tensor.device.type != "cpu":
-        raise TypeError(f"{place} is on {tensor.device}, and a file is written from host memory; move it, with .cpu()")
+        raise TypeError(f"{path} is on {tensor.device}, and a file is written from host memory; move it, with .cpu()")
 
 
-def _plain(value: Any, place: str) -> Any:
+def _encode_plain(value: Any, path: str) -> Any:
     if isinstance(value, float):
         return ["float", struct.pack(">d", value).hex()]
     if isinstance(value, bytes):
@@ -133,16 +132,16 @@ def _plain(value: Any, place: str) -> Any:
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise TypeError(f"{place} is no Unicode text: it holds lone surrogates") from None
+            raise TypeError(f"{path} is no Unicode text: it holds lone surrogates") from None
     return value
 
 
-class _Builder:
+class _Decoder:
     """Every value may be wrong: who has the key may have written anything."""
 
     def __init__(self, fetch: Fetch) -> None:
         self._fetch = fetch
-        self._makers: dict[str, Callable[[Any, int], Any]] = {
+        self._decoders: dict[str, Callable[[Any, int], Any]] = {
             "int": _int,
             "float": _float,
             "bytes": _bytes,
@@ -154,30 +153,30 @@ class _Builder:
             "scalar": self._scalar,
         }
 
-    def build(self, item: Any, depth: int) -> Any:
+    def decode_value(self, item: Any, depth: int) -> Any:
         if depth > _MAX_DEPTH:
             raise FormatError(f"the skeleton of a checkpoint is more than {_MAX_DEPTH} levels deep")
         if item is None or type(item) in {bool, int, str}:
             return item
-        if type(item) is not list or len(item) != 2 or type(item[0]) is not str or item[0] not in self._makers:
-            raise _unknown(item)
-        return self._makers[item[0]](item[1], depth)
+        if type(item) is not list or len(item) != 2 or type(item[0]) is not str or item[0] not in self._decoders:
+            raise _unreadable(item)
+        return self._decoders[item[0]](item[1], depth)
 
     def _list(self, items: Any, depth: int) -> list[Any]:
         if type(items) is not list:
-            raise _unknown(items)
-        return [self.build(item, depth + 1) for item in items]
+            raise _unreadable(items)
+        return [self.decode_value(item, depth + 1) for item in items]
 
     def _dict(self, entries: Any, depth: int) -> dict[Any, Any]:
         if type(entries) is not list or not all(type(entry) is list and len(entry) == 2 for entry in entries):
-            raise _unknown(entries)
-        made = {}
+            raise _unreadable(entries)
+        decoded = {}
         for key, value in entries:
-            made_key = self.build(key, depth + 1)
-            if type(made_key) not in {str, int} or made_key in made:
-                raise _unknown(key)
-            made[made_key] = self.build(value, depth + 1)
-        return made
+            decoded_key = self.decode_value(key, depth + 1)
+            if type(decoded_key) not in {str, int} or decoded_key in decoded:
+                raise _unreadable(key)
+            decoded[decoded_key] = self.decode_value(value, depth + 1)
+        return decoded
 
     def _scalar(self, number: Any, _: int) -> Any:
         array = self._fetch(_number(number), "numpy")
@@ -189,14 +188,14 @@ class _Builder:
 def _int(text: Any, _: int) -> int:
     digits = text.removeprefix("-") if type(text) is str else ""
     if not digits or not set(digits) <= set("0123456789abcdef"):
-        raise _unknown(text)
+        raise _unreadable(text)
     return int(text, 16)
 
 
 def _float(text: Any, _: int) -> float:
     data = _bytes(text, 0)
     if len(data) != 8:
-        raise _unknown(text)
+        raise _unreadable(text)
     value: float = struct.unpack(">d", data)[0]
     return value
 
@@ -205,16 +204,16 @@ def _bytes(text: Any, _: int) -> bytes:
     try:
         return bytes.fromhex(text)
     except (TypeError, ValueError):
-        raise _unknown(text) from None
+        raise _unreadable(text) from None
 
 
 def _number(number: Any) -> int:
     if type(number) is not int or number < 0:
-        raise _unknown(number)
+        raise _unreadable(number)
     return number
 
 
-def _unknown(item: Any) -> FormatError:
+def _unreadable(item: Any) -> FormatError:
     # Never the item itself: it is what the checkpoint keeps secret.
     return FormatError(
         f"the skeleton of a checkpoint holds a {type(item).__name__} that this version of fastrack cannot read; update "

@@ -1,4 +1,4 @@
-"""`to_device`, `to_host` and `synchronize`, on channels that the whole process shares."""
+"""`to_device`, `to_host` and `synchronize`, on channels that are shared by the whole process."""
 
 from __future__ import annotations
 
@@ -32,97 +32,134 @@ def to_device(
 ) -> Any:
     """Move tensors to a device, sealed on the way.
 
-    A sealed tensor goes as its owner sealed it, and is authenticated and decrypted on the device, chunk by chunk and in
-    parallel. A plain tensor is sealed once, in parallel, under a key made for this transfer.
+    A sealed tensor is sent as its owner sealed it, and is authenticated and decrypted on the device, chunk by chunk and
+    in parallel. A plain tensor is sealed once, in parallel, under a key of this transfer alone.
 
     Parameters
     ----------
-    obj : tensor, sealed tensor, rows of one, or a nest of these
-        Arrays of NumPy or torch in host memory, `SealedTensor`, `SealedRows`; or any nest of dicts, lists, tuples,
-        named tuples and dataclasses that holds them. Other leaves pass untouched: arrays of text, objects, dates or
-        records, and objects of other classes, whatever tensors these hold.
+    obj : array, SealedTensor, SealedRows, or a nest of these
+        Arrays of NumPy or torch in host memory, sealed tensors or rows of these, of any shape and of any dtype that
+        safetensors has; or a nest of dicts, lists, tuples, named tuples and dataclasses that holds them. Other leaves
+        are returned as they are: arrays of text, objects, dates or records, and objects of other classes, even if these
+        hold tensors.
     device : str or torch.device, optional
         "cpu", the default, or "cuda:N".
     keys : Key, path or iterable of these, optional
-        Where the keys of sealed tensors are looked for. Absent, the environment variable ``FASTRACK_KEY_FILE`` names a
-        key file. Plain tensors need none.
+        The keys of sealed tensors. If absent, the environment variable ``FASTRACK_KEY_FILE`` names a key file. Plain
+        tensors need no key.
     framework : {"torch", "numpy", "cupy"}, optional
-        What the results are arrays of. Absent, the framework that came in; for sealed tensors torch if it is installed,
-        else numpy.
+        The framework of the results. If absent, the framework of the input; for sealed tensors torch if it is
+        installed, else numpy.
     out : array or nest of arrays, optional
-        Arrays to fill, built like `obj`: same shapes and dtypes, contiguous, on the device, in memory of their own, and
-        not both this and `framework`. They are returned. Fresh memory costs more to touch than the cipher does, so a
-        loop that fills the same arrays again is faster.
+        Arrays to fill and return, in a nest like `obj`: of the same shapes and dtypes, contiguous, on the device, and
+        in memory of their own. Excludes `framework`. The first touch of fresh memory takes longer than the cipher, so
+        that a loop that fills the same arrays again is faster.
     non_blocking : bool
-        Return before the work is done, where the device can; what is handed to the device from then on finds the
-        results complete. A failure is raised to the thread that made this call, once, and to no other: by its next
-        `to_device` to this device if it is known by then, and at the latest by its next call that waits: `synchronize`,
-        or `to_host` or `to_device` without this option. The place of a chunk that failed holds zeros from the start,
-        and the rest of the result what was sealed. "cpu" finishes first.
+        Return before the transfer is done, if the device can; work that is given to the device after that finds the
+        results complete. A failure is raised once, to the thread that made this call: by its next `to_device` to this
+        device if it is known by then, and at the latest by its next call that waits, which is `synchronize`, `to_host`,
+        or `to_device` without this option. The bytes of a chunk that failed are zeros from the start, and the rest of
+        the result is what was sealed. "cpu" always waits.
 
     Returns
     -------
-    The same nest, with arrays on the device in it. Tensors of torch keep the order of their dimensions in memory, such
-    as ``channels_last``, and subclasses stay what they are, with their attributes; a gradient is not carried over.
+    array or nest
+        The same nest, with arrays on the device. Tensors of torch keep the order of their dimensions in memory, such as
+        ``channels_last``, and their subclass with its attributes. Gradients are not copied.
 
     Raises
     ------
     AuthenticationError
-        If a chunk, a header or the key is not what the owner used. What was to receive the tensor holds zeros; tensors
-        of the nest that were moved before it stay.
+        If a chunk, a header or the key is not what the owner used. The array that was to receive the tensor holds
+        zeros; tensors of the nest that were moved before it stay.
     UnknownKeyError
         If the key of a sealed tensor was not given.
     DeviceError
         If the device cannot be used, or fails.
     TypeError, ValueError
-        If a tensor cannot be moved, as one that is sparse, nested or of complex128, or `out` does not fit. Says where
-        in the nest it stands.
+        If a tensor cannot be moved, as one that is sparse, nested or of complex128, or if `out` does not fit. The
+        message has the path of the leaf in the nest.
 
     Notes
     -----
-    The first and the third may also be of an earlier transfer to this device that the same thread did not wait for;
-    then nothing was moved. If a thread ends, or the process, without another call, the failures of its transfers are
-    reported as `ResourceWarning`, which Python shows with ``-X dev`` only, and to the logger "fastrack".
+    An `AuthenticationError` or `DeviceError` may also be of an earlier transfer to this device that the same thread did
+    not wait for; then nothing was moved. If a thread or the process ends without another call, the failures of its
+    transfers are reported as `ResourceWarning`, which Python shows with ``-X dev`` only, and to the logger "fastrack".
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import fastrack
+    >>> key = fastrack.Key.generate()
+    >>> sealed = fastrack.seal(np.arange(5.0), key, name="weights")
+    >>> fastrack.to_device(sealed, keys=key, framework="numpy")
+    array([0., 1., 2., 3., 4.])
+
+    A plain array is sealed on its way. Leaves that are no tensors stay:
+
+    >>> batch = fastrack.to_device({"x": np.ones((2, 2), np.float32), "label": "cat"})
+    >>> batch["x"].shape, batch["label"]
+    ((2, 2), 'cat')
+
+    Fill an array that is there, which is faster:
+
+    >>> out = np.zeros(5)
+    >>> fastrack.to_device(sealed, keys=key, out=out) is out
+    True
     """
-    _require_no_mistake(obj)
+    _require_movable(obj)
     channel = _shared.channel(canonical(device))
     return channel.to_device(obj, keys=keys, framework=framework, out=out, non_blocking=non_blocking)
 
 
-def _require_no_mistake(obj: Any) -> None:
-    """Refuse what would pass untouched and was hardly meant to."""
+def _require_movable(obj: Any) -> None:
+    """Raise `TypeError` for a path or a module, which would be returned as it is."""
     if isinstance(obj, os.PathLike) or (isinstance(obj, str) and Path(obj).suffix == ".safetensors"):
-        raise TypeError(f"expected tensors, got the path {os.fspath(obj)!r:.80}; load_file opens a sealed file")
+        raise TypeError(f"expected tensors, got the path {os.fspath(obj)!r:.80}. Use load_file to open a sealed file")
     module = getattr(sys.modules.get("torch.nn"), "Module", ())
     if isinstance(obj, module):
         raise TypeError(
-            f"expected tensors, got a module, {type(obj).__name__}; load_model fills one from a sealed file"
+            f"expected tensors, got a module, {type(obj).__name__}. Use load_model to fill it from a sealed file"
         )
 
 
 @public
 def to_host(x: Any, *, key: KeyLike, name: str = "tensor") -> SealedTensor:
-    """Seal a tensor where it is, and bring it to the host sealed.
+    """Seal a tensor on the device that holds it, and copy it to the host sealed.
 
     Parameters
     ----------
     x : array
-        On any device.
+        An array of NumPy, torch or CuPy on any device, of any shape and of any dtype that safetensors has.
     key : Key or path
-        The key to seal it under, or its key file.
+        The key to seal under, or its key file.
     name : str
-        What to call it. Part of what is authenticated.
+        The name of the tensor, which is authenticated with it.
 
     Returns
     -------
     SealedTensor
+        Of the shape and dtype of `x`, in host memory.
 
     Raises
     ------
     TypeError
-        If it is no array, or of a dtype that safetensors lacks.
-    AuthenticationError, DeviceError
-        If the device fails, or an earlier transfer to it that this thread did not wait for has failed.
+        If `x` is no array, or of a dtype that safetensors lacks.
+    AuthenticationError
+        If an earlier transfer to the device that this thread did not wait for was altered.
+    DeviceError
+        If the device fails, or has failed in such an earlier transfer.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import fastrack
+    >>> key = fastrack.Key.generate()
+    >>> sealed = fastrack.to_host(np.eye(2, dtype=np.float32), key=key, name="weights")
+    >>> sealed.name, sealed.dtype, sealed.shape
+    ('weights', 'F32', (2, 2))
+    >>> fastrack.unseal(sealed, key, framework="numpy").tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
     """
     return _shared.channel(_device_of(x)).to_host(x, key=key, name=name)
 
@@ -131,7 +168,7 @@ def to_host(x: Any, *, key: KeyLike, name: str = "tensor") -> SealedTensor:
 def synchronize(device: object = None) -> None:
     """Wait for the transfers to a device that this thread started with ``non_blocking=True``.
 
-    Those that other threads started are theirs to wait for.
+    Other threads have to wait for theirs.
 
     Parameters
     ----------
@@ -141,11 +178,22 @@ def synchronize(device: object = None) -> None:
     Raises
     ------
     AuthenticationError
-        If a chunk was not what its owner sealed: the first such tensor and chunk, with a note for each further transfer
-        that failed. What was returned for these is not to be used. The next call raises failures of later transfers
+        If a chunk was altered. Names the first such tensor and chunk, with a note for each further transfer that
+        failed. Do not use the arrays that were returned for these. The next call raises failures of later transfers
         only.
     DeviceError
         If the device failed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import fastrack
+    >>> key = fastrack.Key.generate()
+    >>> parts = [fastrack.seal(np.full(3, number), key) for number in range(2)]
+    >>> arrays = [fastrack.to_device(part, keys=key, framework="numpy", non_blocking=True) for part in parts]
+    >>> fastrack.synchronize()
+    >>> arrays
+    [array([0, 0, 0]), array([1, 1, 1])]
     """
     channel = _shared.find(canonical(device))
     if channel is not None:
@@ -153,12 +201,12 @@ def synchronize(device: object = None) -> None:
 
 
 def group(device: str) -> AbstractContextManager[Callable[..., Any]]:
-    """Return `Channel.group` of the channel to a device."""
+    """Return `Channel.group` of the shared channel to a device."""
     return _shared.channel(device).group()
 
 
 class _Shared:
-    """The channels, one a device, opened when first needed."""
+    """The shared channels, one for each device, opened when first needed."""
 
     def __init__(self) -> None:
         self._channels: dict[str, Channel] = {}

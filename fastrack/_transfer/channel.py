@@ -1,4 +1,4 @@
-"""The transfer loop: source, ring, device, verdict. And `Channel`, which has it in both directions."""
+"""`Channel`, which has the transfer loops: from a source through staging buffers to a device, and back."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from typing import Any, Self
 import numpy as np
 
 from fastrack._crypto import cobblestone
-from fastrack._crypto import engine as aead
 from fastrack._crypto.base import Bytes
 from fastrack._crypto.cobblestone import HEADER_SIZE, SEALED_CHUNK_SIZE, MessageKey
+from fastrack._crypto.engine import get_engine
 from fastrack._crypto.keys import Key, KeyLike, KeyRing, KeySource
 from fastrack._crypto.session import Session
-from fastrack._crypto.workers import default_threads
 from fastrack._devices import canonical, open_device
-from fastrack._devices.base import Operation, Slab, StagingBuffer
+from fastrack._devices.base import Device, Operation, Slab
 from fastrack._sealed.tensor import (
     MessageContext,
     SealedRows,
@@ -30,47 +29,67 @@ from fastrack._sealed.tensor import (
 )
 from fastrack._tensors import arrays
 from fastrack._tensors.arrays import Framework
+from fastrack._transfer.leaf import Leaf
 from fastrack._transfer.pending import Owner, Owners, add_notes
 from fastrack._transfer.sources import PlainSource, RowSource, SealedSource, Sizes, Source, slabs_of
-from fastrack._transfer.staging import StagingPool
+from fastrack._transfer.staging import Lease, StagingPool
 from fastrack._transfer.stats import Recorder, Stats, Transfer
+from fastrack._util.fork import Resettable, register_fork_reset
 from fastrack._util.guard import CloseGuard
 from fastrack._util.public import public
 from fastrack._util.tree import tree_map, tree_path
 from fastrack.errors import AuthenticationError, ClosedError, DeviceError
 
-_DEPTH = 6  # slabs of a ring: filled, on their way, or waiting for a GPU whose multiprocessors are all taken
-_Opened = tuple[TensorSlice | None, MessageKey]  # the part of a leaf that one message is, or None for all of it
-_FIRST, _TOGETHER = 2, 16  # slabs that are issued together: those a device begins with, and those after
+DEPTH = 6  # buffers of a pool: filled, on their way, or waiting for a GPU whose multiprocessors are all taken
+_Opened = tuple[TensorSlice | None, MessageKey]  # the part of a leaf that a message holds, or None for all of it
+_FIRST_BATCH, _BATCH = 2, 16  # slabs that are issued together: fewer at first, so that the device begins early
 
 
 @public
 class Channel:
-    """A device, the keys it may use and a ring. May be shared by threads; close it, or use it in a ``with`` statement.
+    """A connection to a device, with the keys that it may use and staging buffers of its own.
+
+    Thread-safe. Close it, or use it in a ``with`` statement.
 
     Parameters
     ----------
     device : str or torch.device, optional
         "cpu", the default, or "cuda:N".
     keys : Key, path or iterable of these, optional
-        Keys of sealed tensors. Absent, the environment variable ``FASTRACK_KEY_FILE`` names a key file, looked up when
-        the first sealed tensor comes. Plain tensors need no key.
+        Keys of sealed tensors. If absent, the environment variable ``FASTRACK_KEY_FILE`` names a key file, which is
+        read for the first sealed tensor. Plain tensors need no key.
     threads : int, optional
-        How many of the host's threads may work on a transfer: by default as many as it has CPUs.
+        Number of the host's threads that may work on a transfer, by default the number of its CPUs.
     share : float, optional
-        On a GPU, the share of the room for thread blocks that transfers may take, above 0 and at most 1: by default
-        all. Without meaning on "cpu".
+        On a GPU, the share of the room for thread blocks that transfers may take, above 0 and at most 1, by default 1.
+        Without effect on "cpu".
 
     Raises
     ------
     DeviceError
         If the device cannot be used.
+    UnknownKeyError
+        If `keys` names no key.
     ValueError
-        If there is no such number of threads, or no such share.
+        If `threads` or `share` is out of range.
 
     Notes
     -----
-    After a fork the child has a session secret of its own; the ring is shared by nobody.
+    A forked child has a session secret and staging buffers of its own.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import fastrack
+    >>> key = fastrack.Key.generate()
+    >>> sealed = fastrack.seal(np.arange(6).reshape(2, 3), key)
+    >>> with fastrack.Channel("cpu", keys=key) as channel:
+    ...     array = channel.to_device(sealed, framework="numpy")
+    ...     print(array)
+    ...     print(channel.stats.transfers, channel.stats.bytes)
+    [[0 1 2]
+     [3 4 5]]
+    1 48
     """
 
     def __init__(
@@ -82,31 +101,44 @@ class Channel:
         share: float | None = None,
     ) -> None:
         if threads is not None and threads < 1:
-            raise ValueError(f"threads= must be 1 or more, not {threads}")
+            raise ValueError(f"opening a channel failed: expected threads= of 1 or more, got {threads}")
         if share is not None and not 0 < share <= 1:
-            raise ValueError(f"share= must be above 0 and at most 1, not {share}")
-        self._keys = None if keys is None else KeyRing.resolve(keys)
-        self._threads = threads or default_threads()
-        self._engine = aead.engine(threads=threads)
-        self._device = open_device(canonical(device), threads, share)
+            raise ValueError(f"opening a channel failed: expected share= above 0 and at most 1, got {share}")
+        ring = None if keys is None else KeyRing.resolve(keys)
+        self._set_up(open_device(canonical(device), threads, share), ring, threads, DEPTH)
+
+    @classmethod
+    def _from_device(
+        cls, device: Device, *, keys: KeySource | None = None, threads: int | None = None, depth: int = DEPTH
+    ) -> Self:
+        """Return a channel to a device that is open, with up to `depth` staging buffers for each of its lanes."""
+        channel = cls.__new__(cls)
+        channel._set_up(device, None if keys is None else KeyRing.resolve(keys), threads, depth)  # noqa: SLF001 - its own
+        return channel
+
+    def _set_up(self, device: Device, keys: KeyRing | None, threads: int | None, depth: int) -> None:
+        self._keys = keys
+        self._engine = get_engine(threads=threads)
+        self._device = device
         self._session = Session()
-        self._sizes = Sizes(self._device.lead, self._device.slab)
-        size = cobblestone.ciphertext_size(self._device.slab)
-        self._rings = [StagingPool(self._device, size, _DEPTH) for _ in range(self._device.lanes)]
-        if not self._device.in_place:
-            self._rings[0].reserve()  # before the first result takes what memory there is
+        self._sizes = Sizes(device.first_slab_size, device.max_slab_size)
+        size = cobblestone.ciphertext_size(device.max_slab_size)
+        self._pools = [StagingPool(device, size, depth) for _ in range(device.lanes)]
+        if not device.in_place:
+            self._pools[0].reserve()  # before the first result takes what memory there is
         self._owners = Owners()
         self._stats = Recorder()
-        self._door = CloseGuard("this channel was closed; open another one")
+        self._guard = CloseGuard("this channel was closed; open another one")
+        self._fork_hook = _ForkHook(*self._pools, self._owners, self._stats)
 
     @property
     def device(self) -> str:
-        """The device's name."""
+        """The name of the device: "cpu" or "cuda:N"."""
         return self._device.name
 
     @property
     def stats(self) -> Stats:
-        """What went through this channel so far."""
+        """Totals of the transfers so far."""
         return self._stats.total
 
     def to_device(
@@ -118,14 +150,30 @@ class Channel:
         out: Any = None,
         non_blocking: bool = False,
     ) -> Any:
-        """Move to the channel's device. Everything is as for `fastrack.to_device`; `keys` default to the channel's."""
-        with self._door:
-            return self._start(self._owners.mine(), obj, keys, framework, out, non_blocking=non_blocking)
+        """Move tensors to the channel's device, sealed on the way.
+
+        Parameters and errors are those of `fastrack.to_device`. `keys` default to those of the channel.
+
+        Raises
+        ------
+        ClosedError
+            If the channel was closed.
+        """
+        with self._guard:
+            return self._start(self._owners.current(), obj, keys, framework, out, non_blocking=non_blocking)
 
     def to_host(self, x: Any, *, key: KeyLike | None = None, name: str = "tensor") -> SealedTensor:
-        """Seal a tensor on the channel's device. Everything is as for `fastrack.to_host`."""
-        with self._door:
-            self._owners.mine().wait()
+        """Seal a tensor on the channel's device, and copy it to the host sealed.
+
+        Parameters and errors are those of `fastrack.to_host`. `key` defaults to the first key of the channel.
+
+        Raises
+        ------
+        ClosedError
+            If the channel was closed.
+        """
+        with self._guard:
+            self._owners.current().wait()
             key = KeyRing.resolve(self._keys).first if key is None else Key.of(key)
             dtype, shape = arrays.describe(x)
             claim = MessageContext(name, dtype, shape, new_file_id())
@@ -139,45 +187,48 @@ class Channel:
         return SealedTensor(claim, message, key.id)
 
     def synchronize(self) -> None:
-        """Wait for every transfer that this thread started on this channel. As for `fastrack.synchronize`."""
-        with self._door:
-            self._owners.mine().wait()
+        """Wait for all transfers that this thread started on this channel, and raise their failures.
+
+        Errors are those of `fastrack.synchronize`.
+        """
+        with self._guard:
+            self._owners.current().wait()
 
     @contextmanager
     def group(self) -> Iterator[Callable[..., Any]]:
-        """Judge the transfers of a ``with`` block by themselves, apart from those of their thread.
+        """Collect the failures of the transfers of a ``with`` block apart from those of their thread.
 
-        The block is given a `to_device` that does not wait, and that raises what is known to have failed in the block.
-        At the end of the block all of them are done, and the first failure is raised; or, if the block raised an error,
-        the failures are added to that as notes.
+        Yield a `to_device` that does not wait, and that raises the failures in the block that are known. The end of the
+        block waits for all of its transfers and raises the first failure; or, if the block raised an error, adds the
+        failures to this as notes.
         """
         owner = self._owners.open_group()
         try:
             yield partial(self._start_in_group, owner)
-            with self._door:
+            with self._guard:
                 owner.wait()
         except BaseException as error:
-            with suppress(ClosedError), self._door:  # closing waits for them, too
-                owner.settle()
+            with suppress(ClosedError), self._guard:  # a channel that is closed has waited for them
+                owner.drain()
             add_notes(error, owner.take())
             raise
         finally:
             self._owners.close_group(owner)
 
     def close(self) -> None:
-        """Wait for what is under way, wipe the session secret and the ring, and let go of the device.
+        """Wait for all transfers, wipe the session secret and the staging buffers, and close the device.
 
         Raises
         ------
         AuthenticationError, DeviceError
-            If a transfer that this thread started, and did not wait for, has failed. The channel is closed all the
-            same. Failures of other threads' transfers are reported as `ResourceWarning` and to the logger "fastrack".
+            If a transfer that this thread started, and did not wait for, has failed. The channel is closed even then.
+            Failures of other threads' transfers are reported as `ResourceWarning` and to the logger "fastrack".
         """
-        if self._door.close_and_drain():
-            with ExitStack() as closing:  # each of them, whatever happens to another
+        if self._guard.close_and_drain():
+            with ExitStack() as closing:  # all of them, even if one fails
                 closing.callback(self._device.close)
-                for ring in self._rings:
-                    closing.callback(ring.close)
+                for pool in self._pools:
+                    closing.callback(pool.close)
                 closing.callback(self._session.wipe)
                 self._keys = None
                 self._owners.close()
@@ -189,16 +240,18 @@ class Channel:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Channel to {self.device}{'' if self._door.is_open else ', closed'}>"
+        return f"<Channel to {self.device}{'' if self._guard.is_open else ', closed'}>"
 
     def __reduce__(self) -> str:
-        raise TypeError("a channel stays in its process; open another one where it is needed")
+        raise TypeError(
+            "pickling a channel failed: its secret stays in its process. Open another one where it is needed"
+        )
 
-    # What one call moves.
+    # One call.
 
     def _start_in_group(self, owner: Owner, obj: Any, **options: Any) -> Any:
         options = {"keys": None, "framework": None, "out": None, **options}
-        with self._door:
+        with self._guard:
             return self._start(owner, obj, **options, non_blocking=True)
 
     def _start(
@@ -211,82 +264,102 @@ class Channel:
         *,
         non_blocking: bool,
     ) -> Any:
-        """Move everything in `obj`, unless something that its owner started before has failed."""
+        """Move all tensors in `obj`, unless a transfer that the owner started before has failed."""
         if non_blocking:
             owner.check()
         else:
             owner.wait()
-        order = _Request(self._keys if keys is None else keys, framework, owner, non_blocking=non_blocking)
+        request = _Request(self._keys if keys is None else keys, framework, owner, non_blocking=non_blocking)
         if out is None:
-            return tree_map(_naming(obj, lambda leaf: self._move(leaf, order, None)), obj)
+            return tree_map(_naming(obj, lambda value: self._move(value, request)), obj)
         if framework is not None:
-            raise ValueError("give framework= or out=, not both: arrays to fill are of a framework already")
-        tree_map(_naming(obj, self._require_fit), obj, out)
-        return tree_map(_naming(obj, lambda leaf, place: self._move(leaf, order, place)), obj, out)
+            raise ValueError("expected framework= or out=, got both; the arrays of out= have a framework already")
+        prepared: deque[tuple[Leaf, Any] | None] = deque()  # in the order of the leaves
+        tree_map(_naming(obj, lambda value, array: prepared.append(self._prepare(value, array))), obj, out)
+        return tree_map(
+            _naming(obj, lambda value, array: self._fill(prepared.popleft(), value, array, request)), obj, out
+        )
 
-    def _move(self, leaf: Any, order: _Request, out: Any) -> Any:
-        if not _is_tensor(leaf):
-            return leaf
-        if out is None and arrays.framework_of(leaf) == "torch":
-            leaf, formed = arrays.in_memory_order(leaf)
-            moved = self._move_one(leaf, order, None)
-            return moved if formed is None else formed(moved)
-        return self._move_one(leaf, order, out)
-
-    def _move_one(self, leaf: Any, order: _Request, out: Any) -> Any:
-        target = None if out is None else self._device.view(out, writable=True)
+    def _move(self, value: Any, request: _Request) -> Any:
+        """Move a tensor to fresh memory. Return any other value as it is."""
+        leaf = Leaf.of(value, in_memory_order=True)
+        if leaf is None:
+            return value
         with ExitStack() as wiping:
-            opened = self._open_headers(leaf, order, target, wiping)
-            return self._move_opened(leaf, opened, order, out, target)
+            opened = self._open_headers(leaf.value, request, None, wiping)
+            # Memory of the claimed size is allocated here, when the claim is authenticated.
+            framework = self._device.framework(request.framework, leaf.framework)
+            array, target = self._device.empty(leaf.dtype, leaf.shape, framework)
+            self._transfer(leaf, opened, request, target)
+        return array if leaf.restore is None else leaf.restore(array)
 
-    def _move_opened(self, leaf: Any, opened: list[_Opened], order: _Request, out: Any, target: Any) -> Any:
-        if target is None:  # memory of the claimed size, now that the claim is known to be true
-            dtype, shape = _describe(leaf)
-            framework = self._device.framework(order.framework, arrays.framework_of(leaf))
-            out, target = self._device.empty(dtype, shape, framework)
-        with self._stats.transfer(len(target), "to_device", _name_of(leaf)) as record:
-            messages = self._messages(leaf, opened, target)
+    def _prepare(self, value: Any, out: Any) -> tuple[Leaf, Any] | None:
+        """Return a tensor's description and a view of the array that it will fill, before anything is moved."""
+        leaf = Leaf.of(value, in_memory_order=False)
+        if leaf is None:
+            return None
+        dtype, shape = arrays.describe(out)
+        if (dtype, shape) != (leaf.dtype, leaf.shape):
+            raise ValueError(
+                f"out= must have the dtype and shape of what it receives: expected {leaf.dtype} {list(leaf.shape)}, "
+                f"got {dtype} {list(shape)}"
+            )
+        return leaf, self._device.view(out, writable=True)
+
+    def _fill(self, prepared: tuple[Leaf, Any] | None, value: Any, out: Any, request: _Request) -> Any:
+        """Move a tensor into `out`. Return any other value as it is."""
+        if prepared is None:
+            return value
+        leaf, target = prepared
+        with ExitStack() as wiping:
+            opened = self._open_headers(leaf.value, request, target, wiping)
+            self._transfer(leaf, opened, request, target)
+        return out
+
+    def _transfer(self, leaf: Leaf, opened: list[_Opened], request: _Request, target: Any) -> None:
+        """Open the messages of a leaf into `target`. After an error this holds zeros."""
+        with self._stats.transfer(len(target), "to_device", leaf.name) as record:
+            messages = self._messages(leaf.value, opened, target)
             started: list[tuple[Operation, Source]] = []
             try:
-                if isinstance(leaf, SealedRows) and leaf.needs_padding:
+                if isinstance(leaf.value, SealedRows) and leaf.value.needs_padding:
                     self._device.clear(target)
                 for source, message_key in messages:
                     # What is on one device's stream is done when the last of it is.
-                    wait = source is messages[-1][0] and not order.non_blocking
+                    wait = source is messages[-1][0] and not request.non_blocking
                     started.append((self._receive(source, message_key, target, record, wait=wait), source))
-                self._collect_results(started, order)
+                self._collect_results(started, request)
             except BaseException:
-                for work, _ in started:  # none may write to the target once it was cleared
+                for operation, _ in started:  # none may write to the target once it was cleared
                     with suppress(DeviceError):
-                        work.verdict()
+                        operation.result()
                 self._clear(target)
                 raise
-        return out
 
-    def _open_headers(self, leaf: Any, order: _Request, target: Any, wiping: ExitStack) -> list[_Opened]:
-        """Return what a leaf is made of, and the key of each message, before anything is allocated, planned or moved.
+    def _open_headers(self, leaf: Any, request: _Request, target: Any, wiping: ExitStack) -> list[_Opened]:
+        """Return the parts of a leaf, and the key of the message of each, before anything is allocated or moved.
 
-        `target` is what the caller gave to be filled, or None. It is cleared if a header is refused.
+        `target` is a view of the array that the caller gave, or None. It is cleared if a header is refused.
         """
 
-        def kept(key: MessageKey) -> MessageKey:
+        def wiped(key: MessageKey) -> MessageKey:
             wiping.callback(key.wipe)
             return key
 
         if not isinstance(leaf, (SealedTensor, SealedRows)):
-            return [(None, kept(self._session.next_key()))]
+            return [(None, wiped(self._session.next_key()))]
         try:
             if isinstance(leaf, SealedTensor):
-                return [(None, kept(leaf.open_header(order.ring)))]
-            leaf.check_contexts(order.ring)
-            return [(part, kept(part.tensor.open_header(order.ring))) for part in leaf.parts()]
+                return [(None, wiped(leaf.open_header(request.ring)))]
+            leaf.check_contexts(request.ring)
+            return [(part, wiped(part.tensor.open_header(request.ring))) for part in leaf.slices()]
         except AuthenticationError:
             if target is not None:
                 self._clear(target)
             raise
 
     def _messages(self, leaf: Any, opened: list[_Opened], target: Any) -> list[tuple[Source, MessageKey]]:
-        """Plan how each message fills its part of `target`."""
+        """Return the source and the key of each message, which fills its part of `target`."""
         messages: list[tuple[Source, MessageKey]] = []
         for part, key in opened:
             source: Source
@@ -300,144 +373,104 @@ class Channel:
             messages.append((source, key))
         return messages
 
-    def _collect_results(self, started: list[tuple[Operation, Source]], order: _Request) -> None:
-        """Wait for work, or leave all of it for later if the caller does not wait, however quick the device was."""
-        for work, source in started:
-            if order.non_blocking and not self._device.in_place:
-                order.owner.add(work, source.name, source.path)
+    def _collect_results(self, started: list[tuple[Operation, Source]], request: _Request) -> None:
+        """Wait for operations, or leave all of them, even those that are done, to an owner that does not wait."""
+        for operation, source in started:
+            if request.non_blocking and not self._device.in_place:
+                request.owner.add(operation, source.name, source.path)
             else:
-                _require_good(work, source)
+                _require_authentic(operation, source)
 
     def _clear(self, target: Any) -> None:
-        """Leave zeros after an error, which is the one to tell even if the device now has another."""
+        """Overwrite a view with zeros after an error, which is the one to raise even if this fails as well."""
         with suppress(DeviceError):
             self._device.clear(target)
-
-    def _require_fit(self, leaf: Any, out: Any) -> None:
-        """Find out whether `out` can take `leaf`, before anything is moved."""
-        if not _is_tensor(leaf):
-            return
-        wanted, found = _describe(leaf), arrays.describe(out)
-        if found != wanted:
-            raise ValueError(
-                f"out= must have the dtype and shape of what it receives: {wanted[0]} {list(wanted[1])}, "
-                f"not {found[0]} {list(found[1])}"
-            )
-        self._device.view(out, writable=True)
 
     # The two directions.
 
     def _receive(self, source: Source, key: MessageKey, target: Any, record: Transfer, *, wait: bool) -> Operation:
-        """Open a message into `target`; without `wait` perhaps it is not done yet."""
-        staged = not (source.in_place and self._device.in_place)
-        stage = "open" if self._device.in_place else "submit"
-
-        def step(work: Operation, slab: Slab, slot: StagingBuffer | None) -> None:
-            if slot is not None and not source.in_place:
-                with record.stage("fill", slab, "source"):
-                    filled = source.fill(slab, slot.memory)
-            else:
-                filled = source.fill(slab, None)
-            with record.stage("open", slab, stage):
-                work.open(slab, filled, slot)
-
-        together = _TOGETHER if source.in_place else 1
+        """Open a message into `target`. Without `wait` the operation may go on when this returns."""
         try:
-            slabs = source.slabs(self._sizes if staged else None)
-            return self._run(key, target, slabs, step, record, staged=staged, together=together, keep=False, wait=wait)
+            operation = self._begin(key, target, record)
+            if source.in_place and self._device.in_place:
+                with _Finishing(operation, wait=wait):
+                    for slab in source.slabs(None):
+                        sealed = source.fill(slab, None)
+                        with record.stage("open", slab, "open"):
+                            operation.open(slab, sealed, None)
+                return operation
+            stage = "open" if self._device.in_place else "submit"
+            unissued, limit = 0, _FIRST_BATCH if source.in_place else 1
+            with Lease(self._pools, operation.lane) as buffers, _Finishing(operation, wait=wait):
+                for slab in source.slabs(self._sizes):
+                    with record.waiting(slab):
+                        buffer = buffers.acquire()
+                        if not source.in_place:
+                            buffer.wait()
+                    if source.in_place:
+                        sealed = source.fill(slab, None)
+                    else:
+                        with record.stage("fill", slab, "source"):
+                            sealed = source.fill(slab, buffer.memory)
+                    with record.stage("open", slab, stage):
+                        operation.open(slab, sealed, buffer)
+                    unissued += 1
+                    if unissued == limit:
+                        operation.issue()
+                        unissued, limit = 0, _BATCH if source.in_place else 1
+                        buffers.release()
+            return operation
         finally:
             source.finish()
 
     def _send(self, key: MessageKey, memory: Any, message: Bytes, record: Transfer) -> None:
         """Seal what is in `memory` into `message`, which has no header."""
-        staged = not self._device.in_place
-        stage = "seal" if self._device.in_place else "submit"
+        operation = self._begin(key, memory, record)
+        if self._device.in_place:
+            with _Finishing(operation, wait=True):
+                for slab in slabs_of(len(memory), None):
+                    with record.stage("seal", slab, "seal"):
+                        operation.seal(slab, _sealed_part(message, slab), None)
+        else:
+            unissued, limit = 0, _FIRST_BATCH
+            # Sealed chunks stay in the buffers until these are used again, or to the end.
+            with Lease(self._pools, operation.lane) as buffers, _Finishing(operation, wait=True):
+                for slab in slabs_of(len(memory), self._sizes):
+                    with record.waiting(slab):
+                        buffer = buffers.acquire()
+                    with record.stage("seal", slab, "submit"):
+                        operation.seal(slab, _sealed_part(message, slab), buffer)
+                    unissued += 1
+                    if unissued == limit:
+                        operation.issue()
+                        unissued, limit = 0, _BATCH
+        operation.result()
 
-        def step(work: Operation, slab: Slab, slot: StagingBuffer | None) -> None:
-            with record.stage("seal", slab, stage):
-                work.seal(slab, message[SEALED_CHUNK_SIZE * slab.first :][: slab.sealed], slot)
-
-        slabs = slabs_of(len(memory), self._sizes if staged else None)
-        self._run(key, memory, slabs, step, record, staged=staged, together=_TOGETHER, keep=True, wait=True).verdict()
-
-    # The loop.
-
-    def _run(
-        self,
-        key: MessageKey,
-        memory: Any,
-        slabs: Iterator[Slab],
-        step: Callable[[Operation, Slab, StagingBuffer | None], None],
-        record: Transfer,
-        *,
-        staged: bool,
-        together: int,
-        keep: bool,
-        wait: bool,
-    ) -> Operation:
-        """Hand a message to the device, slab by slab, and end it.
-
-        Slabs are issued `together`, but for the first ones, so that the device begins early. Their slots go back to the
-        ring then, for other transfers too, unless they `keep` what was sealed until they are used again or the end. A
-        slab that is issued alone is filled here, so its slot must be free.
-        """
+    def _begin(self, key: MessageKey, memory: Any, record: Transfer) -> Operation:
+        """Begin an operation, and wipe the key, which the device has then."""
         try:
-            work = self._device.begin(key, memory, record.note)
+            return self._device.begin(key, memory, record.note)
         finally:
             key.wipe()
-        ring = self._rings[work.lane]
-        held: deque[StagingBuffer] = deque()
-        waiting, limit = 0, min(_FIRST, together)
-        try:
-            with _Ending(work, wait=wait):
-                for slab in slabs:
-                    slot = self._deal(ring, held, slab, record, free=together == 1) if staged else None
-                    step(work, slab, slot)
-                    waiting += 1
-                    if staged and waiting == limit:
-                        work.issue()
-                        waiting, limit = 0, together
-                        while held and not keep:
-                            ring.put(held.popleft())
-        except BaseException:
-            with suppress(Exception):  # the first error is the one to tell
-                work.verdict()
-            raise
-        finally:
-            for slot in held:
-                ring.put(slot)
-        return work
 
-    def _deal(
-        self, ring: StagingPool, held: deque[StagingBuffer], slab: Slab, record: Transfer, *, free: bool
-    ) -> StagingBuffer:
-        """Take another slot of the ring, or the one that was used longest ago of those that are held."""
-        with record.waiting(slab):
-            slot = None
-            if not (held and held[0].ready()) and len(held) < _DEPTH:
-                slot = self._take(ring, block=not held)
-            if slot is None:
-                slot = held.popleft()
-            held.append(slot)
-            if free:
-                slot.wait()
-            return slot
 
-    def _take(self, ring: StagingPool, *, block: bool) -> StagingBuffer | None:
-        """Take a slot of a ring, or one that another ring does not need if there is no memory for the first."""
-        try:
-            return ring.take(block=block)
-        except DeviceError:
-            for other in self._rings:
-                slot = other.mark_in_use()
-                if slot is not None:
-                    ring.adopt(slot)
-                    return slot
-            raise
+class _ForkHook:
+    """Reset, in a forked child, the locks, buffers and operations that a channel's threads had in the parent.
+
+    The session and the guard, which are also used alone, have hooks of their own.
+    """
+
+    def __init__(self, *parts: Resettable) -> None:
+        self._parts = parts
+        register_fork_reset(self)
+
+    def reset_after_fork(self) -> None:
+        for part in self._parts:
+            part.reset_after_fork()
 
 
 class _Request:
-    """What was asked of one call. The key ring is made when the first sealed tensor asks for it."""
+    """The options of one call. The key ring is made for the first sealed tensor."""
 
     def __init__(
         self, keys: KeySource | None, framework: Framework | None, owner: Owner, *, non_blocking: bool
@@ -450,65 +483,65 @@ class _Request:
 
     @property
     def ring(self) -> KeyRing:
-        # No `cached_property`: in Python 3.11 it has one lock for all threads, which a fork may find taken.
+        # No `cached_property`: in Python 3.11 it has one lock for all threads, which may be held at a fork.
         if self._ring is None:
             self._ring = KeyRing.resolve(self._keys)
         return self._ring
 
 
 def _naming(nest: Any, change: Callable[..., Any]) -> Callable[..., Any]:
-    """Let an error of `change` about a leaf say where in the nest that stands."""
+    """Return `change` with the path of the leaf in the nest added to its errors."""
 
     def named(leaf: Any, *others: Any) -> Any:
         try:
             return change(leaf, *others)
         except (TypeError, ValueError) as error:
-            place = tree_path(leaf, nest)
-            if place is not None and len(error.args) == 1:
-                error.args = (f"leaf {place}: {error}",)
+            path = tree_path(leaf, nest)
+            if path is not None and len(error.args) == 1:
+                error.args = (f"leaf {path}: {error}",)
             raise
 
     return named
 
 
-def _is_tensor(leaf: Any) -> bool:
-    return isinstance(leaf, (SealedTensor, SealedRows)) or arrays.holds_numbers(leaf)
-
-
-def _describe(leaf: Any) -> tuple[str, tuple[int, ...]]:
-    return (leaf.dtype, leaf.shape) if isinstance(leaf, (SealedTensor, SealedRows)) else arrays.describe(leaf)
-
-
-def _name_of(leaf: Any) -> str | None:
-    if isinstance(leaf, SealedTensor):
-        return leaf.name
-    return None
-
-
 def _require_apart(target: Any, source: Bytes) -> None:
     if isinstance(target, np.ndarray) and np.may_share_memory(target, source):
-        raise ValueError("out= lies in the same memory as what it receives; give it memory of its own")
+        raise ValueError("expected out= in memory of its own, got the memory of the tensor that it receives")
 
 
-def _require_good(work: Operation, source: Source) -> None:
-    bad = work.verdict()
+def _require_authentic(operation: Operation, source: Source) -> None:
+    bad = operation.result()
     if bad is not None:
         raise bad_chunk(source.name, bad, path=source.path)
 
 
-class _Ending:
-    """Ends work, whatever happens. An error from before that is the one to tell."""
+def _sealed_part(message: Bytes, slab: Slab) -> Bytes:
+    return message[SEALED_CHUNK_SIZE * slab.first_chunk :][: slab.sealed_size]
 
-    def __init__(self, work: Operation, *, wait: bool) -> None:
-        self._work = work
+
+class _Finishing:
+    """End an operation, whatever happens. After an error, which is the one to raise, also wait for the operation."""
+
+    __slots__ = ("_operation", "_wait")
+
+    def __init__(self, operation: Operation, *, wait: bool) -> None:
+        self._operation = operation
         self._wait = wait
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
-            self._work.end(wait=self._wait)
-            return
+        operation = self._operation
+        try:
+            if kind is None:
+                operation.finish(wait=self._wait)
+                return
+            with suppress(Exception):
+                operation.finish()
+        except BaseException:
+            with suppress(Exception):
+                operation.result()
+            raise
         with suppress(Exception):
-            self._work.end()
+            operation.result()

@@ -1,4 +1,4 @@
-"""Owners of operations, to which the failures of those that were not waited for are raised."""
+"""Owners of operations, to which failures of operations that no call waited for are raised."""
 
 from __future__ import annotations
 
@@ -14,39 +14,38 @@ from pathlib import Path
 
 from fastrack._devices.base import Operation
 from fastrack._sealed.tensor import bad_chunk
-from fastrack._util.fork import register_fork_reset
 from fastrack.errors import FastrackError
 
-_OUTCOME = "its place in the array that was returned holds zeros"
-_PATIENCE = 5  # seconds that the end of the process waits for operations that are under way
+_OUTCOME = "its part of the array that was returned holds zeros"
+_EXIT_TIMEOUT = 5  # seconds that the end of the process waits for operations
 _ADVICE = "Call synchronize() in the thread that starts transfers before it ends, or leave non_blocking=True away"
 
 _log = logging.getLogger("fastrack")
 
 
 class Owners:
-    """Keep the owners of one channel's operations: each thread, and each group. May be shared by threads.
+    """The owners of one channel's operations: each thread, and each group. Thread-safe.
 
-    A failure is raised to its owner, once, and to no other. One that cannot be raised any more, as the owner's thread
-    ended, another thread closed the channel, or the channel or the process ended, is reported as a `ResourceWarning`
-    and to the logger "fastrack". A forked child starts without any: the operations go on in its parent.
+    A failure is raised to its owner, once, and to no other. One that cannot be raised any more, because the owner's
+    thread ended, another thread closed the channel, or the channel or the process ended, is reported as a
+    `ResourceWarning` and to the logger "fastrack". A forked child starts without owners: the operations go on in its
+    parent.
     """
 
     def __init__(self) -> None:
         self._owners: list[Owner] = []
         self.reset_after_fork()
-        register_fork_reset(self)
         weakref.finalize(self, _give_up, self._owners).atexit = False
         _all_owners.add(self)
 
     def reset_after_fork(self) -> None:
-        """Forget everything."""
+        """Forget all owners."""
         self._owners.clear()
         self._sweeping = threading.Lock()
         self._local = threading.local()
 
-    def mine(self) -> Owner:
-        """Return the owner of what the calling thread starts outside of groups."""
+    def current(self) -> Owner:
+        """Return the owner of operations that the calling thread starts outside of groups."""
         self._sweep()
         caller: _Caller | None = getattr(self._local, "caller", None)
         if caller is None:
@@ -62,28 +61,28 @@ class Owners:
         return owner
 
     def close_group(self, owner: Owner) -> None:
-        """Let go of an owner whose failures were taken."""
-        if owner in self._owners:  # closing the channel lets go of all of them
+        """Drop an owner whose failures were taken."""
+        if owner in self._owners:  # closing the channel drops all of them
             self._owners.remove(owner)
 
     def close(self) -> None:
         """Wait for all operations, report the failures of other owners, and raise those of the calling thread."""
-        mine, others = self.mine(), self._owners.copy()
+        own, others = self.current(), self._owners.copy()
         for owner in others:
-            owner.settle()
-        others.remove(mine)
+            owner.drain()
+        others.remove(own)
         for owner in others:
             owner.report()
         self._owners.clear()
-        _raise(mine.take())
+        _raise(own.take())
 
-    def give_up(self, patience: float) -> None:
-        """Report the failures of all owners, after waiting some seconds for their operations."""
-        _give_up(self._owners, patience)
+    def give_up(self, timeout: float) -> None:
+        """Report the failures of all owners, after waiting up to `timeout` seconds for their operations."""
+        _give_up(self._owners, timeout)
 
     def _sweep(self) -> None:
-        """Let go of owners that can be raised nothing any more, when the last of their operations is done."""
-        if not self._sweeping.acquire(blocking=False):  # another thread does it
+        """Drop owners whose thread has ended, when the last of their operations is done, and report their failures."""
+        if not self._sweeping.acquire(blocking=False):  # another thread is sweeping
             return
         try:
             for owner in [owner for owner in self._owners if owner.is_gone]:
@@ -96,23 +95,23 @@ class Owners:
 
 
 class Owner:
-    """Collect the operations that one caller started, and their failures.
+    """The operations that one caller started, and their failures.
 
-    Few are kept: operations that are done are dropped by the next call of their owner, which raises what failed of
-    them, and those that are not hold the channel's staging buffers.
+    Few operations are kept: those that are done are dropped by the next call of their owner, which raises their
+    failures, and those that are not done are bounded by the channel's staging buffers.
 
     Parameters
     ----------
     name : str
-        What reports call it.
+        The name of the owner in reports.
     caller : callable
-        Returns None once the caller is gone.
+        Return None once the caller has ended.
     """
 
     def __init__(self, name: str, caller: Callable[[], object]) -> None:
         self._name = name
         self._caller = caller
-        self._lock = threading.RLock()  # the end of the process looks at what a daemon thread goes on using
+        self._lock = threading.RLock()  # the end of the process reads what a daemon thread goes on using
         self._started: list[_Started] = []
         self._failures: list[FastrackError] = []
 
@@ -120,28 +119,28 @@ class Owner:
     def is_gone(self) -> bool:
         return self._caller() is None
 
-    def add(self, work: Operation, name: str | None, path: Path | None = None) -> None:
-        """Add an operation that opens the tensor of that name, taken from that file."""
-        self._started.append(_Started(work, name, path))
+    def add(self, operation: Operation, name: str | None, path: Path | None = None) -> None:
+        """Add an operation that opens the tensor of that name, from that file."""
+        self._started.append(_Started(operation, name, path))
 
     def poll(self) -> bool:
-        """Judge the operations that are done, without waiting, and return whether none is left."""
+        """Collect the results of operations that are done, without waiting, and return whether none is left."""
         if self._lock.acquire(blocking=False):
             try:
-                for one in [one for one in self._started if one.work.done()]:
+                for one in [one for one in self._started if one.operation.done()]:
                     self._collect_results(one)
             finally:
                 self._lock.release()
         return not self._started
 
-    def settle(self) -> None:
-        """Wait for all operations, and judge them."""
+    def drain(self) -> None:
+        """Wait for all operations, and collect their results."""
         with self._lock:
             for one in self._started.copy():
                 self._collect_results(one)
 
     def take(self) -> list[FastrackError]:
-        """Return the failures that are known. They are forgotten here."""
+        """Return the failures that are known, and forget them."""
         with self._lock:
             failures, self._failures = self._failures, []
         return failures
@@ -153,11 +152,11 @@ class Owner:
 
     def wait(self) -> None:
         """Wait for all operations, and raise their failures."""
-        self.settle()
+        self.drain()
         _raise(self.take())
 
     def report(self) -> None:
-        """Report the failures that are known, as nothing can raise them."""
+        """Report the failures that are known, which no call is left to raise."""
         for failure in self.take():
             _report(f"a transfer of {self._name} failed, and no call was left to raise it: {failure}. {_ADVICE}")
 
@@ -166,29 +165,29 @@ class Owner:
         self.report()
         left, self._started = self._started, []
         for one in left:
-            what = f"a transfer of {self._name} may fail"
-            place = "" if one.path is None else f"{one.path}: "
+            path = "" if one.path is None else f"{one.path}: "
             _report(
-                f"{what}, and no call was left to raise it: {place}tensor {one.name!r:.200} is on its way. {_ADVICE}"
+                f"a transfer of {self._name} may fail, and no call was left to raise it: {path}tensor "
+                f"{one.name!r:.200} is on its way. {_ADVICE}"
             )
 
     def _collect_results(self, one: _Started) -> None:
         failure = _failure_of(one)
-        if one in self._started:  # or a signal handler judged it meanwhile
+        if one in self._started:  # a signal handler may have collected it meanwhile
             if failure is not None:
                 self._failures.append(failure)
-            self._started.remove(one)  # last: an interrupt must lose nothing
+            self._started.remove(one)  # last, so that an interrupt loses no failure
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Started:
-    work: Operation
+    operation: Operation
     name: str | None
     path: Path | None
 
 
 class _Caller:
-    """Live as long as a thread, whose `threading.local` has the only reference."""
+    """An object that lives as long as a thread, whose `threading.local` has the only reference."""
 
     owner: Owner
 
@@ -209,17 +208,17 @@ def add_notes(error: BaseException, failures: list[FastrackError]) -> None:
 
 def _failure_of(one: _Started) -> FastrackError | None:
     try:
-        bad = one.work.verdict()
+        bad = one.operation.result()
     except FastrackError as error:
-        return error.with_traceback(None)  # whose frames would keep the work
+        return error.with_traceback(None)  # the frames would keep the operation alive
     return None if bad is None else bad_chunk(one.name, bad, _OUTCOME, path=one.path)
 
 
-# What nothing can raise any more.
+# Failures that no call is left to raise.
 
 
-def _give_up(owners: list[Owner], patience: float = 0) -> None:
-    deadline = time.monotonic() + patience
+def _give_up(owners: list[Owner], timeout: float = 0) -> None:
+    deadline = time.monotonic() + timeout
     for owner in owners:
         while not owner.poll() and time.monotonic() < deadline:
             time.sleep(0.001)
@@ -232,7 +231,7 @@ def _report(message: str) -> None:
 
 
 class _Unraised:
-    """Warn when deleted, which is at once: a warning that a filter turns into an error then reaches no caller."""
+    """A warning that is issued on deletion, so that a filter that turns it into an error reaches no caller."""
 
     def __init__(self, message: str) -> None:
         self._message = message
@@ -247,4 +246,4 @@ _all_owners: weakref.WeakSet[Owners] = weakref.WeakSet()
 @atexit.register
 def _give_up_at_exit() -> None:
     for owners in list(_all_owners):
-        owners.give_up(_PATIENCE)
+        owners.give_up(_EXIT_TIMEOUT)

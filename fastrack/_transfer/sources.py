@@ -1,4 +1,4 @@
-"""What fills a slab: a sealed tensor's own bytes, rows of one, or a plain tensor that is sealed on the way."""
+"""Sources of messages: a sealed tensor, rows of one, or a plain tensor that is sealed on the way."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, MessageK
 from fastrack._devices.base import Slab
 from fastrack._sealed.tensor import SealedTensor, TensorSlice
 
-# Bytes that a plan takes in a slot, which holds it twice: sealed as it arrives, and opened. A tag is added for each
-# 16384 bytes of it, so a byte for each chunk and each piece is enough.
+# Bytes that a gather plan takes in a staging buffer, which holds it twice: sealed and opened. A tag is added for each
+# 16384 bytes of it, so that one more byte for each chunk and each range is enough.
 _PIECE = 2 * 3 * 8 + 1
 _CHUNK = 2 * 2 * 8 + 1
-_MARGIN = 2 * 8 + 16 + 2 * 16  # the last start, one more tag, and where both begin
+_MARGIN = 2 * 8 + 16 + 2 * 16  # the last start, one more tag, and the alignment of both
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How large staged slabs are, in bytes of plaintext and multiples of 16384.
+    """The sizes of staged slabs, in bytes of plaintext: multiples of 16384.
 
-    lead : the first one at most; each that follows is half as large again, up to the limit
-    limit : the largest, two chunks or more
+    lead : size of the first slab; each that follows is half as large again, up to the limit
+    limit : the largest size, two chunks or more
     """
 
     lead: int
@@ -46,13 +46,13 @@ class Source(Protocol):
     Attributes
     ----------
     name : str or None
-        What the tensor is called, for errors.
+        The name of the tensor, for errors.
     path : pathlib.Path or None
-        The file that it was taken from, for errors.
+        The file of the tensor, for errors.
     in_place : bool
-        Whether its ciphertext lies in host memory already.
+        True if its ciphertext lies in host memory already.
     memory : numpy.ndarray
-        What it reads.
+        The memory that it reads.
     """
 
     name: str | None
@@ -61,17 +61,17 @@ class Source(Protocol):
     memory: Bytes
 
     def slabs(self, sizes: Sizes | None) -> Iterator[Slab]:
-        """The slabs of the message: of these sizes if they are to be staged, one for all of it if None."""
+        """Return the slabs of the message: of these sizes if they are staged, or one slab if None."""
 
-    def fill(self, slab: Slab, place: Bytes | None) -> Bytes:
-        """The slab's ciphertext: where it lies, which for a gather is the whole message, or put into `place`."""
+    def fill(self, slab: Slab, buffer: Bytes | None) -> Bytes:
+        """Return the ciphertext of a slab: a view of `memory`, all of it for a gather, or bytes written to `buffer`."""
 
     def finish(self) -> None:
-        """Wipe what is secret."""
+        """Wipe secrets."""
 
 
 class SealedSource:
-    """A sealed tensor: its chunks go as they are."""
+    """A sealed tensor, whose chunks are sent as they are."""
 
     in_place = True
 
@@ -84,16 +84,16 @@ class SealedSource:
     def slabs(self, sizes: Sizes | None) -> Iterator[Slab]:
         return slabs_of(self._nbytes, sizes)
 
-    def fill(self, slab: Slab, place: Bytes | None) -> Bytes:
-        start = slab.first * SEALED_CHUNK_SIZE
-        return self.memory[start : start + slab.sealed]
+    def fill(self, slab: Slab, buffer: Bytes | None) -> Bytes:
+        start = slab.first_chunk * SEALED_CHUNK_SIZE
+        return self.memory[start : start + slab.sealed_size]
 
     def finish(self) -> None:
-        """Nothing is secret."""
+        """Do nothing: there are no secrets."""
 
 
 class RowSource:
-    """Rows of a sealed tensor: the chunks that hold them."""
+    """Rows of a sealed tensor, of which the chunks that hold them are sent."""
 
     in_place = True
 
@@ -101,7 +101,7 @@ class RowSource:
         self.name: str | None = part.tensor.name
         self.path = part.tensor.path
         self.memory = part.tensor.chunks
-        self._pieces = part.plan.pieces()
+        self._pieces = part.ranges().pieces()
         self._nbytes = part.tensor.nbytes
 
     def slabs(self, sizes: Sizes | None) -> Iterator[Slab]:
@@ -109,15 +109,15 @@ class RowSource:
             return iter([Slab(0, 0, self._nbytes, self.memory.size, self._pieces)])
         return gathers_of(self._pieces, self._nbytes, sizes)
 
-    def fill(self, slab: Slab, place: Bytes | None) -> Bytes:
+    def fill(self, slab: Slab, buffer: Bytes | None) -> Bytes:
         return self.memory
 
     def finish(self) -> None:
-        """Nothing is secret."""
+        """Do nothing: there are no secrets."""
 
 
 class PlainSource:
-    """A plain tensor in host memory, sealed chunk by chunk under a key that only this transfer has."""
+    """A plain tensor in host memory, sealed chunk by chunk under a key of this transfer alone."""
 
     in_place = False
 
@@ -126,15 +126,15 @@ class PlainSource:
         self.path: Path | None = None
         self.memory = plain
         self._engine = engine
-        self._schedule = engine.prepare(key)
+        self._schedule = engine.expand_key(key)
 
     def slabs(self, sizes: Sizes | None) -> Iterator[Slab]:
         return slabs_of(self.memory.size, sizes)
 
-    def fill(self, slab: Slab, place: Bytes | None) -> Bytes:
-        assert place is not None
-        staged = place[: slab.sealed]
-        self._engine.seal_run(self._schedule, self.memory[slab.start : slab.stop], staged, slab.first)
+    def fill(self, slab: Slab, buffer: Bytes | None) -> Bytes:
+        assert buffer is not None
+        staged = buffer[: slab.sealed_size]
+        self._engine.seal_run(self._schedule, self.memory[slab.start : slab.stop], staged, slab.first_chunk)
         return staged
 
     def finish(self) -> None:
@@ -142,28 +142,29 @@ class PlainSource:
 
 
 def slabs_of(nbytes: int, sizes: Sizes | None) -> Iterator[Slab]:
-    """Cut a message of `nbytes` of plaintext into slabs of these sizes, or into one."""
+    """Divide a message of `nbytes` of plaintext into slabs of these sizes, or into one."""
     start = 0
     for size in sizes or [nbytes]:
         stop = min(start + size, nbytes)
-        # A last chunk that is empty goes with the slab before it.
-        yield Slab(start // CHUNK_SIZE, start, stop, cobblestone.run_size(start // CHUNK_SIZE, stop - start, nbytes))
+        # A last chunk that is empty belongs to the slab before it.
+        first = start // CHUNK_SIZE
+        yield Slab(first, start, stop, cobblestone.segment_size(first, stop - start, nbytes))
         if stop == nbytes:
             return
         start = stop
 
 
 def gathers_of(pieces: GatherPlan, nbytes: int, sizes: Sizes) -> Iterator[Slab]:
-    """Cut the gather out of a message of `nbytes` of plaintext into slabs whose chunks and plan fit into a slot.
+    """Divide a gather from a message of `nbytes` of plaintext into slabs whose chunks and plan fit into a buffer.
 
-    The device puts the plan behind the chunks, sealed and then opened. What a slab takes there is thus its chunks, to a
-    multiple of 16 bytes, and twice three words for each piece, one for each chunk's number, and one for each chunk's
-    start and for the end. A chunk with too many pieces for one slab is in several.
+    The device puts the plan behind the chunks, sealed and then opened. A slab thus takes its chunks, padded to a
+    multiple of 16 bytes, and twice the plan: three words for each range, one for the number of each chunk, and one for
+    the start of each chunk and for the end. A chunk with too many ranges for one slab is in several slabs.
     """
     chunks, starts, table = pieces.chunks, pieces.starts, pieces.table
     sealed = np.minimum(cobblestone.ciphertext_size(nbytes) - chunks * SEALED_CHUNK_SIZE, SEALED_CHUNK_SIZE)
     fixed = sealed + -sealed % 16 + _CHUNK
-    before = np.concatenate([[0], np.cumsum(fixed + _PIECE * np.diff(starts))])  # taken by the chunks before each
+    before = np.concatenate([[0], np.cumsum(fixed + _PIECE * np.diff(starts))])  # bytes of the chunks before each
     chunk = piece = 0
     for size in sizes:
         if chunk == chunks.size:

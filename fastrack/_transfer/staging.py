@@ -1,92 +1,98 @@
-"""The ring of staging slots between a source and a device."""
+"""Staging buffers, which lie between a source and a device."""
 
 from __future__ import annotations
 
 import threading
+from collections import deque
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from typing import Self
 
 from fastrack._devices.base import Device, StagingBuffer
-from fastrack._util.fork import register_fork_reset
 from fastrack.errors import DeviceError
 
 
 class StagingPool:
-    """At most `depth` slots of `size` bytes, made when first needed and then used again.
+    """A pool of at most `depth` buffers of `size` bytes, which are allocated when first needed. Thread-safe.
 
-    A slot may come back, and be dealt again, while the device still works on it: its `wait` tells when that is over.
-    May be shared by threads. A forked child makes slots of its own.
+    A buffer may be released, and acquired again, while the device still works on it: its `wait` returns when the device
+    is done.
     """
 
     def __init__(self, device: Device, size: int, depth: int) -> None:
+        self.depth = depth
         self._device = device
         self._size = size
-        self._depth = depth
         self._closed = False
         self.reset_after_fork()
-        register_fork_reset(self)
 
     def reset_after_fork(self) -> None:
-        """Forget all slots: those of a forked child's parent stay with the parent."""
-        self._returned: list[StagingBuffer] = []  # the one that came back first stands first
+        """Forget all buffers: those of a forked child's parent stay with the parent."""
+        self._returned: list[StagingBuffer] = []  # in the order in which they were released
         self._made = 0
         self._change = threading.Condition()
 
-    def take(self, *, block: bool) -> StagingBuffer | None:
-        """Deal a slot, one that the device is done with if there is any.
+    def acquire(self, *, block: bool) -> StagingBuffer | None:
+        """Return a buffer, one that the device is done with if there is any.
 
-        If all are taken, wait for one if `patient`, else give None. A caller that holds slots already must not be
-        patient: two such callers would wait for each other.
+        If all are taken, wait for one if `block`, else return None. A caller that already holds a buffer must not
+        block: two such callers would deadlock.
+
+        Raises
+        ------
+        DeviceError
+            If there is no memory for the first buffer.
         """
         with self._change:
-            while not self._returned and self._made == self._depth:
+            while not self._returned and self._made == self.depth:
                 if not block:
                     return None
                 self._change.wait()
-            slot = self._choose()
-        if slot is not None:
-            return slot
+            buffer = self._choose()
+        if buffer is not None:
+            return buffer
         try:
-            return self._make()
-        except DeviceError:  # there may be no memory for another: then those that there are have to do
+            return self._allocate()
+        except DeviceError:  # there may be no memory for another, and those that exist have to do
             with self._change:
                 if not self._made:
                     raise
-                self._depth = self._made
-            return self.take(block=block)
+                self.depth = self._made
+            return self.acquire(block=block)
+
+    def release(self, buffer: StagingBuffer) -> None:
+        """Return a buffer to the pool, whether or not the device is done with it."""
+        with self._change:
+            if not self._closed:
+                self._returned.append(buffer)
+                self._change.notify()
+                return
+            self._made -= 1
+            self._change.notify()
+        _wipe([buffer])
 
     def reserve(self) -> None:
-        """Make a slot beforehand, if there is memory for it."""
-        with suppress(DeviceError):  # told when it is needed and there still is none
-            slot = self.take(block=True)
-            assert slot is not None
-            self.put(slot)
+        """Allocate a buffer beforehand, if there is memory for it."""
+        with suppress(DeviceError):  # raised when a buffer is needed and there still is no memory
+            buffer = self.acquire(block=True)
+            assert buffer is not None
+            self.release(buffer)
 
-    def mark_in_use(self) -> StagingBuffer | None:
-        """Give away a slot that is not taken, for good, or None."""
+    def detach(self) -> StagingBuffer | None:
+        """Remove a buffer that is not taken from the pool and return it, or None if there is none."""
         with self._change:
             if not self._returned:
                 return None
             self._made -= 1
             return self._returned.pop(0)
 
-    def adopt(self, slot: StagingBuffer) -> None:
-        """Take over a slot that another ring gave away, and that is in use."""
+    def attach(self) -> None:
+        """Count a buffer that was detached from another pool, and is taken, as one of this pool."""
         with self._change:
             self._made += 1
 
-    def put(self, slot: StagingBuffer) -> None:
-        """Bring a slot back, whether or not the device is done with it."""
-        with self._change:
-            if not self._closed:
-                self._returned.append(slot)
-                self._change.notify()
-                return
-            self._made -= 1
-            self._change.notify()
-        _wipe([slot])
-
     def close(self) -> None:
-        """Wipe the slots and let go of them: those that are taken when they come back."""
+        """Wipe the buffers and drop them: those that are taken, when they are released."""
         with self._change:
             self._closed = True
             returned, self._returned = self._returned, []
@@ -95,18 +101,18 @@ class StagingPool:
         _wipe(returned)
 
     def _choose(self) -> StagingBuffer | None:
-        """The slot to deal next, or None, with its place taken, if it is to be made."""
-        for place in reversed(range(len(self._returned))):  # the one used last, which the caches still know
-            if self._returned[place].ready():
-                return self._returned.pop(place)
-        if self._made < self._depth:
+        """Return the buffer to use next, or None, with its place counted, if it is to be allocated."""
+        for index in reversed(range(len(self._returned))):  # the one used last, which is in the caches
+            if self._returned[index].ready():
+                return self._returned.pop(index)
+        if self._made < self.depth:
             self._made += 1
             return None
         return self._returned.pop(0)  # the device will be done with it first
 
-    def _make(self) -> StagingBuffer:
+    def _allocate(self) -> StagingBuffer:
         try:
-            return self._device.slot(self._size)
+            return self._device.staging_buffer(self._size)
         except BaseException:
             with self._change:
                 self._made -= 1
@@ -114,8 +120,51 @@ class StagingPool:
             raise
 
 
-def _wipe(slots: list[StagingBuffer]) -> None:
-    with ExitStack() as wiping:  # all of them, whatever happens to one
-        for slot in slots:
-            wiping.callback(slot.wipe)
-            wiping.callback(slot.wait)
+class Lease:
+    """The staging buffers that one operation holds, of the pool of its lane. Use it in a ``with`` statement."""
+
+    def __init__(self, pools: Sequence[StagingPool], lane: int) -> None:
+        self._pools = pools
+        self._pool = pools[lane]
+        self._held: deque[StagingBuffer] = deque()  # in the order of their last use
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def acquire(self) -> StagingBuffer:
+        """Return another buffer of the pool, or the one of those held that was used the longest time ago."""
+        held = self._held
+        buffer = None
+        if not (held and held[0].ready()) and len(held) < self._pool.depth:
+            buffer = self._acquire_another(block=not held)
+        if buffer is None:
+            buffer = held.popleft()
+        held.append(buffer)
+        return buffer
+
+    def release(self) -> None:
+        """Return all buffers to the pool."""
+        while self._held:
+            self._pool.release(self._held.popleft())
+
+    def _acquire_another(self, *, block: bool) -> StagingBuffer | None:
+        """Acquire a buffer of the pool, or one that another pool does not need if there is no memory for the first."""
+        try:
+            return self._pool.acquire(block=block)
+        except DeviceError:
+            for other in self._pools:
+                buffer = other.detach()
+                if buffer is not None:
+                    self._pool.attach()
+                    return buffer
+            raise
+
+
+def _wipe(buffers: Sequence[StagingBuffer]) -> None:
+    with ExitStack() as wiping:  # all of them, even if one fails
+        for buffer in buffers:
+            wiping.callback(buffer.wipe)
+            wiping.callback(buffer.wait)

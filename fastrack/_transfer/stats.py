@@ -1,4 +1,4 @@
-"""What went through a channel, and where the time went."""
+"""Statistics of a channel: bytes moved, and time by stage."""
 
 from __future__ import annotations
 
@@ -9,28 +9,26 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 
 from fastrack._devices.base import Slab
-from fastrack._util import trace as timeline
-from fastrack._util.fork import register_fork_reset
-from fastrack._util.trace import Steps, Timeline
+from fastrack._util.trace import Steps, Timeline, current
 
-_COUNTED = ("fill", "open", "seal")
+_STAGES = ("fill", "open", "seal")
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Totals of a channel. Transfers that run at the same time count their own seconds each.
+    """Totals of a channel's transfers. Each transfer counts its own seconds, even while others run.
 
     Attributes
     ----------
     transfers : int
-        Tensors moved. One that failed is not counted, unless it was not waited for.
+        Tensors moved. A transfer that failed is counted only if the call did not wait for it.
     bytes : int
         Bytes of plaintext moved.
     seconds : float
-        Time spent moving them; for a transfer that was not waited for, until it was in the device's hands.
+        Time spent moving them; without waiting, the time until the device had all commands.
     fill, open, seal : float
-        Seconds of that spent filling slabs on the host, opening them on the device, and sealing them on the device.
+        Parts of `seconds` spent filling slabs on the host, opening them on the device, and sealing them on the device.
     """
 
     transfers: int = 0
@@ -42,76 +40,75 @@ class Stats:
 
     @property
     def gbps(self) -> float:
-        """Plaintext moved, in 1e9 bytes a second."""
+        """Plaintext moved per second, in 1e9 bytes."""
         return self.bytes / self.seconds / 1e9 if self.seconds else 0.0
 
     def as_dict(self) -> dict[str, float]:
-        """The figures by name, for a program to read."""
+        """Return the totals by name, for JSON."""
         return {**asdict(self), "gbps": self.gbps}
 
 
 class Transfer:
-    """One transfer while it is measured, and drawn if somebody wants a timeline."""
+    """The measurement of one transfer, with its steps if a trace is recorded."""
 
-    __slots__ = ("_stages", "doing", "spent", "steps", "timeline")
+    __slots__ = ("_stages", "current_span", "stage_ns", "steps", "timeline")
 
-    def __init__(self, wanted: Timeline | None, direction: str = "to_device") -> None:
-        self.timeline = wanted
+    def __init__(self, timeline: Timeline | None, direction: str = "to_device") -> None:
+        self.timeline = timeline
         work = "seal" if direction == "to_host" else "open"
         self._stages = {"source": "fill", "issue": work, "store": work, "wait": "wait"}
-        self.doing = ""
+        self.current_span = ""
         self.steps: Steps = []
-        self.spent = dict.fromkeys((*_COUNTED, "wait"), 0)  # nanoseconds
+        self.stage_ns = dict.fromkeys((*_STAGES, "wait"), 0)  # nanoseconds
 
-    def stage(self, name: str, slab: Slab, shown: str) -> _Stage:
-        """Count the time of a block to a stage, if it ends well. A timeline shows it under another name."""
-        return _Stage(self, name, slab, shown)
+    def stage(self, name: str, slab: Slab, label: str) -> _Stage:
+        """Add the time of a block to a stage, unless it raises. A trace shows the block under `label`."""
+        return _Stage(self, name, slab, label)
 
     def note(self, name: str, slab: Slab, start: int, stop: int) -> None:
-        """Count, and show, what a device did for a slab on this thread."""
-        self.spent[self._stages[name]] += stop - start
+        """Add the time of a step that a device did for a slab on this thread."""
+        self.stage_ns[self._stages[name]] += stop - start
         if self.timeline is not None:
-            self.steps += (name, start, stop, slab.first, slab.sealed)
+            self.steps += (name, start, stop, slab.first_chunk, slab.sealed_size)
 
     def waiting(self, slab: Slab) -> AbstractContextManager[None]:
-        """The time of a block that only a timeline shows, as a wait."""
+        """Record the time of a block as a wait, if a trace is recorded."""
         return _NOTHING if self.timeline is None else _Stage(self, "wait", slab, "wait")
 
 
 class _Stage:
-    """A class, since a generator costs more than what it would measure in a small transfer."""
+    """A timed block. A class, since a generator costs more time than the block of a small transfer."""
 
-    __slots__ = ("_name", "_shown", "_slab", "_start", "_transfer")
+    __slots__ = ("_label", "_name", "_slab", "_start", "_transfer")
 
-    def __init__(self, transfer: Transfer, name: str, slab: Slab, shown: str) -> None:
+    def __init__(self, transfer: Transfer, name: str, slab: Slab, label: str) -> None:
         self._transfer = transfer
         self._name = name
         self._slab = slab
-        self._shown = shown
+        self._label = label
 
     def __enter__(self) -> None:
-        self._transfer.doing = self._shown
+        self._transfer.current_span = self._label
         self._start = time.perf_counter_ns()
 
     def __exit__(self, kind: object, *_: object) -> None:
         stop = time.perf_counter_ns()
         transfer = self._transfer
         if kind is None:
-            transfer.spent[self._name] += stop - self._start
+            transfer.stage_ns[self._name] += stop - self._start
         if transfer.timeline is not None:
-            transfer.steps += (self._shown, self._start, stop, self._slab.first, self._slab.sealed)
+            transfer.steps += (self._label, self._start, stop, self._slab.first_chunk, self._slab.sealed_size)
 
 
 class Recorder:
-    """Adds up transfers. May be shared by threads."""
+    """The sum of a channel's transfers. Thread-safe."""
 
     def __init__(self) -> None:
         self._total = Stats()
         self.reset_after_fork()
-        register_fork_reset(self)
 
     def reset_after_fork(self) -> None:
-        """Make the lock anew."""
+        """Replace the lock, which may be held at a fork."""
         self._lock = threading.Lock()
 
     @property
@@ -119,25 +116,25 @@ class Recorder:
         return self._total
 
     @contextmanager
-    def transfer(self, nbytes: int, shown: str, name: str | None) -> Iterator[Transfer]:
-        """Measure one transfer; it counts if it ends well."""
-        wanted = timeline.current()
-        record = Transfer(wanted, shown)
-        if wanted is not None:
-            wanted.mine.transfer = record
+    def transfer(self, nbytes: int, direction: str, name: str | None) -> Iterator[Transfer]:
+        """Measure one transfer, which is counted unless it raises."""
+        timeline = current()
+        record = Transfer(timeline, direction)
+        if timeline is not None:
+            timeline.local.transfer = record
         start = time.perf_counter_ns()
         try:
             yield record
         finally:
             stop = time.perf_counter_ns()
-            if wanted is not None:
-                wanted.mine.transfer = None
-                wanted.add_transfer(shown, start, stop, nbytes, name, record.steps)
+            if timeline is not None:
+                timeline.local.transfer = None
+                timeline.add_transfer(direction, start, stop, nbytes, name, record.steps)
         with self._lock:
             total = self._total
             self._total = Stats(
                 total.transfers + 1,
                 total.bytes + nbytes,
                 total.seconds + (stop - start) / 1e9,
-                *(getattr(total, stage) + record.spent[stage] / 1e9 for stage in _COUNTED),
+                *(getattr(total, stage) + record.stage_ns[stage] / 1e9 for stage in _STAGES),
             )

@@ -1,1 +1,1 @@
-"""Hold what knows neither tensors nor cryptography: files, forks, guards, trees, traces."""
+"""Utilities that know neither tensors nor cryptography: files, forks, guards, trees, traces."""

@@ -1,4 +1,4 @@
-"""Write new files that are whole and on disk before they have their name."""
+"""Write files atomically: a file is complete and on disk before it gets its name."""
 
 from __future__ import annotations
 
@@ -24,27 +24,36 @@ _LARGE = 1 << 20
 
 @contextlib.contextmanager
 def new_file(path: Path, size: int = 0, *, mode: int = 0o666, overwrite: bool = True) -> Iterator[BinaryIO]:
-    """Give a file to write that gets the name `path` when the block ends well, and vanishes if it does not.
+    """Open a file for writing that gets the name `path` when the block ends well, and vanishes if it does not.
 
-    Until then it has no name, where the system can make such files: no other user can open it, and nothing is left of
-    it if the process is killed. Elsewhere it has a temporary name meanwhile.
+    Until then it has no name (``O_TMPFILE``), where the file system supports that: no other user can open it, and
+    nothing is left of it if the process is killed. Elsewhere it has a temporary name meanwhile.
 
-    Room is made for `size` bytes first, if so many are known to come and the file system can: a disk that is too full
-    is then found out before anything is written, and ext4, for one, is quicker so.
+    Space for `size` bytes is allocated first, where the file system supports that: a full disk is then detected before
+    anything is written, and some file systems, such as ext4, write faster.
 
     Parameters
     ----------
     path : Path
-        The name. A link that this user or root made is followed; that of another user is refused.
+        The name. A symbolic link that this user or root owns is followed; that of another user is refused.
     size : int
-        Bytes that will come, as far as is known.
+        Bytes to allocate; 0 if the size is unknown.
     mode : int
-        The mode of a new file, less the umask. One that takes the place of a file of this user keeps the mode of that.
+        The mode of a new file, before the umask. A file that replaces one of this user keeps the mode of that one.
     overwrite : bool
-        Whether it may take the place of a file. If not, one that appears meanwhile stays as well.
+        Whether to replace an existing file. If False, a file that appears meanwhile is kept as well.
+
+    Raises
+    ------
+    FileExistsError
+        If there is a file at `path` and `overwrite` is False.
+    OSError
+        If the file cannot be written, or `path` is a directory, a special file or another user's link.
     """
     if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, "this is a directory; name a file in it", str(path))
+        raise IsADirectoryError(
+            errno.EISDIR, "expected the path of a file, got a directory; name a file in it", str(path)
+        )
     path = path.parent.resolve() / path.name
     if overwrite:
         path = _follow(path)
@@ -55,8 +64,8 @@ def new_file(path: Path, size: int = 0, *, mode: int = 0o666, overwrite: bool = 
         descriptor, temporary = _create(path.parent, mode if kept is None else mode & 0o600)
         try:
             with io.FileIO(descriptor, "w") as raw:
-                _make_room(descriptor, size)
-                yield _Whole(raw)  # type: ignore[misc]
+                _allocate(descriptor, size)
+                yield _CompleteWriter(raw)  # type: ignore[misc]
                 if kept is not None:
                     os.fchmod(descriptor, kept)
                 os.fsync(descriptor)
@@ -80,22 +89,20 @@ def new_file(path: Path, size: int = 0, *, mode: int = 0o666, overwrite: bool = 
 
 
 def _follow(path: Path) -> Path:
-    """Follow links, as far as no other user made them: a link leads to a file that its maker chose."""
+    """Follow symbolic links that this user or root owns. Another user's link leads to a file of that user's choice."""
     for _ in range(_MAX_LINKS):
         try:
             before = path.lstat()
             if not stat.S_ISLNK(before.st_mode):
                 return path
             if not is_trusted_owner(before):
-                raise PermissionError(
-                    errno.EACCES, "a link of another user, so it is not followed; name the file itself", str(path)
-                )
-            aim = path.parent / path.readlink()
+                raise PermissionError(errno.EACCES, "expected no link of another user. Name the file itself", str(path))
+            target = path.parent / path.readlink()
             after = path.lstat()
         except FileNotFoundError:
             return path
         if (before.st_ino, before.st_ctime_ns) == (after.st_ino, after.st_ctime_ns):
-            path = aim
+            path = target
     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
 
 
@@ -115,9 +122,9 @@ def _mode_to_keep(path: Path) -> int | None:
 
 
 def _create(directory: Path, mode: int) -> tuple[int, Path | None]:
-    """Open a file without a name, or else one with a temporary name, which is returned as well."""
+    """Open an unnamed file, or else one with a temporary name; return its descriptor and that name, or None."""
     if _UNNAMED:
-        with contextlib.suppress(OSError):  # from file systems that have no such files; others fail again below
+        with contextlib.suppress(OSError):  # file systems without O_TMPFILE; any other error comes again below
             return os.open(directory, os.O_WRONLY | os.O_CLOEXEC | _UNNAMED, mode), None
     temporary = _temporary_name(directory)
     return os.open(temporary, os.O_WRONLY | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode), temporary
@@ -128,7 +135,7 @@ def _temporary_name(directory: Path) -> Path:
 
 
 def _give_name(descriptor: int, path: Path, *, overwrite: bool) -> Path | None:
-    """Link a file without a name to its name or, if a file has that, to a temporary one, which is returned."""
+    """Link an unnamed file to its name or, if a file has that name, to a temporary one; return that, or None."""
     try:
         _link(descriptor, path)
     except FileExistsError:
@@ -141,18 +148,18 @@ def _give_name(descriptor: int, path: Path, *, overwrite: bool) -> Path | None:
 
 
 def _link(descriptor: int, path: Path) -> None:
-    # Naming a directory makes Python call linkat, which can follow the link in /proc; link does not.
+    # With a directory Python calls linkat, which can follow the link in /proc; link cannot.
     os.link(f"{_DESCRIPTORS}/{descriptor}", path, src_dir_fd=descriptor, follow_symlinks=True)
 
 
 def _rename(temporary: Path, path: Path, *, overwrite: bool) -> None:
-    """Rename a file. A rename would replace another one; a link does not."""
+    """Rename a file, without replacing another one unless `overwrite`: a link never does, unlike a rename."""
     if not overwrite:
         try:
             os.link(temporary, path)
         except FileExistsError:
             raise _exists(path) from None
-        except OSError:  # a file system without links: first take the name, then replace what holds it, which is ours
+        except OSError:  # a file system without links: create an empty file of that name, then replace it
             try:
                 path.touch(mode=0o600, exist_ok=False)
             except FileExistsError:
@@ -164,43 +171,43 @@ def _rename(temporary: Path, path: Path, *, overwrite: bool) -> None:
 
 def _exists(path: Path) -> FileExistsError:
     return FileExistsError(
-        errno.EEXIST, "exists and was left as it was: choose another name, or move it away first", str(path)
+        errno.EEXIST, "exists and was left as it was. Choose another name, or move it away first", str(path)
     )
 
 
-class _Whole:
-    """A raw file whose `write` writes everything. What is large is on its way to the disk while the next is made."""
+class _CompleteWriter:
+    """A raw file whose `write` writes everything, and starts writing large blocks to the disk at once."""
 
     def __init__(self, raw: Any) -> None:
         self._raw = raw
-        self._place = 0
+        self._offset = 0
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B") if len(data) else memoryview(b"")
         done = 0
         while done < len(view):
             done += self._raw.write(view[done:])
-        if done >= _LARGE and _sync_file_range is not None:  # what comes of it is told by `fsync`
-            _sync_file_range(self._raw.fileno(), self._place, done, _WRITE)
-        self._place += done
+        if done >= _LARGE and _sync_file_range is not None:  # `fsync` reports its errors
+            _sync_file_range(self._raw.fileno(), self._offset, done, _WRITE)
+        self._offset += done
         return done
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: no data is buffered."""
 
 
-def _make_room(descriptor: int, size: int) -> None:
-    """Set room aside, where the file system can."""
+def _allocate(descriptor: int, size: int) -> None:
+    """Allocate `size` bytes, where the file system supports it."""
     if size < _LARGE or _fallocate is None:
         return
     if _fallocate(descriptor, _KEEP_SIZE, 0, size):
-        problem = ctypes.get_errno()
-        if problem in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
-            raise OSError(problem, os.strerror(problem))
+        error = ctypes.get_errno()
+        if error in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+            raise OSError(error, os.strerror(error))
 
 
 def _from_libc(name: str, *types: type) -> Any:
-    """A function of the C library on Linux, whose numbers of 64 bits would be cut short elsewhere."""
+    """Return a function of the C library, or None outside 64-bit Linux, where its integers would be truncated."""
     if sys.platform != "linux" or sys.maxsize < 2**32:
         return None
     function = getattr(ctypes.CDLL(None, use_errno=True), name, None)
@@ -214,7 +221,7 @@ _sync_file_range = _from_libc("sync_file_range", ctypes.c_int, ctypes.c_int64, c
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the new name last. The file is whole already, so a directory that cannot be synced is no failure."""
+    """Write a directory to the disk, so that a new name lasts. A failure is ignored: the file itself is on disk."""
     with contextlib.suppress(OSError):
         descriptor = os.open(directory, os.O_RDONLY)
         try:

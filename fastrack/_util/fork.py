@@ -1,4 +1,4 @@
-"""What must be made anew in a forked child: secrets that may not live twice, and locks a lost thread may hold."""
+"""Reset state in forked children: secrets that must not be used twice, and locks that a lost thread may hold."""
 
 from __future__ import annotations
 
@@ -8,29 +8,27 @@ from collections.abc import Callable
 from typing import Protocol
 
 
-class Renewable(Protocol):
-    """A thing that can start over in a forked child."""
+class Resettable(Protocol):
+    """An object that can start over in a forked child."""
 
     def reset_after_fork(self) -> None: ...
 
 
-def register_fork_reset(thing: Renewable) -> None:
-    """Have `thing.renew()` called in every child that is forked while the thing lives."""
-    _things.add(thing)
+def register_fork_reset(instance: Resettable) -> None:
+    """Call `instance.reset_after_fork()` in every child that is forked while the object lives."""
+    _instances.add(instance)
 
 
 def after_fork(action: Callable[[], None]) -> None:
-    """Have `action` called in every forked child."""
+    """Call `action` in every forked child."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=action)
 
 
-_things: weakref.WeakSet[Renewable] = weakref.WeakSet()
+def _reset_all() -> None:
+    for instance in list(_instances):
+        instance.reset_after_fork()
 
 
-def _renew_all() -> None:
-    for thing in list(_things):
-        thing.reset_after_fork()
-
-
-after_fork(_renew_all)
+_instances: weakref.WeakSet[Resettable] = weakref.WeakSet()
+after_fork(_reset_all)

@@ -1,4 +1,4 @@
-"""Who is inside a thing that can be closed."""
+"""Count callers inside a closeable object, so that closing can wait for them."""
 
 from __future__ import annotations
 
@@ -9,41 +9,43 @@ from fastrack.errors import ClosedError
 
 
 class CloseGuard:
-    """Enter with a ``with`` statement, as long as it is not shut. May be shared by threads.
+    """A context manager that callers of a closeable object enter, and that refuses them once it is closed.
+
+    Threads may share it.
 
     Parameters
     ----------
-    refusal : str
-        What whoever comes too late is told.
+    closed_message : str
+        The message of the `ClosedError` that a caller gets after `close_and_drain`.
     """
 
     def __init__(self, closed_message: str) -> None:
-        self._refusal = closed_message
+        self._closed_message = closed_message
         self.is_open = True
         self.reset_after_fork()
         register_fork_reset(self)
 
     def reset_after_fork(self) -> None:
-        """Forget who is inside: a forked child lost them."""
-        self._inside = 0
+        """Forget all callers: none of their threads exists in a forked child."""
+        self._callers = 0
         self._lock = threading.Lock()
         self._left = threading.Condition(self._lock)
 
     def close_and_drain(self) -> bool:
-        """Let nobody in any more, and wait until all have left. Whether it was open."""
+        """Refuse new callers, wait for current ones, and return whether it was open."""
         with self._lock:
             was_open, self.is_open = self.is_open, False
-            self._left.wait_for(lambda: not self._inside)
+            self._left.wait_for(lambda: not self._callers)
         return was_open
 
     def __enter__(self) -> None:
         with self._lock:
             if not self.is_open:
-                raise ClosedError(self._refusal)
-            self._inside += 1
+                raise ClosedError(self._closed_message)
+            self._callers += 1
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
-            self._inside -= 1
+            self._callers -= 1
             if not self.is_open:
                 self._left.notify_all()

@@ -1,4 +1,4 @@
-"""What users import carries the path that they import it from."""
+"""Give public classes and functions the import path that users know."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Open regular files for reading, and refuse what only looks like one."""
+"""Open regular files for reading, and refuse pipes, devices and files of unstable size."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import stat
 
 
 def open_regular(path: str | os.PathLike[str]) -> io.FileIO:
-    """Open a regular file for reading, without waiting for the other end of a pipe.
+    """Open a regular file for reading; a pipe is refused rather than waited for.
 
     Raises
     ------
     IsADirectoryError
         If it is a directory.
     OSError
-        If it is a pipe, a device or anything else than a regular file, or cannot be opened.
+        If it is anything else than a regular file, such as a pipe or a device, or cannot be opened.
     """
     file = io.FileIO(path, opener=_open_at_once)
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -30,12 +30,12 @@ def _open_at_once(path: str | os.PathLike[str], flags: int) -> int:
 
 
 def require_end(file: io.FileIO, size: int, path: str | os.PathLike[str]) -> None:
-    """Refuse a file that gives more bytes than its size says, as files of /proc do, and files that grow.
+    """Raise if a file has more than `size` bytes, as files of /proc and growing files do.
 
     Raises
     ------
     OSError
-        Then.
+        If a byte follows.
     """
     file.seek(size)
     if file.read(1):

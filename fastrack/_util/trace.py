@@ -1,4 +1,4 @@
-"""`trace`: when each step of every transfer happened, on which thread, and on which stream of a device."""
+"""Record when each step of every transfer happens, on which thread, and on which stream of a device."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from fastrack.errors import DeviceError
 
 Detail = Mapping[str, int | str]
 
-Steps = list[str | int]  # of each its name, start, stop; the slab's first chunk, and its size when sealed
+Steps = list[str | int]  # five items a step: name, start, stop, first chunk of the slab, and its sealed size
 _Span = tuple[str, int, int, int, Detail]
 
 _HOST = "host"
-_PATIENCE = 1.0  # seconds in which a thread that has helped gets its turn
+_WORKER_TIMEOUT = 1.0  # seconds to wait for workers to add their spans
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that took its time.
+    """A step with its start and its end, as Perfetto draws it.
 
-    name : what was done
+    name : the step
     start, stop : nanoseconds since the timeline began
     process : "host", or a device such as "cuda:0"
     thread : the name of a thread of the host, or of a stream of the device
-    track : a number of its own for each of these
-    detail : what else is known of it
+    track : a number for each thread and each stream
+    detail : the arguments to show with it
     """
 
     name: str
@@ -51,100 +51,97 @@ class Span:
 
 
 class Timeline:
-    """Spans, from any thread, until they are asked for.
-
-    Times that are given are those of `time.perf_counter_ns`.
-    """
+    """A collection of spans, added by any thread. Times are those of `time.perf_counter_ns`."""
 
     def __init__(self) -> None:
         self.zero = time.perf_counter_ns()
         self.began = datetime.now(UTC)
         self.lost = 0
-        self.mine = threading.local()  # `transfer`: what a thread is at
-        self._spans: list[_Span] = []  # whose `append` needs no lock
-        self._later: list[tuple[str, Callable[[], tuple[int, int]], int, Detail]] = []
+        self.local = threading.local()  # `transfer`: the transfer that a thread executes; `track`: its number
+        self._spans: list[_Span] = []  # `append` needs no lock
+        self._deferred: list[tuple[str, Callable[[], tuple[int, int]], int, Detail]] = []
         self._transfers: list[tuple[int, str, int, int, int, str | None, Steps]] = []
         self._tracks: dict[int, tuple[str, str]] = {}
         self._streams: dict[tuple[str, str, int], int] = {}
         self._lock = threading.Lock()
         self._change = threading.Condition()
-        self._helpers = 0
+        self._workers = 0
 
     @property
-    def doing(self) -> str:
-        """What the calling thread is at, for others that help it; nothing outside of a transfer."""
-        transfer = getattr(self.mine, "transfer", None)
-        return "" if transfer is None else transfer.doing
+    def current_span(self) -> str:
+        """The step that the calling thread executes, for its workers to show; empty outside of a transfer."""
+        transfer = getattr(self.local, "transfer", None)
+        return "" if transfer is None else transfer.current_span
 
     def add(self, name: str, start: int, stop: int, detail: Detail) -> None:
-        """A span on the calling thread."""
+        """Add a span on the calling thread."""
         self._spans.append((name, start, stop, self._track(), detail))
 
     @contextmanager
     def helping(self, name: str) -> Iterator[None]:
-        """Show the block as a span on the calling thread, even if whom it helps goes on before it has ended."""
+        """Add the block as a span on the calling worker thread. `spans` waits for it."""
         with self._change:
-            self._helpers += 1
+            self._workers += 1
         start = time.perf_counter_ns()
         try:
             yield
         finally:
             self.add(name, start, time.perf_counter_ns(), {})
             with self._change:
-                self._helpers -= 1
+                self._workers -= 1
                 self._change.notify_all()
 
     def add_transfer(self, name: str, start: int, stop: int, size: int, tensor: str | None, steps: Steps) -> None:
-        """A transfer on the calling thread, and what was done in it, one step after the other."""
+        """Add a transfer on the calling thread, and its steps in order."""
         self._transfers.append((self._track(), name, start, stop, size, tensor, steps))
 
-    def add_later(
-        self, name: str, row: tuple[str, str, int], times: Callable[[], tuple[int, int]], detail: Detail
+    def add_deferred(
+        self, name: str, stream: tuple[str, str, int], times: Callable[[], tuple[int, int]], detail: Detail
     ) -> None:
-        """A span on a stream of a device, whose start and stop can be told when it is over.
+        """Add a span on a stream of a device, whose start and stop are known once it is over.
 
-        `row` has the names of both, and a number for the stream: channels have streams of their own. `times` raises
-        `DeviceError` if it can never tell: such a span is lost, and counted.
+        `stream` is the name of the device, that of the stream, and a number, as each channel has its own streams.
+        `times` returns start and stop, or raises `DeviceError`: such a span is lost, and counted.
         """
         with self._lock:
-            track = self._streams.get(row)
+            track = self._streams.get(stream)
             if track is None:
-                track = self._streams[row] = len(self._tracks) + 1
-                self._tracks[track] = row[:2]
-        self._later.append((name, times, track, detail))
+                track = self._streams[stream] = len(self._tracks) + 1
+                self._tracks[track] = stream[:2]
+        self._deferred.append((name, times, track, detail))
 
     def spans(self) -> list[Span]:
-        """All of them so far, each track's in the order of their starts, and what encloses another before it.
+        """Return all spans so far, sorted by track and start, an enclosing span before those it encloses.
 
-        Waits for devices whose spans are not over, and for threads that are about to tell of theirs.
+        Waits for spans of devices to end, and for workers to add theirs.
         """
         with self._change:
-            self._change.wait_for(lambda: not self._helpers, _PATIENCE)
-        later, self._later = self._later, []
+            self._change.wait_for(lambda: not self._workers, _WORKER_TIMEOUT)
+        deferred, self._deferred = self._deferred, []
         ends: dict[int, int] = {}
-        for name, times, track, detail in later:
+        for name, times, track, detail in deferred:
             try:
                 start, stop = times()
             except DeviceError:
                 self.lost += 1
                 continue
-            # What is on one stream never overlaps, but the clocks of two messages may differ by some microseconds.
+            # Spans of one stream never overlap, but the clocks of two messages may differ by some microseconds.
             start = max(start, ends.get(track, start))
             stop = ends[track] = max(stop, start)
             self._spans.append((name, start, stop, track, detail))
-        found = self._spans + [span for transfer in self._transfers for span in _spans_of(*transfer)]
-        found.sort(key=lambda span: (span[3], span[1], -span[2]))
+        spans = self._spans + [span for transfer in self._transfers for span in _spans_of(*transfer)]
+        spans.sort(key=lambda span: (span[3], span[1], -span[2]))
         return [
             Span(name, start - self.zero, stop - self.zero, *self._tracks[track], track, detail)
-            for name, start, stop, track, detail in found
+            for name, start, stop, track, detail in spans
         ]
 
     def _track(self) -> int:
         try:
-            track: int = self.mine.track
+            track: int = self.local.track
         except AttributeError:
             with self._lock:
-                track = self.mine.track = len(self._tracks) + 1
+                track = self.local.track = len(self._tracks) + 1
                 self._tracks[track] = _HOST, threading.current_thread().name
         return track
 
@@ -152,46 +149,62 @@ class Timeline:
 @public
 @contextmanager
 def trace(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Write down when each step of every transfer happens while the block runs, for https://ui.perfetto.dev to show.
+    """Record when each step of every transfer happens while the block runs, and write it as a trace for Perfetto.
 
     Parameters
     ----------
     path : path
-        The file to write when the block ends, however it ends: JSON in the Chrome trace event format, which Perfetto,
-        ``chrome://tracing`` and other viewers read. It replaces one that is there.
+        The file to write when the block ends, even by an error: JSON in the Chrome trace event format, which
+        https://ui.perfetto.dev, ``chrome://tracing`` and other viewers read. An existing file is replaced.
 
     Raises
     ------
     RuntimeError
-        If a trace is being taken already. There is one for the whole process, with all its threads and channels.
+        If a trace is being recorded already. One trace covers all threads and channels of the process.
     OSError
-        If no such file can be written; found out before the block runs, as far as possible.
+        If the file cannot be written. This is checked before the block runs, as far as possible.
 
     Notes
     -----
-    Each thread has a row, and each stream of a GPU. A transfer is a span, ``to_device`` or ``to_host``, and in it are
+    Each thread has a track, and each stream of a GPU. A transfer is a span, ``to_device`` or ``to_host``, that encloses
 
-    - ``prepare``: up to the first slab: keys are derived, commitments checked;
-    - ``wait``: for a slot of the ring that the device still uses;
-    - ``source``: a slab is filled, which for a plain tensor means sealed;
-    - ``open``, ``seal``: a slab is authenticated and decrypted, or encrypted. On "cpu" these are on the threads that do
-      it. On a GPU they are on its row ``kernels``, and the host has ``submit`` instead, when it writes down what is to
-      be done with a slab, and ``issue``, when the driver is told;
-    - ``copy``: a slab is on its way to a GPU or back, by its own clock;
-    - ``store``: a sealed slab is copied out of its slot;
-    - ``release``: from the last slab on until every verdict is in.
+    - ``prepare``: keys are derived and commitments checked, up to the first slab;
+    - ``wait``: the device still uses every staging buffer;
+    - ``source``: a slab is read into its staging buffer; a plain tensor is sealed on the way;
+    - ``open``, ``seal``: a slab is authenticated and decrypted, or encrypted. On "cpu" these spans are on the threads
+      that do it. On a GPU they are on its track ``kernels``, and the host has ``submit`` instead, when it queues the
+      commands of a slab, and ``issue``, when the driver executes them;
+    - ``copy``: a slab is copied to a GPU or back;
+    - ``store``: a sealed slab is copied out of its staging buffer;
+    - ``release``: the results of all chunks are awaited, after the last slab.
 
-    A GPU's times are its own, taken by events and fitted to the host's clock once a message. Names and sizes of tensors
-    are in the file, and nothing of their contents.
+    Times of a GPU are taken by CUDA events and fitted to the host's clock once a message. The file holds names and
+    sizes of tensors, but nothing of their contents.
 
-    All of it is kept in memory until the block ends: some 200 bytes a step, and four events of CUDA for each slab. So
-    trace some batches, rather than a day.
+    The trace is kept in memory until the block ends: about 200 bytes a step, and four CUDA events a slab. Record some
+    batches rather than a day.
+
+    Examples
+    --------
+    >>> import json, tempfile
+    >>> from pathlib import Path
+    >>> import numpy as np
+    >>> import fastrack
+    >>> key = fastrack.Key.generate()
+    >>> sealed = fastrack.seal(np.arange(1000), key)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "trace.json"
+    ...     with fastrack.trace(path):
+    ...         array = fastrack.to_device(sealed, "cpu", keys=key, framework="numpy")
+    ...     events = json.loads(path.read_bytes())["traceEvents"]
+    >>> [event["name"] for event in events if event["ph"] == "X"][0]
+    'to_device'
     """
     path = Path(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such directory to write a trace to; make it first", str(path.parent))
     if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "this is no ordinary file; name another one for the trace", str(path))
+        raise OSError(errno.EINVAL, "not a regular file; name another one for the trace", str(path))
     process = os.getpid()
     try:
         with recording() as timeline:
@@ -200,8 +213,8 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
         if os.getpid() == process:
             try:
                 _write(timeline, path)
-            except Exception as other:  # noqa: BLE001 - what the block raised is the one to tell
-                error.add_note(f"and its trace could not be written: {other}")
+            except Exception as other:  # noqa: BLE001 - the exception of the block is raised
+                error.add_note(f"the trace could not be written either: {other}")
         raise
     if os.getpid() == process:
         _write(timeline, path)
@@ -214,44 +227,44 @@ def recording() -> Iterator[Timeline]:
     Raises
     ------
     RuntimeError
-        If somebody does so already.
+        If a trace is being recorded already.
     """
     global _current  # noqa: PLW0603
     timeline = Timeline()
     with _lock:
         if _current is not None:
-            raise RuntimeError("a trace is being taken already; end it first")
+            raise RuntimeError("a trace is being recorded already; end it first")
         _current = timeline
     try:
         yield timeline
     finally:
         with _lock:
-            if _current is timeline:  # and not, in a forked child, what began there
+            if _current is timeline:  # in a forked child another one may have begun
                 _current = None
 
 
 def current() -> Timeline | None:
-    """Where spans are to go, if anywhere."""
+    """Return the timeline that is being recorded, or None."""
     return _current
 
 
-def rows_of(spans: Iterable[Span]) -> list[Span]:
-    """The first span of each track, in the order to show them: the host's, then the devices', by when they begin."""
+def first_spans(spans: Iterable[Span]) -> list[Span]:
+    """Return the first span of each track, in display order: the host first, then devices, by start."""
     first = {span.track: span for span in sorted(spans, key=lambda span: -span.start)}
     return sorted(first.values(), key=lambda span: (span.process != _HOST, span.start))
 
 
-def as_chrome(timeline: Timeline) -> dict[str, Any]:
-    """A timeline in the Chrome trace event format, whose times are microseconds."""
+def to_chrome(timeline: Timeline) -> dict[str, Any]:
+    """Return a timeline in the Chrome trace event format, whose times are microseconds."""
     spans = timeline.spans()
     events: list[dict[str, Any]] = []
     processes = {_HOST: 1}
-    for place, first in enumerate(rows_of(spans)):
+    for index, first in enumerate(first_spans(spans)):
         number = processes.setdefault(first.process, len(processes) + 1)
         events += [
             _metadata("process_name", number, first.track, name=first.process),
             _metadata("thread_name", number, first.track, name=first.thread),
-            _metadata("thread_sort_index", number, first.track, sort_index=place),
+            _metadata("thread_sort_index", number, first.track, sort_index=index),
         ]
     events += [
         {
@@ -273,8 +286,8 @@ def as_chrome(timeline: Timeline) -> dict[str, Any]:
 def _spans_of(
     track: int, name: str, start: int, stop: int, size: int, tensor: str | None, flat: Steps
 ) -> Iterator[_Span]:
-    """A transfer, its steps, and what is before the first and after the last of them."""
-    steps: Any = list(zip(*(flat[place::5] for place in range(5)), strict=True))
+    """Yield the spans of a transfer: itself, its steps, and the time before the first and after the last of them."""
+    steps: Any = list(zip(*(flat[field::5] for field in range(5)), strict=True))
     yield name, start, stop, track, {"bytes": size, **({} if tensor is None else {"tensor": tensor})}
     yield "prepare", start, steps[0][1] if steps else stop, track, {}
     for step, begin, end, chunk, sealed in steps:
@@ -289,15 +302,15 @@ def _metadata(kind: str, process: int, track: int, **args: object) -> dict[str, 
 
 def _write(timeline: Timeline, path: Path) -> None:
     with new_file(path) as file:
-        file.write(json.dumps(as_chrome(timeline), separators=(",", ":")).encode())
+        file.write(json.dumps(to_chrome(timeline), separators=(",", ":")).encode())
 
 
-def _forget() -> None:
-    """A forked child records nothing: what its parent began is the parent's."""
+def _reset() -> None:
+    """Record nothing in a forked child: the trace that its parent began is the parent's."""
     global _current, _lock
     _current, _lock = None, threading.Lock()
 
 
 _current: Timeline | None = None
 _lock = threading.Lock()
-after_fork(_forget)
+after_fork(_reset)

@@ -1,9 +1,9 @@
-"""Numbers with their units, as people read them."""
+"""Format numbers with their units."""
 
 from __future__ import annotations
 
 
-def size_of(count: float) -> str:
+def format_size(count: float) -> str:
     """Format a number of bytes for people, in powers of 1024."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:

@@ -29,9 +29,10 @@ from bench.gpu import (
 )
 from bench.gpu.gpu import WrongResultError
 from bench.gpu.stages import loop
-from bench.gpu.targets import Target, targets
+from bench.gpu.targets import check_targets
 from bench.gpu.timeline import Timeline
 from bench.gpu.timing import Row, Times, interleave
+from bench.metric import Metric
 from fastrack._crypto.cobblestone import CHUNK_SIZE
 from fastrack.errors import DeviceError
 
@@ -205,7 +206,7 @@ def rows_of(**seconds):
 
 
 def test_targets_that_are_met():
-    found = targets(rows_of())
+    found = check_targets(rows_of())
     assert [each.is_met for each in found] == [True] * 4
     assert found[0].value == pytest.approx(268.4, abs=0.1)
     assert [each.value for each in found[1:]] == pytest.approx([1, 20, 1.05])
@@ -214,16 +215,16 @@ def test_targets_that_are_met():
 
 @pytest.mark.parametrize(("place", "worse"), [*enumerate([{"open": 0.002}, {"sealed": 0.006}, {"bounce": 0.04}])])
 def test_a_target_that_is_missed(place, worse):
-    found = targets(rows_of(**worse))
+    found = check_targets(rows_of(**worse))
     assert [each.is_met for each in found] == [place != number for number in range(4)]
 
 
 def test_a_target_to_stay_below():
-    assert targets(rows_of(slowed=1.2))[-1].is_met is False
+    assert check_targets(rows_of(slowed=1.2))[-1].is_met is False
 
 
 def test_targets_that_were_not_measured():
-    found = targets([])
+    found = check_targets([])
     assert len(found) == 4
     assert {each.is_met for each in found} == {None}
     assert {each.as_dict()["value"] for each in found} == {None}
@@ -231,7 +232,7 @@ def test_targets_that_were_not_measured():
 
 def test_larger_sizes_count_too():
     larger = [dataclasses.replace(row, size=plan.GIB) for row in rows_of(open=1.0)]
-    assert [each.is_met for each in targets([*rows_of(), *larger])] == [True, False, True, True, True, True]
+    assert [each.is_met for each in check_targets([*rows_of(), *larger])] == [True, False, True, True, True, True]
 
 
 def test_the_overlap_is_a_share_of_the_opening():
@@ -260,7 +261,7 @@ def test_rounds_end_when_their_budget_is_spent():
 def test_sizes_and_shares_are_told_in_words():
     assert [plan.size_of(size) for size in (5, 64 << 10, 3 << 20, 1 << 30)] == ["5 B", "64 KiB", "3 MiB", "1 GiB"]
     assert [plan.fraction(share) for share in (1, 0.5, 1 / 16, 0.3)] == ["1", "1/2", "1/16", "0.3"]
-    assert Target("x", 1.0, "x", 1.0).is_met
+    assert Metric("x", 1.0, "x", 1.0).is_met
 
 
 # Packages.

@@ -24,8 +24,8 @@ NBYTES = 5 * CHUNK_SIZE + 77
 
 
 class SmallDevice(CudaDevice):
-    slab = 2 * CHUNK_SIZE
-    lead = CHUNK_SIZE
+    max_slab_size = 2 * CHUNK_SIZE
+    first_slab_size = CHUNK_SIZE
 
 
 @pytest.fixture(params=MODES)

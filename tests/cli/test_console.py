@@ -6,8 +6,8 @@ import io
 import pytest
 
 from fastrack._cli import console
-from fastrack._cli.console import clean, counted, pace, progress_bar
-from fastrack._util.units import size_of
+from fastrack._cli.console import clean, format_rate, pluralize, progress_bar
+from fastrack._util.units import format_size
 
 
 @pytest.mark.parametrize(
@@ -15,16 +15,16 @@ from fastrack._util.units import size_of
     [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (256 << 20, "256 MiB"), (5 << 50, "5120.0 TiB")],
 )
 def test_a_size_is_written_in_powers_of_1024(count, text):
-    assert size_of(count) == text
+    assert format_size(count) == text
 
 
 def test_a_pace_is_told_only_of_work_that_tells_one():
-    assert pace(10**9, 0.5) == "0.50 s, 2.00 GB/s"
-    assert pace(1000, 0.005) == "5.0 ms"
+    assert format_rate(10**9, 0.5) == "0.50 s, 2.00 GB/s"
+    assert format_rate(1000, 0.005) == "5.0 ms"
 
 
 def test_one_is_no_plural():
-    assert [counted(number, "tensor") for number in (0, 1, 2)] == ["0 tensors", "1 tensor", "2 tensors"]
+    assert [pluralize(number, "tensor") for number in (0, 1, 2)] == ["0 tensors", "1 tensor", "2 tensors"]
 
 
 @pytest.mark.parametrize("text", ["plain", "Ünïcode 漢字", "[brackets]"])
@@ -60,7 +60,7 @@ def _a_capable_terminal(monkeypatch):
 
 
 def test_a_bar_shows_work_that_takes_long(monkeypatch, capsys):
-    monkeypatch.setattr(console, "_PATIENCE", 0)
+    monkeypatch.setattr(console, "_DELAY", 0)
     assert "sealing" in work()
     assert capsys.readouterr().out == ""
 
@@ -70,12 +70,12 @@ def test_work_of_a_moment_shows_no_bar():
 
 
 def test_a_bar_goes_when_the_work_fails(monkeypatch):
-    monkeypatch.setattr(console, "_PATIENCE", 0)
+    monkeypatch.setattr(console, "_DELAY", 0)
     assert work(fails=True).rindex("\x1b[?25h") > 0  # the cursor is back
 
 
 def test_no_bar_is_drawn_into_a_file(monkeypatch, capsys):
-    monkeypatch.setattr(console, "_PATIENCE", 0)
+    monkeypatch.setattr(console, "_DELAY", 0)
     with progress_bar("sealing", 30) as progress:
         progress(30)
     assert capsys.readouterr().err == ""

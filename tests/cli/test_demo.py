@@ -39,7 +39,7 @@ def test_the_demo_tells_its_story_and_leaves_a_picture(cli, folder, work):
     assert "equal bit for bit on both" in said or importlib.util.find_spec("torch") is None
     assert re.search(r"refused: .*tensor 'source', chunk ", said.replace("\n", " "))
     assert "1 of 4 sealed tensors FAILED" in said
-    assert "parallel bounce" in said
+    assert "+ overlap" in said
     assert f"Picture: {folder / 'chart.png'}" in said
     assert (folder / "chart.png").read_bytes().startswith(b"\x89PNG")
     assert list(work.iterdir()) == []
@@ -73,7 +73,7 @@ def test_training_on_sealed_data_is_training_on_plain_data(folder, capsys):
 def test_training_that_differs_in_one_pixel_is_noticed(folder):
     images = demo_module._digits()["images"]
     images[1000, 20] += 1
-    with pytest.raises(FastrackError, match="led elsewhere"):
+    with pytest.raises(FastrackError, match="other weights"):
         train_twice(folder, images=images)
 
 

@@ -13,7 +13,7 @@ from helpers.reference import noise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastrack._crypto import memcpy as packing
+from fastrack._crypto import jit, memcpy
 from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE
 
 MIB = 1 << 20
@@ -34,7 +34,7 @@ def side_by_side(source, numbers):
 @pytest.mark.parametrize("size", [0, 1, SEALED_CHUNK_SIZE, 2 * MIB - 1, 2 * MIB, 5 * MIB + 7, 40 * MIB + 1])
 def test_a_run_is_copied(size, threads):
     source, target = Fenced.holding(noise(size), 3), Fenced(size, 17)
-    packing.copy(target.data, source.data, threads)
+    memcpy.copy(target.data, source.data, threads)
     assert np.array_equal(target.data, noise(size))
     assert target.stands
 
@@ -47,7 +47,7 @@ def test_chunks_are_packed(count, threads):
     numbers = np.flatnonzero(np.random.default_rng(count).random(count) < 0.6)
     numbers = np.union1d(numbers, [count - 1])
     target = Fenced((numbers.size - 1) * SEALED_CHUNK_SIZE + 1000, 17)
-    packing.pack(target.data, source, numbers, threads)
+    memcpy.pack(target.data, source, numbers, threads)
     assert target.data.tobytes() == side_by_side(source, numbers.tolist())
     assert target.stands
 
@@ -61,7 +61,7 @@ def test_chunks_are_packed_in_the_order_given(count, last, data):
         numbers.append(count - 1)
     expected = side_by_side(source, numbers)
     target = Fenced(len(expected))
-    packing.pack(target.data, source, chunks_of(*numbers), 2)
+    memcpy.pack(target.data, source, chunks_of(*numbers), 2)
     assert target.data.tobytes() == expected
     assert target.stands
 
@@ -80,10 +80,10 @@ def test_chunks_are_packed_in_the_order_given(count, last, data):
 )
 def test_buffers_that_do_not_fit_are_refused(target, source):
     for threads in (1, 2):
-        with pytest.raises(ValueError, match=r"buffer|bytes are not"):
-            packing.copy(target, source, threads)
-    with pytest.raises(ValueError, match=r"buffer|bytes are not|of .* bytes"):
-        packing.pack(target, source, chunks_of(0), 2)
+        with pytest.raises(ValueError, match="buffer"):
+            memcpy.copy(target, source, threads)
+    with pytest.raises(ValueError, match=r"buffer|of .* bytes"):
+        memcpy.pack(target, source, chunks_of(0), 2)
 
 
 @pytest.mark.parametrize(
@@ -107,13 +107,13 @@ def test_buffers_that_do_not_fit_are_refused(target, source):
 def test_chunks_that_are_not_there_are_refused(numbers, size):
     target = np.zeros(size, np.uint8)
     with pytest.raises(ValueError, match="chunk"):
-        packing.pack(target, np.ones(2 * SEALED_CHUNK_SIZE + 10, np.uint8), numbers, 2)
+        memcpy.pack(target, np.ones(2 * SEALED_CHUNK_SIZE + 10, np.uint8), numbers, 2)
     assert not target.any()
 
 
 def test_a_message_that_ends_with_a_whole_chunk_is_packed_too():
     source, target = noise(2 * SEALED_CHUNK_SIZE), np.zeros(SEALED_CHUNK_SIZE, np.uint8)
-    packing.pack(target, source, chunks_of(1), 2)
+    memcpy.pack(target, source, chunks_of(1), 2)
     assert np.array_equal(target, source[SEALED_CHUNK_SIZE:])
 
 
@@ -123,9 +123,9 @@ def test_threads_pack_side_by_side():
     def work(seed):
         numbers = np.random.default_rng(seed).integers(0, 599, 400)
         target = np.zeros(400 * SEALED_CHUNK_SIZE, np.uint8)
-        packing.pack(target, source, numbers, 4)
+        memcpy.pack(target, source, numbers, 4)
         copied = np.zeros_like(source)
-        packing.copy(copied, source, 4)
+        memcpy.copy(copied, source, 4)
         whole = source.reshape(-1, SEALED_CHUNK_SIZE)
         return np.array_equal(target.reshape(-1, SEALED_CHUNK_SIZE), whole[numbers]) and np.array_equal(copied, source)
 
@@ -135,32 +135,31 @@ def test_threads_pack_side_by_side():
 
 def test_a_forked_child_packs():
     source, target = noise(8 * MIB), np.zeros(8 * MIB, np.uint8)
-    packing.copy(target, source, 4)
+    memcpy.copy(target, source, 4)
     target.fill(0)
 
     def child():
-        packing.copy(target, source, 4)
+        memcpy.copy(target, source, 4)
         return np.array_equal(target, source)
 
     assert in_forked_child(child)
     assert not target.any()
 
 
-@pytest.mark.parametrize("build", [packing._build_run, packing._build_gather])
-def test_a_kernel_on_disk_is_known_by_all_that_it_is_made_of(build):
-    code = [build(form).py_func for form in ("one", "other")]
+def test_a_kernel_on_disk_is_known_by_all_that_it_is_made_of():
+    code = [memcpy._build(digest).py_func for digest in ("one", "other")]
     assert [[cell.cell_contents for cell in function.__closure__] for function in code] == [["one"], ["other"]]
-    assert re.fullmatch("[0-9a-f]{16}", packing.crew.source_digest())
+    assert re.fullmatch("[0-9a-f]{16}", jit.source_digest())
 
 
 def test_the_digest_covers_the_files_of_what_is_compiled(monkeypatch, tmp_path):
     paths = [tmp_path / name for name in ("llvm.py", "gcm_ir.py", "jit.py", "more.py")]
     for path in paths:
         path.write_text(path.name)
-    monkeypatch.setattr(packing.crew, "__file__", str(tmp_path / "workers.py"))
-    before = packing.crew.source_digest(paths[3])
+    monkeypatch.setattr(jit, "__file__", str(tmp_path / "jit.py"))
+    before = jit.source_digest(paths[3])
     for path in paths:
         path.write_text("altered")
-        after = packing.crew.source_digest(paths[3])
+        after = jit.source_digest(paths[3])
         assert after != before
         before = after

@@ -27,7 +27,11 @@ def run(tmp_path):
 
 
 def test_openssl_is_the_engine(run):
-    assert run("from fastrack import aead; print(aead.available(), aead.chosen().name)") == "('openssl',) openssl\n"
+    code = """
+from fastrack._crypto.engine import available_engines, selected_engine
+print(available_engines(), selected_engine().name)
+"""
+    assert run(code) == "('openssl',) openssl\n"
 
 
 @pytest.mark.parametrize("value", ["", "0", "no"])
@@ -65,7 +69,7 @@ assert (fastrack.unseal(sealed, key, framework="numpy") == table).all()
 bad = np.frombuffer(sealed.message, np.uint8).copy()
 bad[-1] ^= 1
 try:
-    fastrack.unseal(fastrack.SealedTensor(sealed.claim, bad, key.id), key, framework="numpy")
+    fastrack.unseal(fastrack.SealedTensor(sealed.context, bad, key.id), key, framework="numpy")
 except AuthenticationError as error:
     assert error.chunk == 21
 else:
@@ -95,17 +99,17 @@ def test_ciphertext_is_staged(run):
     assert (
         run("""
 import numpy as np
-from fastrack import packing
-from fastrack._crypto.cobblestone import STRIDE
+from fastrack._crypto import memcpy
+from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE
 
-source = np.random.default_rng(0).integers(0, 256, 99 * STRIDE + 77, np.uint8)
+source = np.random.default_rng(0).integers(0, 256, 99 * SEALED_CHUNK_SIZE + 77, np.uint8)
 target = np.empty_like(source)
-packing.copy(target, source, 4)
+memcpy.copy(target, source, 4)
 assert (target == source).all()
 chunks = np.array([0, 1, 5, 4, 98, 99])
-target = np.empty(5 * STRIDE + 77, np.uint8)
-packing.pack(target, source, chunks, 4)
-assert (target == np.concatenate([source[chunk * STRIDE :][:STRIDE] for chunk in chunks])).all()
+target = np.empty(5 * SEALED_CHUNK_SIZE + 77, np.uint8)
+memcpy.pack(target, source, chunks, 4)
+assert (target == np.concatenate([source[chunk * SEALED_CHUNK_SIZE :][:SEALED_CHUNK_SIZE] for chunk in chunks])).all()
 print("all is right")
 """)
         == "all is right\n"

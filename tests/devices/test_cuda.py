@@ -31,7 +31,7 @@ def pieces_of(message, rows, row=1000):
     count = message.plain.size // row
     plan = plan_rows(np.asarray(rows), (count, row), count * row)
     expected = message.plain[: count * row].reshape(count, row)[rows].reshape(-1)
-    return plan.pieces(), expected
+    return plan.ranges().pieces(), expected
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def test_a_message_is_opened(size, bits, mode):
     message = Message(size, bits)
     rig = Rig(mode)
     array = rig.array(size)
-    assert rig.open(message, array).verdict() is None
+    assert rig.open(message, array).result() is None
     assert np.array_equal(rig.driver.read(array), message.plain)
     assert not rig.driver.holds(message.secret)
     rig.close(arrays=1)
@@ -62,7 +62,7 @@ def test_a_message_is_sealed(size, bits, mode):
     message = Message(size, bits)
     rig = Rig(mode)
     work, sealed = rig.seal(message, rig.driver.array(message.plain))
-    assert work.verdict() is None
+    assert work.result() is None
     assert np.array_equal(sealed, message.sealed)
     assert not rig.driver.holds(message.secret)
     rig.close()
@@ -75,7 +75,7 @@ def test_rows_are_gathered(bits, mode):
     rig = Rig(mode)
     pieces, expected = pieces_of(message, [140, 0, 3, 17, 99, 100, 16, 3])
     array = rig.array(expected.size)
-    assert rig.gather(message, pieces, array).verdict() is None
+    assert rig.gather(message, pieces, array).result() is None
     assert np.array_equal(rig.driver.read(array), expected)
     rig.close()
 
@@ -85,7 +85,7 @@ def test_the_short_last_chunk_is_gathered():
     size = LONG.plain.size
     pieces = GatherPlan(np.array([2, 9]), np.array([0, 1, 2]), np.array([[5, 70, 10], [7, 0, 70]]))
     array = rig.array(80)
-    assert rig.gather(LONG, pieces, array).verdict() is None
+    assert rig.gather(LONG, pieces, array).result() is None
     expected = np.concatenate([LONG.plain[size - 70 :], LONG.plain[2 * CHUNK_SIZE + 5 :][:10]])
     assert np.array_equal(rig.driver.read(array), expected)
 
@@ -98,8 +98,8 @@ def test_a_gather_of_nothing_asks_for_nothing():
     work.open(
         Slab(0, 0, LONG.plain.size, 0, GatherPlan(none, np.zeros(1, np.int64), none.reshape(0, 3))), slot.memory, slot
     )
-    work.end()
-    assert work.verdict() is None
+    work.finish()
+    assert work.result() is None
     assert rig.driver.launches == []
 
 
@@ -119,7 +119,7 @@ def test_opening_keeps_its_order(seed):
     assert (before[0] == 0xA5).all(), "the array was written to while its owner was still at work on it"
     assert np.array_equal(after[0], LONG.plain), "the caller's stream went on before the result was there"
     assert work.done()
-    assert work.verdict() is None
+    assert work.result() is None
     assert not rig.driver.holds(LONG.secret)
     rig.close()
 
@@ -134,15 +134,15 @@ def test_sealing_keeps_its_order(seed):
     out = np.zeros(LONG.sealed.size, np.uint8)
     for slab in list(rig.slabs(LONG)):
         slot = rig.take()
-        work.seal(slab, slot.memory[: slab.sealed], slot)
+        work.seal(slab, slot.memory[: slab.sealed_size], slot)
         work.issue()
         if slab.stop == LONG.plain.size:  # the last one is under way when the work ends
-            work.end()
+            work.finish()
             rig.driver.later(lambda: memory.fill(0))
         slot.wait()
-        out[slab.first * 16400 :][: slab.sealed] = slot.memory[: slab.sealed]
+        out[slab.first_chunk * 16400 :][: slab.sealed_size] = slot.memory[: slab.sealed_size]
     assert np.array_equal(out, LONG.sealed)
-    assert work.verdict() is None
+    assert work.result() is None
     rig.close()
 
 
@@ -154,7 +154,7 @@ def test_gathering_keeps_its_order(seed):
     work = rig.gather(LONG, pieces, array)
     found = rig.driver.read(array)
     assert np.array_equal(found, expected)
-    assert work.verdict() is None
+    assert work.result() is None
     rig.close()
 
 
@@ -166,12 +166,12 @@ def test_messages_in_both_directions_share_slots_and_controls(seed):
     sealed, bytes_ = rig.seal(OTHER, second)
     again = rig.open(OTHER, third)
     for work in (again, sealed, opened):
-        assert work.verdict() is None
+        assert work.result() is None
     assert np.array_equal(bytes_, OTHER.sealed)
     assert np.array_equal(rig.driver.read(first), LONG.plain)
     assert np.array_equal(rig.driver.read(third), OTHER.plain)
     last = rig.array(LONG.plain.size)
-    assert rig.open(LONG, last).verdict() is None
+    assert rig.open(LONG, last).result() is None
     assert np.array_equal(rig.driver.read(last), LONG.plain)
     assert not rig.driver.holds(LONG.secret)
     assert not rig.driver.holds(OTHER.secret)
@@ -222,10 +222,10 @@ def test_threads_share_a_device(mode):
             for _ in range(4):
                 array = own.array(message.plain.size)
                 work = own.open(message, array)
-                assert work.verdict() is None
+                assert work.result() is None
                 assert np.array_equal(own.driver.read(array), message.plain)
                 work, sealed = own.seal(message, array)
-                assert work.verdict() is None
+                assert work.result() is None
                 assert np.array_equal(sealed, message.sealed)
         except BaseException as error:  # noqa: BLE001 - told below
             failures.append(error)
@@ -251,10 +251,10 @@ def test_a_wrong_tag_gives_zeros_and_the_number_of_the_first(chunks, mode):
     rig = Rig(mode)
     array = rig.array(message.plain.size)
     work = rig.open(message, array)
-    assert work.verdict() == min(chunks)
-    assert work.verdict() == min(chunks)
+    assert work.result() == min(chunks)
+    assert work.result() == min(chunks)
     assert np.array_equal(rig.driver.read(array), message.plain)
-    assert rig.open(LONG, array).verdict() is None
+    assert rig.open(LONG, array).result() is None
     assert np.array_equal(rig.driver.read(array), LONG.plain)
 
 
@@ -263,14 +263,14 @@ def test_a_wrong_tag_of_a_gather_gives_zeros_and_its_number():
     rig = Rig()
     pieces, expected = pieces_of(message, list(range(0, 147, 5)))
     array = rig.array(expected.size)
-    assert rig.gather(message, pieces, array).verdict() == 6
+    assert rig.gather(message, pieces, array).result() == 6
     assert np.array_equal(rig.driver.read(array), expected)
 
 
 def test_the_tag_of_an_empty_message_is_checked():
     rig = Rig()
     message = Message(0).spoilt(0)
-    assert rig.open(message, rig.array(0)).verdict() == 0
+    assert rig.open(message, rig.array(0)).result() == 0
 
 
 @pytest.mark.parametrize("place", [0, 16383, 16384, 16399, 16400, -1])
@@ -279,8 +279,8 @@ def test_a_byte_that_is_turned_over_on_the_bus_is_noticed(place):
     slab = list(rig.slabs(LONG))[1]
     rig.driver.flips = {3: place}  # the first upload is the key's, the third the second slab's
     array = rig.array(LONG.plain.size)
-    bad = slab.first + (place % slab.sealed) // 16400
-    assert rig.open(LONG, array).verdict() == bad
+    bad = slab.first_chunk + (place % slab.sealed_size) // 16400
+    assert rig.open(LONG, array).result() == bad
     expected = LONG.plain.copy()
     expected[bad * CHUNK_SIZE : (bad + 1) * CHUNK_SIZE] = 0
     assert np.array_equal(rig.driver.read(array), expected)
@@ -293,10 +293,10 @@ def test_a_plan_that_is_altered_on_the_bus_is_noticed_and_the_result_is_zeros(pl
     rig = Rig(chunks=16)
     array = rig.driver.array(np.full(expected.size, 0x5A, np.uint8))
     rig.driver.flips = {3: SEALED_CHUNK_SIZE * len(pieces.chunks) + place if place >= 0 else place}
-    assert rig.gather(LONG, pieces, array).verdict() == BAD_PLAN
+    assert rig.gather(LONG, pieces, array).result() == BAD_PLAN
     assert not rig.driver.read(array).any()
     rig.driver.flips = {}
-    assert rig.gather(LONG, pieces, array).verdict() is None
+    assert rig.gather(LONG, pieces, array).result() is None
     assert np.array_equal(rig.driver.read(array), expected)
     rig.close()
 
@@ -309,7 +309,7 @@ def test_a_plan_of_many_chunks_is_noticed_whichever_is_altered_and_nothing_of_it
         rig = Rig(chunks=80)
         array = rig.driver.array(np.full(expected.size, 0x5A, np.uint8))
         rig.driver.flips = {3: align(ciphertext_size(LONG.plain.size)) + SEALED_CHUNK_SIZE * chunk + 50}
-        assert rig.gather(LONG, pieces, array).verdict() == BAD_PLAN
+        assert rig.gather(LONG, pieces, array).result() == BAD_PLAN
         assert not rig.driver.read(array).any()
         rig.close()
 
@@ -319,7 +319,7 @@ def test_after_a_plan_was_altered_later_slabs_of_the_message_are_not_gathered_ei
     rig = Rig(chunks=2)
     array = rig.driver.array(np.full(expected.size, 0x5A, np.uint8))
     rig.driver.flips = {3: -1}
-    assert rig.gather(LONG, pieces, array).verdict() == BAD_PLAN
+    assert rig.gather(LONG, pieces, array).result() == BAD_PLAN
     assert len([name for name, *_ in rig.driver.launches if name == "gather_256"]) > 1
     assert not rig.driver.read(array).any()
     rig.close()
@@ -329,7 +329,7 @@ def test_an_altered_key_of_the_plans_is_noticed():
     pieces, expected = pieces_of(LONG, [140, 0, 3])
     rig = Rig(chunks=16)
     rig.driver.flips = {2: 5}
-    assert rig.gather(LONG, pieces, rig.array(expected.size)).verdict() == BAD_PLAN
+    assert rig.gather(LONG, pieces, rig.array(expected.size)).result() == BAD_PLAN
     rig.close()
 
 
@@ -345,7 +345,7 @@ def test_plans_cross_the_bus_sealed_each_under_a_key_of_its_own(monkeypatch):
 
     monkeypatch.setattr(rig.driver, "upload", recorded)
     for _ in range(2):
-        assert rig.gather(LONG, pieces, rig.array(expected.size)).verdict() is None
+        assert rig.gather(LONG, pieces, rig.array(expected.size)).result() is None
     first, second = uploads[2], uploads[5]
     behind = SEALED_CHUNK_SIZE * len(pieces.chunks)
     assert first[:behind] == second[:behind]
@@ -360,7 +360,7 @@ def test_plans_cross_the_bus_sealed_each_under_a_key_of_its_own(monkeypatch):
 
 
 def test_after_an_error_no_other_plan_is_sealed_under_the_same_nonce(monkeypatch):
-    engine = aead.engine("openssl")
+    engine = aead.get_engine("openssl")
     sealer = PlanSealer(engine, MessageKey.raw(bytes(32), bytes(12)))
     pieces, _ = pieces_of(LONG, [140, 0, 3])
     first = sealer.seal(pieces, 0)
@@ -374,7 +374,7 @@ def test_after_an_error_no_other_plan_is_sealed_under_the_same_nonce(monkeypatch
         patch.setattr(engine, "seal_run", seal_and_fail)
         with pytest.raises(MemoryError):
             sealer.seal(pieces, 0)
-    assert sealer.seal(pieces, 0).first == first.first + 2 * first.count
+    assert sealer.seal(pieces, 0).first_chunk == first.first_chunk + 2 * first.count
 
 
 # What it is asked.
@@ -387,7 +387,7 @@ def test_after_an_error_no_other_plan_is_sealed_under_the_same_nonce(monkeypatch
 def test_a_share_of_the_multiprocessors_bounds_the_grid(share, multiprocessors, grids):
     message = Message(16 * CHUNK_SIZE - 1)
     rig = Rig(chunks=16, share=share, multiprocessors=multiprocessors)
-    rig.open(message, rig.array(message.plain.size)).verdict()
+    rig.open(message, rig.array(message.plain.size)).result()
     assert {blocks for name, blocks, _ in rig.driver.launches} == grids
 
 
@@ -431,11 +431,11 @@ def test_what_reaches_outside_is_refused(slab):
     rig = Rig()
     work = rig.begin(LONG, rig.array(LONG.plain.size))
     slot = rig.take()
-    for act in (work.open, work.seal) if slab.pieces is None else (work.open,):
+    for act in (work.open, work.seal) if slab.plan is None else (work.open,):
         with pytest.raises(ValueError, match=r"reaches outside|no run of chunks"):
-            act(slab, slot.memory[: slab.sealed], slot)
-    work.end()
-    assert work.verdict() is None
+            act(slab, slot.memory[: slab.sealed_size], slot)
+    work.finish()
+    assert work.result() is None
 
 
 @pytest.mark.parametrize(("sealed", "pieces"), [(16399, 1), (2 * 16400, 200)])
@@ -445,14 +445,14 @@ def test_a_gather_that_does_not_fit_its_slot_is_refused(sealed, pieces):
     slot = rig.take()
     table = np.array([[n, n, 1] for n in range(pieces)])
     slab = Slab(0, 0, LONG.plain.size, sealed, GatherPlan(np.array([0]), np.array([0, pieces]), table))
-    with pytest.raises(ValueError, match="does not fit into its slot"):
+    with pytest.raises(ValueError, match="does not fit"):
         work.open(slab, slot.memory[:sealed], slot)
-    work.end()
+    work.finish()
 
 
 def test_slabs_are_whole_chunks_and_begin_small():
-    assert CudaDevice.slab % CHUNK_SIZE == 0
-    assert CudaDevice.lead % CHUNK_SIZE == 0
+    assert CudaDevice.max_slab_size % CHUNK_SIZE == 0
+    assert CudaDevice.first_slab_size % CHUNK_SIZE == 0
     assert not CudaDevice.in_place
 
 
@@ -470,7 +470,7 @@ def test_a_copy_that_blocks_holds_up_only_the_thread_of_the_pipeline():
     assert not slot.ready()
     assert not work.done()
     gate.set()
-    within(20, work.end)
-    assert work.verdict() is None
+    within(20, work.finish)
+    assert work.result() is None
     assert slot.ready()
     assert np.array_equal(rig.driver.read(array), message.plain)

@@ -14,15 +14,14 @@ import fastrack
 from fastrack import AuthenticationError, Channel, DeviceError, Key
 from fastrack._crypto.cobblestone import CHUNK_SIZE
 from fastrack._devices.cuda.device import CudaDevice
-from fastrack._transfer import channel
 
 KEY = Key.from_bytes(bytes(range(32)))
 PLAIN = np.random.default_rng(0).integers(0, 1 << 30, (300, 257), np.int32)  # 18 chunks and a bit
 
 
 class SmallDevice(CudaDevice):
-    slab = 4 * CHUNK_SIZE
-    lead = CHUNK_SIZE
+    max_slab_size = 4 * CHUNK_SIZE
+    first_slab_size = CHUNK_SIZE
 
 
 class Opened:
@@ -31,8 +30,7 @@ class Opened:
     def __init__(self, monkeypatch, mode, seed=0, keys=KEY):
         fake_cuda.install(monkeypatch)
         self.driver = FakeDriver(mode, seed)
-        monkeypatch.setattr(channel, "open_device", lambda *_: SmallDevice(self.driver))
-        self.channel = Channel("cuda:0", keys=keys)
+        self.channel = Channel._from_device(SmallDevice(self.driver), keys=keys)
 
     def close(self):
         within(60, self.channel.close)
@@ -95,7 +93,7 @@ def test_a_spoilt_chunk_is_told_and_the_result_is_cleared(opened):
     sealed = fastrack.seal(PLAIN, KEY, name="x")
     message = np.array(sealed.message)
     message[56 + 16400 * 7] ^= 1
-    spoilt = type(sealed)(sealed.claim, message, sealed.key_id)
+    spoilt = type(sealed)(sealed.context, message, sealed.key_id)
     x = opened.channel.to_device(PLAIN)
     with pytest.raises(AuthenticationError, match="chunk 7") as failure:
         opened.channel.to_device(spoilt, out=x)

@@ -29,13 +29,13 @@ def _cupy(monkeypatch):
 
 def sealed(rig):
     work, out = rig.seal(MESSAGE, rig.driver.array(MESSAGE.plain))
-    assert work.verdict() is None
+    assert work.result() is None
     return np.array_equal(out, MESSAGE.sealed)
 
 
 def gathered(rig):
     array = rig.array(ROWS.size)
-    assert rig.gather(MESSAGE, PIECES, array).verdict() is None
+    assert rig.gather(MESSAGE, PIECES, array).result() is None
     return np.array_equal(rig.driver.read(array), ROWS)
 
 
@@ -45,7 +45,7 @@ def polled(rig):
     work = rig.open(MESSAGE, array)
     while not (work.done() and all(slot.ready() for slot in rig.slots)):
         time.sleep(0)
-    assert work.verdict() is None
+    assert work.result() is None
     return np.array_equal(rig.driver.read(array), MESSAGE.plain)
 
 
@@ -120,11 +120,11 @@ def test_a_device_that_was_given_up_is_not_trusted_again():
     slot = rig.take()
     rig.driver.fail_at(1, sticky=True)
     work.open(next(rig.slabs(MESSAGE)), slot.memory, slot)
-    work.end()
+    work.finish()
     within(SECONDS, slot.wait)
     rig.driver.fail_at(None)
     with pytest.raises(DeviceError, match="injected"):
-        work.verdict()
+        work.result()
     with pytest.raises(DeviceError, match="does not answer any more"):
         rig.device.begin(MESSAGE.key(), view)
 
@@ -162,10 +162,10 @@ def test_slabs_after_a_failure_are_refused_and_the_next_message_is_not(mode):
     with pytest.raises(DeviceError, match=r"cuda:0 failed: injected") as failure:
         work.open(second, slot.memory, slot)
     assert isinstance(failure.value.__cause__, DeviceError)
-    work.end()
+    work.finish()
     assert work.done()
     with pytest.raises(DeviceError, match="injected"):
-        work.verdict()
+        work.result()
     assert not rig.driver.holds(MESSAGE.secret)
     assert opened(rig)
 
@@ -176,25 +176,46 @@ def test_slots_of_a_list_after_a_failure_come_back(mode):
     rig = Rig(mode)
     work = rig.begin(MESSAGE, rig.array(MESSAGE.plain.size))
     (first, second, *_), slots = rig.slabs(MESSAGE), (rig.take(), rig.take())
-    work.open(first, MESSAGE.sealed[: first.sealed], slots[0])
+    work.open(first, MESSAGE.sealed[: first.sealed_size], slots[0])
     rig.driver.fail_at(1)
     gate = threading.Event()
     if mode == "serial":
         rig.device._pipeline.submit(lambda: gate.wait(SECONDS))
     work.issue()
     with suppress(DeviceError):  # where it is known already
-        work.open(second, MESSAGE.sealed[second.first * SEALED_CHUNK_SIZE :][: second.sealed], slots[1])
+        work.open(second, MESSAGE.sealed[second.first_chunk * SEALED_CHUNK_SIZE :][: second.sealed_size], slots[1])
     gate.set()
     with suppress(DeviceError):
         within(SECONDS, work.issue)
-    within(SECONDS, work.end)
+    within(SECONDS, work.finish)
     for slot in slots:
         within(SECONDS, slot.wait)
     with pytest.raises(DeviceError, match="injected"):
-        work.verdict()
+        work.result()
     rig.driver.fail_at(None)
     assert within(SECONDS, lambda: opened(rig))
     within(SECONDS, rig.close)
+
+
+def test_a_message_that_cannot_begin_leaves_the_key_of_the_next_alone(monkeypatch):
+    rig = Rig("serial")
+    array = rig.array(MESSAGE.plain.size)
+
+    def refuse(*_):
+        raise DeviceError("injected")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.driver, "record", refuse)
+        with pytest.raises(DeviceError) as caught:
+            rig.begin(MESSAGE, array)
+    rig.device._states._released.rotate(1)  # its state comes next
+    work = rig.begin(MESSAGE, array)
+    del caught
+    gc.collect()
+    rig._open_slabs(work, MESSAGE)
+    work.finish()
+    assert work.result() is None
+    rig.close()
 
 
 def test_a_key_does_not_stay_here_when_the_device_was_given_up():
@@ -203,9 +224,9 @@ def test_a_key_does_not_stay_here_when_the_device_was_given_up():
         works = [rig.begin(MESSAGE, rig.array(MESSAGE.plain.size)) for _ in range(2)]
         rig.driver.fail_at(1, sticky=True)
         for work in works:
-            within(SECONDS, work.end)
+            within(SECONDS, work.finish)
             with pytest.raises(DeviceError):
-                work.verdict()
+                work.result()
         assert not any(MESSAGE.secret in block.tobytes() for block in rig.driver.hosts())
         rig.driver.fail_at(None)
         rig.driver.stop()
@@ -215,11 +236,11 @@ def test_a_verdict_of_another_message_is_none_of_this_one():
     """Should the commands that bring a key be lost, the device does not hold the verdict on the message before."""
     rig = Rig()
     assert opened(rig)
-    rig.device._controls._returned.rotate(1)  # what that one used comes next
+    rig.device._states._released.rotate(1)  # what that one used comes next
     work = rig.begin(MESSAGE, rig.array(MESSAGE.plain.size))
     work._list.commands.code[:] = array("q")
-    work.end()
-    assert work.verdict() == 0
+    work.finish()
+    assert work.result() == 0
     rig.close()
 
 
@@ -227,7 +248,7 @@ def test_a_verdict_that_never_came_is_not_good():
     rig = Rig()
     rig.driver.download = lambda *_: None
     work = rig.open(MESSAGE, rig.array(MESSAGE.plain.size))
-    assert work.verdict() == 0
+    assert work.result() == 0
 
 
 def test_a_key_that_never_arrived_is_found_out():
@@ -237,7 +258,7 @@ def test_a_key_that_never_arrived_is_found_out():
         upload(pointer, source, size, stream) if size != 8704 else None
     )
     array = rig.array(MESSAGE.plain.size)
-    assert rig.open(MESSAGE, array).verdict() == 0
+    assert rig.open(MESSAGE, array).result() == 0
     assert not rig.driver.read(array).any()
 
 
@@ -252,7 +273,7 @@ def test_the_key_is_there_while_it_is_needed_and_at_no_other_time(mode):
     work = rig.begin(MESSAGE, array)
     assert rig.driver.holds(MESSAGE.secret)  # or the search finds nothing
     work.open(next(rig.slabs(MESSAGE)), MESSAGE.sealed[: 2 * SEALED_CHUNK_SIZE], rig.take())
-    work.end(wait=True)
+    work.finish(wait=True)
     assert not rig.driver.holds(MESSAGE.secret)
 
 
@@ -269,8 +290,8 @@ def test_a_key_is_not_looked_at_after_begin():
     work = rig.device.begin(key, rig.device.view(array, writable=True))
     key.wipe()
     rig._open_slabs(work, MESSAGE)
-    work.end()
-    assert work.verdict() is None
+    work.finish()
+    assert work.result() is None
 
 
 def test_slots_are_wiped_here_and_on_the_device():
@@ -292,7 +313,7 @@ def test_what_a_message_needs_is_used_again_whether_or_not_its_verdict_was_asked
         work = rig.open(MESSAGE, rig.array(MESSAGE.plain.size))
         rig.driver.finish()
         if turn % 2:
-            assert work.verdict() is None
+            assert work.result() is None
     assert rig.driver.calls["host"] - asked <= 2
 
 
@@ -303,7 +324,7 @@ def test_threads_that_ask_for_one_verdict_give_back_one_control():
 
     def ask():
         gate.wait(SECONDS)
-        verdicts.append(work.verdict())
+        verdicts.append(work.result())
 
     threads = [threading.Thread(target=ask, daemon=True) for _ in range(8)]
     for thread in threads:
@@ -311,7 +332,7 @@ def test_threads_that_ask_for_one_verdict_give_back_one_control():
     for thread in threads:
         thread.join(SECONDS)
     assert verdicts == [None] * 8
-    returned = rig.device._controls._returned
+    returned = rig.device._states._released
     assert len(returned) == len(set(map(id, returned)))
 
 
@@ -323,7 +344,7 @@ def test_a_work_that_ended_does_not_hold_its_array():
     del array
     gc.collect()
     assert there() is None
-    work.end()
+    work.finish()
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -334,7 +355,7 @@ def test_a_slot_is_wiped_when_the_device_is_done_with_it(seed):
     slot = rig.slots[0]
     slot.wipe()
     assert np.array_equal(rig.driver.read(array), MESSAGE.plain)
-    assert work.verdict() is None
+    assert work.result() is None
     assert not slot.memory.any()
     assert not rig.driver.space.at(slot.device_ptr, slot.memory.size).any()
     rig.close()

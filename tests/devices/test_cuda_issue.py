@@ -16,14 +16,13 @@ from fastrack import Channel, Key
 from fastrack._crypto.cobblestone import CHUNK_SIZE
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._devices.cuda.streams import LANES
-from fastrack._transfer import channel
 
 KEY = Key.from_bytes(bytes(range(32)))
 SLABS = 40
 
 
 class SmallDevice(CudaDevice):
-    slab = lead = 2 * CHUNK_SIZE
+    max_slab_size = first_slab_size = 2 * CHUNK_SIZE
 
 
 @pytest.fixture(autouse=True)
@@ -32,10 +31,9 @@ def _cupy(monkeypatch):
 
 
 @pytest.fixture(params=["lazy", "threads", "serial"])
-def opened(request, monkeypatch):
+def opened(request):
     driver = FakeDriver(request.param)
-    monkeypatch.setattr(channel, "open_device", lambda *_: SmallDevice(driver))
-    opened = Channel("cuda:0", keys=KEY)
+    opened = Channel._from_device(SmallDevice(driver), keys=KEY)
     yield driver, opened
     within(60, opened.close)
     driver.stop()
@@ -72,11 +70,10 @@ def test_a_small_message_returns_at_most_four_times(opened):
         assert returns(driver, lambda: channel.to_device(sealed, out=out)) <= 4
 
 
-def test_a_small_message_to_an_idle_device_keeps_the_interpreters_lock(monkeypatch):
+def test_a_small_message_to_an_idle_device_keeps_the_interpreters_lock():
     driver = FakeDriver("serial")
     driver.confidential = False  # a device that is done with everything at once
-    monkeypatch.setattr(channel, "open_device", lambda *_: SmallDevice(driver))
-    with Channel("cuda:0", keys=KEY) as opened:
+    with Channel._from_device(SmallDevice(driver), keys=KEY) as opened:
         sealed = fastrack.seal(np.arange(4096, dtype=np.uint8), KEY)
         out = opened.to_device(sealed, framework="cupy")
         assert returns(driver, lambda: opened.to_device(sealed, out=out)) == 0
@@ -114,7 +111,7 @@ def test_a_stream_that_belongs_to_a_thread_waits_for_the_result(seed):
     rig.driver.finish()
     assert (before[0] == 0xA5).all(), "the array was written to while its owner was still at work on it"
     assert np.array_equal(found[0], MESSAGE.plain), "the caller's stream went on before the result was there"
-    assert work.verdict() is None
+    assert work.result() is None
     rig.close()
 
 
@@ -123,7 +120,7 @@ def test_the_callers_thread_issues_outside_of_confidential_mode():
     threads = set()
     upload = rig.driver.upload
     rig.driver.upload = lambda *operands: (threads.add(threading.current_thread()), upload(*operands))
-    assert rig.open(MESSAGE, rig.array(MESSAGE.plain.size)).verdict() is None
+    assert rig.open(MESSAGE, rig.array(MESSAGE.plain.size)).result() is None
     assert threads == {threading.current_thread()}
     rig.close()
 
@@ -150,7 +147,7 @@ def test_a_caller_whose_stream_is_busy_does_not_hold_up_others(callers):
     for array in arrays[1:]:
         own = rig.beside()
         work = within(10, lambda own=own, array=array: own.open(MESSAGE, array))
-        assert within(10, work.verdict) is None
+        assert within(10, work.result) is None
         assert np.array_equal(rig.driver.read(array), MESSAGE.plain)
     gate.set()
     waiting.join(20)
@@ -159,12 +156,11 @@ def test_a_caller_whose_stream_is_busy_does_not_hold_up_others(callers):
     rig.close()
 
 
-def test_a_caller_whose_stream_is_busy_leaves_slots_to_others(monkeypatch):
+def test_a_caller_whose_stream_is_busy_leaves_slots_to_others():
     driver = FakeDriver("threads")
-    monkeypatch.setattr(channel, "open_device", lambda *_: SmallDevice(driver))
     sealed = fastrack.seal(np.random.default_rng(0).integers(0, 256, SLABS * 2 * CHUNK_SIZE, np.uint8), KEY)
     gate = threading.Event()
-    with Channel("cuda:0", keys=KEY) as opened:
+    with Channel._from_device(SmallDevice(driver), keys=KEY) as opened:
         busy, idle = (
             FakeArray(driver, "u1", sealed.shape, stream=stream) for stream in (driver.user, driver._new_stream())
         )
@@ -201,6 +197,6 @@ def test_many_outstanding_messages_share_few_allocations():
     works = [rig.open(message, array) for array in arrays]
     assert rig.driver.calls["host"] + rig.driver.calls["memory"] - taken <= 2 * (100 // 32)
     assert before
-    assert [work.verdict() for work in works] == [None] * 100
+    assert [work.result() for work in works] == [None] * 100
     del works, arrays
     rig.close()

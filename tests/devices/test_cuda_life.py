@@ -42,9 +42,9 @@ def test_closing_in_the_middle_wipes_the_key_and_stops_the_work(mode):
     assert not rig.driver.holds(MESSAGE.secret)
     with pytest.raises(ClosedError):
         work.open(slab, slot.memory, slot)
-    within(SECONDS, work.end)
+    within(SECONDS, work.finish)
     with pytest.raises(DeviceError, match="closed"):
-        work.verdict()
+        work.result()
     device.close()
     rig.close()
 
@@ -56,7 +56,7 @@ def test_a_closed_device_does_nothing_more():
     for use in (
         lambda: rig.begin(MESSAGE, rig.array(10)),
         lambda: rig.device.begin(MESSAGE.key(), view),
-        lambda: rig.device.slot(100),
+        lambda: rig.device.staging_buffer(100),
         lambda: rig.device.empty("U8", (1,), "cupy"),
         lambda: rig.device.view(view.array, writable=True),
         lambda: rig.device.clear(view),
@@ -69,7 +69,7 @@ def test_a_verdict_can_be_had_after_closing():
     rig = Rig()
     works = [rig.open(message, rig.array(MESSAGE.plain.size)) for message in (MESSAGE, Message(CHUNK_SIZE).spoilt(0))]
     rig.device.close()
-    assert [work.verdict() for work in works] == [None, 0]
+    assert [work.result() for work in works] == [None, 0]
 
 
 def test_the_thread_of_confidential_mode_ends_with_its_device():
@@ -123,25 +123,25 @@ def test_a_forked_child_is_told_and_touches_nothing():
             lambda: rig.device.empty("U8", (1,), "cupy"),
             lambda: rig.device.view(array, writable=True),
             lambda: rig.device.clear(view),
-            lambda: rig.device.slot(10),
+            lambda: rig.device.staging_buffer(10),
             lambda: work.open(slab, slot.memory, slot),
             lambda: work.open(next(cut(PIECES, MESSAGE.plain.size, 2)), slot.memory, slot),
             lambda: work.seal(slab, slot.memory, slot),
-            work.verdict,
+            work.result,
         ):
             try:
                 use()
             except DeviceError as error:
                 told += "does not survive a fork" in str(error) and "'spawn' or 'forkserver'" in str(error)
-        work.end()
+        work.finish()
         slot.wipe()
         slot.wait()
         rig.device.close()
         return told, work.done(), slot.ready(), np.array_equal(slot.memory, content)
 
     assert in_forked_child(child) == (9, True, True, True)
-    work.end()
-    assert work.verdict() == 0  # it was given what another message left in the slot
+    work.finish()
+    assert work.result() == 0  # it was given what another message left in the slot
     rig.close()
 
 
@@ -157,14 +157,14 @@ def test_a_child_does_not_wait_for_a_thread_it_does_not_have():
 
     def child():
         slot.wait()
-        work.end()
+        work.finish()
         slot.wipe()
         rig.device.close()
         return slot.ready()
 
     assert in_forked_child(child, seconds=20)
     gate.set()
-    work.end()
+    work.finish()
     rig.close()
 
 
@@ -191,15 +191,15 @@ def test_an_interrupt_at_the_end_of_a_message_leaves_its_key_to_no_other(monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(rig.device._pipeline, "submit", submit_and_be_interrupted)
         with pytest.raises(KeyboardInterrupt):
-            work.end()
+            work.finish()
     other = Message(5000, seed=2)
     sealing = rig.begin(other, rig.driver.array(other.plain), writable=False)
-    assert sealing._control is not work._control
+    assert sealing._state is not work._state
     gate.set()
     with pytest.raises(DeviceError, match="interrupted"):
-        within(SECONDS, work.verdict)
+        within(SECONDS, work.result)
     assert not rig.driver.holds(MESSAGE.secret)
-    within(SECONDS, sealing.end)
+    within(SECONDS, sealing.finish)
     within(SECONDS, rig.close)
 
 
@@ -210,7 +210,7 @@ def test_a_list_that_an_interrupt_lost_leaves_no_good_verdict(mode, after, monke
     array = rig.array(MESSAGE.plain.size)
     work = rig.begin(MESSAGE, array)
     slab, slot = next(rig.slabs(MESSAGE)), rig.take()
-    work.open(slab, MESSAGE.sealed[: slab.sealed], slot)
+    work.open(slab, MESSAGE.sealed[: slab.sealed_size], slot)
     execute = work._execute
 
     def be_interrupted(commands):
@@ -224,10 +224,10 @@ def test_a_list_that_an_interrupt_lost_leaves_no_good_verdict(mode, after, monke
         with pytest.raises(KeyboardInterrupt):
             work.issue()
     with pytest.raises(DeviceError, match="interrupted"):
-        work.open(slab, MESSAGE.sealed[: slab.sealed], slot)
-    within(SECONDS, work.end)
+        work.open(slab, MESSAGE.sealed[: slab.sealed_size], slot)
+    within(SECONDS, work.finish)
     with pytest.raises(DeviceError, match="interrupted"):
-        work.verdict()
+        work.result()
     assert not rig.driver.holds(MESSAGE.secret)
     assert opened(rig)
     within(SECONDS, rig.close)
@@ -249,18 +249,18 @@ def test_an_interrupt_while_a_bad_verdict_is_read_leaves_no_good_one(place, bad,
     rig.driver.flips = {3: -1} if bad == BAD_PLAN else {}
     array = rig.array(200)
     work = rig.gather(message, PIECES, array)
-    good = MessageState.words
+    good = MessageState.verdicts
 
-    def words(control):
+    def verdicts(control):
         found = list(good.__get__(control))
         found[place] = _Interrupting(found[place])
         return tuple(found)
 
     with monkeypatch.context() as patch:
-        patch.setattr(MessageState, "words", property(words))
+        patch.setattr(MessageState, "verdicts", property(verdicts))
         with pytest.raises(KeyboardInterrupt):
-            work.verdict()
-    assert work.verdict() == bad
+            work.result()
+    assert work.result() == bad
     rig.close()
 
 
@@ -281,8 +281,8 @@ def test_an_interrupt_while_the_key_of_plans_is_put_leaves_it_nowhere(monkeypatc
         with pytest.raises(KeyboardInterrupt):
             work.open(next(cut(PIECES, MESSAGE.plain.size, 2)), MESSAGE.sealed, rig.take())
     assert rig.driver.holds(secrets[0])
-    within(SECONDS, work.end)
-    assert work.verdict() is None
+    within(SECONDS, work.finish)
+    assert work.result() is None
     assert not rig.driver.holds(secrets[0])
     rig.close()
 
@@ -300,7 +300,7 @@ def test_an_interrupted_slab_comes_back_only_after_what_may_have_been_asked_for_
         submit(job)
         raise KeyboardInterrupt
 
-    work.open(slab, MESSAGE.sealed[: slab.sealed], slot)
+    work.open(slab, MESSAGE.sealed[: slab.sealed_size], slot)
     with monkeypatch.context() as patch:
         patch.setattr(rig.device._pipeline, "submit", submit_and_be_interrupted)
         with pytest.raises(KeyboardInterrupt):
@@ -308,7 +308,7 @@ def test_an_interrupted_slab_comes_back_only_after_what_may_have_been_asked_for_
     assert not slot.ready()
     gate.set()
     within(SECONDS, slot.wait)
-    within(SECONDS, work.end)
+    within(SECONDS, work.finish)
     within(SECONDS, rig.close)
 
 
@@ -321,9 +321,9 @@ def test_a_copy_thread_that_cannot_start_may_start_later(monkeypatch):
     work = rig.begin(MESSAGE, rig.array(MESSAGE.plain.size))
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
-        work.end()
+        work.finish()
     with pytest.raises(DeviceError, match="no thread to copy with"):
-        work.verdict()
+        work.result()
     assert within(SECONDS, lambda: opened(rig))
     within(SECONDS, rig.close)
 
@@ -341,7 +341,7 @@ def test_an_interrupt_while_the_thread_starts_leads_to_no_second_one(monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start_and_be_interrupted)
         with pytest.raises(KeyboardInterrupt):
-            work.end()
+            work.finish()
     for _ in range(5):
         assert within(SECONDS, lambda: opened(rig))
     assert len(set(threading.enumerate()) - before) == 1

@@ -177,7 +177,7 @@ def test_kernels_that_do_not_compile_are_said_so(monkeypatch, error):
 def test_a_share_is_passed_on():
     with pytest.raises(ValueError, match="share="):
         open_device("cuda:0", share=2.0)
-    assert open_device("cuda:0", share=0.5).slab
+    assert open_device("cuda:0", share=0.5).max_slab_size
 
 
 # The kernels' sources.
@@ -236,7 +236,7 @@ def test_a_list_is_issued_in_the_context_of_its_device(runtime):
     driver = CupyDriver(1)
     assert runtime.compiled == ((FOLDER / "fastrack.cu").read_text(), kernels.find_kernels().options, "nvrtc")
     assert (driver.name, driver.multiprocessors) == ("cuda:1", 132)
-    stream, event, memory, host = driver.stream(urgent=True), driver.event(), driver.memory(64), driver.host(32)
+    stream, event, memory, host = driver.stream(high_priority=True), driver.event(), driver.memory(64), driver.host(32)
     del runtime.calls[:]
     seen, libcuda = [], runtime.libcuda
     libcuda.happened = lambda _: seen.append(list(libcuda.contexts))
@@ -268,14 +268,14 @@ def test_all_memory_of_a_multiprocessor_may_be_shared_so_that_two_blocks_fit(run
 def test_streams_do_not_wait_for_the_default_one_and_differ_in_priority(runtime):
     driver = CupyDriver(0)
     del runtime.calls[:]
-    streams = driver.stream(urgent=True), driver.stream(urgent=False), driver.event()
+    streams = driver.stream(high_priority=True), driver.stream(high_priority=False), driver.event()
     assert [call[2:] for call in runtime.calls] == [(1, -5), (1, 0), (3,)]  # and a thread that waits sleeps
     assert len({handle.ptr for handle in streams}) == 3
 
 
 def test_what_is_dropped_is_given_back_once_and_not_by_a_child(runtime):
     driver = CupyDriver(1)
-    things = [driver.stream(urgent=True), driver.event(), driver.memory(64), driver.host(32)[3:]]
+    things = [driver.stream(high_priority=True), driver.event(), driver.memory(64), driver.host(32)[3:]]
     pointers = [thing.ptr for thing in things[:3]] + [things[3].ctypes.data - 3]
     del runtime.calls[:]
 
@@ -322,7 +322,7 @@ def test_what_cuda_says_is_said_again(runtime):
     with pytest.raises(DeviceError, match="cuda:1 failed in cuEventQuery: cudaError 700"):
         driver.done(driver.event())
     commands = Commands()
-    commands.record(driver.event(), driver.stream(urgent=True))
+    commands.record(driver.event(), driver.stream(high_priority=True))
     runtime.libcuda.status["cuEventRecord"] = 719
     with pytest.raises(DeviceError, match="cuda:1 failed in cuEventRecord: cudaError 719"):
         driver.issue(commands)
@@ -355,7 +355,7 @@ def test_when_pools_have_nothing_to_give_back_there_is_no_memory(runtime, monkey
 
 def test_a_list_that_keeps_the_lock_gives_it_up_where_it_would_block(runtime):
     driver = CupyDriver(0)
-    stream, event = driver.stream(urgent=True), driver.event()
+    stream, event = driver.stream(high_priority=True), driver.event()
     commands = Commands()
     commands.require_idle(stream)
     commands.record(event, stream)

@@ -10,7 +10,7 @@ import torch
 
 from fastrack import Channel, DeviceError
 from fastrack._crypto.cobblestone import MessageKey
-from fastrack._crypto.engine import engine
+from fastrack._crypto.engine import get_engine
 from fastrack._devices import canonical, open_device
 from fastrack._devices.base import Device, Slab
 from fastrack._devices.cpu import CpuDevice
@@ -50,7 +50,7 @@ def test_a_device_has_ten_methods_at_most():
 
 
 def test_slabs_are_whole_chunks():
-    assert CpuDevice.slab % 16384 == 0
+    assert CpuDevice.max_slab_size % 16384 == 0
 
 
 # The host itself.
@@ -84,12 +84,12 @@ def test_the_host_keeps_numpys_arrays_where_torch_is_not_installed(cpu, monkeypa
 
 @pytest.mark.parametrize("origin", [None, "cupy", "numpy"])
 def test_the_host_keeps_nothing_of_cupy(cpu, origin):
-    with pytest.raises(DeviceError, match="ask for framework='numpy' or 'torch'"):
+    with pytest.raises(DeviceError, match="framework='numpy' or 'torch'"):
         cpu.framework("cupy", origin)
 
 
 def test_the_host_is_done_when_it_returns(cpu):
-    slot = cpu.slot(100)
+    slot = cpu.staging_buffer(100)
     slot.memory.fill(7)
     slot.wait()
     assert slot.ready()
@@ -100,10 +100,10 @@ def test_the_host_is_done_when_it_returns(cpu):
     slab = Slab(0, 0, 84, 100)
     sealing = cpu.begin(key, plain)
     sealing.seal(slab, sealed, slot)
-    sealing.end()
-    assert (sealing.done(), sealing.verdict()) == (True, None)
+    sealing.finish()
+    assert (sealing.done(), sealing.result()) == (True, None)
     opened = np.zeros(84, np.uint8)
-    assert engine().open_run(engine().prepare(key), sealed, opened, 0) is None
+    assert get_engine().open_run(get_engine().expand_key(key), sealed, opened, 0) is None
     assert np.array_equal(opened, plain)
 
     cpu.clear(opened)
@@ -111,8 +111,8 @@ def test_the_host_is_done_when_it_returns(cpu):
     sealed[0] ^= 1
     opening = cpu.begin(key, opened)
     opening.open(slab, sealed, slot)
-    opening.end()
-    assert (opening.done(), opening.verdict()) == (True, 0)
+    opening.finish()
+    assert (opening.done(), opening.result()) == (True, 0)
     assert not opened.any()
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from numba import cfunc, int32, int64
 
 from fastrack import DeviceError
-from fastrack._crypto import workers as crew
+from fastrack._crypto import workers
 from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE
 from fastrack._devices.cuda import native
 from fastrack._devices.cuda.commands import NAMES, Commands, Function
@@ -107,7 +107,7 @@ def test_an_empty_list_is_none(libcuda, run):
 
 def test_stamps_are_of_the_clock_that_timelines_use(run):
     commands = Commands()
-    first, second = commands.stamp(), commands.stamp()
+    first, second = commands.timestamp(), commands.timestamp()
     before = time.perf_counter_ns()
     run(commands)
     assert before <= commands.code[first] <= commands.code[second] <= time.perf_counter_ns()
@@ -249,7 +249,7 @@ def test_many_copies_of_one_list_each_see_what_the_one_before_left(run):
 
 
 def test_helpers_that_never_come_are_not_waited_for(run, monkeypatch):
-    monkeypatch.setattr(crew, "start", lambda *_: None)
+    monkeypatch.setattr(workers, "start", lambda *_: None)
     target, source = np.zeros(8 * MIB, np.uint8), noise(8 * MIB)
     commands = Commands()
     commands.copy(target, source)
@@ -259,7 +259,7 @@ def test_helpers_that_never_come_are_not_waited_for(run, monkeypatch):
 
 def test_a_helper_that_comes_too_late_leaves_at_once_and_touches_nothing(run, monkeypatch):
     late = []
-    monkeypatch.setattr(crew, "start", lambda work, helpers, kept: late.append((work, kept)))
+    monkeypatch.setattr(workers, "start", lambda work, helpers, kept: late.append((work, kept)))
     target, source = np.zeros(8 * MIB, np.uint8), noise(8 * MIB)
     commands = Commands()
     commands.copy(target, source)
@@ -271,7 +271,7 @@ def test_a_helper_that_comes_too_late_leaves_at_once_and_touches_nothing(run, mo
 
 
 def test_short_copies_have_no_helpers(run, monkeypatch):
-    monkeypatch.setattr(crew, "start", lambda *_: pytest.fail("a helper was called"))
+    monkeypatch.setattr(workers, "start", lambda *_: pytest.fail("a helper was called"))
     target, source = np.zeros(100_000, np.uint8), noise(100_000)
     commands = Commands()
     commands.copy(target, source)
@@ -281,7 +281,7 @@ def test_short_copies_have_no_helpers(run, monkeypatch):
 
 def test_an_interrupt_before_the_list_begins_lets_helpers_go(run, monkeypatch):
     helping = []
-    monkeypatch.setattr(crew, "start", lambda work, helpers, kept: helping.append(work))
+    monkeypatch.setattr(workers, "start", lambda work, helpers, kept: helping.append(work))
 
     def interrupt(*_):
         raise KeyboardInterrupt
@@ -299,7 +299,7 @@ def test_an_interrupt_before_the_list_begins_lets_helpers_go(run, monkeypatch):
 
 CACHED = """
 from helpers.stub_cuda import StubCuda
-from fastrack._devices import native
+from fastrack._devices.cuda import native
 from fastrack._devices.cuda.commands import Commands
 import numpy as np
 commands = Commands()
@@ -308,8 +308,8 @@ stub, board = StubCuda(), np.ones(40, np.int64)
 run = native.Native(stub.functions, 99).run
 run(commands)
 run(commands, hold=True)
-native._assist(board.ctypes.data)
-print([sum(made.stats.cache_hits.values()) for made in (native._run, native._run_held, native._assist)])
+native._copy_until_over(board.ctypes.data)
+print([sum(made.stats.cache_hits.values()) for made in (native._run, native._run_held, native._copy_until_over)])
 """
 
 

@@ -14,10 +14,11 @@ SLOW_ON_THE_HOST = "test_gives_back_the_memory_it_took"  # stands here as well, 
 
 
 def run_gpu_tests(device, chosen, **environment):
-    """Run those of tests/gpu whose names match."""
+    """Run the tests for a GPU whose names match."""
+    files = ["tests/gpu", "tests/kernels/test_cu_chunks.py", "tests/kernels/test_cu_gather.py"]
     options = ["-p", "no:cacheprovider", "-p", "emulator.small", "-q", "--gpu", device]
     chosen = f"({chosen}) and not torch and not {SLOW_ON_THE_HOST}"
-    done = start("pytest", "tests/gpu", *options, "-k", chosen, **environment)
+    done = start("pytest", *files, *options, "-k", chosen, **environment)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
 

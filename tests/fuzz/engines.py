@@ -61,7 +61,7 @@ class Engines:
         random = np.random.default_rng([len(data), *data])
         case = Case(random)
         for engine in self._engines:
-            schedule = engine.prepare(MessageKey.raw(case.key, case.nonce))
+            schedule = engine.expand_key(MessageKey.raw(case.key, case.nonce))
             try:
                 self._seal(engine, schedule, case)
                 self._open(engine, schedule, case)
@@ -101,7 +101,7 @@ class Engines:
         target = self._take(size, case)
         is_sound = stays_inside(pieces, case.plain.size, size)
         try:
-            found = engine.open_pieces(schedule, source, target, pieces)
+            found = engine.open_gather(schedule, source, target, pieces)
         except ValueError:
             require(not is_sound, engine, "refused a plan that is sound")
             require((target == 0x5A).all(), engine, "wrote before it refused a plan")

@@ -305,7 +305,7 @@ class Messages:
     def run(self, data):
         original = self._sealed[data[0] % len(self._sealed) if data else 0]
         message = np.frombuffer(data[1:], np.uint8)
-        sealed = attempt(lambda: SealedTensor(original.claim, message, original.key_id), FormatError)
+        sealed = attempt(lambda: SealedTensor(original.context, message, original.key_id), FormatError)
         require((sealed is None) == (message.size != len(original.message)), "the size of a message was misjudged")
         if sealed is None:
             return
@@ -324,10 +324,10 @@ class Messages:
             return
         pieces = GatherPlan(*_all_pieces(plain.size))
         for engine in self._engines:
-            schedule = engine.prepare(key)
+            schedule = engine.expand_key(key)
             for opened in (
                 lambda out, e=engine, s=schedule: e.open_run(s, sealed.chunks, out, 0),
-                lambda out, e=engine, s=schedule: e.open_pieces(s, sealed.chunks, out, pieces),
+                lambda out, e=engine, s=schedule: e.open_gather(s, sealed.chunks, out, pieces),
             ):
                 out = np.full(plain.size, 0xA5, np.uint8)
                 bad = opened(out)

@@ -1,56 +1,34 @@
-"""Tests for a machine with a GPU. Where none can be used, all of them are skipped, and one of them says why.
+"""Tests for a machine with a GPU. Without CuPy each file is skipped; without a GPU each test is.
 
-``--gpu stand-in`` runs them on host memory, to test the tests.
+``--gpu stand-in`` runs them on host memory, to test the tests. The kernels' own tests are in ``tests/kernels``.
 """
 
 from __future__ import annotations
 
-import sys
 from contextlib import nullcontext
-from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.kernel_suite import key, nonce, state  # noqa: F401 - fixtures
+from helpers import gpu_suite
 
 import fastrack
 from fastrack import Key
 
-sys.path.append(str(Path(__file__).parents[1] / "kernels"))  # whose tests are run here as well
-
+device, gpu = gpu_suite.device, gpu_suite.gpu  # fixtures
 SLOW = 64 << 20  # bytes of an array that takes the GPU a while
 
 
-def pytest_collection_modifyitems(config, items):
-    """Where there is no CuPy, keep one test of each file to say so."""
-    if config.getoption("--gpu") == "stand-in" or find_spec("cupy") is not None:
-        return
-    here = [item for item in items if item.path.is_relative_to(Path(__file__).parent)]
-    kept = {item.path: item for item in reversed(here)}.values()
-    left_out = [item for item in here if item not in kept]
-    items[:] = [item for item in items if item not in set(left_out)]
-    config.hook.pytest_deselected(items=left_out)
+class Unavailable(pytest.Module):
+    """A file of tests that is skipped in one line."""
+
+    def collect(self):
+        pytest.skip("CuPy is not installed; --gpu stand-in needs neither CuPy nor a GPU", allow_module_level=True)
 
 
-@pytest.fixture(scope="session")
-def device(pytestconfig):
-    return pytestconfig.getoption("--gpu")
-
-
-@pytest.fixture(scope="session")
-def gpu(device):
-    """The GPU, opened once. What is raised here is kept, so that every other test is skipped at once."""
-    if device == "stand-in":
-        from helpers.stand_in_gpu import StandIn
-
-        return StandIn("lazy")
-    try:
-        from bench.gpu.gpu import Gpu
-
-        return Gpu(device)
-    except Exception as error:  # noqa: BLE001 - whatever it is, there is nothing to test
-        pytest.skip(f"no usable CUDA device: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+def pytest_pycollect_makemodule(module_path, parent):
+    if not gpu_suite.is_available(parent.config):
+        return Unavailable.from_parent(parent, path=module_path)
+    return None
 
 
 @pytest.fixture(scope="session")
@@ -60,9 +38,6 @@ def real(gpu, device):
         pytest.skip("this needs a GPU")
     assert gpu.driver.name == device
     return device
-
-
-# The kernels by hand: the fixtures of tests/kernels, on the device.
 
 
 @pytest.fixture(scope="session")

@@ -287,7 +287,7 @@ class TestChannel:
         frame.read(channel.to_device(fastrack.seal(data(100_000), owner), framework=frame.name))
         channel.to_host(channel.to_device(data(100_000), framework=frame.name), key=owner)
         channel.synchronize()
-        controls = channel._device._controls._all
+        controls = channel._device._states._all
         assert controls
         stream = gpu.stream()
         for control in controls:
@@ -300,7 +300,7 @@ class TestChannel:
     def test_closing_wipes_the_ring(self, gpu, frame, owner):
         with channel_on(gpu.driver, owner, **SMALL) as channel:
             frame.read(channel.to_device(data(300_000), framework=frame.name))
-            slots = [slot for ring in channel._rings for slot in ring._returned]
+            slots = [slot for pool in channel._pools for slot in pool._returned]
             assert slots
             assert any(slot.memory.any() for slot in slots)
         stream = gpu.stream()

@@ -7,8 +7,15 @@ import threading
 import numpy as np
 
 from fastrack._crypto.base import GatherPlan
-from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, MessageKey, ciphertext_size, run_size, runs
-from fastrack._crypto.engine import engine
+from fastrack._crypto.cobblestone import (
+    CHUNK_SIZE,
+    SEALED_CHUNK_SIZE,
+    MessageKey,
+    ciphertext_size,
+    iter_segments,
+    segment_size,
+)
+from fastrack._crypto.engine import get_engine
 from fastrack._devices.base import Slab
 from fastrack._devices.cuda.device import CudaDevice
 from helpers.fake_cuda import FakeDriver
@@ -25,8 +32,8 @@ class Message:
         self.nonce = random.bytes(12)
         self.plain = random.integers(0, 256, nbytes, np.uint8)
         self.sealed = np.empty(ciphertext_size(nbytes), np.uint8)
-        host = engine("openssl")
-        host.seal_run(host.prepare(self.key()), self.plain, self.sealed, 0)
+        host = get_engine("openssl")
+        host.seal_run(host.expand_key(self.key()), self.plain, self.sealed, 0)
 
     def key(self):
         return MessageKey.raw(self.secret, self.nonce)
@@ -48,7 +55,7 @@ class Rig:
         self.driver = FakeDriver(mode, seed, multiprocessors)
         self.device = CudaDevice(self.driver, share=share)
         self.chunks = chunks
-        self.slots = [self.device.slot(chunks * SEALED_CHUNK_SIZE + 16 + PLAN) for _ in range(slots)]
+        self.slots = [self.device.staging_buffer(chunks * SEALED_CHUNK_SIZE + 16 + PLAN) for _ in range(slots)]
         self._turn = 0
 
     def take(self, *, wait=True):
@@ -83,7 +90,9 @@ class Rig:
     def beside(self):
         """Another one on the same device, with slots of its own."""
         other = object.__new__(Rig)
-        other.__dict__.update(self.__dict__, slots=[self.device.slot(slot.memory.size) for slot in self.slots])
+        other.__dict__.update(
+            self.__dict__, slots=[self.device.staging_buffer(slot.memory.size) for slot in self.slots]
+        )
         return other
 
     def leave(self):
@@ -101,31 +110,31 @@ class Rig:
 
     def slabs(self, message):
         size = message.plain.size
-        for first, extent in runs(size, self.chunks * CHUNK_SIZE):
-            yield Slab(first, first * CHUNK_SIZE, first * CHUNK_SIZE + extent, run_size(first, extent, size))
+        for first, extent in iter_segments(size, self.chunks * CHUNK_SIZE):
+            yield Slab(first, first * CHUNK_SIZE, first * CHUNK_SIZE + extent, segment_size(first, extent, size))
 
     def _ended(self, work, use, *arguments):
         try:
             use(work, *arguments)
         finally:
-            work.end()
+            work.finish()
         return work
 
     def _open_slabs(self, work, message):
         for slab in self.slabs(message):
-            here = message.sealed[SEALED_CHUNK_SIZE * slab.first :][: slab.sealed]
+            here = message.sealed[SEALED_CHUNK_SIZE * slab.first_chunk :][: slab.sealed_size]
             self._give(work, slab, here, here)
 
     def _gather_slabs(self, work, message, pieces):
         for slab in cut(pieces, message.plain.size, self.chunks):
-            parts = [message.sealed[SEALED_CHUNK_SIZE * chunk :][:SEALED_CHUNK_SIZE] for chunk in slab.pieces.chunks]
+            parts = [message.sealed[SEALED_CHUNK_SIZE * chunk :][:SEALED_CHUNK_SIZE] for chunk in slab.plan.chunks]
             self._give(work, slab, message.sealed, np.concatenate(parts))
 
     def _give(self, work, slab, where_it_lies, chunks):
         slot = self.take(wait=self.staged)
         if self.staged:
-            slot.memory[: slab.sealed] = chunks
-            work.open(slab, slot.memory[: slab.sealed], slot)
+            slot.memory[: slab.sealed_size] = chunks
+            work.open(slab, slot.memory[: slab.sealed_size], slot)
             work.issue()
         else:
             work.open(slab, where_it_lies, slot)
@@ -136,17 +145,17 @@ class Rig:
         def land():
             slab, slot = flight.pop(0)
             slot.wait()
-            out[SEALED_CHUNK_SIZE * slab.first :][: slab.sealed] = slot.memory[: slab.sealed]
+            out[SEALED_CHUNK_SIZE * slab.first_chunk :][: slab.sealed_size] = slot.memory[: slab.sealed_size]
 
         for slab in self.slabs(message):
             slot = self.take(wait=False)
-            place = out[SEALED_CHUNK_SIZE * slab.first :][: slab.sealed]
+            place = out[SEALED_CHUNK_SIZE * slab.first_chunk :][: slab.sealed_size]
             if not self.staged:
                 work.seal(slab, place, slot)
                 continue
             if len(flight) == len(self.slots):
                 land()
-            work.seal(slab, slot.memory[: slab.sealed], slot)
+            work.seal(slab, slot.memory[: slab.sealed_size], slot)
             work.issue()
             flight.append((slab, slot))
         while flight:
@@ -170,7 +179,7 @@ PIECES = GatherPlan(np.array([0, 2, 3, 5]), np.arange(5), np.array([[0, 50 * n, 
 def opened(rig):
     """Whether a device opens the message as it was."""
     array = rig.array(MESSAGE.plain.size)
-    assert rig.open(MESSAGE, array).verdict() is None
+    assert rig.open(MESSAGE, array).result() is None
     return np.array_equal(rig.driver.read(array), MESSAGE.plain)
 
 

@@ -36,8 +36,8 @@ from fastrack._devices.cuda.commands import (
     POLL,
     RECORD,
     REQUIRE_IDLE,
-    STAMP,
     SYNCHRONIZE,
+    TIMESTAMP,
     UPLOAD,
     WAIT,
     Function,
@@ -97,7 +97,7 @@ class FakeDriver:
         self._enter("memory")
         return FakeMemory(self.space, size)
 
-    def stream(self, *, urgent):
+    def stream(self, *, high_priority):
         self._enter("stream")
         return self._new_stream()
 
@@ -118,7 +118,7 @@ class FakeDriver:
         while place < len(code):
             number, length = code[place], code[place + 1]
             operands = code[place + 2 : place + length].tolist()
-            if number == STAMP:
+            if number == TIMESTAMP:
                 code[place + 2] = time.perf_counter_ns()
             elif number == REQUIRE_IDLE:
                 held = held and self._is_idle(self._stream(operands[0]))

@@ -170,23 +170,29 @@ class Host:
         assert state.stands
         return State(read_only(state), 8 * len(key))
 
-    def open_run(self, state, sealed, first=0, *, blocks=1, offset=0, seed=None, verdict=GOOD):
-        """Open a run of chunks: the lowest bad number or None, and the plaintext."""
-        count, size = count_of(sealed), size_of(sealed)
-        target = Fenced(size, offset)
+    def open_run(self, state, sealed, first=0, *, blocks=1, offset=0, seed=None, verdict=GOOD, size=None):
+        """Open a run of chunks: the lowest bad number or None, and the plaintext.
+
+        `size` is the size of a longer run, of which `sealed` holds the first chunks.
+        """
+        count = count_of(sealed)
+        target = Fenced(size_of(sealed), offset)
         lowest = Fenced.holding(verdict.to_bytes(8, "little"), 8)
         source = read_only(Fenced.holding(sealed, 16))
-        arguments = (state.data, source, target.data, first, count, size, lowest.data)
+        arguments = (state.data, source, target.data, first, count, size or size_of(sealed), lowest.data)
         self._launch(f"open_{state.bits}", *arguments, grid=blocks, seed=seed)
         assert target.stands
         return verdict_of(lowest), target.data.tobytes()
 
-    def seal_run(self, state, plain, first=0, *, ends=True, blocks=1, offset=0, seed=None):
-        """Seal a run of chunks; `ends` adds the empty last chunk where the message needs one."""
+    def seal_run(self, state, plain, first=0, *, ends=True, blocks=1, offset=0, seed=None, size=None):
+        """Seal a run of chunks; `ends` adds the empty last chunk where the message needs one.
+
+        `size` is the size of a longer run, of which `plain` holds the first chunks.
+        """
         count = len(plain) // CHUNK_SIZE + 1 if ends else max(1, -(-len(plain) // CHUNK_SIZE))
         target = Fenced(len(plain) + count * TAG_SIZE, 16)
         source = read_only(Fenced.holding(plain, offset))
-        arguments = (state.data, source, target.data, first, count, len(plain))
+        arguments = (state.data, source, target.data, first, count, size or len(plain))
         self._launch(f"seal_{state.bits}", *arguments, grid=blocks, seed=seed)
         assert target.stands
         return target.data.tobytes()

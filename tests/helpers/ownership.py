@@ -18,11 +18,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
-import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-import fastrack._transfer.channel
 from fastrack import Channel, ClosedError, DeviceError, FastrackError, Key, seal
 from fastrack._crypto.cobblestone import CHUNK_SIZE, chunk_offset
 from fastrack._devices.cpu import CpuDevice
@@ -48,13 +46,13 @@ class SteppedDevice(CpuDevice):
 
     name = "stepped"
     in_place = False
-    slab = lead = CHUNK_SIZE
+    max_slab_size = first_slab_size = CHUNK_SIZE
 
     def __init__(self):
         super().__init__(1)
         self.failing, self.begun = deque(), []
 
-    def slot(self, size):
+    def staging_buffer(self, size):
         return StagedSlot(np.empty(size, np.uint8))
 
     def begin(self, key, memory, note=None):
@@ -78,7 +76,7 @@ class SteppedWork:
         self.is_done = False
 
     def open(self, slab, sealed, slot):
-        self._inner.open(slab, sealed if slab.pieces is None else packed(sealed, slab.pieces.chunks), None)
+        self._inner.open(slab, sealed if slab.plan is None else packed(sealed, slab.plan.chunks), None)
 
     def seal(self, slab, sealed, slot):
         self._inner.seal(slab, sealed, None)
@@ -86,18 +84,18 @@ class SteppedWork:
     def issue(self):
         pass
 
-    def end(self, *, wait=False):
-        self._inner.end()
+    def finish(self, *, wait=False):
+        self._inner.finish()
         self.is_done = self.is_done or wait
 
     def done(self):
         return self.is_done
 
-    def verdict(self):
+    def result(self):
         self.is_done = True
         if self._fails is not None:
             raise DeviceError(f"{self._fails} fell off the bus")
-        return self._inner.verdict()
+        return self._inner.result()
 
 
 @dataclass(eq=False)
@@ -183,9 +181,7 @@ class Ownership(RuleBasedStateMachine):
 
     def _open(self):
         device = SteppedDevice()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(fastrack._transfer.channel, "open_device", lambda *_: device)
-            return Place(Channel(keys=KEY), device)
+        return Place(Channel._from_device(device, keys=KEY), device)
 
     # Steps
 

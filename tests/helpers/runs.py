@@ -15,7 +15,7 @@ class Runs:
 
     def __init__(self, engine, key, nonce=bytes(12)):
         self.engine = engine
-        self.schedule = engine.prepare(MessageKey.raw(key, nonce))
+        self.schedule = engine.expand_key(MessageKey.raw(key, nonce))
 
     def seal(self, plain, first=0, *, ends=True, offset=0):
         """Seal; `ends` adds the empty last chunk where the message needs one."""
@@ -41,7 +41,7 @@ class Runs:
         """Open slices of the plaintext, given as (start, length): the first bad chunk, and the bytes of each."""
         pieces, size = plan(ranges)
         target = Fenced(size)
-        bad = self.engine.open_pieces(self.schedule, as_array(sealed), target.data, pieces)
+        bad = self.engine.open_gather(self.schedule, as_array(sealed), target.data, pieces)
         assert target.stands
         ends = np.cumsum([length for _, length in ranges], dtype=int)
         return bad, [target.data[end - length : end].tobytes() for end, (_, length) in zip(ends, ranges, strict=True)]

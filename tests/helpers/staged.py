@@ -8,9 +8,7 @@ import threading
 import time
 
 import numpy as np
-import pytest
 
-import fastrack._transfer.channel
 from fastrack import Channel, DeviceError
 from fastrack._crypto.base import GatherPlan
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
@@ -21,11 +19,9 @@ from fastrack._util.fork import register_fork_reset
 PATIENCE = 30  # seconds after which a test that waits has failed
 
 
-def staged_channel(**options):
+def staged_channel(*, threads=None, **options):
     """A channel to such a device."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fastrack._transfer.channel, "open_device", lambda name, threads, share: StagedDevice(threads))
-        return Channel(**options)
+    return Channel._from_device(StagedDevice(threads), threads=threads, **options)
 
 
 class StagedDevice(CpuDevice):
@@ -38,8 +34,8 @@ class StagedDevice(CpuDevice):
     name = "staged"
     in_place = False
     lanes = 1
-    slab = 4 * CHUNK_SIZE
-    lead = CHUNK_SIZE
+    max_slab_size = 4 * CHUNK_SIZE
+    first_slab_size = CHUNK_SIZE
 
     def __init__(self, threads=None):
         super().__init__(threads)
@@ -54,7 +50,7 @@ class StagedDevice(CpuDevice):
         self._lock = threading.Lock()
         self._thread = None
 
-    def slot(self, size):
+    def staging_buffer(self, size):
         slot = StagedSlot(arrays.empty_bytes(size))
         self.made.append(slot)
         return slot
@@ -114,7 +110,7 @@ def fail_at(kind, first):
     """Has the device fail when it comes to the slab that starts with that chunk."""
 
     def meddle(now, slab):
-        if now == kind and slab.first == first:
+        if now == kind and slab.first_chunk == first:
             raise DeviceError("the device fell off the bus")
 
     return meddle
@@ -150,21 +146,21 @@ class StagedWork:
     def __init__(self, device, key, memory):
         self._device = device
         self._engine = device.engine
-        self._schedule = self._engine.prepare(key)
+        self._schedule = self._engine.expand_key(key)
         self._memory = memory
         self._bad, self._error = [], None
         self._over = threading.Event()
         self._ended = False
 
     def open(self, slab, sealed, slot):
-        staged = slot.memory[: slab.sealed]
+        staged = slot.memory[: slab.sealed_size]
         if not np.shares_memory(sealed, slot.memory):
             slot.wait()
-            np.copyto(staged, sealed if slab.pieces is None else packed(sealed, slab.pieces.chunks))
-        if slab.pieces is None:
+            np.copyto(staged, sealed if slab.plan is None else packed(sealed, slab.plan.chunks))
+        if slab.plan is None:
             self._do("open", slab, staged, slot, self._open_run)
         else:
-            put_plan(slot.memory, slab.sealed, slab.pieces)
+            put_plan(slot.memory, slab.sealed_size, slab.plan)
             self._do("open", slab, staged, slot, self._open_gather)
 
     def seal(self, slab, sealed, slot):
@@ -174,12 +170,12 @@ class StagedWork:
             self._seal_run(slab, staged, slot)
             np.copyto(sealed, staged)
 
-        self._do("seal", slab, slot.memory[: slab.sealed], slot, job)
+        self._do("seal", slab, slot.memory[: slab.sealed_size], slot, job)
 
     def issue(self):
         pass
 
-    def end(self, *, wait=False):
+    def finish(self, *, wait=False):
         assert not self._ended, "work was ended twice"
         self._ended = True
         self._device.do(self._finish)
@@ -189,7 +185,7 @@ class StagedWork:
     def done(self):
         return self._over.is_set()
 
-    def verdict(self):
+    def result(self):
         assert self._ended
         assert self._over.wait(PATIENCE)
         if self._error is not None:
@@ -218,10 +214,12 @@ class StagedWork:
         self._over.set()
 
     def _open_run(self, slab, sealed, slot):
-        self._note(self._engine.open_run(self._schedule, sealed, self._memory[slab.start : slab.stop], slab.first))
+        self._note(
+            self._engine.open_run(self._schedule, sealed, self._memory[slab.start : slab.stop], slab.first_chunk)
+        )
 
     def _open_gather(self, slab, sealed, slot):
-        pieces = get_plan(slot.memory, sealed.size, slab.pieces)
+        pieces = get_plan(slot.memory, sealed.size, slab.plan)
         for place, number in enumerate(pieces.chunks.tolist()):
             plain = np.empty(min(CHUNK_SIZE, slab.stop - number * CHUNK_SIZE), np.uint8)
             here = sealed[place * SEALED_CHUNK_SIZE :][:SEALED_CHUNK_SIZE]
@@ -230,7 +228,7 @@ class StagedWork:
                 self._memory[there : there + length] = plain[offset : offset + length]
 
     def _seal_run(self, slab, sealed, slot):
-        self._engine.seal_run(self._schedule, self._memory[slab.start : slab.stop], sealed, slab.first)
+        self._engine.seal_run(self._schedule, self._memory[slab.start : slab.stop], sealed, slab.first_chunk)
 
     def _note(self, bad):
         if bad is not None:

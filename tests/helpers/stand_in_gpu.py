@@ -9,7 +9,7 @@ from bench.gpu.gpu import Gpu
 from fastrack._crypto.cobblestone import CHUNK_SIZE
 from helpers.fake_cuda import FakeDriver
 
-TINY = plan.ByteRanges(
+TINY = plan.Plan(
     link_sizes=(1000, 20 * CHUNK_SIZE),
     fill_threads=(1, 2),
     latency_sizes=(1000, 5 * CHUNK_SIZE),

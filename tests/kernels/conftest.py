@@ -3,9 +3,12 @@ from __future__ import annotations
 import platform
 
 import pytest
-from helpers import kernel_host
+from helpers import gpu_suite, kernel_host
 from helpers.kernel_host import SOURCE, Host, Library
 from helpers.kernel_suite import key, nonce, state  # noqa: F401 - fixtures
+
+device, gpu = gpu_suite.device, gpu_suite.gpu  # fixtures
+ON_BOTH = {"test_cu_chunks", "test_cu_gather"}
 
 
 @pytest.fixture(scope="session")
@@ -27,5 +30,20 @@ def build(build_folder):
 
 
 @pytest.fixture(scope="session")
-def host(build):
+def host(request):
+    """Return the kernels on the shim, or on a GPU."""
+    if getattr(request, "param", "shim") == "gpu":
+        from bench.gpu.launches import ByteRuns
+
+        return ByteRuns(request.getfixturevalue("gpu"))
+    build = request.getfixturevalue("build")
     return Host(Library.load(build(SOURCE)), kernel_host.constants(SOURCE))
+
+
+def pytest_generate_tests(metafunc):
+    """Run the tests that suit both on the shim and, where there may be one, on a GPU. `--gpu` leaves the shim out."""
+    if metafunc.module.__name__ in ON_BOTH and "host" in metafunc.fixturenames:
+        config = metafunc.config
+        places = ["shim"] if config.getoption("--gpu") is None else []
+        places += ["gpu"] if gpu_suite.is_available(config) else []
+        metafunc.parametrize("host", places, indirect=True, scope="session")

@@ -87,7 +87,7 @@ def test_rows_are_those_that_numpy_chooses(host, state, sealed, row_bytes):
     ]
     for blocks, pick in enumerate(picks, start=1):
         chosen = plan_rows(pick, rows.shape, SIZE)
-        result = gather(host, state, sealed, chosen.pieces(), chosen.nbytes, blocks=blocks, offset=blocks)
+        result = gather(host, state, sealed, chosen.ranges().pieces(), chosen.nbytes, blocks=blocks, offset=blocks)
         assert result == (None, rows[pick].tobytes())
 
 
@@ -148,6 +148,18 @@ def test_a_chunk_of_any_number_is_gathered(host, state, key, nonce):
     total = number * CHUNK_SIZE + 700
     assert host.gather(state, sealed, pieces, total, 50) == (None, PLAIN[650:700])
     assert host.gather(state, flip(sealed, 0), pieces, total, 50) == (number, bytes(50))
+
+
+@pytest.mark.parametrize("after", [2**32, 2**32 + 100, 2**33 + CHUNK_SIZE - 1, 2**51 + 1])
+def test_a_chunk_far_from_the_end_of_a_large_message_is_whole(host, state, key, nonce, after):
+    """Of a message above 4 GiB only the gathered chunk is there. A size cut to 32 bits would make the chunk short."""
+    number = 3
+    sealed = reference.seal(key, nonce, PLAIN[:CHUNK_SIZE], number)[:SEALED_CHUNK_SIZE]
+    pieces = as_pieces([number], [0, 2], [(CHUNK_SIZE - 50, 0, 50), (0, 50, 20)])
+    expected = PLAIN[CHUNK_SIZE - 50 : CHUNK_SIZE] + PLAIN[:20]
+    total = number * CHUNK_SIZE + after
+    assert host.gather(state, sealed, pieces, total, 70) == (None, expected)
+    assert host.gather(state, flip(sealed, 0), pieces, total, 70) == (number, bytes(70))
 
 
 @pytest.mark.parametrize("last", [0, 1, 15, 16, 17, 8192, CHUNK_SIZE - 1])

@@ -148,7 +148,7 @@ def run_many(target):
         ("open_run", lambda *_: None, "misjudged a run|opened a run to something else"),
         ("verify_run", lambda *_: None, "misjudged what it verified"),
         (
-            "open_pieces",
+            "open_gather",
             lambda *_: None,
             "followed a plan that is not sound|misjudged a gather|gathered something else",
         ),

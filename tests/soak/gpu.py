@@ -25,8 +25,8 @@ _local = threading.local()
 
 
 class SmallDevice(CudaDevice):
-    slab = 4 * CHUNK_SIZE
-    lead = CHUNK_SIZE
+    max_slab_size = 4 * CHUNK_SIZE
+    first_slab_size = CHUNK_SIZE
 
 
 def install():

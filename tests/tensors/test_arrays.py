@@ -133,7 +133,7 @@ def read_only():
     ],
 )
 def test_an_array_that_cannot_be_filled_in_place_is_refused(array):
-    with pytest.raises(ValueError, match="to be filled must be contiguous"):
+    with pytest.raises(ValueError, match="contiguous"):
         arrays.bytes_of(array, writable=True)
 
 
@@ -158,7 +158,7 @@ def test_a_parameter_gives_its_bytes_without_its_gradient():
 @pytest.mark.parametrize("thing", [None, 3, 3.0, "text", b"bytes", [1, 2], np.float32(1), memoryview(b"x")])
 def test_what_is_no_array_is_refused(thing):
     assert arrays.framework_of(thing) is None
-    with pytest.raises(TypeError, match="expected a NumPy array, a torch tensor or a CuPy array, not"):
+    with pytest.raises(TypeError, match="expected a NumPy array, a torch tensor or a CuPy array, got"):
         arrays.describe(thing)
     with pytest.raises(TypeError, match="expected an array in host memory"):
         arrays.bytes_of(thing)
@@ -177,7 +177,7 @@ def test_a_cupy_array_is_known_by_its_class_alone(monkeypatch):
     array = cupy.ndarray()
     assert arrays.framework_of(array) == "cupy"
     assert arrays.describe(array) == ("F32", (2, 3))
-    with pytest.raises(TypeError, match="move it to the host first"):
+    with pytest.raises(TypeError, match="host memory"):
         arrays.bytes_of(array)
 
 
@@ -187,14 +187,16 @@ def test_an_unfinished_module_has_no_arrays(monkeypatch):
 
 
 def test_only_numpy_and_torch_keep_arrays_in_host_memory():
-    with pytest.raises(TypeError, match="not 'cupy'"):
+    with pytest.raises(TypeError, match="got 'cupy'"):
         arrays.from_bytes(np.zeros(4, np.uint8), "F32", (1,), "cupy")
 
 
 def test_asking_what_is_installed_imports_nothing():
-    source = "from fastrack import arrays; import sys; print(arrays.installed('torch'), 'torch' in sys.modules)"
+    source = (
+        "from fastrack._tensors import arrays; import sys; print(arrays.installed('torch'), 'torch' in sys.modules)"
+    )
     done = subprocess.run(
-        [sys.executable, "-c", source], capture_output=True, text=True, check=True, cwd=Path(arrays.__file__).parents[1]
+        [sys.executable, "-c", source], capture_output=True, text=True, check=True, cwd=Path(arrays.__file__).parents[2]
     )
     assert done.stdout.split() == ["True", "False"]
 

@@ -145,23 +145,23 @@ def test_elements_of_a_part_of_a_byte_are_packed(name, shape, size):
 
 @pytest.mark.parametrize(("name", "shape"), [("F4", ()), ("F4", (3,)), ("F6_E3M2", (2,))])
 def test_elements_that_leave_a_byte_half_full_are_refused(name, shape):
-    with pytest.raises(FormatError, match="does not fill whole bytes"):
+    with pytest.raises(FormatError, match="whole bytes"):
         dtypes.nbytes(name, shape)
 
 
 @pytest.mark.parametrize("name", ["f32", "F128", "", "F32 ", "\ud800", None, 4])
 def test_an_unknown_name_is_refused(name):
-    with pytest.raises(FormatError, match=r"no such dtype: .*safetensors knows BOOL"):
+    with pytest.raises(FormatError, match=r"unknown dtype: .*BOOL"):
         dtypes.nbytes(name, ())
 
 
 def test_a_negative_dimension_is_refused():
-    with pytest.raises(FormatError, match="no negative dimension"):
+    with pytest.raises(FormatError, match="negative dimension"):
         dtypes.nbytes("F32", (2, -1))
 
 
 def test_two_negative_dimensions_make_no_positive_one():
-    with pytest.raises(FormatError, match="no negative dimension"):
+    with pytest.raises(FormatError, match="negative dimension"):
         dtypes.nbytes("F32", (-2, -1))
 
 
@@ -177,7 +177,7 @@ def test_torch_counts_pairs_where_two_elements_share_a_byte():
 
 
 def test_an_odd_number_of_half_bytes_has_no_torch_shape():
-    with pytest.raises(TypeError, match="a last dimension cannot be 3"):
+    with pytest.raises(TypeError, match="got 3"):
         dtypes.torch_shape("F4", (2, 3))
 
 

@@ -45,7 +45,7 @@ from fastrack import (
 from fastrack._sealed import writer
 from fastrack._sealed.importers import PlainTensor
 from fastrack._training import state as skeleton
-from fastrack._util import atomic as newfile
+from fastrack._util import atomic
 
 SECRET = bytes(range(9, 41))
 KEY = Key.from_bytes(SECRET)
@@ -544,14 +544,14 @@ def places(content):
 @pytest.mark.parametrize("after", range(4))
 def test_a_full_disk_leaves_the_checkpoint_that_was_there(path, monkeypatch, after):
     save_checkpoint(path, {"epoch": 1}, key=KEY)
-    write, count = newfile._Whole.write, iter(range(100))
+    write, count = atomic._CompleteWriter.write, iter(range(100))
 
     def full(self, data):
         if next(count) >= after:
             raise OSError(errno.ENOSPC, "full")
         return write(self, data)
 
-    monkeypatch.setattr(newfile._Whole, "write", full)
+    monkeypatch.setattr(atomic._CompleteWriter, "write", full)
     with pytest.raises(OSError, match="free some space"):
         save_checkpoint(path, {"epoch": 2, "w": torch.ones(5)}, key=KEY)
     assert load_checkpoint(path, keys=KEY) == {"epoch": 1}
@@ -559,7 +559,7 @@ def test_a_full_disk_leaves_the_checkpoint_that_was_there(path, monkeypatch, aft
 
 
 def run(code, *arguments):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [ROOT, ROOT / "tests", Path(__file__).parent]))}
     return subprocess.Popen(
         [sys.executable, "-c", code, *map(str, arguments)],
         env=environment,
@@ -571,11 +571,11 @@ def run(code, *arguments):
 
 KILLED = """
 import sys, time
-from test_checkpoints import KEY
-from fastrack import newfile
+from test_checkpoint import KEY
+from fastrack._util import atomic
 from fastrack._training.checkpoint import save_checkpoint
 import torch
-write = newfile._Whole.write
+write = atomic._CompleteWriter.write
 count = iter(range(100))
 
 def slow(self, data):
@@ -585,7 +585,7 @@ def slow(self, data):
         time.sleep(60)
     return done
 
-newfile._Whole.write = slow
+atomic._CompleteWriter.write = slow
 save_checkpoint(sys.argv[1], {"epoch": 2, "w": torch.ones(50_000)}, key=KEY)
 """
 
@@ -689,7 +689,7 @@ def test_training_that_was_resumed_is_the_same_as_training_that_was_not(path):
 
 RESUME = """
 import sys, torch
-from test_checkpoints import Training
+from test_checkpoint import Training
 torch.set_num_threads(1)
 training = Training(7)
 training.load(sys.argv[1])

@@ -21,8 +21,8 @@ from fastrack import AuthenticationError, Channel, ClosedError, FormatError, Key
 from fastrack._crypto.cobblestone import chunk_offset
 from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._tensors import arrays
-from fastrack._training import handles as origin
-from fastrack._training.handles import DataRows, Lengths
+from fastrack._training import handles
+from fastrack._training.handles import DatasetRows, Lengths
 
 CHUNK_SIZE = 16384
 COUNTS = [100, 0, 57, 1]  # samples in each file
@@ -169,14 +169,14 @@ class TestBatches:
     def test_are_one_handle_a_column(self, dataset):
         batch = collate(dataset.__getitems__([1, 120, 3]))
         assert batch["images"].shape == (3, 28, 28)
-        assert len(batch["images"].parts()) == 2
+        assert len(batch["images"].slices()) == 2
 
     def test_are_sequences_of_samples(self, dataset):
         samples = dataset.__getitems__([5, 100, 7])
         assert len(samples) == 3
-        assert [sample["labels"].choice.rows for sample in samples] == [5, 100, 7]
-        assert [sample["labels"].choice.rows for sample in samples[1:]] == [100, 7]
-        assert samples[-1]["labels"].choice.rows == 7
+        assert [sample["labels"].rows for sample in samples] == [5, 100, 7]
+        assert [sample["labels"].rows for sample in samples[1:]] == [100, 7]
+        assert samples[-1]["labels"].rows == 7
         with pytest.raises(IndexError):
             samples[3]
 
@@ -480,7 +480,7 @@ def test_lengths_that_are_not_known_here_are_not_taken_for_those_of_another_data
 ):
     save_records(tmp_path / "other", key, offsets[0])
     other = SealedDataset.records(tmp_path / "other", keys=key)
-    unknown = [Lengths(each._origin, 0) for each in (record_set, other)]
+    unknown = [Lengths(each._ref, 0) for each in (record_set, other)]
     with pytest.raises(TypeError, match="several data sets"):
         collate(unknown)
 
@@ -491,7 +491,7 @@ class TestCollate:
         sealed = fastrack.seal(table, key)
         batch = collate([(sealed[row], row) for row in (5, 99, 0)])
         assert batch[1].tolist() == [5, 99, 0]
-        assert len(batch[0].parts()) == 1
+        assert len(batch[0].slices()) == 1
         assert np.array_equal(channel.to_device(batch[0]), table[[5, 99, 0]])
 
     def test_takes_ranges_and_lists_of_rows(self, channel, key):
@@ -525,7 +525,7 @@ class TestCollate:
 
     def test_opens_a_tensor_that_was_taken_out_of_its_file_twice_once(self, paths):
         with fastrack.load_file(paths[0]) as file:
-            assert len(collate([file["images"][row] for row in range(5)]).parts()) == 1
+            assert len(collate([file["images"][row] for row in range(5)]).slices()) == 1
 
     def test_keeps_what_holds_the_handles(self, key):
         Point = collections.namedtuple("Point", "x y")  # noqa: PYI024
@@ -579,7 +579,7 @@ class TestLoading:
         ]
         for order in orders:
             batches = list(DataLoader(dataset, collate_fn=collate, **order))
-            rows = np.concatenate([batch["labels"].choice.rows for batch in batches])
+            rows = np.concatenate([batch["labels"].rows for batch in batches])
             assert sorted(rows) == list(range(158))
             moved = [channel.to_device(batch) for batch in batches]
             for name, array in plain.items():
@@ -590,7 +590,7 @@ class TestLoading:
         for rank in range(3):
             sampler = DistributedSampler(dataset, num_replicas=3, rank=rank, seed=1)
             loader = DataLoader(dataset, batch_size=16, sampler=sampler, collate_fn=collate)
-            seen += [row for batch in loader for row in batch["labels"].choice.rows.tolist()]
+            seen += [row for batch in loader for row in batch["labels"].rows.tolist()]
         assert set(seen) == set(range(158))
         assert len(seen) == 159
 
@@ -641,7 +641,7 @@ class TestTravelling:
 
     def test_a_data_set_comes_back_as_itself(self, dataset):
         back = pickle.loads(pickle.dumps(dataset))
-        assert collate([back[0], dataset[1]])["labels"].choice.rows.tolist() == [0, 1]
+        assert collate([back[0], dataset[1]])["labels"].rows.tolist() == [0, 1]
 
     def test_a_data_set_opens_its_files_where_it_came_to(self, channel, paths, plain):
         dataset = SealedDataset(paths)
@@ -667,7 +667,7 @@ class TestTravelling:
         fastrack.save_file({"none": np.empty((2**33, 0), np.uint8)}, tmp_path / "x.safetensors", key=key)
         dataset = SealedDataset(tmp_path / "x.safetensors")
         back = pickle.loads(pickle.dumps(dataset[[2**33 - 1, 0]]))
-        assert back["none"].choice.rows.tolist() == [2**33 - 1, 0]
+        assert back["none"].rows.tolist() == [2**33 - 1, 0]
 
 
 class TestTheSetOfFiles:
@@ -711,19 +711,19 @@ class TestRecipesFromWorkers:
         wide = [np.array([3, row]), np.array([[row, 3]])]
         for rows in [row, *wide]:
             with pytest.raises(FormatError, match="expected 0 to 157"):
-                DataRows(dataset._origin, 0, rows)
+                DatasetRows(dataset._ref, 0, rows)
             with pytest.raises(FormatError, match="expected 0 to 157"):
-                Lengths(dataset._origin, rows)
-        for get_or_create in (origin.samples_of, lambda token, rows: origin.rows_of(token, 0, rows)):
+                Lengths(dataset._ref, rows)
+        for get_or_create in (handles.restore_samples, lambda token, rows: handles.restore_rows(token, 0, rows)):
             packed = np.array([3, row % 2**32], "<u4").tobytes()
             if row % 2**32 >= 158:
                 with pytest.raises(FormatError, match="expected 0 to 157"):
-                    get_or_create(dataset._origin.token, packed)
+                    get_or_create(dataset._ref.dataset_id, packed)
 
     @pytest.mark.parametrize("column", [-1, 4, 100])
     def test_name_columns_that_there_are(self, dataset, column):
         with pytest.raises(FormatError, match="there is no such column"):
-            origin.rows_of(dataset._origin.token, column, 3)
+            handles.restore_rows(dataset._ref.dataset_id, column, 3)
 
 
 class TestAnAlteredFileAmongSeveral:
@@ -743,15 +743,15 @@ class TestAnAlteredFileAmongSeveral:
 
         with pytest.raises(AuthenticationError, match=r"/1\.safetensors: tensor 'x', chunk 9") as caught:
             move()
-        assert caught.value.path == data._origin.layout.shards.paths[1]
+        assert caught.value.path == data._ref.layout.shards.paths[1]
 
     def test_is_named_by_a_loader(self, data, key):
         loader = DataLoader(data, batch_size=7, collate_fn=collate)
         with pytest.raises(AuthenticationError, match=r"/1\.safetensors: tensor 'x', chunk 9") as caught:
             list(fastrack.wrap(loader, keys=key))
-        assert caught.value.path == data._origin.layout.shards.paths[1]
+        assert caught.value.path == data._ref.layout.shards.paths[1]
 
     def test_is_named_though_only_one_of_its_rows_was_asked_for(self, channel, data):
         with pytest.raises(AuthenticationError) as caught:
             channel.to_device(data[19]["x"])
-        assert caught.value.path == data._origin.layout.shards.paths[1]
+        assert caught.value.path == data._ref.layout.shards.paths[1]

@@ -630,7 +630,7 @@ def test_the_path_of_a_file_is_no_loader(loader):
 
 @pytest.mark.parametrize(
     ("given", "told"),
-    [("x.safetensors", "load_file"), (Path("x"), "load_file"), (torch.nn.Linear(2, 2), "Linear; load_model")],
+    [("x.safetensors", "load_file"), (Path("x"), "load_file"), (torch.nn.Linear(2, 2), "Linear.*load_model")],
     ids=["text", "path", "module"],
 )
 def test_what_would_pass_untouched_and_was_hardly_meant_to_is_refused(given, told):

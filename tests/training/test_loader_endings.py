@@ -327,9 +327,9 @@ class TestOnADeviceThatFails:
             monkeypatch.setattr(fastrack._transfer.api, "_shared", shared)
             monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
             yield channel
-            for ring in channel._rings:
-                wait_until(lambda ring=ring: len(ring._returned) == ring._made)  # no slot is out
-                assert ring._made <= fastrack._transfer.channel._DEPTH
+            for pool in channel._pools:
+                wait_until(lambda pool=pool: len(pool._returned) == pool._made)  # no slot is out
+                assert pool._made <= fastrack._transfer.channel.DEPTH
             assert all(work.done() for work in channel._device.begun)
 
     @pytest.mark.parametrize("bad", [0, 6])
@@ -430,7 +430,7 @@ class TestTheEndOfTheProcess:
     def test_does_not_wait_forever(self, monkeypatch, ahead):
         may_go = threading.Event()
         iterator = iter(wrap(Watched(3, lambda i: may_go.wait(PATIENCE)), prefetch=ahead))
-        monkeypatch.setattr(fastrack._training.prefetch, "_PATIENCE", 0.05)
+        monkeypatch.setattr(fastrack._training.prefetch, "_EXIT_TIMEOUT", 0.05)
         fastrack._training.prefetch._stop_all()
         assert loader_threads()
         may_go.set()

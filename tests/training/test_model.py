@@ -27,7 +27,7 @@ from fastrack import (
 )
 from fastrack._sealed import writer
 from fastrack._tensors import arrays
-from fastrack._util import atomic as newfile
+from fastrack._util import atomic
 
 CHUNK_SIZE = 16384
 SECRET = bytes(range(7, 39))
@@ -482,7 +482,7 @@ def test_a_failure_leaves_the_file_that_was_there(path, monkeypatch):
     def full(_self, _data):
         raise OSError(errno.ENOSPC, "full")
 
-    monkeypatch.setattr(newfile._Whole, "write", full)
+    monkeypatch.setattr(atomic._CompleteWriter, "write", full)
     before = path.read_bytes()
     with pytest.raises(OSError, match="free some space"):
         save_model(net(3), path, key=KEY)

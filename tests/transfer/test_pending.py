@@ -73,13 +73,13 @@ def raised_by(call):
 
 
 def pending(channel):
-    return len(channel._owners.mine()._started)
+    return len(channel._owners.current()._started)
 
 
 def known_failures(channel):
     """The failures of this thread that were found so far."""
-    channel._owners.mine().poll()
-    return channel._owners.mine()._failures
+    channel._owners.current().poll()
+    return channel._owners.current()._failures
 
 
 @pytest.mark.parametrize("rows", [slice(None), slice(5, 100_000, 3)], ids=["whole", "rows"])
@@ -222,12 +222,12 @@ def test_of_what_failed_the_name_and_the_chunk_are_kept(channel, bad):
 
 
 def test_however_quick_the_device_is_a_failure_is_told_by_the_next_call(channel, bad, plain, monkeypatch):
-    finish = staged_helper.StagedWork.end
+    finish = staged_helper.StagedWork.finish
 
     def end(work, **_):
         finish(work, wait=True)
 
-    monkeypatch.setattr(staged_helper.StagedWork, "end", end)
+    monkeypatch.setattr(staged_helper.StagedWork, "finish", end)
     out = np.full_like(plain, 7)
     assert channel.to_device(bad, out=out, non_blocking=True) is out
     with pytest.raises(AuthenticationError, match="holds zeros"):
@@ -312,7 +312,7 @@ def test_an_interrupted_wait_forgets_nothing(channel, bad, monkeypatch):
 
     start(channel, bad)
     with monkeypatch.context() as patch:
-        patch.setattr(staged_helper.StagedWork, "verdict", interrupt)
+        patch.setattr(staged_helper.StagedWork, "result", interrupt)
         with pytest.raises(KeyboardInterrupt):
             channel.synchronize()
     with pytest.raises(AuthenticationError):

@@ -12,7 +12,7 @@ from fastrack import Key
 from fastrack._crypto import cobblestone
 from fastrack._crypto.base import GatherPlan
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, MessageKey
-from fastrack._crypto.engine import engine
+from fastrack._crypto.engine import get_engine
 from fastrack._devices.cuda.gather_plan import room_for
 from fastrack._sealed.indexing import plan_rows
 from fastrack._transfer.sources import PlainSource, RowSource, SealedSource, Sizes, gathers_of, slabs_of
@@ -34,15 +34,15 @@ def test_slabs_are_the_message_in_order(chunks, rest, sizes):
     slabs = list(slabs_of(nbytes, sizes))
     start = sealed = 0
     for slab in slabs:
-        assert (slab.start, slab.first * SEALED_CHUNK_SIZE) == (start, sealed)
-        assert slab.start == slab.first * CHUNK_SIZE
-        assert slab.pieces is None
-        start, sealed = slab.stop, sealed + slab.sealed
+        assert (slab.start, slab.first_chunk * SEALED_CHUNK_SIZE) == (start, sealed)
+        assert slab.start == slab.first_chunk * CHUNK_SIZE
+        assert slab.plan is None
+        start, sealed = slab.stop, sealed + slab.sealed_size
     assert (start, sealed) == (nbytes, cobblestone.ciphertext_size(nbytes))
     if sizes is None:
         assert len(slabs) == 1
     else:
-        assert all(slab.sealed <= cobblestone.ciphertext_size(sizes.limit) for slab in slabs)
+        assert all(slab.sealed_size <= cobblestone.ciphertext_size(sizes.limit) for slab in slabs)
         assert all(slab.stop > slab.start for slab in slabs) or nbytes == 0
 
 
@@ -69,12 +69,12 @@ def check_gathers(pieces, nbytes, sizes):
     slabs = list(gathers_of(pieces, nbytes, sizes))
     last = nbytes // CHUNK_SIZE
     for slab, size in zip(slabs, sizes, strict=False):
-        part = slab.pieces
+        part = slab.plan
         count = part.chunks.size
         assert count > 0
-        assert (slab.first, slab.start, slab.stop) == (0, 0, nbytes)
+        assert (slab.first_chunk, slab.start, slab.stop) == (0, 0, nbytes)
         assert (np.diff(part.chunks) > 0).all()
-        assert slab.sealed == sum(
+        assert slab.sealed_size == sum(
             cobblestone.ciphertext_size(nbytes) - last * SEALED_CHUNK_SIZE if chunk == last else SEALED_CHUNK_SIZE
             for chunk in part.chunks.tolist()
         )
@@ -83,11 +83,11 @@ def check_gathers(pieces, nbytes, sizes):
         assert all(
             array.dtype == np.int64 and array.flags.c_contiguous for array in (part.chunks, part.starts, part.table)
         )
-        taken = room_for(part, slab.sealed)
+        taken = room_for(part, slab.sealed_size)
         assert (
             taken <= cobblestone.ciphertext_size(max(size, 2 * CHUNK_SIZE)) <= cobblestone.ciphertext_size(sizes.limit)
         )
-    found = np.concatenate([entries(slab.pieces) for slab in slabs]) if slabs else np.empty((0, 4), np.int64)
+    found = np.concatenate([entries(slab.plan) for slab in slabs]) if slabs else np.empty((0, 4), np.int64)
     assert np.array_equal(found, entries(pieces))
     return slabs
 
@@ -117,7 +117,7 @@ def test_gathers_are_the_plan_in_order_and_fit_into_a_slot(plan, sizes):
 def test_gathers_of_rows_are_their_plan_in_order_and_fit_into_a_slot(width, rows, sizes):
     count = max(1, 300_000 // width)
     plan = plan_rows(np.array(rows, np.int64) % count, (count, width), count * width)
-    check_gathers(plan.pieces(), count * width, sizes)
+    check_gathers(plan.ranges().pieces(), count * width, sizes)
 
 
 @pytest.mark.parametrize("spare", [-1, 0, 1])
@@ -126,21 +126,21 @@ def test_a_chunk_is_split_exactly_where_it_does_not_fit(spare):
     assert (cobblestone.ciphertext_size(2 * CHUNK_SIZE) - SEALED_CHUNK_SIZE - 33 - 64) // 49 == 333
     pieces = GatherPlan(np.array([4]), np.array([0, 333 + spare]), np.zeros((333 + spare, 3), np.int64))
     slabs = check_gathers(pieces, 5 * CHUNK_SIZE, Sizes(CHUNK_SIZE, 2 * CHUNK_SIZE))
-    assert [len(slab.pieces.table) for slab in slabs] == ([333, 1] if spare == 1 else [333 + spare])
+    assert [len(slab.plan.table) for slab in slabs] == ([333, 1] if spare == 1 else [333 + spare])
 
 
 def test_a_plan_starts_at_a_multiple_of_sixteen_bytes_behind_a_short_chunk():
     pieces = GatherPlan(np.array([5]), np.array([0, 667]), np.zeros((667, 3), np.int64))
     slabs = check_gathers(pieces, 5 * CHUNK_SIZE + 33, Sizes(CHUNK_SIZE, 2 * CHUNK_SIZE))
-    assert [len(slab.pieces.table) for slab in slabs] == [666, 1]
+    assert [len(slab.plan.table) for slab in slabs] == [666, 1]
 
 
 def test_what_is_left_of_a_split_chunk_shares_a_slab_with_those_that_follow():
     pieces = GatherPlan(np.array([1, 2, 5]), np.array([0, 1000, 1001, 1002]), np.zeros((1002, 3), np.int64))
     slabs = check_gathers(pieces, 6 * CHUNK_SIZE, Sizes(4 * CHUNK_SIZE, 4 * CHUNK_SIZE))
-    assert [slab.pieces.chunks.tolist() for slab in slabs] == [[1], [2, 5]]
+    assert [slab.plan.chunks.tolist() for slab in slabs] == [[1], [2, 5]]
     slabs = check_gathers(pieces, 6 * CHUNK_SIZE, Sizes(3 * CHUNK_SIZE, 3 * CHUNK_SIZE))
-    assert [slab.pieces.chunks.tolist() for slab in slabs] == [[1], [1], [2, 5]]
+    assert [slab.plan.chunks.tolist() for slab in slabs] == [[1], [1], [2, 5]]
 
 
 def test_a_gather_of_nothing_has_no_slab():
@@ -178,11 +178,11 @@ def test_the_slabs_of_a_sealed_tensor_are_taken_where_they_lie(sealed):
 
 
 def test_a_message_that_is_not_staged_is_one_slab(sealed):
-    for source in (SealedSource(sealed), RowSource(*sealed[:5].parts())):
+    for source in (SealedSource(sealed), RowSource(*sealed[:5].slices())):
         (slab,) = source.slabs(None)
         found = source.fill(slab, None)
         assert found.ctypes.data == sealed.chunks.ctypes.data
-        assert found.size == slab.sealed == sealed.chunks.size
+        assert found.size == slab.sealed_size == sealed.chunks.size
 
 
 def test_rows_come_with_the_message_that_holds_them(sealed):
@@ -195,20 +195,20 @@ def test_rows_come_with_the_message_that_holds_them(sealed):
         11 * CHUNK_SIZE,
         20 * CHUNK_SIZE + 4,
     ]
-    source = RowSource(*sealed[rows].parts())
+    source = RowSource(*sealed[rows].slices())
     slabs = list(source.slabs(STAGED))
     assert all(source.fill(slab, None) is source.memory for slab in slabs)
-    assert [number for slab in slabs for number in slab.pieces.chunks.tolist()] == [0, 3, 9, 10, 11, 20]
+    assert [number for slab in slabs for number in slab.plan.chunks.tolist()] == [0, 3, 9, 10, 11, 20]
 
 
 def test_a_plain_tensor_is_sealed_on_the_way(plain, slot):
     key = MessageKey.raw(bytes(32), bytes(12))
-    source = PlainSource(plain, key, engine())
-    opener = engine().prepare(key)
+    source = PlainSource(plain, key, get_engine())
+    opener = get_engine().expand_key(key)
     opened = np.zeros_like(plain)
     for slab in source.slabs(STAGED):
         staged = source.fill(slab, slot)
-        assert engine().open_run(opener, staged, opened[slab.start : slab.stop], slab.first) is None
+        assert get_engine().open_run(opener, staged, opened[slab.start : slab.stop], slab.first_chunk) is None
     assert np.array_equal(opened, plain)
     source.finish()
     with pytest.raises(fastrack.ClosedError):

@@ -50,7 +50,7 @@ def no_memory(*_):
 
 def require_wiped(work):
     with pytest.raises(ClosedError):
-        aead.engine().verify_run(work._schedule, np.zeros(16, np.uint8), 0)
+        aead.get_engine().verify_run(work._schedule, np.zeros(16, np.uint8), 0)
 
 
 def test_starts_with_a_small_slab_and_grows(staged):
@@ -65,7 +65,7 @@ def test_takes_no_more_slots_than_the_ring_has(staged, key):
     for _ in range(3):
         assert np.array_equal(staged.to_device(plain), plain)
         assert np.array_equal(fastrack.unseal(staged.to_host(plain), key, framework="numpy"), plain)
-    assert 1 <= len(staged._device.made) <= fastrack._transfer.channel._DEPTH
+    assert 1 <= len(staged._device.made) <= fastrack._transfer.channel.DEPTH
 
 
 def test_hands_over_a_slab_while_another_is_worked_on(staged, key):
@@ -80,8 +80,7 @@ def test_hands_over_a_slab_while_another_is_worked_on(staged, key):
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_with_a_short_ring_threads_do_not_wait_for_one_another_forever(monkeypatch, key, depth):
-    monkeypatch.setattr(fastrack._transfer.channel, "_DEPTH", depth)
+def test_with_a_short_ring_threads_do_not_wait_for_one_another_forever(key, depth):
     plain = data(15 * CHUNK_SIZE)
 
     def work(number):
@@ -89,7 +88,7 @@ def test_with_a_short_ring_threads_do_not_wait_for_one_another_forever(monkeypat
             return np.array_equal(channel.to_device(plain), plain)
         return np.array_equal(fastrack.unseal(channel.to_host(plain), key, framework="numpy"), plain)
 
-    with staged_channel(keys=key) as channel, ThreadPoolExecutor(8) as pool:
+    with staged_channel(keys=key, depth=depth) as channel, ThreadPoolExecutor(8) as pool:
         assert list(pool.map(work, range(64))) == [True] * 64
         assert len(channel._device.made) <= depth
 
@@ -128,7 +127,7 @@ def test_a_fault_on_the_host_waits_for_the_device(staged, key, monkeypatch):
     original = fastrack._transfer.sources.SealedSource.fill
 
     def fill(source, slab, place):
-        if slab.first == 6:
+        if slab.first_chunk == 6:
             raise MemoryError("no memory")
         return original(source, slab, place)
 
@@ -145,7 +144,7 @@ def test_a_fault_on_the_host_waits_for_the_device(staged, key, monkeypatch):
 
 def test_the_first_of_two_errors_is_told(staged, key, monkeypatch):
     monkeypatch.setattr(fastrack._transfer.sources.SealedSource, "fill", no_memory)
-    for name in ("end", "verdict"):
+    for name in ("finish", "result"):
         monkeypatch.setattr(staged_helper.StagedWork, name, falling(getattr(staged_helper.StagedWork, name)))
     monkeypatch.setattr(staged._device, "clear", falling(staged._device.clear))
     with pytest.raises(MemoryError):
@@ -154,7 +153,7 @@ def test_the_first_of_two_errors_is_told(staged, key, monkeypatch):
 
 def test_a_device_that_fails_at_the_end_is_waited_for(staged, monkeypatch):
     staged._device.meddle = lambda kind, slab: time.sleep(0.01)
-    monkeypatch.setattr(staged_helper.StagedWork, "end", falling(staged_helper.StagedWork.end))
+    monkeypatch.setattr(staged_helper.StagedWork, "finish", falling(staged_helper.StagedWork.finish))
     out = np.full(100, 7, np.uint8)
     with pytest.raises(DeviceError):
         staged.to_device(data(100), out=out)
@@ -169,7 +168,7 @@ def test_slots_come_back_when_a_slab_cannot_be_sealed(staged, key, monkeypatch):
         with pytest.raises(DeviceError):
             staged.to_host(plain)
     assert np.array_equal(fastrack.unseal(staged.to_host(plain), key, framework="numpy"), plain)
-    assert len(staged._device.made) == sum(len(ring._returned) for ring in staged._rings)
+    assert len(staged._device.made) == sum(len(pool._returned) for pool in staged._pools)
 
 
 def test_a_key_is_wiped_whether_or_not_the_device_takes_it(staged, monkeypatch):

@@ -1,4 +1,4 @@
-"""A ring deals each slot to one transfer at a time, when the device is done with it, and makes no more than it may."""
+"""A pool deals each slot to one transfer at a time, when the device is done with it, and makes no more than it may."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Host:
     def __init__(self):
         self.made = []
 
-    def slot(self, size):
+    def staging_buffer(self, size):
         self.made.append(StagingBuffer(size))
         return self.made[-1]
 
@@ -56,87 +56,87 @@ def host():
     return Host()
 
 
-def take(ring, count=1):
-    return [ring.take(block=True) for _ in range(count)]
+def acquire(pool, count=1):
+    return [pool.acquire(block=True) for _ in range(count)]
 
 
-def put_back(ring, slots):
+def release(pool, slots):
     for slot in slots:
-        ring.put(slot)
+        pool.release(slot)
 
 
 def test_slots_are_made_when_first_needed_and_used_again(host):
-    ring = StagingPool(host, 100, 3)
+    pool = StagingPool(host, 100, 3)
     assert not host.made
     for _ in range(5):
-        slot = ring.take(block=True)
+        slot = pool.acquire(block=True)
         assert slot.memory.size == 100
-        ring.put(slot)
+        pool.release(slot)
     assert len(host.made) == 1
 
 
 def test_the_one_that_came_back_last_is_dealt_first(host):
-    ring = StagingPool(host, 10, 3)
-    slots = take(ring, 3)
-    put_back(ring, slots)
-    assert take(ring, 3) == slots[::-1]
+    pool = StagingPool(host, 10, 3)
+    slots = acquire(pool, 3)
+    release(pool, slots)
+    assert acquire(pool, 3) == slots[::-1]
 
 
 def test_one_that_the_device_is_busy_with_is_passed_over(host):
-    ring = StagingPool(host, 10, 3)
-    first, second, third = slots = take(ring, 3)
-    put_back(ring, slots)
+    pool = StagingPool(host, 10, 3)
+    first, second, third = slots = acquire(pool, 3)
+    release(pool, slots)
     third.busy = True
-    assert take(ring) == [second]
-    assert take(ring) == [first]
+    assert acquire(pool) == [second]
+    assert acquire(pool) == [first]
     third.busy = False
-    assert take(ring) == [third]
+    assert acquire(pool) == [third]
 
 
 def test_while_the_device_is_busy_with_all_another_is_made(host):
-    ring = StagingPool(host, 10, 2)
-    (first,) = take(ring)
+    pool = StagingPool(host, 10, 2)
+    (first,) = acquire(pool)
     first.busy = True
-    ring.put(first)
-    (second,) = take(ring)
+    pool.release(first)
+    (second,) = acquire(pool)
     assert second is not first
 
 
-@pytest.mark.parametrize("patient", [True, False])
+@pytest.mark.parametrize("block", [True, False])
 def test_while_the_device_is_busy_with_all_there_may_be_the_first_to_come_back_is_dealt(host, block):
-    ring = StagingPool(host, 10, 2)
-    first, second = take(ring, 2)
+    pool = StagingPool(host, 10, 2)
+    first, second = acquire(pool, 2)
     first.busy = second.busy = True
-    put_back(ring, [second, first])
-    assert ring.take(block=block) is second
+    release(pool, [second, first])
+    assert pool.acquire(block=block) is second
 
 
 def test_a_slot_that_cannot_be_made_takes_no_place(host):
-    ring = StagingPool(host, 10, 1)
-    host.slot, slot = None, host.slot
+    pool = StagingPool(host, 10, 1)
+    host.staging_buffer, slot = None, host.staging_buffer
     for _ in range(3):
         with pytest.raises(TypeError):
-            ring.take(block=False)
-    host.slot = slot
-    assert take(ring)[0].memory.size == 10
+            pool.acquire(block=False)
+    host.staging_buffer = slot
+    assert acquire(pool)[0].memory.size == 10
 
 
-def test_whoever_waits_may_make_the_slot_that_another_could_not(host):
-    ring = StagingPool(host, 10, 1)
+def test_a_caller_that_waits_may_make_the_slot_that_another_could_not(host):
+    pool = StagingPool(host, 10, 1)
     making, go_on = threading.Event(), threading.Event()
-    slot = host.slot
+    slot = host.staging_buffer
 
     def fail(_):
         making.set()
         assert go_on.wait(60)
-        host.slot = slot
+        host.staging_buffer = slot
         raise MemoryError
 
-    host.slot = fail
-    with ThreadPoolExecutor(2) as pool:
-        unlucky = pool.submit(ring.take, block=True)
+    host.staging_buffer = fail
+    with ThreadPoolExecutor(2) as executor:
+        unlucky = executor.submit(pool.acquire, block=True)
         assert making.wait(60)
-        waiting = pool.submit(ring.take, block=True)
+        waiting = executor.submit(pool.acquire, block=True)
         with pytest.raises(TimeoutError):
             waiting.result(0.05)
         go_on.set()
@@ -144,32 +144,32 @@ def test_whoever_waits_may_make_the_slot_that_another_could_not(host):
         assert waiting.result(60) is host.made[0]
 
 
-def test_whoever_is_not_patient_gets_none_when_all_are_taken(host):
-    ring = StagingPool(host, 10, 2)
-    slots = take(ring, 2)
-    assert ring.take(block=False) is None
-    ring.put(slots[0])
-    assert ring.take(block=False) is slots[0]
+def test_a_caller_that_does_not_block_gets_none_when_all_are_taken(host):
+    pool = StagingPool(host, 10, 2)
+    slots = acquire(pool, 2)
+    assert pool.acquire(block=False) is None
+    pool.release(slots[0])
+    assert pool.acquire(block=False) is slots[0]
 
 
-def test_whoever_is_patient_waits_when_all_are_taken(host):
-    ring = StagingPool(host, 10, 2)
+def test_a_caller_that_blocks_waits_when_all_are_taken(host):
+    pool = StagingPool(host, 10, 2)
     taken, worst, lock = [0], [0], threading.Lock()
     gate = threading.Barrier(8)
 
     def borrow():
         gate.wait()
         for _ in range(50):
-            slot = ring.take(block=True)
+            slot = pool.acquire(block=True)
             with lock:
                 taken[0] += 1
                 worst[0] = max(worst[0], taken[0])
             with lock:
                 taken[0] -= 1
-            ring.put(slot)
+            pool.release(slot)
 
-    with ThreadPoolExecutor(8) as pool:
-        for borrowing in [pool.submit(borrow) for _ in range(8)]:
+    with ThreadPoolExecutor(8) as executor:
+        for borrowing in [executor.submit(borrow) for _ in range(8)]:
             borrowing.result(60)
     assert 1 <= worst[0] <= 2
     assert len(host.made) <= 2
@@ -177,38 +177,39 @@ def test_whoever_is_patient_waits_when_all_are_taken(host):
 
 def test_a_slot_may_be_given_to_another_ring(host):
     one, other = StagingPool(host, 10, 1), StagingPool(host, 10, 1)
-    assert one.mark_in_use() is None
-    (slot,) = take(one)
-    assert one.mark_in_use() is None
-    one.put(slot)
-    other.adopt(one.mark_in_use())
-    other.put(slot)
-    assert take(other) == [slot]
-    assert take(one) != [slot]
+    assert one.detach() is None
+    (slot,) = acquire(one)
+    assert one.detach() is None
+    one.release(slot)
+    assert one.detach() is slot
+    other.attach()
+    other.release(slot)
+    assert acquire(other) == [slot]
+    assert acquire(one) != [slot]
 
 
 def test_where_there_is_no_memory_for_another_slot_those_there_are_have_to_do(host):
-    ring = StagingPool(host, 10, 3)
-    (slot,) = take(ring)
+    pool = StagingPool(host, 10, 3)
+    (slot,) = acquire(pool)
 
     def full(_):
         raise DeviceError("no memory left")
 
-    host.slot = full
-    assert ring.take(block=False) is None
-    ring.put(slot)
-    assert take(ring) == [slot]
+    host.staging_buffer = full
+    assert pool.acquire(block=False) is None
+    pool.release(slot)
+    assert acquire(pool) == [slot]
     with pytest.raises(DeviceError):
-        StagingPool(host, 10, 3).take(block=True)
+        StagingPool(host, 10, 3).acquire(block=True)
 
 
 def test_closing_waits_for_every_slot_and_wipes_it(host):
-    ring = StagingPool(host, 10, 2)
-    slots = take(ring, 2)
+    pool = StagingPool(host, 10, 2)
+    slots = acquire(pool, 2)
     slots[0].busy = True
-    put_back(ring, slots)
-    with ThreadPoolExecutor(1) as pool:
-        closing = pool.submit(ring.close)
+    release(pool, slots)
+    with ThreadPoolExecutor(1) as executor:
+        closing = executor.submit(pool.close)
         with pytest.raises(TimeoutError):
             closing.result(0.05)
         slots[0].busy = False
@@ -217,33 +218,34 @@ def test_closing_waits_for_every_slot_and_wipes_it(host):
 
 
 def test_closing_wipes_what_it_can(host):
-    ring = StagingPool(host, 10, 3)
-    slots = take(ring, 3)
-    put_back(ring, slots)
+    pool = StagingPool(host, 10, 3)
+    slots = acquire(pool, 3)
+    release(pool, slots)
     slots[1].wipe = None
     with pytest.raises(TypeError):
-        ring.close()
+        pool.close()
     assert [bool(slot.memory.any()) for slot in slots] == [False, True, False]
 
 
 def test_a_slot_that_is_taken_at_closing_is_wiped_when_it_comes_back(host):
-    ring = StagingPool(host, 10, 2)
-    (slot,) = take(ring)
-    ring.close()
+    pool = StagingPool(host, 10, 2)
+    (slot,) = acquire(pool)
+    pool.close()
     assert slot.memory.any()
-    ring.put(slot)
+    pool.release(slot)
     assert not slot.memory.any()
-    assert ring.take(block=False) is not slot
+    assert pool.acquire(block=False) is not slot
 
 
 def test_a_forked_child_makes_slots_of_its_own(host):
-    ring = StagingPool(host, 10, 2)
-    slots = take(ring, 2)
+    pool = StagingPool(host, 10, 2)
+    slots = acquire(pool, 2)
     slots[0].busy = True
-    ring.put(slots[0])
+    pool.release(slots[0])
 
     def child():
-        mine = take(ring, 2)
-        return not {*map(id, mine)} & {*map(id, slots)} and ring.take(block=False) is None
+        pool.reset_after_fork()
+        mine = acquire(pool, 2)
+        return not {*map(id, mine)} & {*map(id, slots)} and pool.acquire(block=False) is None
 
     assert in_forked_child(child)

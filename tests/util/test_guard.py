@@ -1,4 +1,4 @@
-"""A door lets people in until it is shut, and is not shut behind them."""
+"""A guard lets callers in until it is closed, and closing waits for those inside."""
 
 from __future__ import annotations
 
@@ -12,52 +12,52 @@ from fastrack import ClosedError
 from fastrack._util.guard import CloseGuard
 
 
-def test_it_can_be_entered_until_it_is_shut():
-    door = CloseGuard("too late")
+def test_callers_enter_until_it_is_closed():
+    guard = CloseGuard("too late")
     for _ in range(3):
-        with door, door:
-            assert door.is_open
-    assert door.close_and_drain()
-    assert not door.is_open
-    with pytest.raises(ClosedError, match="too late"), door:
+        with guard, guard:
+            assert guard.is_open
+    assert guard.close_and_drain()
+    assert not guard.is_open
+    with pytest.raises(ClosedError, match="too late"), guard:
         pass
 
 
-def test_it_is_shut_once():
-    door = CloseGuard("too late")
-    assert [door.close_and_drain(), door.close_and_drain()] == [True, False]
+def test_it_is_closed_once():
+    guard = CloseGuard("too late")
+    assert [guard.close_and_drain(), guard.close_and_drain()] == [True, False]
 
 
-def test_whoever_leaves_with_an_error_has_left():
-    door = CloseGuard("too late")
-    with pytest.raises(ZeroDivisionError), door:
+def test_a_caller_that_raises_has_left():
+    guard = CloseGuard("too late")
+    with pytest.raises(ZeroDivisionError), guard:
         raise ZeroDivisionError
-    assert door.close_and_drain()
+    assert guard.close_and_drain()
 
 
-def test_shutting_it_waits_for_all_who_are_inside():
-    door = CloseGuard("too late")
+def test_closing_waits_for_all_callers_inside():
+    guard = CloseGuard("too late")
     inside, leave = threading.Barrier(4), [threading.Event() for _ in range(3)]
 
-    def visit(number):
-        with door:
+    def call(number):
+        with guard:
             inside.wait(60)
             assert leave[number].wait(60)
 
     with ThreadPoolExecutor(4) as pool:
-        visits = [pool.submit(visit, number) for number in range(3)]
+        calls = [pool.submit(call, number) for number in range(3)]
         inside.wait(60)
-        shutting = pool.submit(door.close_and_drain)
+        closing = pool.submit(guard.close_and_drain)
         for number in range(3):
             with pytest.raises(TimeoutError):
-                shutting.result(0.02)
+                closing.result(0.02)
             leave[number].set()
-            visits[number].result(60)
-        assert shutting.result(60)
+            calls[number].result(60)
+        assert closing.result(60)
 
 
-def test_a_forked_child_does_not_wait_for_those_it_lost():
-    door = CloseGuard("too late")
-    with door:
-        assert in_forked_child(door.close_and_drain)
-    assert door.is_open
+def test_a_forked_child_does_not_wait_for_callers_of_its_parent():
+    guard = CloseGuard("too late")
+    with guard:
+        assert in_forked_child(guard.close_and_drain)
+    assert guard.is_open

@@ -20,11 +20,11 @@ from helpers.trace_processor import open_trace
 
 import fastrack
 from fastrack import AuthenticationError, Channel, DeviceError, Key
-from fastrack._crypto import workers as crew
+from fastrack._crypto import workers
 from fastrack._crypto.cobblestone import CHUNK_SIZE, HEADER_SIZE, SEALED_CHUNK_SIZE
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._transfer import channel
-from fastrack._util import trace as timeline
+from fastrack._util import trace
 
 KEY = Key.from_bytes(bytes(range(32)))
 PLAIN = np.random.default_rng(0).integers(0, 256, 40 * CHUNK_SIZE + 5, np.uint8)
@@ -32,8 +32,8 @@ SEALED = fastrack.seal(PLAIN, KEY, name="images")
 
 
 class SmallDevice(CudaDevice):
-    slab = 4 * CHUNK_SIZE
-    lead = CHUNK_SIZE
+    max_slab_size = 4 * CHUNK_SIZE
+    first_slab_size = CHUNK_SIZE
 
 
 def traced(path, action):
@@ -106,7 +106,7 @@ def test_spans_lie_within_their_transfer_and_follow_each_other(path):
 def test_the_spans_of_a_transfer_add_up_to_it(opened, path):
     plain = np.zeros(64 << 20, np.uint8)
     sealed, shares = fastrack.seal(plain, KEY), []
-    for _ in range(5):  # whoever was interrupted between two spans may try again
+    for _ in range(5):  # a run that was interrupted between two spans may try again
         whole, *parts = mine(traced(path, lambda: opened.to_device(sealed, out=plain)))
         shares.append(sum(span["dur"] for span in parts) / whole["dur"])
     assert 0.95 <= max(shares) <= 1 + 1e-9
@@ -136,7 +136,7 @@ def test_perfetto_reads_the_trace_of_256_mib(opened, path):
 
 
 def test_threads_that_help_have_rows_of_their_own(path, monkeypatch):
-    monkeypatch.setitem(crew.run.__kwdefaults__, "alone", 1)
+    monkeypatch.setitem(workers.run.__kwdefaults__, "threshold", 1)
     with Channel("cpu", keys=KEY, threads=2) as opened:
         if opened._engine.name == "openssl":
             pytest.skip("this engine has no helpers")
@@ -157,7 +157,7 @@ def test_a_helper_that_is_late_to_tell_is_waited_for():
             begun.set()
             told.wait(60)
 
-    with timeline.recording() as kept:
+    with trace.recording() as kept:
         helper = threading.Thread(target=help_out, name="helper")
         helper.start()
         begun.wait(60)
@@ -274,7 +274,7 @@ def test_a_fault_under_a_trace_is_told_as_without(gpu, path, number):
 def test_nothing_is_kept_while_no_trace_is_taken(gpu):
     driver, other = gpu
     other.to_device(SEALED, framework="cupy")
-    assert timeline.current() is None
+    assert trace.current() is None
     assert driver.calls["stamp"] == 0
 
 
@@ -282,7 +282,7 @@ def test_the_trace_of_a_block_that_fails_is_written(opened, path):
     with pytest.raises(AuthenticationError, match="chunk 7"), fastrack.trace(path):
         opened.to_device(tampered(SEALED, HEADER_SIZE + 7 * SEALED_CHUNK_SIZE), framework="numpy")
     assert names(mine(spans_of(path))) == ["to_device", "prepare", "open", "release"]
-    assert timeline.current() is None
+    assert trace.current() is None
 
 
 def test_there_is_one_trace_at_a_time(opened, path, tmp_path):
@@ -302,14 +302,14 @@ def test_a_trace_that_cannot_be_written_is_refused_before_anything_is_done(tmp_p
     with pytest.raises(OSError, match="name another"), fastrack.trace(tmp_path):
         done.append(1)
     assert not done
-    assert timeline.current() is None
+    assert trace.current() is None
 
 
 def test_an_error_of_the_block_is_told_before_one_of_its_trace(path, monkeypatch):
     def fail(*_):
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(timeline, "_write", fail)
+    monkeypatch.setattr(trace, "_write", fail)
     with pytest.raises(KeyError) as failure, fastrack.trace(path):
         raise KeyError
     assert "the disk is full" in failure.value.__notes__[0]
@@ -318,21 +318,21 @@ def test_an_error_of_the_block_is_told_before_one_of_its_trace(path, monkeypatch
 
 
 def test_a_trace_that_is_being_written_ends_no_other(path, tmp_path, monkeypatch):
-    write, inner = timeline._write, []
+    write, inner = trace._write, []
 
     def slow(*arguments):
-        monkeypatch.setattr(timeline, "_write", write)
+        monkeypatch.setattr(trace, "_write", write)
         begun = fastrack.trace(tmp_path / "other.json")
         begun.__enter__()
         inner.append(begun)
         write(*arguments)
 
-    monkeypatch.setattr(timeline, "_write", slow)
+    monkeypatch.setattr(trace, "_write", slow)
     with fastrack.trace(path):
         pass
-    assert timeline.current() is not None
+    assert trace.current() is not None
     inner[0].__exit__(None, None, None)
-    assert timeline.current() is None
+    assert trace.current() is None
     assert sorted(tmp_path.iterdir()) == [tmp_path / "other.json", path]
 
 
@@ -360,7 +360,7 @@ def test_what_a_span_says_survives_a_name_that_json_must_escape(opened, path):
 
 def test_a_forked_child_traces_nothing_and_writes_nothing(path):
     with fastrack.trace(path):
-        assert in_forked_child(lambda: timeline.current() is None)
+        assert in_forked_child(lambda: trace.current() is None)
         assert in_forked_child(lambda: fork_leaves_the_block(path.with_name("child.json")))
     assert list(path.parent.iterdir()) == [path]
 
@@ -380,7 +380,7 @@ def fork_leaves_the_block(path):
 
 
 def test_spans_that_come_after_the_end_do_no_harm():
-    with timeline.recording() as kept:
+    with trace.recording() as kept:
         pass
     kept.add("late", kept.zero, kept.zero + 5, {})
     assert [span.name for span in kept.spans()] == ["late"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench.gpu import needs
 from bench.gpu.gpu import Skip
-from bench.gpu.targets import targets
+from bench.gpu.targets import check_targets
 
 
 def run(stage):
@@ -29,7 +29,7 @@ def run(stage):
     }
     for name, rows in parts.items():
         record.measure(name, rows)
-        record.put("targets", [target.as_dict() for target in targets(record.rows)])
+        record.put("targets", [metric.as_dict() for metric in check_targets(record.rows)])
     path = stage.path.with_suffix(".png")
     record.step("picture", lambda: _draw(record.rows, shown, path), here=False)
 

@@ -1,4 +1,4 @@
-"""Run the tests of `tests/gpu`, a step for each of their files."""
+"""Run the tests of `tests/gpu`, and those of `tests/kernels` that a GPU can run, a step for each of their files."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from bench.gpu.processes import ROOT
 from bench.gpu.processes import run as run_process
 
 FOLDER = ROOT / "tests" / "gpu"
+KERNELS = [ROOT / "tests" / "kernels" / f"test_cu_{name}.py" for name in ("chunks", "gather")]
 
 
 def run(stage):
     record = stage.record
-    for path in sorted(FOLDER.glob("test_*.py")):
-        name = path.stem.removeprefix("test_gpu_")
+    paths = {path.stem.split("_", 2)[2]: path for path in (*FOLDER.glob("test_*.py"), *KERNELS) if path.is_file()}
+    for name, path in sorted(paths.items()):
         record.step(name, lambda path=path: run_tests(stage.device, path, record.left), is_check=True, here=False)
     if not record.document["steps"]:
         record.step("tests", _say_that_there_are_none, here=False)

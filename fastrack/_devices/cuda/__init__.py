@@ -1,1 +1,1 @@
-"""Open and seal tensors on a CUDA GPU."""
+"""The CUDA device, which opens and seals tensors on an NVIDIA GPU."""

@@ -1,4 +1,4 @@
-"""Memory that the CUDA device owns in pairs, page-locked here and its like on the device: slots, and controls."""
+"""Memory of the CUDA device in pairs, page-locked host memory and device memory: staging buffers and message states."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ from fastrack._crypto.cobblestone import MessageKey
 from fastrack._devices.cuda.commands import Commands, address
 from fastrack._devices.cuda.driver import Driver
 from fastrack._devices.cuda.gather_plan import align
-from fastrack._devices.cuda.key_state import STATE_SIZE, write_state
+from fastrack._devices.cuda.key_state import write_state
+from fastrack._devices.cuda.portable_key_state import STATE_SIZE
 from fastrack._devices.cuda.streams import Pipeline
 from fastrack.errors import DeviceError
 
 _WORD = 8
 _VERDICTS_END = STATE_SIZE + 2 * _WORD
-_CONTROL_SIZE = _VERDICTS_END + STATE_SIZE
-UNKNOWN = 0  # what the host's copy of a verdict says before it is there: chunk 0 is bad
-_TOGETHER = 32  # controls of one allocation
+_MESSAGE_SIZE = _VERDICTS_END + STATE_SIZE
+_UNKNOWN = 0  # a verdict that has not arrived reads as "chunk 0 is bad"
+_PER_ALLOCATION = 32  # message states
 
 
-class CudaSlot:
-    """`Slot` of page-locked memory, with a twin of the same size on the device.
+class CudaStagingBuffer:
+    """`StagingBuffer` in page-locked memory, with device memory of the same size.
 
     Attributes
     ----------
-    twin : int
-        Where that is.
+    device_ptr : int
+        Address of the device memory.
     copied, used : event
-        When the twin, and after it both, may be read or written by who comes next.
+        Done when the device memory, and then both memories, may be read or written by the next command.
     issued : threading.Event
-        Set when all commands that use it were issued. Another one for every list of commands.
+        Set when all commands that use it were issued; another one for each list of commands.
     """
 
     def __init__(self, pipeline: Pipeline, size: int) -> None:
@@ -55,21 +56,21 @@ class CudaSlot:
             return True
         try:
             return self.issued.is_set() and self._pipeline.driver.done(self.used)
-        except DeviceError:  # `wait` will find out, and see to it
+        except DeviceError:  # `wait` meets the same error and handles it
             return True
 
     def wait(self) -> None:
-        if self._pipeline.forked:  # the thread it would wait for is not in this process
+        if self._pipeline.forked:  # the thread that issues is in the parent
             return
         self.issued.wait()
         try:
             if not self._pipeline.driver.done(self.used):
                 self._pipeline.synchronize(self.used)
-        except DeviceError:  # the work whose commands it were finds out too, and tells
-            self._pipeline.settle()
+        except DeviceError:  # the operation that issued the commands raises it
+            self._pipeline.synchronize_all()
 
     def wipe(self) -> None:
-        if self._pipeline.forked:  # it is the parent's
+        if self._pipeline.forked:  # the memory belongs to the parent
             return
         self.wait()
         self.memory.fill(0)
@@ -79,23 +80,22 @@ class CudaSlot:
         commands.synchronize(self.used)
         try:
             self._pipeline.driver.issue(commands)
-        except DeviceError:  # only ciphertext was there
-            self._pipeline.settle()
+        except DeviceError:  # the memory held only ciphertext
+            self._pipeline.synchronize_all()
 
 
 class MessageState:
-    """What a message needs besides its slabs: its key and its verdict, here and on the device.
+    """The key and the verdicts of a message, on the host and on the device.
 
     Attributes
     ----------
     memory : numpy.ndarray
-        Page-locked: what `write_state` makes of the key, the verdict, the verdict on the plans of gathers, and what
-        `write_state` makes of the key of these plans. When the message is done the device's copy comes back over it, in
-        which the keys are wiped.
+        Page-locked: the key as `write_state` expands it, the verdict, the verdict on the plans of gathers, and the
+        expanded key of these plans. At the end of the message the device's copy, with wiped keys, overwrites it.
     state, verdict, plan_verdict, plan_state : int
-        Where on the device the same are.
+        Device addresses of the same.
     started, finished : event
-        When the array may be touched, and when all is done.
+        Done when the array may be used, and when the message is complete.
     """
 
     def __init__(self, driver: Driver, memory: Bytes, pointer: int) -> None:
@@ -106,111 +106,111 @@ class MessageState:
         self.plan_state = self.plan_verdict + _WORD
         self._has_plans = False
         self.started, self.finished = driver.event(), driver.event()
-        self.forget()
+        self.wipe_host()
 
-    def put(self, key: MessageKey) -> None:
-        """Take a key here. The verdict is not known yet."""
+    def load_key(self, key: MessageKey) -> None:
+        """Expand a key into the host's memory, and reset the verdicts."""
         write_state(key, self.memory[:STATE_SIZE])
-        self.memory[STATE_SIZE:_VERDICTS_END].view(np.uint64)[:] = UNKNOWN
+        self.memory[STATE_SIZE:_VERDICTS_END].view(np.uint64)[:] = _UNKNOWN
         self._has_plans = False
 
-    def put_plan_key(self, key: MessageKey) -> None:
-        """Take the key of the plans here."""
-        self._has_plans = True  # first, so that an interrupt leaves no key here that nothing wipes
+    def load_plan_key(self, key: MessageKey) -> None:
+        """Expand the key of the plans into the host's memory."""
+        self._has_plans = True  # first, so that an interrupt in `write_state` leaves no key that is not wiped
         write_state(key, self.memory[_VERDICTS_END:])
 
     @property
-    def words(self) -> tuple[int, int]:
-        """The verdict on the message and that on the plans of its gathers, once they are here."""
+    def verdicts(self) -> tuple[int, int]:
+        """The verdict on the message and that on the plans of its gathers, as last downloaded."""
         message, plans = self.memory[STATE_SIZE:_VERDICTS_END].view(np.uint64).tolist()
         return message, plans
 
-    def forget(self) -> None:
-        """Wipe the keys here."""
-        self.memory[:STATE_SIZE].fill(0)
-        self.memory[_VERDICTS_END:].fill(0)
-
-    def start(self, commands: Commands, stream: Any) -> None:
-        """Bring the key to the device, and the verdicts on a message without a bad chunk."""
+    def upload_key(self, commands: Commands, stream: Any) -> None:
+        """Upload the key, and set the device's verdicts to those on a message without a bad chunk."""
         commands.fill(self.verdict, 0xFF, 2 * _WORD, stream)
         commands.upload(self.state, self.memory[:STATE_SIZE], stream)
 
-    def start_plans(self, commands: Commands, stream: Any) -> None:
-        """Bring the key of the plans to the device."""
+    def upload_plan_key(self, commands: Commands, stream: Any) -> None:
+        """Upload the key of the plans."""
         commands.upload(self.plan_state, self.memory[_VERDICTS_END:], stream)
 
-    def finish(self, commands: Commands, stream: Any) -> None:
-        """Wipe the keys on the device, then here, and bring the verdicts, which are not there for another message."""
-        self.clear(commands, stream)
+    def download_verdicts(self, commands: Commands, stream: Any) -> None:
+        """Wipe the keys on the device, then on the host by the download of the verdicts, and reset the device's."""
+        self.wipe_device(commands, stream)
         commands.download(self.memory if self._has_plans else self.memory[:_VERDICTS_END], self.state, stream)
-        commands.fill(self.verdict, UNKNOWN, 2 * _WORD, stream)
+        commands.fill(self.verdict, _UNKNOWN, 2 * _WORD, stream)
         commands.record(self.finished, stream)
 
-    def clear(self, commands: Commands, stream: Any) -> None:
+    def wipe_host(self) -> None:
+        """Wipe the keys on the host."""
+        self.memory[:STATE_SIZE].fill(0)
+        self.memory[_VERDICTS_END:].fill(0)
+
+    def wipe_device(self, commands: Commands, stream: Any) -> None:
         """Wipe the keys on the device."""
         commands.fill(self.state, 0, STATE_SIZE, stream)
         if self._has_plans:
             commands.fill(self.plan_state, 0, STATE_SIZE, stream)
 
 
-class Controls:
-    """The controls of a device, used again when their message is finished."""
+class MessageStatePool:
+    """The message states of a device, reused after their message is complete."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._all: list[MessageState] = []
-        self._blocks: list[object] = []
-        self._returned: deque[MessageState] = (
-            deque()
-        )  # takes no lock, since what is collected as garbage comes back too
+        self._allocations: list[object] = []
+        # A deque needs no lock: the garbage collector releases states, too.
+        self._released: deque[MessageState] = deque()
         self._lock = threading.Lock()
-        with suppress(DeviceError):  # told when one is needed and there still is no memory
-            self.give_back(self._make())
+        with suppress(DeviceError):  # `acquire` raises it if there still is no memory
+            self.release(self._allocate())
 
-    def take(self) -> MessageState:
-        """Return one whose message is finished, or a fresh one."""
-        for _ in range(len(self._returned)):
+    def acquire(self) -> MessageState:
+        """Return a state whose message is complete, or a new one."""
+        for _ in range(len(self._released)):
             try:
-                control = self._returned.popleft()
+                state = self._released.popleft()
             except IndexError:
                 break
-            if self._driver.done(control.finished):
-                return control
-            self._returned.append(control)
-        return self._make()
+            if self._driver.done(state.finished):
+                return state
+            self._released.append(state)
+        return self._allocate()
 
-    def give_back(self, control: MessageState) -> None:
-        self._returned.append(control)
+    def release(self, state: MessageState) -> None:
+        """Take a state back, whose message may still be in progress."""
+        self._released.append(state)
 
     def wipe(self, pipeline: Pipeline) -> None:
-        """Wipe every key that is left on the device. What one that gave up still holds goes with its context."""
-        pipeline.settle()  # kernels under way need theirs
+        """Wipe every key on the device. A device that failed keeps its memory until its CUDA context ends."""
+        pipeline.synchronize_all()  # running kernels read the keys
         try:
             commands = Commands()
-            for control in self._all:
-                control.clear(commands, pipeline.uploads)
+            for state in self._all:
+                state.wipe_device(commands, pipeline.uploads)
             self._driver.issue(commands)
         except DeviceError:
             pass
         finally:
-            pipeline.settle()
-        for control in self._all:
-            control.forget()
+            pipeline.synchronize_all()
+        for state in self._all:
+            state.wipe_host()
         self._all.clear()
-        self._returned.clear()
-        self._blocks.clear()
+        self._released.clear()
+        self._allocations.clear()
 
-    def _make(self) -> MessageState:
-        """Carve some out of one allocation, since each costs a call that holds up the whole device."""
-        size = align(_CONTROL_SIZE, 256)
-        host, device = self._driver.host(_TOGETHER * size), self._driver.memory(_TOGETHER * size)
+    def _allocate(self) -> MessageState:
+        """Return one of several states in one allocation, as each allocation stops the whole device."""
+        size = align(_MESSAGE_SIZE, 256)
+        host, device = self._driver.host(_PER_ALLOCATION * size), self._driver.memory(_PER_ALLOCATION * size)
         with self._lock:
-            self._blocks.append(device)
+            self._allocations.append(device)
             made = [
-                MessageState(self._driver, host[place : place + _CONTROL_SIZE], device.pointer + place)
-                for place in range(0, _TOGETHER * size, size)
+                MessageState(self._driver, host[offset : offset + _MESSAGE_SIZE], device.pointer + offset)
+                for offset in range(0, _PER_ALLOCATION * size, size)
             ]
             self._all += made
         first, *others = made
-        self._returned.extend(others)
+        self._released.extend(others)
         return first

@@ -1,4 +1,4 @@
-"""When things happen on a device, in the host's time."""
+"""Device times on the clock of the host, for timelines."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from fastrack._util.trace import Detail, Timeline
 
 
 class Clock:
-    """The time of a device, fitted to the host's when this is made, on a stream that has nothing to do.
+    """The clock of a device, synchronized with the host's by an event on an idle stream.
 
-    Kept for one message: clocks drift, and the device counts milliseconds in 24 bits.
+    It serves one message: the two clocks drift apart, and the device counts milliseconds in 24 bits.
     """
 
     def __init__(self, timeline: Timeline, driver: Driver, stream: Stream) -> None:
@@ -27,24 +27,24 @@ class Clock:
         commands.synchronize(self._zero)
         before = time.perf_counter_ns()
         driver.issue(commands)
-        self._host = (before + time.perf_counter_ns()) // 2
+        self._host_zero = (before + time.perf_counter_ns()) // 2
 
     @contextmanager
-    def span(self, name: str, row: str, stream: Stream, detail: Detail, commands: Commands) -> Iterator[None]:
-        """Show what the block puts on a stream, which has a row of this name."""
+    def span(self, name: str, track: str, stream: Stream, detail: Detail, commands: Commands) -> Iterator[None]:
+        """Add the device time of the commands that the block puts on a stream to the timeline, on a track."""
         start, stop = self._driver.event(timed=True), self._driver.event(timed=True)
-        commands.keep((start, stop))
+        commands.keep_alive((start, stop))
         commands.record(start, stream)
         yield
         commands.record(stop, stream)
-        where = self._driver.name, row, stream.ptr
-        self._timeline.add_later(name, where, partial(self._times, start, stop), detail)
+        row = self._driver.name, track, stream.ptr
+        self._timeline.add_deferred(name, row, partial(self._times, start, stop), detail)
 
     def _times(self, start: Event, stop: Event) -> tuple[int, int]:
         commands = Commands()
         commands.synchronize(stop)
         self._driver.issue(commands)
-        return self._at(start), self._at(stop)
+        return self._host_time(start), self._host_time(stop)
 
-    def _at(self, event: Event) -> int:
-        return self._host + round(1e9 * self._driver.elapsed(self._zero, event))
+    def _host_time(self, event: Event) -> int:
+        return self._host_zero + round(1e9 * self._driver.elapsed(self._zero, event))

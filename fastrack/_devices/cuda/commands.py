@@ -1,7 +1,7 @@
 """Lists of commands for a CUDA device, which `Driver.issue` runs by one native call.
 
-A command is a run of 64-bit words: its opcode, how many words it has, and its operands. Addresses, streams, events and
-functions are the numbers by which CUDA knows them.
+A command is a sequence of 64-bit words: its opcode, its number of words, and its operands, such as addresses and CUDA
+handles of streams, events and functions.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from numpy import int64
 
 from fastrack._crypto.base import Bytes
 
-# What goes to the device.
+# Commands to the device.
 WAIT, RECORD, UPLOAD, DOWNLOAD, FILL, LAUNCH = 1, 2, 3, 4, 5, 6
-# What the host does.
-SYNCHRONIZE, POLL, COPY, PACK, STAMP = 7, 8, 9, 10, 11
-# What stops a list that keeps the interpreter's lock, so that the rest goes on without it; POLL may, too.
+# Work of the host.
+SYNCHRONIZE, POLL, COPY, PACK, TIMESTAMP = 7, 8, 9, 10, 11
+# Stops a list that holds the interpreter's lock, so that the rest runs without it. POLL can do so, too.
 REQUIRE_IDLE = 12
-# What is only asked.
+# Queries.
 CAPTURING = 13
 
 NAMES = {
@@ -37,16 +37,21 @@ NAMES = {
     REQUIRE_IDLE: "cuStreamQuery",
     CAPTURING: "cuStreamIsCapturing",
 }
-"""The function of the CUDA driver that a command calls."""
+"""The function of the CUDA driver API that each command calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A kernel as the driver launches it.
+    """A kernel and its launch configuration.
 
-    handle : its CUfunction
-    threads : threads of a block
-    shared : bytes of dynamic shared memory of a block
+    Attributes
+    ----------
+    handle : int
+        Its CUfunction.
+    threads : int
+        Threads per block.
+    shared : int
+        Dynamic shared memory per block, in bytes.
     """
 
     handle: int
@@ -55,38 +60,44 @@ class Function:
 
 
 class Commands:
-    """Collect commands, in the order in which they are to be issued.
+    """A list of commands, in the order of their issue.
 
-    Streams and events have a `ptr`, the number CUDA gave them. What a command points to is kept alive as long as this
-    list is.
+    Streams and events have a `ptr`, their CUDA handle. The list keeps the memory that its commands refer to alive.
+
+    Attributes
+    ----------
+    code : array.array
+        The words.
+    copies : int
+        Bytes that the host copies within host memory.
     """
 
-    __slots__ = ("_kept", "code", "copies")
+    __slots__ = ("_keepalive", "code", "copies")
 
     def __init__(self) -> None:
         self.code = array("q")
-        self.copies = 0  # bytes that the host copies
-        self._kept: list[object] = []
+        self.copies = 0
+        self._keepalive: list[object] = []
 
     def __bool__(self) -> bool:
         return bool(self.code)
 
     def wait(self, stream: Any, event: Any) -> None:
-        """Let nothing that is put on `stream` from now on start before `event` happened, as last recorded."""
+        """Make later work on `stream` wait for `event`, as last recorded."""
         self.code.extend((WAIT, 4, stream.ptr, event.ptr))
 
     def record(self, event: Any, stream: Any) -> None:
-        """Have `event` happen when all that is on `stream` so far is done."""
+        """Complete `event` when all earlier work on `stream` is done."""
         self.code.extend((RECORD, 4, event.ptr, stream.ptr))
 
     def upload(self, pointer: int, source: Bytes, stream: Any) -> None:
-        """Copy page-locked memory to the device. The caller keeps it as it is until that is done."""
-        self._kept.append(source)
+        """Copy page-locked memory to the device. The caller must not change it before that is done."""
+        self._keepalive.append(source)
         self.code.extend((UPLOAD, 6, pointer, address(source), source.size, stream.ptr))
 
     def download(self, target: Bytes, pointer: int, stream: Any) -> None:
-        """Copy from the device into page-locked memory."""
-        self._kept.append(target)
+        """Copy from the device to page-locked memory."""
+        self._keepalive.append(target)
         self.code.extend((DOWNLOAD, 6, address(target), pointer, target.size, stream.ptr))
 
     def fill(self, pointer: int, value: int, size: int, stream: Any) -> None:
@@ -94,55 +105,55 @@ class Commands:
         self.code.extend((FILL, 6, pointer, value, size, stream.ptr))
 
     def launch(self, function: Function, blocks: int, arguments: Sequence[int], stream: Any) -> None:
-        """Start a kernel of `kernels/`. All its arguments are 64 bits wide: pointers and counts."""
+        """Launch a kernel of `kernels/`. All its arguments, pointers and counts, have 64 bits."""
         head = (LAUNCH, 7 + len(arguments), function.handle, blocks, function.threads, function.shared, stream.ptr)
         self.code.extend((*head, *arguments))
 
     def synchronize(self, event: Any) -> None:
-        """Block the issuing thread until `event` happened."""
+        """Block the issuing thread until `event` is done."""
         self.code.extend((SYNCHRONIZE, 3, event.ptr))
 
     def poll(self, event: Any, nanoseconds: int, *, stop: bool = False) -> None:
-        """Spin until `event` happened, but not for longer than that.
+        """Spin until `event` is done, at most for this time.
 
-        With `stop` a list that keeps the interpreter's lock gives it up if the event did not happen by then.
+        With `stop` a list that holds the interpreter's lock releases it here if the event is not done by then.
         """
         self.code.extend((POLL, 5, event.ptr, nanoseconds, int(stop)))
 
     def require_idle(self, stream: Any) -> None:
-        """Let a list that keeps the interpreter's lock give it up here if `stream` has work left.
+        """Release the interpreter's lock here, in a list that holds it, if `stream` has work left.
 
-        What is put on a stream that is full blocks until there is room, which may take a callback that needs the lock.
+        A call that adds work to a full stream blocks until there is room, which may depend on a callback into Python.
         """
         self.code.extend((REQUIRE_IDLE, 3, stream.ptr))
 
     def capturing(self, stream: Any) -> int:
-        """Ask whether a stream is captured into a graph: ``code[place]``, for the place returned, is not 0 then."""
+        """Query whether a CUDA graph captures a stream. Return an index: ``code[index]`` is then not 0."""
         self.code.extend((CAPTURING, 4, stream.ptr, 0))
         return len(self.code) - 1
 
     def copy(self, target: Bytes, source: Bytes) -> None:
-        """Copy host memory to host memory of the same size."""
-        self._kept += (target, source)
+        """Copy within host memory, between arrays of the same size."""
+        self._keepalive += (target, source)
         self.copies += source.size
         self.code.extend((COPY, 5, address(target), address(source), source.size))
 
     def pack(self, target: Bytes, source: Bytes, chunks: npt.NDArray[int64]) -> None:
-        """Copy the chunks of these numbers next to each other, out of a message without its header."""
-        self._kept += (target, source, chunks)
+        """Copy the chunks of these numbers out of a message without its header, one after the other."""
+        self._keepalive += (target, source, chunks)
         self.copies += target.size
         self.code.extend((PACK, 7, address(target), address(source), source.size, address(chunks), chunks.size))
 
-    def keep(self, thing: object) -> None:
-        """Keep something alive as long as this list."""
-        self._kept.append(thing)
+    def keep_alive(self, owner: object) -> None:
+        """Keep an object alive as long as this list."""
+        self._keepalive.append(owner)
 
-    def stamp(self) -> int:
-        """Note when this is reached, in `time.perf_counter_ns`: ``code[place]``, for the place returned."""
-        self.code.extend((STAMP, 3, 0))
+    def timestamp(self) -> int:
+        """Store the time, as `time.perf_counter_ns`. Return an index: ``code[index]`` then holds it."""
+        self.code.extend((TIMESTAMP, 3, 0))
         return len(self.code) - 1
 
 
 def address(memory: npt.NDArray[Any]) -> int:
-    """Return where an array lies."""
+    """Return the address of an array."""
     return int(memory.__array_interface__["data"][0])

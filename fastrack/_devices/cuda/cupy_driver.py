@@ -1,4 +1,4 @@
-"""`Driver` by way of CuPy, which allocates and compiles, and of libcuda, which runs lists of commands."""
+"""`Driver` on CuPy, which allocates memory and compiles kernels, and on libcuda, which runs lists of commands."""
 
 from __future__ import annotations
 
@@ -25,16 +25,15 @@ from fastrack._tensors.arrays import Framework
 from fastrack._util.fork import after_fork
 from fastrack.errors import DeviceError
 
-_OLDEST = (8, 0)  # compute capability: shared memory enough for the kernels, and reductions over a warp
-_MAJOR, _MINOR, _MULTIPROCESSORS = 75, 76, 16  # as cudaDeviceGetAttribute counts them
+_MIN_COMPUTE_CAPABILITY = (8, 0)  # enough shared memory for the kernels, and reductions over a warp
+_MAJOR, _MINOR, _MULTIPROCESSORS = 75, 76, 16  # cudaDeviceAttr
 _PORTABLE = 1  # cudaHostAllocPortable: page-locked for every device
-_TO_DEVICE, _TO_HOST = 1, 2  # cudaMemcpyKind
-_NON_BLOCKING = 1  # cudaStreamNonBlocking: does not wait for the default stream
-_TIMED, _SLEEPING = 0, 1 | 2  # cudaEventDefault; cudaEventBlockingSync without timing
-_LOWEST, _HIGHEST = 0, -5  # stream priorities; out of range they are clamped
+_NON_BLOCKING = 1  # cudaStreamNonBlocking
+_TIMED, _BLOCKING_SYNC = 0, 1 | 2  # cudaEventDefault; cudaEventBlockingSync | cudaEventDisableTiming
+_LOWEST, _HIGHEST = 0, -5  # stream priorities, which CUDA clamps to its range
 _NOT_READY, _NO_MEMORY, _OLD_DRIVER, _NO_DEVICE = 600, 2, 35, 100  # cudaError
 
-_ALL_SHARED = 100  # percent of a multiprocessor's memory to be shared memory, or one block runs there instead of two
+_MAX_SHARED = 100  # percent of a multiprocessor's memory as shared memory; with less, one block fits instead of two
 
 _INSTEAD = "or use device='cpu'"
 _INSTALL = f"pip install 'fastrack[cu13]', or 'fastrack[cu12]' where the driver is for CUDA 12, {_INSTEAD}"
@@ -46,18 +45,18 @@ class CupyDriver:
     Parameters
     ----------
     index : int
-        Its number, as CUDA counts.
+        CUDA's number of the device.
 
     Raises
     ------
     DeviceError
-        If it cannot be used; says what is missing.
+        If the device cannot be used. The message says what is missing.
     """
 
     def __init__(self, index: int) -> None:
         self.name = f"cuda:{index}"
         self._index = index
-        self._torch_is_usable = False  # as far as is known
+        self._torch_is_usable = False  # until checked
         self._cupy = _import_cupy(self.name)
         self._runtime = self._cupy.cuda.runtime
         self._errors = (self._runtime.CUDARuntimeError, self._cupy.cuda.driver.CUDADriverError)
@@ -76,36 +75,36 @@ class CupyDriver:
     # Memory, streams and events.
 
     def host(self, size: int) -> Bytes:
-        pointer = self._with_room(lambda: self._runtime.hostAlloc(size, _PORTABLE))
-        # What keeps the memory is the ctypes array at the root of all views of it.
+        pointer = self._allocate(lambda: self._runtime.hostAlloc(size, _PORTABLE))
+        # The ctypes array is the base of all views, and so the owner of the memory.
         memory = (ctypes.c_uint8 * size).from_address(pointer)
         self._when_dropped(memory, self._runtime.freeHost, pointer)
         return np.frombuffer(memoryview(memory), np.uint8)
 
     def memory(self, size: int) -> _Handle:
-        return self._handle(self._with_room(lambda: self._runtime.malloc(size)), self._runtime.free)
+        return self._handle(self._allocate(lambda: self._runtime.malloc(size)), self._runtime.free)
 
-    def stream(self, *, urgent: bool) -> _Handle:
+    def stream(self, *, high_priority: bool) -> _Handle:
         self.reclaim()
         with self._current():
-            stream = self._runtime.streamCreateWithPriority(_NON_BLOCKING, _HIGHEST if urgent else _LOWEST)
+            stream = self._runtime.streamCreateWithPriority(_NON_BLOCKING, _HIGHEST if high_priority else _LOWEST)
         return self._handle(stream, self._runtime.streamDestroy)
 
     def event(self, *, timed: bool = False) -> _Handle:
         with self._current():
-            event = self._runtime.eventCreateWithFlags(_TIMED if timed else _SLEEPING)
+            event = self._runtime.eventCreateWithFlags(_TIMED if timed else _BLOCKING_SYNC)
         return self._handle(event, self._runtime.eventDestroy)
 
     def reclaim(self) -> None:
-        """Give back what was dropped.
+        """Free memory, streams and events without references.
 
-        Not done where it is dropped: to free memory waits for the whole device, and garbage is collected on any thread,
-        one included that the device waits for.
+        Not done when the reference is dropped: freeing memory waits for the whole device, and the garbage collector may
+        run on a thread that the device waits for.
         """
         side_stream.reclaim(self._index)
         if not self._dropped:
             return
-        # A device that failed takes nothing back, and another thread may be at it too.
+        # A device that failed frees nothing, and another thread may be faster.
         with suppress(DeviceError, IndexError), self._current():
             while True:
                 destroy, number = self._dropped.popleft()
@@ -114,19 +113,19 @@ class CupyDriver:
     # Lists of commands.
 
     def issue(self, commands: Commands, *, threads: int = 1, hold: bool = False) -> None:
-        status, place = self._native.run(commands, threads=threads, hold=hold)
+        status, position = self._native.run(commands, threads=threads, hold=hold)
         if status == STOPPED:
-            status, place = self._native.run(commands, threads=threads, start=place)
+            status, position = self._native.run(commands, threads=threads, start=position)
         if status:
-            call = NAMES.get(commands.code[place], "a call") if place < len(commands.code) else "cuCtxPopCurrent"
-            raise _told(self.name, self._cupy.cuda.driver.CUDADriverError(status), call)
+            call = NAMES.get(commands.code[position], "a call") if position < len(commands.code) else "cuCtxPopCurrent"
+            raise _device_error(self.name, self._cupy.cuda.driver.CUDADriverError(status), call)
 
     def done(self, event: _Handle) -> bool:
         commands = Commands()
         commands.poll(event, 0, stop=True)
         status, _ = self._native.run(commands, hold=True)
         if status not in {0, STOPPED}:
-            raise _told(self.name, self._cupy.cuda.driver.CUDADriverError(status), "cuEventQuery")
+            raise _device_error(self.name, self._cupy.cuda.driver.CUDADriverError(status), "cuEventQuery")
         return status == 0
 
     def elapsed(self, start: _Handle, stop: _Handle) -> float:
@@ -138,27 +137,27 @@ class CupyDriver:
     def empty(self, dtype: str, shape: Sequence[int], framework: Framework) -> Any:
         if framework == "torch":
             self._refuse_capture(self._torch.cuda.current_stream(self._index).cuda_stream)
-            size, wanted = dtypes.torch_shape(dtype, shape), dtypes.to_torch(dtype)
-            return self._with_room(lambda: self._empty_torch(size, wanted))
+            size, torch_dtype = dtypes.torch_shape(dtype, shape), dtypes.to_torch(dtype)
+            return self._allocate(lambda: self._empty_torch(size, torch_dtype))
         with self._current():
             self._refuse_capture(self._cupy.cuda.get_current_stream().ptr)
         try:
-            return self._with_room(lambda: self._cupy.empty(tuple(shape), dtypes.to_numpy(dtype)))
+            return self._allocate(lambda: self._cupy.empty(tuple(shape), dtypes.to_numpy(dtype)))
         except (TypeError, ValueError) as error:
             raise TypeError(f"CuPy keeps no arrays of {dtype}; ask for framework='torch', or seal it as U8") from error
 
     def view(self, array: Any, *, writable: bool) -> View:
         framework = arrays.framework_of(array)
         if framework == "torch" and str(array.device) != self.name:
-            arrays.flat_torch(array, self.name)  # says what is wrong with it
+            arrays.flat_torch(array, self.name)  # raises an error that names the difference
         if framework == "torch":
             stream = self._torch.cuda.current_stream(self._index)
             self._refuse_capture(stream.cuda_stream)
             flat = arrays.flat_torch(array, self.name, writable=writable)
             return View(flat.data_ptr(), flat.numel(), _Handle(stream.cuda_stream), (flat, stream))
         if framework != "cupy" or array.device.id != self._index:
-            where = "in host memory" if framework == "numpy" else f"on {getattr(array, 'device', 'no device')}"
-            raise TypeError(f"expected an array on {self.name}, not a {type(array).__name__} {where}")
+            location = "in host memory" if framework == "numpy" else f"on {getattr(array, 'device', 'no device')}"
+            raise TypeError(f"expected an array on {self.name}, got a {type(array).__name__} {location}")
         if writable and not array.flags.c_contiguous:
             raise ValueError("an array to be filled must be contiguous; fill a fresh one")
         with self._current():
@@ -168,21 +167,21 @@ class CupyDriver:
             return View(flat.data.ptr, flat.nbytes, _Handle(stream.ptr), (flat, stream))
 
     def _refuse_capture(self, stream: int) -> None:
-        """Refuse a stream that is captured into a graph, before anything is put on it.
+        """Raise an error if a CUDA graph captures a stream, before any work is put on it.
 
-        A graph would repeat the copies of one message, from memory that is no longer there.
+        The graph would repeat the copies of one message, from memory that has been freed.
         """
         commands = Commands()
-        answer = commands.capturing(_Handle(stream))
+        status = commands.capturing(_Handle(stream))
         self.issue(commands, hold=True)
-        if commands.code[answer]:
+        if commands.code[status]:
             raise DeviceError(
                 f"cannot move to {self.name} on a stream that is captured into a CUDA graph: every transfer has a key "
                 "of its own and cannot be repeated. Move tensors before the capture begins, into the arrays it reads"
             )
 
-    def _with_room(self, allocate: Callable[[], Any]) -> Any:
-        """Allocate, and once more after the frameworks gave back the memory that their pools keep unused."""
+    def _allocate(self, allocate: Callable[[], Any]) -> Any:
+        """Allocate, and try again after the pools of the frameworks have freed their unused memory."""
         self.reclaim()
         try:
             with self._current():
@@ -239,27 +238,27 @@ class CupyDriver:
             have = "only cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
             raise DeviceError(f"no such device: {self.name!r}; this machine has {have}")
         with self._current():
-            found = tuple(self._runtime.deviceGetAttribute(number, self._index) for number in (_MAJOR, _MINOR))
-        if found < _OLDEST:
+            major, minor = (self._runtime.deviceGetAttribute(number, self._index) for number in (_MAJOR, _MINOR))
+        if (major, minor) < _MIN_COMPUTE_CAPABILITY:
             raise DeviceError(
-                f"{self.name} cannot be used: it has compute capability {found[0]}.{found[1]}, and the kernels need "
-                f"{_OLDEST[0]}.{_OLDEST[1]} or more; use another GPU, {_INSTEAD}"
+                f"{self.name} cannot be used: it has compute capability {major}.{minor}, and the kernels need "
+                f"{'.'.join(map(str, _MIN_COMPUTE_CAPABILITY))} or more; use another GPU, {_INSTEAD}"
             )
 
     def _compile(self, sources: Kernels) -> tuple[Any, dict[str, Function]]:
-        """Compile the kernels: what keeps them, and each by its name. CuPy keeps the result on disk."""
+        """Compile the kernels, which CuPy caches on disk. Return their module, and each kernel by its name."""
         functions = {}
         try:
             module = self._cupy.RawModule(code=sources.code, options=sources.options, backend="nvrtc")
             for name in KERNELS:
                 kernel = module.get_function(name)
                 kernel.max_dynamic_shared_size_bytes = shared = sources.shared(name)
-                kernel.preferred_shared_memory_carveout = _ALL_SHARED
+                kernel.preferred_shared_memory_carveout = _MAX_SHARED
                 functions[name] = Function(int(kernel.kernel.ptr), sources.threads, shared)
         except (*self._errors, DeviceError):
             raise
         except Exception as error:
-            # Of several kinds: the compiler's own, and those for its library when that is missing.
+            # The type varies: errors of the compiler, and others if its library is missing.
             lines = "\n".join(str(error).splitlines()[:8])
             raise DeviceError(
                 f"{self.name} cannot be used: its kernels do not compile; "
@@ -270,7 +269,7 @@ class CupyDriver:
     def _open_native(self) -> Native:
         functions = find_functions()
         context = ctypes.c_void_p()
-        self._runtime.free(0)  # a call that makes the device's context the thread's
+        self._runtime.free(0)  # makes the device's context current in this thread
         ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(functions["cuCtxGetCurrent"])(ctypes.byref(context))
         return Native(functions, context.value or 0)
 
@@ -289,7 +288,7 @@ class CupyDriver:
 
 
 class _Handle:
-    """A number that CUDA knows a thing by: a stream, an event, or an address."""
+    """A CUDA handle of a stream or an event, or an address."""
 
     __slots__ = ("__weakref__", "ptr")
 
@@ -303,16 +302,16 @@ class _Handle:
 
 @dataclass(frozen=True, slots=True)
 class _Calls:
-    """Which device calls are for, by what they are made, and how they fail."""
+    """A device, the runtime to call for it, and the errors that it raises."""
 
     name: str
     index: int
     runtime: Any
-    failures: tuple[type[BaseException], ...]
+    errors: tuple[type[BaseException], ...]
 
 
 class _Current:
-    """Makes a device the current one for some calls, and says what CUDA says in the words of this package."""
+    """A context manager that makes a device current, and raises `DeviceError` for errors of CUDA."""
 
     __slots__ = ("_before", "_calls")
 
@@ -327,42 +326,42 @@ class _Current:
             if before != calls.index:
                 calls.runtime.setDevice(calls.index)
                 self._before = before
-        except calls.failures as error:
-            raise _told(calls.name, error) from error
+        except calls.errors as error:
+            raise _device_error(calls.name, error) from error
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         calls = self._calls
         if self._before is not None:
-            with suppress(*calls.failures):  # what failed before it is the one to tell
+            with suppress(*calls.errors):  # the first error is the one to raise
                 calls.runtime.setDevice(self._before)
-        if isinstance(error, calls.failures):
-            raise _told(calls.name, error) from error
+        if isinstance(error, calls.errors):
+            raise _device_error(calls.name, error) from error
 
 
 class _NoMemoryError(DeviceError):
-    """The device, or the host's page-locked memory, is full."""
+    """The device memory, or the host's page-locked memory, is full."""
 
 
-def _told(name: str, error: BaseException, call: str = "") -> DeviceError:
+def _device_error(name: str, error: BaseException, call: str = "") -> DeviceError:
     if getattr(error, "status", _NO_MEMORY) == _NO_MEMORY:
         return _NoMemoryError(f"{name} has no memory left: {error}; free some, or move smaller tensors")
     return DeviceError(f"{name} failed{f' in {call}' if call else ''}: {error}")
 
 
 def _is_confidential() -> bool:
-    """Return whether the driver says that this machine's GPUs are in confidential mode."""
+    """Return whether the driver reports confidential mode."""
     import pynvml
 
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError:  # then CUDA does without it, too
+    except pynvml.NVMLError:  # CUDA needs no NVML either
         return False
     try:
         state = pynvml.nvmlSystemGetConfComputeState()
         return bool(state.ccFeature == pynvml.NVML_CC_SYSTEM_FEATURE_ENABLED)
-    except (pynvml.NVMLError, AttributeError):  # a driver, or a pynvml, that knows no such mode
+    except (pynvml.NVMLError, AttributeError):  # the driver, or pynvml, does not know the mode
         return False
     finally:
         with suppress(pynvml.NVMLError):
@@ -378,5 +377,5 @@ def _import_cupy(name: str) -> Any:
 
 
 _Dropped = deque[tuple[Callable[[int], None], int]]
-_dropped: dict[int, _Dropped] = {}  # by device: what nothing refers to any more, whichever driver it came from
-after_fork(_dropped.clear)  # it is the parent's
+_dropped: dict[int, _Dropped] = {}  # by device: destructor and handle of all that awaits `reclaim`
+after_fork(_dropped.clear)  # the handles belong to the parent

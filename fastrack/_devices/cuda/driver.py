@@ -1,6 +1,6 @@
 """The driver protocol of the CUDA device: memory, streams, events, and lists of commands.
 
-The seam at which tests put a driver of their own. Streams and events have a `ptr`, the number the driver knows them by.
+Tests substitute drivers of their own here. Streams and events have a `ptr`, their CUDA handle.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Event = Any
 
 
 class Memory(Protocol):
-    """Device memory, given back when nothing refers to it."""
+    """Device memory, freed after the last reference to it is dropped."""
 
     @property
     def pointer(self) -> int:
@@ -29,10 +29,16 @@ class Memory(Protocol):
 class View:
     """The bytes of an array on the device.
 
-    pointer : where they start; of any alignment
-    nbytes : how many there are
-    stream : the current stream of the caller in the array's framework, when the view was made
-    array : what keeps them
+    Attributes
+    ----------
+    pointer : int
+        Address of the first byte, of any alignment.
+    nbytes : int
+        Number of bytes.
+    stream : stream
+        The caller's current stream, in the framework of the array, when the view was made.
+    array : object
+        Owner of the memory.
     """
 
     pointer: int
@@ -47,16 +53,16 @@ class View:
 class Driver(Protocol):
     """One CUDA device.
 
-    Every method may be called from any thread, whichever device is current there. What fails raises `DeviceError`.
+    Every method may be called from any thread, with any current device. Failures raise `DeviceError`.
 
     Attributes
     ----------
     name : str
         "cuda:N".
     multiprocessors : int
-        How many it has.
+        Number of multiprocessors.
     confidential : bool
-        Whether asynchronous copies block the thread that issues them, as they do in confidential mode.
+        Whether the device is in confidential mode, in which an asynchronous copy blocks the thread that issues it.
     functions : mapping of str to Function
         The kernels, by name.
     """
@@ -67,60 +73,60 @@ class Driver(Protocol):
     functions: Mapping[str, Function]
 
     def host(self, size: int) -> Bytes:
-        """Page-locked host memory of exactly `size` bytes, given back when nothing refers to it."""
+        """Allocate `size` bytes of page-locked host memory, freed after the last reference to it is dropped."""
 
     def memory(self, size: int) -> Memory:
-        """Device memory of `size` bytes."""
+        """Allocate `size` bytes of device memory."""
 
-    def stream(self, *, urgent: bool) -> Stream:
-        """A fresh stream that does not wait for the default stream; of the lowest priority unless it is urgent."""
+    def stream(self, *, high_priority: bool) -> Stream:
+        """Create a stream of the highest or the lowest priority, which does not wait for the default stream."""
 
     def event(self, *, timed: bool = False) -> Event:
-        """A fresh event, that counts as done until it is recorded. A thread that waits for it sleeps.
+        """Create an event, which counts as done until it is recorded. A thread that waits for it sleeps.
 
-        With `timed` it notes when it happens, for `elapsed`.
+        With `timed` it records its time, for `elapsed`.
         """
 
     def issue(self, commands: Commands, *, threads: int = 1, hold: bool = False) -> None:
-        """Run a list of commands, by one native call without the interpreter's lock.
+        """Run a list of commands by one native call, without the interpreter's lock.
 
         Parameters
         ----------
         threads : int
-            How many of the host's threads may copy host memory.
+            Maximum number of threads of the host for copies within host memory.
         hold : bool
-            Keep the lock, unless a command of the list says otherwise.
+            Keep the lock until a command of the list releases it.
         """
 
     def done(self, event: Event) -> bool:
-        """Return whether an event happened. Keeps the interpreter's lock."""
+        """Return whether an event is done. Keeps the interpreter's lock."""
 
     def elapsed(self, start: Event, stop: Event) -> float:
-        """Seconds between two timed events that have happened."""
+        """Return the seconds between two timed events that are done."""
 
     def reclaim(self) -> None:
-        """Give back the memory, streams and events that nothing refers to any more."""
+        """Free memory, streams and events without references."""
 
     def empty(self, dtype: str, shape: Sequence[int], framework: Framework) -> Any:
-        """A fresh array of that framework on the device.
+        """Return an uninitialized array of a framework on the device.
 
         Raises
         ------
         DeviceError
-            If there is no memory for it, or the caller's stream is captured into a graph.
+            If the device is out of memory, or a CUDA graph captures the caller's stream.
         """
 
     def view(self, array: Any, *, writable: bool) -> View:
-        """The bytes of an array on this device.
+        """Return the bytes of an array on this device.
 
-        One that is not contiguous is copied there first, which `writable` refuses.
+        An array that is not contiguous is copied on the device first, unless `writable`.
 
         Raises
         ------
         TypeError
             If it is no array on this device.
         ValueError
-            If it is to be written and is not contiguous or is read-only.
+            If `writable`, and the array is not contiguous or is read-only.
         DeviceError
-            If the caller's stream is captured into a graph.
+            If a CUDA graph captures the caller's stream.
         """

@@ -1,4 +1,4 @@
-"""Seal the plans of gathers for their way to a device, under a key that seals nothing else."""
+"""Sealing of gather plans for their upload, under a key of their own."""
 
 from __future__ import annotations
 
@@ -12,83 +12,81 @@ from fastrack._crypto.cobblestone import CHUNK_SIZE, TAG_SIZE, MessageKey
 
 @dataclass(frozen=True, slots=True)
 class SealedPlan:
-    """Hold a sealed plan as it lies in a slot, and name where the device opens it.
+    """A sealed plan in a staging buffer, and the place where the device opens it.
 
     Attributes
     ----------
     sealed : numpy.ndarray
-        Its chunks.
-    start, end : int
-        The bytes of the slot that these take.
-    opened : int
-        Where in the slot's memory on the device the opened plan begins: numbers of chunks, starts and table.
-    first, count : int
-        The number of the first chunk, and how many there are.
+        Its sealed chunks.
+    start : int
+        Their offset in the buffer.
+    first_chunk, count : int
+        Number of its first chunk, and number of chunks.
     size : int
         Bytes of the opened plan.
     """
 
     sealed: Bytes
     start: int
-    first: int
+    first_chunk: int
     count: int
     size: int
 
     @property
     def end(self) -> int:
+        """The end of the sealed chunks in the buffer."""
         return self.start + self.sealed.size
 
     @property
     def opened(self) -> int:
+        """The offset of the opened plan in the buffer's device memory: numbers of chunks, starts and table."""
         return align(self.end)
 
 
 class PlanSealer:
-    """Seal the plans of the gathers out of one message, as chunks that are numbered through.
+    """Sealer of the gather plans of one message. Chunk numbers, and so nonces, never repeat.
 
     Parameters
     ----------
     engine : Engine
-        What seals.
+        Engine of the host.
     key : MessageKey
-        A key for these plans alone: the key of the message would seal different plans under the same nonce.
+        Key for these plans only: the key of the message would seal two plans under one nonce.
     """
 
     def __init__(self, engine: Engine, key: MessageKey) -> None:
         self._engine = engine
-        self._schedule = engine.prepare(key)
+        self._schedule = engine.expand_key(key)
         self._next = 0
 
-    def seal(self, pieces: GatherPlan, behind: int) -> SealedPlan:
-        """Seal a plan that goes behind as many bytes of chunks in its slot."""
-        parts = [part.reshape(-1) for part in (pieces.chunks, pieces.starts, pieces.table)]
-        plain = np.concatenate(parts).view(np.uint8)
-        plan = SealedPlan(
-            np.empty(_sealed_size(plain.size), np.uint8), align(behind), self._next, _chunks(plain.size), plain.size
-        )
-        self._next += plan.count  # first: after an error or an interrupt no other plan takes these numbers
-        self._engine.seal_run(self._schedule, plain, plan.sealed, plan.first)
-        return plan
+    def seal(self, plan: GatherPlan, offset: int) -> SealedPlan:
+        """Seal a plan, to be put into a staging buffer after `offset` bytes of chunks."""
+        plain = np.concatenate([part.reshape(-1) for part in (plan.chunks, plan.starts, plan.table)]).view(np.uint8)
+        buffer = np.empty(_sealed_size(plain.size), np.uint8)
+        sealed = SealedPlan(buffer, align(offset), self._next, _chunk_count(plain.size), plain.size)
+        self._next += sealed.count  # first: after an error or an interrupt no other plan gets these numbers
+        self._engine.seal_run(self._schedule, plain, sealed.sealed, sealed.first_chunk)
+        return sealed
 
     def wipe(self) -> None:
-        """Wipe the key's schedule: nothing is sealed any more."""
+        """Wipe the key schedule."""
         self._schedule.wipe()
 
 
-def room_for(pieces: GatherPlan, behind: int) -> int:
-    """Count the bytes of a slot that so many bytes of chunks take together with their plan, sealed and opened."""
-    size = pieces.chunks.nbytes + pieces.starts.nbytes + pieces.table.nbytes
-    return align(align(behind) + _sealed_size(size)) + size
+def room_for(plan: GatherPlan, offset: int) -> int:
+    """Return the size of a staging buffer for `offset` bytes of chunks and their plan, both sealed and opened."""
+    size = plan.chunks.nbytes + plan.starts.nbytes + plan.table.nbytes
+    return align(align(offset) + _sealed_size(size)) + size
 
 
 def align(size: int, boundary: int = 16) -> int:
-    """Round up to where the next thing may start."""
+    """Round a size up to a multiple of `boundary`."""
     return -(-size // boundary) * boundary
 
 
-def _chunks(size: int) -> int:
+def _chunk_count(size: int) -> int:
     return -(-size // CHUNK_SIZE)
 
 
 def _sealed_size(size: int) -> int:
-    return size + TAG_SIZE * _chunks(size)
+    return size + TAG_SIZE * _chunk_count(size)

@@ -1,11 +1,11 @@
-"""Expand a message key on the host into the state that the CUDA kernels read.
+"""Expansion of a message key on the host into the state that the CUDA kernels read.
 
 The layout is that of `State` in ``kernels/chunk.cuh``: the key schedule (FIPS 197, section 5.2), the base nonce, the
-last GHASH block of a full chunk times H, and the powers of H from 1 to 513, divided by x (``kernels/ghash.cuh`` says
-why).
+last GHASH block of a full chunk times H, and the powers of H from 1 to 513, divided by x for the reason in
+``kernels/ghash.cuh``.
 
-There are two implementations. On x86 CPUs with AES-NI and PCLMULQDQ it is LLVM IR on these instructions; elsewhere, and
-where numba's compiler is off, it is `portable_key_state`. Neither looks up a table nor branches on a secret.
+x86 CPUs with AES-NI and PCLMULQDQ use these instructions, by LLVM IR. Other CPUs, and processes without numba's
+compiler, use `portable_key_state`. Neither looks up a table or branches on a secret.
 """
 
 from __future__ import annotations
@@ -21,27 +21,26 @@ from numba.extending import intrinsic
 
 from fastrack._crypto.base import Bytes
 from fastrack._crypto.cobblestone import CHUNK_SIZE, NONCE_SIZE, MessageKey
-from fastrack._crypto.gcm_ir import _encrypt_block, _expand_128, _expand_256, fill_zero, keep_apart
-from fastrack._crypto.jit import _compiled_for, _wipe_stack
+from fastrack._crypto.gcm_ir import encrypt_block, expand_128, expand_256, fill_zero, isolate_frame
+from fastrack._crypto.jit import cached_njit, source_digest, wipe_stack
 from fastrack._crypto.llvm import I32, I64, Emitter, compile_for
-from fastrack._crypto.workers import source_digest
 from fastrack._devices.cuda.portable_key_state import (
     LAST_POWER,
-    LENGTH_PLACE,
-    NONCE_PLACE,
-    POWERS_PLACE,
+    LENGTH_OFFSET,
+    NONCE_OFFSET,
+    POWERS_OFFSET,
     STATE_SIZE,
     write_portably,
 )
 
 Writer = Callable[[Bytes, Bytes], None]
 
-_STRANDS = 8  # powers that are made at a time, so that no product waits for the one before
+_STRANDS = 8  # powers that are computed at a time, so that no product waits for the one before
 
-# The function is given to CPUs that may have no more than these.
+# The instructions that `has_instructions` requires.
 _TARGET = ("x86-64", "+aes,+pclmul,+ssse3")
 
-_compiled = _compiled_for(nogil=False)  # so short that to give the lock away would cost more, where others want it
+_compiled = cached_njit(nogil=False)  # releasing the lock would cost more than the call
 
 
 def write_state(key: MessageKey, target: Bytes) -> None:
@@ -52,13 +51,13 @@ def write_state(key: MessageKey, target: Bytes) -> None:
     key : MessageKey
         An AES key of 16 or 32 bytes, and a base nonce.
     target : numpy.ndarray
-        `STATE_SIZE` bytes, writable and contiguous, at a multiple of 8; page-locked memory will do. Every
-        byte is written.
+        `STATE_SIZE` bytes, writable and contiguous, at a multiple of 8, such as page-locked memory. Every byte is
+        written.
 
     Raises
     ------
     ValueError
-        If the target is another array. Native code relies on this check.
+        If the target differs from that. Native code relies on this check.
     """
     flags = target.flags
     if target.dtype != np.uint8 or target.shape != (STATE_SIZE,) or not (flags.c_contiguous and flags.writeable):
@@ -86,10 +85,9 @@ def has_instructions() -> bool:
 @cache
 def write_by_instructions() -> Writer:
     """Compile the implementation for x86 CPUs with these instructions."""
-    # numba looks only at this file and at what a function closes over to see whether the copy on disk is still good.
-    digest = (
-        f"{source_digest()}/{(STATE_SIZE, NONCE_PLACE, LENGTH_PLACE, POWERS_PLACE, LAST_POWER, CHUNK_SIZE, NONCE_SIZE)}"
-    )
+    # numba considers only this file and the closure of a function to decide whether cached code is valid.
+    layout = (STATE_SIZE, NONCE_OFFSET, LENGTH_OFFSET, POWERS_OFFSET, LAST_POWER, CHUNK_SIZE, NONCE_SIZE)
+    digest = f"{source_digest()}/{layout}"
 
     @_compiled
     def write(material: Bytes, target: Bytes) -> None:
@@ -97,7 +95,7 @@ def write_by_instructions() -> Writer:
             _emitted(digest, 256, target.ctypes.data, material.ctypes.data)
         else:
             _emitted(digest, 128, target.ctypes.data, material.ctypes.data)
-        _wipe_stack()
+        wipe_stack()
 
     return write  # type: ignore[no-any-return]
 
@@ -112,31 +110,31 @@ def _emitted(typingctx: Any, digest: Any, bits: Any, target: Any, material: Any)
 
 
 def _emit(module: ir.Module, bits: int) -> ir.Function:
-    """Build the function `(target, material)` in a module, unless it is there."""
+    """Return the function `(target, material)` of a module, and build it first if it is missing."""
     name = f"fastrack_key_state_{bits}"
-    known = module.globals.get(name)
-    if known is not None:
-        return known
+    existing = module.globals.get(name)
+    if existing is not None:
+        return existing
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64, I64]), name)
     function.linkage = "internal"
     compile_for(function, *_TARGET)
-    keep_apart(function)
+    isolate_frame(function)
     target, material = function.args
     builder = ir.IRBuilder(function.append_basic_block())
     emit = Emitter(builder, 16)
     fill_zero(builder, target, ir.Constant(I64, STATE_SIZE))
-    keys = _expand_128(emit, material) if bits == 128 else _expand_256(emit, material)
+    keys = expand_128(emit, material) if bits == 128 else expand_256(emit, material)
     for index, key in enumerate(keys):
         emit.store(key, target, 16 * index)
     for start, word in ((0, I64), (8, I32)):
         source = builder.add(material, ir.Constant(I64, bits // 8 + start))
         value = builder.load(builder.inttoptr(source, word.as_pointer()), align=1)
-        place = builder.add(target, ir.Constant(I64, NONCE_PLACE + start))
-        builder.store(value, builder.inttoptr(place, word.as_pointer()), align=1)
-    # Read back, rather than kept: fifteen round keys do not fit into the registers and would be left on the stack.
+        destination = builder.add(target, ir.Constant(I64, NONCE_OFFSET + start))
+        builder.store(value, builder.inttoptr(destination, word.as_pointer()), align=1)
+    # Read back from the target: fifteen round keys do not fit into the registers and would stay on the stack.
     keys = [emit.load(target, 16 * index, once=True) for index in range(len(keys))]
-    hash_key = emit.times_x(emit.reverse_bytes(_encrypt_block(emit, emit.words(0, 0), keys)))
-    emit.store(emit.multiply(emit.words(8 * CHUNK_SIZE, 0), hash_key), target, LENGTH_PLACE)
+    hash_key = emit.times_x(emit.reverse_bytes(encrypt_block(emit, emit.words(0, 0), keys)))
+    emit.store(emit.multiply(emit.words(8 * CHUNK_SIZE, 0), hash_key), target, LENGTH_OFFSET)
     _emit_powers(function, emit, hash_key)
     return function
 
@@ -147,21 +145,21 @@ def _emit_powers(function: ir.Function, emit: Emitter, first: ir.Value) -> None:
     for exponent in range(2, _STRANDS + 1):
         powers.append(emit.multiply(powers[(exponent + 1) // 2 - 1], powers[exponent // 2 - 1]))
     for exponent, power in enumerate(powers, start=1):
-        emit.store(power, target, POWERS_PLACE + 16 * exponent)
+        emit.store(power, target, POWERS_OFFSET + 16 * exponent)
     step = powers[-1]
 
     entry = builder.block
     loop, done = (function.append_basic_block() for _ in range(2))
-    start = builder.add(target, ir.Constant(I64, POWERS_PLACE + 16))
+    start = builder.add(target, ir.Constant(I64, POWERS_OFFSET + 16))
     size = 16 * _STRANDS
     builder.branch(loop)
     builder.position_at_end(loop)
-    place = builder.phi(I64)
-    after = builder.add(place, ir.Constant(I64, size))
-    place.add_incoming(start, entry)
-    place.add_incoming(after, loop)
+    address = builder.phi(I64)
+    after = builder.add(address, ir.Constant(I64, size))
+    address.add_incoming(start, entry)
+    address.add_incoming(after, loop)
     for offset in range(0, size, 16):
-        emit.store(emit.multiply(emit.load(place, offset), step), after, offset)
+        emit.store(emit.multiply(emit.load(address, offset), step), after, offset)
     end = builder.add(start, ir.Constant(I64, 16 * (LAST_POWER - 1) - size))
     builder.cbranch(builder.icmp_unsigned("<", after, end), loop, done)
 

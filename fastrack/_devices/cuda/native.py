@@ -1,7 +1,7 @@
-"""The native side of the CUDA device: one call without the interpreter for a whole list of commands.
+"""The native code of the CUDA device, which runs a list of commands by one call without the interpreter.
 
-It calls libcuda by addresses, copies host memory to host memory with the help of other threads, and waits, so that a
-busy interpreter is asked for its lock once a list. Importing this imports numba.
+It calls libcuda by the addresses of its functions, copies within host memory on several threads, and waits, so that a
+list takes the lock of a busy interpreter once. Importing this imports numba.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from fastrack._crypto import workers as crew
+from fastrack._crypto import workers
 from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE
-from fastrack._crypto.jit import _compiled_for, _copy, _fetch_add, _yield
+from fastrack._crypto.jit import cached_njit, copy_bytes, fetch_add, sched_yield, source_digest
 from fastrack._devices.cuda.commands import (
     CAPTURING,
     COPY,
@@ -27,8 +27,8 @@ from fastrack._devices.cuda.commands import (
     POLL,
     RECORD,
     REQUIRE_IDLE,
-    STAMP,
     SYNCHRONIZE,
+    TIMESTAMP,
     UPLOAD,
     WAIT,
     Commands,
@@ -36,30 +36,30 @@ from fastrack._devices.cuda.commands import (
 from fastrack._devices.cuda.intrinsics import at, call, exchange, launch, load, now, put, sleep
 from fastrack.errors import DeviceError
 
-STOPPED = -1  # what `Native.run` returns when a list was stopped before its end
+STOPPED = -1  # returned by `Native.run` for a list that a command stopped before its end
 _NOT_READY, _IMPLICIT = 600, 906  # CUDA_ERROR_NOT_READY, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
 
-# The functions of libcuda by the opcode that calls them, and two that no opcode has.
+# The table of libcuda's functions: indices are opcodes, and two that are none.
 _PUSH, _POP = 0, 15
 _TABLE = 16
-_VERSION = 12000  # of the interface, as cuGetProcAddress counts
+_VERSION = 12000  # of the driver API, for cuGetProcAddress
 
-# The board that the threads of a list share, in words; those that are written often have a cache line of their own.
-_NEXT, _DONE, _LIMIT = 0, 8, 16  # pieces: the next to be taken, those done, those there are; all ever so far
+# The words that the threads of a list share; those that are written often have a cache line of their own.
+_NEXT, _DONE, _LIMIT = 0, 8, 16  # grains of all copies so far: the next one, those done, and their number
 _TARGET, _SOURCE, _SIZE, _CHUNKS, _COUNT, _BASE, _OVER = 24, 25, 26, 27, 28, 29, 30
-_PLACE, _POPPED = 31, 32  # of the command that stopped or failed; a context that nobody asks for
-_BOARD = 40
+_POSITION, _POPPED = 31, 32  # of the command that stopped or failed; an unused result of cuCtxPopCurrent
+_SHARED = 40
 
 _CHUNKS_A_PIECE = 16
 _PIECE = _CHUNKS_A_PIECE * SEALED_CHUNK_SIZE
-_ALONE = 2 * _PIECE  # bytes that one thread has copied before another has woken up
-_HELPERS = 7  # with the issuing thread 8: what 55 GB/s take at 7 GB/s a thread
+_PARALLEL_THRESHOLD = 2 * _PIECE  # bytes that one thread copies while another wakes up
+_MAX_WORKERS = 7  # 8 threads with the issuing one: 55 GB/s at 7 GB/s each
 _SPINS = 256
 _NAP = 50  # microseconds
 
 
 def find_functions(library: Any = None) -> dict[str, int]:
-    """Find the functions of libcuda that lists call: their addresses, by name.
+    """Return the addresses of the functions of libcuda that lists call, by name.
 
     Raises
     ------
@@ -73,7 +73,7 @@ def find_functions(library: Any = None) -> dict[str, int]:
         raise DeviceError(
             f"cannot call libcuda: {error}. Install an NVIDIA driver for CUDA 12 or later, or use device='cpu'"
         ) from error
-    found = {}
+    addresses = {}
     for name in (*NAMES.values(), "cuCtxPushCurrent", "cuCtxPopCurrent", "cuCtxGetCurrent"):
         function, status = ctypes.c_void_p(), ctypes.c_int()
         arguments = (ctypes.byref(function), ctypes.c_int(_VERSION), ctypes.c_uint64(0), ctypes.byref(status))
@@ -83,19 +83,19 @@ def find_functions(library: Any = None) -> dict[str, int]:
                 f"libcuda has no {name} (error {result}, status {status.value}). Install a newer NVIDIA driver, or use "
                 "device='cpu'"
             )
-        found[name] = function.value
-    return found
+        addresses[name] = function.value
+    return addresses
 
 
 class Native:
-    """Lists of commands for one CUDA context.
+    """The runner of command lists for one CUDA context.
 
     Parameters
     ----------
     functions : dict of str to int
-        The addresses that `find_functions` gives.
+        Addresses from `find_functions`.
     context : int
-        The CUcontext in which lists are issued, whichever is current in the calling thread.
+        CUcontext that is current while a list runs.
     """
 
     def __init__(self, functions: dict[str, int], context: int) -> None:
@@ -112,125 +112,125 @@ class Native:
         Parameters
         ----------
         threads : int
-            How many threads may copy host memory.
+            Maximum number of threads for copies within host memory.
         hold : bool
-            Keep the interpreter's lock, up to a command that stops the list. For what takes some microseconds: to get
-            the lock back from a busy interpreter takes milliseconds.
+            Keep the interpreter's lock until a command stops the list. For lists that take microseconds: getting the
+            lock back from a busy interpreter takes milliseconds.
 
         Returns
         -------
         status : int
-            0 at the end; `STOPPED` where a command stopped the list; else the CUresult of the command that failed.
-        place : int
-            Where that command starts; where the next one starts if the list was stopped.
+            0 at the end; `STOPPED` if a command stopped the list; else the CUresult of the command that failed.
+        position : int
+            Index of the first word of the command that failed, or of the next one if the list was stopped.
         """
-        board = np.zeros(_BOARD, np.int64)
-        place = int(board.__array_interface__["data"][0])
+        shared = np.zeros(_SHARED, np.int64)
+        shared_address = int(shared.__array_interface__["data"][0])
         words, count = commands.code.buffer_info()
         table = int(self._table.__array_interface__["data"][0])
-        where = (words, start, count, table, self._context, place)
+        arguments = (words, start, count, table, self._context, shared_address)
         if hold:
-            return int(_run_held(*where, False)), int(board[_PLACE])
-        helpers = min(threads - 1, _HELPERS, commands.copies // _ALONE)
+            return int(_run_held(*arguments, False)), int(shared[_POSITION])
+        copiers = min(threads - 1, _MAX_WORKERS, commands.copies // _PARALLEL_THRESHOLD)
         try:
-            if helpers > 0:
-                crew.start(lambda: _assist(place), helpers, (board, commands))
-            status = int(_run(*where, helpers > 0))
-        except BaseException:  # an interrupt before the list began, whose end helpers wait for
-            board[_OVER] = 1
+            if copiers > 0:
+                workers.start(lambda: _copy_until_over(shared_address), copiers, (shared, commands))
+            status = int(_run(*arguments, copiers > 0))
+        except BaseException:  # an interrupt before the list began: its workers wait for its end
+            shared[_OVER] = 1
             raise
-        return status, int(board[_PLACE])
+        return status, int(shared[_POSITION])
 
 
-# These have no code of their own on disk: it is part of that of what calls them, known by a digest. numba keeps
-# functions apart there by what they close over, which may be no compiled function: its name differs in each process.
+# These functions are compiled into their callers, and cached on disk with them, under a digest. numba tells cached
+# functions apart by their closures, which must not hold a compiled function: its name differs between processes.
 _inner = njit(nogil=True)
 
 
 @_inner
-def _copy_piece(board: int, piece: int) -> None:
-    target, source = at(board, _TARGET), at(board, _SOURCE)
-    size, chunks, count = at(board, _SIZE), at(board, _CHUNKS), at(board, _COUNT)
+def _copy_piece(shared: int, piece: int) -> None:
+    target, source = at(shared, _TARGET), at(shared, _SOURCE)
+    size, chunks, count = at(shared, _SIZE), at(shared, _CHUNKS), at(shared, _COUNT)
     if chunks == 0:
         start = piece * _PIECE
-        _copy(target + start, source + start, min(_PIECE, size - start))
+        copy_bytes(target + start, source + start, min(_PIECE, size - start))
         return
     index, stop = piece * _CHUNKS_A_PIECE, min((piece + 1) * _CHUNKS_A_PIECE, count)
     while index < stop:
         chunk, after = at(chunks, index), index + 1
-        while after < stop and at(chunks, after) - chunk == after - index:  # neighbours are one stretch
+        while after < stop and at(chunks, after) - chunk == after - index:  # consecutive chunks are one copy
             after += 1
         start = chunk * SEALED_CHUNK_SIZE
-        _copy(
+        copy_bytes(
             target + index * SEALED_CHUNK_SIZE, source + start, min((after - index) * SEALED_CHUNK_SIZE, size - start)
         )
         index = after
 
 
 @_inner
-def _take_piece(board: int) -> bool:
-    """Copy the next piece, if there is one. As long as it is not done, what the board says of the copy stands."""
-    piece = load(board + 8 * _NEXT)
-    while piece < load(board + 8 * _LIMIT):
-        if exchange(board + 8 * _NEXT, piece, piece + 1) == piece:
-            _copy_piece(board, piece - at(board, _BASE))
-            _fetch_add(board + 8 * _DONE, 1)
+def _take_piece(shared: int) -> bool:
+    """Copy the next piece, if there is one. The shared words of a copy stay unchanged until all its pieces are done."""
+    piece = load(shared + 8 * _NEXT)
+    while piece < load(shared + 8 * _LIMIT):
+        if exchange(shared + 8 * _NEXT, piece, piece + 1) == piece:
+            _copy_piece(shared, piece - at(shared, _BASE))
+            fetch_add(shared + 8 * _DONE, 1)
             return True
-        piece = load(board + 8 * _NEXT)
+        piece = load(shared + 8 * _NEXT)
     return False
 
 
 @_inner
-def _share(board: int, helped: bool, target: int, source: int, size: int, chunks: int, count: int) -> None:
-    """Copy by all threads of this list; with `chunks`, these of a message of `size` bytes."""
+def _copy_shared(shared: int, parallel: bool, target: int, source: int, size: int, chunks: int, count: int) -> None:
+    """Copy on all threads of this list: `size` bytes, or, with `chunks`, these of a message of `size` bytes."""
     pieces = -(-count // _CHUNKS_A_PIECE) if chunks else -(-size // _PIECE)
-    base = load(board + 8 * _LIMIT)
-    put(board, _TARGET, target)
-    put(board, _SOURCE, source)
-    put(board, _SIZE, size)
-    put(board, _CHUNKS, chunks)
-    put(board, _COUNT, count)
-    put(board, _BASE, base)
-    if not helped:
+    base = load(shared + 8 * _LIMIT)
+    put(shared, _TARGET, target)
+    put(shared, _SOURCE, source)
+    put(shared, _SIZE, size)
+    put(shared, _CHUNKS, chunks)
+    put(shared, _COUNT, count)
+    put(shared, _BASE, base)
+    if not parallel:
         for piece in range(pieces):
-            _copy_piece(board, piece)
+            _copy_piece(shared, piece)
         return
-    _fetch_add(board + 8 * _LIMIT, pieces)  # from here on others take part
-    while _take_piece(board):
+    fetch_add(shared + 8 * _LIMIT, pieces)  # starts the workers
+    while _take_piece(shared):
         pass
-    while load(board + 8 * _DONE) < base + pieces:
-        _yield()
+    while load(shared + 8 * _DONE) < base + pieces:
+        sched_yield()
 
 
-def _build(form: str) -> tuple[Any, Any, Any]:
-    """Compile both forms of `run`, and what helps them.
+def _build(digest: str) -> tuple[Any, Any, Any]:
+    """Compile both variants of `run`, and the function of the workers.
 
-    numba looks only at this file, and at what a function closes over, to see whether the code on disk is still good:
-    hence a digest of the other files that it is made of in `form`.
+    numba considers only this file and the closure of a function to decide whether cached code is valid: hence the
+    digest of the other files.
     """
 
-    def assist(board: int) -> None:
+    def copy_until_over(shared: int) -> None:
         """Copy pieces until the list is over."""
-        assert form
+        assert digest
         idle = 0
-        while load(board + 8 * _OVER) == 0:
-            if _take_piece(board):
+        while load(shared + 8 * _OVER) == 0:
+            if _take_piece(shared):
                 idle = 0
             else:
                 idle += 1
                 if idle < _SPINS:
-                    _yield()
+                    sched_yield()
                 else:
                     sleep(_NAP)
 
     def build_run(stops: bool) -> Any:
-        def run(words: int, start: int, count: int, table: int, context: int, board: int, helped: bool) -> int:
-            assert form
+        def run(words: int, start: int, count: int, table: int, context: int, shared: int, parallel: bool) -> int:
+            assert digest
             status = call(at(table, _PUSH), (context,))
             pushed = status == 0
-            place = start
-            while status == 0 and place < count:
-                here = words + 8 * place
+            position = start
+            while status == 0 and position < count:
+                here = words + 8 * position
                 code, length = at(here, 0), at(here, 1)
                 function = at(table, code)
                 if code == LAUNCH:
@@ -257,31 +257,31 @@ def _build(form: str) -> tuple[Any, Any, Any]:
                         status = STOPPED if stops and at(here, 4) else 0
                 elif code == CAPTURING:
                     status = call(function, (at(here, 2), here + 24))
-                    if status == _IMPLICIT:  # of the default stream, to which another one's capture is in the way
+                    if status == _IMPLICIT:  # the default stream, while another stream is captured
                         put(here, 3, 1)
                         status = 0
                 elif code == COPY:
-                    _share(board, helped, at(here, 2), at(here, 3), at(here, 4), 0, 0)
+                    _copy_shared(shared, parallel, at(here, 2), at(here, 3), at(here, 4), 0, 0)
                 elif code == PACK:
-                    _share(board, helped, at(here, 2), at(here, 3), at(here, 4), at(here, 5), at(here, 6))
-                elif code == STAMP:
+                    _copy_shared(shared, parallel, at(here, 2), at(here, 3), at(here, 4), at(here, 5), at(here, 6))
+                elif code == TIMESTAMP:
                     put(here, 2, now())
                 if status in (0, STOPPED):
-                    place += length
-            put(board, _OVER, 1)
-            put(board, _PLACE, place)
+                    position += length
+            put(shared, _OVER, 1)
+            put(shared, _POSITION, position)
             if pushed:
-                other = call(at(table, _POP), (board + 8 * _POPPED,))
+                other = call(at(table, _POP), (shared + 8 * _POPPED,))
                 if status == 0:
                     status = other
             return int(status)
 
         return run
 
-    free, held = build_run(False), build_run(True)  # numba keeps them apart on disk by what they close over
-    compiled = _compiled_for(nogil=True)
-    return compiled(free), _compiled_for(nogil=False)(held), compiled(assist)
+    free, held = build_run(False), build_run(True)  # numba tells them apart by their closures
+    compiled = cached_njit(nogil=True)
+    return compiled(free), cached_njit(nogil=False)(held), compiled(copy_until_over)
 
 
 _SOURCES = [Path(__file__).with_name(name) for name in ("intrinsics.py", "commands.py")]
-_run, _run_held, _assist = _build(f"{crew.source_digest(*_SOURCES)}/{SEALED_CHUNK_SIZE}")
+_run, _run_held, _copy_until_over = _build(f"{source_digest(*_SOURCES)}/{SEALED_CHUNK_SIZE}")

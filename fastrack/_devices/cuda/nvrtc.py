@@ -1,4 +1,4 @@
-"""The CUDA sources of the kernels: where they are, and what must be known of them to start one."""
+"""The CUDA sources of the kernels, and the constants to compile and launch them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from fastrack.errors import DeviceError
 
 KERNELS = tuple(f"{name}_{bits}" for name in ("open", "seal", "gather") for bits in (128, 256))
-"""The kernels' names."""
+"""The names of the kernels."""
 
 _MAIN = "fastrack.cu"
 _CONSTANT = re.compile(r"^#define FASTRACK_(\w+) (\d+)\s*$", re.MULTILINE)
@@ -21,10 +21,16 @@ _CONSTANT = re.compile(r"^#define FASTRACK_(\w+) (\d+)\s*$", re.MULTILINE)
 class Kernels:
     """The sources.
 
-    folder : where they lie
-    code : the main one
-    digest : of all of them
-    constants : what they say about themselves, as in ``#define FASTRACK_THREADS 512``
+    Attributes
+    ----------
+    folder : pathlib.Path
+        Folder of the files.
+    code : str
+        Text of the main file.
+    digest : str
+        Digest of all files.
+    constants : dict of str to int
+        Values of ``#define FASTRACK_THREADS 512`` and the like.
     """
 
     folder: Path
@@ -34,31 +40,31 @@ class Kernels:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """What the compiler is told. With the digest, since a cache may look at the main source and at this only."""
+        """Options of the compiler, with the digest, as a cache may know only these and the main file."""
         return ("-std=c++17", f"-I{self.folder}", f"-DFASTRACK_SOURCES={self.digest}")
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
+        """Threads per block."""
         return self._constant("THREADS")
 
     @property
     def state(self) -> int:
-        """Bytes of the state of a key; `fastrack._devices.cuda.key_state` writes it."""
+        """Size in bytes of the state of a key, which `fastrack._devices.cuda.key_state` writes."""
         return self._constant("STATE_BYTES")
 
     def shared(self, kernel: str) -> int:
-        """Bytes of shared memory that a block of this kernel takes."""
+        """Return the shared memory per block of a kernel, in bytes."""
         return self._constant("GATHER_SHARED_BYTES" if kernel.startswith("gather") else "SHARED_BYTES")
 
     def _constant(self, name: str) -> int:
         if name not in self.constants:
-            raise DeviceError(f"the kernels in {self.folder} do not say FASTRACK_{name}; install fastrack again")
+            raise DeviceError(f"the kernels in {self.folder} do not define FASTRACK_{name}; install fastrack again")
         return self.constants[name]
 
 
 def find_kernels() -> Kernels:
-    """The sources of this installation: those in the package, or those of the checkout that it runs from.
+    """Return the sources of this installation, from the package or from the checkout that contains it.
 
     Raises
     ------
@@ -67,7 +73,7 @@ def find_kernels() -> Kernels:
     """
     package = Path(str(files("fastrack")))
     checkout = package.parent
-    # Only a checkout has the project file: another package may be installed as `kernels` in site-packages.
+    # Without the project file this is no checkout, and `kernels` may be another package in site-packages.
     folders = [package / "kernels"]
     if (checkout / "pyproject.toml").is_file():
         folders.append(checkout / "kernels")
@@ -78,7 +84,7 @@ def find_kernels() -> Kernels:
 
 
 def read_kernels(folder: Path) -> Kernels:
-    """The sources in a folder."""
+    """Read the sources in a folder."""
     digest = sha256()
     for path in sorted([*folder.glob("*.cu"), *folder.glob("*.cuh")]):
         text = path.read_bytes()

@@ -1,7 +1,7 @@
-"""Expand a message key into the state that the CUDA kernels read, by integer arithmetic: for any CPU.
+"""Expansion of a message key into the state that the CUDA kernels read, by integer arithmetic, for any CPU.
 
-No table is looked up and no branch depends on a secret. Nothing is allocated: what is secret lies in the target, or in
-registers and on the stack, which are overwritten.
+No table is looked up and no branch depends on a secret. Secrets are only in the target, and in registers and on the
+stack, which are overwritten; nothing is allocated.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import numpy as np
 
 from fastrack._crypto.base import Bytes
 from fastrack._crypto.cobblestone import CHUNK_SIZE, NONCE_SIZE
-from fastrack._crypto.jit import _compiled_for, _keep_apart, _wipe_stack
-from fastrack._crypto.workers import source_digest
+from fastrack._crypto.jit import cached_njit, isolate_frame, source_digest, wipe_stack
 
 # The layout of `State` in ``kernels/chunk.cuh``, in bytes. The key schedule comes first.
 STATE_SIZE = 8704
-NONCE_PLACE = 240
-LENGTH_PLACE = 256  # the last GHASH block of a full chunk, times H
-POWERS_PLACE = 272  # of power 0, which is left empty
+NONCE_OFFSET = 240
+LENGTH_OFFSET = 256  # last GHASH block of a full chunk, times H
+POWERS_OFFSET = 272  # power 0, which is not used
 LAST_POWER = 513
 
-_compiled = _compiled_for(nogil=False)
+_compiled = cached_njit(nogil=False)
 
-# Numbers have 64 bits: numba makes floats of what mixes them with signed ones. Of AES eight bytes are worked at once.
+# All integers are unsigned, of 64 bits: numba converts mixed signed and unsigned ones to floats. AES works on eight
+# bytes at a time.
 _0, _1, _2, _3, _4, _7, _8, _16, _24, _32 = (np.uint64(number) for number in (0, 1, 2, 3, 4, 7, 8, 16, 24, 32))
 _BYTES = np.uint64(0x0101010101010101)
 _LOW_7 = np.uint64(0x7F7F7F7F7F7F7F7F)
@@ -34,46 +34,46 @@ _ALL = np.uint64(0xFF)
 _WORD = np.uint64(0xFFFFFFFF)
 _ROWS = tuple(np.uint64(0xFF << 8 * row) for row in range(4))
 _UPPER_3 = np.uint64(0x00FFFFFF00FFFFFF)
-_HOLES = tuple(np.uint64(0x1111111111111111 << place) for place in range(4))
+_HOLES = tuple(np.uint64(0x1111111111111111 << shift) for shift in range(4))
 _FULL = np.uint64(8 * CHUNK_SIZE)
 
 
 @_compiled
 def _write(material: Bytes, target: Bytes) -> None:
-    _keep_apart()
+    isolate_frame()
     key_size = material.size - NONCE_SIZE
     target[:] = 0
     target[:key_size] = material[:key_size]
-    target[NONCE_PLACE : NONCE_PLACE + NONCE_SIZE] = material[key_size:]
+    target[NONCE_OFFSET : NONCE_OFFSET + NONCE_SIZE] = material[key_size:]
     rounds = key_size // 4 + 6
     _expand(target[: 16 * (rounds + 1)].view(np.uint32), key_size // 4)
     low, high = _hash_key(target[: 16 * (rounds + 1)].view(np.uint64), rounds)
 
-    field = target[LENGTH_PLACE:].view(np.uint64)
-    powers = target[POWERS_PLACE:].view(np.uint64)
+    field = target[LENGTH_OFFSET:].view(np.uint64)
+    powers = target[POWERS_OFFSET:].view(np.uint64)
     field[0], field[1] = _product(_FULL, _0, low, high)
     powers[2], powers[3] = low, high
     count = 1
     while count < LAST_POWER:
         low, high = powers[2 * count], powers[2 * count + 1]
         for exponent in range(1, min(count, LAST_POWER - count) + 1):
-            place = 2 * (count + exponent)
-            powers[place], powers[place + 1] = _product(powers[2 * exponent], powers[2 * exponent + 1], low, high)
+            index = 2 * (count + exponent)
+            powers[index], powers[index + 1] = _product(powers[2 * exponent], powers[2 * exponent + 1], low, high)
         count *= 2
 
 
 def _build(digest: str) -> Callable[[Bytes, Bytes], None]:
     def write_portably(material: Bytes, target: Bytes) -> None:
-        """Write the state by integer arithmetic alone, on any CPU."""
+        """Write the state by integer arithmetic only, on any CPU."""
         assert digest
         _write(material, target)
-        _wipe_stack()
+        wipe_stack()
 
     return _compiled(write_portably)  # type: ignore[no-any-return]
 
 
-# To see whether compiled code that was kept on disk is still good, numba looks only at this file and at what the
-# function closes over: hence a digest of the other files that it is made of.
+# numba considers only this file and the closure of a function to decide whether cached code is valid: hence the digest
+# of the other files.
 write_portably = _build(source_digest())
 
 
@@ -93,7 +93,7 @@ def _expand(schedule: Any, key_words: int) -> None:
 
 @_compiled
 def _hash_key(keys: Any, rounds: int) -> Any:
-    """Encrypt a block of zeros; the result is read as a big-endian number and divided by x."""
+    """Encrypt a block of zeros, and return it as a big-endian number, divided by x."""
     a, b = keys[0], keys[1]  # two columns each
     for step in range(1, rounds + 1):
         a, b = _shift_rows(_substitute(a), _substitute(b))
@@ -161,13 +161,13 @@ def _double(b: Any) -> Any:
     return (b & _LOW_7) << _1 ^ (b >> _7 & _BYTES) * _REDUCTION
 
 
-# The field of GHASH. Method: Pornin, BearSSL, ghash_ctmul64: integer products of words with holes, of which only the
-# low halves are right; the high ones are low halves of the words reversed.
+# The field of GHASH, by the method of Pornin, BearSSL, ghash_ctmul64: integer products of words with holes. Only their
+# low halves are correct; the high halves are low halves of products of the reversed words.
 
 
 @_compiled
 def _product(a0: Any, a1: Any, b0: Any, b1: Any) -> Any:
-    """Multiply in the field; the second factor is divided by x. Low word first."""
+    """Multiply in the field, low word first. The second factor is divided by x."""
     ra0, ra1, rb0, rb1 = _reverse(a0), _reverse(a1), _reverse(b0), _reverse(b1)
     low, high = _carryless(a0, b0), _carryless(a1, b1)
     crossed = _carryless(a0 ^ a1, b0 ^ b1) ^ low ^ high
@@ -177,13 +177,13 @@ def _product(a0: Any, a1: Any, b0: Any, b1: Any) -> Any:
     p1 = crossed ^ _reverse(upper_low) >> _1
     p2 = high ^ _reverse(upper_crossed) >> _1
     p3 = _reverse(upper_high) >> _1
-    # The low half holds x^128 and up: x^128 = x^7 + x^2 + x + 1. What that moves past the end is folded in first.
-    p1 ^= _past(p0)
-    return p2 ^ p0 ^ p0 >> _1 ^ p0 >> _2 ^ p0 >> _7 ^ _past(p1), p3 ^ p1 ^ p1 >> _1 ^ p1 >> _2 ^ p1 >> _7
+    # The low half holds x^128 and up: x^128 = x^7 + x^2 + x + 1. Its overflow past the end is reduced first.
+    p1 ^= _overflow(p0)
+    return p2 ^ p0 ^ p0 >> _1 ^ p0 >> _2 ^ p0 >> _7 ^ _overflow(p1), p3 ^ p1 ^ p1 >> _1 ^ p1 >> _2 ^ p1 >> _7
 
 
 @_compiled
-def _past(word: Any) -> Any:
+def _overflow(word: Any) -> Any:
     return word << np.uint64(63) ^ word << np.uint64(62) ^ word << np.uint64(57)
 
 

@@ -15,19 +15,25 @@ from fastrack._util.fork import register_fork_reset
 from fastrack.errors import ClosedError, DeviceError
 
 LANES = 4
-_KNOWN = 1024  # streams whose lane is remembered
+_MAX_KNOWN_STREAMS = 1024
 
 Job = Callable[[], None]
 
 
 @dataclass(slots=True)
 class Lane:
-    """The streams of the transfers of one caller's stream, or of some: they wait for what is on it.
+    """The streams for the transfers of one or more caller's streams, which they wait for.
 
-    number : below `LANES`
-    kernels : runs the kernels, and copies what is small
-    downloads : brings sealed slabs to the host
-    shared : whether it is of several callers' streams
+    Attributes
+    ----------
+    number : int
+        Less than `LANES`.
+    kernels : stream
+        Runs kernels and small copies.
+    downloads : stream
+        Copies sealed slabs to the host.
+    shared : bool
+        Whether several caller's streams use this lane.
     """
 
     number: int
@@ -39,17 +45,17 @@ class Lane:
 class Pipeline:
     """A driver and its streams.
 
-    Uploads share a stream, on which nothing ever waits for a kernel. What waits for a caller's stream has a lane, so
-    that it holds up no other caller's transfers.
+    All uploads share one stream, which never waits for a kernel. Commands that wait for a caller's stream are on a
+    lane, so that they delay no other caller's transfers.
 
-    Outside of confidential mode the caller's thread issues its own commands. In confidential mode an asynchronous copy
-    blocks the thread that asks for it, until all that was put on its stream before is done: there one thread issues
-    them all. Nothing relies on streams that run side by side.
+    Outside confidential mode the caller's thread issues its own commands. In confidential mode an asynchronous copy
+    blocks its thread until the stream has finished all earlier work; one thread of the pipeline then issues all
+    commands. Correctness does not depend on streams that run concurrently.
 
     Attributes
     ----------
     forked : bool
-        Whether this is a copy in a forked child. The driver must not be touched there, not even to free what it gave.
+        Whether this is a copy in a forked child, where the driver must not be used, not even to free memory.
     threaded : bool
         Whether a thread of the pipeline issues commands.
     """
@@ -57,7 +63,7 @@ class Pipeline:
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
         self.threaded = driver.confidential
-        self.uploads = driver.stream(urgent=True)
+        self.uploads = driver.stream(high_priority=True)
         self.forked = False
         self._idle: Stream | None = None
         self._lanes: list[Lane] = []
@@ -66,16 +72,16 @@ class Pipeline:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
-        self._broken: BaseException | None = None
+        self._failure: BaseException | None = None
         register_fork_reset(self)
-        weakref.finalize(self, self._jobs.put, None)  # a pipeline that is dropped unclosed leaves no thread behind
+        weakref.finalize(self, self._jobs.put, None)  # ends the thread of a pipeline that is dropped without `close`
 
     def reset_after_fork(self) -> None:
-        """Find oneself in a forked child."""
+        """Refuse all use in a forked child."""
         self.forked = True
 
     def require_usable(self) -> None:
-        """Raise what says why nothing can be done here, if so."""
+        """Raise an error if the device was closed, has failed, or was opened before a fork."""
         name = self.driver.name
         if self.forked:
             raise DeviceError(
@@ -84,20 +90,20 @@ class Pipeline:
             )
         if self._closed:
             raise ClosedError(f"{name} was closed; open another channel")
-        if self._broken is not None:
-            message = f"{name} failed and does not answer any more: {self._broken}; start the process again"
-            raise DeviceError(message) from self._broken
+        if self._failure is not None:
+            message = f"{name} failed and does not answer any more: {self._failure}; start the process again"
+            raise DeviceError(message) from self._failure
 
     def lane(self, stream: Stream) -> Lane:
-        """Return the lane of a caller's stream, made when first asked for. Streams beyond `LANES` share them."""
+        """Return the lane of a caller's stream. Streams beyond the first `LANES` share lanes."""
         with self._lock:
             if stream.ptr not in self._lane_of:
-                if len(self._lane_of) == _KNOWN:
+                if len(self._lane_of) == _MAX_KNOWN_STREAMS:
                     self._lane_of.clear()
                 number = len(self._lane_of) % LANES
                 if number == len(self._lanes):
-                    driver = self.driver
-                    self._lanes.append(Lane(number, driver.stream(urgent=False), driver.stream(urgent=True)))
+                    kernels = self.driver.stream(high_priority=False)
+                    self._lanes.append(Lane(number, kernels, self.driver.stream(high_priority=True)))
                 else:
                     self._lanes[number].shared = True
                 self._lane_of[stream.ptr] = self._lanes[number]
@@ -105,45 +111,48 @@ class Pipeline:
 
     @property
     def idle(self) -> Stream:
-        """A stream on which nothing is put but the events of clocks."""
+        """A stream for the events of clocks only."""
         with self._lock:
             if self._idle is None:
-                self._idle = self.driver.stream(urgent=True)
+                self._idle = self.driver.stream(high_priority=True)
             return self._idle
 
     def submit(self, job: Job) -> None:
-        """Have the pipeline's thread call `job`, after those it was given before. A job raises nothing."""
-        self.require_usable()  # in a forked child, before a lock that a lost thread may hold
+        """Have the pipeline's thread call `job` after all earlier jobs. A job must not raise."""
+        self.require_usable()  # a forked child must not take the lock, which a thread of the parent may hold
         with self._lock:
             self.require_usable()
             if self._thread is None:
                 name = f"fastrack {self.driver.name}"
-                # Before it starts: an interrupt meanwhile must not lead to a second one, which would overtake it.
-                self._thread = thread = threading.Thread(target=_serve, args=(self._jobs,), name=name, daemon=True)
+                # Assigned before the start: after an interrupt in between, a second thread would overtake this one.
+                self._thread = thread = threading.Thread(target=_run_jobs, args=(self._jobs,), name=name, daemon=True)
                 try:
                     thread.start()
                 except RuntimeError as error:
                     self._thread = None
-                    raise DeviceError(f"{name} has no thread to copy with: {error}; end some others") from error
+                    raise DeviceError(f"{name} has no thread to copy with: {error}. End other threads") from error
             self._jobs.put(job)
 
-    def submit_after_all(self, job: Job) -> None:
-        """Have `job` called after an interrupt that hides whether the thread was given another before."""
+    def submit_unchecked(self, job: Job) -> None:
+        """Have `job` called after all earlier jobs, without the checks of `submit`.
+
+        For use after an interrupted `submit`, which may or may not have submitted its job.
+        """
         if self._thread is None:
             job()
         else:
             self._jobs.put(job)
 
     def synchronize(self, event: Event) -> None:
-        """Block this thread until an event happened."""
+        """Block this thread until an event is done."""
         commands = Commands()
         commands.synchronize(event)
         self.driver.issue(commands)
 
-    def settle(self) -> None:
-        """Wait, after something failed, until nothing is under way, so that all that was in use is free.
+    def synchronize_all(self) -> None:
+        """Wait, after a failure, until all streams are idle, so that all memory in use is free.
 
-        If that fails too, nothing is known of the device any more, and it is given up.
+        If that fails too, the state of the device is unknown, and no more commands are accepted.
         """
         try:
             commands = Commands()
@@ -151,13 +160,13 @@ class Pipeline:
                 event = self.driver.event()
                 commands.record(event, stream)
                 commands.synchronize(event)
-                commands.keep(event)
+                commands.keep_alive(event)
             self.driver.issue(commands)
-        except Exception as error:  # noqa: BLE001 - whatever it was, the device is in no known state
-            self._broken = error
+        except Exception as error:  # noqa: BLE001 - after any error the state of the device is unknown
+            self._failure = error
 
     def close(self) -> bool:
-        """End the thread when it has done what it was given. Says whether this was the first time."""
+        """End the thread after its jobs, and return whether this was the first call."""
         with self._lock:
             if self._closed:
                 return False
@@ -168,8 +177,8 @@ class Pipeline:
         return True
 
 
-def _serve(jobs: queue.SimpleQueue[Job | None]) -> None:
+def _run_jobs(jobs: queue.SimpleQueue[Job | None]) -> None:
     while (job := jobs.get()) is not None:
-        with suppress(Exception):  # a job keeps what went wrong itself
+        with suppress(Exception):  # a job stores its own errors
             job()
-        del job  # it holds a slot and an array, and the next one may be long in coming
+        del job  # releases its staging buffers and array while the thread waits for the next job

@@ -59,7 +59,7 @@ def test_a_read_only_target_is_refused(runs):
     with pytest.raises(ValueError, match="read-only"):
         runs.engine.open_run(runs.schedule, as_array(SEALED), out, 0)
     with pytest.raises(ValueError, match="read-only"):
-        runs.engine.open_pieces(runs.schedule, as_array(SEALED), out, plan([(0, 10)])[0])
+        runs.engine.open_gather(runs.schedule, as_array(SEALED), out, plan([(0, 10)])[0])
     with pytest.raises(ValueError, match="read-only"):
         runs.engine.seal_run(runs.schedule, as_array(SEALED[: len(PLAIN) - 3 * TAG_SIZE]), out, 0)
     assert untouched(out)
@@ -84,8 +84,8 @@ def test_a_buffer_that_is_not_a_row_of_bytes_is_refused(runs, unfit):
         lambda: engine.verify_run(schedule, unfit(sealed), 0),
         lambda: engine.seal_run(schedule, unfit(as_array(PLAIN)), sealed.copy(), 0),
         lambda: engine.seal_run(schedule, as_array(PLAIN), unfit(sealed.copy()), 0),
-        lambda: engine.open_pieces(schedule, unfit(sealed), out, plan([(0, 10)])[0]),
-        lambda: engine.open_pieces(schedule, sealed, odd, plan([(0, 10)])[0]),
+        lambda: engine.open_gather(schedule, unfit(sealed), out, plan([(0, 10)])[0]),
+        lambda: engine.open_gather(schedule, sealed, odd, plan([(0, 10)])[0]),
     ):
         with pytest.raises(ValueError, match="one-dimensional, contiguous uint8"):
             attempt()
@@ -164,14 +164,14 @@ def test_a_run_that_ends_within_a_tag_is_refused(runs, size):
     with pytest.raises(ValueError, match="no run of chunks"):
         runs.engine.verify_run(runs.schedule, closed, 0)
     with pytest.raises(ValueError, match="no run of chunks"):
-        runs.engine.open_pieces(runs.schedule, closed, out, plan([(0, 1)])[0])
+        runs.engine.open_gather(runs.schedule, closed, out, plan([(0, 1)])[0])
     assert untouched(out)
 
 
 @pytest.mark.parametrize("first", [-1, 2**38, 2**38 - 1, 2**62])
 def test_a_run_outside_the_38_bits_of_chunk_numbers_is_refused(make_engine, first):
     engine = make_engine(1)
-    schedule = engine.prepare(MessageKey.raw(bytes(16), bytes(12)))
+    schedule = engine.expand_key(MessageKey.raw(bytes(16), bytes(12)))
     plain, sealed = np.zeros(20_000, np.uint8), np.zeros(20_032, np.uint8)
     with pytest.raises(ValueError, match="chunks from number"):
         engine.seal_run(schedule, plain, sealed, first)

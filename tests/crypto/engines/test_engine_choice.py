@@ -9,9 +9,9 @@ import sys
 import pytest
 from llvmlite import binding
 
-from fastrack._crypto import engine as aead
+from fastrack._crypto import engine as registry
 from fastrack._crypto import vaes
-from fastrack._crypto.engine import ENGINE_VARIABLE, Choice, available, engine
+from fastrack._crypto.engine import ENGINE_VARIABLE, SelectedEngine, available_engines, get_engine
 from fastrack._crypto.openssl import OpenSSLEngine
 from fastrack._crypto.vaes import VaesEngine
 from fastrack._crypto.workers import default_threads
@@ -21,17 +21,17 @@ VAES = ("aes", "pclmul", "avx2", "bmi2", "prfchw", "vaes", "vpclmulqdq")
 WIDE = ("avx512f", "avx512bw", "avx512vl", "avx512cd", "avx512dq")
 
 
-needs_vectors = pytest.mark.skipif(available()[0] == "openssl", reason="this CPU has no vector engine")
+needs_vectors = pytest.mark.skipif(available_engines()[0] == "openssl", reason="this CPU has no vector engine")
 
 
 @pytest.fixture(autouse=True)
 def _choose_anew(monkeypatch):
     """Forget what was chosen and what was found, as in a fresh process without the variable."""
     monkeypatch.delenv(ENGINE_VARIABLE, raising=False)
-    for cached in (aead.chosen, aead._fault, aead._make):
+    for cached in (registry.selected_engine, registry._fault, registry._make):
         cached.cache_clear()
     yield
-    for cached in (aead.chosen, aead._fault, aead._make):
+    for cached in (registry.selected_engine, registry._fault, registry._make):
         cached.cache_clear()
 
 
@@ -47,24 +47,24 @@ def cpu_with(monkeypatch):
 
 def test_a_cpu_with_everything_has_every_engine(cpu_with):
     cpu_with(*VAES, *WIDE)
-    assert available() == aead.ENGINES == ("vaes-512", "vaes-256", "openssl")
+    assert available_engines() == registry.ENGINES == ("vaes-512", "vaes-256", "openssl")
 
 
 @pytest.mark.parametrize("absent", WIDE)
 def test_a_cpu_without_all_of_avx_512_keeps_to_256_bits(cpu_with, absent):
     cpu_with(*VAES, *(name for name in WIDE if name != absent))
-    assert available() == ("vaes-256", "openssl")
+    assert available_engines() == ("vaes-256", "openssl")
 
 
 @pytest.mark.parametrize("absent", VAES)
 def test_a_cpu_that_lacks_one_vector_feature_has_openssl_alone(cpu_with, absent):
     cpu_with(*WIDE, *(name for name in VAES if name != absent))
-    assert available() == ("openssl",)
+    assert available_engines() == ("openssl",)
 
 
 def test_a_cpu_that_denies_a_feature_lacks_it(monkeypatch):
     monkeypatch.setattr(binding, "get_host_cpu_features", lambda: dict.fromkeys(VAES, True) | {"vaes": False})
-    assert available() == ("openssl",)
+    assert available_engines() == ("openssl",)
 
 
 def test_a_machine_that_llvm_does_not_know_has_openssl_alone(monkeypatch):
@@ -72,35 +72,35 @@ def test_a_machine_that_llvm_does_not_know_has_openssl_alone(monkeypatch):
         raise RuntimeError("no host CPU")
 
     monkeypatch.setattr(binding, "get_host_cpu_features", unknown)
-    assert available() == ("openssl",)
+    assert available_engines() == ("openssl",)
 
 
 def test_a_system_that_the_kernels_do_not_know_has_openssl_alone(cpu_with, monkeypatch):
     cpu_with(*VAES, *WIDE)
     monkeypatch.setattr(vaes.sys, "platform", "win32")
-    assert available() == ("openssl",)
+    assert available_engines() == ("openssl",)
 
 
 def test_the_fastest_engine_is_taken_unless_one_is_named():
-    assert engine().name == available()[0]
-    for name in available():
-        assert engine(name).name == name
+    assert get_engine().name == available_engines()[0]
+    for name in available_engines():
+        assert get_engine(name).name == name
 
 
 # By the environment
 
 
 def test_the_environment_chooses_an_engine(monkeypatch):
-    for name in available():
+    for name in available_engines():
         monkeypatch.setenv(ENGINE_VARIABLE, name)
-        aead.chosen.cache_clear()
-        assert aead.chosen() == Choice(name, forced=True)
-        assert engine().name == name
+        registry.selected_engine.cache_clear()
+        assert registry.selected_engine() == SelectedEngine(name, forced=True)
+        assert get_engine().name == name
 
 
 def test_an_empty_variable_chooses_nothing(monkeypatch):
     monkeypatch.setenv(ENGINE_VARIABLE, "")
-    assert aead.chosen() == Choice(available()[0])
+    assert registry.selected_engine() == SelectedEngine(available_engines()[0])
 
 
 @pytest.mark.parametrize("name", ["vaes-512", "vaes-128", "OpenSSL", " openssl", "quantum"])
@@ -108,12 +108,12 @@ def test_an_engine_that_is_not_there_cannot_be_forced(cpu_with, monkeypatch, nam
     cpu_with()
     monkeypatch.setenv(ENGINE_VARIABLE, name)
     with pytest.raises(DeviceError, match=rf"expected an engine .* \(openssl\), got '{name}'. Name one of these"):
-        engine()
+        get_engine()
 
 
 def test_an_engine_that_is_named_in_a_call_comes_before_the_environments(monkeypatch):
     monkeypatch.setenv(ENGINE_VARIABLE, "quantum")
-    assert engine("openssl").name == "openssl"
+    assert get_engine("openssl").name == "openssl"
 
 
 def test_a_process_obeys_the_environment():
@@ -121,7 +121,7 @@ def test_a_process_obeys_the_environment():
 import numpy as np
 import fastrack
 from fastrack._crypto.openssl import OpenSSLEngine
-from fastrack._crypto.engine import vaes
+from fastrack._crypto import vaes
 
 def refuse(*_):
     raise AssertionError("a vector engine was made")
@@ -153,17 +153,17 @@ def fail_to_compile(*_):
 @needs_vectors
 @pytest.mark.parametrize(
     ("method", "wrong", "told"),
-    [("seal_run", seal_other_bytes, "expected sealed chunks"), ("prepare", fail_to_compile, "no such instruction")],
+    [("seal_run", seal_other_bytes, "expected sealed chunks"), ("expand_key", fail_to_compile, "no such instruction")],
 )
 def test_openssl_takes_the_place_of_an_engine_that_fails(monkeypatch, method, wrong, told):
     monkeypatch.setattr(VaesEngine, method, wrong)
-    first = available()[0]
+    first = available_engines()[0]
     with pytest.warns(RuntimeWarning, match=rf"'{first}' failed its test .*{told}.* 'openssl' takes its place"):
-        assert engine().name == "openssl"
-    choice = aead.chosen()
+        assert get_engine().name == "openssl"
+    choice = registry.selected_engine()
     assert (choice.name, choice.forced) == ("openssl", False)
     assert told in choice.fault
-    assert engine(threads=3).name == "openssl"  # and says no more
+    assert get_engine(threads=3).name == "openssl"  # and says no more
 
 
 @needs_vectors
@@ -172,58 +172,64 @@ def test_an_engine_that_fails_cannot_be_forced(monkeypatch):
     monkeypatch.setenv(ENGINE_VARIABLE, "vaes-256")
     for name in (None, "vaes-256"):
         with pytest.raises(DeviceError, match=r"'vaes-256' failed its test with a key of 128 bits: .* Do not use it"):
-            engine(name)
-    assert engine("openssl").name == "openssl"
+            get_engine(name)
+    assert get_engine("openssl").name == "openssl"
 
 
 def test_nothing_takes_the_place_of_openssl(cpu_with, monkeypatch):
     cpu_with()
     monkeypatch.setattr(OpenSSLEngine, "seal_run", seal_other_bytes)
     with pytest.raises(DeviceError, match="'openssl' failed its test"):
-        engine()
+        get_engine()
 
 
 def test_an_engine_is_tested_once_in_a_process(monkeypatch):
     tested = []
-    build = aead._build
-    monkeypatch.setattr(aead, "_build", lambda name, threads: tested.append((name, threads)) or build(name, threads))
+    build = registry._build
+    monkeypatch.setattr(
+        registry, "_build", lambda name, threads: tested.append((name, threads)) or build(name, threads)
+    )
     for _ in range(2):
-        for name in (None, *available()):
+        for name in (None, *available_engines()):
             for threads in (2, 3):
-                engine(name, threads=threads)
-    assert sorted(name for name, threads in tested if threads == 1) == sorted(available())
+                get_engine(name, threads=threads)
+    assert sorted(name for name, threads in tested if threads == 1) == sorted(available_engines())
 
 
 @needs_vectors
 def test_the_code_that_was_tested_is_what_every_number_of_threads_runs():
-    first = available()[0]
-    assert engine(first, threads=2)._kernels is engine(first, threads=3)._kernels is aead._build(first, 1)._kernels
+    first = available_engines()[0]
+    assert (
+        get_engine(first, threads=2)._kernels
+        is get_engine(first, threads=3)._kernels
+        is registry._build(first, 1)._kernels
+    )
 
 
 # How many there are
 
 
 def test_an_engine_is_made_once_for_each_number_of_threads():
-    for name in available():
-        assert engine(name, threads=3) is engine(name, threads=3)
-    assert engine() is engine(threads=default_threads())
+    for name in available_engines():
+        assert get_engine(name, threads=3) is get_engine(name, threads=3)
+    assert get_engine() is get_engine(threads=default_threads())
 
 
 def test_an_engine_takes_as_many_threads_as_it_is_told():
-    for name in available():
-        assert engine(name, threads=3).threads == (1 if name == "openssl" else 3)
+    for name in available_engines():
+        assert get_engine(name, threads=3).threads == (1 if name == "openssl" else 3)
 
 
 @pytest.mark.parametrize("name", ["vaes-512", "vaes-256", "vaes-128", "aes"])
 def test_an_absent_engine_is_refused_and_the_ones_there_are_named(cpu_with, name):
     cpu_with()
-    with pytest.raises(ValueError, match=f"no engine '{name}'; it has openssl$"):
-        engine(name, threads=77)
+    with pytest.raises(ValueError, match=rf"\(openssl\), got '{name}'$"):
+        get_engine(name, threads=77)
 
 
 def test_the_refusal_names_every_engine_there_is():
-    with pytest.raises(ValueError, match=f"it has {', '.join(available())}$"):
-        engine("quantum")
+    with pytest.raises(ValueError, match=rf"\({', '.join(available_engines())}\)"):
+        get_engine("quantum")
 
 
 def test_without_vector_instructions_numba_is_never_loaded():
@@ -232,20 +238,26 @@ import sys
 import numpy as np
 from llvmlite import binding
 binding.get_host_cpu_features = dict
-from fastrack._crypto.engine import available, engine
+from fastrack._crypto.engine import available_engines, get_engine
 from fastrack._crypto.cobblestone import MessageKey
 
-chosen = engine()
-schedule = chosen.prepare(MessageKey.raw(bytes(32), bytes(12)))
+engine = get_engine()
+schedule = engine.expand_key(MessageKey.raw(bytes(32), bytes(12)))
 plain, sealed, out = np.ones(100000, np.uint8), np.empty(100112, np.uint8), np.empty(100000, np.uint8)
-chosen.seal_run(schedule, plain, sealed, 0)
-print(available(), chosen.name, chosen.open_run(schedule, sealed, out, 0), (out == plain).all(), "numba" in sys.modules)
+engine.seal_run(schedule, plain, sealed, 0)
+bad = engine.open_run(schedule, sealed, out, 0)
+print(available_engines(), engine.name, bad, (out == plain).all(), "numba" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "('openssl',) openssl None True False\n"
 
 
 def test_asking_what_there_is_loads_no_numba():
-    code = "import sys; from fastrack._crypto.engine import available; available(); print('numba' in sys.modules)"
+    code = """
+import sys
+from fastrack._crypto.engine import available_engines
+available_engines()
+print("numba" in sys.modules)
+"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "False\n"

@@ -11,13 +11,13 @@ from helpers.runs import Runs, flip, plain_size_of, plan
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fastrack._crypto.base import GatherPlan, check_pieces
+from fastrack._crypto.base import GatherPlan, check_plan
 
 KEY = bytes(range(32))
-NONCE_SIZE = bytes(range(12))
+NONCE = bytes(range(12))
 SIZE = 5 * CHUNK_SIZE + 1234
 PLAIN = noise(SIZE).tobytes()
-SEALED = reference.seal(KEY, NONCE_SIZE, PLAIN)
+SEALED = reference.seal(KEY, NONCE, PLAIN)
 RANGES = st.lists(
     st.tuples(st.integers(0, SIZE - 1), st.integers(0, 300) | st.just(CHUNK_SIZE) | st.integers(0, SIZE)).map(
         lambda pair: (pair[0], min(pair[1], SIZE - pair[0]))
@@ -33,7 +33,7 @@ def as_pieces(chunks, starts, table):
 
 @pytest.fixture(scope="session")
 def runs(engine_under_test):
-    return Runs(engine_under_test, KEY, NONCE_SIZE)
+    return Runs(engine_under_test, KEY, NONCE)
 
 
 @settings(max_examples=60, deadline=None)
@@ -70,7 +70,7 @@ def test_the_order_of_the_chunks_is_free_and_the_lowest_bad_one_reported(runs):
 def test_a_chunk_without_pieces_is_still_verified(runs):
     target = Fenced(0)
     pieces = as_pieces([2, 3], [0, 0, 0], [])
-    gather = runs.engine.open_pieces
+    gather = runs.engine.open_gather
     assert gather(runs.schedule, as_array(SEALED), target.data, pieces) is None
     assert gather(runs.schedule, as_array(flip(SEALED, 8 * 3 * SEALED_CHUNK_SIZE)), target.data, pieces) == 3
 
@@ -78,7 +78,7 @@ def test_a_chunk_without_pieces_is_still_verified(runs):
 def test_what_no_piece_names_is_left_alone(runs):
     target = np.full(100, 0xA5, np.uint8)
     pieces = as_pieces([1, 5], [0, 2, 3], [[7, 10, 5], [0, 30, 10], [1230, 90, 4]])
-    assert runs.engine.open_pieces(runs.schedule, as_array(SEALED), target, pieces) is None
+    assert runs.engine.open_gather(runs.schedule, as_array(SEALED), target, pieces) is None
     expected = np.full(100, 0xA5, np.uint8)
     expected[10:15] = as_array(PLAIN[CHUNK_SIZE + 7 : CHUNK_SIZE + 12])
     expected[30:40] = as_array(PLAIN[CHUNK_SIZE : CHUNK_SIZE + 10])
@@ -87,7 +87,7 @@ def test_what_no_piece_names_is_left_alone(runs):
 
 
 LONG = noise(300 * CHUNK_SIZE).tobytes()
-LONG_SEALED = reference.seal(KEY, NONCE_SIZE, LONG)
+LONG_SEALED = reference.seal(KEY, NONCE, LONG)
 ROWS = [(start, 1000) for start in range(0, len(LONG) - 1000, 40000)] + [
     (0, 3 * CHUNK_SIZE),
     (9 * CHUNK_SIZE, CHUNK_SIZE),
@@ -97,13 +97,13 @@ ROWS = [(start, 1000) for start in range(0, len(LONG) - 1000, 40000)] + [
 @pytest.mark.parametrize("threads", [1, 2, 16])
 def test_a_long_gather_is_right_on_any_number_of_threads(make_engine, threads):
     expected = [LONG[start : start + length] for start, length in ROWS]
-    assert Runs(make_engine(threads), KEY, NONCE_SIZE).gather(LONG_SEALED, ROWS) == (None, expected)
+    assert Runs(make_engine(threads), KEY, NONCE).gather(LONG_SEALED, ROWS) == (None, expected)
 
 
 @pytest.mark.parametrize("threads", [2, 16])
 def test_threads_never_see_each_other_at_work_on_parts_of_chunks(make_engine, threads):
     # Every part goes through memory of the thread's own. Were it shared, the parts of one would be those of another.
-    runs = Runs(make_engine(threads), KEY, NONCE_SIZE)
+    runs = Runs(make_engine(threads), KEY, NONCE)
     altered = as_array(flip(LONG_SEALED, *(8 * SEALED_CHUNK_SIZE * chunk for chunk in (83, 171))))
     starts = [chunk * CHUNK_SIZE + 77 for chunk in range(300)]
     pieces, size = plan([(start, 9000) for start in starts])
@@ -111,7 +111,7 @@ def test_threads_never_see_each_other_at_work_on_parts_of_chunks(make_engine, th
     expected = as_array(b"".join(parts))
     target = np.empty(size, np.uint8)
     for _ in range(150 if runs.engine.threads > 1 else 1):
-        assert runs.engine.open_pieces(runs.schedule, altered, target, pieces) == 83
+        assert runs.engine.open_gather(runs.schedule, altered, target, pieces) == 83
         assert np.array_equal(target, expected)
 
 
@@ -151,14 +151,14 @@ def test_a_plan_that_reaches_outside_is_refused(runs, change):
     target = np.full(100, 0xA5, np.uint8)
     pieces = as_pieces(**(GOOD | change))
     with pytest.raises(ValueError, match="reaches outside"):
-        check_pieces(pieces, len(SEALED), SIZE, target.size)
+        check_plan(pieces, len(SEALED), SIZE, target.size)
     with pytest.raises(ValueError, match="reaches outside"):
-        runs.engine.open_pieces(runs.schedule, as_array(SEALED), target, pieces)
+        runs.engine.open_gather(runs.schedule, as_array(SEALED), target, pieces)
     assert (target == 0xA5).all()
 
 
 def test_the_plan_that_the_malformed_ones_differ_from_is_taken():
-    assert check_pieces(as_pieces(**GOOD), len(SEALED), SIZE, 100) is None
+    assert check_plan(as_pieces(**GOOD), len(SEALED), SIZE, 100) is None
 
 
 @pytest.mark.parametrize("field", ["chunks", "starts", "table"])
@@ -167,7 +167,7 @@ def test_a_plan_of_other_numbers_is_refused(field, dtype):
     good = as_pieces(**GOOD)
     arrays = {name: getattr(good, name) for name in GOOD}
     with pytest.raises(ValueError, match="reaches outside"):
-        check_pieces(GatherPlan(**(arrays | {field: arrays[field].astype(dtype)})), len(SEALED), SIZE, 100)
+        check_plan(GatherPlan(**(arrays | {field: arrays[field].astype(dtype)})), len(SEALED), SIZE, 100)
 
 
 NUMBER = st.integers(-3, 8) | st.sampled_from(
@@ -184,10 +184,10 @@ def test_a_plan_is_taken_exactly_if_every_piece_lies_inside(data, changes):
         part[data.draw(st.integers(0, part.size - 1))] = data.draw(NUMBER)
     lists = {name: part.tolist() for name, part in plan.items()}
     if lies_inside(**lists):
-        assert check_pieces(as_pieces(**lists), len(SEALED), SIZE, 100) is None
+        assert check_plan(as_pieces(**lists), len(SEALED), SIZE, 100) is None
     else:
         with pytest.raises(ValueError, match="reaches outside"):
-            check_pieces(as_pieces(**lists), len(SEALED), SIZE, 100)
+            check_plan(as_pieces(**lists), len(SEALED), SIZE, 100)
 
 
 def lies_inside(chunks, starts, table):
@@ -209,13 +209,13 @@ def test_a_chunk_is_taken_exactly_if_the_message_has_it(size, chunk):
     assume(size % SEALED_CHUNK_SIZE == 0 or size % SEALED_CHUNK_SIZE >= 16)
     pieces = as_pieces([chunk], [0, 1], [[0, 0, 0]])
     if 0 <= chunk < -(-size // SEALED_CHUNK_SIZE):
-        assert check_pieces(pieces, size, plain_size_of(size), 0) is None
+        assert check_plan(pieces, size, plain_size_of(size), 0) is None
     else:
         with pytest.raises(ValueError, match="reaches outside"):
-            check_pieces(pieces, size, plain_size_of(size), 0)
+            check_plan(pieces, size, plain_size_of(size), 0)
 
 
 def test_a_plan_may_be_empty(runs):
     pieces, size = plan([])
     assert size == 0
-    assert runs.engine.open_pieces(runs.schedule, as_array(SEALED), np.empty(0, np.uint8), pieces) is None
+    assert runs.engine.open_gather(runs.schedule, as_array(SEALED), np.empty(0, np.uint8), pieces) is None

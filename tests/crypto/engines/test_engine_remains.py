@@ -17,7 +17,7 @@ from fastrack._devices.cuda.key_state import has_instructions
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/PID/mem")]
 
-NONCE_SIZE = bytes.fromhex("f0e1d2c3b4a5968778695a4b")
+NONCE = bytes.fromhex("f0e1d2c3b4a5968778695a4b")
 CHUNKS = 512  # enough for helper threads
 PART = 11384  # bytes of a message of one chunk, with part of a block at its end
 WORKS = ["open", f"open {PART}", "verify", "seal", "gather"]
@@ -28,13 +28,13 @@ import gc, os, signal, sys
 from pathlib import Path
 import numpy as np
 from helpers import engines
-from fastrack._crypto.engine import Pieces
-from fastrack._crypto.cobblestone import CHUNK, STRIDE, MessageKey, derive
-from fastrack._devices import key_state, portable_key_state
+from fastrack._crypto.base import GatherPlan
+from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, MessageKey, derive
+from fastrack._devices.cuda import key_state, portable_key_state
 
 name, works, folder = sys.argv[1], sys.argv[2].split(","), Path(sys.argv[3])
 source = np.memmap(folder / "message", np.uint8, "r")
-count = source.size // STRIDE
+count = source.size // SEALED_CHUNK_SIZE
 
 def read_key():
     path = folder / "key"
@@ -51,7 +51,7 @@ def run(work):
             key_state.write_by_instructions()(np.frombuffer(key.material, np.uint8), target)
         else:
             portable_key_state.write_portably(np.frombuffer(key.material, np.uint8), target)
-        assert target[key_state.NONCE_PLACE:][:12].any()  # to look at the key would leave it in a register
+        assert target[key_state.NONCE_OFFSET:][:12].any()  # to look at the key would leave it in a register
         target[:] = 0
         key.wipe()
         return 0
@@ -61,9 +61,9 @@ def run(work):
         key.wipe()
         return 0
     engine = engines.make(name, threads=2)
-    schedule = engine.prepare(key)
+    schedule = engine.expand_key(key)
     key.wipe()
-    target = np.zeros(count * CHUNK, np.uint8)
+    target = np.zeros(count * CHUNK_SIZE, np.uint8)
     if work == "open":
         bad = engine.open_run(schedule, source, target, 0)
     elif work.startswith("open "):
@@ -76,10 +76,10 @@ def run(work):
     else:
         numbers = np.arange(count)
         table = np.stack([np.full(count, 7), 100 * numbers, np.full(count, 100)], axis=1)
-        bad = engine.open_pieces(schedule, source, target, Pieces(numbers, np.arange(count + 1), table))
+        bad = engine.open_gather(schedule, source, target, GatherPlan(numbers, np.arange(count + 1), table))
         assert not target[:100].any(), "plaintext of a bad chunk came out"
     if work.startswith("open"):
-        assert not target[:CHUNK].any(), "plaintext of a bad chunk came out"
+        assert not target[:CHUNK_SIZE].any(), "plaintext of a bad chunk came out"
     target[:] = 0
     schedule.wipe()
     return bad
@@ -99,7 +99,7 @@ from fastrack._crypto.cobblestone import MessageKey
 source = np.fromfile(sys.argv[1], np.uint8)
 target = np.zeros(source.size - 16, np.uint8)
 engine = OpenSSLEngine()
-assert engine.open_run(engine.prepare(MessageKey(bytearray(range(1, 45)))), source, target, 0) == 0
+assert engine.open_run(engine.expand_key(MessageKey(bytearray(range(1, 45)))), source, target, 0) == 0
 target[:] = 0
 os.kill(os.getpid(), signal.SIGSTOP)
 """
@@ -111,10 +111,10 @@ def message(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("message")
     key = os.urandom(request.param)
     plain = os.urandom(CHUNK_SIZE)
-    others = reference.seal(key, NONCE_SIZE, bytes(CHUNK_SIZE * CHUNKS))[: CHUNKS * SEALED_CHUNK_SIZE]
-    first = bytearray(reference.seal(key, NONCE_SIZE, plain)[:SEALED_CHUNK_SIZE])
+    others = reference.seal(key, NONCE, bytes(CHUNK_SIZE * CHUNKS))[: CHUNKS * SEALED_CHUNK_SIZE]
+    first = bytearray(reference.seal(key, NONCE, plain)[:SEALED_CHUNK_SIZE])
     first[-1] ^= 1
-    (folder / "key").write_bytes(key + NONCE_SIZE)
+    (folder / "key").write_bytes(key + NONCE)
     (folder / "message").write_bytes(bytes(first) + others[SEALED_CHUNK_SIZE:])
     return folder, key, plain
 

@@ -13,18 +13,17 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from helpers import engines, reference
 from helpers.runs import Runs, plan
 
-from fastrack._crypto import gcm_ir as gcm
-from fastrack._crypto import openssl
+from fastrack._crypto import gcm_ir, openssl
 from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.known_answers import find_fault
 from fastrack.errors import ClosedError
 
-NONCE_SIZE = bytes.fromhex("f0e1d2c3b4a5968778695a4b")
+NONCE = bytes.fromhex("f0e1d2c3b4a5968778695a4b")
 
 
 @pytest.fixture
 def schedule(engine_under_test, key):
-    return engine_under_test.prepare(MessageKey.raw(key, NONCE_SIZE))
+    return engine_under_test.expand_key(MessageKey.raw(key, NONCE))
 
 
 @pytest.fixture(params=engines.VECTOR_NAMES)
@@ -34,14 +33,14 @@ def vector_engine(request):
 
 @pytest.fixture
 def vector_schedule(vector_engine, key):
-    return vector_engine.prepare(MessageKey.raw(key, NONCE_SIZE))
+    return vector_engine.expand_key(MessageKey.raw(key, NONCE))
 
 
 def test_a_schedule_outlives_the_message_key_it_was_made_from(engine_under_test, key):
-    message_key = MessageKey.raw(key, NONCE_SIZE)
-    runs = Runs(engine_under_test, key, NONCE_SIZE)
+    message_key = MessageKey.raw(key, NONCE)
+    runs = Runs(engine_under_test, key, NONCE)
     sealed = runs.seal(b"a secret")
-    runs.schedule = engine_under_test.prepare(message_key)
+    runs.schedule = engine_under_test.expand_key(message_key)
     message_key.wipe()
     assert runs.open(sealed) == (None, b"a secret")
 
@@ -60,12 +59,12 @@ def test_an_openssl_schedule_outlives_the_message_key_whenever_that_is_read(key,
     monkeypatch.setattr(openssl, "AESGCM", LazyCipher)
     engine = engines.make("openssl")
     assert find_fault(engine) is None
-    message_key = MessageKey.raw(key, NONCE_SIZE)
-    schedule = engine.prepare(message_key)
+    message_key = MessageKey.raw(key, NONCE)
+    schedule = engine.expand_key(message_key)
     message_key.wipe()
     sealed = np.empty(116, np.uint8)
     engine.seal_run(schedule, np.ones(100, np.uint8), sealed, 0)
-    assert sealed.tobytes() == reference.seal(key, NONCE_SIZE, bytes([1] * 100), 0)
+    assert sealed.tobytes() == reference.seal(key, NONCE, bytes([1] * 100), 0)
     kept = schedule._key
     del schedule
     gc.collect()
@@ -73,10 +72,10 @@ def test_an_openssl_schedule_outlives_the_message_key_whenever_that_is_read(key,
 
 
 def test_a_wiped_message_key_is_not_prepared(engine_under_test, key):
-    message_key = MessageKey.raw(key, NONCE_SIZE)
+    message_key = MessageKey.raw(key, NONCE)
     message_key.wipe()
     with pytest.raises(ClosedError, match="wiped"):
-        engine_under_test.prepare(message_key)
+        engine_under_test.expand_key(message_key)
 
 
 def test_wiping_leaves_zeros(vector_schedule, key):
@@ -90,7 +89,7 @@ def test_wiping_leaves_zeros(vector_schedule, key):
 
 
 def test_a_schedule_that_goes_away_is_wiped(vector_engine, key):
-    schedule = vector_engine.prepare(MessageKey.raw(key, NONCE_SIZE))
+    schedule = vector_engine.expand_key(MessageKey.raw(key, NONCE))
     memory = schedule._memory
     assert memory.any()
     del schedule
@@ -99,7 +98,7 @@ def test_a_schedule_that_goes_away_is_wiped(vector_engine, key):
 
 
 def test_a_wiped_openssl_schedule_drops_its_cipher_and_nonce(key):
-    schedule = engines.make("openssl").prepare(MessageKey.raw(key, NONCE_SIZE))
+    schedule = engines.make("openssl").expand_key(MessageKey.raw(key, NONCE))
     schedule.wipe()
     assert (schedule._cipher, schedule._nonce) == (None, b"")
 
@@ -112,7 +111,7 @@ def test_a_wiped_schedule_works_nothing(engine_under_test, schedule):
         lambda: engine.seal_run(schedule, plain, out, 0),
         lambda: engine.open_run(schedule, sealed, out[:100], 0),
         lambda: engine.verify_run(schedule, sealed, 0),
-        lambda: engine.open_pieces(schedule, sealed, out, plan([(0, 10)])[0]),
+        lambda: engine.open_gather(schedule, sealed, out, plan([(0, 10)])[0]),
     ):
         with pytest.raises(ClosedError, match="wiped"):
             attempt()
@@ -120,7 +119,7 @@ def test_a_wiped_schedule_works_nothing(engine_under_test, schedule):
 
 
 def test_wiping_one_schedule_leaves_another_of_the_same_key_alone(engine_under_test, schedule, key):
-    runs = Runs(engine_under_test, key, NONCE_SIZE)
+    runs = Runs(engine_under_test, key, NONCE)
     sealed = runs.seal(b"a secret")
     schedule.wipe()
     assert runs.open(sealed) == (None, b"a secret")
@@ -134,7 +133,7 @@ def test_a_schedule_is_neither_pickled_nor_copied(schedule, duplicate):
 
 def test_no_secret_is_in_what_a_schedule_shows(schedule, key):
     shown = f"{schedule!r} {schedule}"
-    for secret in (key, NONCE_SIZE):
+    for secret in (key, NONCE):
         assert secret.hex() not in shown
         assert repr(secret)[2:-1] not in shown
         assert str(list(secret))[1:-1] not in shown
@@ -144,15 +143,15 @@ def test_a_vector_schedule_lies_on_a_cache_line_and_within_its_memory(vector_sch
     memory = vector_schedule._memory
     assert vector_schedule.address % 64 == 0
     assert memory.ctypes.data <= vector_schedule.address
-    assert vector_schedule.address + gcm.SCHEDULE_SIZE <= memory.ctypes.data + memory.size
+    assert vector_schedule.address + gcm_ir.SCHEDULE_SIZE <= memory.ctypes.data + memory.size
 
 
 def test_the_memory_of_a_schedule_has_the_size_that_the_code_needs():
-    assert gcm._NONCE + 16 <= gcm.SCHEDULE_SIZE
+    assert gcm_ir._NONCE + 16 <= gcm_ir.SCHEDULE_SIZE
 
 
 def test_preparing_writes_nothing_past_the_schedule(vector_schedule):
-    used = vector_schedule.address - vector_schedule._memory.ctypes.data + gcm.SCHEDULE_SIZE
+    used = vector_schedule.address - vector_schedule._memory.ctypes.data + gcm_ir.SCHEDULE_SIZE
     assert not vector_schedule._memory[used:].any()
 
 
@@ -162,7 +161,7 @@ def test_a_vector_schedule_holds_the_round_keys_of_fips_197(vector_engine):
         ("2b7e151628aed2a6abf7158809cf4f3c", "d014f9a8c9ee2589e13f0cc8b6630ca6"),
         ("603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4", "fe4890d1e6188d0b046df344706c631e"),
     ):
-        schedule = vector_engine.prepare(MessageKey.raw(bytes.fromhex(text), NONCE_SIZE))
+        schedule = vector_engine.expand_key(MessageKey.raw(bytes.fromhex(text), NONCE))
         rounds = {32: 10, 64: 14}[len(text)]
         for lane in range(4):
             assert ctypes.string_at(schedule.address + 64 * rounds + 16 * lane, 16).hex() == last

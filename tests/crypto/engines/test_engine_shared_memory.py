@@ -65,7 +65,7 @@ def test_ciphertext_that_changes_while_it_is_gathered_gives_plaintext_or_zeros(r
     with shared_with_a_meddler(tmp_path / "sealed", SEALED, PLACES) as source:
 
         def attempt():
-            runs.engine.open_pieces(runs.schedule, source, out, pieces)
+            runs.engine.open_gather(runs.schedule, source, out, pieces)
             return out
 
         assert tally(attempt)["forged"] == 0

@@ -1,4 +1,4 @@
-"""Many threads, forks, a process that exits: an engine gives the same answers, and nobody waits forever."""
+"""Many threads, forks, a process that exits: an engine gives the same answers, and no thread waits forever."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from helpers.forking import in_forked_child
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, noise
 from helpers.runs import Runs, flip
 
-from fastrack._crypto import jit as kernels
-from fastrack._crypto import workers as crew
+from fastrack._crypto import jit, workers
 from fastrack._crypto.workers import default_threads
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
@@ -94,11 +93,11 @@ def test_a_run_while_the_interpreter_exits_is_done_by_the_caller_alone():
     code = """
 import atexit
 import numpy as np
-from fastrack._crypto.engine import engine
+from fastrack._crypto.engine import get_engine
 from fastrack._crypto.cobblestone import MessageKey
 
-opener = engine(threads=4)
-schedule = opener.prepare(MessageKey.raw(bytes(32), bytes(12)))
+opener = get_engine(threads=4)
+schedule = opener.expand_key(MessageKey.raw(bytes(32), bytes(12)))
 plain = np.arange(8 * 1024**2, dtype=np.uint8)
 sealed = np.empty(plain.size + 16 * 512, np.uint8)
 opener.seal_run(schedule, plain, sealed, 0)
@@ -112,11 +111,11 @@ def last():
     assert (done.stdout, done.stderr) == ("None True\n", "")
 
 
-# The crew
+# The worker pool
 
 
-def board_at(place):
-    words = ctypes.c_int64 * kernels.BOARD_WORDS
+def counters_at(place):
+    words = ctypes.c_int64 * jit.COUNTER_WORDS
     return np.ctypeslib.as_array(words.from_address(place))
 
 
@@ -136,12 +135,12 @@ class Stub:
         self.drawn, self.crowd = [], []
 
     def __call__(self, grain, place, wait):
-        board = board_at(place)
+        counters = counters_at(place)
         self.crowd.append(threading.current_thread())
         while True:
             with self.lock:
-                ticket = int(board[kernels.TICKET])
-                board[kernels.TICKET] += 1
+                ticket = int(counters[jit.NEXT])
+                counters[jit.NEXT] += 1
             start = ticket * grain
             if start >= self.count:
                 break
@@ -149,16 +148,16 @@ class Stub:
             stop = min(start + grain, self.count)
             self.drawn.append((start, stop))
             with self.lock:
-                board[kernels.DONE] += stop - start
-        while wait and board[kernels.DONE] < self.count:
+                counters[jit.DONE] += stop - start
+        while wait and counters[jit.DONE] < self.count:
             time.sleep(0.001)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 16, 64])
 @pytest.mark.parametrize("count", [0, 1, 31, 32, 33, 64, 1000, 5000, 2**20])
-def test_a_crew_covers_every_chunk_once(count, threads):
+def test_the_workers_cover_every_chunk_once(count, threads):
     kernel = Stub(count)
-    assert crew.run(kernel, (), count, threads, kept=("buffers",)) is None
+    assert workers.run(kernel, (), count, threads, keepalive=("buffers",)) is None
     drawn = sorted(kernel.drawn)
     assert [start for start, _ in drawn] == [0, *(stop for _, stop in drawn)][: len(drawn)]
     assert (drawn[-1][1] if drawn else 0) == count
@@ -176,7 +175,7 @@ def test_a_run_that_fails_ends_after_its_helpers(error):
 
     kernel = Stub(1000, at_work)
     with pytest.raises(error):
-        crew.run(WithoutACaller(kernel, caller, helping, error), (), 1000, 4, kept=("buffers",))
+        workers.run(WithoutACaller(kernel, caller, helping, error), (), 1000, 4, keepalive=("buffers",))
     held = len(kernel.drawn)
     assert held >= 1
     time.sleep(0.4)
@@ -215,10 +214,10 @@ class Executor:
 @pytest.mark.parametrize("fails_at", [1, 2, 3])
 def test_helpers_that_the_pool_lost_are_waited_for(monkeypatch, fails_at):
     pool = Executor(fails_at, RuntimeError("can't start new thread"))
-    monkeypatch.setattr(crew, "_pool", lambda: pool)
+    monkeypatch.setattr(workers, "_pool", lambda: pool)
     caller = threading.current_thread()
     kernel = Stub(1000, lambda _: time.sleep(0 if threading.current_thread() is caller else 0.1))
-    assert crew.run(kernel, (), 1000, 4, kept=("buffers",)) is None
+    assert workers.run(kernel, (), 1000, 4, keepalive=("buffers",)) is None
     assert sum(stop - start for start, stop in kernel.drawn) == 1000
     for thread in pool.threads:
         thread.join()
@@ -228,10 +227,10 @@ def test_helpers_that_the_pool_lost_are_waited_for(monkeypatch, fails_at):
 @pytest.mark.parametrize("fails_at", [1, 2])
 def test_an_interrupt_while_helpers_are_called_leaves_none_at_work(monkeypatch, fails_at):
     pool = Executor(fails_at, KeyboardInterrupt())
-    monkeypatch.setattr(crew, "_pool", lambda: pool)
+    monkeypatch.setattr(workers, "_pool", lambda: pool)
     kernel = Stub(1000, lambda _: time.sleep(0.05))
     with pytest.raises(KeyboardInterrupt):
-        crew.run(kernel, (), 1000, 4, kept=("buffers",))
+        workers.run(kernel, (), 1000, 4, keepalive=("buffers",))
     held = list(kernel.drawn)
     for thread in pool.threads:
         thread.join()
@@ -249,7 +248,7 @@ def test_helpers_leave_the_callers_cpu_to_the_caller():
             seen.append(os.sched_getaffinity(0))
         time.sleep(0.01)
 
-    crew.run(Stub(1000, at_work), (), 1000, 2, kept=("buffers",))
+    workers.run(Stub(1000, at_work), (), 1000, 2, keepalive=("buffers",))
     assert seen
     assert all(len(cpus) == len(allowed) - 1 and cpus < allowed for cpus in seen)
     assert os.sched_getaffinity(0) == allowed
@@ -262,9 +261,9 @@ def test_a_helper_that_comes_late_finds_nothing_to_do(monkeypatch):
         def submit(self, work):
             late.append(work)
 
-    monkeypatch.setattr(crew, "_pool", Late)
+    monkeypatch.setattr(workers, "_pool", Late)
     kernel = Stub(1000)
-    assert crew.run(kernel, (), 1000, 4, kept=("buffers",)) is None
+    assert workers.run(kernel, (), 1000, 4, keepalive=("buffers",)) is None
     drawn = list(kernel.drawn)
     for work in late:
         thread = threading.Thread(target=work)  # on one of its own, as it chooses its CPUs

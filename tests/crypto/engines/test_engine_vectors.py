@@ -44,7 +44,7 @@ def digest(plain):
 def open_whole(engine, message_key, raw):
     """Open a whole message as a reader would, with nothing released unless every chunk was good."""
     target = np.full(cobblestone.raw_plain_size(len(raw)), 0xA5, np.uint8)
-    bad = engine.open_run(engine.prepare(message_key), as_array(raw), target, 0)
+    bad = engine.open_run(engine.expand_key(message_key), as_array(raw), target, 0)
     if bad is not None:
         raise AuthenticationError("refused", chunk=bad)
     return target.tobytes()

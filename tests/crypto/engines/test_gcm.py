@@ -10,25 +10,27 @@ import pytest
 from llvmlite import binding, ir
 from llvmlite.ir.instructions import LoadInstr
 
-from fastrack._crypto.gcm_ir import Form, chunk_function
+from fastrack._crypto.gcm_ir import Variant, chunk_function
 
 TRIPLE = "x86_64-unknown-linux-gnu"
 REGISTERS = {16: "xmm", 32: "ymm", 64: "zmm"}
 LEVELS = {16: "x86-64-v3", 32: "x86-64-v3", 64: "x86-64-v4"}
 VECTORS = 8  # that the main loop holds at a time
-FORMS = [Form(bits, width, native) for bits in (128, 256) for width, native in ((32, 16), (32, 32), (64, 32), (64, 64))]
+VARIANTS = [
+    Variant(bits, width, native) for bits in (128, 256) for width, native in ((32, 16), (32, 32), (64, 32), (64, 64))
+]
 each_form = pytest.mark.parametrize(
-    "form", FORMS, ids=[f"aes-{form.bits}-{form.width * 8}-on-{form.native * 8}" for form in FORMS]
+    "variant", VARIANTS, ids=[f"aes-{variant.bits}-{variant.width * 8}-on-{variant.native * 8}" for variant in VARIANTS]
 )
 each_native_form = pytest.mark.parametrize(
-    "form",
-    [form for form in FORMS if form.width == form.native],
-    ids=[f"aes-{form.bits}-{form.width * 8}" for form in FORMS if form.width == form.native],
+    "variant",
+    [variant for variant in VARIANTS if variant.width == variant.native],
+    ids=[f"aes-{variant.bits}-{variant.width * 8}" for variant in VARIANTS if variant.width == variant.native],
 )
 
 
 @cache
-def compiled(name, form):
+def compiled(name, variant):
     """One chunk function for a plain x86-64, whatever this CPU is: its optimised LLVM code, and its instructions."""
     binding.initialize_all_targets()
     binding.initialize_all_asmprinters()
@@ -38,7 +40,7 @@ def compiled(name, form):
         pytest.skip("this LLVM compiles for other CPUs only")
     machine = target.create_target_machine(cpu="x86-64", opt=3)
     module = ir.Module()
-    chunk_function(module, form, name).linkage = "external"
+    chunk_function(module, variant, name).linkage = "external"
     parsed = binding.parse_assembly(str(module))
     parsed.triple = TRIPLE
     parsed.verify()
@@ -53,51 +55,51 @@ def count(code, mnemonic, register):
 
 
 @each_form
-@pytest.mark.parametrize("name", ["prepare", "open", "verify", "seal"])
-def test_every_function_compiles_for_its_own_cpu_level(name, form):
-    text, code = compiled(name, form)
-    assert f'"target-cpu"="{LEVELS[form.native]}"' in text
+@pytest.mark.parametrize("name", ["expand_key", "open", "verify", "seal"])
+def test_every_function_compiles_for_its_own_cpu_level(name, variant):
+    text, code = compiled(name, variant)
+    assert f'"target-cpu"="{LEVELS[variant.native]}"' in text
     assert any(line.startswith("ret") for line in code)
 
 
 @each_native_form
 @pytest.mark.parametrize("name", ["open", "seal"])
-def test_the_main_loop_enciphers_whole_vectors(name, form):
-    _, code = compiled(name, form)
-    register = REGISTERS[form.width]
-    assert count(code, "vaesenc", register) == VECTORS * (form.rounds - 1)
+def test_the_main_loop_enciphers_whole_vectors(name, variant):
+    _, code = compiled(name, variant)
+    register = REGISTERS[variant.width]
+    assert count(code, "vaesenc", register) == VECTORS * (variant.rounds - 1)
     assert count(code, "vaesenclast", register) == VECTORS
 
 
 @each_native_form
 @pytest.mark.parametrize(("name", "loops"), [("open", 1), ("verify", 1), ("seal", 2)])
-def test_the_main_loop_hashes_whole_vectors(name, loops, form):
+def test_the_main_loop_hashes_whole_vectors(name, loops, variant):
     # Three products a vector and two for the reduction. Sealing hashes its last group behind the loop.
-    _, code = compiled(name, form)
-    products = [line for line in code if line.startswith("vpclmul") and REGISTERS[form.width] in line]
+    _, code = compiled(name, variant)
+    products = [line for line in code if line.startswith("vpclmul") and REGISTERS[variant.width] in line]
     assert len(products) == loops * (3 * VECTORS + 2)
 
 
 @each_form
-def test_no_instruction_is_wider_than_the_form_allows(form):
-    wider = [register for width, register in REGISTERS.items() if width > max(form.native, 32)]
+def test_no_instruction_is_wider_than_the_form_allows(variant):
+    wider = [register for width, register in REGISTERS.items() if width > max(variant.native, 32)]
     for name in ("open", "verify", "seal"):
-        _, code = compiled(name, form)
+        _, code = compiled(name, variant)
         assert not [line for line in code if any(register in line for register in wider)]
         ciphers = [line for line in code if line.startswith(("vaes", "vpclmul"))]
         assert ciphers
-        wide = [register for width, register in REGISTERS.items() if width > form.native]
+        wide = [register for width, register in REGISTERS.items() if width > variant.native]
         assert not [line for line in ciphers if any(register in line for register in wide)]
 
 
 @each_form
 @pytest.mark.parametrize(("name", "reads"), [("open", VECTORS + 2), ("seal", VECTORS + 1)])
-def test_every_vector_of_the_text_is_read_by_a_load_that_may_not_be_repeated(name, reads, form):
+def test_every_vector_of_the_text_is_read_by_a_load_that_may_not_be_repeated(name, reads, variant):
     # The main loop's, one for a lone block, and one for the tag to compare with. The last bytes are copied before use.
-    text, _ = compiled(name, form)
+    text, _ = compiled(name, variant)
     loads = re.findall(r"load volatile <(\d) x i64>, ptr [^,]+, align (\d+)", text)
     assert len(loads) == reads
-    assert Counter(loads) == {(str(form.width // 8), "1"): VECTORS, ("2", "1"): reads - VECTORS}
+    assert Counter(loads) == {(str(variant.width // 8), "1"): VECTORS, ("2", "1"): reads - VECTORS}
     # Whatever else is read lies aligned, in the schedule, or in the scratch block of the last bytes.
     others = re.findall(r"load <\d x i64>, ptr ([^,]+), align 1\b", text)
     assert len(set(others)) <= 1
@@ -105,22 +107,22 @@ def test_every_vector_of_the_text_is_read_by_a_load_that_may_not_be_repeated(nam
 
 @each_native_form
 @pytest.mark.parametrize("name", ["open", "seal"])
-def test_the_machine_code_reads_every_vector_of_a_group_once(name, form):
+def test_the_machine_code_reads_every_vector_of_a_group_once(name, variant):
     # The text is what lies at eight places from one register, a vector apart; all else is a table or on the stack.
-    _, code = compiled(name, form)
-    reads = [re.match(rf"v[a-z0-9]+\t(-?\d*)(\([^)]+\)), %{REGISTERS[form.width]}", line) for line in code]
+    _, code = compiled(name, variant)
+    reads = [re.match(rf"v[a-z0-9]+\t(-?\d*)(\([^)]+\)), %{REGISTERS[variant.width]}", line) for line in code]
     places = {}
     for match in filter(None, reads):
         places.setdefault(match[2], []).append(int(match[1] or 0))
     texts = [
         base
         for base, offsets in places.items()
-        if sorted(offset - min(offsets) for offset in offsets) == [form.width * lane for lane in range(VECTORS)]
+        if sorted(offset - min(offsets) for offset in offsets) == [variant.width * lane for lane in range(VECTORS)]
     ]
     assert len(texts) == 1
     assert "rsp" not in texts[0]
     assert "rbp" not in texts[0]
-    assert sum(texts[0] in line for line in code if f"%{REGISTERS[form.width]}" in line) == VECTORS
+    assert sum(texts[0] in line for line in code if f"%{REGISTERS[variant.width]}" in line) == VECTORS
 
 
 def print_loads_in_another_way(monkeypatch):
@@ -148,4 +150,4 @@ def print_instructions_without_asking_them(monkeypatch):
 def test_code_whose_loads_cannot_be_marked_is_not_made(monkeypatch, name, change):
     change(monkeypatch)
     with pytest.raises(RuntimeError, match="expected llvmlite to print 'load volatile', got "):
-        chunk_function(ir.Module(), FORMS[0], name)
+        chunk_function(ir.Module(), VARIANTS[0], name)

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from fastrack._crypto import engine as aead
+from fastrack._crypto import engine
 
-pytestmark = pytest.mark.skipif(aead.available()[0] == "openssl", reason="this CPU has no vector engine")
+pytestmark = pytest.mark.skipif(engine.available_engines()[0] == "openssl", reason="this CPU has no vector engine")
 
 WITHOUT_A_CACHE = """
 from numba.core import caching

@@ -12,20 +12,20 @@ from helpers.buffers import as_array
 from helpers.runs import Runs, plan
 from numba import njit
 
-from fastrack._crypto import jit as kernels
+from fastrack._crypto import jit
 
 
 @pytest.mark.skipif(not engines.VECTOR_NAMES, reason="no vector engine here")
 def test_a_gather_keeps_its_scratch_on_the_stack():
-    # numba frees an array as soon as its name is used no more, whoever still has its address.
-    fresh = njit(nogil=True)(kernels.build(32, 16).open_pieces.py_func)
+    # numba frees an array after the last use of its name, even if its address is still in use.
+    fresh = njit(nogil=True)(jit.build(32, 16).open_gather.py_func)
     runs = Runs(engines.make("vaes-256-on-128"), bytes(32))
     pieces, size = plan([(10, 20)])
     source = as_array(reference.seal(bytes(32), bytes(12), bytes(range(100))))
-    target, board = np.empty(size, np.uint8), kernels.new_board()
+    target, counters = np.empty(size, np.uint8), jit.new_counters()
     where = (source.ctypes.data, target.ctypes.data, pieces.chunks, pieces.starts, pieces.table, 100, 1)
-    fresh(runs.schedule.bits, runs.schedule.address, *where, board.ctypes.data, True)
-    assert (board[kernels.DONE], board[kernels.BAD]) == (1, kernels.ALL_GOOD)
+    fresh(runs.schedule.bits, runs.schedule.address, *where, counters.ctypes.data, True)
+    assert (counters[jit.DONE], counters[jit.BAD]) == (1, jit.NONE_BAD)
     assert target.tolist() == list(range(10, 30))
     (code,) = fresh.inspect_llvm().values()
     assert re.search(r"alloca (\[16384 x i8\]|i8, i\d+ 16384)", code)
@@ -33,11 +33,11 @@ def test_a_gather_keeps_its_scratch_on_the_stack():
 
 
 def test_a_new_board_has_all_tickets_and_nothing_bad():
-    board = kernels.new_board()
-    assert board.size == kernels.BOARD_WORDS
-    assert (board[kernels.TICKET], board[kernels.BAD], board[kernels.DONE]) == (0, kernels.ALL_GOOD, 0)
+    counters = jit.new_counters()
+    assert counters.size == jit.COUNTER_WORDS
+    assert (counters[jit.NEXT], counters[jit.BAD], counters[jit.DONE]) == (0, jit.NONE_BAD, 0)
 
 
 def test_what_several_threads_count_lies_on_cache_lines_of_its_own():
-    places = sorted([kernels.TICKET, kernels.BAD, kernels.DONE, kernels.BOARD_WORDS])
+    places = sorted([jit.NEXT, jit.BAD, jit.DONE, jit.COUNTER_WORDS])
     assert all(after - before >= 8 for before, after in pairwise(places))

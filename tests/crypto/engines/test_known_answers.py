@@ -9,8 +9,8 @@ import pytest
 from helpers import reference
 from helpers.reference import CHUNK_SIZE
 
-from fastrack._crypto import engine as aead
 from fastrack._crypto import known_answers
+from fastrack._crypto.engine import get_engine
 from fastrack._crypto.known_answers import find_fault
 
 FIRST = known_answers._FIRST
@@ -20,7 +20,7 @@ class Wrong:
     """An engine that goes wrong in one way."""
 
     def __init__(self, **wrong):
-        self._engine = aead.engine("openssl")
+        self._engine = get_engine("openssl")
         self.__dict__.update({name: lambda *args, do=do: do(self._engine, *args) for name, do in wrong.items()})
 
     def __getattr__(self, name):
@@ -52,12 +52,12 @@ def test_one_wrong_bit_of_what_is_sealed_is_found(place):
 
 
 def test_a_key_size_that_is_wrong_is_named():
-    def prepare(engine, key):
+    def expand_key(engine, key):
         if len(key.key) == 32:
             raise RuntimeError("no code for this size")
-        return engine.prepare(key)
+        return engine.expand_key(key)
 
-    assert find_fault(Wrong(prepare=prepare)) == "with a key of 256 bits: RuntimeError: no code for this size"
+    assert find_fault(Wrong(expand_key=expand_key)) == "with a key of 256 bits: RuntimeError: no code for this size"
 
 
 def test_chunks_that_do_not_open_are_found():

@@ -52,7 +52,7 @@ def test_openssl_reads_a_copy_of_what_it_opens(runs):
     assert out.tobytes() == PLAIN
     assert runs.engine.verify_run(runs.schedule, source, 0) is None
     pieces, _ = plan([(5, 10), (CHUNK_SIZE, 30)])
-    assert runs.engine.open_pieces(runs.schedule, source, out, pieces) is None
+    assert runs.engine.open_gather(runs.schedule, source, out, pieces) is None
     assert spy.calls == 3 + 3 + 2
 
 

@@ -1,0 +1,223 @@
+"""The life cycle of one message on a CUDA device: its lists of commands are recorded, issued and waited for."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import partial
+
+from fastrack._crypto.base import Bytes
+from fastrack._crypto.cobblestone import NONCE_SIZE, MessageKey
+from fastrack._devices.base import Slab, SpanCallback, StagingBuffer
+from fastrack._devices.cuda.buffers import CudaStagingBuffer
+from fastrack._devices.cuda.clock import Clock
+from fastrack._devices.cuda.commands import Commands
+from fastrack._devices.cuda.driver import View
+from fastrack._devices.cuda.recorder import CommandList, MessageRecorder, Resources
+from fastrack._util import trace
+from fastrack.errors import DeviceError, FastrackError
+
+_MAX_HELD_COPY = 64 << 10  # bytes that the host copies in microseconds, and may with the interpreter's lock
+
+
+class _Phase(Enum):
+    RECORDING = auto()  # slabs may follow
+    ISSUING = auto()  # a list is being issued; after an interrupt it may be lost
+    ISSUED = auto()  # the last list was issued
+    FINISHED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    bad: int | None
+
+
+class CudaOperation:
+    """`Operation` on the streams of a lane.
+
+    After an error later slabs are refused, staging buffers are freed all the same, and `result` raises it.
+    """
+
+    def __init__(self, resources: Resources, key: MessageKey, memory: View, note: SpanCallback | None) -> None:
+        self._resources = resources
+        self._pipeline = pipeline = resources.pipeline
+        self._driver = pipeline.driver
+        self._note = note
+        self._timeline = trace.current()
+        self._error: BaseException | None = None
+        self._result: _Result | None = None
+        self._reading = threading.Lock()
+        self._issued = threading.Event()  # set when the list that was issued last has run
+        self._issued.set()
+        self._lane = lane = pipeline.lane(memory.stream)
+        self.lane = lane.number
+        self._state = state = resources.states.acquire()
+        try:
+            state.load_key(key)
+            clock = None if self._timeline is None else Clock(self._timeline, self._driver, pipeline.idle)
+            bits = 8 * (len(key.material) - NONCE_SIZE)
+            self._recorder = MessageRecorder(resources, state, memory, lane, bits, clock)
+            self._list = self._recorder.new_list()
+            # Issued by the caller's thread: the handle of a per-thread stream is another stream in another thread.
+            start = Commands() if pipeline.threaded else self._list.commands
+            # Earlier work on the caller's stream may still use the array.
+            start.record(state.started, memory.stream)
+            if pipeline.threaded:
+                self._driver.issue(start)
+            self._recorder.start(self._list.commands)
+            self._phase = _Phase.RECORDING
+        except FastrackError:
+            state.wipe_host()
+            resources.states.release(state)
+            raise
+        except BaseException:
+            state.wipe_host()
+            raise
+
+    def open(self, slab: Slab, sealed: Bytes, buffer: StagingBuffer | None) -> None:
+        self._require_usable()
+        assert isinstance(buffer, CudaStagingBuffer)
+        self._recorder.open(self._require_list(), slab, sealed, buffer)
+
+    def seal(self, slab: Slab, sealed: Bytes, buffer: StagingBuffer | None) -> None:
+        self._require_usable()
+        assert isinstance(buffer, CudaStagingBuffer)
+        self._recorder.seal(self._require_list(), slab, sealed, buffer)
+
+    def issue(self) -> None:
+        if not self._pipeline.forked:
+            self._issue(_Phase.RECORDING)  # also after an error: the commands are dropped, and their buffers freed
+
+    def finish(self, *, wait: bool = False) -> None:
+        if self._pipeline.forked or self._phase is _Phase.FINISHED:
+            return
+        if self._error is None and self._phase is _Phase.ISSUING:
+            self._issued.wait()  # an interrupted list may have been issued all the same
+            self._fail(DeviceError("it was interrupted"))
+        if self._error is None and self._phase is _Phase.RECORDING:
+            self._recorder.finish(self._list)
+            if not self._pipeline.threaded:
+                self._recorder.wait_for_end(self._list.commands, wait=wait)
+            self._issue(_Phase.ISSUED)
+        self._issued.wait()  # after an error until the key was wiped
+        if self._error is None and self._pipeline.threaded:
+            after = Commands()
+            self._recorder.wait_for_end(after, wait=wait)
+            try:
+                self._driver.issue(after)
+            except Exception as error:  # noqa: BLE001 - raised by `result`
+                self._fail(error)
+        self._list.issued.set()  # frees the buffers of a list that was not issued after an error
+        self._recorder.close()
+        self._phase = _Phase.FINISHED
+        if wait and self._error is None:
+            self._read_result()
+
+    def done(self) -> bool:
+        if self._error is not None or self._result is not None or self._pipeline.forked:
+            return True
+        try:
+            return self._issued.is_set() and self._driver.done(self._state.finished)
+        except DeviceError:  # `result` meets the same error and raises it
+            return True
+
+    def result(self) -> int | None:
+        if self._pipeline.forked:
+            self._pipeline.require_usable()
+        self.finish(wait=True)  # after an interrupted `finish`, `finished` may still be an event of another message
+        if self._error is None and self._result is None:
+            try:
+                if not self._driver.done(self._state.finished):
+                    self._pipeline.synchronize(self._state.finished)
+                self._read_result()
+            except DeviceError as error:
+                self._fail(error)
+        self._require_no_error()
+        assert self._result is not None
+        return self._result.bad
+
+    def __del__(self) -> None:
+        phase = getattr(self, "_phase", None)  # None if `__init__` raised
+        if phase is None or self._pipeline.forked:
+            return
+        if phase is not _Phase.FINISHED:  # after an interrupt; `CudaDevice.close` wipes the key on the device
+            self._state.wipe_host()
+            self._recorder.close()
+        elif self._result is None and self._error is None:  # `result` was never called
+            self._resources.states.release(self._state)
+
+    def _issue(self, phase: _Phase) -> None:
+        """Issue the list of commands, here or by the pipeline's thread, and begin the next list and phase."""
+        current = self._require_list()
+        self._phase = _Phase.ISSUING  # until the end: after an interrupt the list may be lost
+        self._issued = current.issued
+        try:
+            self._pipeline.require_usable()
+            if self._pipeline.threaded:
+                self._pipeline.submit(partial(self._execute, current))
+            else:
+                self._execute(current)
+        except FastrackError as error:  # the device was closed or has failed, and closing wipes its memory
+            self._error = self._error or error
+            self._state.wipe_host()
+            current.issued.set()
+        except BaseException:
+            self._pipeline.submit_unchecked(current.issued.set)
+            raise
+        self._list = self._recorder.new_list()
+        self._phase = phase
+
+    def _execute(self, current: CommandList) -> None:
+        """Run a list of commands, unless another one has failed."""
+        try:
+            if self._error is None:
+                hold = not self._pipeline.threaded and current.commands.copies <= _MAX_HELD_COPY
+                try:
+                    self._driver.issue(current.commands, threads=self._resources.threads, hold=hold)
+                except Exception as error:  # noqa: BLE001 - raised by `result`
+                    self._fail(error)
+                else:
+                    self._report_spans(current)
+        finally:
+            current.issued.set()
+
+    def _report_spans(self, current: CommandList) -> None:
+        for name, slab, start, stop in current.spans():
+            if not self._pipeline.threaded:
+                if self._note is not None:
+                    self._note(name, slab, start, stop)
+            elif self._timeline is not None:
+                self._timeline.add(name, start, stop, slab.detail)
+
+    def _fail(self, error: BaseException) -> None:
+        """Store an error, wait until the device uses no memory of this message, and wipe the key."""
+        self._error = self._error or error
+        self._pipeline.synchronize_all()
+        commands = Commands()
+        self._state.wipe_device(commands, self._lane.kernels)
+        with suppress(Exception):  # the first error is the one to raise
+            self._driver.issue(commands)
+        self._pipeline.synchronize_all()
+        self._state.wipe_host()
+
+    def _read_result(self) -> None:
+        """Read the downloaded verdicts, and release the message state."""
+        with self._reading:  # two threads would release the state twice, and two messages would share it
+            if self._result is None:
+                self._result = _Result(self._recorder.bad_chunk())
+                self._resources.states.release(self._state)
+
+    def _require_usable(self) -> None:
+        self._pipeline.require_usable()  # a forked child must not even write to a staging buffer
+        self._require_no_error()
+
+    def _require_no_error(self) -> None:
+        if self._error is not None:
+            raise DeviceError(f"{self._driver.name} failed: {self._error}") from self._error
+
+    def _require_list(self) -> CommandList:
+        if self._phase is not _Phase.RECORDING:
+            raise DeviceError(f"{self._driver.name}: a transfer was interrupted; start it again")
+        return self._list
