@@ -74,7 +74,7 @@ def train(accelerator: Accelerator, folder: Path, epochs: int) -> float:
 
 @torch.no_grad()
 def guess(accelerator: Accelerator, model: nn.Module, batches: Iterable[dict[str, torch.Tensor]]) -> float:
-    """The share of the labels that the model guesses."""
+    """Return the share of the labels that the model guesses."""
     right = torch.cat([model(batch["images"]).argmax(1) == batch["labels"] for batch in batches])
     return accelerator.gather(right).float().mean().item()
 
