@@ -113,7 +113,7 @@ def _reference(sealed, key, bits):
     from cryptography import cobblestone
 
     decryptor = {128: cobblestone.Cobblestone128Decryptor, 256: cobblestone.Cobblestone256Decryptor}[bits]
-    secret, context = bytes(key.material()), sealed.claim.context()
+    secret, context = bytes(key.material()), sealed.context.encode()
     buffer = np.zeros(sealed.message.nbytes + (1 << 16), np.uint8)  # the decryptor requires spare room
 
     def run():

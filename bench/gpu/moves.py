@@ -59,7 +59,7 @@ def _move(gpu, channel, key, framework, size):
     forged = np.frombuffer(bytes(sealed.message), np.uint8).copy()
     forged[-1] ^= 1
     try:
-        channel.to_device(SealedTensor(sealed.claim, forged, sealed.key_id), framework=framework)
+        channel.to_device(SealedTensor(sealed.context, forged, sealed.key_id), framework=framework)
     except AuthenticationError:
         return
     raise WrongResultError(f"{framework}, {size_of(size)}: a forged tensor was opened")

@@ -10,15 +10,15 @@ from typing import Any
 
 COPY = "plain copy"
 BOUNCE = "bounce"
-ENOUGH = 100  # runs without which the slowest in a hundred cannot be told
+MIN_RUNS = 100  # for a 99th percentile
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """What the runs of one thing took.
+    """Times of repeated runs.
 
-    seconds : of every run, by the clock
-    cpu : seconds of all of this process's threads, in all runs together
+    seconds : wall-clock seconds of each run
+    cpu : CPU seconds of all threads of this process, in all runs together
     """
 
     seconds: Sequence[float]
@@ -30,7 +30,7 @@ class Times:
 
     @property
     def quartiles(self) -> tuple[float, float]:
-        """The first and the third."""
+        """The first and the third quartile of the seconds."""
         if len(self.seconds) == 1:
             return self.seconds[0], self.seconds[0]
         lower, _, upper = quantiles(self.seconds, n=4, method="inclusive")
@@ -38,22 +38,22 @@ class Times:
 
     @property
     def p99(self) -> float | None:
-        """What 99 of 100 runs stay below; None where there were fewer runs than that."""
-        return quantiles(self.seconds, n=100, method="inclusive")[-1] if len(self.seconds) >= ENOUGH else None
+        """The 99th percentile of the seconds; None for fewer than 100 runs."""
+        return quantiles(self.seconds, n=100, method="inclusive")[-1] if len(self.seconds) >= MIN_RUNS else None
 
 
 def interleave(runs: Mapping[str, Callable[[], Any]], repeat: int) -> dict[str, list[float]]:
-    """Run everything once to warm up, then `repeat` rounds of each in turn; seconds of every run, by name."""
+    """Return the seconds of `repeat` interleaved rounds, by name, after one call of each function to warm up."""
     for run in runs.values():
         run()
     return {name: list(times.seconds) for name, times in timed_rounds(runs, repeat).items()}
 
 
 def timed_rounds(runs: Mapping[str, Callable[[], Any]], repeat: int, *, settle: int = 0) -> dict[str, Times]:
-    """`repeat` rounds, each of which runs each in turn: so a slow moment of the machine falls on all of them.
+    """Return the times of `repeat` rounds, by name. Each round calls each function once, in turn.
 
-    `settle` runs each so many times more, untimed, right before it is timed: then caches hold what it leaves there
-    itself, and not what its neighbour does.
+    A slow moment of the machine thus falls on all functions. Each is called `settle` times without measurement before
+    each timed call, so that caches hold its own data, and not that of the function before.
     """
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     cpu = dict.fromkeys(runs, 0.0)
@@ -66,5 +66,5 @@ def timed_rounds(runs: Mapping[str, Callable[[], Any]], repeat: int, *, settle: 
             result = run()
             seconds[name].append(time.perf_counter() - start)
             cpu[name] += time.process_time() - before
-            del result  # giving memory back is the next round's business, not this one's
+            del result  # after the clock was read: freeing memory is not timed
     return {name: Times(seconds[name], cpu[name]) for name in runs}

@@ -1,8 +1,8 @@
-"""The reference paths, for measurement only: what others do with sealed data on its way to a device and back.
+"""Reference paths, for measurement only: transfers of sealed data as they are done without fastrack.
 
 On the bounce path the host decrypts what the owner sealed, encrypts it again under the session key into a bounce
-buffer, copies that to the device, and the device decrypts it. Each step ends before the next begins. As favourable to
-it as can be: every buffer is made and touched beforehand, copies are made by all threads, and a message is one AES-GCM
+buffer, copies that to the device, and the device decrypts it. Each step ends before the next begins. The path is as
+fast as it can be: every buffer is allocated and touched beforehand, all threads copy, and a message is one AES-GCM
 ciphertext, which OpenSSL opens faster than a chunked one.
 """
 
@@ -15,9 +15,9 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from fastrack._crypto import cobblestone
-from fastrack._crypto import engine as aead
 from fastrack._crypto.base import Bytes, Engine
 from fastrack._crypto.cobblestone import NONCE_SIZE, TAG_SIZE, MessageKey
+from fastrack._crypto.engine import get_engine
 from fastrack._crypto.workers import default_threads
 from fastrack._devices.base import Device, Slab
 from fastrack._devices.cuda.device import CudaDevice
@@ -25,13 +25,15 @@ from fastrack._devices.cuda.driver import Driver
 from fastrack._tensors import arrays
 from fastrack.errors import AuthenticationError
 
-_ALONE = 8 << 20  # bytes up to which one thread copies as fast as several, mostly within a cache
+_PARALLEL_THRESHOLD = 8 << 20  # bytes below which one thread copies as fast as several, mostly within a cache
 _ALTERED = "the message on the bounce path was altered"
-_ONE_BLOCK = 1e-9  # a share that leaves a GPU one thread block
+_ONE_BLOCK = 1e-9  # a share of one thread block
 
 
 class BouncePath:
-    """Whole messages, one thread, OpenSSL; the device is host memory. And the same path without its detour: `direct`.
+    """The bounce path with whole messages, OpenSSL and one thread; and `direct`, the same without its detour.
+
+    The device is host memory.
 
     Parameters
     ----------
@@ -49,30 +51,30 @@ class BouncePath:
         self._device = touched(nbytes + TAG_SIZE + NONCE_SIZE)
 
     def seal(self, plain: Bytes) -> Bytes:
-        """What the owner does, once: `plain` as one AES-GCM message, its nonce behind it."""
+        """Return `plain` as one AES-GCM message, sealed by the owner, with its nonce behind it."""
         message = touched(plain.size + TAG_SIZE + NONCE_SIZE)
         _encrypt(self._owner, plain, message)
         return message
 
     def open(self, message: Bytes) -> Bytes:
-        """What the owner does with what came from the device. Good until the next call of anything."""
+        """Return the plaintext of a message from the device, in memory that the next call of any method overwrites."""
         _decrypt(self._owner, message, self._plain)
         return self._plain
 
     def sealed_to_device(self, message: Bytes, out: Bytes) -> None:
-        """Move what the owner sealed into `out`."""
+        """Move a message of the owner into `out`."""
         _decrypt(self._owner, message, self._plain)
         self.plain_to_device(self._plain, out)
 
     def plain_to_device(self, plain: Bytes, out: Bytes) -> None:
-        """Move a plain tensor into `out`: the same without the owner's seal."""
+        """Move a plain tensor into `out`."""
         _encrypt(self._session, plain, self._bounce)
         copy(self._device, self._bounce)
         _decrypt(self._session, self._device, out)
 
-    def to_host(self, there: Bytes) -> Bytes:
+    def to_host(self, tensor: Bytes) -> Bytes:
         """Move a tensor of the device into a fresh message for the owner."""
-        _encrypt(self._session, there, self._device)
+        _encrypt(self._session, tensor, self._device)
         copy(self._bounce, self._device)
         _decrypt(self._session, self._bounce, self._plain)
         message = arrays.empty_bytes(self._bounce.size)
@@ -80,20 +82,20 @@ class BouncePath:
         return message
 
     def direct_to_device(self, message: Bytes, out: Bytes) -> None:
-        """Move what the owner sealed into `out` as it is: the device opens it."""
+        """Move a message of the owner into `out` as it is: the device opens it."""
         copy(self._device, message)
         _decrypt(self._owner, self._device, out)
 
-    def direct_to_host(self, there: Bytes) -> Bytes:
+    def direct_to_host(self, tensor: Bytes) -> Bytes:
         """Move a tensor that the device seals for the owner into a fresh message."""
-        _encrypt(self._owner, there, self._device)
+        _encrypt(self._owner, tensor, self._device)
         message = arrays.empty_bytes(self._device.size)
         copy(message, self._device)
         return message
 
 
 class ParallelBouncePath:
-    """The same steps made as parallel as ours: chunked, on all threads, with our engine. What is left is the detour.
+    """The bounce path in chunks, on all threads, with fastrack's engine, so that only the detour differs.
 
     Parameters
     ----------
@@ -105,20 +107,20 @@ class ParallelBouncePath:
 
     def __init__(self, nbytes: int, bits: int = 256) -> None:
         self._bits = bits
-        self._engine = aead.get_engine()
+        self._engine = get_engine()
         self._owner = new_key(bits)
         self._plain = touched(nbytes)
         self._bounce = touched(cobblestone.ciphertext_size(nbytes))
         self._device = touched(cobblestone.ciphertext_size(nbytes))
 
     def seal(self, plain: Bytes) -> Bytes:
-        """What the owner does, once: `plain` in chunks, without a header."""
+        """Return `plain` in chunks, sealed by the owner, without a header."""
         message = touched(cobblestone.ciphertext_size(plain.size))
         _seal_chunks(self._engine, self._owner, plain, message)
         return message
 
     def sealed_to_device(self, message: Bytes, out: Bytes) -> None:
-        """Move what the owner sealed into `out`."""
+        """Move a message of the owner into `out`."""
         _open_chunks(self._engine, self._owner, message, self._plain)
         self.plain_to_device(self._plain, out)
 
@@ -131,69 +133,69 @@ class ParallelBouncePath:
 
 
 class OneSlab:
-    """A device to which a message goes in one piece: all of it is copied before any of it is opened.
+    """A device that copies all of a message before it opens any of it.
 
     Parameters
     ----------
     device : Device
-        Any. It is closed with this.
+        Any device. It is closed with this object.
     nbytes : int
         Bytes of the tensors it will move.
 
     Attributes
     ----------
     sealed : numpy.ndarray
-        Where the device takes chunks from, and puts them: page-locked where that means something.
+        Memory that the device reads chunks from and writes them to, page-locked on a GPU.
     """
 
     def __init__(self, device: Device, nbytes: int) -> None:
         self._device = device
         self._slab = Slab(0, 0, nbytes, cobblestone.ciphertext_size(nbytes))
-        self._slot = device.staging_buffer(self._slab.sealed_size)
-        self.sealed = self._slot.memory
+        self._buffer = device.staging_buffer(self._slab.sealed_size)
+        self.sealed = self._buffer.memory
         self.sealed.fill(0)
 
     def open(self, key: MessageKey, target: object) -> None:
-        """Bring what is in `sealed` to the device and open it into `target`, a view."""
-        work = self._device.begin(key, target)
+        """Copy `sealed` to the device and open it into `target`, a view."""
+        operation = self._device.begin(key, target)
         try:
-            work.open(self._slab, self.sealed, self._slot)
+            operation.open(self._slab, self.sealed, self._buffer)
         finally:
-            work.finish()
-        bad = work.result()
+            operation.finish()
+        bad = operation.result()
         if bad is not None:
             self._device.clear(target)
             raise AuthenticationError(f"chunk {bad} of the message was altered", chunk=bad)
 
     def seal(self, key: MessageKey, memory: object) -> None:
-        """Seal what is in `memory`, a view, and bring it to `sealed`."""
-        work = self._device.begin(key, memory)
+        """Seal `memory`, a view, on the device and copy it to `sealed`."""
+        operation = self._device.begin(key, memory)
         try:
-            work.seal(self._slab, self.sealed, self._slot)
+            operation.seal(self._slab, self.sealed, self._buffer)
         finally:
-            work.finish()
-        self._slot.wait()
-        work.result()
+            operation.finish()
+        self._buffer.wait()
+        operation.result()
 
     def close(self) -> None:
-        """Wipe the memory and let go of the device."""
-        self._slot.wipe()
+        """Wipe the memory and close the device."""
+        self._buffer.wipe()
         self._device.close()
 
 
 class OneBlockPath:
-    """`BouncePath` to a GPU, on which no kernel opens one long chain.
+    """`BouncePath` to a GPU, on which no kernel opens one long chain. Targets are views of arrays there.
 
-    A chain is stood for by chunks that are worked in order: on the host by fastrack's engine on one thread, on the GPU
-    by one thread block. Targets are views of arrays there.
+    Chunks that are processed in order stand for a chain: on the host by fastrack's engine on one thread, on the GPU by
+    one thread block.
     """
 
     def __init__(self, driver: Driver, nbytes: int, bits: int = 256) -> None:
         self._bits = bits
-        self._engine = aead.get_engine(threads=1)
+        self._engine = get_engine(threads=1)
         self._owner = new_key(bits)
         self._plain = touched(nbytes)
-        self._there = OneSlab(CudaDevice(driver, share=_ONE_BLOCK), nbytes)
+        self._remote = OneSlab(CudaDevice(driver, share=_ONE_BLOCK), nbytes)
 
     def seal(self, plain: Bytes) -> Bytes:
         message = touched(cobblestone.ciphertext_size(plain.size))
@@ -208,53 +210,53 @@ class OneBlockPath:
     def sealed_to_device(self, message: Bytes, out: object) -> None:
         _open_chunks(self._engine, self._owner, message, self._plain)
         session = new_key(self._bits)
-        _seal_chunks(self._engine, session, self._plain, self._there.sealed)
-        self._there.open(session, out)
+        _seal_chunks(self._engine, session, self._plain, self._remote.sealed)
+        self._remote.open(session, out)
 
     def direct_to_device(self, message: Bytes, out: object) -> None:
-        copy(self._there.sealed, message)
-        self._there.open(self._owner, out)
+        copy(self._remote.sealed, message)
+        self._remote.open(self._owner, out)
 
-    def to_host(self, there: object) -> Bytes:
+    def to_host(self, tensor: object) -> Bytes:
         session = new_key(self._bits)
-        self._there.seal(session, there)
-        _open_chunks(self._engine, session, self._there.sealed, self._plain)
-        message = arrays.empty_bytes(self._there.sealed.size)
+        self._remote.seal(session, tensor)
+        _open_chunks(self._engine, session, self._remote.sealed, self._plain)
+        message = arrays.empty_bytes(self._remote.sealed.size)
         self._owner = new_key(self._bits)
         _seal_chunks(self._engine, self._owner, self._plain, message)
         return message
 
-    def direct_to_host(self, there: object) -> Bytes:
+    def direct_to_host(self, tensor: object) -> Bytes:
         self._owner = new_key(self._bits)
-        self._there.seal(self._owner, there)
-        message = arrays.empty_bytes(self._there.sealed.size)
-        copy(message, self._there.sealed)
+        self._remote.seal(self._owner, tensor)
+        message = arrays.empty_bytes(self._remote.sealed.size)
+        copy(message, self._remote.sealed)
         return message
 
     def close(self) -> None:
-        """Let go of the GPU."""
-        self._there.close()
+        """Close the GPU."""
+        self._remote.close()
 
 
 def copy(target: Bytes, source: Bytes) -> None:
-    """Copy by all threads, where that is quicker than by one."""
-    if source.size < _ALONE:
+    """Copy with all threads from 8 MiB on, and with one below."""
+    if source.size < _PARALLEL_THRESHOLD:
         np.copyto(target, source)
     else:
-        from fastrack._crypto import memcpy as packing  # imports numba, a third of a second: when first used
+        from fastrack._crypto import memcpy  # imports numba, which takes a third of a second
 
-        packing.copy(target, source, default_threads())
+        memcpy.copy(target, source, default_threads())
 
 
 def touched(size: int) -> Bytes:
-    """Memory whose first touch lies behind it."""
+    """Return memory that was touched, so that the first touch is not timed."""
     memory = arrays.empty_bytes(size)
     memory.fill(0)
     return memory
 
 
 def new_key(bits: int) -> MessageKey:
-    """A key of its own for every message, so that no nonce is used twice under it."""
+    """Return a fresh message key, one for each message, so that no nonce is used twice under it."""
     return MessageKey.raw(os.urandom(bits // 8), os.urandom(NONCE_SIZE))
 
 

@@ -1,4 +1,4 @@
-"""Figures as pictures, with matplotlib, which the extra `demo` brings."""
+"""Charts of measurements, with matplotlib, which the extra `demo` installs."""
 
 import math
 import sys
@@ -17,37 +17,37 @@ _COLOURS = ("#8c2d19", "#d9773b", "#c9b458", "#2f6f8f", "#b5b5b5")  # from the b
 
 
 def require(package: str) -> None:
-    """Refuse to go on without a package of the extra `demo`.
+    """Raise an error if a package of the extra `demo` is not installed.
 
     Raises
     ------
     FastrackError
-        If it is not installed.
+        If the package is not installed.
     """
     if package not in sys.modules and find_spec(package) is None:
         raise FastrackError(f"{package} is not installed: pip install 'fastrack[demo]'")
 
 
 def check_picture(path: Path) -> None:
-    """Find out whether a picture can be saved there, before there is one.
+    """Raise an error if matplotlib cannot save a chart to this path.
 
     Raises
     ------
     FastrackError
-        If matplotlib is not installed, or knows no such kind of file.
+        If matplotlib is not installed, or does not support the suffix.
     """
     require("matplotlib")
     from matplotlib.figure import Figure
 
     kinds = Figure().canvas.get_supported_filetypes()
     if path.suffix[1:].lower() not in kinds:
-        raise FastrackError(f"{path}: no kind of picture that matplotlib saves; name it .png, .svg or .pdf")
+        raise FastrackError(f"{path}: expected a suffix that matplotlib supports; name it .png, .svg or .pdf")
 
 
 def draw_ablation(rows: "Sequence[Measured]", device: str, path: Path, losses: Sequence[float] = ()) -> None:
-    """Save every step's speed as a bar, on a logarithmic scale: a row of groups a direction, a group a size.
+    """Save a bar chart of the speed of every step, on a logarithmic scale: one panel for each direction.
 
-    Above each bar stands how many times as fast as the bounce path it is. Losses, if any, are a curve below.
+    Bars are grouped by size, and labelled with the speed relative to the bounce path. Losses are a curve below.
 
     Raises
     ------
@@ -57,7 +57,7 @@ def draw_ablation(rows: "Sequence[Measured]", device: str, path: Path, losses: S
     require("matplotlib")
     from matplotlib.figure import Figure  # its own canvas: no window, no global state
 
-    directions, sizes, steps = (list(dict.fromkeys(found)) for found in zip(*map(_place, rows), strict=True))
+    directions, sizes, steps = (list(dict.fromkeys(keys)) for keys in zip(*map(_keys, rows), strict=True))
     count = len(directions) + bool(losses)
     figure = Figure(figsize=(3 + 2.2 * max(2, len(sizes)), 3.6 * count), layout="constrained")
     panels = figure.subplots(count, 1, squeeze=False)[:, 0]
@@ -81,17 +81,17 @@ def draw_ablation(rows: "Sequence[Measured]", device: str, path: Path, losses: S
     if losses:
         _draw_losses(losses, panels[-1])
     _fit(panels[0], [row.gbps for row in rows])
-    figure.suptitle(f"What each idea brings on {device} (median; above a bar: times as fast as bounce)", fontsize=11)
+    figure.suptitle(f"Steps to fastrack on {device} (median; label: speed relative to bounce)", fontsize=11)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(steps), fontsize=9)
     _save(figure, path)
 
 
-def _place(row: "Measured") -> tuple[str, int, str]:
+def _keys(row: "Measured") -> tuple[str, int, str]:
     return row.direction, row.size, row.step
 
 
 def _fit(axes: Any, speeds: Sequence[float]) -> None:
-    """Put a scale of 1, 2 and 5 there, with room below the slowest, and above the fastest for its label."""
+    """Set ticks at 1, 2 and 5 times powers of ten, with room below the slowest bar and above the fastest."""
     bottom, top = 0.8 * min(speeds), 1.6 * max(speeds)
     powers = range(math.floor(math.log10(bottom)), math.ceil(math.log10(top)))
     marks = [mantissa * 10.0**power for power in powers for mantissa in (1, 2, 5)]
@@ -112,5 +112,5 @@ def _draw_losses(losses: Sequence[float], axes: Any) -> None:
 def _save(figure: Any, path: Path) -> None:
     try:
         figure.savefig(path, dpi=150)
-    except ValueError as error:  # a suffix it does not know
+    except ValueError as error:  # a suffix that matplotlib does not support
         raise FastrackError(f"{path}: {error}") from None

@@ -1,4 +1,4 @@
-"""What each of fastrack's ideas brings, and how near the limit that is: every step measured, one beside the other."""
+"""Measurement of the steps from the bounce path to fastrack, and of the plain copy, which is the limit."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from typing import Any
 from fastrack._bench.measure import BOUNCE, COPY, Times, timed_rounds
 from fastrack._bench.steps import DIRECTIONS, Direction, Step, open_steps
 
-_SMALL = 16 << 20  # bytes of plaintext up to which a run is short, and its time uneven
-_BYTES = 2 << 30  # that the rounds of a small tensor move together
-_MOST = 500  # rounds
+_SMALL = 16 << 20  # bytes of plaintext up to which a run is short, and its time varies
+_TOTAL = 2 << 30  # bytes that all rounds of a small tensor move
+_MAX_ROUNDS = 500
 _CACHED = 64 << 20  # bytes of plaintext up to which caches make a difference
-_SETTLE = 3  # runs after which they hold what a step leaves there
+_SETTLE = 3  # runs after which caches hold the data of a step
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One step, in one direction, at one size.
+    """The measurement of one step, in one direction, at one size.
 
     direction : "to_device" or "to_host"
     size : bytes of plaintext
     step : its name
-    passes : each time that all bytes are read and written again, in order
-    runs : how many there were
+    passes : the passes over all bytes, in order
+    runs : number of runs
     seconds : median of the runs
-    quartiles : of the runs, the first and the third
-    p99 : seconds that 99 of 100 runs stay below; None where there were fewer runs than that
+    quartiles : the first and the third quartile of the seconds
+    p99 : the 99th percentile of the seconds; None for fewer than 100 runs
     max : seconds of the slowest run
-    cpu_per_gib : seconds of all of the host's threads for each GiB of plaintext
+    cpu_per_gib : CPU seconds of all threads of the host for each GiB of plaintext
     estimated_traffic : bytes of memory read and written for each byte of plaintext, by the model of `Step.traffic`
-    over_bounce : times as fast as the bounce path
-    over_previous : times as fast as the step before; None for the bounce path and the plain copy
-    of_copy : share of the speed of the plain copy
+    over_bounce : speed relative to the bounce path
+    over_previous : speed relative to the step before; None for the bounce path and the plain copy
+    of_copy : speed relative to the plain copy
     """
 
     direction: Direction
@@ -53,16 +53,16 @@ class Measured:
 
     @property
     def gbps(self) -> float:
-        """Plaintext moved, in 1e9 bytes a second."""
+        """Plaintext moved per second, in 1e9 bytes."""
         return self.size / self.seconds / 1e9
 
     @property
     def cost(self) -> float:
-        """The communication cost: times as long as the plain copy takes."""
+        """The communication cost: the time relative to the plain copy."""
         return 1 / self.of_copy
 
     def as_dict(self) -> dict[str, Any]:
-        """The row for a program to read."""
+        """Return the measurement for JSON."""
         return {**asdict(self), "p50": self.seconds, "gbps": self.gbps, "communication_cost": self.cost}
 
 
@@ -82,42 +82,42 @@ def ablate(
     sizes_mib : sequence of float
         Sizes of the tensors, in MiB (1048576 bytes).
     directions : sequence of {"to_device", "to_host"}
-        Which ways the tensors go.
+        The directions to measure.
     device : str, optional
         "cpu", the default, or "cuda:N".
     bits : {256, 128}
         The size of all keys.
     repeat : int
-        Rounds of tensors above 16 MiB; smaller ones take more. Each runs every step, in turn.
+        Rounds for tensors above 16 MiB; smaller ones take more. Each round runs every step, in turn.
     progress : callable, optional
-        Called with what is about to be measured.
+        Called with a description of each measurement before it.
 
     Returns
     -------
     list of Measured
-        Directions one after the other, sizes in the order given, and steps from the bounce path to the plain copy.
+        In the order of directions, sizes, and steps from the bounce path to the plain copy.
 
     Raises
     ------
     DeviceError
         If the device cannot be used.
     """
-    say = progress or (lambda _: None)
+    report = progress or (lambda _: None)
     rows = []
     for direction in directions:
         for size in sizes_mib:
-            say(f"{direction}, {size:g} MiB")
+            report(f"{direction}, {size:g} MiB")
             rows += _measure(direction, int(size * (1 << 20)), device, bits, repeat)
     return rows
 
 
 def rounds_of(nbytes: int, repeat: int) -> int:
-    """How many rounds a size takes: `repeat` for a large tensor, and up to 16 MiB as many as its `p99` takes."""
-    return repeat if nbytes > _SMALL else min(_MOST, _BYTES // nbytes)
+    """Return the number of rounds: `repeat` for a large tensor, and as many as a `p99` takes up to 16 MiB."""
+    return repeat if nbytes > _SMALL else min(_MAX_ROUNDS, _TOTAL // nbytes)
 
 
 def _measure(direction: Direction, nbytes: int, device: object, bits: int, repeat: int) -> list[Measured]:
-    """One size. When this returns, its memory has been given back."""
+    """Measure all steps at one size. Its memory is freed on return."""
     with open_steps(direction, nbytes, device=device, bits=bits) as opened:
         opened.check()
         runs = {step.name: step.run for step in opened.steps}
@@ -126,7 +126,7 @@ def _measure(direction: Direction, nbytes: int, device: object, bits: int, repea
 
 
 def _rows(direction: Direction, nbytes: int, steps: Sequence[Step], times: dict[str, Times]) -> list[Measured]:
-    seconds = {name: found.median for name, found in times.items()}
+    seconds = {name: runs.median for name, runs in times.items()}
     before = [None, *(step.name for step in steps)]
     return [
         Measured(
@@ -134,16 +134,16 @@ def _rows(direction: Direction, nbytes: int, steps: Sequence[Step], times: dict[
             size=nbytes,
             step=step.name,
             passes=step.passes,
-            runs=len(found.seconds),
-            seconds=found.median,
-            quartiles=found.quartiles,
-            p99=found.p99,
-            max=max(found.seconds),
-            cpu_per_gib=found.cpu / (len(found.seconds) * nbytes) * (1 << 30),
+            runs=len(runs.seconds),
+            seconds=runs.median,
+            quartiles=runs.quartiles,
+            p99=runs.p99,
+            max=max(runs.seconds),
+            cpu_per_gib=runs.cpu / (len(runs.seconds) * nbytes) * (1 << 30),
             estimated_traffic=step.traffic,
-            over_bounce=seconds[BOUNCE] / found.median,
-            over_previous=None if previous is None or step.name == COPY else seconds[previous] / found.median,
-            of_copy=seconds[COPY] / found.median,
+            over_bounce=seconds[BOUNCE] / runs.median,
+            over_previous=None if previous is None or step.name == COPY else seconds[previous] / runs.median,
+            of_copy=seconds[COPY] / runs.median,
         )
-        for step, previous, found in ((step, name, times[step.name]) for step, name in zip(steps, before, strict=False))
+        for step, previous, runs in ((step, name, times[step.name]) for step, name in zip(steps, before, strict=False))
     ]

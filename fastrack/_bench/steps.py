@@ -1,11 +1,11 @@
-"""What fastrack is made of, switched on one idea after another: the steps that `fastrack._bench.runner` measures.
+"""The steps from the bounce path to fastrack, each of which adds one idea. `fastrack._bench.runner` measures them.
 
-The same tensor, under keys of the same size, in both directions. Every step is as good as it can be without the ideas
-that come after it: what it needs besides its result was made and touched beforehand, whoever copies does so by all
-threads, one long chain is OpenSSL's, and nothing is handed out before its tag was found right.
+All steps move the same tensor, under keys of the same size. Every step is as fast as it can be without the ideas that
+follow: its buffers are allocated and touched beforehand, all threads copy, one long chain is one call of OpenSSL, and
+nothing is released before its tag was verified.
 
-The result of `to_device` goes to memory that is there, as with ``out=``. That of `to_host` is new memory in every step
-on "cpu", the plain copy included, since whoever asks for it keeps it.
+`to_device` fills memory that exists, as with ``out=``. `to_host` returns new memory in every step on "cpu", the plain
+copy included, since the caller keeps it.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ STEPS = (BOUNCE, DIRECT, PARALLEL, OVERLAP, COPY)
 Direction = Literal["to_device", "to_host"]
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 
-_PIECE = 16 << 20  # bytes that are compared at a time
-_OTHER = 0x5A  # what no tensor of random bytes consists of
+_BLOCK = 16 << 20  # bytes that are compared at a time
+_FILLER = 0x5A  # a byte that no tensor of random bytes consists of
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,9 @@ class Step:
     """One way to move the tensor.
 
     name : one of `STEPS`
-    run : moves it once, and gives the result if that is new memory
-    read : what the owner of the tensor has then, given that result
-    passes : each time that all bytes are read and written again, in order
+    run : move the tensor once, and return the result if that is new memory
+    read : return the plaintext that arrived, given that result
+    passes : the passes over all bytes, in order
     """
 
     name: str
@@ -63,17 +63,17 @@ class Step:
 
     @property
     def traffic(self) -> int:
-        """Bytes of memory read and written for each byte of plaintext, as estimated and not measured.
+        """Bytes of memory read and written for each byte of plaintext, estimated and not measured.
 
-        The model: a pass reads every byte once and writes it once, from and to memory. It leaves out caches, which
-        spare small tensors most of it; tags, a thousandth; lines that a CPU reads in order to write them; and zeros
-        that the kernel puts into new memory. With a GPU, both memories count.
+        The model: a pass reads every byte once from memory and writes it once. It leaves out caches, which hold most
+        of a small tensor; tags, a thousandth; lines that a CPU reads in order to write them; and zeros that the kernel
+        writes into new memory. With a GPU, both memories count.
         """
         return 2 * len(self.passes)
 
 
 class Steps:
-    """The steps of one direction, over one tensor. They share its memory, so one runs at a time."""
+    """The steps of one direction, over one tensor. They share memory, so that one runs at a time."""
 
     def __init__(self, steps: Sequence[Step], plain: Bytes, forget: Callable[[], None]) -> None:
         self.steps = tuple(steps)
@@ -81,17 +81,17 @@ class Steps:
         self._forget = forget
 
     def check(self) -> None:
-        """Run every step once and compare what arrives, byte by byte. Warms up, too.
+        """Run every step once, which also warms up, and compare what arrives byte by byte.
 
         Raises
         ------
         RuntimeError
-            If something else arrives than was sent.
+            If other bytes arrive than were sent.
         """
         for step in self.steps:
             self._forget()
-            if not _same(step.read(step.run()), self._plain):
-                raise RuntimeError(f"{step.name!r} delivered something else than it was given; please report this")
+            if not _equal(step.read(step.run()), self._plain):
+                raise RuntimeError(f"{step.name!r} delivered other bytes than it was given; please report this")
 
 
 @contextmanager
@@ -103,15 +103,15 @@ def open_steps(
     Parameters
     ----------
     direction : {"to_device", "to_host"}
-        Which way the tensor goes.
+        The direction of the transfer.
     nbytes : int
-        Its size. Eight times as much memory is taken meanwhile.
+        Its size. Eight times as much memory is allocated.
     device : str, optional
         "cpu", the default, or "cuda:N".
     bits : {256, 128}
         The size of all keys.
     driver : Driver, optional
-        For "cuda:N": the GPU, if it is open already.
+        The driver of the GPU, if it is open already.
 
     Raises
     ------
@@ -126,11 +126,11 @@ def open_steps(
         else:
             opened = Channel._from_device(CudaDevice(driver), keys=key)  # noqa: SLF001 - of a driver that is open
             channel = stack.enter_context(opened)
-        end: _End
+        end: _Endpoint
         if channel.device == "cpu":
-            end = _CpuEnd(plain, bits)
+            end = _CpuEndpoint(plain, bits)
         else:
-            end = _CudaEnd(driver or _open_driver(channel.device), plain, bits)
+            end = _CudaEndpoint(driver or _open_driver(channel.device), plain, bits)
         stack.callback(end.close)
         whole = OneSlab(end.device, nbytes)
         stack.callback(whole.close)
@@ -139,7 +139,7 @@ def open_steps(
 
 
 def notes(device: str) -> list[str]:
-    """What must be known to read the figures of a device, a sentence or two each."""
+    """Return notes on the measurements of a device, of a sentence or two each."""
     return [_DERIVED, *(_OF_CPU if device == "cpu" else _OF_CUDA)]
 
 
@@ -172,7 +172,7 @@ _OF_CUDA = (_STAND_IN, _LOCKED)
 # The two directions.
 
 
-def _to_device(end: _End, whole: OneSlab, channel: Channel, plain: Bytes, key: Key) -> list[Step]:
+def _to_device(end: _Endpoint, whole: OneSlab, channel: Channel, plain: Bytes, key: Key) -> list[Step]:
     ring, chain = KeyRing(key), end.chain
     sealed, message = seal(plain, key), chain.seal(plain)
 
@@ -182,18 +182,18 @@ def _to_device(end: _End, whole: OneSlab, channel: Channel, plain: Bytes, key: K
         whole.open(message_key, end.view(writable=True))
 
     def step(name: str, run: Callable[[], Any]) -> Step:
-        return Step(name, partial(_or_nothing, run, end), lambda _: end.read(), end.passes("to_device", name))
+        return Step(name, partial(_run_or_clear, run, end), lambda _: end.read(), end.passes("to_device", name))
 
     return [
         step(BOUNCE, lambda: chain.sealed_to_device(message, end.view(writable=True))),
         step(DIRECT, lambda: chain.direct_to_device(message, end.view(writable=True))),
         step(PARALLEL, parallel),
-        step(OVERLAP, lambda: channel.to_device(sealed, out=end.place)),
+        step(OVERLAP, lambda: channel.to_device(sealed, out=end.array)),
         step(COPY, end.put),
     ]
 
 
-def _to_host(end: _End, whole: OneSlab, channel: Channel, plain: Bytes, key: Key) -> list[Step]:
+def _to_host(end: _Endpoint, whole: OneSlab, channel: Channel, plain: Bytes, key: Key) -> list[Step]:
     chain = end.chain
     end.put()
 
@@ -217,13 +217,13 @@ def _to_host(end: _End, whole: OneSlab, channel: Channel, plain: Bytes, key: Key
         step(BOUNCE, lambda: chain.to_host(end.view(writable=False)), chain.open),
         step(DIRECT, lambda: chain.direct_to_host(end.view(writable=False)), chain.open),
         step(PARALLEL, parallel, opened),
-        step(OVERLAP, lambda: channel.to_host(end.place, key=key), opened),
+        step(OVERLAP, lambda: channel.to_host(end.array, key=key), opened),
         step(COPY, end.get, lambda found: found),
     ]
 
 
-def _or_nothing(run: Callable[[], Any], end: _End) -> None:
-    """Run it, and leave zeros if it refuses the message."""
+def _run_or_clear(run: Callable[[], Any], end: _Endpoint) -> None:
+    """Run a step, and overwrite the tensor with zeros if the message is refused."""
     try:
         run()
     except AuthenticationError:
@@ -231,39 +231,39 @@ def _or_nothing(run: Callable[[], Any], end: _End) -> None:
         raise
 
 
-def _same(found: Bytes, wanted: Bytes) -> bool:
-    """Compare piece by piece, since a comparison takes as much memory as its operands."""
-    pieces = (slice(start, start + _PIECE) for start in range(0, wanted.size, _PIECE))
-    return found.shape == wanted.shape and all(np.array_equal(found[piece], wanted[piece]) for piece in pieces)
+def _equal(a: Bytes, b: Bytes) -> bool:
+    """Return whether two arrays are equal. Compare block by block, since a comparison allocates memory."""
+    blocks = (slice(start, start + _BLOCK) for start in range(0, b.size, _BLOCK))
+    return a.shape == b.shape and all(np.array_equal(a[block], b[block]) for block in blocks)
 
 
 # The two kinds of device.
 
 
 class _Chain(Protocol):
-    """One long chain, with the detour and without. Targets are views."""
+    """Transfers of one long chain, with the detour and without. Targets are views."""
 
     def seal(self, plain: Bytes) -> Bytes: ...
     def open(self, message: Bytes) -> Bytes: ...
     def sealed_to_device(self, message: Bytes, out: Any) -> None: ...
     def direct_to_device(self, message: Bytes, out: Any) -> None: ...
-    def to_host(self, there: Any) -> Bytes: ...
-    def direct_to_host(self, there: Any) -> Bytes: ...
+    def to_host(self, tensor: Any) -> Bytes: ...
+    def direct_to_host(self, tensor: Any) -> Bytes: ...
 
 
-class _End(Protocol):
-    """Where the tensor is on the device.
+class _Endpoint(Protocol):
+    """The device's end of a transfer.
 
     Attributes
     ----------
-    place : array
-        The tensor there.
+    array : array
+        The tensor on the device.
     device : Device
-        For `OneSlab`, which closes it.
+        The device for `OneSlab`, which closes it.
     """
 
     @property
-    def place(self) -> Any: ...
+    def array(self) -> Any: ...
     @property
     def device(self) -> Device: ...
     @property
@@ -273,16 +273,16 @@ class _End(Protocol):
     def view(self, *, writable: bool) -> Any: ...
 
     def put(self) -> None:
-        """The plain copy to the device."""
+        """Make the plain copy to the device."""
 
     def get(self) -> Bytes:
-        """The plain copy to the host."""
+        """Return the plain copy to the host."""
 
     def read(self) -> Bytes:
-        """What is there, whatever that takes."""
+        """Return the bytes of the tensor, untimed."""
 
     def forget(self, direction: Direction) -> None:
-        """Put something else where a result will be, if that is memory that is there."""
+        """Overwrite the memory of a result, if that exists already."""
 
     def clear(self) -> None: ...
     def close(self) -> None: ...
@@ -294,11 +294,11 @@ _DETOUR = {
 }
 
 
-class _CpuEnd:
-    """Host memory, with OpenSSL for a chain."""
+class _CpuEndpoint:
+    """An endpoint in host memory, with OpenSSL for a chain."""
 
     def __init__(self, plain: Bytes, bits: int) -> None:
-        self.place = touched(plain.size)
+        self.array = touched(plain.size)
         self.device = CpuDevice()
         self.chain = BouncePath(plain.size, bits)
         self._plain = plain
@@ -309,38 +309,38 @@ class _CpuEnd:
         return {BOUNCE: _DETOUR[direction], OVERLAP: (together,), COPY: ("copy",)}.get(step, apart)
 
     def view(self, *, writable: bool) -> Bytes:
-        return self.place
+        return self.array
 
     def put(self) -> None:
-        copy(self.place, self._plain)
+        copy(self.array, self._plain)
 
     def get(self) -> Bytes:
-        result = arrays.empty_bytes(self.place.size)
-        copy(result, self.place)
+        result = arrays.empty_bytes(self.array.size)
+        copy(result, self.array)
         return result
 
     def read(self) -> Bytes:
-        return self.place
+        return self.array
 
     def forget(self, direction: Direction) -> None:
         if direction == "to_device":
-            self.place.fill(_OTHER)
+            self.array.fill(_FILLER)
 
     def clear(self) -> None:
-        self.place.fill(0)
+        self.array.fill(0)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to close."""
 
 
-class _CudaEnd:
-    """A GPU, with one thread block for a chain."""
+class _CudaEndpoint:
+    """An endpoint on a GPU, with one thread block for a chain."""
 
     def __init__(self, driver: Driver, plain: Bytes, bits: int) -> None:
-        self.place = driver.empty("U8", plain.shape, "cupy")
+        self.array = driver.empty("U8", plain.shape, "cupy")
         self.device = CudaDevice(driver)
         self.chain = OneBlockPath(driver, plain.size, bits)
-        self._pointer = self.device.view(self.place, writable=True).pointer
+        self._pointer = self.device.view(self.array, writable=True).pointer
         self._driver = driver
         self._stream = driver.stream(high_priority=True)
         self._locked = driver.host(plain.size)
@@ -354,7 +354,7 @@ class _CudaEnd:
         return {BOUNCE: _DETOUR[direction], COPY: ("copy",)}.get(step, apart[direction])
 
     def view(self, *, writable: bool) -> Any:
-        return self.device.view(self.place, writable=writable)
+        return self.device.view(self.array, writable=writable)
 
     def put(self) -> None:
         commands = Commands()
@@ -369,9 +369,9 @@ class _CudaEnd:
 
     def forget(self, direction: Direction) -> None:
         if direction == "to_device":
-            self._fill(_OTHER)
+            self._fill(_FILLER)
         else:
-            self._locked.fill(_OTHER)
+            self._locked.fill(_FILLER)
 
     def clear(self) -> None:
         self._fill(0)

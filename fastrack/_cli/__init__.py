@@ -1,4 +1,4 @@
-"""The command line, one file a command. Heavy packages are imported by the commands that need them."""
+"""The command line, one file for each command. Commands import heavy packages when they need them."""
 
 from fastrack._cli.app import main
 

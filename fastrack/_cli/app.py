@@ -1,4 +1,4 @@
-"""The command ``fastrack``: its commands, in the order in which a newcomer needs them."""
+"""The program ``fastrack`` and its commands, in the order in which a newcomer needs them."""
 
 import signal
 import sys
@@ -21,21 +21,21 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
-    # A traceback with local variables in it could show a secret.
+    # A traceback with local variables could show a secret.
     pretty_exceptions_enable=False,
     pretty_exceptions_show_locals=False,
 )
 
 
 def main() -> None:
-    """Run the command line, and leave the process with its exit status."""
-    # As an exception, so that an end from outside removes temporary files just as Ctrl-C does.
+    """Run the command line, and exit with its status."""
+    # Raise an exception on SIGTERM, so that temporary files are removed as after Ctrl-C.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     app(prog_name="fastrack")
 
 
-def _show_version(*, wanted: bool) -> None:
-    if wanted:
+def _show_version(*, requested: bool) -> None:
+    if requested:
         typer.echo(f"fastrack {__version__}")
         raise typer.Exit
 
@@ -47,13 +47,13 @@ def _options(
         bool,
         typer.Option(
             "--version",
-            help="Show the version and leave.",
-            callback=lambda wanted: _show_version(wanted=wanted),
+            help="Show the version and exit.",
+            callback=lambda requested: _show_version(requested=requested),
             is_eager=True,
         ),
     ] = False,
 ) -> None:
-    """Sealed tensors, from their owner to a device, without a detour through plaintext.
+    """Move sealed tensors from their owner to a device, without plaintext on the way.
 
     Exit status: 0 done, 1 the data or the key is wrong, 2 bad usage.
     """

@@ -1,4 +1,4 @@
-"""``fastrack bench``: what each of fastrack's ideas brings, measured side by side on this machine."""
+"""``fastrack bench``: measure the steps from the bounce path to fastrack, one beside the other."""
 
 import json
 import sys
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SIZES = (0.0625, 1.0, 16.0, 256.0, 1024.0)
 _LARGEST = 2047  # MiB: a chain is one call of OpenSSL, which takes less than 2 GiB
 _STDOUT = Path("-")
-_WIDE = 130  # columns that the table of steps takes; in fewer, its words would be broken
+_WIDTH = 130  # columns of the table of steps, whose words would be broken in fewer
 
 
 def bench(
@@ -48,15 +48,15 @@ def bench(
     repeat: Annotated[
         int, typer.Option(metavar="N", min=1, help="Rounds of tensors above 16 MiB; smaller ones take more.")
     ] = 9,
-    device: Annotated[str, typer.Option(metavar="NAME", help="Where tensors go: cpu, or cuda:N.")] = "cpu",
-    picture: Annotated[Path | None, typer.Option(metavar="PATH", help="Save a bar chart here, say a .png.")] = None,
+    device: Annotated[str, typer.Option(metavar="NAME", help="The device: cpu, or cuda:N.")] = "cpu",
+    picture: Annotated[Path | None, typer.Option(metavar="PATH", help="Save a bar chart here, such as a .png.")] = None,
     timeline: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", help="Save a trace of one transfer of each kind here, for Perfetto: .json."),
+        typer.Option(metavar="PATH", help="Save a trace of one transfer of each kind here, for Perfetto."),
     ] = None,
     as_json: Annotated[
         Path | None,
-        typer.Option("--json", metavar="PATH", help="Write everything here, for a program to read; - is stdout."),
+        typer.Option("--json", metavar="PATH", help="Write all results here as JSON; - is stdout."),
     ] = None,
 ) -> None:
     """Measure the steps from the bounce path to fastrack, in both directions. The machine should be idle."""
@@ -67,7 +67,7 @@ def bench(
     rows = measure(size or SIZES, device=device, bits=int(bits), repeat=repeat)
     if as_json is not None:
         settings = {"device": device, "bits": int(bits), "repeat": repeat, "sizes_mib": list(size or SIZES)}
-        _write({**_surroundings(device, settings), "ablation": [row.as_dict() for row in rows]}, as_json)
+        _write({**_environment(device, settings), "ablation": [row.as_dict() for row in rows]}, as_json)
     if picture is not None:
         draw_ablation(rows, device, picture)
     if timeline is not None:
@@ -75,15 +75,15 @@ def bench(
     if as_json == _STDOUT:
         return
     console = stdout()
-    console.width = max(console.width, _WIDE)
+    console.width = max(console.width, _WIDTH)
     show_ablation(rows, device, console)
-    for what, path in (("Picture", picture), ("Timeline", timeline), ("JSON", as_json)):
+    for label, path in (("Picture", picture), ("Timeline", timeline), ("JSON", as_json)):
         if path is not None:
-            console.print(f"\n{what}: {path}", soft_wrap=True)
+            console.print(f"\n{label}: {path}", soft_wrap=True)
 
 
 def _check_paths(picture: Path | None, timeline: Path | None, as_json: Path | None) -> None:
-    """Find out whether there will be a place for the results, before minutes have gone into them."""
+    """Refuse paths that cannot be written, before the measurement takes minutes."""
     if picture is not None:
         check_picture(picture)
     for path in (picture, timeline, as_json):
@@ -102,21 +102,21 @@ def measure(
     """Measure every step at these sizes (MiB), and show what is under way on a terminal's stderr."""
     from fastrack._bench.runner import ablate
 
-    with _status() as say:
-        return ablate(sizes, directions=directions, device=device, bits=bits, repeat=repeat, progress=say)
+    with _progress() as report:
+        return ablate(sizes, directions=directions, device=device, bits=bits, repeat=repeat, progress=report)
 
 
 @contextmanager
-def _status() -> Iterator[Callable[[str], None]]:
+def _progress() -> Iterator[Callable[[str], None]]:
     if not sys.stderr.isatty():
         yield lambda _: None
         return
     with Console(stderr=True, highlight=False, markup=False).status("measuring") as status:
-        yield lambda what: status.update(f"measuring {what}")
+        yield lambda subject: status.update(f"measuring {subject}")
 
 
 def show_ablation(rows: "Sequence[Measured]", device: str, console: Console) -> None:
-    """Print every step as a line of a table: one table a direction, by size. Below, what is to be known of them."""
+    """Print one table for each direction, with a line for each step and size, and notes below."""
     from fastrack._bench.steps import notes
 
     speeds = ("runs", "GB/s", "p50\nms", "p99\nms", "max\nms", "CPU\ns/GiB", "traffic")
@@ -125,9 +125,9 @@ def show_ablation(rows: "Sequence[Measured]", device: str, console: Console) -> 
         console.print(f"{direction}, {device}\n", style="bold")
         table = new_table("size", "step", *right, right=("size", *right))
         for size, group in groupby(of_direction, key=lambda row: row.size):
-            for place, row in enumerate(group):
+            for index, row in enumerate(group):
                 table.add_row(
-                    format_size(size) if place == 0 else "",
+                    format_size(size) if index == 0 else "",
                     row.step,
                     str(row.runs),
                     f"{row.gbps:.2f}",
@@ -151,10 +151,10 @@ def show_ablation(rows: "Sequence[Measured]", device: str, console: Console) -> 
 
 
 _LEGEND = """\
-GB/s: 1e9 bytes of plaintext a second, at the median, which is p50. p99: "-" where there were fewer than 100 runs.
-CPU: seconds of all of the host's threads. Traffic: bytes of memory read and written for a byte of plaintext, ESTIMATED
-as two for each pass listed, not measured. x bounce, x previous: times as fast as that step. Of copy: share of the plain
-copy's speed. Cost: times as long as the plain copy takes.
+GB/s: 1e9 bytes of plaintext a second, at the median, which is p50. p99: "-" for fewer than 100 runs. CPU: seconds of
+all threads of the host. Traffic: bytes of memory read and written for each byte of plaintext, ESTIMATED as two for
+each pass listed, not measured. x bounce, x previous: speed relative to that step. Of copy: speed relative to the plain
+copy. Cost: time relative to the plain copy.
 """
 
 
@@ -162,14 +162,14 @@ def _ms(seconds: float) -> str:
     return f"{1000 * seconds:.3f}" if seconds < 0.1 else f"{1000 * seconds:.1f}"
 
 
-def _surroundings(device: str, settings: dict[str, Any]) -> dict[str, Any]:
+def _environment(device: str, settings: dict[str, Any]) -> dict[str, Any]:
     from fastrack._bench.steps import notes
-    from fastrack._crypto import engine as aead
+    from fastrack._crypto.engine import get_engine
 
     machine = {"cpu": asdict(read_cpu()), "memory": asdict(read_memory())}
     if device != "cpu":
         machine["graphics"] = asdict(read_graphics())
-    engine = aead.get_engine()
+    engine = get_engine()
     return {
         "machine": machine,
         "software": read_software(),

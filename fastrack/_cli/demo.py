@@ -1,4 +1,4 @@
-"""``fastrack demo``: everything once, on real data, in plain steps."""
+"""``fastrack demo``: a tour on real data, step by step."""
 
 import sysconfig
 import tempfile
@@ -34,25 +34,23 @@ _SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__p
 
 def demo(
     *,
-    directory: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to put files meanwhile.")] = None,
-    picture: Annotated[Path, typer.Option(metavar="PATH", help="Where to save the figures as a chart.")] = Path(
-        "fastrack-demo.png"
-    ),
+    directory: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for temporary files.")] = None,
+    picture: Annotated[Path, typer.Option(metavar="PATH", help="File for the chart.")] = Path("fastrack-demo.png"),
     size: Annotated[
         list[float] | None,
         typer.Option(metavar="MIB", min=1 / 1024, help="Size to measure in MiB; may be repeated."),
     ] = None,
     repeat: Annotated[int, typer.Option(metavar="N", min=1, help="Rounds of measurement.")] = 5,
 ) -> None:
-    """Seal real data, open it, train on it, watch a forgery be refused, and compare speeds. Leaves only a picture."""
+    """Seal real data, open it, train on it, refuse a forgery, and measure speeds. Only a chart is left."""
     for package in ("sklearn", "matplotlib"):
         require(package)
     check_directory(picture)
     if directory is not None:
         check_directory(directory / "any")
     console = stdout()
-    with tempfile.TemporaryDirectory(prefix="fastrack-demo-", dir=directory) as place:
-        losses = _tour(Path(place), console)
+    with tempfile.TemporaryDirectory(prefix="fastrack-demo-", dir=directory) as folder:
+        losses = _tour(Path(folder), console)
     sizes = ", ".join(f"{mib:g}" for mib in size or _SIZES)
     _step(console, 7, f"How fast? From the bounce path to fastrack, one idea after another, at {sizes} MiB.")
     rows = measure(size or _SIZES, device="cpu", bits=256, repeat=repeat, directions=("to_device",))
@@ -62,34 +60,34 @@ def demo(
     console.print("Everything else that the demo wrote, the key included, was removed.")
 
 
-def _tour(place: Path, console: Console) -> list[float]:
-    """All that takes the key. Returns the loss of each epoch of training."""
+def _tour(folder: Path, console: Console) -> list[float]:
+    """Run the steps that take the key, and return the loss of each epoch of training."""
     from fastrack._crypto.keys import Key
     from fastrack._sealed.writer import save_file
 
     _step(console, 1, "The owner of the data makes a key, in a file that only its owner may read.")
-    Key.generate().save(place / "owner.key")
-    key = Key.load(place / "owner.key")
+    Key.generate().save(folder / "owner.key")
+    key = Key.load(folder / "owner.key")
     console.print(f"a {key.bits}-bit key; its id, which is no secret, is {key.id}")
 
     _step(console, 2, "The owner seals two data sets: handwritten digits, and the source of Python's standard library.")
     tensors = {**_digits(), **_library()}
     for name, array in tensors.items():
         console.print(f"{name:<8} {array.dtype!s:<8} {list(array.shape)!s:<12} {format_size(array.nbytes):>10}")
-    path = place / "data.safetensors"
+    path = folder / "data.safetensors"
     save_file(tensors, path, key)
 
-    _step(console, 3, "Anyone may see what is in the file, and no more than this.")
+    _step(console, 3, "Names, dtypes and shapes can be read without the key, and no more than this.")
     show_contents(read_contents(path), console)
 
-    _step(console, 4, "The direct path: each tensor goes to the device as it was sealed, and is opened there.")
+    _step(console, 4, "The direct path: each tensor is sent to the device as it was sealed, and is opened there.")
     _deliver(path, key, tensors, console)
 
     _step(console, 5, "A classifier of the digits is trained on the sealed file, and again on the plain arrays.")
     losses = _train_twice(path, key, tensors, console)
 
-    _step(console, 6, "Someone changes one byte of a copy of the file.")
-    _forge(path, place / "forged.safetensors", key, console)
+    _step(console, 6, "One byte of a copy of the file is changed.")
+    _forge(path, folder / "forged.safetensors", key, console)
     key.wipe()
     return losses
 
@@ -107,7 +105,7 @@ def _digits() -> dict[str, Any]:
 
 
 def _library() -> dict[str, Any]:
-    """All source files of the standard library, end to end, and where each of them starts."""
+    """Return all source files of the standard library, concatenated, and the start of each."""
     import numpy as np
 
     top = Path(sysconfig.get_paths()["stdlib"])
@@ -126,8 +124,8 @@ def _deliver(path: Path, key: "Key", tensors: dict[str, Any], console: Console) 
             arrived = to_device(file[name], keys=key)
             _require_same(name, arrived, original)
             framework = type(arrived).__module__.partition(".")[0]
-            where = getattr(arrived, "device", "cpu")
-            console.print(f"{name:<8} arrived on {where} as a {framework} array, every bit the same", soft_wrap=True)
+            device = getattr(arrived, "device", "cpu")
+            console.print(f"{name:<8} arrived on {device} as a {framework} array, every bit the same", soft_wrap=True)
         rows = to_device(file["images"][_ROWS], keys=key)
         _require_same("images", rows, tensors["images"][_ROWS])
         console.print(
@@ -139,7 +137,7 @@ def _require_same(name: str, arrived: Any, original: Any) -> None:
     import numpy as np
 
     if np.asarray(arrived).tobytes() != original.tobytes():
-        raise FastrackError(f"{name!r} arrived as something else than was sealed; please report this")
+        raise FastrackError(f"{name!r} arrived with other bytes than were sealed; please report this")
 
 
 def _train_twice(path: Path, key: "Key", tensors: dict[str, Any], console: Console) -> list[float]:
@@ -160,14 +158,14 @@ def _train_twice(path: Path, key: "Key", tensors: dict[str, Any], console: Conso
     samples = [{"images": image, "labels": label} for image, label in zip(images, labels, strict=True)]
     data: Any = SealedDataset(path, ["images", "labels"])
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # so small a model gains nothing by more
+    torch.set_num_threads(1)  # a model this small gains nothing by more
     try:
         on_plain = _train(DataLoader(samples, **shuffled()))  # type: ignore[arg-type]
         on_sealed = _train(wrap(DataLoader(data, collate_fn=collate, **shuffled()), keys=key))
     finally:
         torch.set_num_threads(threads)
     if (on_sealed.losses, on_sealed.weights) != (on_plain.losses, on_plain.weights):
-        raise FastrackError("training on sealed data led elsewhere than on plain arrays; please report this")
+        raise FastrackError("training on sealed data gave other weights than on plain arrays; please report this")
     losses = on_sealed.of_epochs()
     console.print(
         f"{_EPOCHS} epochs, loss {losses[0]:.2f} -> {losses[-1]:.3f}, equal bit for bit on both", soft_wrap=True
@@ -179,7 +177,7 @@ def _train_twice(path: Path, key: "Key", tensors: dict[str, Any], console: Conso
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What came of training: the loss of every step, the weights, and the median time of an epoch."""
+    """The result of training: the loss of every step, the weights, and the median time of an epoch."""
 
     losses: list[float]
     weights: bytes
@@ -213,7 +211,7 @@ def _train(loader: Iterable[Any]) -> _Run:
 
 
 def _forge(path: Path, forged: Path, key: "Key", console: Console) -> None:
-    from fastrack._crypto.cobblestone import CHUNK_SIZE, chunk_offset
+    from fastrack._crypto.cobblestone import CHUNK_SIZE, HEADER_SIZE, chunk_offset
     from fastrack._crypto.keys import KeyRing
     from fastrack._sealed.reader import load_file
     from fastrack._transfer.api import to_device
@@ -222,8 +220,8 @@ def _forge(path: Path, forged: Path, key: "Key", console: Console) -> None:
     with load_file(path) as file:
         message = file["source"].message
         chunk = file["source"].nbytes // CHUNK_SIZE // 2
-        place = data.index(bytes(message[:56])) + chunk_offset(chunk)
-    data[place] ^= 1
+        offset = data.index(bytes(message[:HEADER_SIZE])) + chunk_offset(chunk)
+    data[offset] ^= 1
     forged.write_bytes(data)
     with load_file(forged) as file:
         try:
@@ -232,5 +230,5 @@ def _forge(path: Path, forged: Path, key: "Key", console: Console) -> None:
             console.print(f"refused: {error}", soft_wrap=True)
         else:
             raise FastrackError("the forgery was accepted; please report this")
-    console.print("\n`fastrack verify` tells how far the damage goes:\n")
+    console.print("\n`fastrack verify` shows which tensors were altered:\n")
     show_report(verify_contents(forged, KeyRing(key)), console)

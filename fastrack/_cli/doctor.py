@@ -1,4 +1,4 @@
-"""``fastrack doctor``: what this machine has, and what follows from it for what is protected here."""
+"""``fastrack doctor``: examine the machine, and state what is protected on it."""
 
 import os
 from dataclasses import asdict, dataclass
@@ -20,7 +20,7 @@ from fastrack.errors import FastrackError
 
 
 def doctor(*, as_json: Json = False) -> None:
-    """Examine this machine: software, CPU, engine, GPUs, and what is protected here and what is not."""
+    """Examine this machine, and state what is protected on it and what is not."""
     facts = gather()
     statements = state(facts)
     if as_json:
@@ -33,9 +33,9 @@ def doctor(*, as_json: Json = False) -> None:
 
 @dataclass(frozen=True, slots=True)
 class KeyFile:
-    """Hold the key file that the environment names, if it does: the key's id, or why it cannot be used.
+    """The key file that the environment names, if any: the id of its key, or the reason that it cannot be used.
 
-    `path` is None too where the variable holds what looks like a key.
+    `path` is also None if the variable holds what looks like a key.
     """
 
     path: str | None = None
@@ -45,7 +45,7 @@ class KeyFile:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What was seen. None of it is attested: whoever operates the machine can fake all of it."""
+    """Observations on the machine. None of them is attested: its operator can fake all of them."""
 
     software: dict[str, str | None]
     cpu: Cpu
@@ -53,20 +53,20 @@ class Facts:
     engine: EngineCheck
     tee: CpuTee
     graphics: Graphics
-    cuda: CudaCheck | None  # None where no GPU was seen
+    cuda: CudaCheck | None  # None if no GPU was seen
     key_file: KeyFile
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One thing that is protected here, or is not."""
+    """A statement on something that is protected on this machine, or is not."""
 
     protected: bool
     text: str
 
 
 def gather() -> Facts:
-    """Look at everything."""
+    """Return all observations."""
     graphics = read_graphics()
     return Facts(
         software=read_software(),
@@ -81,7 +81,7 @@ def gather() -> Facts:
 
 
 def read_key_file() -> KeyFile:
-    """Load the key file that the environment names, to see that it can be; the key is wiped at once."""
+    """Return the key file that the environment names, after a test that it loads. The key is wiped at once."""
     from fastrack._crypto.keys import KEY_FILE_VARIABLE, Key, looks_secret
 
     path = os.environ.get(KEY_FILE_VARIABLE)
@@ -96,7 +96,7 @@ def read_key_file() -> KeyFile:
 
 
 def state(facts: Facts) -> list[Statement]:
-    """What follows from the facts, the good first. Claims nothing that was not seen."""
+    """Return the statements that follow from the facts, those on protection first."""
     lacking = (*_about_host(facts.tee), *_about_gpus(facts), *_ALWAYS)
     return [
         *(Statement(protected=True, text=text) for text in _PROTECTED),
@@ -105,46 +105,48 @@ def state(facts: Facts) -> list[Statement]:
 
 
 _PROTECTED = (
-    "A sealed tensor is secret and tamper-evident to whoever lacks its key, stored or under way.",
-    "No byte is handed out before its chunk was authenticated.",
+    "A sealed tensor is encrypted and authenticated, stored and in transfer: it is readable with its key only.",
+    "No byte is released before its chunk was authenticated.",
 )
 _ALWAYS = (
-    "Names, dtypes, shapes and sizes are visible to anyone with the file; which parts are read when, to the host.",
+    "Names, dtypes, shapes and sizes are visible in the file; the parts that are read, and when, to the host.",
     "An older version of a whole file is accepted as genuine: compare the file id that `fastrack inspect` shows.",
 )
 
 
 def _about_host(tee: CpuTee) -> list[str]:
-    found = ["Device cpu: an opened tensor lies in the memory of this machine, and so does the key while it is in use."]
+    statements = [
+        "Device cpu: an opened tensor lies in the memory of this machine, and so does the key while it is in use."
+    ]
     if tee.kind is None:
-        found.append("No sign of a CPU TEE: whoever operates this machine can read that memory.")
+        statements.append("No sign of a CPU TEE: the operator of this machine can read that memory.")
     else:
-        found.append(
+        statements.append(
             f"Signs of {tee.kind} ({', '.join(tee.seen)}) may mean that its operator cannot read that memory. This was "
             "seen, not attested: check an attestation report before a key comes here."
         )
-    return found
+    return statements
 
 
 def _about_gpus(facts: Facts) -> list[str]:
     if facts.cuda is None:
         return ["No GPU was seen: everything is opened on the host."]
     if facts.cuda.usable:
-        where = "an opened tensor lies in the memory of the GPU, and the owner's key in that of this machine."
+        text = "an opened tensor lies in the memory of the GPU, and the owner's key in that of this machine."
     else:
-        where = f"{facts.cuda.problem}. Everything is opened on the host, whatever the GPU protects."
-    return [_about_mode(facts.graphics), f"Device cuda: {where}"]
+        text = f"{facts.cuda.problem}. Everything is opened on the host, whatever the GPU protects."
+    return [_about_mode(facts.graphics), f"Device cuda: {text}"]
 
 
 def _about_mode(graphics: Graphics) -> str:
     mode = graphics.confidential
     if mode.enabled is None:
-        return "The driver did not say whether confidential mode is on: take GPU memory for readable by its host."
+        return "The driver did not report confidential mode: assume that the host can read GPU memory."
     if mode.devtools:
         return "Dev-tools mode is on: debugging tools can read GPU memory, so nothing on the GPU is protected."
     if not mode.enabled and mode.multi_gpu == "protected PCIe":
         return (
-            "The driver says protected PCIe is on, for the link to the GPUs. This was not attested: check an "
+            "The driver reports protected PCIe, for the link to the GPUs. This was not attested: check an "
             "attestation report before you rely on it."
         )
     if not mode.enabled:
@@ -152,13 +154,13 @@ def _about_mode(graphics: Graphics) -> str:
     if mode.environment != "production":
         return f"Confidential mode is on in a {mode.environment} environment, which protects nothing."
     return (
-        "The driver says confidential mode is on. This was not attested: check an attestation report before a key "
+        "The driver reports confidential mode. This was not attested: check an attestation report before a key "
         "comes here."
     )
 
 
 def show_facts(facts: Facts, statements: list[Statement], console: Console) -> None:
-    """Print the facts and what follows from them for people."""
+    """Print the facts and the statements."""
     for title, lines in _sections(facts).items():
         console.print(title, style="bold")
         for label, value in lines:
@@ -176,10 +178,10 @@ def show_facts(facts: Facts, statements: list[Statement], console: Console) -> N
 
 def _sections(facts: Facts) -> dict[str, list[tuple[str, str]]]:
     cpu, memory = facts.cpu, facts.memory
-    present = [name for name, there in cpu.features.items() if there]
-    lacking = [name for name, there in cpu.features.items() if not there]
+    present = [name for name, is_present in cpu.features.items() if is_present]
+    lacking = [name for name, is_present in cpu.features.items() if not is_present]
     return {
-        "Software": [(name, found or "not installed") for name, found in facts.software.items()],
+        "Software": [(name, version or "not installed") for name, version in facts.software.items()],
         "Machine": [
             ("CPU", f"{cpu.model} ({cpu.architecture}), {cpu.threads} usable"),
             ("features", f"{' '.join(present) or 'unknown'}{f'; without {chr(32).join(lacking)}' if lacking else ''}"),

@@ -1,4 +1,4 @@
-"""What commands see to before they touch a file or a key."""
+"""Checks of paths, keys and files before a command begins."""
 
 import errno
 import os
@@ -18,28 +18,28 @@ if TYPE_CHECKING:
 
 
 def check_target(path: Path, *, force: bool) -> None:
-    """Refuse to write over what is there, unless told to; never over what is no regular file.
+    """Refuse to replace a file without `force`, and anything that is no regular file.
 
     Raises
     ------
     OSError
-        If there is something at the path, or no directory to put it in.
+        If the path exists, or its directory does not.
     """
     _refuse_stream(path, "TARGET")
     check_directory(path)
     if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "not a regular file, so it is not written over; choose another name", str(path))
+        raise OSError(errno.EINVAL, "not a regular file, so it is not replaced; choose another name", str(path))
     if os.path.lexists(path) and not force:
         raise FileExistsError(errno.EEXIST, "exists already; --force replaces it", str(path))
 
 
 def check_source(path: Path) -> int:
-    """The size of a file to read, in bytes. A pipe or a device would pass for an empty file, so it is refused.
+    """Return the size of a file to read, in bytes. Refuse a pipe or a device, whose size would be 0.
 
     Raises
     ------
     OSError
-        Then, or if there is nothing at the path.
+        If the path is no regular file, or does not exist.
     """
     _refuse_stream(path, "SOURCE")
     status = path.stat()
@@ -56,92 +56,92 @@ def _refuse_stream(path: Path, hint: str) -> None:
 
 
 def check_directory(path: Path) -> None:
-    """Refuse a path in a directory that is not there.
+    """Refuse a path in a directory that does not exist.
 
     Raises
     ------
     FileNotFoundError
-        Then.
+        If the directory does not exist.
     """
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such directory; make it first", str(path.parent))
 
 
 def open_ring(paths: Path | Sequence[Path] | None) -> "KeyRing":
-    """The keys of the files that ``--key`` names, or else of the one that the environment names.
+    """Return the keys of the files that ``--key`` names, or else of the file that the environment names.
 
     Raises
     ------
     FastrackError, OSError
-        If there is none, or one cannot be used.
+        If no file is named, or one cannot be used.
     typer.BadParameter
-        If it is the key itself. It is not repeated.
+        If a path is the key itself, which is not repeated.
     """
     from fastrack._crypto.keys import KEY_FILE_VARIABLE, KeyRing, looks_secret
 
     given = [paths] if isinstance(paths, Path) else list(paths or ())
     if any(map(looks_secret, given)):
         raise typer.BadParameter(
-            "this takes the path of a key file, not a key: others can read a command line. Make a new key",
+            "expected the path of a key file, got a key, which other users can read on a command line. Make a new key",
             param_hint="--key",
         )
     if not given and not os.environ.get(KEY_FILE_VARIABLE):
         raise UnknownKeyError(
-            f"no key was given: --key PATH names a key file, or set {KEY_FILE_VARIABLE}; `fastrack keygen` makes one"
+            f"no key was given; name a key file with --key or {KEY_FILE_VARIABLE}. `fastrack keygen` makes one"
         )
     return KeyRing.resolve(given or None)
 
 
 def check_sealed(file: "SealedFile", ring: "KeyRing") -> None:
-    """Refuse a file in which nothing is sealed, or whose key is not at hand.
+    """Refuse a file without sealed tensors, or one whose key was not given.
 
     Raises
     ------
-    FormatError, UnknownKeyError
-        Then.
+    FormatError
+        If the file has no sealed tensor.
+    UnknownKeyError
+        If its key was not given.
     """
     if not file:
-        raise FormatError(f"{file.path}: nothing in it is sealed; `fastrack seal` seals it")
+        raise FormatError(f"{file.path}: expected sealed tensors, got none; `fastrack seal` seals a file")
     if file.key_id not in ring:
         given = ", ".join(key.id for key in ring)
         raise UnknownKeyError(
-            f"{clean(str(file.path))} was sealed under key {file.key_id}, which was not given (given: {given}); "
-            "--key PATH names its file"
+            f"{clean(str(file.path))}: expected key {file.key_id}, got {given}; name its file with --key"
         )
 
 
 def check_expected(file: "SealedFile", names: Sequence[str] | None) -> None:
-    """Refuse a file that lacks one of these tensors, or stores it in plain.
+    """Refuse a file that lacks one of these tensors, or stores it unencrypted.
 
     Raises
     ------
     AuthenticationError
-        Then.
+        If a tensor is not in the file, or not sealed.
     """
     for name in names or ():
         if name not in file:
-            state = "is stored in plain" if name in file.plain else "is not there"
+            state = "an unencrypted tensor" if name in file.plain else "no such tensor"
             raise AuthenticationError(
-                f"{file.path}: expected {name!r} to be sealed in it, but it {state}; get the file that "
-                "its owner sealed",
+                f"{file.path}: expected {name!r} to be sealed in it, got {state}; get the file that its owner sealed",
                 tensor=name,
                 path=file.path,
             )
 
 
-def load_engine(what: Literal["seal", "open", "verify"]) -> None:
-    """Do it once to nothing, so that loading native code is no part of the time that a command shows."""
+def load_engine(operation: Literal["seal", "open", "verify"]) -> None:
+    """Load native code with an empty message, so that the time that a command shows leaves it out."""
     import numpy as np
 
-    from fastrack._crypto import engine as aead
+    from fastrack._crypto import engine as engines
     from fastrack._crypto.cobblestone import TAG_SIZE, MessageKey
 
-    engine = aead.get_engine()
+    engine = engines.get_engine()
     schedule = engine.expand_key(MessageKey.raw(bytes(16), bytes(12)))
     empty, tag = np.empty(0, np.uint8), np.empty(TAG_SIZE, np.uint8)
-    if what == "seal":
+    if operation == "seal":
         engine.seal_run(schedule, empty, tag, 0)
-    elif what == "open":
+    elif operation == "open":
         engine.open_run(schedule, tag, empty, 0)
     else:
         engine.verify_run(schedule, tag, 0)

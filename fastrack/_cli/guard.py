@@ -1,4 +1,4 @@
-"""From exceptions to one clean line and an exit status."""
+"""Conversion of exceptions to one line on stderr and an exit status."""
 
 import functools
 import sys
@@ -17,9 +17,9 @@ Parameters = ParamSpec("Parameters")
 
 
 def handle_errors(command: Callable[Parameters, None]) -> Callable[Parameters, None]:
-    """Let the command end with a line on stderr where the data, the key or the system is at fault, never a traceback.
+    """Return the command with errors of the data, the key or the system as a line on stderr, without a traceback.
 
-    With ``--json`` (the parameter `as_json`) the same goes to stdout, as a document.
+    With ``--json`` (the parameter `as_json`) the error is printed on stdout as a document.
     """
 
     @functools.wraps(command)
@@ -27,7 +27,7 @@ def handle_errors(command: Callable[Parameters, None]) -> Callable[Parameters, N
         as_json = bool(options.get("as_json"))
         try:
             command(*args, **options)
-        except BrokenPipeError:  # whoever read our output has left: typer ends it quietly
+        except BrokenPipeError:  # the reader of the output has ended, for which typer exits without a word
             raise
         except (FastrackError, OSError, MemoryError) as error:
             _fail(error, as_json=as_json, status=1)
@@ -51,20 +51,20 @@ def _fail(error: BaseException, *, as_json: bool, status: int) -> NoReturn:
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """An error as a program reads it; `tensor` and `chunk` are null where it does not name any."""
-    place = (error.tensor, error.chunk) if isinstance(error, AuthenticationError) else (None, None)
+    """Return an error for JSON. `tensor` and `chunk` are null if the error has none."""
+    tensor, chunk = (error.tensor, error.chunk) if isinstance(error, AuthenticationError) else (None, None)
     document: dict[str, Any] = {
         "type": type(error).__name__,
         "message": message_of(error),
-        "tensor": place[0],
-        "chunk": place[1],
+        "tensor": tensor,
+        "chunk": chunk,
     }
     notes = _notes(error)
     return {**document, "notes": notes} if notes else document
 
 
 def message_of(error: BaseException) -> str:
-    """What an error says, without Python's dress."""
+    """Return the message of an error, without the name of its class."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
     if isinstance(error, typer.BadParameter):

@@ -1,4 +1,4 @@
-"""``fastrack inspect``: what is in a file, as anyone may see it."""
+"""``fastrack inspect``: show the contents of a file that are not encrypted."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ def inspect(
     *,
     as_json: Json = False,
 ) -> None:
-    """Show what is in a file. Needs no key, and vouches for nothing: `verify` does."""
+    """Show the contents of a file, without a key and unauthenticated; `verify` authenticates."""
     contents = read_contents(path)
     if as_json:
         print_json(contents.as_dict())
@@ -27,7 +27,7 @@ def inspect(
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One tensor of a file. `stored_bytes` and `chunks` are those of its message where it is sealed."""
+    """A tensor of a file. If it is sealed, `stored_bytes` and `chunks` are those of its message."""
 
     name: str
     dtype: str
@@ -40,7 +40,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a file says of itself. `format`, `file_id` and `key_id` are None where nothing is sealed."""
+    """The header of a file. `format`, `file_id` and `key_id` are None if no tensor is sealed."""
 
     path: str
     format: str | None
@@ -52,17 +52,17 @@ class Contents:
 
     @property
     def plain_bytes(self) -> int:
-        """Bytes of all tensors once opened."""
+        """Bytes of plaintext of all tensors."""
         return sum(entry.plain_bytes for entry in self.tensors)
 
     @property
     def overhead_percent(self) -> float | None:
-        """What the file takes beyond its tensors, header included; None if these are empty."""
+        """Size of the file beyond its tensors, in percent of these; None if they are empty."""
         plain = self.plain_bytes
         return 100 * (self.file_bytes - plain) / plain if plain else None
 
     def as_dict(self) -> dict[str, Any]:
-        """The contents for a program to read."""
+        """Return the contents for JSON."""
         document = asdict(self)
         return {
             **document,
@@ -73,12 +73,12 @@ class Contents:
 
 
 def read_contents(path: Path) -> Contents:
-    """Read the header of a file.
+    """Return the contents of a file by its header.
 
     Raises
     ------
     FormatError, OSError
-        If it cannot be read as one.
+        If the file cannot be read as a safetensors file.
     """
     from fastrack._crypto import cobblestone
     from fastrack._sealed.reader import load_file
@@ -106,7 +106,7 @@ def read_contents(path: Path) -> Contents:
 
 
 def show_contents(contents: Contents, console: Console) -> None:
-    """Print the contents for people."""
+    """Print the contents as a table."""
     sealed = [entry for entry in contents.tensors if entry.sealed]
     console.print(f"{clean(contents.path)}: {_summary(contents, len(sealed))}", soft_wrap=True)
     if contents.key_id is not None:

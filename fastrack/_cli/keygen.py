@@ -12,7 +12,7 @@ from fastrack._cli.options import Bits, Json
 
 
 def keygen(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="The key file to make. Never replaces one.")],
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="The key file to make. It must not exist.")],
     *,
     bits: Annotated[Bits, typer.Option(help="Size of the AES key.")] = Bits.AES_256,
     as_json: Json = False,
@@ -33,5 +33,5 @@ def keygen(
     console = stdout()
     console.print(f"{name}: a new {size}-bit key that only you may read", soft_wrap=True)
     console.print(f"id: {key_id}")
-    console.print("Keep a copy in a safe place: nothing that it seals opens without it.")
+    console.print("Keep a copy in a safe place: without it, what it seals cannot be opened.")
     console.print(f"Next: fastrack seal data.safetensors sealed.safetensors --key {quoted}", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What can be seen of this machine: its software, CPU and memory, and signs of a CPU TEE. Nothing here is attested."""
+"""Observations on this machine: software, CPU, memory and signs of a CPU TEE. Nothing here is attested."""
 
 import os
 import platform
@@ -15,7 +15,7 @@ ROOT = Path("/")
 PACKAGES = ("numpy", "cryptography", "numba", "safetensors", "torch", "cupy")
 FEATURES = ("aes", "pclmulqdq", "vaes", "vpclmulqdq", "avx2", "avx512f")
 
-# Where Linux shows a guest of a CPU TEE to itself: the drivers that fetch attestation reports.
+# Paths that exist in a guest of a CPU TEE: those of drivers that fetch attestation reports.
 _TEE_PATHS = {
     "dev/sev-guest": "AMD SEV-SNP",
     "dev/tdx_guest": "Intel TDX",
@@ -23,13 +23,13 @@ _TEE_PATHS = {
     "sys/devices/platform/arm-cca-dev": "Arm CCA",
     "sys/kernel/config/tsm/report": "a confidential VM",
 }
-# Hosts that can run such guests show some of the same flags, so these count under a hypervisor only.
+# Hosts that can run such guests have some of the same flags, so these count under a hypervisor only.
 _TEE_FLAGS = {"sev_snp": "AMD SEV-SNP", "sev_es": "AMD SEV-ES", "sev": "AMD SEV", "tdx_guest": "Intel TDX"}
 
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """The CPU. `features` is empty where the system does not list them; `threads` are those this process may use."""
+    """The CPU. `features` is empty if the system does not list them; `threads` is the number usable by this process."""
 
     model: str
     architecture: str
@@ -39,7 +39,7 @@ class Cpu:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Sizes in bytes, and the kernel's setting for transparent huge pages; None where the system does not say."""
+    """Sizes of memory in bytes, and the setting of transparent huge pages; None if the system does not report them."""
 
     total: int | None
     available: int | None
@@ -49,14 +49,14 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class CpuTee:
-    """Signs of a CPU TEE: what kind they speak for, and where they were seen."""
+    """Signs of a CPU TEE: its kind, and the places where they were seen."""
 
     kind: str | None
     seen: tuple[str, ...]
 
 
 def read_software() -> dict[str, str | None]:
-    """Versions of Python and of the packages that matter here, None for those that are absent. Imports none of them."""
+    """Return versions of Python and of packages, None for those that are not installed. Imports none of them."""
     return {
         "python": platform.python_version(),
         "fastrack": __version__,
@@ -75,7 +75,7 @@ def _version(package: str) -> str | None:
 
 
 def read_cpu(root: Path = ROOT) -> Cpu:
-    """The CPU, as the kernel lists it."""
+    """Return the CPU, as the kernel lists it."""
     text = _read(root / "proc/cpuinfo")
     model = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
     flags = _flags(text)
@@ -88,7 +88,7 @@ def read_cpu(root: Path = ROOT) -> Cpu:
 
 
 def read_memory(root: Path = ROOT) -> Memory:
-    """The memory, as the kernel lists it."""
+    """Return the memory, as the kernel lists it."""
     sizes = dict(re.findall(r"^(\w+): +(\d+) kB$", _read(root / "proc/meminfo"), re.MULTILINE))
     setting = re.search(r"\[(\w+)\]", _read(root / "sys/kernel/mm/transparent_hugepage/enabled"))
     return Memory(
@@ -100,7 +100,7 @@ def read_memory(root: Path = ROOT) -> Memory:
 
 
 def read_tee(root: Path = ROOT) -> CpuTee:
-    """Signs that this machine is a guest of a CPU TEE. Whoever runs the machine can fake or hide every one of them."""
+    """Return signs that this machine is a guest of a CPU TEE. Its operator can fake or hide each of them."""
     seen = {f"/{path}": kind for path, kind in _TEE_PATHS.items() if (root / path).exists()}
     flags = _flags(_read(root / "proc/cpuinfo"))
     if "hypervisor" in flags:

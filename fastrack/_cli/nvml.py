@@ -1,4 +1,4 @@
-"""What the NVIDIA driver says about this machine's GPUs and their confidential mode. Nothing here is attested."""
+"""Answers of the NVIDIA driver on GPUs and their confidential mode. Nothing here is attested."""
 
 import ctypes
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU; None for what it did not tell. Memory in bytes."""
+    """A GPU. Memory in bytes; None for an attribute that is not known."""
 
     name: str | None
     memory: int | None
@@ -17,12 +17,12 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Confidential:
-    """The driver's word on confidential mode; None for what it did not tell.
+    """Confidential mode, as the driver reports it; None for an attribute that is not known.
 
-    enabled : whether the feature is on
+    enabled : True if the feature is on
     environment : "production", "simulation" or "unavailable"
-    devtools : whether debugging tools are let in, which leaves nothing protected
-    ready : whether the GPUs accept work
+    devtools : True if debugging tools are allowed, with which nothing is protected
+    ready : True if the GPUs accept work
     multi_gpu : "none", "protected PCIe" or "NVLink encryption"
     """
 
@@ -35,7 +35,7 @@ class Confidential:
 
 @dataclass(frozen=True, slots=True)
 class Graphics:
-    """The driver and its GPUs. `absent` says why there is none to ask; `problems` what it failed to answer."""
+    """The driver and its GPUs. `absent` is the reason that there is no driver; `problems` are queries that failed."""
 
     driver: str | None = None
     absent: str | None = None
@@ -45,7 +45,7 @@ class Graphics:
 
 
 def read_graphics(nvml: Any = None) -> Graphics:
-    """Ask the driver, through the module `pynvml` or one like it. Never raises for what the driver does."""
+    """Query the driver, through the module `pynvml` or one like it. Errors of the driver are returned, not raised."""
     nvml = nvml or import_module("pynvml")
     try:
         nvml.nvmlInit()
@@ -53,27 +53,29 @@ def read_graphics(nvml: Any = None) -> Graphics:
         if error.value in {nvml.NVML_ERROR_LIBRARY_NOT_FOUND, nvml.NVML_ERROR_DRIVER_NOT_LOADED}:
             return Graphics(absent="no NVIDIA driver")
         return Graphics(absent=f"the NVIDIA driver does not answer: {error}")
-    asking = _Asking(nvml)
+    queries = _Queries(nvml)
     try:
+        driver = queries.ask("driver version", "nvmlSystemGetDriverVersion")
+        count = queries.ask("number of GPUs", "nvmlDeviceGetCount") or 0
         return Graphics(
-            driver=asking.ask("driver version", "nvmlSystemGetDriverVersion"),
-            gpus=tuple(_gpu(asking, index) for index in range(asking.ask("number of GPUs", "nvmlDeviceGetCount") or 0)),
-            confidential=_confidential(asking),
-            problems=tuple(asking.problems),
+            driver=driver,
+            gpus=tuple(_gpu(queries, index) for index in range(count)),
+            confidential=_confidential(queries),
+            problems=tuple(queries.problems),
         )
     finally:
-        asking.ask("end", "nvmlShutdown")
+        queries.ask("end", "nvmlShutdown")
 
 
-class _Asking:
-    """Calls that may fail: each failure is None, and a line in `problems`."""
+class _Queries:
+    """Queries that may fail: a failure returns None, and adds a line to `problems`."""
 
     def __init__(self, nvml: Any) -> None:
         self.nvml = nvml
         self.problems: list[str] = []
 
-    def ask(self, what: str, name: str, *args: Any, lacking: Any = None) -> Any:
-        """What the call returns; `lacking` where the driver or the GPU has no such thing at all."""
+    def ask(self, subject: str, name: str, *args: Any, lacking: Any = None) -> Any:
+        """Return the result of a call, or `lacking` if the driver or the GPU does not support it."""
         nvml = self.nvml
         try:
             call: Callable[..., Any] = getattr(nvml, name)
@@ -83,30 +85,30 @@ class _Asking:
         except nvml.NVMLError as error:
             if error.value in {nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND}:
                 return lacking
-            self.problems.append(f"{what}: {error}")
+            self.problems.append(f"{subject}: {error}")
             return None
 
 
-def _gpu(asking: _Asking, index: int) -> Gpu:
-    handle = asking.ask(f"GPU {index}", "nvmlDeviceGetHandleByIndex", index)
+def _gpu(queries: _Queries, index: int) -> Gpu:
+    handle = queries.ask(f"GPU {index}", "nvmlDeviceGetHandleByIndex", index)
     if handle is None:
         return Gpu(None, None)
-    memory = asking.ask(f"memory of GPU {index}", "nvmlDeviceGetMemoryInfo", handle)
+    memory = queries.ask(f"memory of GPU {index}", "nvmlDeviceGetMemoryInfo", handle)
     return Gpu(
-        name=asking.ask(f"name of GPU {index}", "nvmlDeviceGetName", handle),
+        name=queries.ask(f"name of GPU {index}", "nvmlDeviceGetName", handle),
         memory=None if memory is None else int(memory.total),
     )
 
 
-def _confidential(asking: _Asking) -> Confidential:
-    nvml = asking.nvml
-    state = asking.ask("confidential state", "nvmlSystemGetConfComputeState", lacking=False)
+def _confidential(queries: _Queries) -> Confidential:
+    nvml = queries.nvml
+    state = queries.ask("confidential state", "nvmlSystemGetConfComputeState", lacking=False)
     if state is None:
         return Confidential()
-    if state is False:  # a driver or a GPU that knows no confidential mode
+    if state is False:  # a driver or a GPU without confidential mode
         return Confidential(enabled=False)
     enabled = state.ccFeature == nvml.NVML_CC_SYSTEM_FEATURE_ENABLED
-    ready = asking.ask("ready state", "nvmlSystemGetConfComputeGpusReadyState") if enabled else None
+    ready = queries.ask("ready state", "nvmlSystemGetConfComputeGpusReadyState") if enabled else None
     environments = {
         nvml.NVML_CC_SYSTEM_ENVIRONMENT_UNAVAILABLE: "unavailable",
         nvml.NVML_CC_SYSTEM_ENVIRONMENT_SIM: "simulation",
@@ -117,18 +119,18 @@ def _confidential(asking: _Asking) -> Confidential:
         environment=environments.get(state.environment, f"unknown ({state.environment})"),
         devtools=state.devToolsMode != nvml.NVML_CC_SYSTEM_DEVTOOLS_MODE_OFF,
         ready=None if ready is None else ready == nvml.NVML_CC_ACCEPTING_CLIENT_REQUESTS_TRUE,
-        multi_gpu=_multi_gpu(asking),
+        multi_gpu=_multi_gpu(queries),
     )
 
 
-def _multi_gpu(asking: _Asking) -> str | None:
-    nvml = asking.nvml
+def _multi_gpu(queries: _Queries) -> str | None:
+    nvml = queries.nvml
     try:
         settings = nvml.c_nvmlSystemConfComputeSettings_v1_t()
     except AttributeError:  # a pynvml from before these settings
         return None
-    # pynvml passes this one on as it is and checks nothing.
-    status = asking.ask("multi-GPU mode", "nvmlSystemGetConfComputeSettings", ctypes.byref(settings))
+    # pynvml returns the status of this call, and does not raise.
+    status = queries.ask("multi-GPU mode", "nvmlSystemGetConfComputeSettings", ctypes.byref(settings))
     if status != nvml.NVML_SUCCESS:
         return None
     modes = {

@@ -1,4 +1,4 @@
-"""Options that several commands take."""
+"""Options of several commands."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -6,21 +6,21 @@ from typing import Annotated
 
 import typer
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, for a program to read; also on failure.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, also on failure.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace TARGET if it exists.")]
 Expect = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME", help="Fail unless this tensor is in the file, and sealed; may be repeated."),
 ]
 FileId = Annotated[
-    str | None, typer.Option("--file-id", metavar="ID", help="Fail unless the file has this id, as `inspect` shows it.")
+    str | None, typer.Option("--file-id", metavar="ID", help="Fail unless the file has this id, which `inspect` shows.")
 ]
 KeyFile = Annotated[
-    Path | None, typer.Option("--key", metavar="PATH", help="The key file. Absent, FASTRACK_KEY_FILE names it.")
+    Path | None, typer.Option("--key", metavar="PATH", help="The key file. If absent, FASTRACK_KEY_FILE names it.")
 ]
 KeyFiles = Annotated[
     list[Path] | None,
-    typer.Option("--key", metavar="PATH", help="A key file; may be repeated. Absent, FASTRACK_KEY_FILE names it."),
+    typer.Option("--key", metavar="PATH", help="A key file; may be repeated. If absent, FASTRACK_KEY_FILE names it."),
 ]
 
 

@@ -1,4 +1,4 @@
-"""``fastrack seal``: encrypt a file for whoever holds the key."""
+"""``fastrack seal``: encrypt the tensors of a file."""
 
 import time
 from pathlib import Path
@@ -15,28 +15,28 @@ from fastrack.errors import FormatError
 
 def seal(
     source: Annotated[
-        Path, typer.Argument(metavar="SOURCE", help="A .safetensors, .npy or .npz file, or any other, sealed as bytes.")
+        Path, typer.Argument(metavar="SOURCE", help="A .safetensors, .npy or .npz file. Any other is sealed as bytes.")
     ],
-    target: Annotated[Path, typer.Argument(metavar="TARGET", help="The sealed file, a .safetensors by custom.")],
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="The sealed file, usually a .safetensors.")],
     *,
     key: KeyFile = None,
     plain: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Store this tensor as it is, for anyone to read; may be repeated."),
+        typer.Option(metavar="NAME", help="Store this tensor unencrypted; may be repeated."),
     ] = None,
     name: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Call the tensor so, in place of the file's name; for a SOURCE of one tensor."
+            metavar="NAME", help="Name of the tensor, for a SOURCE of one tensor. If absent, the name of the file."
         ),
     ] = None,
     drop_metadata: Annotated[
-        bool, typer.Option("--drop-metadata", help="Leave SOURCE's metadata out, which anyone could read.")
+        bool, typer.Option("--drop-metadata", help="Leave out the metadata of SOURCE, which is stored unencrypted.")
     ] = False,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Encrypt the tensors of a file. It may be larger than memory."""
+    """Encrypt the tensors of a file, which may be larger than memory."""
     from fastrack._sealed.reader import load_file
     from fastrack._sealed.writer import seal_file
 
@@ -48,7 +48,7 @@ def seal(
         if plain:
             _check_names(source, plain, name)
         load_engine("seal")
-        begun = time.perf_counter()
+        start = time.perf_counter()
         with progress_bar("sealing", total) as progress:
             seal_file(
                 source,
@@ -60,9 +60,9 @@ def seal(
                 overwrite=force,
                 progress=progress,
             )
-    except TypeError as error:  # an array of text, say: the data's fault
+    except TypeError as error:  # an error of the data, such as an array of text
         raise FormatError(f"{source}: {error}") from None
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - start
     with load_file(target) as file:
         sealed = [tensor.nbytes for tensor in file.values()]
         left = sum(file.stored(name)[2].nbytes for name in file.plain)
@@ -91,16 +91,16 @@ def seal(
     console = stdout()
     console.print(f"{line}; {format_rate(size, seconds)}", soft_wrap=True)
     console.print(f"key: {owner.id}")
-    for what, texts in zip(("the names, dtypes and shapes of", "the metadata"), readable, strict=True):
+    for subject, texts in zip(("the names, dtypes and shapes of", "the metadata"), readable, strict=True):
         if texts:
-            console.print(f"anyone can read {what} {clean(', '.join(texts)):.300}", soft_wrap=True)
+            console.print(f"anyone can read {subject} {clean(', '.join(texts)):.300}", soft_wrap=True)
 
 
 def _refuse_same(source: Path, target: Path) -> None:
     if source.suffix.lower() != ".safetensors" and target.exists() and target.samefile(source):
         raise typer.BadParameter(
-            f"expected another file than SOURCE, got {target} again: a safetensors file would take its place under a "
-            "name for something else. Name one with the suffix .safetensors",
+            f"expected another file than SOURCE, got {target} again, which would become a safetensors file under the "
+            "name of another format. Name one with the suffix .safetensors",
             param_hint="TARGET",
         )
 

@@ -1,4 +1,4 @@
-"""Whether the AEAD engine of this machine, and its GPU, do what OpenSSL does."""
+"""Tests of the AEAD engine of this machine against OpenSSL, and of its GPU against the host."""
 
 import os
 import time
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 _SIZE = 1 << 20
-_PATIENCE = 0.2  # seconds for each of the two timings
+_TIMING = 0.2  # seconds for each of the two timings
 
 
 @dataclass(frozen=True, slots=True)
 class EngineCheck:
-    """Hold what came of the test. Speeds in 1e9 bytes a second, on one thread; `problem` is None if all went well.
+    """The result of the test of the engine. Speeds are of one thread, in 1e9 bytes a second.
 
-    `engine` is None where none could be chosen, `forced` where FASTRACK_ENGINE chose it, and `fault` says why it is not
-    the fastest one.
+    `problem` is None if the test passed. `engine` is None if none can be used. `forced` is True if FASTRACK_ENGINE
+    named it. `fault` is the reason that it is not the fastest one.
     """
 
     engine: str | None
@@ -30,25 +30,25 @@ class EngineCheck:
 
 @dataclass(frozen=True, slots=True)
 class CudaCheck:
-    """What came of the test of the first GPU: `usable`, or why not."""
+    """The result of the test of the first GPU. `problem` is the reason that it is not usable."""
 
     usable: bool
     problem: str | None
 
 
 def check_engine(engine: Any = None) -> EngineCheck:
-    """Seal a MiB, open it with pyca/cryptography and again here, and see that a flipped bit is refused."""
+    """Seal 1 MiB, open it with OpenSSL and with the engine, and check that a flipped bit is refused."""
     import numpy as np
 
-    from fastrack._crypto import engine as aead
+    from fastrack._crypto import engine as engines
     from fastrack._crypto.cobblestone import MessageKey, ciphertext_size
     from fastrack.errors import DeviceError
 
     try:
-        choice = aead.selected_engine()
-        engine = engine or aead.get_engine(threads=1)
+        choice = engines.selected_engine()
+        engine = engine or engines.get_engine(threads=1)
     except DeviceError as error:
-        return EngineCheck(None, False, None, aead.available_engines(), 0, None, None, str(error))
+        return EngineCheck(None, False, None, engines.available_engines(), 0, None, None, str(error))
     key = MessageKey.raw(os.urandom(32), os.urandom(12))
     plain = np.frombuffer(os.urandom(_SIZE), np.uint8)
     sealed, opened = np.empty(ciphertext_size(_SIZE), np.uint8), np.empty(_SIZE, np.uint8)
@@ -63,14 +63,14 @@ def check_engine(engine: Any = None) -> EngineCheck:
     finally:
         schedule.wipe()
         key.wipe()
-    threads = aead.get_engine().threads
+    threads = engines.get_engine().threads
     return EngineCheck(
-        engine.name, choice.forced, choice.fault, aead.available_engines(), threads, seal_gbps, open_gbps, problem
+        engine.name, choice.forced, choice.fault, engines.available_engines(), threads, seal_gbps, open_gbps, problem
     )
 
 
 def check_cuda() -> CudaCheck:
-    """Open a sealed MiB on the first GPU, seal it there and open that here, and see that a flipped bit is refused."""
+    """Open 1 MiB on the first GPU, seal it there, open it on the host, and check that a flipped bit is refused."""
     import numpy as np
 
     from fastrack._crypto.cobblestone import HEADER_SIZE, SEALED_CHUNK_SIZE
@@ -90,9 +90,9 @@ def check_cuda() -> CudaCheck:
         with Channel("cuda", keys=key) as channel:
             back = channel.to_host(channel.to_device(sealed), key=key)
             if not np.array_equal(unseal(back, key, framework="numpy"), plain):
-                return CudaCheck(usable=False, problem="what came back from it is not what went there")
+                return CudaCheck(usable=False, problem="it returned other bytes than it was given")
             forged = True
-            channel.to_device(SealedTensor(sealed.claim, message, key.id))
+            channel.to_device(SealedTensor(sealed.context, message, key.id))
     except AuthenticationError as error:
         if forged and error.chunk == (_SIZE // 2 - HEADER_SIZE) // SEALED_CHUNK_SIZE:
             return CudaCheck(usable=True, problem=None)
@@ -137,10 +137,10 @@ def _open_with_openssl(key: Any, sealed: Any) -> bytes:
 
 
 def _speed(run: Callable[[], object]) -> float:
-    """The best of the runs that fit: a moment's disturbance is no fault of the engine."""
+    """Return the speed of the best run, so that other load on the machine counts least."""
     best = float("inf")
-    begun = time.perf_counter()
-    while time.perf_counter() - begun < _PATIENCE:
+    begin = time.perf_counter()
+    while time.perf_counter() - begin < _TIMING:
         start = time.perf_counter()
         run()
         best = min(best, time.perf_counter() - start)

@@ -1,4 +1,4 @@
-"""``fastrack unseal``: authenticate and decrypt a file into a plain file, on purpose."""
+"""``fastrack unseal``: authenticate and decrypt a file into a plain one."""
 
 import time
 from collections.abc import Sequence
@@ -23,27 +23,28 @@ def unseal(
         Path,
         typer.Argument(
             metavar="TARGET",
-            help="The plain file: .safetensors, .npz, .npy, or any other for the bytes of one U8 tensor.",
+            help="The plain file: .safetensors, .npz or .npy. Any other takes the bytes of one U8 tensor.",
         ),
     ],
     *,
     key: KeyFiles = None,
     tensor: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Only this tensor; may be repeated. Absent, all of them.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Only this tensor; may be repeated. If absent, all."),
     ] = None,
     plain: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Copy this tensor though SOURCE stores it in plain; may be repeated."),
+        typer.Option(metavar="NAME", help="Copy this tensor, which SOURCE stores unencrypted; may be repeated."),
     ] = None,
     allow_plain: Annotated[
-        bool, typer.Option("--allow-plain", help="Copy every tensor that SOURCE stores in plain.")
+        bool, typer.Option("--allow-plain", help="Copy every tensor that SOURCE stores unencrypted.")
     ] = False,
     expect: Expect = None,
     file_id: FileId = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Decrypt a file into a plain one. Every byte is authenticated first, but for tensors let in as plain."""
+    """Authenticate and decrypt a file into a plain one. Tensors of --plain and --allow-plain are copied unchecked."""
     from fastrack._sealed.reader import load_file
     from fastrack._sealed.writer import unseal_file
 
@@ -55,11 +56,11 @@ def unseal(
         names = _choose(file, tensor, plain)
         total = sum(_nbytes(file, name) for name in names)
         load_engine("open")
-        begun = time.perf_counter()
+        start = time.perf_counter()
         allowed = file.plain if allow_plain else plain or ()
         with progress_bar("unsealing", total) as progress:
             unseal_file(file, target, ring, names=names, plain=allowed, overwrite=force, progress=progress)
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - start
     copied = [name for name in names if name in file.plain]
     if as_json:
         document = {
@@ -82,13 +83,13 @@ def unseal(
     console.print(f"{line}; {format_rate(total, seconds)}", soft_wrap=True)
 
 
-def _choose(file: "SealedFile", wanted: Sequence[str] | None, plain: Sequence[str] | None) -> list[str]:
-    unknown = sorted({*(wanted or ()), *(plain or ())} - set(file.names))
+def _choose(file: "SealedFile", names: Sequence[str] | None, plain: Sequence[str] | None) -> list[str]:
+    unknown = sorted({*(names or ()), *(plain or ())} - set(file.names))
     if unknown:
         raise FormatError(
             f"{file.path} has no tensor {', '.join(map(repr, unknown))}; it has {', '.join(map(repr, file.names))}"
         )
-    return [name for name in file.names if not wanted or name in wanted]
+    return [name for name in file.names if not names or name in names]
 
 
 def _nbytes(file: "SealedFile", name: str) -> int:

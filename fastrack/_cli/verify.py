@@ -28,7 +28,7 @@ def verify(
     file_id: FileId = None,
     as_json: Json = False,
 ) -> None:
-    """Check that every chunk of a file is what its owner sealed. Hands out no plaintext, writes nothing."""
+    """Check that every chunk of a file is what its owner sealed. Writes nothing."""
     report = verify_contents(path, open_ring(key), expect=expect, file_id=file_id)
     if as_json:
         print_json(report.as_dict())
@@ -40,7 +40,7 @@ def verify(
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What came of a verification. `plain` names what is not protected, and so was not checked."""
+    """The result of a verification. `plain` has the names of unprotected tensors, which were not checked."""
 
     path: str
     key_id: str | None
@@ -52,11 +52,11 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether every sealed tensor is good."""
+        """True if every sealed tensor is authentic."""
         return all(check.error is None for check in self.checks)
 
     def as_dict(self) -> dict[str, Any]:
-        """The report for a program to read."""
+        """Return the report for JSON."""
         errors = [check.error for check in self.checks if check.error is not None]
         document = {
             "path": self.path,
@@ -86,14 +86,14 @@ class Report:
 def verify_contents(
     path: Path, ring: "KeyRing", *, expect: Sequence[str] | None = None, file_id: str | None = None
 ) -> Report:
-    """Verify a file, which is opened once.
+    """Return the report on a file, which is opened once.
 
     Raises
     ------
     AuthenticationError
-        If it has another id than `file_id`, or one of the tensors of `expect` is not sealed in it.
+        If the file has another id than `file_id`, or a tensor of `expect` is not sealed in it.
     FormatError, UnknownKeyError, OSError
-        If it cannot be verified, one without anything sealed included.
+        If the file cannot be verified, as one without sealed tensors.
     """
     from fastrack._sealed.reader import check_file, load_file
 
@@ -110,14 +110,14 @@ def verify_contents(
                 checked += size
                 progress(size)
 
-            begun = time.perf_counter()
+            start = time.perf_counter()
             checks = tuple(check_file(file, ring, progress=count))
-            seconds = time.perf_counter() - begun
+            seconds = time.perf_counter() - start
     return Report(str(path), file.key_id, file.file_id, checks, tuple(file.plain), checked, seconds)
 
 
 def show_report(report: Report, console: Console) -> None:
-    """Print the report for people."""
+    """Print the report as a table."""
     table = new_table("", "name", "dtype", "shape", "size", "failed at", right=("size",))
     for check in report.checks:
         table.add_row(
@@ -126,7 +126,7 @@ def show_report(report: Report, console: Console) -> None:
             check.dtype,
             str(list(check.shape)),
             format_size(check.nbytes),
-            _place(check),
+            _location(check),
         )
     console.print(table)
     console.print()
@@ -147,7 +147,7 @@ def show_report(report: Report, console: Console) -> None:
     )
 
 
-def _place(check: "TensorCheck") -> str:
+def _location(check: "TensorCheck") -> str:
     if check.error is None:
         return ""
     chunk = getattr(check.error, "chunk", None)

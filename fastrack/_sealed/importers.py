@@ -1,4 +1,4 @@
-"""Plain tensors that are about to be sealed, from memory and from files of every kind that holds some."""
+"""Plain tensors to be sealed, from memory and from safetensors, NumPy and other files."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ try:
 except ImportError:  # some Pythons are built without it; then zipfile unpacks nothing with it either
     LZMAError = zlib.error  # type: ignore[assignment, misc]
 
-_UNSOUND = (
+_MALFORMED = (
     ArithmeticError,
     EOFError,
     LookupError,
-    MemoryError,  # a header claims more than there can be
-    RuntimeError,  # an archive that is encrypted, or compressed in a way that zipfile does not know
+    MemoryError,  # a header claims more elements than memory holds
+    RuntimeError,  # an archive that is encrypted, or compressed by a method that zipfile lacks
     SyntaxError,
     TypeError,
     ValueError,
@@ -43,15 +43,15 @@ _UNSOUND = (
     zipfile.BadZipFile,
     zlib.error,
 )
-_LEADS_OUT = re.compile(r"^([/\\]|[a-z]:)|(^|[/\\])\.\.([/\\]|$)", re.IGNORECASE)  # on Windows, too
+_ESCAPES_FOLDER = re.compile(r"^([/\\]|[a-z]:)|(^|[/\\])\.\.([/\\]|$)", re.IGNORECASE)  # on Windows, too
 
 
 @dataclass(frozen=True, slots=True)
 class PlainTensor:
-    """A plain tensor's type, and a way to its bytes.
+    """Dtype and shape of a plain tensor, and access to its bytes.
 
-    `load` may be slow and take memory; what it returns gives the bytes from a start to a stop, on multiples of 16 KiB.
-    It is asked for all of them, in their order.
+    `load` may be slow and take memory. It returns a function of a start and a stop, multiples of 16 KiB, that returns
+    the bytes between them. All bytes are read, in order.
     """
 
     dtype: str
@@ -60,13 +60,13 @@ class PlainTensor:
 
     @classmethod
     def of(cls, array: Any) -> PlainTensor:
-        """A tensor in memory, or mapped."""
+        """Describe a tensor in memory, or mapped into it."""
         dtype, shape = arrays.describe(array)
         return cls(dtype, shape, lambda: arrays.reader(array))
 
     @classmethod
     def stored(cls, file: SealedFile, name: str) -> PlainTensor:
-        """A tensor as a file has it."""
+        """Describe a tensor as it is stored in a file."""
         dtype, shape, memory = file.stored(name)
         return cls(dtype, shape, lambda: arrays.reader(memory))
 
@@ -77,7 +77,7 @@ class PlainTensor:
 
 @contextlib.contextmanager
 def open_plain(path: str | os.PathLike[str]) -> Iterator[tuple[Mapping[str, PlainTensor], dict[str, str]]]:
-    """The plain tensors of a file and its metadata; mapped where its format allows."""
+    """Open the plain tensors of a file and its metadata. They are mapped if the format allows it."""
     path = Path(path)
     suffix = path.suffix.lower()
     if suffix == ".safetensors":
@@ -86,7 +86,7 @@ def open_plain(path: str | os.PathLike[str]) -> Iterator[tuple[Mapping[str, Plai
                 raise FormatError(f"{path} is sealed already; `fastrack unseal` opens it")
             yield {name: PlainTensor.stored(file, name) for name in file.names}, file.metadata
     elif suffix == ".npy":
-        with open_regular(path) as file, _sound(path):
+        with open_regular(path) as file, _refuse_malformed(path):
             dtype, shape, order = _read_array_header(file)
             array = np.memmap(file, dtype, "r", file.tell(), shape, order)
         yield {path.stem: PlainTensor.of(array)}, {}
@@ -102,24 +102,24 @@ def open_plain(path: str | os.PathLike[str]) -> Iterator[tuple[Mapping[str, Plai
 
 
 def require_safe_member(name: str, path: Path) -> None:
-    """Refuse a name that would lead out of the folder into which `path`, an archive of NumPy arrays, is unpacked.
+    """Refuse a member of an archive whose name leads out of the folder that it is unpacked into.
 
     Raises
     ------
     FormatError
-        Then.
+        If the name does so.
     """
-    if "\0" in name or _LEADS_OUT.search(name):
+    if "\0" in name or _ESCAPES_FOLDER.search(name):
         raise FormatError(
-            f"{path}: a member of an .npz archive cannot be called {name!r:.80}, which leads out of the folder that it "
-            "is unpacked into; use a .safetensors file, or rename the tensor"
+            f"{path}: name of a member: expected one inside the folder that the archive is unpacked into, got "
+            f"{name!r:.80}. Use a .safetensors file, or rename the tensor"
         )
 
 
 def _open_archive(file: BinaryIO, path: Path) -> zipfile.ZipFile:
-    with _sound(path):
+    with _refuse_malformed(path):
         if file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX:
-            raise FormatError(f"{path} is no .npz file: it holds a single array; rename it to {path.stem}.npy")
+            raise FormatError(f"{path}: expected an .npz archive, got a single array; rename it to {path.stem}.npy")
         return zipfile.ZipFile(file)
 
 
@@ -130,16 +130,16 @@ def _read_members(archive: zipfile.ZipFile, path: Path) -> dict[str, PlainTensor
         name = member.filename.removesuffix(".npy")
         require_safe_member(name, path)
         if name in tensors or name == member.filename:
-            problem = "is there twice" if name in tensors else "is no .npy file"
-            raise FormatError(f"{path} is no .npz file that can be sealed: {member.filename!r:.80} {problem}")
-        with _sound(path), archive.open(member) as file:
+            problem = "is there twice" if name in tensors else "is not an .npy file"
+            raise FormatError(f"{path} is not an .npz file that can be sealed: {member.filename!r:.80} {problem}")
+        with _refuse_malformed(path), archive.open(member) as file:
             array, shape, order = _read_array_header(file)
             start = file.tell()
         try:
             dtype = dtypes.from_numpy(array)
         except TypeError as error:
             raise TypeError(f"{name!r:.80} cannot be sealed: {error}") from error
-        with _sound(path):
+        with _refuse_malformed(path):
             if start + dtypes.nbytes(dtype, shape) != member.file_size:
                 raise ValueError(f"{member.filename!r:.80} is not as long as its header says")
         is_dense = order == "C" or sum(extent != 1 for extent in shape) < 2
@@ -149,13 +149,13 @@ def _read_members(archive: zipfile.ZipFile, path: Path) -> dict[str, PlainTensor
 
 
 def _from_stream(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> Callable[[int, int], Bytes]:
-    """Unpack an array as it is read: from its start to its end."""
-    with _sound(path):
+    """Unpack an array while it is read, from start to end."""
+    with _refuse_malformed(path):
         file = archive.open(member)
         _read_array_header(file)
 
     def read(start: int, stop: int) -> Bytes:
-        with _sound(path):
+        with _refuse_malformed(path):
             data = file.read(stop - start)
             at_end = file.tell() == member.file_size
             if len(data) != stop - start or (at_end and file.read(1)):  # at the end its checksum is compared
@@ -166,18 +166,18 @@ def _from_stream(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) 
 
 
 def _from_whole(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> Callable[[int, int], Bytes]:
-    """Unpack an array whose elements are in another order than the sealed one's."""
-    with _sound(path), archive.open(member) as file:
+    """Unpack an array in Fortran order as a whole, since it is sealed in C order."""
+    with _refuse_malformed(path), archive.open(member) as file:
         return arrays.reader(np.lib.format.read_array(file, allow_pickle=False))
 
 
 def _read_array_header(file: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...], Literal["C", "F"]]:
-    """Read what an .npy file says of its array, and stop where its elements begin.
+    """Read the header of an .npy file, up to its first element.
 
     Raises
     ------
     ValueError
-        If it is no such file, or holds Python objects. NumPy raises several other errors for unsound ones.
+        If it is not such a file, or holds Python objects. NumPy raises several other errors for malformed files.
     """
     version = np.lib.format.read_magic(file)
     if version == (1, 0):
@@ -187,17 +187,17 @@ def _read_array_header(file: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...],
     else:
         raise ValueError(f"version {version} of the .npy format, which only records need, cannot be sealed")
     if dtype.hasobject:
-        raise ValueError("it holds Python objects")
+        raise ValueError("expected numbers, got Python objects")
     return dtype, shape, "F" if is_fortran else "C"
 
 
 @contextlib.contextmanager
-def _sound(path: Path) -> Iterator[None]:
-    """What NumPy, zipfile and what it unpacks with raise for a file that is not what its name says."""
+def _refuse_malformed(path: Path) -> Iterator[None]:
+    """Turn the errors of NumPy, zipfile and its decompressors for a malformed file into `FormatError`."""
     try:
         yield
-    except (*_UNSOUND, OSError) as error:
-        # From bz2, and for a place before the start of the file. Any other tells of the disk.
+    except (*_MALFORMED, OSError) as error:
+        # bz2 sets no errno, and a negative offset gives EINVAL. Any other errno is a failure of the disk.
         if isinstance(error, OSError) and error.errno not in {None, errno.EINVAL}:
             raise
-        raise FormatError(f"{path} is no {path.suffix} file that can be sealed: {error!s:.300}") from None
+        raise FormatError(f"{path} is not an {path.suffix} file that can be sealed: {error!s:.300}") from None

@@ -1,8 +1,9 @@
-"""Which chunks hold the rows that were asked for, and where their bytes go: index arithmetic, nothing else."""
+"""Index arithmetic: from rows of a tensor to byte ranges of its message."""
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +17,8 @@ Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Ranges:
-    """Ranges of a message's plaintext and their places in a result.
+class ByteRanges:
+    """Byte ranges of a message's plaintext, and the offsets in a result that they go to.
 
     starts, sizes, places : int64 (n,); range `i` has `sizes[i]` bytes from `starts[i]` on, and goes to `places[i]`
     """
@@ -27,28 +28,31 @@ class Ranges:
     places: Indices
 
     @classmethod
-    def even(cls, starts: Indices, size: int) -> Ranges:
-        """Ranges of one size, one after the other in the result."""
+    def even(cls, starts: Indices, size: int) -> ByteRanges:
+        """Make ranges of one size that follow each other in the result."""
         count = starts.size
         return cls(starts, np.full(count, size, np.int64), np.arange(0, count * size, size) if size else starts)
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return unpickle, ("Ranges", self.starts, self.sizes, self.places)
-
-    def ranges(self) -> Ranges:
-        """These."""
-        return self
+    @classmethod
+    def concatenate(cls, ranges: Sequence[ByteRanges], shifts: Sequence[int]) -> ByteRanges:
+        """Concatenate ranges, and move the places of each by the number of bytes in `shifts`."""
+        return cls(
+            np.concatenate([each.starts for each in ranges]),
+            np.concatenate([each.sizes for each in ranges]),
+            np.concatenate([each.places for each in ranges])
+            + np.repeat(np.array(shifts), [each.starts.size for each in ranges]),
+        )
 
     def pieces(self) -> GatherPlan:
-        """The gather: each chunk once, in ascending order."""
-        from fastrack._crypto import gather as plans  # imports numba, a third of a second: when first used
+        """Return the gather of these bytes, with each chunk once and in ascending order."""
+        from fastrack._crypto import gather  # imports numba, a third of a second: when first used
 
-        return GatherPlan(*plans.make_plan(self.starts, self.sizes, self.places))
+        return GatherPlan(*gather.make_plan(self.starts, self.sizes, self.places))
 
 
 @dataclass(frozen=True, slots=True)
 class RowPlan:
-    """Rows of a tensor, as the first dimension's indices.
+    """Rows of a tensor, as indices of its first dimension. It needs no memory for a range of rows.
 
     shape : the result's shape
     row_bytes : bytes of one row
@@ -66,36 +70,32 @@ class RowPlan:
     def __reduce__(self) -> tuple[object, ...]:
         return unpickle, ("RowPlan", self.shape, self.row_bytes, self.rows)
 
-    def ranges(self) -> Ranges:
-        """Which bytes they are."""
+    def ranges(self) -> ByteRanges:
+        """Return the byte ranges of the rows."""
         rows = self.rows
         if not isinstance(rows, range):
-            return Ranges.even(rows * self.row_bytes, self.row_bytes)
+            return ByteRanges.even(rows * self.row_bytes, self.row_bytes)
         if rows.step == 1:
-            return Ranges.even(np.array([rows.start * self.row_bytes]), self.nbytes)
-        return Ranges.even(np.arange(rows.start, rows.stop, rows.step) * self.row_bytes, self.row_bytes)
-
-    def pieces(self) -> GatherPlan:
-        """The gather of their bytes."""
-        return self.ranges().pieces()
+            return ByteRanges.even(np.array([rows.start * self.row_bytes]), self.nbytes)
+        return ByteRanges.even(np.arange(rows.start, rows.stop, rows.step) * self.row_bytes, self.row_bytes)
 
 
 def plan_rows(rows: Any, shape: tuple[int, ...], nbytes: int) -> RowPlan:
-    """Resolve an index along the first dimension, as NumPy would.
+    """Resolve an index along the first dimension, as NumPy does.
 
     Raises
     ------
     IndexError
         If a row is out of range, or a mask is of another length.
     TypeError
-        If it is no integer, slice, one-dimensional integer array or boolean mask.
+        If `rows` is not an integer, slice, one-dimensional integer array or boolean mask.
     """
     if not shape:
-        raise IndexError("a tensor without dimensions has no rows")
+        raise IndexError("rows of a sealed tensor: expected one dimension or more, got none. Open it whole")
     count = shape[0]
     row_bytes, rest = divmod(nbytes, count) if count else (0, 0)
     if rest:
-        raise TypeError("the rows of this tensor do not fill whole bytes; open it whole")
+        raise TypeError("rows of a sealed tensor: expected rows of whole bytes, got elements of less. Open it whole")
     if type(rows) is int:
         return _one_row(rows, shape, row_bytes)
     if isinstance(rows, slice):
@@ -123,18 +123,18 @@ def _one_row(row: int, shape: tuple[int, ...], row_bytes: int) -> RowPlan:
 
 
 def as_indices(rows: Any, count: int) -> Indices:
-    """A vector of integers or a mask, as the numbers of rows, from 0 on. Raises as `plan_rows` does."""
+    """Return a vector of integers, or a mask, as row numbers from 0 on. It raises as `plan_rows` does."""
     array = np.asarray(rows)
     if array.size == 0 and not isinstance(rows, np.ndarray):
         array = array.astype(np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iub" or isinstance(rows, tuple):
         raise TypeError(
-            "rows are chosen along the first dimension, by an integer, a slice, a vector of integers or a boolean "
-            f"mask; not by {rows!r:.80}"
+            "index of the first dimension: expected an integer, a slice, a vector of integers or a boolean mask, got "
+            f"{rows!r:.80}"
         )
     if array.dtype.kind == "b":
         if array.size != count:
-            raise IndexError(f"a mask of {array.size} does not fit {count} rows")
+            raise IndexError(f"boolean mask: expected {count} elements, one for each row, got {array.size}")
         return np.flatnonzero(array)
     if array.dtype.kind == "u" and array.size and int(array.max()) >= count:
         raise IndexError(f"row {int(array.max())} is out of range: the tensor has {count} rows")

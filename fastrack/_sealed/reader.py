@@ -34,48 +34,61 @@ FORMAT_VERSION = "1"
 _HEX_ID = re.compile(r"[0-9a-f]{32}")
 _HEX_HEADER = re.compile(r"[0-9a-f]{112}")
 _MAX_DIMENSIONS = 64
-_MAX_ELEMENTS = 2**56  # of all dimensions but the empty ones: past what a message holds, within what frameworks do
+_MAX_ELEMENTS = 2**56  # without empty dimensions: more than a message holds, and within the limits of frameworks
 _PREFIX = 8  # bytes at the start of a safetensors file: the size of the header, little-endian
 _ATTEMPTS = 100
-_VERIFY_RUN = 32 << 20  # bytes of plaintext between two reports of progress
+_VERIFY_RUN = 32 << 20  # bytes of plaintext between two calls of `progress`
 
 
 @public
 def load_file(path: str | os.PathLike[str], *, file_id: str | None = None, mapped: bool = True) -> SealedFile:
-    """Open a sealed file. Nothing is read yet but its header; nothing is decrypted, and no key is needed.
+    """Open a sealed file. Only its header is read; nothing is decrypted, and no key is needed.
 
     Parameters
     ----------
     path : path
-        The file.
+        The sealed file.
     file_id : str, optional
-        The file id that it must have, kept in a trusted place since the file was sealed: an older or another file of
-        the same key has another one.
+        Expected file id, kept in a trusted place since the file was sealed. Every file has its own, so an older or
+        another file of the same key is refused.
     mapped : bool
-        Whether to map the file. Otherwise all of it is read into memory now, so that nothing that happens to the file
-        later can end the process: that it is cut short, or that a network file system fails.
+        Map the file into memory. If False, all of it is read now, so that a file that is truncated later, or a network
+        file system that fails, cannot end the process.
 
     Returns
     -------
     SealedFile
-        A mapping of names to `SealedTensor`. Tensors stored in plain are in its `plain`. Close it, or use it in a
-        ``with`` statement.
+        Mapping of names to `SealedTensor`. Unencrypted tensors are in its `plain`. Close it, or use it in a ``with``
+        statement.
 
     Raises
     ------
     FormatError
-        If it is no safetensors file, or its fastrack metadata is not sound.
+        If it is not a safetensors file, or its fastrack metadata is malformed.
     AuthenticationError
         If it has another id than `file_id`.
     OSError
         If it cannot be read.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import fastrack
+    >>> key = fastrack.Key.generate()
+    >>> fastrack.save_file({"x": np.arange(3), "y": np.ones(2)}, "data.safetensors", key)
+    >>> with fastrack.load_file("data.safetensors") as file:
+    ...     print(sorted(file), file["x"].shape)
+    ...     x = fastrack.unseal(file["x"], key, framework="numpy")
+    ['x', 'y'] (3,)
+    >>> x
+    array([0, 1, 2])
     """
     return SealedFile(path, file_id, mapped)
 
 
 @contextlib.contextmanager
 def opened_file(source: SealedFile | str | os.PathLike[str]) -> Iterator[SealedFile]:
-    """Give a file that is open already as it is, and open and close one that is named by its path."""
+    """Open a file for the ``with`` block if it is given by its path. An open file is left open."""
     if isinstance(source, SealedFile):
         yield source
     else:
@@ -85,27 +98,40 @@ def opened_file(source: SealedFile | str | os.PathLike[str]) -> Iterator[SealedF
 
 @public
 class SealedFile(Mapping[str, SealedTensor]):
-    """The sealed tensors of a file by name, mapped into memory and lazy. Made by `load_file`.
+    """Lazy mapping of names to the sealed tensors of a file. `load_file` makes it.
 
-    Tensors that the file stores in plain are in `plain`, and there only: nobody can slip one in where a sealed tensor
-    is expected. A tensor that was taken out stays usable after `close`, as does the memory map under it.
+    Unencrypted tensors are in `plain` alone, so that none can take the place of a sealed one. A tensor that was taken
+    out stays usable after `close`, as does the memory map under it.
 
     Attributes
     ----------
     path : pathlib.Path
-        Where the file is.
+        Path of the file.
     names : tuple of str
-        The names of all tensors, sealed and plain, in the order of the file.
+        Names of all tensors, sealed and plain, in the order of the file.
     plain : mapping of str to numpy.ndarray
-        The tensors stored in plain, as read-only arrays on the map. Neither encrypted nor authenticated.
+        Unencrypted and unauthenticated tensors, as read-only arrays on the map.
     metadata : dict of str to str
-        The file's own metadata, without fastrack's. Neither encrypted nor authenticated.
+        Metadata of the file without fastrack's own. Neither encrypted nor authenticated.
     file_id : str or None
-        What binds the sealed tensors to this file: 32 hexadecimal digits; None if nothing is sealed.
+        Id that the sealed tensors are bound to: 32 hexadecimal digits; None if nothing is sealed.
     key_id : str or None
-        The id of the key that sealed them; None if nothing is sealed.
+        Id of the key that sealed them; None if nothing is sealed.
     kind : {"tensor", "checkpoint"}
-        The use that the sealed tensors were sealed for. They open under no other.
+        Use that the tensors were sealed for. They do not open as another kind.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import fastrack
+    >>> key = fastrack.Key.generate()
+    >>> fastrack.save_file({"x": np.arange(3), "labels": np.ones(2)}, "data.safetensors", key, plain=["labels"])
+    >>> file = fastrack.load_file("data.safetensors")
+    >>> file
+    <SealedFile 'data.safetensors': 1 sealed, 1 plain>
+    >>> list(file), list(file.plain), file.key_id == key.id
+    (['x'], ['labels'], True)
+    >>> file.close()
     """
 
     def __init__(self, path: str | os.PathLike[str], file_id: str | None = None, mapped: bool = True) -> None:
@@ -118,8 +144,8 @@ class SealedFile(Mapping[str, SealedTensor]):
             raise
 
     @classmethod
-    def of_bytes(cls, data: bytes) -> Self:
-        """Read a whole file that is in memory."""
+    def from_bytes(cls, data: bytes) -> Self:
+        """Read a file whose bytes are in memory."""
         file = cls.__new__(cls)
         file.path = Path("<bytes>")
         file._is_mapped = False  # noqa: SLF001 - its own
@@ -129,89 +155,89 @@ class SealedFile(Mapping[str, SealedTensor]):
     def _read(self, header: _Header, memory: Bytes, file_id: str | None) -> None:
         self._expected_id = file_id
         self._memory: Bytes | None = memory
-        self._places = header.locate(memory)
-        marks = {key: value for key, value in header.metadata.items() if key.startswith("fastrack.")}
-        self.metadata = {key: value for key, value in header.metadata.items() if key not in marks}
+        self._locations = header.locate(memory)
+        fields = {key: value for key, value in header.metadata.items() if key.startswith("fastrack.")}
+        self.metadata = {key: value for key, value in header.metadata.items() if key not in fields}
         self.file_id: str | None = None
         self.key_id: str | None = None
         self.kind: Kind = "tensor"
-        self._claims: dict[str, MessageContext] = {}
+        self._contexts: dict[str, MessageContext] = {}
         self._bindings: dict[str, Binding] = {}
-        if marks:
-            self._read_marks(marks)
+        if fields:
+            self._read_fields(fields)
         if file_id is not None and file_id != self.file_id:
             raise AuthenticationError(
-                f"{self.path}: expected file id {file_id:.50}, got {self.file_id}; it is an older or another file than "
-                "the one that is wanted, so get that one",
+                f"{self.path}: expected file id {file_id:.50}, got {self.file_id}; it is an older or another file. Get "
+                "the one with the expected id",
                 path=self.path,
             )
-        self.names = tuple(self._places)
-        self.plain: Mapping[str, Any] = _PlainTensors(self, [name for name in self.names if name not in self._claims])
+        self.names = tuple(self._locations)
+        self.plain: Mapping[str, Any] = _PlainTensors(self, [name for name in self.names if name not in self._contexts])
 
-    def _read_marks(self, marks: dict[str, str]) -> None:
-        version = marks.get("fastrack.version")
+    def _read_fields(self, fields: dict[str, str]) -> None:
+        version = fields.get("fastrack.version")
         if version != FORMAT_VERSION:
             raise FormatError(
-                f"{self.path} is of fastrack format {version!r:.20}, and this one reads {FORMAT_VERSION!r}; update it"
+                f"{self.path}: expected fastrack format {FORMAT_VERSION!r}, got {version!r:.20}. Update fastrack"
             )
         self.file_id, self.key_id = (
-            _hex_id(marks.get(name), name, self.path) for name in ("fastrack.file", "fastrack.key")
+            _hex_id(fields.get(name), name, self.path) for name in ("fastrack.file", "fastrack.key")
         )
-        kind = marks.get("fastrack.kind")
+        kind = fields.get("fastrack.kind")
         if kind is not None:
             if kind != "checkpoint":
                 raise FormatError(
-                    f"{self.path} is of kind {kind!r:.20}, and this version of fastrack knows checkpoint alone; "
-                    "update it"
+                    f"{self.path}: expected no fastrack.kind, or checkpoint, got {kind!r:.20}. Update fastrack"
                 )
             self.kind = "checkpoint"
-        for name, entry in _read_json(marks.get("fastrack.tensors"), self.path).items():
-            place = self._places.get(name)
-            if place is None:
-                raise FormatError(f"{self.path} lists a sealed tensor {name!r:.80} that is not in it")
+        for name, entry in _read_json(fields.get("fastrack.tensors"), self.path).items():
+            location = self._locations.get(name)
+            if location is None:
+                raise FormatError(f"{self.path} lists a sealed tensor {name!r:.80} that it lacks; the file was altered")
             if isinstance(entry, dict) and "binding" in entry:
                 rest, own_id, self._bindings[name] = _read_binding(name, entry, self.file_id, self.path)
-                claim = _read_claim(name, rest, own_id, self.kind, self.path)
+                context = _read_context(name, rest, own_id, self.kind, self.path)
             else:
-                claim = _read_claim(name, entry, self.file_id, self.kind, self.path)
-            self._claims[name] = claim
-            expected = cobblestone.message_size(dtypes.nbytes(claim.dtype, claim.shape))
-            if place.dtype != "U8" or place.shape != (expected,):
+                context = _read_context(name, entry, self.file_id, self.kind, self.path)
+            self._contexts[name] = context
+            expected = cobblestone.message_size(dtypes.nbytes(context.dtype, context.shape))
+            if location.dtype != "U8" or location.shape != (expected,):
                 raise FormatError(
-                    f"{self.path}: {name!r:.200} of {claim.dtype} {list(claim.shape)} takes a U8 vector of {expected} "
-                    f"bytes, but is {place.dtype} {list(place.shape)}; the metadata or the file was altered"
+                    f"{self.path}: {name!r:.200} of {context.dtype} {list(context.shape)}: expected a U8 vector of "
+                    f"{expected} bytes, got {location.dtype} {list(location.shape)}; the metadata or the file was "
+                    "altered"
                 )
 
     def __getitem__(self, name: str) -> SealedTensor:
-        claim = self._claims.get(name)
-        if claim is None:
-            if name in self._places:
-                raise KeyError(f"{name!r} is not sealed but stored in plain; file.plain[{name!r}] gives it")
+        context = self._contexts.get(name)
+        if context is None:
+            if name in self._locations:
+                raise KeyError(f"{name!r} is stored unencrypted; file.plain[{name!r}] returns it")
             raise KeyError(name)
         assert self.key_id is not None
-        return SealedTensor(claim, self.stored(name)[2], self.key_id, self._bindings.get(name), self.path)
+        return SealedTensor(context, self.stored(name)[2], self.key_id, self._bindings.get(name), self.path)
 
     def stored(self, name: str) -> tuple[str, tuple[int, ...], Bytes]:
-        """A tensor as safetensors has it: dtype, shape and a view of its bytes. A sealed one is a `U8` vector."""
-        place = self._places[name]
+        """Return the stored dtype, shape and bytes of a tensor. A sealed tensor is stored as a `U8` vector."""
+        location = self._locations[name]
         if self._memory is None:
             raise ClosedError(f"{self.path} was closed; load_file opens it again")
-        return place.dtype, place.shape, self._memory[place.start : place.stop]
+        return location.dtype, location.shape, self._memory[location.start : location.stop]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._claims
+        return name in self._contexts
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name in self.names if name in self._claims)
+        return (name for name in self.names if name in self._contexts)
 
     def __len__(self) -> int:
-        return len(self._claims)
+        return len(self._contexts)
 
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
     def close(self) -> None:
-        """Hand out no more tensors. The map goes when the last one that was handed out does."""
+        """Stop returning tensors. The memory map is released with the last tensor that was taken out."""
         self._memory = None
 
     def __enter__(self) -> Self:
@@ -227,19 +253,19 @@ class SealedFile(Mapping[str, SealedTensor]):
         return f"<SealedFile {str(self.path)!r}: {len(self)} sealed, {len(self.plain)} plain>"
 
 
-def one_tensor_of(data: bytes) -> SealedTensor:
-    """Read a sealed file that holds one tensor, and return that. As `SealedTensor.from_bytes` says."""
-    with SealedFile.of_bytes(data) as file:
+def read_one_tensor(data: bytes) -> SealedTensor:
+    """Return the tensor of a sealed file that holds one, for `SealedTensor.from_bytes`."""
+    with SealedFile.from_bytes(data) as file:
         if len(file) != 1 or len(file.names) != 1 or file.kind != "tensor":
             raise FormatError(
                 f"expected a sealed file of one tensor, got a {file.kind} file of {len(file)} sealed and "
-                f"{len(file.plain)} plain; write it to disk, and open it with load_file or load_checkpoint"
+                f"{len(file.plain)} plain. Write it to disk, and open it with load_file or load_checkpoint"
             )
         return file[file.names[0]]
 
 
 class _PlainTensors(Mapping[str, Any]):
-    """The plain tensors of a file."""
+    """Lazy mapping of names to the unencrypted tensors of a file."""
 
     def __init__(self, file: SealedFile, names: Sequence[str]) -> None:
         self._file = file
@@ -269,7 +295,7 @@ class _PlainTensors(Mapping[str, Any]):
 
 @dataclass(frozen=True, slots=True)
 class TensorCheck:
-    """What `check_file` found of one sealed tensor; `error` is None if every chunk of it is good."""
+    """Result of `check_file` for one sealed tensor. `error` is None if every chunk is authentic."""
 
     name: str
     dtype: str
@@ -285,28 +311,43 @@ def verify_file(
     *,
     progress: Callable[[int], None] | None = None,
 ) -> None:
-    """Authenticate every chunk of every sealed tensor of a file. No plaintext is handed out, and nothing is written.
+    """Authenticate every chunk of every sealed tensor of a file. No plaintext is returned, and nothing is written.
 
     Parameters
     ----------
     source : path or SealedFile
-        The sealed file, or one that `load_file` opened.
+        The sealed file, by its path or opened by `load_file`.
     keys : Key, path or iterable of these, optional
         As for `unseal`.
     progress : callable, optional
-        Called with the number of plaintext bytes checked since it was last called.
+        Called with the number of plaintext bytes checked since the previous call.
 
     Raises
     ------
     AuthenticationError
-        If a tensor is not what was sealed: for the first such tensor and its first such chunk, after all were checked.
-        The others are in the error's notes.
+        If a tensor was altered. All tensors are checked first; the error names the first altered one and its first
+        altered chunk, and its notes name the others.
     UnknownKeyError
         If the key is not among `keys`.
     FormatError
-        If it is no such file, or nothing in it is sealed.
+        If it is not a sealed file, or nothing in it is sealed.
     OSError
         If it cannot be read.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import fastrack
+    >>> key = fastrack.Key.generate()
+    >>> fastrack.save_file({"x": np.arange(3)}, "data.safetensors", key)
+    >>> fastrack.verify_file("data.safetensors", key)
+    >>> with open("data.safetensors", "r+b") as file:
+    ...     _ = file.seek(-8, 2)
+    ...     _ = file.write(b"altered!")
+    >>> fastrack.verify_file("data.safetensors", key)
+    Traceback (most recent call last):
+        ...
+    fastrack.AuthenticationError: data.safetensors: tensor 'x', chunk 0: ...
     """
     errors = [check.error for check in check_file(source, keys, progress=progress) if check.error is not None]
     for error in errors[:1]:
@@ -321,11 +362,11 @@ def check_file(
     *,
     progress: Callable[[int], None] | None = None,
 ) -> list[TensorCheck]:
-    """Do what `verify_file` does, but report: one `TensorCheck` a sealed tensor, in the order of the file."""
+    """Authenticate a file as `verify_file` does, and return one `TensorCheck` per sealed tensor, in file order."""
     ring = KeyRing.resolve(keys)
     with opened_file(source) as file:
         if not file:
-            raise FormatError(f"{file.path}: nothing in it is sealed, so there is nothing to verify")
+            raise FormatError(f"{file.path}: expected a sealed tensor, got none; there is nothing to verify")
         return [
             TensorCheck(name, sealed.dtype, sealed.shape, sealed.nbytes, _verify(sealed, ring, progress))
             for name, sealed in file.items()
@@ -349,11 +390,11 @@ def _verify(
     return None
 
 
-# Reading a header. Every value in it may be a lie.
+# Header parsing. All values are untrusted.
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Location:
     dtype: str
     shape: tuple[int, ...]
     start: int
@@ -365,30 +406,31 @@ class _Header:
     metadata: dict[str, str]
     tensors: dict[str, tuple[str, tuple[int, ...]]]  # in the order in which their bytes lie
 
-    def locate(self, memory: Bytes) -> dict[str, _Place]:
-        """Where each tensor lies. safetensors refuses gaps and overlaps, so they follow one another to the end."""
+    def locate(self, memory: Bytes) -> dict[str, _Location]:
+        """Return the location of each tensor. They follow one another, as safetensors refuses gaps and overlaps."""
         sizes = {name: dtypes.nbytes(dtype, shape) for name, (dtype, shape) in self.tensors.items()}
         start = _PREFIX + int.from_bytes(memory[:_PREFIX].tobytes(), "little")
         if start + sum(sizes.values()) != memory.size:
             raise FormatError(
-                "the file is not as long as its header says; it was cut short, or changed while it was read"
+                f"file size: expected {start + sum(sizes.values())} bytes by its header, got {memory.size}; it was cut "
+                "short, or changed while it was read"
             )
-        places = {}
+        locations = {}
         for name, (dtype, shape) in self.tensors.items():
-            places[name] = _Place(dtype, shape, start, start + sizes[name])
+            locations[name] = _Location(dtype, shape, start, start + sizes[name])
             start += sizes[name]
-        return places
+        return locations
 
 
 def _open(path: Path, *, mapped: bool) -> tuple[_Header, Bytes]:
-    """Map or read a file, and read its header: of one version of the file, though it may be replaced meanwhile."""
+    """Map or read a file and its header, both of the same version of the file even if it is replaced meanwhile."""
     for _ in range(_ATTEMPTS):
         with open_regular(path) as file:
             header = _read_header(path, _name_of(file))
             memory = map_file(file.fileno()) if mapped else _read_whole(file)
             if _version_of(os.fstat(file.fileno())) == _version_of(path.stat()):
                 return header, memory
-    raise FormatError(f"{path} changes all the time; wait until it is written, and open it again")
+    raise FormatError(f"{path} keeps changing; wait until it is written, and open it again")
 
 
 def _read_whole(file: io.FileIO) -> Bytes:
@@ -405,7 +447,7 @@ def _version_of(status: os.stat_result) -> tuple[int, ...]:
 
 
 def _name_of(file: io.FileIO) -> Path | None:
-    """Return a name of an open file that leads to no other one, whatever takes its place meanwhile."""
+    """Return a path of an open file that stays valid when another file replaces it, or None."""
     path = Path(f"/proc/self/fd/{file.fileno()}")
     return path if path.exists() else None
 
@@ -417,18 +459,18 @@ def _read_header(path: Path, opened: Path | None) -> _Header:
             for name in file.offset_keys():
                 part = file.get_slice(name)
                 tensors[name] = (part.get_dtype(), tuple(part.get_shape()))
-                if not _is_within_reach(tensors[name][1]):
-                    raise FormatError(f"{path}: the shape of {name!r:.80} is past what an array may have")
+                if not _is_representable(tensors[name][1]):
+                    raise FormatError(f"{path}: the shape of {name!r:.80} is larger than an array can be")
             return _Header(file.metadata() or {}, tensors)
     except safetensors.SafetensorError as error:
-        raise FormatError(f"{path} is no safetensors file: {error}") from None
+        raise FormatError(f"{path}: expected a safetensors file, got another or a damaged one: {error}") from None
     except FileNotFoundError:
-        path.open("rb").close()  # says what it is: safetensors reports any failure to open a file as this one
+        path.open("rb").close()  # raises the actual error: safetensors reports any failure to open a file as this one
         raise
 
 
 def _parse_header(data: bytes) -> _Header:
-    """Read the header of a file in memory. safetensors checks it, but does not give the metadata of such a file."""
+    """Parse the header of a file in memory. safetensors validates it, but does not return its metadata."""
     try:
         safetensors.deserialize(data)  # type: ignore[no-untyped-call]
         size = int.from_bytes(data[:_PREFIX], "little")
@@ -436,16 +478,16 @@ def _parse_header(data: bytes) -> _Header:
         metadata = header.pop("__metadata__", None) or {}
         in_order = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
     except (safetensors.SafetensorError, ValueError, RecursionError) as error:
-        raise FormatError(f"the bytes are no safetensors file: {error!s:.200}") from None
+        raise FormatError(f"expected the bytes of a safetensors file: {error!s:.200}") from None
     tensors = {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in in_order}
     for name, (_, shape) in tensors.items():
-        if not _is_within_reach(shape):
-            raise FormatError(f"the shape of {name!r:.80} is past what an array may have")
+        if not _is_representable(shape):
+            raise FormatError(f"the shape of {name!r:.80} is larger than an array can be")
     return _Header(metadata, tensors)
 
 
-def _is_within_reach(shape: Sequence[int]) -> bool:
-    """Whether a framework could hold it. No number of bytes bounds a shape that has a zero in it."""
+def _is_representable(shape: Sequence[int]) -> bool:
+    """Return True if a framework could have an array of this shape. With a zero in it, its size is no bound."""
     if len(shape) > _MAX_DIMENSIONS:
         return False
     elements = 1
@@ -458,7 +500,9 @@ def _is_within_reach(shape: Sequence[int]) -> bool:
 
 def _hex_id(value: str | None, name: str, path: Path) -> str:
     if value is None or not _HEX_ID.fullmatch(value):
-        raise FormatError(f"{path}: {name} must be 32 hexadecimal digits, not {value!r:.50}; the metadata was altered")
+        raise FormatError(
+            f"{path}: {name}: expected 32 hexadecimal digits, got {value!r:.50}; the metadata was altered"
+        )
     return value
 
 
@@ -469,33 +513,33 @@ def _read_json(text: str | None, path: Path) -> dict[str, Any]:
         value = None
     if not isinstance(value, dict):
         raise FormatError(
-            f"{path}: fastrack.tensors must be a JSON object that has each member once, not {text!r:.50}; the metadata "
-            "was altered"
+            f"{path}: fastrack.tensors: expected a JSON object that has each member once, got {text!r:.50}; the "
+            "metadata was altered"
         )
     return value
 
 
 def _unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse an object that has a member twice: one reader would take the first, and another the last."""
-    found = dict(members)
-    if len(found) != len(members):
-        raise ValueError("a member is there twice")
-    return found
+    """Refuse an object that has a member twice, since parsers differ in which one they take."""
+    unique = dict(members)
+    if len(unique) != len(members):
+        raise ValueError("expected each member once")
+    return unique
 
 
 def _read_binding(name: str, entry: dict[str, Any], file: str, path: Path) -> tuple[dict[str, Any], str, Binding]:
-    """Split the entry of a tensor that was sealed earlier: the rest of the entry, its own file id and its binding."""
+    """Split the entry of a tensor that was sealed earlier into the rest of it, its own file id and its binding."""
     own_id, header = entry.get("file"), entry["binding"]
     if not isinstance(own_id, str) or not isinstance(header, str) or not _HEX_HEADER.fullmatch(header):
         raise FormatError(
-            f"{path}: the binding of {name!r:.80} must be {2 * cobblestone.HEADER_SIZE} hexadecimal digits beside a "
-            f"file id, not {header!r:.80}; the metadata was altered"
+            f"{path}: binding of {name!r:.80}: expected {2 * cobblestone.HEADER_SIZE} hexadecimal digits beside a "
+            f"file id, got {header!r:.80}; the metadata was altered"
         )
     rest = {member: value for member, value in entry.items() if member not in {"file", "binding"}}
     return rest, _hex_id(own_id, f"file of {name!r:.80}", path), Binding(file, bytes.fromhex(header))
 
 
-def _read_claim(name: str, entry: Any, file: str, kind: Kind, path: Path) -> MessageContext:
+def _read_context(name: str, entry: Any, file: str, kind: Kind, path: Path) -> MessageContext:
     sound = isinstance(entry, dict) and entry.keys() == {"dtype", "shape"}
     if sound:
         dtype, shape = entry["dtype"], entry["shape"]
@@ -503,11 +547,10 @@ def _read_claim(name: str, entry: Any, file: str, kind: Kind, path: Path) -> Mes
             isinstance(dtype, str)
             and isinstance(shape, list)
             and all(type(extent) is int and extent >= 0 for extent in shape)
-            and _is_within_reach(shape)
+            and _is_representable(shape)
         )
     if not sound:
         raise FormatError(
-            f"{path}: the entry of {name!r:.80} must give a dtype and a shape, not {entry!r:.80}; the metadata was "
-            "altered"
+            f"{path}: entry of {name!r:.80}: expected a dtype and a shape, got {entry!r:.80}; the metadata was altered"
         )
     return MessageContext(name, dtype, tuple(shape), file, kind)

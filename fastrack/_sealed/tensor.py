@@ -1,14 +1,14 @@
-"""Sealed tensors in memory: `seal`, `unseal`, and the handles `SealedTensor` and `SealedRows`."""
+"""Sealed tensors in memory: `seal`, `unseal`, `SealedTensor` and handles on rows, `SealedRows`."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn, Protocol, Self
+from typing import Any, Literal, NamedTuple, NoReturn, Self
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from fastrack._crypto import engine as aead
 from fastrack._crypto.base import GatherPlan
 from fastrack._crypto.cobblestone import HEADER_SIZE, SALT_SIZE, MessageKey
 from fastrack._crypto.keys import Key, KeyLike, KeyRing, KeySource
-from fastrack._sealed.indexing import Ranges, plan_rows
+from fastrack._sealed.indexing import ByteRanges, RowPlan, plan_rows
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes, Framework
 from fastrack._util.pickles import unpickle
@@ -26,40 +26,52 @@ from fastrack.errors import AuthenticationError, FormatError, UnknownKeyError
 
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 Kind = Literal["tensor", "checkpoint"]
-"""The use that a message was sealed for, and the first part of its context."""
+"""The use that a message is sealed for. It is authenticated, as the first part of the context."""
 
 
 @public
 def seal(tensor: Any, key: KeyLike, name: str = "tensor") -> SealedTensor:
-    """Encrypt a tensor for the holders of `key`, and bind it to its name, dtype and shape.
+    """Encrypt a tensor under a key, and bind it to its name, dtype and shape.
 
     Parameters
     ----------
     tensor : numpy.ndarray or torch.Tensor
-        In host memory, of any dtype that safetensors has.
+        Tensor of any shape in host memory, of any dtype that safetensors has.
     key : Key or path
         The owner's key. 256 bits mean Cobblestone-256, 128 bits Cobblestone-128.
     name : str
-        What the tensor is called. Part of what is authenticated.
+        Name of the tensor. It is authenticated.
 
     Returns
     -------
     SealedTensor
-        Of 56 bytes more than the tensor, and 16 for each 16 KiB of it. Can be stored, sent and shown to anyone;
+        The message: 56 bytes more than the tensor, and 16 for each 16 KiB of it. It holds no secret.
         `SealedTensor.to_bytes` and `save_file` write it.
 
     Raises
     ------
     TypeError
-        If it is no tensor in host memory, or its dtype has no safetensors name.
+        If `tensor` is not a tensor in host memory, its dtype has no safetensors name, or `name` is not text.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import fastrack
+    >>> key = fastrack.Key.generate()
+    >>> sealed = fastrack.seal(np.arange(6, dtype=np.float32).reshape(2, 3), key, name="weights")
+    >>> sealed.name, sealed.dtype, sealed.shape, sealed.nbytes
+    ('weights', 'F32', (2, 3), 24)
+    >>> fastrack.unseal(sealed, key, framework="numpy")
+    array([[0., 1., 2.],
+           [3., 4., 5.]], dtype=float32)
     """
     key = Key.of(key)
     dtype, shape = arrays.describe(tensor)
     plain = arrays.bytes_of(tensor)
-    claim = MessageContext(name, dtype, shape, new_file_id())
+    context = MessageContext(name, dtype, shape, new_file_id())
     message = arrays.empty_bytes(cobblestone.message_size(plain.size))
     engine = aead.get_engine()
-    salt, message_key = claim.new_key(key)
+    salt, message_key = context.new_key(key)
     schedule = engine.expand_key(message_key)
     try:
         engine.seal_run(schedule, plain, message[HEADER_SIZE:], 0)
@@ -68,7 +80,7 @@ def seal(tensor: Any, key: KeyLike, name: str = "tensor") -> SealedTensor:
         message_key.wipe()
     write_header(message, salt, message_key)
     message.flags.writeable = False
-    return SealedTensor(claim, message, key.id)
+    return SealedTensor(context, message, key.id)
 
 
 @public
@@ -77,28 +89,49 @@ def unseal(
 ) -> Any:
     """Authenticate and decrypt a sealed tensor, or rows of one, into host memory.
 
-    This is the deliberate way to plaintext on the host; `to_device` is the way to a device.
+    The plaintext is on the host then, on purpose. `to_device` decrypts on a device.
 
     Parameters
     ----------
     sealed : SealedTensor or SealedRows
-        What to open.
+        Tensor or rows to decrypt.
     keys : Key, path or iterable of these, optional
-        Where the tensor's key is looked for. Absent, the environment variable ``FASTRACK_KEY_FILE`` names a key file.
+        Keys that may open it. By default those of the key file that the environment variable ``FASTRACK_KEY_FILE``
+        names.
     framework : {"torch", "numpy"}, optional
-        What the result is an array of: torch if it is installed, else numpy.
+        Framework of the result. By default torch if it is installed, else numpy.
+
+    Returns
+    -------
+    torch.Tensor or numpy.ndarray
+        Array of the sealed shape and dtype.
 
     Raises
     ------
     AuthenticationError
-        If the key is another one, or anything was altered. Nothing is returned then.
+        If the key is another one, or anything was altered. No plaintext is returned then.
     UnknownKeyError
         If the key that sealed it is not among `keys`.
     TypeError
-        If it is not sealed, or `framework` has no such dtype.
+        If `sealed` is neither of these types, or `framework` lacks its dtype.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import fastrack
+    >>> key = fastrack.Key.generate()
+    >>> sealed = fastrack.seal(np.arange(4), key)
+    >>> fastrack.unseal(sealed, keys=key, framework="numpy")
+    array([0, 1, 2, 3])
+    >>> fastrack.unseal(sealed[1:3], keys=key, framework="numpy")
+    array([1, 2])
+    >>> fastrack.unseal(sealed, keys=fastrack.Key.generate())
+    Traceback (most recent call last):
+        ...
+    fastrack.UnknownKeyError: ...
     """
     if not isinstance(sealed, (SealedTensor, SealedRows)):
-        raise TypeError(f"expected a sealed tensor or rows of one, not {type(sealed).__name__}, which nobody sealed")
+        raise TypeError(f"unseal: expected SealedTensor or SealedRows, got {type(sealed).__name__}. Seal it first")
     framework = framework or arrays.default_framework()
     ring = KeyRing.resolve(keys)
     if isinstance(sealed, SealedRows):
@@ -111,17 +144,17 @@ def unseal(
 
 
 def _unseal_rows(rows: SealedRows, keys: KeyRing, framework: Framework) -> Any:
-    """Open rows: all headers first, as the memory and the plans are of the size that these authenticate."""
+    """Decrypt rows. All headers are authenticated before memory of the size that they claim is allocated."""
     rows.check_contexts(keys)
     with ExitStack() as stack:
-        opened = [(stack.enter_context(OpenMessage(part.tensor, keys)), part.plan) for part in rows.parts()]
+        opened = [(stack.enter_context(OpenMessage(tensor, keys)), ranges) for tensor, ranges in rows.slices()]
         memory = arrays.empty_bytes(rows.nbytes)
         result = arrays.from_bytes(memory, rows.dtype, rows.shape, framework)
         try:
             if rows.needs_padding:
                 memory.fill(0)
-            for message, plan in opened:
-                message.gather(plan.pieces(), memory)
+            for message, ranges in opened:
+                message.gather(ranges().pieces(), memory)
         except BaseException:
             memory.fill(0)
             raise
@@ -130,7 +163,7 @@ def _unseal_rows(rows: SealedRows, keys: KeyRing, framework: Framework) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class MessageContext:
-    """What a message claims to be; its key is derived from this, so a false claim fails before a chunk is opened."""
+    """The values that a message is bound to. Its key is derived from them, so others fail before a chunk is opened."""
 
     name: str
     dtype: str
@@ -138,49 +171,49 @@ class MessageContext:
     file: str
     kind: Kind = "tensor"
 
-    def context(self) -> bytes:
-        """Return the bytes that bind a message to its claim: a label with its kind, and canonical JSON.
+    def encode(self) -> bytes:
+        """Return the context string of the key derivation: a label with the kind, and canonical JSON.
 
         Raises
         ------
         TypeError, FormatError
-            If the name is no text, or none that Unicode can encode.
+            If the name is not text, or not Unicode.
         """
         if not isinstance(self.name, str):
-            raise TypeError(f"a tensor's name must be text, not {self.name!r}")
-        claim = {"dtype": self.dtype, "file": self.file, "name": self.name, "shape": list(self.shape)}
+            raise TypeError(f"name of a tensor: expected text, got {self.name!r:.200}")
+        fields = {"dtype": self.dtype, "file": self.file, "name": self.name, "shape": list(self.shape)}
         try:
-            return f"fastrack/{self.kind}@1\0{_CANONICAL.encode(claim)}".encode()
+            return f"fastrack/{self.kind}@1\0{_CANONICAL.encode(fields)}".encode()
         except UnicodeEncodeError:
-            raise FormatError(f"a tensor's name must be Unicode text, not {self.name!r}") from None
+            raise FormatError(f"name of a tensor: expected Unicode text, got {self.name!r:.200}") from None
 
     def __reduce__(self) -> tuple[object, ...]:
-        return unpickle, ("Claim", self.name, self.dtype, self.shape, self.file, self.kind)
+        return unpickle, ("MessageContext", self.name, self.dtype, self.shape, self.file, self.kind)
 
     def new_key(self, key: Key) -> tuple[bytes, MessageKey]:
-        """A fresh salt and the message key that follows from it."""
+        """Return a fresh salt, and the message key derived from it."""
         salt = os.urandom(SALT_SIZE)
-        return salt, cobblestone.derive(key.material(), salt, self.context())
+        return salt, cobblestone.derive(key.material(), salt, self.encode())
 
     def open_header(self, header: bytes, key: Key) -> MessageKey:
-        """The message key, after the header's commitment was checked.
+        """Return the message key, after the commitment in the header was checked.
 
         Raises
         ------
         AuthenticationError
-            If the header is not that of a message with this claim under this key.
+            If the header is not that of a message with this context under this key.
         """
         try:
-            return cobblestone.open_header(header, key.material(), self.context())
+            return cobblestone.open_header(header, key.material(), self.encode())
         except AuthenticationError as error:
             raise AuthenticationError(f"tensor {self.name!r:.200}: {error}", tensor=self.name) from None
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """The file that a message sealed earlier was put into, and the header by which the key's owner vouches for that.
+    """The file that a message sealed earlier was put into, and a header that authenticates this.
 
-    Without it anyone could put tensors of several files of one owner together, and pass them off as one file.
+    Without it, tensors from several files of one owner could be recombined into one file unnoticed.
     """
 
     file: str
@@ -190,35 +223,35 @@ class Binding:
         return unpickle, ("Binding", self.file, self.header)
 
     @classmethod
-    def new(cls, claim: MessageContext, file: str, key: Key) -> Binding:
-        """Bind the message of that claim to a file. The header is that of a message without chunks."""
+    def new(cls, context: MessageContext, file: str, key: Key) -> Binding:
+        """Bind the message of that context to a file. The header is that of a message without chunks."""
         salt = os.urandom(SALT_SIZE)
-        message_key = cobblestone.derive(key.material(), salt, _binding_context(claim, file))
+        message_key = cobblestone.derive(key.material(), salt, _binding_context(context, file))
         commitment = message_key.commitment
         message_key.wipe()
         return cls(file, salt + commitment)
 
-    def check(self, claim: MessageContext, key: Key) -> None:
-        """Authenticate that the owner put the message into the file.
+    def check(self, context: MessageContext, key: Key) -> None:
+        """Authenticate that the message was put into the file under this key.
 
         Raises
         ------
         AuthenticationError
-            If the key is another one, or the message was put there by someone else.
+            If the binding was made under another key, for another message or for another file.
         """
         try:
-            cobblestone.open_header(self.header, key.material(), _binding_context(claim, self.file)).wipe()
+            cobblestone.open_header(self.header, key.material(), _binding_context(context, self.file)).wipe()
         except AuthenticationError:
             raise AuthenticationError(
-                f"tensor {claim.name!r:.200}: it was sealed for another file, and its binding to this one does not "
+                f"tensor {context.name!r:.200}: it was sealed for another file, and its binding to this one does not "
                 "match: another key made it, or it was altered; get the file again from its owner",
-                tensor=claim.name,
+                tensor=context.name,
             ) from None
 
 
-def _binding_context(claim: MessageContext, file: str) -> bytes:
-    """Return what a binding authenticates: the file, and by its context the message that was put into it."""
-    return f"fastrack/binding@1\0{file}\0".encode() + claim.context()
+def _binding_context(context: MessageContext, file: str) -> bytes:
+    """Return the context string of a binding: the file id, and the context of the message."""
+    return f"fastrack/binding@1\0{file}\0".encode() + context.encode()
 
 
 def _to(
@@ -230,79 +263,94 @@ def _to(
     out: Any = None,
     non_blocking: bool = False,
 ) -> Any:
-    """Open it on a device: the same as `fastrack.to_device` of it."""
+    """Open it on a device, as `fastrack.to_device` does."""
     from fastrack._transfer.api import to_device
 
     return to_device(self, device, keys=keys, framework=framework, out=out, non_blocking=non_blocking)
 
 
 def _refuse_array(self: SealedTensor | SealedRows, *_: object, **__: object) -> NoReturn:
-    """Refuse what NumPy and torch would make of handles: an array of objects."""
-    raise TypeError(f"{self!r} is sealed, and no array; open it with to_device or unseal")
+    """Refuse the conversion to an array of objects, which NumPy and torch would attempt."""
+    raise TypeError(f"expected an array, got {self!r}, which is sealed. Open it with to_device or unseal")
 
 
 @public
 class SealedTensor:
-    """One tensor, sealed. It holds no secret: it can be stored, sent and shown to anyone.
+    """Encrypted and authenticated tensor. It holds no secret, and can be stored and sent anywhere.
 
-    `to_bytes` and `from_bytes` keep it. Pickle serves processes that trust each other: reading a pickle that came from
-    anywhere else runs whatever code is in it, before anything is authenticated.
+    `seal` and `load_file` make it. `to_bytes` and `from_bytes` store it. Pickle is for processes that trust each other:
+    reading a pickle from anywhere else runs the code in it, before anything is authenticated.
 
-    ``sealed[rows]`` is a handle on some of its rows (along the first dimension), given by an integer, a slice, an array
-    of integers or a boolean mask. Opening it opens only the chunks that hold those rows.
+    ``sealed[rows]`` is a handle (`SealedRows`) on rows along the first dimension, selected by an integer, a slice, an
+    array of integers or a boolean mask. Opening it opens only the chunks that hold those rows.
 
     Attributes
     ----------
     name : str
-        What it is called.
+        Name of the tensor.
     dtype : str
-        Its element type, by its safetensors name, such as ``"F32"``.
+        Element type by its safetensors name, such as ``"F32"``.
     shape : tuple of int
-        Its shape.
+        Shape of the tensor.
     nbytes : int
-        Bytes of its plaintext.
+        Size of the plaintext in bytes.
     message : memoryview
         The Cobblestone message: header, then chunks.
     key_id : str
-        The id of the key that opens it.
+        Id of the key that opens it.
     path : pathlib.Path or None
-        The file that it was taken from, for errors to name. It does not travel with a pickle.
+        File that it was taken from, for errors to name. It is not part of a pickle.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import fastrack
+    >>> key = fastrack.Key.generate()
+    >>> sealed = fastrack.seal(np.arange(6, dtype=np.int32).reshape(3, 2), key, name="x")
+    >>> len(sealed.message)
+    96
+    >>> sealed[[2, 0]]
+    <SealedRows of 'x' I32 [2, 2]>
+    >>> copy = fastrack.SealedTensor.from_bytes(sealed.to_bytes())
+    >>> fastrack.unseal(copy[[2, 0]], key, framework="numpy")
+    array([[4, 5],
+           [0, 1]], dtype=int32)
     """
 
-    __slots__ = ("_message", "binding", "claim", "key_id", "nbytes", "path")
+    __slots__ = ("_message", "binding", "context", "key_id", "nbytes", "path")
 
     def __init__(
         self,
-        claim: MessageContext,
+        context: MessageContext,
         message: Bytes,
         key_id: str,
         binding: Binding | None = None,
         path: Path | None = None,
     ) -> None:
-        self.claim = claim
+        self.context = context
         self.path = path
         self.key_id = key_id
         self.binding = binding
-        self.nbytes = dtypes.nbytes(claim.dtype, claim.shape)
+        self.nbytes = dtypes.nbytes(context.dtype, context.shape)
         self._message = message
         if message.size != cobblestone.message_size(self.nbytes):
             raise FormatError(
-                f"tensor {claim.name!r:.200} of {claim.dtype} {list(claim.shape)} takes a message of "
-                f"{cobblestone.message_size(self.nbytes)} bytes, but has {message.size}; it was cut short or "
-                "mislabelled"
+                f"tensor {context.name!r:.200} of {context.dtype} {list(context.shape)}: expected a message of "
+                f"{cobblestone.message_size(self.nbytes)} bytes, got {message.size}; it was cut short or mislabelled. "
+                "Get it again from its owner"
             )
 
     @property
     def name(self) -> str:
-        return self.claim.name
+        return self.context.name
 
     @property
     def dtype(self) -> str:
-        return self.claim.dtype
+        return self.context.dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.claim.shape
+        return self.context.shape
 
     @property
     def message(self) -> memoryview:
@@ -310,15 +358,23 @@ class SealedTensor:
 
     @property
     def chunks(self) -> Bytes:
-        """The message without its header, as `uint8`."""
+        """Message without its header, as uint8 of one dimension."""
         return self._message[HEADER_SIZE:]
 
     def open_header(self, keys: KeyRing) -> MessageKey:
-        """The message key, if the right key is among `keys` and the header is sound."""
+        """Return the message key, after the header and the binding, if there is one, were authenticated.
+
+        Raises
+        ------
+        AuthenticationError
+            If the header or the binding does not match.
+        UnknownKeyError
+            If the key is not among `keys`.
+        """
         try:
             if self.binding is not None:
-                self.binding.check(self.claim, keys[self.key_id])
-            return self.claim.open_header(self._message[:HEADER_SIZE].tobytes(), keys[self.key_id])
+                self.binding.check(self.context, keys[self.key_id])
+            return self.context.open_header(self._message[:HEADER_SIZE].tobytes(), keys[self.key_id])
         except (AuthenticationError, UnknownKeyError) as error:
             if self.path is not None:
                 error.path = self.path
@@ -329,42 +385,46 @@ class SealedTensor:
     __array__ = _refuse_array
 
     def to_bytes(self) -> bytes:
-        """Return a sealed safetensors file that holds this tensor alone, to be stored or sent. Takes no key.
+        """Return a sealed safetensors file that holds this tensor alone. This takes no key.
 
         Returns
         -------
         bytes
-            The message and a header of some 400 bytes. `from_bytes` and `load_file` read it.
-        """
-        from fastrack._sealed.writer import one_tensor_file
+            The message, after a header of some 400 bytes. `from_bytes` and `load_file` read it.
 
-        return one_tensor_file(self)
+        Raises
+        ------
+        ValueError
+            If the tensor is part of a checkpoint.
+        """
+        from fastrack._sealed.writer import encode_one_tensor
+
+        return encode_one_tensor(self)
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> SealedTensor:
-        """Read what `to_bytes` wrote. Nothing of it is run, decrypted or authenticated; opening it authenticates it.
+        """Read a file written by `to_bytes`. Nothing of it is run, decrypted or authenticated before it is opened.
 
         Parameters
         ----------
         data : bytes-like
-            A sealed file that holds one tensor. Copied.
+            A sealed file that holds one tensor. It is copied.
 
         Raises
         ------
         FormatError
-            If it is no such file.
+            If `data` is not such a file.
         """
-        from fastrack._sealed.reader import one_tensor_of
+        from fastrack._sealed.reader import read_one_tensor
 
-        return one_tensor_of(bytes(data))
+        return read_one_tensor(bytes(data))
 
     def __getitem__(self, rows: Any) -> SealedRows:
-        plan = plan_rows(rows, self.shape, self.nbytes)
-        return SealedRows(TensorRows(self, plan.shape, plan))
+        return TensorRows(self, plan_rows(rows, self.shape, self.nbytes))
 
     def __len__(self) -> int:
         if not self.shape:
-            raise TypeError("a tensor without dimensions has no length")
+            raise TypeError("len() of a sealed tensor: expected one dimension or more, got none")
         return self.shape[0]
 
     def __iter__(self) -> Any:
@@ -374,176 +434,126 @@ class SealedTensor:
         return f"<SealedTensor {self.name!r} {self.dtype} {list(self.shape)} key {self.key_id[:8]}>"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return unpickle, ("SealedTensor", self.claim, self._message.tobytes(), self.key_id, self.binding)
+        return unpickle, ("SealedTensor", self.context, self._message.tobytes(), self.key_id, self.binding)
 
 
-def tensor_of(claim: MessageContext, message: bytes, key_id: str, binding: Binding | None) -> SealedTensor:
-    """Make the tensor that a pickle holds."""
-    return SealedTensor(claim, np.frombuffer(message, np.uint8), key_id, binding)
+def restore_tensor(context: MessageContext, message: bytes, key_id: str, binding: Binding | None) -> SealedTensor:
+    """Return the tensor that a pickle describes."""
+    return SealedTensor(context, np.frombuffer(message, np.uint8), key_id, binding)
 
 
-class ByteRanges(Protocol):
-    """Which bytes of a message go where in a result."""
-
-    def ranges(self) -> Ranges:
-        """The ranges, in bytes."""
-
-    def pieces(self) -> GatherPlan:
-        """The gather: which chunks hold them."""
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSlice:
-    """What one sealed tensor gives to a result."""
+class TensorSlice(NamedTuple):
+    """Part of a result that comes from one sealed tensor. `ranges` computes its byte ranges when it is called."""
 
     tensor: SealedTensor
-    plan: ByteRanges
-
-
-class RowSelection(Protocol):
-    """What a handle on rows stands for. Its properties are those of the handle."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def key_id(self) -> str: ...
-    @property
-    def needs_padding(self) -> bool: ...
-
-    def parts(self) -> Sequence[TensorSlice]:
-        """Where the bytes are."""
-
-    def check_contexts(self, keys: KeyRing) -> None:
-        """Authenticate what it relies on besides its parts: the shapes of tensors that say which rows are where."""
-
-    def reduce(self) -> tuple[object, tuple[Any, ...]]:
-        """How a handle of it pickles."""
-
-
-class TensorRows:
-    """The choice of rows out of one sealed tensor that is at hand."""
-
-    __slots__ = ("plan", "shape", "tensor")
-
-    needs_padding = False
-
-    def __init__(self, tensor: SealedTensor, shape: tuple[int, ...], plan: ByteRanges) -> None:
-        self.tensor = tensor
-        self.shape = shape
-        self.plan = plan
-
-    @property
-    def name(self) -> str:
-        return self.tensor.name
-
-    @property
-    def dtype(self) -> str:
-        return self.tensor.dtype
-
-    @property
-    def key_id(self) -> str:
-        return self.tensor.key_id
-
-    def parts(self) -> Sequence[TensorSlice]:
-        return (TensorSlice(self.tensor, self.plan),)
-
-    def check_contexts(self, keys: KeyRing) -> None:
-        """The tensor is all there is."""
-
-    def reduce(self) -> tuple[object, tuple[Any, ...]]:
-        return unpickle, ("SealedRows", self.tensor, self.shape, self.plan)
-
-
-def rows_of_tensor(tensor: SealedTensor, shape: tuple[int, ...], plan: ByteRanges) -> SealedRows:
-    """Make the handle that a pickle holds."""
-    return SealedRows(TensorRows(tensor, shape, plan))
+    ranges: Callable[[], ByteRanges]
 
 
 @public
 class SealedRows:
-    """Rows of sealed tensors: a handle, of which nothing is opened yet.
+    """Handle on rows of sealed tensors, none of which is opened yet.
 
-    Made by ``sealed[rows]``, by `SealedDataset` and by `collate`.
+    ``sealed[rows]``, `SealedDataset` and `collate` make it; `to_device` and `unseal` open it.
 
     Attributes
     ----------
     name : str
-        What the tensor is called; the first of them, if they are several.
+        Name of the tensor; of the first, if there are several.
     dtype : str
-        The element type, by its safetensors name.
+        Element type by its safetensors name.
     shape : tuple of int
-        The shape of the result.
+        Shape of the result.
     nbytes : int
-        Bytes of the result.
+        Size of the result in bytes.
     key_id : str
-        The id of the key that opens it; the first, if they are several.
+        Id of the key that opens it; of the first tensor's key, if there are several.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import fastrack
+    >>> key = fastrack.Key.generate()
+    >>> rows = fastrack.seal(np.arange(10, dtype=np.uint8), key, name="x")[2:5]
+    >>> rows
+    <SealedRows of 'x' U8 [3]>
+    >>> fastrack.unseal(rows, key, framework="numpy")
+    array([2, 3, 4], dtype=uint8)
     """
 
-    __slots__ = ("choice",)
+    __slots__ = ("dtype", "key_id", "name")
 
-    def __init__(self, choice: RowSelection) -> None:
-        self.choice = choice
-
-    @property
-    def name(self) -> str:
-        return self.choice.name
-
-    @property
-    def dtype(self) -> str:
-        return self.choice.dtype
+    name: str
+    dtype: str
+    key_id: str
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.choice.shape
+        raise NotImplementedError
 
     @property
     def nbytes(self) -> int:
         return dtypes.nbytes(self.dtype, self.shape)
 
     @property
-    def key_id(self) -> str:
-        return self.choice.key_id
-
-    @property
     def needs_padding(self) -> bool:
-        """Whether some of the result is in no tensor, and zeros."""
-        return self.choice.needs_padding
+        """True if the slices leave bytes of the result that must be zeros."""
+        return False
 
-    def parts(self) -> Sequence[TensorSlice]:
-        """The tensors that the rows are of, and where in the result they go."""
-        return self.choice.parts()
+    def slices(self) -> Sequence[TensorSlice]:
+        """Return the slices of the result, one for each message. Their byte ranges are computed later."""
+        raise NotImplementedError
 
     def check_contexts(self, keys: KeyRing) -> None:
-        """Authenticate what says which rows these are, besides the parts themselves.
+        """Authenticate the shapes that the selection of rows depends on, beside those of the tensors in `slices`.
 
         Raises
         ------
         AuthenticationError
-            If another file of the same data set was altered, so that samples may be missing or have other numbers.
+            If a file of the same data set was altered, so that samples may be missing or have other numbers.
         """
-        self.choice.check_contexts(keys)
 
     to = _to
     __array__ = _refuse_array
 
     def __len__(self) -> int:
         if not self.shape:
-            raise TypeError("a single row of a vector has no length")
+            raise TypeError("len() of sealed rows: expected one dimension or more, got a single row of a vector")
         return self.shape[0]
 
     def __repr__(self) -> str:
         return f"<SealedRows of {self.name!r} {self.dtype} {list(self.shape)}>"
 
-    def __reduce__(self) -> tuple[object, tuple[Any, ...]]:
-        return self.choice.reduce()
+
+class TensorRows(SealedRows):
+    """Handle on rows of one sealed tensor."""
+
+    __slots__ = ("_plan", "_tensor")
+
+    def __init__(self, tensor: SealedTensor, plan: RowPlan) -> None:
+        self.name = tensor.context.name
+        self.dtype = tensor.context.dtype
+        self.key_id = tensor.key_id
+        self._tensor = tensor
+        self._plan = plan
+
+    @classmethod
+    def of(cls, tensor: SealedTensor) -> TensorRows:
+        """Return a handle on a whole tensor of any shape."""
+        return cls(tensor, RowPlan(tensor.shape, tensor.nbytes, range(1)))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._plan.shape
+
+    def slices(self) -> Sequence[TensorSlice]:
+        return (TensorSlice(self._tensor, self._plan.ranges),)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return unpickle, ("TensorRows", self._tensor, self._plan)
 
 
 class OpenMessage:
-    """A message whose header was checked, ready to be read on the host; a context that wipes its key."""
+    """Message with an authenticated header, to be read on the host. As a context manager, it wipes its key."""
 
     def __init__(self, sealed: SealedTensor, keys: KeyRing) -> None:
         self._sealed = sealed
@@ -553,12 +563,12 @@ class OpenMessage:
         message_key.wipe()
 
     def read(self, memory: Bytes) -> None:
-        """Open all of it into `memory`.
+        """Authenticate and decrypt the whole message into `memory`.
 
         Raises
         ------
         AuthenticationError
-            If a chunk is not what was sealed; `memory` holds zeros then.
+            If a chunk was altered. `memory` holds zeros then.
         """
         bad = self._engine.open_run(self._schedule, self._sealed.chunks, memory, 0)
         if bad is not None:
@@ -566,21 +576,21 @@ class OpenMessage:
             raise bad_chunk(self._sealed.name, bad, path=self._sealed.path)
 
     def gather(self, pieces: GatherPlan, memory: Bytes) -> None:
-        """Open some of it into their places in `memory`. Else as `read`."""
+        """Authenticate and decrypt parts of the message into `memory`, as `read` does."""
         bad = self._engine.open_gather(self._schedule, self._sealed.chunks, memory, pieces)
         if bad is not None:
             memory.fill(0)
             raise bad_chunk(self._sealed.name, bad, path=self._sealed.path)
 
     def read_run(self, memory: Bytes, first: int) -> None:
-        """Open the run of whole chunks from `first` on that fills `memory`, or the message's end."""
+        """Authenticate and decrypt the whole chunks from `first` on that fill `memory`, as `read` does."""
         bad = self._engine.open_run(self._schedule, self._run(first, memory.size), memory, first)
         if bad is not None:
             memory.fill(0)
             raise bad_chunk(self._sealed.name, bad, path=self._sealed.path)
 
     def verify_run(self, first: int, size: int) -> int | None:
-        """The first chunk whose tag is wrong among those that hold `size` bytes from chunk `first` on, or None."""
+        """Return the first chunk with a wrong tag in `size` bytes from chunk `first` on, or None."""
         return self._engine.verify_run(self._schedule, self._run(first, size), first)
 
     def _run(self, first: int, size: int) -> Bytes:
@@ -595,7 +605,7 @@ class OpenMessage:
 
 
 def write_header(message: Bytes, salt: bytes, key: MessageKey) -> None:
-    """Put the salt and the commitment in their place at the head of a message."""
+    """Write the header of a message: the salt and the commitment."""
     message[:SALT_SIZE] = np.frombuffer(salt, np.uint8)
     message[SALT_SIZE:HEADER_SIZE] = np.frombuffer(key.commitment, np.uint8)
 
@@ -607,17 +617,17 @@ def bad_chunk(
     *,
     path: Path | None = None,
 ) -> AuthenticationError:
-    """Return the error for a chunk that is not what its owner sealed, or for `BAD_PLAN`."""
-    place = "" if path is None else f"{path}: "
+    """Return the error for an altered chunk, or for an altered gather plan, which a negative `chunk` stands for."""
+    prefix = "" if path is None else f"{path}: "
     if chunk < 0:
         return AuthenticationError(
-            f"{place}rows of tensor {name!r:.200}: the list of their places was altered on its way to the device, so "
+            f"{prefix}rows of tensor {name!r:.200}: the list of their places was altered on its way to the device, so "
             f"{outcome}; move them again, and if that fails too, distrust the machine",
             tensor=name,
             path=path,
         )
     return AuthenticationError(
-        f"{place}tensor {name!r:.200}, chunk {chunk}: the ciphertext or its tag was altered, so {outcome}; get the "
+        f"{prefix}tensor {name!r:.200}, chunk {chunk}: the ciphertext or its tag was altered, so {outcome}; get the "
         "message again from its owner, and run `fastrack verify` on the file it came in",
         tensor=name,
         chunk=chunk,
@@ -626,5 +636,5 @@ def bad_chunk(
 
 
 def new_file_id() -> str:
-    """A random name for a file, which its messages are bound to: 16 bytes, in hexadecimal."""
+    """Return a random file id, which the messages of a file are bound to: 16 bytes, in hexadecimal."""
     return os.urandom(16).hex()

@@ -1,4 +1,4 @@
-"""Writing files, sealed and plain: in one pass, with one slab in memory, and under the final name once complete."""
+"""Writing of sealed and plain files: in one pass, with one slab in memory, under the final name once complete."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fastrack.errors import AuthenticationError, FormatError
 
 Progress = Callable[[int], None]
 
-_SLAB = 8 << 20  # of ciphertext that is still in the caches when it is written
+_SLAB = 8 << 20  # bytes, so that ciphertext is still in the caches when it is written
 _ALIGNMENT = 8
 _PRIVATE = 0o600  # the mode of a file of plaintext
 _HEADER_LIMIT = 100_000_000  # bytes; safetensors refuses to read more
@@ -46,41 +46,51 @@ def save_file(
 ) -> None:
     """Seal tensors into a new file.
 
-    The file appears under its name when it is complete and on disk, in place of one that was there; a failure leaves
-    what was there before.
+    The file replaces an existing one when it is complete and on disk. A failure leaves the existing file as it was.
 
     Parameters
     ----------
     tensors : mapping of str to numpy.ndarray, torch.Tensor or SealedTensor
-        In host memory. What is sealed already, under this key and by this name, is stored as it is and bound to the
-        file; nothing of it is decrypted.
+        Tensors in host memory. A `SealedTensor` must have this name and key; it is stored as it is and bound to the
+        file, and nothing of it is decrypted.
     path : path
         The file to write; a ``.safetensors`` suffix is customary.
     key : Key or path
         The owner's key, or its key file.
     plain : iterable of str
-        Names of tensors to store as they are, for anyone to read.
+        Names of tensors to store unencrypted and unauthenticated.
     metadata : mapping of str to str, optional
-        Notes to go with the file, for anyone to read and neither encrypted nor authenticated.
+        Metadata of the file. It is neither encrypted nor authenticated.
     progress : callable, optional
-        Called with the number of plaintext bytes written since it was last called.
+        Called with the number of plaintext bytes written since the previous call.
 
     Raises
     ------
     TypeError
-        If a value is no tensor in host memory, or of a dtype that safetensors lacks.
+        If a value is not a tensor in host memory, or its dtype has no safetensors name.
     ValueError
-        If a tensor was sealed under another name or another key, or as part of a checkpoint.
+        If a tensor was sealed under another name or key, or as part of a checkpoint.
     AuthenticationError
-        If the header of a sealed tensor is not what its owner wrote.
+        If the header of a sealed tensor was altered.
     OSError
-        If the file cannot be written. Nothing is left behind then.
+        If the file cannot be written. No part of it is left behind then.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import fastrack
+    >>> key = fastrack.Key.generate()
+    >>> tensors = {"images": np.zeros((10, 28, 28), np.uint8), "labels": np.arange(10)}
+    >>> fastrack.save_file(tensors, "train.safetensors", key, plain=["labels"], metadata={"licence": "CC0"})
+    >>> with fastrack.load_file("train.safetensors") as file:
+    ...     print(file["images"].shape, file.plain["labels"][:3], file.metadata)
+    (10, 28, 28) [0 1 2] {'licence': 'CC0'}
     """
     key, plain = Key.of(key), _names(plain)
     described, sealed = {}, {}
     for name, tensor in tensors.items():
         if isinstance(tensor, SealedRows):
-            raise TypeError(f"{name!r}: rows of a sealed tensor cannot be stored; store all of it, or unseal them")
+            raise TypeError(f"{name!r:.200}: expected a tensor, got SealedRows. Store all of it, or unseal the rows")
         if isinstance(tensor, SealedTensor):
             _require_own(name, tensor, key, plain)
             sealed[name] = tensor
@@ -94,22 +104,26 @@ def save_file(
 
 
 def _require_own(name: str, tensor: SealedTensor, key: Key, plain: frozenset[str]) -> None:
-    """Refuse a sealed tensor that cannot be stored in a file of that key, by that name."""
+    """Refuse a sealed tensor of another key or name, or of a checkpoint, and authenticate its header."""
     if tensor.key_id != key.id:
         raise ValueError(
-            f"{name!r} was sealed under the key {tensor.key_id}, and a file has one key, here {key.id}; give that key"
+            f"{name!r:.200}: expected a tensor sealed under the key of the file, {key.id}, got one under "
+            f"{tensor.key_id}. Give that key"
         )
     if tensor.name != name:
-        raise ValueError(f"{name!r} was sealed by the name {tensor.name!r}, which is authenticated; store it by that")
-    if tensor.claim.kind != "tensor":
-        raise ValueError(f"{name!r} is part of a {tensor.claim.kind}, and of no other file; unseal it first")
+        raise ValueError(
+            f"{name!r:.200}: expected a tensor sealed by this name, got {tensor.name!r:.200}, which is authenticated. "
+            "Store it by that name"
+        )
+    if tensor.context.kind != "tensor":
+        raise ValueError(f"{name!r:.200} is part of a {tensor.context.kind}, and of no other file. Unseal it first")
     if name in plain:
-        raise ValueError(f"plain= names {name!r}, which is sealed; unseal it first")
+        raise ValueError(f"plain= names {name!r:.200}, which is sealed. Unseal it first")
     tensor.open_header(KeyRing(key)).wipe()
 
 
 def write_checkpoint(tensors: Mapping[str, Any], path: str | os.PathLike[str], key: KeyLike) -> None:
-    """Seal the tensors of a checkpoint into a new file, so that they open as those of a checkpoint alone."""
+    """Seal the tensors of a checkpoint into a new file. They open as a checkpoint only."""
     described = {name: PlainTensor.of(tensor) for name, tensor in tensors.items()}
     _write_sealed(described, Path(path), Key.of(key), frozenset(), {}, None, kind="checkpoint")
 
@@ -126,45 +140,57 @@ def seal_file(
     overwrite: bool = True,
     progress: Progress | None = None,
 ) -> None:
-    """Seal what is in a file into a new file. One slab is in memory at a time, so the file may be larger than memory.
+    """Seal the tensors of a file into a new file, slab by slab, so that the file may be larger than memory.
 
-    Of an ``.npz`` file an array in Fortran order is in memory as a whole.
+    An array in Fortran order in an ``.npz`` file is read into memory as a whole.
 
     Parameters
     ----------
     source : path
-        A ``.safetensors``, ``.npy`` or ``.npz`` file; any other is sealed whole, as one vector of bytes.
+        A ``.safetensors``, ``.npy`` or ``.npz`` file. Any other file is sealed whole, as one U8 vector.
     target : path
         The sealed file to write.
     key, plain, progress
         As for `save_file`.
     name : str, optional
-        What to call the tensor of a source that has one only. Absent, a ``.npy`` file and one that is sealed whole give
-        it their own name, which anyone can then read.
+        Name of the tensor of a source that has one only. By default a ``.npy`` file gives its stem, and a file that is
+        sealed whole its name. Names are not encrypted.
     metadata : mapping of str to str, optional
-        Notes in place of the source's. Absent, those are copied, for anyone to read.
+        Metadata in place of the source's, which is copied by default. It is not encrypted.
     overwrite : bool
-        Whether a file that has the name of the target may be replaced.
+        Allow `target` to replace an existing file.
 
     Raises
     ------
     FormatError
-        If the source is not what its name says, is sealed already, or has several tensors where `name` is given.
+        If the source is malformed or sealed already, or has several tensors where `name` is given.
     TypeError
-        If an array in it is of a dtype that safetensors lacks, such as text, objects or the other byte order.
+        If the dtype of an array has no safetensors name, such as text, objects or the other byte order.
     OSError
-        If a file cannot be read or written. Nothing is left behind then.
+        If a file cannot be read or written, or exists where `overwrite` is False. No part of the target is left behind
+        then.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import fastrack
+    >>> key = fastrack.Key.generate()
+    >>> np.save("images.npy", np.zeros((10, 28, 28), np.uint8))
+    >>> fastrack.seal_file("images.npy", "images.safetensors", key)
+    >>> with fastrack.load_file("images.safetensors") as file:
+    ...     print(list(file), file["images"].dtype, file["images"].shape)
+    ['images'] U8 (10, 28, 28)
     """
-    with open_plain(source) as (present, found):
+    with open_plain(source) as (present, stored_metadata):
         tensors = present if name is None else {name: _only_tensor(present, source)}
-        notes = found if metadata is None else metadata
-        _write_sealed(tensors, Path(target), Key.of(key), _names(plain), notes, progress, overwrite=overwrite)
+        chosen_metadata = stored_metadata if metadata is None else metadata
+        _write_sealed(tensors, Path(target), Key.of(key), _names(plain), chosen_metadata, progress, overwrite=overwrite)
 
 
 def _only_tensor(tensors: Mapping[str, PlainTensor], source: str | os.PathLike[str]) -> PlainTensor:
     if len(tensors) != 1:
         raise FormatError(
-            f"{os.fspath(source)}: expected one tensor, to be given a name, got {len(tensors)}; leave name= out"
+            f"{os.fspath(source)}: name=: expected a file of one tensor, got {len(tensors)}. Leave name= out"
         )
     return next(iter(tensors.values()))
 
@@ -185,47 +211,56 @@ def unseal_file(
     Parameters
     ----------
     source : path or SealedFile
-        The sealed file, or one that `load_file` opened.
+        The sealed file, by its path or opened by `load_file`.
     target : path
         The plain file to write. A ``.safetensors`` or ``.npz`` file takes any number of tensors, a ``.npy`` file one,
         and a file with any other suffix the bytes of one U8 tensor.
     keys : Key, path or iterable of these, optional
         As for `unseal`.
     names : iterable of str, optional
-        The tensors to write; absent, all of them.
+        Names of the tensors to write, all by default.
     plain : iterable of str
-        Names of tensors that may be copied although the file stores them in plain: unauthenticated, so that anyone who
-        could write to the file may have put them there. Other plain tensors are refused.
+        Names of tensors to copy although the file stores them unencrypted and unauthenticated. Others are refused.
     overwrite : bool
-        Whether a file that has the name of the target may be replaced. It keeps its mode; a new one gets mode 0600.
+        Allow `target` to replace an existing file, whose mode it keeps. A new file gets mode 0600.
     progress : callable, optional
         As for `save_file`.
 
     Raises
     ------
     AuthenticationError
-        As for `unseal`, or if a tensor is stored in plain and not in `plain`. Nothing is left behind then.
+        As for `unseal`, or if a tensor is stored unencrypted and is not in `plain`.
     UnknownKeyError, FormatError
         As for `unseal` and `load_file`; also if nothing in the file is sealed, or the target cannot hold these tensors.
-        Nothing is left behind then.
     KeyError
         If the file has no tensor of such a name.
     OSError
-        If a file cannot be read or written. Nothing is left behind then.
+        If a file cannot be read or written, or exists where `overwrite` is False.
 
     Notes
     -----
-    A ``.safetensors`` target gets the metadata of the source as well, which is not authenticated.
+    An error leaves no part of the target behind. A ``.safetensors`` target gets the metadata of the source as well,
+    which is not authenticated.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import fastrack
+    >>> key = fastrack.Key.generate()
+    >>> fastrack.save_file({"x": np.arange(4), "y": np.ones(2)}, "sealed.safetensors", key)
+    >>> fastrack.unseal_file("sealed.safetensors", "x.npy", key, names=["x"])
+    >>> np.load("x.npy")
+    array([0, 1, 2, 3])
     """
     ring = KeyRing.resolve(keys)
     with opened_file(source) as file:
-        unsealing = _Unsealing(file, ring, _choose(file, names, _names(plain)), overwrite, progress)
-        unsealing.write_to(Path(target))
+        unsealer = _Unsealer(file, ring, _choose(file, names, _names(plain)), overwrite, progress)
+        unsealer.write_to(Path(target))
 
 
 def _choose(file: SealedFile, names: Iterable[str] | None, plain: frozenset[str]) -> list[str]:
     if not file:
-        raise FormatError(f"{file.path}: nothing in it is sealed, so there is nothing to unseal")
+        raise FormatError(f"{file.path}: expected a sealed tensor, got none; there is nothing to unseal")
     chosen = list(dict.fromkeys(file.names if names is None else names))
     unknown = {*chosen, *plain} - set(file.names)
     if unknown:
@@ -242,8 +277,8 @@ def _choose(file: SealedFile, names: Iterable[str] | None, plain: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
-class _Unsealing:
-    """Some tensors of a sealed file on their way to a plain one."""
+class _Unsealer:
+    """Decryption of some tensors of a sealed file into a plain file."""
 
     file: SealedFile
     keys: KeyRing
@@ -258,20 +293,20 @@ class _Unsealing:
         elif suffix == ".npz":
             self._write_npz(target)
         elif suffix == ".npy":
-            name = self._only()
-            self._write_one(name, _npy_header(*self._described(name)), target)
+            name = self._only_name()
+            self._write_one(name, _npy_header(*self._describe(name)), target)
         else:
-            name = self._only()
-            dtype, shape = self._described(name)
+            name = self._only_name()
+            dtype, shape = self._describe(name)
             if dtype != "U8":
                 raise FormatError(
-                    f"tensor {name!r} is {dtype} {list(shape)}, no plain bytes; give the target a suffix that keeps "
-                    "its type: .safetensors, .npz or .npy"
+                    f"tensor {name!r:.200}: expected U8 for a target of plain bytes, got {dtype} {list(shape)}. Give "
+                    "the target a suffix that keeps the dtype: .safetensors, .npz or .npy"
                 )
             self._write_one(name, b"", target)
 
     def _write_safetensors(self, target: Path) -> None:
-        entries = {name: self._described(name) for name in self.names}
+        entries = {name: self._describe(name) for name in self.names}
         order = _by_alignment(entries)
         header = _header({name: entries[name] for name in order}, self.file.metadata)
         size = len(header) + sum(dtypes.nbytes(*entry) for entry in entries.values())
@@ -283,10 +318,10 @@ class _Unsealing:
     def _write_npz(self, target: Path) -> None:
         for name in self.names:
             require_safe_member(name, target)
-        headers = {name: _npy_header(*self._described(name)) for name in self.names}
+        headers = {name: _npy_header(*self._describe(name)) for name in self.names}
         with self._new_file(target) as out, zipfile.ZipFile(out, "w") as archive:
             for name in self.names:
-                # numpy.savez does the same: the size of a member is known only in its end.
+                # As in numpy.savez: zipfile learns the size of a member only at its end.
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                     member.write(headers[name])
                     self._write(name, member)
@@ -305,18 +340,18 @@ class _Unsealing:
         else:
             _write_plain(PlainTensor.stored(self.file, name), out, self.progress)
 
-    def _described(self, name: str) -> tuple[str, tuple[int, ...]]:
+    def _describe(self, name: str) -> tuple[str, tuple[int, ...]]:
         if name in self.file:
             sealed = self.file[name]
             return sealed.dtype, sealed.shape
         return self.file.stored(name)[:2]
 
-    def _only(self) -> str:
+    def _only_name(self) -> str:
         if len(self.names) != 1:
             raise FormatError(
-                f"the target takes one tensor, and {self.file.path} gives {len(self.names)}: "
-                f"{', '.join(map(repr, self.names)):.200}; choose one (names=, --tensor), or a "
-                ".safetensors or .npz target for all"
+                f"{self.file.path}: expected one tensor for this target, got {len(self.names)}: "
+                f"{', '.join(map(repr, self.names)):.200}. Choose one (names=, --tensor), or a .safetensors or .npz "
+                "target for all"
             )
         return self.names[0]
 
@@ -327,7 +362,7 @@ def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
     except TypeError:
         kind = None
     if kind is None or kind.isbuiltin != 1:
-        raise FormatError(f"NumPy files have no {dtype}; unseal to a .safetensors file")
+        raise FormatError(f"NumPy files have no {dtype}. Unseal to a .safetensors file")
     header = io.BytesIO()
     described = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(header, described)
@@ -335,7 +370,7 @@ def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
 
 
 def write_plaintext(tensor: SealedTensor, keys: KeyRing, out: IO[bytes], progress: Progress | None = None) -> None:
-    """Decrypt one tensor into a file, slab by slab; each is authenticated before it is written."""
+    """Decrypt one tensor into a file, slab by slab, each authenticated before it is written."""
     memory = arrays.empty_bytes(min(_SLAB, tensor.nbytes))
     with OpenMessage(tensor, keys) as opened:
         try:
@@ -346,12 +381,12 @@ def write_plaintext(tensor: SealedTensor, keys: KeyRing, out: IO[bytes], progres
             memory.fill(0)
 
 
-# Writing.
+# Sealed files.
 
 
 def _names(plain: Iterable[str]) -> frozenset[str]:
     if isinstance(plain, str):
-        raise TypeError(f"plain= takes names, not one text whose letters would be taken for names; give [{plain!r}]")
+        raise TypeError(f"plain=: expected an iterable of names, got one text. Give [{plain!r:.200}]")
     return frozenset(plain)
 
 
@@ -370,73 +405,72 @@ def _write_sealed(
     texts: list[object] = [*tensors, *metadata, *metadata.values()]
     for text in texts:
         if not isinstance(text, str):
-            raise TypeError(f"names and metadata must be text, not {text!r:.80}: safetensors holds nothing else")
+            raise TypeError(f"names and metadata: expected text, got {text!r:.80}; safetensors holds nothing else")
     unknown = plain - tensors.keys()
     if unknown:
-        raise KeyError(f"plain= names no tensor that is here: {', '.join(sorted(unknown))}")
+        raise KeyError(f"plain= names tensors that are not given: {', '.join(sorted(unknown)):.200}")
     marked = sorted(name for name in metadata if name.startswith("fastrack."))
     if marked:
-        raise FormatError(f"metadata under 'fastrack.' belongs to the format: {', '.join(marked)}")
+        raise FormatError(f"metadata: keys that begin with 'fastrack.' are reserved, got {', '.join(marked):.200}")
     file_id = new_file_id()
-    claims = {
+    contexts = {
         name: MessageContext(name, tensor.dtype, tensor.shape, file_id, kind)
         for name, tensor in tensors.items()
         if name not in plain and name not in (sealed or {})
     }
     entries = {
-        name: ("U8", (cobblestone.message_size(tensor.nbytes),)) if name in claims else (tensor.dtype, tensor.shape)
+        name: ("U8", (cobblestone.message_size(tensor.nbytes),)) if name in contexts else (tensor.dtype, tensor.shape)
         for name, tensor in tensors.items()
     }
-    listed: dict[str, Any] = {name: _listed(claim) for name, claim in claims.items()}
+    sealed_entries: dict[str, Any] = {name: _entry(context) for name, context in contexts.items()}
     for name, tensor in (sealed or {}).items():
-        binding = Binding.new(tensor.claim, file_id, key)
-        listed[name] = {**_listed(tensor.claim), "file": tensor.claim.file, "binding": binding.header.hex()}
-    marks = _marks(file_id, key.id, listed)
+        binding = Binding.new(tensor.context, file_id, key)
+        sealed_entries[name] = {**_entry(tensor.context), "file": tensor.context.file, "binding": binding.header.hex()}
+    fields = _fields(file_id, key.id, sealed_entries)
     if kind != "tensor":
-        marks["fastrack.kind"] = kind
+        fields["fastrack.kind"] = kind
     order = _by_alignment(entries)
-    largest = max((tensors[name].nbytes for name in claims), default=0)
-    memory = arrays.empty_bytes(
-        cobblestone.ciphertext_size(min(_SLAB, largest))
-    )  # for all: fresh memory costs more than AES
-    header = _header({name: entries[name] for name in order}, {**metadata, **marks})
+    largest = max((tensors[name].nbytes for name in contexts), default=0)
+    # One buffer for all messages: fresh memory costs more than AES.
+    memory = arrays.empty_bytes(cobblestone.ciphertext_size(min(_SLAB, largest)))
+    header = _header({name: entries[name] for name in order}, {**metadata, **fields})
     size = len(header) + sum(dtypes.nbytes(*entry) for entry in entries.values())
     with new_file(path, size, overwrite=overwrite) as out:
         out.write(header)
         for name in order:
-            if name in claims:
-                _write_message(tensors[name], claims[name], key, memory, out, progress)
+            if name in contexts:
+                _write_message(tensors[name], contexts[name], key, memory, out, progress)
             else:
                 _write_plain(tensors[name], out, progress)
 
 
-def _listed(claim: MessageContext) -> dict[str, Any]:
-    return {"dtype": claim.dtype, "shape": list(claim.shape)}
+def _entry(context: MessageContext) -> dict[str, Any]:
+    return {"dtype": context.dtype, "shape": list(context.shape)}
 
 
-def _marks(file_id: str, key_id: str, listed: Mapping[str, Any]) -> dict[str, str]:
+def _fields(file_id: str, key_id: str, sealed_entries: Mapping[str, Any]) -> dict[str, str]:
     return {
         "fastrack.version": FORMAT_VERSION,
         "fastrack.file": file_id,
         "fastrack.key": key_id,
-        "fastrack.tensors": json.dumps(listed, separators=(",", ":"), ensure_ascii=False),
+        "fastrack.tensors": json.dumps(sealed_entries, separators=(",", ":"), ensure_ascii=False),
     }
 
 
-def one_tensor_file(tensor: SealedTensor) -> bytes:
-    """Return a sealed file of one tensor, under that tensor's own file id. As `SealedTensor.to_bytes` says."""
-    claim = tensor.claim
-    if claim.kind != "tensor":
-        raise ValueError(f"{claim.name!r} is part of a {claim.kind}, and of no other file; unseal it first")
-    marks = _marks(claim.file, tensor.key_id, {claim.name: _listed(claim)})
-    return _header({claim.name: ("U8", (tensor.message.nbytes,))}, marks) + bytes(tensor.message)
+def encode_one_tensor(tensor: SealedTensor) -> bytes:
+    """Return a sealed file of one tensor, under that tensor's own file id, for `SealedTensor.to_bytes`."""
+    context = tensor.context
+    if context.kind != "tensor":
+        raise ValueError(f"{context.name!r:.200} is part of a {context.kind}, and of no other file. Unseal it first")
+    fields = _fields(context.file, tensor.key_id, {context.name: _entry(context)})
+    return _header({context.name: ("U8", (tensor.message.nbytes,))}, fields) + bytes(tensor.message)
 
 
 def _write_message(
-    tensor: PlainTensor, claim: MessageContext, key: Key, memory: Bytes, out: IO[bytes], progress: Progress | None
+    tensor: PlainTensor, context: MessageContext, key: Key, memory: Bytes, out: IO[bytes], progress: Progress | None
 ) -> None:
     engine = aead.get_engine()
-    salt, message_key = claim.new_key(key)
+    salt, message_key = context.new_key(key)
     schedule = engine.expand_key(message_key)
     commitment = message_key.commitment
     message_key.wipe()
@@ -466,17 +500,17 @@ def _write(out: IO[bytes], data: Bytes, size: int, progress: Progress | None) ->
 
 
 def _by_alignment(entries: Mapping[str, tuple[str, tuple[int, ...]]]) -> list[str]:
-    """The order of the bytes: wide elements first, so that each tensor lies on a multiple of its element's size."""
+    """Sort names by element size, widest first, so that each tensor is aligned to its element size."""
     return sorted(entries, key=lambda name: (-dtypes.BITS[entries[name][0]], name))
 
 
 def _header(entries: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
-    """A safetensors header: the size of the JSON that follows (8 bytes, little-endian), and that, with spaces after."""
+    """Return a safetensors header: the size of the JSON (8 bytes, little-endian), and the JSON padded with spaces."""
     described: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     start = 0
     for name, (dtype, shape) in entries.items():
         if name == "__metadata__":
-            raise FormatError("a tensor cannot be called '__metadata__': safetensors keeps that name for itself")
+            raise FormatError("name of a tensor: '__metadata__' is reserved by safetensors. Rename the tensor")
         stop = start + dtypes.nbytes(dtype, shape)
         described[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, stop]}
         start = stop
@@ -484,8 +518,10 @@ def _header(entries: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mappin
         text = json.dumps(described, separators=(",", ":"), ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         wrong = error.object[error.start : error.end]
-        raise FormatError(f"names and metadata must be Unicode text, without {wrong!r}") from None
+        raise FormatError(f"names and metadata: expected Unicode text, got {wrong!r:.80} in it") from None
     text += b" " * (-len(text) % _ALIGNMENT)
     if len(text) > _HEADER_LIMIT:
-        raise FormatError(f"safetensors reads no header of {len(text)} bytes; put fewer tensors into one file")
+        raise FormatError(
+            f"safetensors header: expected at most {_HEADER_LIMIT} bytes, got {len(text)}. Put fewer tensors into it"
+        )
     return len(text).to_bytes(8, "little") + text

@@ -13,7 +13,7 @@ from fastrack._sealed.reader import SealedFile, load_file
 from fastrack._sealed.tensor import SealedTensor, unseal
 from fastrack._sealed.writer import write_checkpoint
 from fastrack._tensors.arrays import Framework
-from fastrack._training import state as skeleton
+from fastrack._training.state import decode_state, encode_state
 from fastrack._transfer.api import to_device
 from fastrack._util.public import public
 from fastrack.errors import AuthenticationError, FormatError
@@ -23,46 +23,55 @@ _SKELETON = "skeleton"
 
 @public
 def save_checkpoint(path: str | os.PathLike[str], state: Any, *, key: KeyLike) -> None:
-    """Seal the state of a training run into a new file: any nest of plain values and arrays.
+    """Seal the state of a training run, any nest of plain values and arrays, into a new file.
 
-    The file appears under its name when it is complete and on disk, in place of one that was there. It is written slab
-    by slab, without a second copy of the arrays.
+    The file replaces an existing one when it is complete and on disk. It is written slab by slab, without a second copy
+    of the arrays.
 
     Parameters
     ----------
     path : path
         The file to write; a ``.safetensors`` suffix is customary.
     state : nest
-        Dicts (with keys of text and whole numbers), lists and tuples that hold None, booleans, whole numbers, floats,
-        text, bytes, torch tensors, NumPy arrays and NumPy scalars. Such as ``{"model": model.state_dict(), "optimizer":
-        optimizer.state_dict(), "rng": torch.get_rng_state(), "python": random.getstate(), "epoch": 3}``.
+        Dicts (with str and int keys), lists and tuples of None, bool, int, float, str, bytes, torch tensors, NumPy
+        arrays and NumPy scalars, such as ``{"model": model.state_dict(), "optimizer": optimizer.state_dict(), "rng":
+        torch.get_rng_state(), "python": random.getstate(), "epoch": 3}``. Arrays are of any shape, in host memory.
     key : Key or path
         The owner's key, or its key file.
 
     Raises
     ------
     TypeError
-        If something in it is none of these, is not in host memory, or is of a dtype that safetensors lacks. Says where
-        it stands.
+        If a value is of another type, is not in host memory, or is of a dtype that has no safetensors name. The message
+        has its path in the nest.
     ValueError
-        If it is nested more than 64 levels deep.
+        If the nest is more than 64 levels deep.
     OSError
-        If the file cannot be written. A checkpoint that was there before stays, and nothing else is left behind.
+        If the file cannot be written. An existing checkpoint stays then, and no part of the new one is left behind.
 
     Notes
     -----
-    What is secret: every value, the keys of the dicts and how all of it is nested. What is not: the number of arrays,
-    their dtypes and shapes, and the size of the rest. An older checkpoint of the same key put in place of a newer one
-    is not noticed; where that matters, keep the number of the epoch elsewhere too.
+    Every value is encrypted, and so are the keys of the dicts and the nesting. Not encrypted are the number of arrays,
+    their dtypes and shapes, and the size of the rest. An older checkpoint of the same key in place of a newer one is
+    not detected; keep the number of the epoch elsewhere too if this matters.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import fastrack
+    >>> key = fastrack.Key.generate()
+    >>> fastrack.save_checkpoint("run.safetensors", {"epoch": 3, "weights": np.ones(2)}, key=key)
+    >>> fastrack.load_checkpoint("run.safetensors", keys=key)
+    {'epoch': 3, 'weights': array([1., 1.])}
     """
-    text, arrays = skeleton.encode_state(state)
+    text, arrays = encode_state(state)
     tensors = {str(number): array for number, array in enumerate(arrays)}
     write_checkpoint({_SKELETON: np.frombuffer(text, np.uint8), **tensors}, path, key)
 
 
 @public
 def load_checkpoint(path: str | os.PathLike[str], *, keys: KeySource | None = None, device: object = None) -> Any:
-    """Open a checkpoint. Nothing of it is run, whoever wrote it.
+    """Open a checkpoint. No code from the file is run.
 
     Parameters
     ----------
@@ -71,14 +80,14 @@ def load_checkpoint(path: str | os.PathLike[str], *, keys: KeySource | None = No
     keys : Key, path or iterable of these, optional
         As for `to_device`.
     device : str or torch.device, optional
-        Where torch tensors go: "cpu", the default, or "cuda:N". The rest is opened in host memory. All torch tensors go
-        there, the state of a random generator too, which ``torch.set_rng_state`` wants on the host.
+        Device of all torch tensors: "cpu", the default, or "cuda:N". The rest is opened in host memory. The state of a
+        random generator goes to the device too, and ``torch.set_rng_state`` expects it on the host.
 
     Returns
     -------
     nest
-        What was saved: of the same types, but for an OrderedDict, which becomes a dict, and for parameters, which
-        become tensors. Numbers are the same to the last bit. Arrays that shared their memory are one again.
+        The saved state, with the same types, dtypes and shapes, except that an OrderedDict becomes a dict, and
+        parameters become tensors. Numbers are equal to the last bit. Arrays that shared their memory are one array.
 
     Raises
     ------
@@ -87,25 +96,39 @@ def load_checkpoint(path: str | os.PathLike[str], *, keys: KeySource | None = No
     UnknownKeyError
         If the key that sealed it is not among `keys`.
     FormatError
-        If it is no checkpoint.
+        If it is not a checkpoint.
     DeviceError, OSError
         As from `to_device` and `load_file`.
+
+    Examples
+    --------
+    >>> import random
+    >>> import fastrack
+    >>> key = fastrack.Key.generate()
+    >>> fastrack.save_checkpoint("run.safetensors", {"python": random.getstate(), "step": 100}, key=key)
+    >>> state = fastrack.load_checkpoint("run.safetensors", keys=key)
+    >>> random.setstate(state["python"])
+    >>> state["step"]
+    100
     """
-    ring, where = KeyRing.resolve(keys), canonical(device)
+    ring, target = KeyRing.resolve(keys), canonical(device)
     with load_file(path) as file:
         sealed = file.get(_SKELETON)
         if file.kind != "checkpoint" or sealed is None or sealed.dtype != "U8" or len(sealed.shape) != 1:
-            raise FormatError(f"{file.path} is no checkpoint; load_file opens other sealed files")
+            raise FormatError(f"{file.path}: expected a checkpoint, got another sealed file. Open it with load_file")
         text = unseal(sealed, ring, framework="numpy").tobytes()
-        loader = _Loader(file, ring, where)
-        state = skeleton.decode_state(text, loader.fetch)
+        loader = _Loader(file, ring, target)
+        state = decode_state(text, loader.fetch)
         if len(loader.fetched) + 1 != len(file.names):
-            raise FormatError(f"{file.path} has tensors that its checkpoint knows nothing of; save it again")
+            raise FormatError(
+                f"{file.path}: expected {len(loader.fetched) + 1} tensors by its skeleton, got "
+                f"{len(file.names)}. Save it again"
+            )
     return state
 
 
 class _Loader:
-    """Opens the arrays of a checkpoint, each once."""
+    """Reader of the arrays of a checkpoint, which opens each once."""
 
     def __init__(self, file: SealedFile, keys: KeyRing, device: str) -> None:
         self._file = file
@@ -118,10 +141,10 @@ class _Loader:
             device = self._device if framework == "torch" else None
             opened = to_device(self._sealed(number), device, keys=self._keys, framework=framework)
             self.fetched[number] = framework, opened
-        found, array = self.fetched[number]
-        if found != framework:
+        stored, array = self.fetched[number]
+        if stored != framework:
             raise FormatError(
-                f"{self._file.path}: array {number} is of {found} in one place, and {framework} in another"
+                f"{self._file.path}: array {number} is of {stored} in one place, and {framework} in another"
             )
         return array
 
@@ -129,7 +152,7 @@ class _Loader:
         sealed = self._file.get(str(number))
         if sealed is None:
             raise AuthenticationError(
-                f"{self._file.path} lacks array {number} of its checkpoint, or has it in plain; it was altered",
+                f"{self._file.path} lacks array {number} of its checkpoint, or stores it unencrypted; it was altered",
                 tensor=str(number),
                 path=self._file.path,
             )

@@ -1,29 +1,28 @@
-"""`collate`: samples to a batch, handles to one handle."""
+"""`collate`: makes a batch of samples, and one handle of handles."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from fastrack._crypto.base import GatherPlan
 from fastrack._crypto.keys import KeyRing
-from fastrack._sealed.indexing import Ranges
-from fastrack._sealed.tensor import ByteRanges, RowSelection, SealedRows, SealedTensor, TensorRows, TensorSlice
-from fastrack._tensors import arrays, dtypes
+from fastrack._sealed.indexing import ByteRanges
+from fastrack._sealed.tensor import SealedRows, SealedTensor, TensorRows, TensorSlice
+from fastrack._tensors import arrays
 from fastrack._tensors.arrays import framework_of
-from fastrack._training.handles import DataRows, Lengths, Samples
+from fastrack._training.handles import DatasetRows, Lengths, Samples
 from fastrack._util.pickles import unpickle
 from fastrack._util.public import public
 
 
 @public
 def collate(samples: Sequence[Any]) -> Any:
-    """Put samples together into a batch, for the ``collate_fn=`` of a `torch.utils.data.DataLoader`.
+    """Collate samples into a batch, for the ``collate_fn=`` of a `torch.utils.data.DataLoader`.
 
-    Handles on sealed rows become one handle, with a first dimension that counts the samples, and nothing is opened.
+    Handles on sealed rows become one handle, with a new first dimension that counts the samples, and nothing is opened.
     Everything else becomes what ``torch.utils.data.default_collate`` makes of it, if torch is installed: numbers and
     tensors a tensor, strings a list; else a NumPy array, or a list. Dicts, lists, tuples and named tuples may hold
     these, to any depth.
@@ -31,31 +30,47 @@ def collate(samples: Sequence[Any]) -> Any:
     Parameters
     ----------
     samples : sequence
-        Samples that are built alike, such as those of a `SealedDataset`.
+        Samples of one structure, such as those of a `SealedDataset`.
 
     Returns
     -------
-    The batch: built like one sample, but that tuples become lists.
+    dict, list, SealedRows, torch.Tensor or numpy.ndarray
+        The batch, with the structure of one sample, except that tuples become lists.
 
     Raises
     ------
     ValueError
-        If there are none, or they are not built alike.
+        If there are no samples, or sealed rows differ in dtype or shape.
+    TypeError
+        If sealed rows are mixed with other values.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import fastrack
+    >>> key = fastrack.Key.generate()
+    >>> sealed = fastrack.seal(np.arange(12).reshape(4, 3), key, name="x")
+    >>> batch = fastrack.collate([{"x": sealed[0]}, {"x": sealed[2]}])
+    >>> batch
+    {'x': <SealedRows of 'x' I64 [2, 3]>}
+    >>> fastrack.unseal(batch["x"], key, framework="numpy")
+    array([[0, 1, 2],
+           [6, 7, 8]])
     """
     if isinstance(samples, Samples):
-        return samples.together()
+        return samples.stack()
     if not len(samples):
-        raise ValueError("a batch needs a sample, and none was given")
+        raise ValueError("batch: expected one sample or more, got none")
     first = samples[0]
     if isinstance(first, (SealedRows, SealedTensor)):
-        return join(samples)
+        return stack(samples)
     if isinstance(first, Lengths):
-        return first.joined(samples)
+        return first.stack(samples)
     if isinstance(first, Mapping):
         return {name: collate([sample[name] for sample in samples]) for name in first}
     if isinstance(first, (list, tuple)):
         if any(len(sample) != len(first) for sample in samples):
-            raise ValueError("samples of a batch must be of one length")
+            raise ValueError("batch: expected samples of one length, got several lengths")
         columns = [collate(column) for column in zip(*samples, strict=True)]
         return type(first)(*columns) if hasattr(first, "_fields") else columns
     return _collate_plain(list(samples))
@@ -71,100 +86,70 @@ def _collate_plain(leaves: list[Any]) -> Any:
     return leaves
 
 
-def join(handles: Sequence[Any]) -> SealedRows:
-    """Put handles together, one after the other, to one."""
-    choices = [_choice_of(handle) for handle in handles]
-    first = choices[0]
-    if isinstance(first, DataRows):
-        joined = first.joined(choices)
-        if joined is not None:
-            return joined
-    for choice in choices:
-        if (choice.dtype, choice.shape) != (first.dtype, first.shape):
+def stack(handles: Sequence[Any]) -> SealedRows:
+    """Return one handle on several, with a new first dimension that counts them."""
+    several = [_rows_of(handle) for handle in handles]
+    first = several[0]
+    if isinstance(first, DatasetRows):
+        stacked = first.stack(several)
+        if stacked is not None:
+            return stacked
+    for rows in several:
+        if (rows.dtype, rows.shape) != (first.dtype, first.shape):
             raise ValueError(
-                f"sealed rows of a batch must be of one dtype and shape, and {choice.dtype} {list(choice.shape)} came "
-                f"with {first.dtype} {list(first.shape)}; for samples of any length see SealedDataset.records"
+                f"sealed rows of a batch: expected {first.dtype} {list(first.shape)}, as in the first sample, got "
+                f"{rows.dtype} {list(rows.shape)}. For samples of any length see SealedDataset.records"
             )
-    return SealedRows(ConcatSelection(choices))
+    return StackedRows(several)
 
 
-def _choice_of(handle: Any) -> RowSelection:
+def _rows_of(handle: Any) -> SealedRows:
     if isinstance(handle, SealedTensor):
-        whole = np.array([0, handle.nbytes, 0])
-        return TensorRows(handle, handle.shape, Ranges(whole[:1], whole[1:2], whole[2:]))
+        return TensorRows.of(handle)
     if not isinstance(handle, SealedRows):
-        raise TypeError(
-            f"samples of a batch must be built alike: sealed rows came together with {type(handle).__name__}"
-        )
-    return handle.choice
+        raise TypeError(f"sealed rows of a batch: expected sealed rows in every sample, got {type(handle).__name__}")
+    return handle
 
 
-class ConcatSelection:
-    """The choice of several others, one after the other, of one dtype and shape."""
+class StackedRows(SealedRows):
+    """Handle on the rows of several handles of one dtype and shape, stacked along a new first dimension."""
 
-    __slots__ = ("_choices",)
+    __slots__ = ("_handles",)
 
-    def __init__(self, choices: list[RowSelection]) -> None:
-        self._choices = choices
-
-    @property
-    def name(self) -> str:
-        return self._choices[0].name
-
-    @property
-    def dtype(self) -> str:
-        return self._choices[0].dtype
+    def __init__(self, handles: list[SealedRows]) -> None:
+        first = handles[0]
+        self.name = first.name
+        self.dtype = first.dtype
+        self.key_id = first.key_id
+        self._handles = handles
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (len(self._choices), *self._choices[0].shape)
-
-    @property
-    def key_id(self) -> str:
-        return self._choices[0].key_id
+        return (len(self._handles), *self._handles[0].shape)
 
     @property
     def needs_padding(self) -> bool:
-        return any(choice.needs_padding for choice in self._choices)
+        return any(rows.needs_padding for rows in self._handles)
 
-    def parts(self) -> Sequence[TensorSlice]:
-        size = dtypes.nbytes(self.dtype, self._choices[0].shape)
-        found: dict[Any, tuple[SealedTensor, list[ByteRanges], list[int]]] = {}
-        for index, choice in enumerate(self._choices):
-            for part in choice.parts():
-                # The same message, even if it was taken out of its file twice.
-                same = (part.tensor.chunks.__array_interface__["data"][0], part.tensor.claim)
-                _, plans, shifts = found.setdefault(same, (part.tensor, [], []))
-                plans.append(part.plan)
+    def slices(self) -> Sequence[TensorSlice]:
+        size = self._handles[0].nbytes
+        slices: dict[Any, tuple[SealedTensor, list[Callable[[], ByteRanges]], list[int]]] = {}
+        for index, rows in enumerate(self._handles):
+            for tensor, ranges in rows.slices():
+                # A message is opened once, even if it was taken out of its file twice.
+                same = (tensor.chunks.__array_interface__["data"][0], tensor.context)
+                _, parts, shifts = slices.setdefault(same, (tensor, [], []))
+                parts.append(ranges)
                 shifts.append(index * size)
-        return [TensorSlice(tensor, ShiftedPlans(plans, shifts)) for tensor, plans, shifts in found.values()]
+        return [TensorSlice(tensor, partial(_concatenate, parts, shifts)) for tensor, parts, shifts in slices.values()]
 
     def check_contexts(self, keys: KeyRing) -> None:
-        for choice in self._choices:
-            choice.check_contexts(keys)
-
-    def reduce(self) -> tuple[object, tuple[Any, ...]]:
-        return unpickle, ("JoinedRows", [SealedRows(choice) for choice in self._choices])
-
-
-@dataclass(frozen=True, slots=True)
-class ShiftedPlans:
-    """Several plans for one message, with the places of each moved on by `shifts` bytes. Computed when first used."""
-
-    plans: list[ByteRanges]
-    shifts: list[int]
+        for rows in self._handles:
+            rows.check_contexts(keys)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return unpickle, ("ShiftedPlans", self.plans, self.shifts)
+        return unpickle, ("StackedRows", self._handles)
 
-    def ranges(self) -> Ranges:
-        ranges = [plan.ranges() for plan in self.plans]
-        return Ranges(
-            np.concatenate([each.starts for each in ranges]),
-            np.concatenate([each.sizes for each in ranges]),
-            np.concatenate([each.places for each in ranges])
-            + np.repeat(np.array(self.shifts), [each.starts.size for each in ranges]),
-        )
 
-    def pieces(self) -> GatherPlan:
-        return self.ranges().pieces()
+def _concatenate(parts: list[Callable[[], ByteRanges]], shifts: list[int]) -> ByteRanges:
+    return ByteRanges.concatenate([ranges() for ranges in parts], shifts)

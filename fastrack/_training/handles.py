@@ -1,7 +1,7 @@
-"""Where samples come from, and how handles on them travel between processes.
+"""Handles on the samples of a data set, and their transfer between processes.
 
-A handle travels as a recipe: the token of its data set, its column and its rows. Worker processes thus deal in numbers
-only: no key, no ciphertext and no plaintext ever reaches one.
+A handle pickles as the id of its data set, its column and its row numbers. Worker processes thus send numbers only: no
+key, no ciphertext and no plaintext ever reaches one.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ Packed = int | bytes | tuple[bytes, tuple[int, ...]]
 
 
 class DatasetRef:
-    """What samples are of. Handles name it by its token, and hold on to it where they know it.
+    """Data set that handles refer to, by reference in its process and by id in a pickle.
 
-    token : 8 random bytes
+    dataset_id : 8 random bytes
     """
 
-    __slots__ = ("__weakref__", "_checked", "count", "layout", "token")
+    __slots__ = ("__weakref__", "_checked", "count", "dataset_id", "layout")
 
-    def __init__(self, layout: Layout, token: bytes | None = None) -> None:
+    def __init__(self, layout: Layout, dataset_id: bytes | None = None) -> None:
         self.layout = layout
         self.count = layout.count
-        self.token = token or os.urandom(8)
+        self.dataset_id = dataset_id or os.urandom(8)
         self._checked: set[int] = set()
-        _live[self.token] = self
+        _refs[self.dataset_id] = self
 
     def sample(self, rows: Row) -> dict[str, Any]:
-        """One sample, or several put together."""
+        """Return the handles on one sample, or on several stacked ones, by column."""
         return {name: self._leaf(column, rows) for column, name in enumerate(self.layout.names)}
 
     def check_contexts(self, column: int, keys: KeyRing) -> None:
-        """Authenticate, once, what tells how many samples each file has.
+        """Authenticate, once, the shapes that determine how many samples each file has.
 
-        A file that claims to have none would otherwise never be looked at, and its samples be missing unnoticed.
+        A file that claims to have none would otherwise never be opened, and its samples be missing unnoticed.
         """
         if column not in self._checked:
             for tensor in self.layout.shape_tensors(column):
@@ -57,10 +57,10 @@ class DatasetRef:
     def _leaf(self, column: int, rows: Row) -> Any:
         if isinstance(self.layout, RecordLayout) and column == 1:
             return Lengths(self, rows).resolve()
-        return SealedRows(DataRows(self, column, rows))
+        return DatasetRows(self, column, rows)
 
     def require(self, rows: Row, column: int = 0) -> None:
-        """Refuse what this data set does not have. Worker processes send numbers, and nothing else vouches for them.
+        """Check the numbers of samples and of a column, which may come from a worker process.
 
         Raises
         ------
@@ -75,43 +75,45 @@ class DatasetRef:
             wrong = lowest if lowest < 0 else highest
             raise FormatError(
                 f"sample {wrong} of a data set of {self.count}: expected 0 to {self.count - 1}; the process that sent "
-                "this number has another data set, or is not to be trusted"
+                "this number has another data set, or was compromised"
             )
         if not 0 <= column < len(self.layout.names):
-            raise FormatError(f"column {column} of a data set of {len(self.layout.names)}: there is no such column")
+            raise FormatError(
+                f"column {column}: expected 0 to {len(self.layout.names) - 1}, the columns of the data set"
+            )
 
     def pack(self, rows: Row) -> Packed:
-        """Rows as little as they can be."""
+        """Return the row numbers in as few bytes as they take."""
         if isinstance(rows, int):
             return rows
-        packed = rows.astype(self._word).tobytes()
+        packed = rows.astype(self._packed_dtype).tobytes()
         return packed if rows.ndim == 1 else (packed, rows.shape)
 
     def unpack(self, packed: Packed) -> Row:
-        """What was packed."""
+        """Return the row numbers that `pack` packed."""
         if isinstance(packed, int):
             return packed
         packed, shape = packed if isinstance(packed, tuple) else (packed, (-1,))
-        return np.frombuffer(packed, self._word).astype(np.int64).reshape(shape)
+        return np.frombuffer(packed, self._packed_dtype).astype(np.int64).reshape(shape)
 
     @property
-    def _word(self) -> str:
+    def _packed_dtype(self) -> str:
         return "<u4" if self.count <= 1 << 32 else "<u8"
 
 
 class Samples(Sequence[dict[str, Any]]):
-    """Samples of a data set that were asked for together."""
+    """Sequence of samples of a data set that were selected together."""
 
-    __slots__ = ("_origin", "_rows")
+    __slots__ = ("_ref", "_rows")
 
-    def __init__(self, origin: DatasetRef, rows: Indices) -> None:
-        origin.require(rows)
-        self._origin = origin
+    def __init__(self, ref: DatasetRef, rows: Indices) -> None:
+        ref.require(rows)
+        self._ref = ref
         self._rows = rows
 
-    def together(self) -> dict[str, Any]:
-        """All of them, one handle a column."""
-        return self._origin.sample(self._rows)
+    def stack(self) -> dict[str, Any]:
+        """Return one handle on all of the samples for each column."""
+        return self._ref.sample(self._rows)
 
     def __len__(self) -> int:
         return self._rows.size
@@ -122,139 +124,136 @@ class Samples(Sequence[dict[str, Any]]):
     def __getitem__(self, index: slice) -> Samples: ...
     def __getitem__(self, index: int | slice) -> dict[str, Any] | Samples:
         if isinstance(index, slice):
-            return Samples(self._origin, self._rows[index])
-        return self._origin.sample(int(self._rows[index]))
+            return Samples(self._ref, self._rows[index])
+        return self._ref.sample(int(self._rows[index]))
 
     def __reduce__(self) -> tuple[object, tuple[Any, ...]]:
-        return unpickle, ("Samples", self._origin.token, self._origin.pack(self._rows))
+        return unpickle, ("Samples", self._ref.dataset_id, self._ref.pack(self._rows))
 
 
-class DataRows:
-    """The choice of samples of a data set in one column: an integer for one, a vector or table of them for several."""
+class DatasetRows(SealedRows):
+    """Handle on samples of a data set in one column. `rows` is an integer, or an array of one dimension or two."""
 
-    __slots__ = ("column", "origin", "rows")
+    __slots__ = ("column", "ref", "rows")
 
-    def __init__(self, origin: DatasetRef, column: int, rows: Row) -> None:
-        origin.require(rows, column)
-        self.origin = origin
+    def __init__(self, ref: DatasetRef, column: int, rows: Row) -> None:
+        ref.require(rows, column)
+        layout = ref.layout
+        self.name = layout.names[column]
+        self.dtype = layout.dtype(column)
+        self.key_id = layout.shards.key_id
+        self.ref = ref
         self.column = column
         self.rows = rows
 
     @property
-    def name(self) -> str:
-        return self.origin.layout.names[self.column]
-
-    @property
-    def dtype(self) -> str:
-        return self.origin.layout.dtype(self.column)
-
-    @property
     def shape(self) -> tuple[int, ...]:
-        return self.origin.layout.shape(self.column, self.rows)
-
-    @property
-    def key_id(self) -> str:
-        return self.origin.layout.shards.key_id
+        return self.ref.layout.shape(self.column, self.rows)
 
     @property
     def needs_padding(self) -> bool:
-        return self.origin.layout.needs_padding(self.rows)
+        return self.ref.layout.needs_padding(self.rows)
 
-    def parts(self) -> Sequence[TensorSlice]:
-        return self.origin.layout.parts(self.column, self.rows)
+    def slices(self) -> Sequence[TensorSlice]:
+        return self.ref.layout.slices(self.column, self.rows)
 
     def check_contexts(self, keys: KeyRing) -> None:
-        self.origin.check_contexts(self.column, keys)
+        self.ref.check_contexts(self.column, keys)
 
-    def joined(self, others: Sequence[object]) -> SealedRows | None:
-        """With others of the same column and kind, one handle; None if they are of another."""
+    def stack(self, handles: Sequence[object]) -> DatasetRows | None:
+        """Return one handle on the rows of several; None if they differ in data set, column or number of rows."""
         rows = []
-        for other in others:
-            if not isinstance(other, DataRows) or other.origin is not self.origin or other.column != self.column:
+        for handle in handles:
+            if not isinstance(handle, DatasetRows) or handle.ref is not self.ref or handle.column != self.column:
                 return None
-            if np.shape(other.rows) != np.shape(self.rows):
+            if np.shape(handle.rows) != np.shape(self.rows):
                 return None
-            rows.append(other.rows)
-        return SealedRows(DataRows(self.origin, self.column, np.array(rows, np.int64)))
+            rows.append(handle.rows)
+        return DatasetRows(self.ref, self.column, np.array(rows, np.int64))
 
-    def reduce(self) -> tuple[object, tuple[Any, ...]]:
-        """A recipe that is resolved where the data set lives."""
-        return unpickle, ("DataRows", self.origin.token, self.column, self.origin.pack(self.rows))
+    def __reduce__(self) -> tuple[object, ...]:
+        return unpickle, ("DatasetRows", self.ref.dataset_id, self.column, self.ref.pack(self.rows))
 
 
 class Lengths:
-    """Lengths of records, in a process that does not know them: on the way to one that does."""
+    """Lengths of records, in a process that lacks the offsets. They are resolved in the process that has them."""
 
-    __slots__ = ("origin", "rows")
+    __slots__ = ("ref", "rows")
 
-    def __init__(self, origin: DatasetRef, rows: Row) -> None:
-        origin.require(rows)
-        self.origin = origin
+    def __init__(self, ref: DatasetRef, rows: Row) -> None:
+        ref.require(rows)
+        self.ref = ref
         self.rows = rows
 
-    def joined(self, others: Sequence[object]) -> Lengths:
-        """With others of the same data set."""
+    def stack(self, others: Sequence[object]) -> Lengths:
+        """Return the lengths of several records of one data set.
+
+        Raises
+        ------
+        TypeError
+            If the records are of several data sets.
+        """
         rows = []
         for other in others:
-            if not isinstance(other, Lengths) or other.origin is not self.origin:
+            if not isinstance(other, Lengths) or other.ref is not self.ref:
                 raise TypeError(
-                    "lengths of records of several data sets cannot be put together in a worker process that was "
-                    "spawned; use num_workers=0, or one data set of several files"
+                    "lengths of records in a spawned worker process: expected records of one data set, got several. "
+                    "Use num_workers=0, or one data set of several files"
                 )
             rows.append(other.rows)
-        return Lengths(self.origin, np.array(rows, np.int64))
+        return Lengths(self.ref, np.array(rows, np.int64))
 
     def resolve(self) -> Any:
-        """The lengths, if they are known here: an integer, or a tensor."""
-        layout = self.origin.layout
+        """Return the lengths, as an integer or an array, or this object if the offsets are unknown in this process."""
+        layout = self.ref.layout
         assert isinstance(layout, RecordLayout)
         if layout.offsets is None:
             return self
-        found = layout.lengths(self.rows)
+        lengths = layout.lengths(self.rows)
         if isinstance(self.rows, int):
-            return int(found[0])
-        memory = found.reshape(-1).view(np.uint8)
-        return arrays.from_bytes(memory, "I64", found.shape, arrays.default_framework())
+            return int(lengths[0])
+        memory = lengths.reshape(-1).view(np.uint8)
+        return arrays.from_bytes(memory, "I64", lengths.shape, arrays.default_framework())
 
     def __reduce__(self) -> tuple[object, tuple[Any, ...]]:
-        return unpickle, ("Lengths", self.origin.token, self.origin.pack(self.rows))
+        return unpickle, ("Lengths", self.ref.dataset_id, self.ref.pack(self.rows))
 
 
-# Across processes. Whatever comes is looked up by its token among what lives here.
+# Pickles. Ids are looked up among the data sets of this process.
 
-_live: WeakValueDictionary[bytes, DatasetRef] = WeakValueDictionary()
-
-
-def get_or_create(token: bytes, layout: Layout) -> DatasetRef:
-    """The origin of that token; a new one, if it is not known here."""
-    return _live.get(token) or DatasetRef(layout, token)
+_refs: WeakValueDictionary[bytes, DatasetRef] = WeakValueDictionary()
 
 
-def _find(token: bytes) -> DatasetRef:
-    origin = _live.get(token)
-    if origin is None:
+def get_or_create(dataset_id: bytes, layout: Layout) -> DatasetRef:
+    """Return the data set of that id, and make it if this process does not have it."""
+    return _refs.get(dataset_id) or DatasetRef(layout, dataset_id)
+
+
+def _find_ref(dataset_id: bytes) -> DatasetRef:
+    ref = _refs.get(dataset_id)
+    if ref is None:
         raise ClosedError(
-            "these samples are of a data set that is not in this process, or no longer; keep the SealedDataset that "
-            "its DataLoader was made with, and use its samples in that process"
+            "unpickling samples: expected their data set in this process, got none. Keep the SealedDataset that the "
+            "DataLoader was made with, and use its samples in that process"
         )
-    return origin
+    return ref
 
 
-def rows_of(token: bytes, column: int, packed: Packed) -> SealedRows:
-    """Make the handle that a pickle holds."""
-    origin = _find(token)
-    return SealedRows(DataRows(origin, column, origin.unpack(packed)))
+def restore_rows(dataset_id: bytes, column: int, packed: Packed) -> DatasetRows:
+    """Return the handle that a pickle describes."""
+    ref = _find_ref(dataset_id)
+    return DatasetRows(ref, column, ref.unpack(packed))
 
 
-def samples_of(token: bytes, packed: Packed) -> Samples:
-    """Make the samples that a pickle holds."""
-    origin = _find(token)
-    rows = origin.unpack(packed)
+def restore_samples(dataset_id: bytes, packed: Packed) -> Samples:
+    """Return the samples that a pickle describes."""
+    ref = _find_ref(dataset_id)
+    rows = ref.unpack(packed)
     assert not isinstance(rows, int)
-    return Samples(origin, rows)
+    return Samples(ref, rows)
 
 
-def lengths_of(token: bytes, packed: Packed) -> Any:
-    """Make the lengths that a pickle holds."""
-    origin = _find(token)
-    return Lengths(origin, origin.unpack(packed)).resolve()
+def restore_lengths(dataset_id: bytes, packed: Packed) -> Any:
+    """Return the lengths that a pickle describes."""
+    ref = _find_ref(dataset_id)
+    return Lengths(ref, ref.unpack(packed)).resolve()

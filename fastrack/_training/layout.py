@@ -1,4 +1,4 @@
-"""Where in sealed files the samples of a data set lie."""
+"""Layouts: the bytes of sealed files that the samples of a data set are."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 
 from fastrack._crypto.keys import KeyRing, KeySource
-from fastrack._sealed.indexing import Indices, Ranges
+from fastrack._sealed.indexing import ByteRanges, Indices
 from fastrack._sealed.tensor import MessageContext, SealedTensor, TensorSlice, unseal
 from fastrack._tensors import dtypes
 from fastrack._training.shards import Shards
@@ -20,16 +21,16 @@ from fastrack.errors import FormatError
 
 
 class Layout(Protocol):
-    """Which bytes of which tensors the samples of a data set are. Samples are counted through all files.
+    """Map from sample numbers, counted through all files, to bytes of sealed tensors.
 
     Attributes
     ----------
     shards : Shards
         The files.
     names : tuple of str
-        What each column is called.
+        Names of the columns.
     count : int
-        How many samples there are.
+        Number of samples.
     """
 
     @property
@@ -40,24 +41,24 @@ class Layout(Protocol):
     def count(self) -> int: ...
 
     def dtype(self, column: int) -> str:
-        """The element type of a column."""
+        """Return the element type of a column."""
 
     def shape(self, column: int, rows: int | Indices) -> tuple[int, ...]:
-        """The shape of one sample, or of several put together."""
+        """Return the shape of one sample, or of several stacked ones."""
 
     def needs_padding(self, rows: int | Indices) -> bool:
-        """Whether the parts of these samples leave bytes of the result to be zeros."""
+        """Return True if the slices of these samples leave bytes of the result that must be zeros."""
 
     def shape_tensors(self, column: int) -> Sequence[SealedTensor]:
-        """The tensors whose shapes say how many samples of a column each file has."""
+        """Return the tensors whose shapes determine how many samples of a column each file has."""
 
-    def parts(self, column: int, rows: int | Indices) -> Sequence[TensorSlice]:
-        """Where the bytes are."""
+    def slices(self, column: int, rows: int | Indices) -> Sequence[TensorSlice]:
+        """Return the slices of the result of opening these samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvenColumn:
-    """Hold where in each row, or window, of a tensor its sample lies."""
+    """Column of samples of one size: rows or windows of tensor `index`, `stride` bytes apart."""
 
     index: int
     dtype: str
@@ -71,7 +72,7 @@ class EvenColumn:
 
 @dataclass(frozen=True, slots=True)
 class EvenLayout:
-    """Samples of one shape, at equal distances: rows, or windows.
+    """Layout of samples of one shape at equal distances: rows, or windows.
 
     ends : int64, the number of samples in each file and those before it
     """
@@ -99,18 +100,20 @@ class EvenLayout:
         return False
 
     def shape_tensors(self, column: int) -> Sequence[SealedTensor]:
-        of = self.columns[column]
-        return [self.shards.tensor(shard, of.index) for shard in range(len(self.shards))]
+        spec = self.columns[column]
+        return [self.shards.tensor(shard, spec.index) for shard in range(len(self.shards))]
 
-    def parts(self, column: int, rows: int | Indices) -> Sequence[TensorSlice]:
-        of = self.columns[column]
+    def slices(self, column: int, rows: int | Indices) -> Sequence[TensorSlice]:
+        spec = self.columns[column]
         if len(self.shards) == 1:  # nothing to look up
             flat = np.array([rows]) if isinstance(rows, int) else rows.reshape(-1)
-            return (TensorSlice(self.shards.tensor(0, of.index), Ranges.even(flat * of.stride, of.size)),)
+            return (
+                TensorSlice(self.shards.tensor(0, spec.index), partial(ByteRanges.even, flat * spec.stride, spec.size)),
+            )
         return [
             TensorSlice(
-                self.shards.tensor(shard, of.index),
-                Ranges(local * of.stride, np.full(local.size, of.size, np.int64), order * of.size),
+                self.shards.tensor(shard, spec.index),
+                partial(ByteRanges, local * spec.stride, np.full(local.size, spec.size, np.int64), order * spec.size),
             )
             for shard, local, order in _by_shard(self.ends, rows)
         ]
@@ -118,9 +121,9 @@ class EvenLayout:
 
 @dataclass(slots=True)
 class RecordLayout:
-    """Samples of any length, one after the other. The second column is their lengths, which the host may know.
+    """Layout of samples of any length, one after the other. The second column is their lengths.
 
-    offsets : int64 for each file, where its records start and where the last one ends; None in other processes
+    offsets : int64 for each file, the starts of its records and the end of the last one; None in other processes
     """
 
     shards: Shards
@@ -133,7 +136,7 @@ class RecordLayout:
         return int(self.ends[-1])
 
     def dtype(self, column: int) -> str:
-        return self.shards.claims[0][0].dtype
+        return self.shards.contexts[0][0].dtype
 
     def shape(self, column: int, rows: int | Indices) -> tuple[int, ...]:
         lengths = self.lengths(rows)
@@ -145,104 +148,110 @@ class RecordLayout:
     def shape_tensors(self, column: int) -> Sequence[SealedTensor]:
         return ()  # the offsets were unsealed
 
-    def parts(self, column: int, rows: int | Indices) -> Sequence[TensorSlice]:
+    def slices(self, column: int, rows: int | Indices) -> Sequence[TensorSlice]:
         width = dtypes.nbytes(self.dtype(column), (1,))
         pitch = self.shape(column, rows)[-1] * width
         return [
             TensorSlice(
                 self.shards.tensor(shard, 0),
-                Ranges(offsets[local] * width, (offsets[local + 1] - offsets[local]) * width, order * pitch),
+                partial(
+                    ByteRanges, offsets[local] * width, (offsets[local + 1] - offsets[local]) * width, order * pitch
+                ),
             )
             for shard, local, order in _by_shard(self.ends, rows)
             for offsets in [self._offsets_of(shard)]
         ]
 
     def lengths(self, rows: int | Indices) -> Indices:
-        """How many elements each of these records has."""
-        found = np.zeros(1 if isinstance(rows, int) else rows.size, np.int64)
+        """Return the number of elements of each of these records."""
+        lengths = np.zeros(1 if isinstance(rows, int) else rows.size, np.int64)
         for shard, local, order in _by_shard(self.ends, rows):
             offsets = self._offsets_of(shard)
-            found[order] = offsets[local + 1] - offsets[local]
-        return found if isinstance(rows, int) else found.reshape(rows.shape)
+            lengths[order] = offsets[local + 1] - offsets[local]
+        return lengths if isinstance(rows, int) else lengths.reshape(rows.shape)
 
     def _offsets_of(self, shard: int) -> Indices:
         if self.offsets is None:
-            raise TypeError("how long a record is, is known only in the process that made the data set")
+            raise TypeError("lengths of records are known only in the process that made the data set. Use them there")
         return self.offsets[shard]
 
     def __reduce__(self) -> tuple[object, ...]:
         return unpickle, ("RecordLayout", self.shards, self.names, self.ends, None)
 
 
-def rows_of(shards: Shards) -> EvenLayout:
-    """Samples that are the rows of tensors of equal length."""
+def row_layout(shards: Shards) -> EvenLayout:
+    """Lay out samples that are the rows of tensors of equal length."""
     ends = np.zeros(len(shards), np.int64)
-    for shard, claims in enumerate(shards.claims):
-        lengths = [claim.shape[0] if claim.shape else None for claim in claims]
+    for shard, contexts in enumerate(shards.contexts):
+        lengths = [context.shape[0] if context.shape else None for context in contexts]
         most = Counter(length for length in lengths if length is not None).most_common(1)
-        for claim, length in zip(claims, lengths, strict=True):
+        for context, length in zip(contexts, lengths, strict=True):
             if length is None or length != most[0][0]:
                 raise ValueError(
-                    f"{shards.paths[shard]}: the columns of a data set share their first dimension, and "
-                    f"{claim.name!r:.200} of shape {list(claim.shape)} does not; name the others in columns="
+                    f"{shards.paths[shard]}: expected columns that share their first dimension, got "
+                    f"{context.name!r:.200} of shape {list(context.shape)}. Name the others in columns="
                 )
         ends[shard] = most[0][0]
-    columns = tuple(_column(index, claim, (), 1) for index, claim in enumerate(shards.claims[0]))
+    columns = tuple(_column(index, context, (), 1) for index, context in enumerate(shards.contexts[0]))
     return EvenLayout(shards, shards.names, columns, np.cumsum(ends))
 
 
-def windows_of(shards: Shards, name: str, size: int, step: int) -> EvenLayout:
-    """Samples that are `size` neighbouring rows of a tensor, each starting `step` rows after the one before."""
+def window_layout(shards: Shards, name: str, size: int, step: int) -> EvenLayout:
+    """Lay out samples that are `size` neighbouring rows of a tensor, each `step` rows after the one before."""
     if name not in shards.names:
-        raise ValueError(f"this data set has no column {name!r}; it has {', '.join(map(repr, shards.names))}")
+        raise ValueError(f"this data set has no column {name!r:.200}; it has {', '.join(map(repr, shards.names)):.300}")
     column = shards.names.index(name)
     if size < 1 or step < 1:
-        raise ValueError(f"a window has a size and a step of 1 or more, not {size} and {step}")
-    lengths = [claims[column].shape[0] for claims in shards.claims]
+        raise ValueError(f"window: expected a size and a step of 1 or more, got {size} and {step}")
+    lengths = [contexts[column].shape[0] for contexts in shards.contexts]
     ends = np.cumsum([max(0, (length - size) // step + 1) for length in lengths], dtype=np.int64)
     return EvenLayout(
-        shards, (shards.names[column],), (_column(column, shards.claims[0][column], (size,), step),), ends
+        shards, (shards.names[column],), (_column(column, shards.contexts[0][column], (size,), step),), ends
     )
 
 
-def records_of(shards: Shards, keys: KeySource | None) -> RecordLayout:
-    """Samples that are the records of the first tensor, at the offsets that the second one holds."""
+def record_layout(shards: Shards, keys: KeySource | None) -> RecordLayout:
+    """Lay out samples that are records of the first tensor, at the offsets that the second one holds."""
     offsets, ring = [], KeyRing.resolve(keys)
-    for shard, (data, index) in enumerate(shards.claims):
-        where = f"{shards.paths[shard]}: {index.name!r:.200}"
+    for shard, (data, index) in enumerate(shards.contexts):
+        label = f"{shards.paths[shard]}: {index.name!r:.200}"
         if index.dtype != "I64" or len(index.shape) != 1 or index.shape[0] < 1:
-            raise FormatError(f"{where} is {index.dtype} {list(index.shape)}; offsets are I64 in one dimension, n + 1")
+            raise FormatError(
+                f"{label}: expected n + 1 offsets, I64 in one dimension, got {index.dtype} {list(index.shape)}"
+            )
         if len(data.shape) != 1:
             raise FormatError(
-                f"{shards.paths[shard]}: records lie in one dimension, and {data.name!r:.200} has {list(data.shape)}"
+                f"{shards.paths[shard]}: {data.name!r:.200}: expected records in one dimension, got shape "
+                f"{list(data.shape)}"
             )
         opened = unseal(shards.tensor(shard, 1), ring, framework="numpy")
         if opened[0] < 0 or opened[-1] > data.shape[0] or bool((opened[1:] < opened[:-1]).any()):
             raise FormatError(
-                f"{where} does not ascend from 0 to at most the {data.shape[0]} elements of {data.name!r:.200}"
+                f"{label}: expected offsets that ascend, from 0 to at most the {data.shape[0]} elements of "
+                f"{data.name!r:.200}, got others"
             )
         offsets.append(opened)
     ends = np.cumsum([opened.size - 1 for opened in offsets], dtype=np.int64)
     return RecordLayout(shards, (shards.names[0], "lengths"), ends, offsets)
 
 
-def _column(index: int, claim: MessageContext, window: tuple[int, ...], step: int) -> EvenColumn:
-    """A column whose samples are single rows or windows of them, which fill whole bytes."""
-    row, rest = divmod(dtypes.BITS[claim.dtype] * math.prod(claim.shape[1:]), 8)
+def _column(index: int, context: MessageContext, window: tuple[int, ...], step: int) -> EvenColumn:
+    """Return a column of rows, or of windows of rows, of whole bytes."""
+    row, rest = divmod(dtypes.BITS[context.dtype] * math.prod(context.shape[1:]), 8)
     if rest:
-        raise TypeError(f"the rows of {claim.name!r:.200} do not fill whole bytes; open it whole")
-    return EvenColumn(index, claim.dtype, (*window, *claim.shape[1:]), step * row, math.prod(window) * row)
+        raise TypeError(f"{context.name!r:.200}: expected rows of whole bytes, got elements of less. Open it whole")
+    return EvenColumn(index, context.dtype, (*window, *context.shape[1:]), step * row, math.prod(window) * row)
 
 
 def _by_shard(ends: Indices, rows: int | Indices) -> list[tuple[int, Indices, Indices]]:
-    """For each file that has some of the rows: which, counted in that file, and where they stand among all."""
+    """Return, for each file with some of the rows, its index, the rows counted in it, and their positions in `rows`."""
     flat = np.array([rows]) if isinstance(rows, int) else rows.reshape(-1)
     order = np.arange(flat.size)
     if ends.size == 1:
         return [(0, flat, order)]
-    which = np.searchsorted(ends, flat, side="right")
-    found = []
-    for shard in np.unique(which).tolist():
-        chosen = order[which == shard]
-        found.append((shard, flat[chosen] - (ends[shard - 1] if shard else 0), chosen))
-    return found
+    shards = np.searchsorted(ends, flat, side="right")
+    parts = []
+    for shard in np.unique(shards).tolist():
+        chosen = order[shards == shard]
+        parts.append((shard, flat[chosen] - (ends[shard - 1] if shard else 0), chosen))
+    return parts

@@ -1,4 +1,4 @@
-"""`wrap`: the batches of a data loader on a device, some of them ahead of their time."""
+"""`wrap`: the batches of a data loader on a device, prefetched by a thread."""
 
 from __future__ import annotations
 
@@ -22,69 +22,91 @@ from fastrack._util.public import public
 def wrap(
     loader: Iterable[Any], device: object = None, *, keys: KeySource | None = None, prefetch: int = 2
 ) -> WrappedLoader:
-    """Wrap a data loader, so that its batches come on a device.
+    """Wrap a data loader, so that its batches arrive on a device.
 
-    The batches are those of the loader, built as they were, and the caller's to keep. Each goes through `to_device`.
+    Each batch of the loader goes through `to_device` and keeps its structure.
 
     Parameters
     ----------
     loader : iterable of batches
-        A ``torch.utils.data.DataLoader``, or any other iterable. A batch is what `to_device` takes: a tensor, a sealed
-        tensor, rows of one, or a nest of these. Other leaves pass untouched.
+        A ``torch.utils.data.DataLoader``, or any other iterable. A batch is an argument of `to_device`: a tensor, a
+        sealed tensor, rows of one, or a nest of these. Other leaves are passed through.
     device : str or torch.device, optional
         "cpu", the default, or "cuda:N".
     keys : Key, path or iterable of these, optional
-        Where the keys of sealed tensors are looked for. Absent, the environment variable ``FASTRACK_KEY_FILE`` names a
-        key file, which is read when the first sealed tensor comes. The loader and its workers are not given them.
+        Keys of the sealed tensors. By default those of the key file that the environment variable
+        ``FASTRACK_KEY_FILE`` names, which is read at the first sealed tensor. The loader and its workers do not get
+        them.
     prefetch : int
-        How many batches a thread keeps ready while the caller works on one; while the caller waits, one more. With 0
-        there is no thread, and each batch is fetched and moved when it is asked for.
+        Number of batches that a thread keeps ready while the caller works on one, and one more while the caller waits.
+        With 0 there is no thread, and each batch is fetched and moved on request.
 
     Returns
     -------
     WrappedLoader
-        An iterable with the length and the attributes of `loader`.
+        Iterable with the length and the attributes of `loader`.
 
     Raises
     ------
     DeviceError
         If there is no such kind of device.
     TypeError, ValueError
-        If `loader` is no iterable or wrapped already, or `prefetch` is not 0 or more; or if several processes train
-        together, by `torch.distributed`, and `loader` would give all samples to each. Iterating raises that as well.
+        If `loader` is not iterable or is wrapped already, or `prefetch` is negative; or if several processes of
+        `torch.distributed` would each get all samples. Iterating raises the latter as well.
     FormatError, KeyPermissionError, OSError
         If a key file in `keys` cannot be used.
 
     Notes
     -----
-    What goes wrong with a batch is raised where that batch would have been returned, and ends the iteration.
+    An error in a batch is raised in place of that batch, and ends the iteration.
 
-    On a GPU batches are moved on a stream of their own, beside the model's work, and are complete when they are
-    returned: the caller's current stream, of torch or CuPy, waits for nothing. Their memory is used again when that
-    stream is done with it, as by `torch.Tensor.record_stream`; use on further streams is for the caller to record.
-    Without prefetch a batch is moved on the caller's stream.
+    On a GPU, batches are moved on a stream of their own, concurrently with the model's work, and are complete when they
+    are returned: the caller's current stream, of torch or CuPy, need not wait. Their memory is reused after the work on
+    that stream, as by `torch.Tensor.record_stream`; the caller records use on further streams. Without prefetch a
+    batch is moved on the caller's stream.
 
-    An iteration also ends when the iterator is closed or no longer used, as after ``break``. The thread, the loader's
-    own iterator and its workers go with it. A loader that can be iterated only once, such as a generator, has then
-    given batches that nobody received; ``prefetch=0`` avoids that.
+    An iteration also ends when the iterator is closed or garbage, as after ``break``, and with it the thread, the
+    loader's iterator and its workers. A loader that can be iterated only once, such as a generator, has lost the
+    prefetched batches then; ``prefetch=0`` avoids this.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import fastrack
+    >>> key = fastrack.Key.generate()
+    >>> sealed = fastrack.seal(np.arange(6, dtype=np.float32), key)
+    >>> batches = [{"x": sealed[:3], "step": 0}, {"x": sealed[3:], "step": 1}]
+    >>> for batch in fastrack.wrap(batches, "cpu", keys=key):
+    ...     print(batch["step"], batch["x"].tolist())
+    0 [0.0, 1.0, 2.0]
+    1 [3.0, 4.0, 5.0]
+
+    With PyTorch:
+
+    >>> from torch.utils.data import DataLoader
+    >>> fastrack.save_file({"x": np.arange(8), "y": np.arange(8) % 2}, "train.safetensors", key)
+    >>> data = fastrack.SealedDataset("train.safetensors", keys=key)
+    >>> loader = fastrack.wrap(DataLoader(data, batch_size=4, collate_fn=fastrack.collate), keys=key)
+    >>> len(loader), sum(batch["y"].sum().item() for batch in loader)
+    (2, 4)
     """
     if isinstance(loader, WrappedLoader):
-        raise TypeError("this loader is wrapped already; wrap the one it was made of")
+        raise TypeError("wrap: expected a loader, got one that is wrapped already. Wrap the loader that it was made of")
     if isinstance(loader, (str, bytes, os.PathLike)):
-        raise TypeError(f"wrap takes an iterable of batches, not {loader!r:.80}; a SealedDataset reads such a file")
+        raise TypeError(f"wrap: expected an iterable of batches, got {loader!r:.80}. Read a file with a SealedDataset")
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
-        raise TypeError(f"wrap takes an iterable of batches, not {type(loader).__name__}")
+        raise TypeError(f"wrap: expected an iterable of batches, got {type(loader).__name__}")
     if operator.index(prefetch) < 0:
-        raise ValueError(f"prefetch= must be 0 or more, not {prefetch}")
+        raise ValueError(f"prefetch=: expected 0 or more, got {prefetch}")
     _require_distributed(loader)
     kind = _StatefulLoader if hasattr(loader, "state_dict") else WrappedLoader
-    return kind(loader, canonical(device), _LateRing() if keys is None else KeyRing.resolve(keys), prefetch)
+    return kind(loader, canonical(device), _LazyKeyRing() if keys is None else KeyRing.resolve(keys), prefetch)
 
 
 def _require_distributed(loader: Any) -> None:
     """Refuse a loader of torch that gives every process of a distributed run all of its samples.
 
-    Samplers of other packages, loaders that Accelerate prepared and iterable data sets share samples out by themselves.
+    Samplers of other packages, loaders prepared by Accelerate and iterable data sets distribute samples themselves.
     """
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
@@ -95,11 +117,11 @@ def _require_distributed(loader: Any) -> None:
 
     if not isinstance(loader, data.DataLoader) or isinstance(loader.dataset, data.IterableDataset):
         return
-    whole = (data.SequentialSampler, data.RandomSampler, data.SubsetRandomSampler, data.WeightedRandomSampler)
+    unsharded = (data.SequentialSampler, data.RandomSampler, data.SubsetRandomSampler, data.WeightedRandomSampler)
     sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     if type(sampler) is data.BatchSampler:
         sampler = sampler.sampler
-    if type(sampler) in whole:
+    if type(sampler) in unsharded:
         raise ValueError(
             f"wrap: expected a loader that gives each of {distributed.get_world_size()} processes its share, got one "
             f"with a {type(sampler).__name__}, which gives all samples to each. Give the DataLoader "
@@ -109,7 +131,7 @@ def _require_distributed(loader: Any) -> None:
 
 
 class WrappedLoader:
-    """What `wrap` returns. Attributes that it does not have are looked up, and set, on the loader it wraps."""
+    """Iterable of the batches of a loader on a device. Other attributes are read and set on the loader itself."""
 
     __slots__ = ("__weakref__", "_device", "_inner", "_iterator", "_keys", "_lock", "_prefetch", "_progress")
 
@@ -118,22 +140,22 @@ class WrappedLoader:
         self._device = device
         self._keys = keys
         self._prefetch = prefetch
-        self._progress: Fetched | None = None  # whose state is that after the batch returned last
+        self._progress: Fetched | None = None  # holds the state after the batch returned last
         self._iterator: Callable[[], _Iterator | None] = lambda: None
         self.reset_after_fork()
         register_fork_reset(self)
 
     def reset_after_fork(self) -> None:
-        """Make the lock anew."""
+        """Make a new lock."""
         self._lock = threading.Lock()
 
     def __iter__(self) -> Iterator[Any]:
-        _require_distributed(self._inner)  # the processes may have met since
+        _require_distributed(self._inner)  # the process group may have been initialised since
         source = Source(self._inner, self._lock, self._device, self._keys)
-        # Ahead of time on a stream of its own, so that neither waits for the other's work.
+        # Batches are prefetched on a stream of their own, so that neither stream waits for the other's work.
         side = side_stream(self._device) if self._prefetch else None
-        feed = PrefetchThread(source, self._prefetch, side) if self._prefetch else source
-        iterator = _Iterator(feed, side)
+        iteration = PrefetchThread(source, self._prefetch, side) if self._prefetch else source
+        iterator = _Iterator(iteration, side)
         self._progress = iterator.progress
         self._iterator = weakref.ref(iterator)
         return iterator
@@ -146,16 +168,16 @@ class WrappedLoader:
 
     @property
     def set_epoch(self) -> Callable[[int], None]:
-        """Tell the loader, its samplers and its data set, those of them that have a ``set_epoch``, each once."""
+        """Function that calls every ``set_epoch`` of the loader, its samplers and its data set, each once."""
         batch_sampler = getattr(self._inner, "batch_sampler", None)
         parts = [self._inner, getattr(self._inner, "sampler", None), batch_sampler]
         parts += [getattr(batch_sampler, "sampler", None), getattr(self._inner, "dataset", None)]
-        told = {id(part): part for part in parts if hasattr(part, "set_epoch")}
-        if not told:
-            raise AttributeError  # so `__getattr__` asks the loader, whose error says more
+        listeners = {id(part): part for part in parts if hasattr(part, "set_epoch")}
+        if not listeners:
+            raise AttributeError  # `__getattr__` asks the loader then, and its error is raised
 
         def set_epoch(epoch: int) -> None:
-            for part in told.values():
+            for part in listeners.values():
                 part.set_epoch(epoch)
 
         return set_epoch
@@ -178,23 +200,25 @@ class WrappedLoader:
         return f"<WrappedLoader to {self._device} of {self._inner!r}>"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a wrapped loader stays in its process, as its keys do; wrap the loader where it is needed")
+        raise TypeError(
+            "a wrapped loader cannot be pickled, as its keys stay in this process. Wrap it in the other process"
+        )
 
 
 class _StatefulLoader(WrappedLoader):
-    """A wrapped loader that can be resumed, as the one it wraps can."""
+    """Wrapped loader with the state of the loader, to be resumed."""
 
     __slots__ = ()
 
     def state_dict(self) -> Any:
-        """The state of the loader after the batch that was returned last, whatever was fetched since."""
+        """Return the state of the loader after the batch returned last, regardless of the batches prefetched since."""
         if self._progress is not None and self._progress.state is not None:
             return self._progress.state
         with self._lock:
             return self._inner.state_dict()
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Go on from there with the next iteration. The one under way ends."""
+        """Continue from a state with the next iteration. The current iteration ends."""
         iterator = self._iterator()
         if iterator is not None:
             iterator.close()
@@ -204,20 +228,20 @@ class _StatefulLoader(WrappedLoader):
 
 
 class _Iterator:
-    """One iteration. No thread holds it, so that it ends when its user lets go of it."""
+    """Iterator over the batches of one iteration. No thread refers to it, so the iteration ends when it is garbage."""
 
-    __slots__ = ("__weakref__", "_feed", "_side", "progress")
+    __slots__ = ("__weakref__", "_side", "_source", "progress")
 
-    def __init__(self, feed: Source | PrefetchThread, side: SideStream | None) -> None:
-        self._feed = feed
+    def __init__(self, iteration: Source | PrefetchThread, side: SideStream | None) -> None:
+        self._source = iteration
         self._side = side
-        self.progress = feed.begin()
+        self.progress = iteration.begin()
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
-        item = self._feed.take()
+        item = self._source.fetch()
         if item.state is not None:
             self.progress.state = item.state
         if item.is_last:
@@ -225,24 +249,26 @@ class _Iterator:
         return item.batch if self._side is None else self._side.hand_over(item.batch)
 
     def close(self) -> None:
-        """End the iteration, and wait until nothing of it is left."""
-        self._feed.stop()
-        self._feed.wait()
+        """End the iteration, and wait until its thread has ended."""
+        self._source.stop()
+        self._source.wait()
 
     def __del__(self) -> None:
-        self._feed.stop()  # without waiting: whoever collects garbage may hold what the thread waits for
+        self._source.stop()  # without waiting: the garbage may be collected under a lock that the thread waits for
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("the iterator of a wrapped loader stays in its process; iterate where the batches are needed")
+        raise TypeError(
+            "the iterator of a wrapped loader cannot be pickled. Iterate in the process that uses the batches"
+        )
 
 
-class _LateRing(KeyRing):
-    """The key that the environment names, read once, when it is first asked for."""
+class _LazyKeyRing(KeyRing):
+    """Key ring of the key file that the environment names, read when a key is first requested."""
 
     __slots__ = ()
 
     def __init__(self) -> None:
-        """Leave the slot of the keys empty, so that `__getattr__` is asked for it."""
+        """Leave the slot of the keys empty, so that `__getattr__` is called for it."""
 
     def __getattr__(self, name: str) -> Any:
         if name != "_keys":

@@ -1,4 +1,4 @@
-"""Sealed weights, straight into a torch module and out of it."""
+"""`load_model` and `save_model`: sealed weights of a torch module."""
 
 from __future__ import annotations
 
@@ -32,66 +32,81 @@ def load_model(
     device: object = None,
     strict: bool = True,
 ) -> Any:
-    """Open the sealed weights of a file into the parameters and buffers of a torch module, where those are.
+    """Load sealed weights into the parameters and buffers of a torch module, on the devices that these are on.
 
-    A tensor is authenticated and decrypted in the parameter's own memory. One of another dtype than the parameter, or
-    for a parameter that is not contiguous, goes there by way of a temporary on the same device.
+    A tensor is authenticated and decrypted in the parameter's own memory. If its dtype differs, or the parameter is not
+    contiguous, a temporary on the same device is used.
 
     Parameters
     ----------
     module : torch.nn.Module
-        Its parameters and persistent buffers are filled, under the names its ``state_dict`` gives them. Of tensors that
-        share their memory one in the file is enough. Hooks that run in ``load_state_dict`` are not run. Buffers that
-        are not persistent are in no file: on the meta device they stay there, for the module to make anew.
+        Module whose parameters and persistent buffers are filled, by their names in its ``state_dict``. Of tensors
+        that share their memory, one in the file suffices. The hooks of ``load_state_dict`` are not run. Buffers that
+        are not persistent are in no file; on the meta device they stay there, for the module to make again.
     path : path
-        The sealed file: from `save_model`, or any with these names.
+        Sealed file, from `save_model` or with the same names.
     keys : Key, path or iterable of these, optional
         As for `to_device`.
     device : str or torch.device, optional
-        Where parameters on torch's meta device come into being, with the dtype of the file: "cpu", the default, or
-        "cuda:N". The others stay where they are.
+        Device on which parameters of torch's meta device are made, with the dtype of the file: "cpu", the default, or
+        "cuda:N". Others stay on their device.
     strict : bool
-        Whether the names in the file and in the module must be the same.
+        Require that the names in the file and in the module are the same.
 
     Returns
     -------
     named tuple of missing_keys and unexpected_keys
-        As from ``load_state_dict``. Tensors that the file stores in plain do not count.
+        As from ``load_state_dict``. Unencrypted tensors of the file are left out.
 
     Raises
     ------
     TypeError
         If a tensor to fill is a DTensor or another subclass with storage of its own, as in a module that FSDP2 shards
-        or that was quantised. Nothing was loaded then.
+        or that was quantised.
     RuntimeError
-        If a shape or dtype does not fit or, when strict, names differ: as from ``load_state_dict``, but nothing was
-        loaded then.
+        If a shape or dtype does not match, or names differ and `strict` is True, as from ``load_state_dict``.
     AuthenticationError
-        If a name of the module is in the file in plain only, or a header or the key is not what the owner used: nothing
-        was loaded then. Or if a chunk is not what the owner sealed: whatever was loaded is zeros then, since half a
-        model is none.
+        If a name of the module is in the file unencrypted only, or a header, the key or a chunk does not match.
     UnknownKeyError
-        If the file's key is not among `keys`. Nothing was loaded then.
+        If the file's key is not among `keys`.
     FormatError, OSError
         As from `load_file`.
     DeviceError
-        If a device cannot be used, or fails. If it fails after the first tensor, what was loaded is zeros.
+        If a device cannot be used, or fails.
+
+    Notes
+    -----
+    All errors but those of an altered chunk and of a failing device are raised before anything is loaded. These two
+    leave zeros in the parameters loaded before, because a partly loaded model is unusable.
+
+    Examples
+    --------
+    >>> import fastrack
+    >>> import torch
+    >>> key = fastrack.Key.generate()
+    >>> fastrack.save_model(torch.nn.Linear(3, 2), "model.safetensors", key=key)
+    >>> with torch.device("meta"):
+    ...     model = torch.nn.Linear(3, 2)
+    >>> fastrack.load_model(model, "model.safetensors", keys=key, device="cpu")
+    <All keys matched successfully>
+    >>> model.weight.shape, model.weight.device
+    (torch.Size([2, 3]), device(type='cpu'))
     """
     from torch.nn.modules.module import _IncompatibleKeys
 
     ring = KeyRing.resolve(keys)
-    where = canonical(device)
+    target = canonical(device)
     with load_file(path) as file:
         state = _Fillable.of(module)
         _refuse_plain(state, file)
         for name, tensor in state.items():
             if name in file:
                 _refuse_subclass(name, tensor)
-        steps, problems = _plan(state, file, where)
+        steps, problems = _plan(state, file, target)
         missing = [name for name in state if name not in file and not _is_filled(state[name], steps)]
         unexpected = [name for name in file if name not in state]
         if strict:
-            problems = [*_listed("Unexpected", unexpected), *_listed("Missing", missing), *problems]
+            problems = [*_format_keys("Unexpected", unexpected), *_format_keys("Missing", missing), *problems]
         if problems:
             message = "\n\t".join([f"Error(s) in loading {file.path} into {type(module).__name__}:", *problems])
             raise RuntimeError(message)
@@ -111,26 +126,36 @@ def save_model(
 ) -> None:
     """Seal the parameters and persistent buffers of a torch module into a new file.
 
-    It is written slab by slab, without a second copy of the model, and appears under its name when it is complete and
-    on disk. Of tensors that share their memory one is stored, under the first of their names.
+    It is written slab by slab, without a second copy of the model, and replaces an existing file when it is complete
+    and on disk. Of tensors that share their memory, one is stored, under the first of their names.
 
     Parameters
     ----------
     module : torch.nn.Module
-        In host memory.
+        Module in host memory.
     path : path
         The file to write; a ``.safetensors`` suffix is customary.
     key : Key or path
         The owner's key, or its key file.
     metadata : mapping of str to str, optional
-        Notes to go with the file, for anyone to read and neither encrypted nor authenticated.
+        Metadata of the file. It is neither encrypted nor authenticated.
 
     Raises
     ------
     TypeError
-        If something in the module's state is no tensor in host memory, or of a dtype that safetensors lacks.
+        If a value of the module's state is not a dense tensor in host memory, or its dtype has no safetensors name.
     OSError
-        If the file cannot be written. Nothing is left behind then, and a file that was there before stays.
+        If the file cannot be written. An existing file stays then, and no part of the new one is left behind.
+
+    Examples
+    --------
+    >>> import fastrack
+    >>> import torch
+    >>> key = fastrack.Key.generate()
+    >>> fastrack.save_model(torch.nn.Linear(3, 2), "model.safetensors", key=key)
+    >>> with fastrack.load_file("model.safetensors") as file:
+    ...     print({name: file[name].shape for name in sorted(file)})
+    {'bias': (2,), 'weight': (2, 3)}
     """
     tensors: dict[Hashable, tuple[str, Any]] = {}
     for name, value in module.state_dict(keep_vars=True).items():
@@ -143,49 +168,47 @@ def _require_saveable(name: str, value: Any) -> None:
     import torch
 
     if not isinstance(value, torch.Tensor):
-        raise TypeError(
-            f"{name!r:.200} is no tensor but {type(value).__name__}; save_checkpoint takes a state that holds it"
-        )
+        raise TypeError(f"{name!r:.200}: expected a tensor, got {type(value).__name__}. Save it with save_checkpoint")
     _refuse_subclass(name, value)
     if value.device.type != "cpu":
         raise TypeError(
-            f"{name!r:.200} is on {value.device}, and a file is written from host memory; move the module there first, "
-            "with module.cpu(), or seal its tensors where they are, with to_host"
+            f"{name!r:.200}: expected a tensor in host memory, got one on {value.device}. Move the module there first, "
+            "with module.cpu(), or seal its tensors on their device, with to_host"
         )
 
 
-# What to load where.
+# The plan: which sealed tensor fills which tensor of the module.
 
 
 class _Fillable(dict[str, Any]):
-    """The tensors of a module's state by name, each with the places of the module it stands in, in `places`."""
+    """The tensors of a module's state by name. `owners` has the modules and attributes that hold each."""
 
-    places: dict[int, list[tuple[Any, str]]]
+    owners: dict[int, list[tuple[Any, str]]]
 
     @classmethod
     def of(cls, module: Any) -> _Fillable:
         state = cls(module.state_dict(keep_vars=True))
-        state.places = {}
+        state.owners = {}
         for owner in module.modules():
-            for held in (owner._parameters, owner._buffers):  # noqa: SLF001 - what state_dict reads, and all there is
+            for held in (owner._parameters, owner._buffers):  # noqa: SLF001 - all that state_dict reads
                 for name, tensor in held.items():
                     if tensor is not None:
-                        state.places.setdefault(id(tensor), []).append((owner, name))
+                        state.owners.setdefault(id(tensor), []).append((owner, name))
         return state
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One sealed tensor, and the tensor of the module that it fills or, on the meta device, whose place it takes."""
+    """One sealed tensor, and the tensor of the module that it fills or, on the meta device, replaces."""
 
     sealed: SealedTensor
     tensor: Any
     device: str
-    places: list[tuple[Any, str]]
+    owners: list[tuple[Any, str]]
 
 
 def _refuse_subclass(name: str, tensor: Any) -> None:
-    """Refuse a tensor whose bytes are not where a dense tensor of its shape has them."""
+    """Refuse a subclass whose bytes are not laid out as those of a dense tensor of its shape."""
     import torch
 
     kind = type(tensor)
@@ -206,8 +229,8 @@ def _refuse_plain(state: Iterable[str], file: SealedFile) -> None:
     for name in state:
         if name in file.plain:
             raise AuthenticationError(
-                f"{file.path} has {name!r:.200} in plain only, which nothing authenticates, so nothing was loaded; get "
-                f"the file sealed, or load that tensor on purpose, from load_file(path).plain[{name!r:.200}]",
+                f"{file.path} stores {name!r:.200} unencrypted and unauthenticated; refusing to load it. Get the file "
+                f"sealed, or load that tensor on purpose, from load_file(path).plain[{name!r:.200}]",
                 tensor=name,
                 path=file.path,
             )
@@ -218,57 +241,57 @@ def _plan(state: _Fillable, file: SealedFile, device: str) -> tuple[list[_Step],
     for name, tensor in state.items():
         if name in file:
             sealed = file[name]
-            places = state.places.get(id(tensor), [])
-            problem = _problem(sealed, tensor, places)
+            owners = state.owners.get(id(tensor), [])
+            problem = _problem(sealed, tensor, owners)
             if problem:
                 problems.append(f"{name}: {problem}")
             else:
-                steps.append(_Step(sealed, tensor, device if tensor.is_meta else canonical(tensor.device), places))
+                steps.append(_Step(sealed, tensor, device if tensor.is_meta else canonical(tensor.device), owners))
     return steps, problems
 
 
-def _problem(sealed: SealedTensor, tensor: Any, places: list[tuple[Any, str]]) -> str | None:
-    """Why a tensor of the module cannot be filled, or None."""
+def _problem(sealed: SealedTensor, tensor: Any, owners: list[tuple[Any, str]]) -> str | None:
+    """Return the reason why a tensor of the module cannot be filled, or None."""
     import torch
 
-    if not places:
-        return "the module makes this when its state is asked for, so it cannot be filled; load it by itself"
+    if not owners:
+        return "expected a parameter or buffer, got a value that state_dict computes. Load it separately"
     if torch.nn.parameter.is_lazy(tensor):
-        return "the parameter has no shape yet; run the module once, then load"
+        return "expected a parameter with a shape, got a lazy one. Run the module once, then load"
     try:
         dtype, shape = dtypes.to_torch(sealed.dtype), dtypes.torch_shape(sealed.dtype, sealed.shape)
     except TypeError as error:
         return str(error)
     if shape != tuple(tensor.shape):
         return f"size mismatch: {list(shape)} in the file, {list(tensor.shape)} in the module"
-    return _misfit(tensor, dtype)
+    return _layout_problem(tensor, dtype)
 
 
-def _misfit(tensor: Any, dtype: torch.dtype) -> str | None:
+def _layout_problem(tensor: Any, dtype: torch.dtype) -> str | None:
     import torch
 
     if tensor.is_meta:
         if tensor.requires_grad and not (dtype.is_floating_point or dtype.is_complex):
-            return f"the parameter requires a gradient, and cannot be of {dtype}"
+            return f"expected a dtype that can have a gradient, got {dtype}"
     elif tensor.layout != torch.strided or tensor.is_quantized:
-        return "only dense tensors can be filled"
+        return "expected a dense tensor in the module"
     elif any(stride == 0 and extent > 1 for stride, extent in zip(tensor.stride(), tensor.shape, strict=True)):
-        return "several elements of it lie in one place; make it contiguous first"
+        return "several elements of the tensor share one address. Make it contiguous first"
     return None
 
 
 def _is_filled(tensor: Any, steps: list[_Step]) -> bool:
-    """Whether filling the others fills this: it lies in the memory of one of them."""
+    """Return True if a tensor lies in the memory of one that the steps fill."""
     import torch
 
     if not isinstance(tensor, torch.Tensor):
         return False
     if tensor.is_meta or not tensor.numel():
         return any(step.tensor is tensor for step in steps)
-    return any(_holds(step.tensor, tensor) for step in steps)
+    return any(_covers(step.tensor, tensor) for step in steps)
 
 
-def _holds(outer: Any, inner: Any) -> bool:
+def _covers(outer: Any, inner: Any) -> bool:
     if outer.is_meta or outer.device != inner.device:
         return False
     if storage_key(outer) == storage_key(inner):
@@ -279,17 +302,17 @@ def _holds(outer: Any, inner: Any) -> bool:
 
 
 def _extent(tensor: Any) -> tuple[int, int]:
-    """The addresses of its first element and behind its last."""
+    """Return the addresses of the first element and after the last one."""
     last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
-def _listed(kind: str, names: list[str]) -> list[str]:
+def _format_keys(kind: str, names: list[str]) -> list[str]:
     quoted = ", ".join(f'"{name}"' for name in names)
     return [f"{kind} key(s) in state_dict: {quoted}."] if names else []
 
 
-# Loading. Everything that can be known beforehand is.
+# Loading. Every check that is possible beforehand was made.
 
 
 def _load(steps: list[_Step], keys: KeyRing) -> None:
@@ -297,12 +320,12 @@ def _load(steps: list[_Step], keys: KeyRing) -> None:
 
     devices = {step.device for step in steps}
     for device in devices:
-        to_device((), device)  # a device that cannot be used, or failed before, says so before anything is written
+        to_device((), device)  # raises now if the device cannot be used, or failed before
     filled: list[Any] = []
     fresh: list[tuple[_Step, Any]] = []
     with torch.no_grad():
         try:
-            with ExitStack() as groups:  # every transfer is done when it ends, and has not failed
+            with ExitStack() as groups:  # its end waits for every transfer, and raises if one failed
                 start = {device: groups.enter_context(group(device)) for device in devices}
                 for step in steps:
                     if step.tensor.is_meta:
@@ -315,11 +338,11 @@ def _load(steps: list[_Step], keys: KeyRing) -> None:
                 with suppress(Exception):
                     tensor.zero_()
             error.add_note(
-                f"{len(filled)} tensors of the module had been written to, and hold zeros now: load it again"
+                f"{len(filled)} tensors of the module had been written to, and hold zeros now. Load it again"
             )
             raise
     for step, opened in fresh:
-        _put(step, opened)
+        _replace(step, opened)
 
 
 def _fill(tensor: Any, step: _Step, keys: KeyRing, start: Callable[..., Any]) -> None:
@@ -332,11 +355,11 @@ def _fill(tensor: Any, step: _Step, keys: KeyRing, start: Callable[..., Any]) ->
         tensor.copy_(start(step.sealed, keys=keys, framework="torch"))
 
 
-def _put(step: _Step, opened: Any) -> None:
-    """Put a tensor into the module in place of one on the meta device, wherever that one stands."""
+def _replace(step: _Step, opened: Any) -> None:
+    """Replace a tensor on the meta device, in all modules that hold it."""
     import torch
 
     if isinstance(step.tensor, torch.nn.Parameter):
         opened = torch.nn.Parameter(opened, requires_grad=step.tensor.requires_grad)
-    for owner, name in step.places:
+    for owner, name in step.owners:
         setattr(owner, name, opened)

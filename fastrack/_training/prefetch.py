@@ -1,4 +1,4 @@
-"""Where the batches of one iteration come from: `Source`, and `Ahead`, a thread that is ahead of its caller."""
+"""Sources of the batches of one iteration: `Source`, and `PrefetchThread`, which fetches them in advance."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from fastrack._transfer.api import to_device
 from fastrack._util.fork import register_fork_reset
 from fastrack.errors import ClosedError
 
-_PATIENCE = 5  # seconds that the end of the process waits for threads that are fetching
+_EXIT_TIMEOUT = 5  # seconds that the exit of the process waits for prefetch threads
 _END = object()
 
 
 class Source:
-    """The batches of one iteration, each fetched and moved when it is asked for.
+    """The batches of one iteration, each fetched and moved on request.
 
-    The lock is that of the loader: who has it knows that an iteration that was stopped fetches nothing any more.
+    The lock is that of the loader, and held while it is used: once it is acquired, an iteration that was stopped uses
+    the loader no more.
     """
 
     def __init__(self, loader: Any, lock: threading.Lock, device: str, keys: KeyRing) -> None:
@@ -47,11 +48,11 @@ class Source:
             self._batches = iter(self._loader)
             try:
                 state = self._state()
-            except AttributeError:  # there is a method, as in Accelerate's loaders, and nothing behind it
+            except AttributeError:  # from a method without an implementation, as in Accelerate's loaders
                 state, self._has_state = None, False
             return Fetched(state=state)
 
-    def take(self) -> Fetched:
+    def fetch(self) -> Fetched:
         try:
             with self._lock:
                 if self._batches is None or self.is_stopped:
@@ -74,36 +75,38 @@ class Source:
         pass
 
     def release(self) -> None:
-        """Let go of the loader's iterator, and with it of its workers."""
+        """Release the loader's iterator, and with it the loader's workers."""
         self._batches = None
 
     def _state(self) -> Any:
-        # A copy, as the loader goes on, and its state may be a part of it.
+        # A copy, since the state may be a part of the loader, which continues.
         return copy.deepcopy(self._loader.state_dict()) if self._has_state else None
 
 
 class PrefetchThread(threading.Thread):
-    """The same, on a thread that is ahead of its caller. The loader's iterator is used and let go of there.
+    """Source that fetches batches in advance, on a thread. The loader's iterator is used and released there.
 
-    It is made by the caller. Workers forked from this thread would destroy what torch caches for the other threads, and
-    hang where that is a process group.
+    The iterator is made in the caller's thread. Workers forked from this thread would destroy torch's caches of the
+    other threads, and hang if one of these is a process group.
 
-    Between the two are queues written in C: nobody polls, and `stop` may be called from a destructor.
+    The queues between the threads are written in C. They are not polled, and `stop` may be called from a destructor.
     """
 
     def __init__(self, source: Source, prefetch: int, side: SideStream | None) -> None:
         super().__init__(name="fastrack-loader", daemon=True)
         self._source = source
         self._side = side
-        self._places: SimpleQueue[bool] = SimpleQueue()  # one for each batch that may be fetched; False is the end
+        self._permits: SimpleQueue[bool] = SimpleQueue()  # a semaphore: True for each batch to fetch, False to stop
         self._ready: SimpleQueue[Fetched] = SimpleQueue()
         for _ in range(prefetch):
-            self._places.put(True)
+            self._permits.put(True)
         register_fork_reset(self)
 
     def reset_after_fork(self) -> None:
-        """Say in a forked child, where this thread is not, that it is not."""
-        self._deal(Fetched(error=ClosedError("this iteration stayed in the parent process; begin another one here")))
+        """Let the iteration raise in a forked child, which lacks this thread."""
+        self._finish_with(
+            Fetched(error=ClosedError("this iteration belongs to the parent process. Begin another one here"))
+        )
 
     def begin(self) -> Fetched:
         _stop_at_exit()
@@ -111,29 +114,29 @@ class PrefetchThread(threading.Thread):
         self.start()
         return first
 
-    def take(self) -> Fetched:
+    def fetch(self) -> Fetched:
         if self._source.is_stopped:
             return Fetched(is_last=True)
-        self._places.put(True)  # before anything can interrupt: a place that was lost would be missed forever
+        self._permits.put(True)  # before an interrupt can occur: a lost permit would never be replaced
         return self._receive()
 
     def stop(self) -> None:
         self._source.is_stopped = True
-        self._places.put(False)
+        self._permits.put(False)
 
     def wait(self) -> None:
         if threading.current_thread() is not self:
             self.join()
-        self._deal()
+        self._finish_with()
 
     def run(self) -> None:
         ready = self._ready
         try:
             with nullcontext() if self._side is None else self._side.current():
-                while self._source.is_open and self._places.get():
+                while self._source.is_open and self._permits.get():
                     if self._side is not None:
                         self._side.reclaim()
-                    ready.put(self._source.take())
+                    ready.put(self._source.fetch())
         except BaseException as error:  # noqa: BLE001  (raised where the batch is asked for)
             ready.put(Fetched(error=error))
         finally:
@@ -145,17 +148,17 @@ class PrefetchThread(threading.Thread):
     def _receive(self) -> Fetched:
         item = self._ready.get()
         if item.is_last:
-            self._ready.put(item)  # for who asks again
+            self._ready.put(item)  # for further calls
             self.join()
         if item.error is not None:
             self.join()
             try:
                 raise item.error
             finally:
-                del item  # or the error would hold this frame, which holds the error
+                del item  # breaks the cycle of the error, its traceback and this frame
         return item
 
-    def _deal(self, *items: Fetched) -> None:
+    def _finish_with(self, *items: Fetched) -> None:
         self._ready = SimpleQueue()
         for item in (*items, Fetched(is_last=True)):
             self._ready.put(item)
@@ -163,7 +166,7 @@ class PrefetchThread(threading.Thread):
 
 @dataclass(slots=True)
 class Fetched:
-    """A batch on the device with the loader's state after it, an error in the place of one, or the end."""
+    """A batch on the device with the loader's state after it, or an error in its place, or the end."""
 
     batch: Any = None
     state: Any = None
@@ -173,12 +176,12 @@ class Fetched:
 
 @functools.cache
 def _stop_at_exit() -> None:
-    """Register late: what was registered before runs after, and torch must still be able to end its workers."""
+    """Register the exit handler late: it runs before those of torch, which must still be able to end its workers."""
     atexit.register(_stop_all)
 
 
 def _stop_all() -> None:
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _EXIT_TIMEOUT
     threads = [thread for thread in threading.enumerate() if isinstance(thread, PrefetchThread)]
     for thread in threads:
         thread.stop()

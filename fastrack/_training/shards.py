@@ -1,4 +1,4 @@
-"""Sealed files side by side, the same tensors of each."""
+"""Several sealed files that have the same tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PathLike = str | os.PathLike[str]
 
 
 class Shards:
-    """The same tensors of several sealed files. Where it was unpickled it opens them when they are first needed."""
+    """The same tensors of several sealed files. After unpickling, the files are opened when they are first needed."""
 
     def __init__(
         self,
@@ -25,74 +25,78 @@ class Shards:
     ) -> None:
         given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
         if not given:
-            raise ValueError("a data set needs a sealed file, and no path was given")
+            raise ValueError("paths: expected one sealed file or more, got none")
         self.paths = [Path(path).absolute() for path in given]
         files = [load_file(path) for path in self.paths]
         for path, file in zip(self.paths, files, strict=True):
             if file.kind != "tensor":
-                raise FormatError(f"{path} is a {file.kind}, and no file of samples; load_{file.kind} opens it")
+                raise FormatError(
+                    f"{path}: expected a file of samples, got a {file.kind}. Open it with load_{file.kind}"
+                )
         _require_distinct(files, file_ids)
         if names is None:
             names = list(files[0])
         if not names or isinstance(names, str):
             raise ValueError(
-                f"columns= takes names of sealed tensors, of which {self.paths[0]} has {list(files[0])!s:.300}"
+                f"columns=: expected a sequence of names of sealed tensors, got {names!r:.200}; {self.paths[0]} has "
+                f"{list(files[0])!s:.300}"
             )
         self.names = tuple(names)
         self.key_id = files[0].key_id or ""
         self._tensors: list[list[SealedTensor]] | None = [_tensors_of(file, self.names) for file in files]
-        self.claims = [[tensor.claim for tensor in tensors] for tensors in self._tensors]
-        for path, claims in zip(self.paths, self.claims, strict=True):
-            for claim, first in zip(claims, self.claims[0], strict=True):
-                if (claim.dtype, claim.shape[1:]) != (first.dtype, first.shape[1:]):
+        self.contexts = [[tensor.context for tensor in tensors] for tensors in self._tensors]
+        for path, contexts in zip(self.paths, self.contexts, strict=True):
+            for context, first in zip(contexts, self.contexts[0], strict=True):
+                if (context.dtype, context.shape[1:]) != (first.dtype, first.shape[1:]):
                     raise ValueError(
-                        f"{path}: {claim.name!r:.200} is {claim.dtype} {list(claim.shape)}, which does not go together "
-                        f"with the {first.dtype} {list(first.shape)} of {self.paths[0]}"
+                        f"{path}: {context.name!r:.200}: expected {first.dtype} and rows as in {list(first.shape)} of "
+                        f"{self.paths[0]}, got {context.dtype} {list(context.shape)}"
                     )
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def tensor(self, shard: int, column: int) -> SealedTensor:
-        """The tensor of a column in a file."""
+        """Return the tensor of a column in a file."""
         if self._tensors is None:
-            found = [_tensors_of(load_file(path), self.names) for path in self.paths]
-            for path, tensors, claims in zip(self.paths, found, self.claims, strict=True):
-                if [tensor.claim for tensor in tensors] != claims:
-                    raise FormatError(f"{path} is not the file that this data set was made of; make it again")
-            self._tensors = found  # only now, as other threads may look
+            opened = [_tensors_of(load_file(path), self.names) for path in self.paths]
+            for path, tensors, contexts in zip(self.paths, opened, self.contexts, strict=True):
+                if [tensor.context for tensor in tensors] != contexts:
+                    raise FormatError(f"{path} was replaced since this data set was made. Make the data set again")
+            self._tensors = opened  # only now, as other threads may read it
         return self._tensors[shard][column]
 
     def __reduce__(self) -> tuple[object, ...]:
-        return unpickle, ("Shards", list(map(str, self.paths)), self.names, self.key_id, self.claims)
+        return unpickle, ("Shards", list(map(str, self.paths)), self.names, self.key_id, self.contexts)
 
 
-def shards_of(paths: list[str], names: tuple[str, ...], key_id: str, claims: list[list[MessageContext]]) -> Shards:
-    """Make the files that a pickle holds. They are opened when they are first needed."""
+def restore_shards(
+    paths: list[str], names: tuple[str, ...], key_id: str, contexts: list[list[MessageContext]]
+) -> Shards:
+    """Return the files that a pickle describes. They are opened when they are first needed."""
     shards = Shards.__new__(Shards)
-    shards.paths, shards.names, shards.key_id, shards.claims = [Path(path) for path in paths], names, key_id, claims
+    shards.paths, shards.names, shards.key_id, shards.contexts = [Path(path) for path in paths], names, key_id, contexts
     shards._tensors = None  # noqa: SLF001 - its own
     return shards
 
 
 def _require_distinct(files: Sequence[SealedFile], file_ids: Sequence[str] | None) -> None:
-    """Refuse one file in the place of another: a copy of a file passes as that file only."""
+    """Refuse a file with another id than expected, and two files with one id: a file and its copy."""
     if file_ids is not None:
         expected = [file_ids] if isinstance(file_ids, str) else list(file_ids)
         if len(expected) != len(files):
-            raise ValueError(f"file_ids= takes one id for each path: expected {len(files)}, got {len(expected)}")
+            raise ValueError(f"file_ids=: expected {len(files)}, one for each path, got {len(expected)}")
         for file, file_id in zip(files, expected, strict=True):
             if file.file_id != file_id:
                 raise FormatError(
-                    f"{file.path} is not the file it should be: expected the file id {file_id}, got {file.file_id}; "
-                    "get it again from its owner"
+                    f"{file.path}: expected the file id {file_id:.50}, got {file.file_id}. Get it again from its owner"
                 )
     first: dict[str | None, SealedFile] = {}
     for file in files:
         if file.file_id is not None and file.file_id in first:
             raise FormatError(
-                f"{file.path} is the same sealed file as {first[file.file_id].path}, or a copy of it: both have the id "
-                f"{file.file_id}; a data set takes each file once"
+                f"{file.path}: expected each file once, got {first[file.file_id].path} again or a copy of it: both "
+                f"have the id {file.file_id}. Remove one of them"
             )
         first[file.file_id] = file
 
@@ -101,6 +105,6 @@ def _tensors_of(file: SealedFile, names: Sequence[str]) -> list[SealedTensor]:
     for name in names:
         if name not in file:
             raise ValueError(
-                f"{file.path} has no sealed tensor {name!r}; it has {', '.join(map(repr, file)) or 'none':.300}"
+                f"{file.path} has no sealed tensor {name!r:.200}; it has {', '.join(map(repr, file)) or 'none':.300}"
             )
     return [file[name] for name in names]

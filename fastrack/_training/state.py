@@ -1,6 +1,6 @@
-"""The skeleton of a checkpoint: what is left of a nest when its arrays are taken out, as canonical JSON.
+"""Skeletons of checkpoints: canonical JSON of a nest, with numbers in place of its arrays.
 
-It says what each thing is and runs nothing: no class or function is named in it.
+A skeleton holds the type of each value, and no names of classes or functions; nothing of it is run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fastrack.errors import FormatError
 
 _VERSION = 1
 _MAX_DEPTH = 64
-_MAX_BARE = 2**53  # a whole number past it is written in hexadecimal, since not every reader of JSON would keep it
+_MAX_BARE = 2**53  # larger integers are written in hexadecimal, since not every JSON parser keeps them exactly
 
 _PLAIN = {type(None), bool, int, float, str, bytes}
 
@@ -27,101 +27,100 @@ Fetch = Callable[[int, Framework], Any]
 
 
 def encode_state(state: Any) -> tuple[bytes, list[Any]]:
-    """The skeleton of a nest, and the arrays it refers to by their number, each memory once.
+    """Return the skeleton of a nest, and the arrays that it refers to by number, each memory once.
 
     Raises
     ------
     TypeError
-        If something in it cannot be kept: says where it stands.
+        If a value has another type than a checkpoint can hold. The message has its path in the nest.
     ValueError
-        If it is nested too deep, as one that holds itself is.
+        If it is nested too deep, as one that contains itself is.
     """
-    taker = _Taker()
-    written = {"checkpoint": _VERSION, "state": taker.take(state, "state", 0)}
-    return json.dumps(written, sort_keys=True, separators=(",", ":")).encode(), taker.arrays
+    encoder = _Encoder()
+    document = {"checkpoint": _VERSION, "state": encoder.encode_value(state, "state", 0)}
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode(), encoder.arrays
 
 
 def decode_state(skeleton: bytes, fetch: Fetch) -> Any:
-    """The nest of a skeleton, with `fetch(number, framework)` in place of each array.
+    """Return the nest of a skeleton, with the result of `fetch(number, framework)` for each array.
 
     Raises
     ------
     FormatError
-        If it is no skeleton.
+        If `skeleton` is malformed.
     """
     try:
-        read = json.loads(skeleton, parse_constant=_refuse, parse_float=_refuse)
+        document = json.loads(skeleton, parse_constant=_refuse_number, parse_float=_refuse_number)
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"the skeleton of a checkpoint is JSON, and this is not: {error}") from None
-    if type(read) is not dict or read.keys() != {"checkpoint", "state"}:
-        raise FormatError("the skeleton of a checkpoint has the members checkpoint and state, and this has not")
-    if type(read["checkpoint"]) is not int or read["checkpoint"] != _VERSION:
-        raise FormatError(f"the checkpoint is not of version {_VERSION}, which this fastrack reads; update it")
-    return _Builder(fetch).build(read["state"], 0)
+        raise FormatError(f"skeleton of a checkpoint: expected JSON: {error}. Save the checkpoint again") from None
+    if type(document) is not dict or document.keys() != {"checkpoint", "state"}:
+        raise FormatError("skeleton of a checkpoint: expected the members checkpoint and state, got others")
+    if type(document["checkpoint"]) is not int or document["checkpoint"] != _VERSION:
+        raise FormatError(f"skeleton of a checkpoint: expected version {_VERSION}, got another. Update fastrack")
+    return _Decoder(fetch).decode_value(document["state"], 0)
 
 
-def _refuse(_: str) -> NoReturn:
-    raise ValueError("it has a number that is not whole")
+def _refuse_number(_: str) -> NoReturn:
+    raise ValueError("expected integers, got another number")
 
 
-class _Taker:
+class _Encoder:
     def __init__(self) -> None:
         self.arrays: list[Any] = []
         self._numbers: dict[Hashable, int] = {}
 
-    def take(self, value: Any, place: str, depth: int) -> Any:
-        """What stands for `value` in the skeleton. None, booleans, text and most whole numbers stand for themselves."""
+    def encode_value(self, value: Any, path: str, depth: int) -> Any:
+        """Return the entry of a value in the skeleton. None, bool, str and most int values are their own entries."""
         if depth > _MAX_DEPTH:
-            raise ValueError(f"{place:.80}... is more than {_MAX_DEPTH} levels deep; does something hold itself?")
+            raise ValueError(f"{path:.80}...: expected at most {_MAX_DEPTH} levels. Does a value contain itself?")
         kind = type(value)
         if kind in _PLAIN:
-            return _plain(value, place)
+            return _encode_plain(value, path)
         if kind in {list, tuple}:
-            items = [self.take(item, f"{place}[{index}]", depth + 1) for index, item in enumerate(value)]
+            items = [self.encode_value(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value)]
             return [kind.__name__, items]
         if kind in {dict, OrderedDict}:
-            return ["dict", [self._entry(key, item, place, depth) for key, item in value.items()]]
-        return self._take_array(value, place)
+            return ["dict", [self._encode_entry(key, item, path, depth) for key, item in value.items()]]
+        return self._encode_array(value, path)
 
-    def _entry(self, key: Any, value: Any, place: str, depth: int) -> list[Any]:
+    def _encode_entry(self, key: Any, value: Any, path: str, depth: int) -> list[Any]:
         if type(key) not in {str, int}:
-            raise TypeError(f"{place} has a key of type {type(key).__qualname__}, which is no text and no whole number")
-        here = f"{place}[{key!r:.40}]"
-        return [self.take(key, here, depth + 1), self.take(value, here, depth + 1)]
+            raise TypeError(f"{path}: expected keys of type str or int, got {type(key).__qualname__}")
+        item_path = f"{path}[{key!r:.40}]"
+        return [self.encode_value(key, item_path, depth + 1), self.encode_value(value, item_path, depth + 1)]
 
-    def _take_array(self, value: Any, place: str) -> list[Any]:
+    def _encode_array(self, value: Any, path: str) -> list[Any]:
         framework = arrays.framework_of(value)
         is_scalar = isinstance(value, np.generic)
         if is_scalar:
             value = np.asarray(value)
         elif framework == "torch":
-            _require_saveable(value, place)
+            _require_saveable(value, path)
         elif type(value) not in {np.ndarray, np.memmap}:
             raise TypeError(
-                f"{place} is of type {type(value).__qualname__}, which a checkpoint does not keep; it keeps dicts with "
-                "keys of text and whole numbers, lists, tuples, None, booleans, numbers, text, bytes, and arrays of "
-                "torch and NumPy: make it one of these, and back when it was loaded"
+                f"{path}: expected a dict with str and int keys, list, tuple, None, bool, int, float, str, bytes, "
+                f"torch tensor, NumPy array or NumPy scalar, got {type(value).__qualname__}. Convert it first"
             )
         try:
             arrays.describe(value)
         except TypeError as error:
-            raise TypeError(f"{place}: {error}") from None
+            raise TypeError(f"{path}: {error}") from None
         number = self._numbers.setdefault(storage_key(value), len(self.arrays))
         if number == len(self.arrays):
             self.arrays.append(value)
         return ["scalar" if is_scalar else "torch" if framework == "torch" else "numpy", number]
 
 
-def _require_saveable(tensor: Any, place: str) -> None:
+def _require_saveable(tensor: Any, path: str) -> None:
     import torch
 
     if type(tensor) not in {torch.Tensor, torch.nn.Parameter} or tensor.layout != torch.strided:
-        raise TypeError(f"{place} is a {type(tensor).__qualname__} ({tensor.layout}), and not a dense torch.Tensor")
+        raise TypeError(f"{path}: expected a dense torch.Tensor, got {type(tensor).__qualname__} ({tensor.layout})")
     if tensor.device.type != "cpu":
-        raise TypeError(f"{place} is on {tensor.device}, and a file is written from host memory; move it, with .cpu()")
+        raise TypeError(f"{path}: expected a tensor in host memory, got one on {tensor.device}. Move it with .cpu()")
 
 
-def _plain(value: Any, place: str) -> Any:
+def _encode_plain(value: Any, path: str) -> Any:
     if isinstance(value, float):
         return ["float", struct.pack(">d", value).hex()]
     if isinstance(value, bytes):
@@ -132,16 +131,16 @@ def _plain(value: Any, place: str) -> Any:
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise TypeError(f"{place} is no Unicode text: it holds lone surrogates") from None
+            raise TypeError(f"{path}: expected Unicode text, got lone surrogates in it") from None
     return value
 
 
-class _Builder:
-    """Every value may be wrong: who has the key may have written anything."""
+class _Decoder:
+    """Decoder of a skeleton. All values are checked, since any holder of the key may have written it."""
 
     def __init__(self, fetch: Fetch) -> None:
         self._fetch = fetch
-        self._makers: dict[str, Callable[[Any, int], Any]] = {
+        self._decoders: dict[str, Callable[[Any, int], Any]] = {
             "int": _int,
             "float": _float,
             "bytes": _bytes,
@@ -153,49 +152,49 @@ class _Builder:
             "scalar": self._scalar,
         }
 
-    def build(self, item: Any, depth: int) -> Any:
+    def decode_value(self, item: Any, depth: int) -> Any:
         if depth > _MAX_DEPTH:
-            raise FormatError(f"the skeleton of a checkpoint is more than {_MAX_DEPTH} levels deep")
+            raise FormatError(f"skeleton of a checkpoint: expected at most {_MAX_DEPTH} levels, got more")
         if item is None or type(item) in {bool, int, str}:
             return item
-        if type(item) is not list or len(item) != 2 or type(item[0]) is not str or item[0] not in self._makers:
-            raise _unknown(item)
-        return self._makers[item[0]](item[1], depth)
+        if type(item) is not list or len(item) != 2 or type(item[0]) is not str or item[0] not in self._decoders:
+            raise _unreadable(item)
+        return self._decoders[item[0]](item[1], depth)
 
     def _list(self, items: Any, depth: int) -> list[Any]:
         if type(items) is not list:
-            raise _unknown(items)
-        return [self.build(item, depth + 1) for item in items]
+            raise _unreadable(items)
+        return [self.decode_value(item, depth + 1) for item in items]
 
     def _dict(self, entries: Any, depth: int) -> dict[Any, Any]:
         if type(entries) is not list or not all(type(entry) is list and len(entry) == 2 for entry in entries):
-            raise _unknown(entries)
-        made = {}
+            raise _unreadable(entries)
+        decoded = {}
         for key, value in entries:
-            made_key = self.build(key, depth + 1)
-            if type(made_key) not in {str, int} or made_key in made:
-                raise _unknown(key)
-            made[made_key] = self.build(value, depth + 1)
-        return made
+            decoded_key = self.decode_value(key, depth + 1)
+            if type(decoded_key) not in {str, int} or decoded_key in decoded:
+                raise _unreadable(key)
+            decoded[decoded_key] = self.decode_value(value, depth + 1)
+        return decoded
 
     def _scalar(self, number: Any, _: int) -> Any:
         array = self._fetch(_number(number), "numpy")
         if array.ndim:
-            raise FormatError(f"array {number} of a checkpoint should be a scalar, and has shape {list(array.shape)}")
+            raise FormatError(f"array {number} of a checkpoint: expected a scalar, got shape {list(array.shape)}")
         return array[()]
 
 
 def _int(text: Any, _: int) -> int:
     digits = text.removeprefix("-") if type(text) is str else ""
     if not digits or not set(digits) <= set("0123456789abcdef"):
-        raise _unknown(text)
+        raise _unreadable(text)
     return int(text, 16)
 
 
 def _float(text: Any, _: int) -> float:
     data = _bytes(text, 0)
     if len(data) != 8:
-        raise _unknown(text)
+        raise _unreadable(text)
     value: float = struct.unpack(">d", data)[0]
     return value
 
@@ -204,18 +203,18 @@ def _bytes(text: Any, _: int) -> bytes:
     try:
         return bytes.fromhex(text)
     except (TypeError, ValueError):
-        raise _unknown(text) from None
+        raise _unreadable(text) from None
 
 
 def _number(number: Any) -> int:
     if type(number) is not int or number < 0:
-        raise _unknown(number)
+        raise _unreadable(number)
     return number
 
 
-def _unknown(item: Any) -> FormatError:
-    # Never the item itself: it is what the checkpoint keeps secret.
+def _unreadable(item: Any) -> FormatError:
+    # The item itself is secret, and not in the message.
     return FormatError(
-        f"the skeleton of a checkpoint holds a {type(item).__name__} that this version of fastrack cannot read; update "
-        "fastrack, or save the checkpoint again"
+        f"skeleton of a checkpoint: expected entries of this version of fastrack, got another {type(item).__name__}. "
+        "Update fastrack, or save the checkpoint again"
     )

@@ -352,7 +352,7 @@ class Channel:
             if isinstance(leaf, SealedTensor):
                 return [(None, wiped(leaf.open_header(request.ring)))]
             leaf.check_contexts(request.ring)
-            return [(part, wiped(part.tensor.open_header(request.ring))) for part in leaf.parts()]
+            return [(part, wiped(part.tensor.open_header(request.ring))) for part in leaf.slices()]
         except AuthenticationError:
             if target is not None:
                 self._clear(target)

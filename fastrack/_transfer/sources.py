@@ -101,7 +101,7 @@ class RowSource:
         self.name: str | None = part.tensor.name
         self.path = part.tensor.path
         self.memory = part.tensor.chunks
-        self._pieces = part.plan.pieces()
+        self._pieces = part.ranges().pieces()
         self._nbytes = part.tensor.nbytes
 
     def slabs(self, sizes: Sizes | None) -> Iterator[Slab]:
@@ -147,9 +147,8 @@ def slabs_of(nbytes: int, sizes: Sizes | None) -> Iterator[Slab]:
     for size in sizes or [nbytes]:
         stop = min(start + size, nbytes)
         # A last chunk that is empty belongs to the slab before it.
-        yield Slab(
-            start // CHUNK_SIZE, start, stop, cobblestone.segment_size(start // CHUNK_SIZE, stop - start, nbytes)
-        )
+        first = start // CHUNK_SIZE
+        yield Slab(first, start, stop, cobblestone.segment_size(first, stop - start, nbytes))
         if stop == nbytes:
             return
         start = stop

@@ -10,22 +10,20 @@ from fastrack.errors import FormatError
 # The names in pickles, each with the module and the function or class that takes the values beside it.
 _MAKERS = {
     "Binding": ("fastrack._sealed.tensor", "Binding"),
-    "Claim": ("fastrack._sealed.tensor", "Claim"),
-    "DataRows": ("fastrack._training.handles", "rows_of"),
+    "DatasetRows": ("fastrack._training.handles", "restore_rows"),
     "EvenColumn": ("fastrack._training.layout", "EvenColumn"),
     "EvenLayout": ("fastrack._training.layout", "EvenLayout"),
-    "JoinedRows": ("fastrack._training.collate", "join"),
-    "Lengths": ("fastrack._training.handles", "lengths_of"),
-    "Ranges": ("fastrack._sealed.indexing", "Ranges"),
+    "Lengths": ("fastrack._training.handles", "restore_lengths"),
+    "MessageContext": ("fastrack._sealed.tensor", "MessageContext"),
     "RecordLayout": ("fastrack._training.layout", "RecordLayout"),
     "RowPlan": ("fastrack._sealed.indexing", "RowPlan"),
-    "Samples": ("fastrack._training.handles", "samples_of"),
-    "SealedDataset": ("fastrack._training.dataset", "dataset_of"),
+    "Samples": ("fastrack._training.handles", "restore_samples"),
+    "SealedDataset": ("fastrack._training.dataset", "restore_dataset"),
     "SealedFile": ("fastrack._sealed.reader", "SealedFile"),
-    "SealedRows": ("fastrack._sealed.tensor", "rows_of_tensor"),
-    "SealedTensor": ("fastrack._sealed.tensor", "tensor_of"),
-    "Shards": ("fastrack._training.shards", "shards_of"),
-    "ShiftedPlans": ("fastrack._training.collate", "ShiftedPlans"),
+    "SealedTensor": ("fastrack._sealed.tensor", "restore_tensor"),
+    "Shards": ("fastrack._training.shards", "restore_shards"),
+    "StackedRows": ("fastrack._training.collate", "stack"),
+    "TensorRows": ("fastrack._sealed.tensor", "TensorRows"),
 }
 
 

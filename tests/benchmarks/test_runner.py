@@ -77,7 +77,7 @@ def test_a_step_that_delivers_something_else_is_noticed(device, direction):
         for number, step in enumerate(opened.steps):
             spoilt = dataclasses.replace(step, run=lambda: None, read=lambda _: np.zeros(NBYTES, np.uint8))
             others = steps.Steps([*opened.steps[:number], spoilt], opened._plain, opened._forget)
-            with pytest.raises(RuntimeError, match="something else"):
+            with pytest.raises(RuntimeError, match="other bytes"):
                 others.check()
 
 

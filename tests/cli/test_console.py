@@ -60,7 +60,7 @@ def _a_capable_terminal(monkeypatch):
 
 
 def test_a_bar_shows_work_that_takes_long(monkeypatch, capsys):
-    monkeypatch.setattr(console, "_PATIENCE", 0)
+    monkeypatch.setattr(console, "_DELAY", 0)
     assert "sealing" in work()
     assert capsys.readouterr().out == ""
 
@@ -70,12 +70,12 @@ def test_work_of_a_moment_shows_no_bar():
 
 
 def test_a_bar_goes_when_the_work_fails(monkeypatch):
-    monkeypatch.setattr(console, "_PATIENCE", 0)
+    monkeypatch.setattr(console, "_DELAY", 0)
     assert work(fails=True).rindex("\x1b[?25h") > 0  # the cursor is back
 
 
 def test_no_bar_is_drawn_into_a_file(monkeypatch, capsys):
-    monkeypatch.setattr(console, "_PATIENCE", 0)
+    monkeypatch.setattr(console, "_DELAY", 0)
     with progress_bar("sealing", 30) as progress:
         progress(30)
     assert capsys.readouterr().err == ""

@@ -73,7 +73,7 @@ def test_training_on_sealed_data_is_training_on_plain_data(folder, capsys):
 def test_training_that_differs_in_one_pixel_is_noticed(folder):
     images = demo_module._digits()["images"]
     images[1000, 20] += 1
-    with pytest.raises(FastrackError, match="led elsewhere"):
+    with pytest.raises(FastrackError, match="other weights"):
         train_twice(folder, images=images)
 
 

@@ -26,7 +26,7 @@ def test_a_sealed_file_is_shown_without_a_key(cli, sealed, folder):
 def test_a_sealed_file_is_described_to_a_program(cli, sealed, arrays, folder):
     document = cli.json(f"inspect {sealed}")
     with load_file(sealed) as file:
-        assert document["file_id"] == file["x"].claim.file
+        assert document["file_id"] == file["x"].context.file
         assert document["key_id"] == file.key_id
     assert document["format"] == "1"
     assert document["file_bytes"] == (folder / sealed).stat().st_size

@@ -173,7 +173,7 @@ def test_a_file_cut_short_is_refused(cli, key, sealed, folder, cut):
 @pytest.mark.parametrize("line", ["unseal junk new", "inspect junk", "verify junk"])
 def test_a_file_of_something_else_is_refused(cli, key, folder, line):
     (folder / "junk").write_bytes(b"PK\3\4" + bytes(500))
-    assert "is no safetensors file" in cli.error(f"{line} {'' if 'inspect' in line else key}")
+    assert "expected a safetensors file" in cli.error(f"{line} {'' if 'inspect' in line else key}")
 
 
 def npz(name, **arrays):
@@ -190,14 +190,14 @@ def npy(name):
     ("name", "make", "told"),
     [
         ("text.npz", lambda: npz("text.npz", a=np.array(["a", "b"])), "cannot hold the NumPy dtype <U1"),
-        ("object.npz", lambda: npz("object.npz", a=np.array([{}], object)), "it holds Python objects"),
-        ("cut.npz", lambda: npz("cut.npz", a=np.ones(99))[:400], "no .npz file that can be sealed"),
-        ("empty.npz", lambda: b"", "no .npz file that can be sealed"),
-        ("empty.npy", lambda: b"", "no .npy file that can be sealed"),
-        ("junk.npy", lambda: b"junk" * 99, "no .npy file that can be sealed"),
-        ("zip.npy", lambda: npz("zip.npz", a=np.ones(9)), "no .npy file that can be sealed"),
+        ("object.npz", lambda: npz("object.npz", a=np.array([{}], object)), "got Python objects"),
+        ("cut.npz", lambda: npz("cut.npz", a=np.ones(99))[:400], "not an .npz file that can be sealed"),
+        ("empty.npz", lambda: b"", "not an .npz file that can be sealed"),
+        ("empty.npy", lambda: b"", "not an .npy file that can be sealed"),
+        ("junk.npy", lambda: b"junk" * 99, "not an .npy file that can be sealed"),
+        ("zip.npy", lambda: npz("zip.npz", a=np.ones(9)), "not an .npy file that can be sealed"),
         ("one.npz", lambda: npy("one.npy"), "rename it to one.npy"),
-        ("junk.safetensors", lambda: b"junk" * 99, "is no safetensors file"),
+        ("junk.safetensors", lambda: b"junk" * 99, "expected a safetensors file"),
     ],
 )
 def test_a_source_that_is_not_what_its_name_says_is_refused(cli, key, folder, name, make, told):
@@ -234,12 +234,12 @@ def test_what_is_sound_of_a_forged_file_can_still_be_had(cli, key, sealed, flip)
 @pytest.mark.parametrize("target", ["back.npy", "back.txt"])
 def test_a_target_for_one_tensor_takes_one(cli, key, sealed, target):
     said = cli.error(f"unseal {sealed} {target} {key}")
-    assert "gives 2: " in said
+    assert "got 2: " in said
     assert "--tensor" in said
 
 
 def test_bytes_are_made_of_bytes_only(cli, key, sealed):
-    assert "tensor 'y' is I64 [7]" in cli.error(f"unseal {sealed} y.txt --tensor y {key}")
+    assert "got I64 [7]" in cli.error(f"unseal {sealed} y.txt --tensor y {key}")
 
 
 def test_a_tensor_that_is_not_there_is_told_with_those_that_are(cli, key, sealed):
@@ -258,15 +258,15 @@ def test_a_tensor_to_leave_in_plain_must_be_there(cli, key):
 @pytest.mark.parametrize("line", ["unseal plain.safetensors new.npz", "verify plain.safetensors"])
 def test_a_plain_file_does_not_pass_for_a_sealed_one(cli, key, sealed, line):
     cli(f"unseal {sealed} plain.safetensors {key}")
-    assert "nothing in it is sealed" in cli.error(f"{line} {key}")
+    assert "expected sealed tensors, got none" in cli.error(f"{line} {key}")
 
 
 @pytest.mark.usefixtures("sealed")
 def test_a_file_with_everything_left_in_plain_is_not_verified(cli, key):
     cli(f"seal plain.npz open.safetensors --plain x --plain y {key}")
-    assert "nothing in it is sealed" in cli.error(f"verify open.safetensors {key}")
+    assert "expected sealed tensors, got none" in cli.error(f"verify open.safetensors {key}")
     for option in ("", "--allow-plain", "--plain x --plain y", "--tensor x --plain x"):
-        assert "nothing in it is sealed" in cli.error(f"unseal open.safetensors back.npz {option} {key}")
+        assert "expected sealed tensors, got none" in cli.error(f"unseal open.safetensors back.npz {option} {key}")
     assert "back.npz" not in cli.names()
 
 
@@ -285,8 +285,8 @@ def test_a_plain_tensor_is_not_copied_unless_it_is_asked_for(cli, key, options):
 @pytest.mark.parametrize("line", ["unseal mixed.safetensors back.npz --allow-plain", "verify mixed.safetensors"])
 def test_what_is_expected_must_be_there_and_sealed(cli, key, line):
     cli(f"seal plain.npz mixed.safetensors --plain y {key}")
-    assert "expected 'y' to be sealed in it, but it is stored in plain" in cli.error(f"{line} --expect y {key}")
-    assert "expected 'z' to be sealed in it, but it is not there" in cli.error(f"{line} --expect x --expect z {key}")
+    assert "expected 'y' to be sealed in it, got an unencrypted tensor" in cli.error(f"{line} --expect y {key}")
+    assert "expected 'z' to be sealed in it, got no such tensor" in cli.error(f"{line} --expect x --expect z {key}")
     assert "back.npz" not in cli.names()
     cli(f"{line} --expect x {key}")
 
@@ -324,7 +324,7 @@ NEEDS_KEY = ["seal plain.npz new", "unseal sealed.safetensors new.npz", "verify 
 @pytest.mark.parametrize("line", NEEDS_KEY)
 def test_a_command_without_a_key_says_how_to_give_one(cli, line):
     said = cli.error(line)
-    assert "--key PATH" in said
+    assert "--key" in said
     assert "FASTRACK_KEY_FILE" in said
 
 
@@ -333,8 +333,8 @@ def test_a_command_without_a_key_says_how_to_give_one(cli, line):
 def test_another_key_is_refused(cli, line):
     cli("keygen other.key")
     said = cli.error(f"{line} --key other.key")
-    assert f"was sealed under key {Key.load('owner.key').id}" in said
-    assert f"given: {Key.load('other.key').id}" in said
+    assert f"expected key {Key.load('owner.key').id}" in said
+    assert f"got {Key.load('other.key').id}" in said
     assert cli.json(f"{line} --key other.key", status=1)["error"]["type"] == "UnknownKeyError"
 
 

@@ -69,7 +69,7 @@ assert (fastrack.unseal(sealed, key, framework="numpy") == table).all()
 bad = np.frombuffer(sealed.message, np.uint8).copy()
 bad[-1] ^= 1
 try:
-    fastrack.unseal(fastrack.SealedTensor(sealed.claim, bad, key.id), key, framework="numpy")
+    fastrack.unseal(fastrack.SealedTensor(sealed.context, bad, key.id), key, framework="numpy")
 except AuthenticationError as error:
     assert error.chunk == 21
 else:

@@ -31,7 +31,7 @@ def pieces_of(message, rows, row=1000):
     count = message.plain.size // row
     plan = plan_rows(np.asarray(rows), (count, row), count * row)
     expected = message.plain[: count * row].reshape(count, row)[rows].reshape(-1)
-    return plan.pieces(), expected
+    return plan.ranges().pieces(), expected
 
 
 @pytest.fixture(autouse=True)

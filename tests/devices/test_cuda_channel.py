@@ -93,7 +93,7 @@ def test_a_spoilt_chunk_is_told_and_the_result_is_cleared(opened):
     sealed = fastrack.seal(PLAIN, KEY, name="x")
     message = np.array(sealed.message)
     message[56 + 16400 * 7] ^= 1
-    spoilt = type(sealed)(sealed.claim, message, sealed.key_id)
+    spoilt = type(sealed)(sealed.context, message, sealed.key_id)
     x = opened.channel.to_device(PLAIN)
     with pytest.raises(AuthenticationError, match="chunk 7") as failure:
         opened.channel.to_device(spoilt, out=x)

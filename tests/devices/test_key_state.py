@@ -14,17 +14,17 @@ from fastrack._devices.cuda import key_state
 from fastrack._devices.cuda.key_state import STATE_SIZE, write_state
 from fastrack._devices.cuda.nvrtc import find_kernels
 
-NONCE_SIZE = bytes(range(200, 212))
+NONCE = bytes(range(200, 212))
 POWERS, LENGTH = 272, 256
 REDUCTION = 0xE1 << 120
 X = 1 << 126
 # SHA-256 of states, key and nonce in front. A kernel on the tests' shim made them; it did what this module does now.
 KNOWN = [
     (bytes(16), bytes(12), "3bff9cb99ddf3aeaff8425f4fe01ca3303a3bd7a73eac9001cb7bdd45e0191ad"),
-    (bytes(range(16)), NONCE_SIZE, "5bfb61b7bccbbfee6861a0cc2252ddef2e6cafa2ace462ff20161e189ffe46ac"),
+    (bytes(range(16)), NONCE, "5bfb61b7bccbbfee6861a0cc2252ddef2e6cafa2ace462ff20161e189ffe46ac"),
     (b"\xff" * 16, b"\xff" * 12, "dd010854668972c7b51226f013c4f33b19df906578319e2e3f61608c8fa3d6d9"),
     (bytes(32), bytes(12), "a813d774256f330132e081e087b8c5d945c5d53ba7f7c1c9d49a2f74957797fe"),
-    (bytes(range(32)), NONCE_SIZE, "a5faf0300761489c1a6136c1f4f00f844754b230f6607cabe8bc92769cf123cf"),
+    (bytes(range(32)), NONCE, "a5faf0300761489c1a6136c1f4f00f844754b230f6607cabe8bc92769cf123cf"),
     (b"\xff" * 32, b"\xff" * 12, "ea04ded8358d965fd513a4cec7156f06c4df4dfcdd478f008cd80512bdbe4f0d"),
 ]
 
@@ -138,7 +138,7 @@ def test_a_state_has_the_schedule_the_nonce_and_the_powers(write, size, seed):
 @pytest.mark.parametrize("size", [16, 32])
 def test_what_the_memory_held_and_where_it_lies_changes_nothing(write, size):
     key = bytes(range(size))
-    states = {write(key, NONCE_SIZE, before, offset) for before in (0x00, 0xFF) for offset in (0, 8, 16, 40)}
+    states = {write(key, NONCE, before, offset) for before in (0x00, 0xFF) for offset in (0, 8, 16, 40)}
     assert len(states) == 1
 
 
@@ -157,8 +157,8 @@ def test_the_two_implementations_agree_on_any_key():
 @pytest.mark.parametrize("size", [16, 32])
 def test_a_message_key_is_written(write, size):
     key, state = bytes(range(size)), np.empty(STATE_SIZE, np.uint8)
-    write_state(MessageKey.raw(key, NONCE_SIZE), state)
-    assert state.tobytes() == write(key, NONCE_SIZE)
+    write_state(MessageKey.raw(key, NONCE), state)
+    assert state.tobytes() == write(key, NONCE)
 
 
 @pytest.mark.parametrize(
@@ -176,14 +176,14 @@ def test_a_message_key_is_written(write, size):
 def test_another_target_is_refused(target):
     before = target.copy()
     with pytest.raises(ValueError, match="expected a writable"):
-        write_state(MessageKey.raw(bytes(16), NONCE_SIZE), target)
+        write_state(MessageKey.raw(bytes(16), NONCE), target)
     assert np.array_equal(target, before)
 
 
 def test_a_wiped_key_is_refused():
     from fastrack.errors import ClosedError
 
-    key = MessageKey.raw(bytes(16), NONCE_SIZE)
+    key = MessageKey.raw(bytes(16), NONCE)
     key.wipe()
     state = np.zeros(STATE_SIZE, np.uint8)
     with pytest.raises(ClosedError):

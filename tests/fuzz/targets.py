@@ -305,7 +305,7 @@ class Messages:
     def run(self, data):
         original = self._sealed[data[0] % len(self._sealed) if data else 0]
         message = np.frombuffer(data[1:], np.uint8)
-        sealed = attempt(lambda: SealedTensor(original.claim, message, original.key_id), FormatError)
+        sealed = attempt(lambda: SealedTensor(original.context, message, original.key_id), FormatError)
         require((sealed is None) == (message.size != len(original.message)), "the size of a message was misjudged")
         if sealed is None:
             return

@@ -18,7 +18,7 @@ from helpers.kernel_host import SOURCE, Host, Library, constants, pack
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, noise
 from helpers.runs import flip, plan
 
-NONCE_SIZE = bytes(range(50, 62))
+NONCE = bytes(range(50, 62))
 LENGTHS = [0, 1, 15, 16, 17, 33, 8191, 8192, 8193, CHUNK_SIZE - 1]
 
 
@@ -30,7 +30,7 @@ def main(library, kernel=None, offset=0):
     host = Host(loaded, constants(SOURCE))
     for size in (16, 32):
         key = bytes(range(size))
-        state = host.prepare(key, NONCE_SIZE)
+        state = host.prepare(key, NONCE)
         for length in LENGTHS:
             open_and_seal(host, state, key, length)
         open_wrong(host, state, key)
@@ -41,7 +41,7 @@ def main(library, kernel=None, offset=0):
 def open_and_seal(host, state, key, length):
     for chunks in (0, 2):
         plain = noise(chunks * CHUNK_SIZE + length).tobytes()
-        sealed = reference.seal(key, NONCE_SIZE, plain, 9)
+        sealed = reference.seal(key, NONCE, plain, 9)
         for offset in (0, 1, 8, 13):
             assert host.open_run(state, sealed, 9, blocks=2, offset=offset) == (None, plain)
             assert host.seal_run(state, plain, 9, blocks=2, offset=offset) == sealed
@@ -49,16 +49,16 @@ def open_and_seal(host, state, key, length):
 
 def open_wrong(host, state, key):
     for length in LENGTHS:
-        sealed = reference.seal(key, NONCE_SIZE, noise(length).tobytes(), 9)
+        sealed = reference.seal(key, NONCE, noise(length).tobytes(), 9)
         assert host.open_run(state, flip(sealed, 8 * len(sealed) - 1), 9, offset=7) == (9, bytes(length))
-    sealed = reference.seal(key, NONCE_SIZE, noise(2 * CHUNK_SIZE).tobytes(), 9)
+    sealed = reference.seal(key, NONCE, noise(2 * CHUNK_SIZE).tobytes(), 9)
     assert host.open_run(state, flip(sealed, 8 * SEALED_CHUNK_SIZE), 9, blocks=3)[0] == 10
 
 
 def gather(host, state, key):
     total = 3 * CHUNK_SIZE + 77
     plain = noise(total).tobytes()
-    sealed = reference.seal(key, NONCE_SIZE, plain)
+    sealed = reference.seal(key, NONCE, plain)
     many = [(start, 1 + start % 97) for start in range(0, total - 97, 613)]
     for ranges in (
         many,

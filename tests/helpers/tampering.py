@@ -20,7 +20,7 @@ def tampered(sealed, *places):
     message = np.frombuffer(bytes(sealed.message), np.uint8).copy()
     for place in places:
         message[place] ^= 1
-    return SealedTensor(sealed.claim, message, sealed.key_id)
+    return SealedTensor(sealed.context, message, sealed.key_id)
 
 
 def tamper_file(path, name, *places):

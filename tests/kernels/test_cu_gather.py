@@ -87,7 +87,7 @@ def test_rows_are_those_that_numpy_chooses(host, state, sealed, row_bytes):
     ]
     for blocks, pick in enumerate(picks, start=1):
         chosen = plan_rows(pick, rows.shape, SIZE)
-        result = gather(host, state, sealed, chosen.pieces(), chosen.nbytes, blocks=blocks, offset=blocks)
+        result = gather(host, state, sealed, chosen.ranges().pieces(), chosen.nbytes, blocks=blocks, offset=blocks)
         assert result == (None, rows[pick].tobytes())
 
 

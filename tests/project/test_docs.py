@@ -133,12 +133,12 @@ def test_the_program_without_fastrack_refuses_an_altered_file(open_sealed, tmp_p
 def test_the_example_of_a_context_is_what_the_code_makes():
     (line,) = find(r"^fastrack/tensor@1␀.*$", "docs/format.md")
     claim = MessageContext("images", "F32", (1797, 64), bytes(range(16)).hex())
-    assert line.replace("␀", "\0").encode() == claim.context()
+    assert line.replace("␀", "\0").encode() == claim.encode()
 
 
 def test_the_example_of_a_derivation_is_what_the_code_derives():
     claim = MessageContext("images", "F32", (1797, 64), bytes(range(16)).hex())
-    made = cobblestone.derive(bytes(range(32)), bytes(range(24)), claim.context())
+    made = cobblestone.derive(bytes(range(32)), bytes(range(24)), claim.encode())
     named = dict(find(r"^\| (key|base nonce|commitment|key id) \| `([0-9a-f]+)` \|$", "docs/format.md"))
     assert named == {
         "key": bytes(made.key).hex(),

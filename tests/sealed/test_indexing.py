@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import fastrack
 from fastrack import Key
-from fastrack._sealed.indexing import Ranges, plan_rows
+from fastrack._sealed.indexing import ByteRanges, plan_rows
 
 CHUNK_SIZE = 16384
 # Bytes in a row: none, a few, next to a chunk, and more than one.
@@ -91,7 +91,7 @@ def test_rows_are_those_that_numpy_chooses_out_of_the_chunks_that_hold_them(data
     plan = plan_rows(index, table.shape, table.nbytes)
     assert plan.shape == expected.shape
     assert plan.nbytes == expected.nbytes
-    pieces = plan.pieces()
+    pieces = plan.ranges().pieces()
     assert gather(pieces, table.reshape(-1), plan.nbytes).tobytes() == expected.tobytes()
     chosen = np.atleast_1d(np.arange(count)[by_numpy])
     assert pieces.chunks.tolist() == (chunks_that_hold(chosen, width) if width else [])
@@ -120,7 +120,7 @@ def test_a_row_out_of_range_is_refused_wherever_it_stands(count, row):
 @example([True])
 def test_a_mask_of_another_length_is_refused(mask):
     for index in (np.array(mask, bool), torch.tensor(mask, dtype=torch.bool), *([mask] if mask else [])):
-        with pytest.raises(IndexError, match=f"a mask of {len(mask)} does not fit 5 rows"):
+        with pytest.raises(IndexError, match=f"mask: expected 5 elements, one for each row, got {len(mask)}"):
             plan_rows(index, (5, 3), 15)
 
 
@@ -154,7 +154,7 @@ def test_a_mask_of_another_length_is_refused(mask):
     ],
 )
 def test_what_chooses_no_rows_is_refused(index):
-    with pytest.raises(TypeError, match="rows are chosen along the first dimension"):
+    with pytest.raises(TypeError, match="index of the first dimension"):
         plan_rows(index, (5, 3), 15)
 
 
@@ -171,29 +171,29 @@ def test_a_tensor_of_one_index_chooses_one_row_and_keeps_its_dimension():
 
 def test_a_tensor_without_dimensions_has_no_rows():
     for index in (0, slice(None), [0], []):
-        with pytest.raises(IndexError, match="without dimensions has no rows"):
+        with pytest.raises(IndexError, match="expected one dimension or more"):
             plan_rows(index, (), 4)
 
 
 def test_rows_that_end_inside_a_byte_are_refused():
-    with pytest.raises(TypeError, match="do not fill whole bytes; open it whole"):
+    with pytest.raises(TypeError, match="expected rows of whole bytes"):
         plan_rows(0, (4, 3), 6)
 
 
 def test_neighbouring_rows_are_one_piece():
-    pieces = plan_rows([3, 4, 5, 9], (100, 8), 800).pieces()
+    pieces = plan_rows([3, 4, 5, 9], (100, 8), 800).ranges().pieces()
     assert pieces.table.tolist() == [[24, 0, 24], [72, 24, 8]]
 
 
 def test_a_row_that_is_chosen_twice_opens_its_chunk_once():
-    pieces = plan_rows([7, 7, 7], (10, CHUNK_SIZE), 10 * CHUNK_SIZE).pieces()
+    pieces = plan_rows([7, 7, 7], (10, CHUNK_SIZE), 10 * CHUNK_SIZE).ranges().pieces()
     assert pieces.chunks.tolist() == [7]
     assert pieces.table[:, 1].tolist() == [0, CHUNK_SIZE, 2 * CHUNK_SIZE]
 
 
 def test_a_million_strided_rows_are_planned_without_a_loop():
     plan = plan_rows(slice(None, None, -2), (2_000_000, 8), 16_000_000)
-    pieces = plan.pieces()
+    pieces = plan.ranges().pieces()
     assert pieces.table.shape == (1_000_000, 3)
     assert pieces.chunks.size == 977
 
@@ -210,7 +210,7 @@ def test_ranges_of_any_size_arrive_with_gaps_between_them(wanted):
         expected += [plain[start : start + size], np.full(gap, 0xEE, np.uint8)]
         place += size + gap
     starts, sizes = (np.array([each[index] for each in wanted], np.int64) for index in (0, 1))
-    pieces = Ranges(starts, sizes, np.array(places, np.int64)).pieces()
+    pieces = ByteRanges(starts, sizes, np.array(places, np.int64)).pieces()
     result = np.full(place, 0xEE, np.uint8)
     for i, chunk in enumerate(pieces.chunks):
         for start, target, length in pieces.table[pieces.starts[i] : pieces.starts[i + 1]]:

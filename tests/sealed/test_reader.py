@@ -151,7 +151,7 @@ def test_a_path_may_be_text(path):
 def test_a_plain_tensor_is_not_among_the_sealed_ones(path):
     with load_file(path) as file:
         assert "labels" not in file
-        with pytest.raises(KeyError, match=r"stored in plain; file\.plain\['labels'\] gives it"):
+        with pytest.raises(KeyError, match=r"stored unencrypted; file\.plain\['labels'\]"):
             file["labels"]
         with pytest.raises(KeyError):
             file.plain["images"]
@@ -164,7 +164,7 @@ def test_a_plain_tensor_put_in_the_place_of_a_sealed_one_is_not_taken_for_it(scr
         metadata = file.metadata()
     metadata["fastrack.tensors"] = "{}"
     safetensors.numpy.save_file({"x": np.arange(3)[::-1].copy()}, scratch, metadata)
-    with load_file(scratch) as file, pytest.raises(KeyError, match="not sealed"):
+    with load_file(scratch) as file, pytest.raises(KeyError, match="stored unencrypted"):
         fastrack.to_device(file["x"], keys=KEY)
 
 
@@ -486,17 +486,17 @@ def test_the_sound_list_is_not_refused_before_its_header_is(scratch):
 @pytest.mark.parametrize(
     ("mark", "value", "match"),
     [
-        ("fastrack.version", "2", "is of fastrack format '2', and this one reads '1'; update it"),
-        ("fastrack.version", "", "fastrack format ''"),
-        ("fastrack.version", None, "fastrack format None"),
-        ("fastrack.file", "00", "fastrack.file must be 32 hexadecimal digits, not '00'"),
+        ("fastrack.version", "2", "expected fastrack format '1', got '2'"),
+        ("fastrack.version", "", "fastrack format '1', got ''"),
+        ("fastrack.version", None, "fastrack format '1', got None"),
+        ("fastrack.file", "00", "fastrack.file: expected 32 hexadecimal digits, got '00'"),
         ("fastrack.file", "g" * 32, "32 hexadecimal digits"),
         ("fastrack.file", "A" * 32, "32 hexadecimal digits"),
         ("fastrack.file", "0" * 32 + "\n", "32 hexadecimal digits"),
-        ("fastrack.file", None, "32 hexadecimal digits, not None"),
-        ("fastrack.key", "0" * 33, "fastrack.key must be 32 hexadecimal digits"),
-        ("fastrack.key", None, "fastrack.key must be 32 hexadecimal digits"),
-        ("fastrack.tensors", None, "fastrack.tensors must be a JSON object that has each member once, not None"),
+        ("fastrack.file", None, "32 hexadecimal digits, got None"),
+        ("fastrack.key", "0" * 33, "fastrack.key: expected 32 hexadecimal digits"),
+        ("fastrack.key", None, "fastrack.key: expected 32 hexadecimal digits"),
+        ("fastrack.tensors", None, "fastrack.tensors: expected a JSON object that has each member once, got None"),
         ("fastrack.tensors", '{"a":{"dtype":"F32","shape":[3]},"a":{"dtype":"F32","shape":[3]}}', "each member once"),
         ("fastrack.tensors", '{"a":{"dtype":"F32","shape":[3],"shape":[3]}}', "each member once"),
     ],
@@ -514,7 +514,7 @@ def test_an_unsound_mark_is_refused(scratch, mark, value, match):
 def test_a_sealed_tensor_that_is_no_vector_of_bytes_is_refused(scratch, dtype, shape):
     header = {"__metadata__": SOUND, "x": {"dtype": dtype, "shape": shape, "data_offsets": [0, 72]}}
     scratch.write_bytes(by_hand.container(header, bytes(72)))
-    with pytest.raises(FormatError, match="takes a U8 vector of 72 bytes, but is"):
+    with pytest.raises(FormatError, match="expected a U8 vector of 72 bytes, got"):
         load_file(scratch)
 
 
@@ -522,7 +522,7 @@ def test_a_shape_that_no_array_may_have_is_refused(scratch):
     for shape in ([0, 2**62], [1] * 65 + [0]):
         header = {"x": {"dtype": "F64", "shape": shape, "data_offsets": [0, 0]}}
         scratch.write_bytes(by_hand.container(header))
-        with pytest.raises(FormatError, match="the shape of 'x' is past what an array may have"):
+        with pytest.raises(FormatError, match="the shape of 'x' is larger than an array can be"):
             load_file(scratch)
 
 
@@ -635,7 +635,7 @@ def test_a_bad_chunk_far_behind_is_found_slab_by_slab(scratch, monkeypatch):
 
 def test_verifying_what_is_no_sealed_file_says_so(scratch):
     scratch.write_bytes(b"text")
-    with pytest.raises(FormatError, match="is no safetensors file"):
+    with pytest.raises(FormatError, match="expected a safetensors file"):
         check_file(scratch, KEY)
 
 
@@ -693,9 +693,9 @@ def test_a_sealed_tensor_without_its_mark_is_bytes_and_nothing_more(path, scratc
     rewritten(path, scratch, unlist)
     with load_file(scratch) as file:
         assert "images" in file.plain
-        with pytest.raises(TypeError, match="which nobody sealed"):
+        with pytest.raises(TypeError, match="expected SealedTensor or SealedRows"):
             unseal(file.plain["images"], KEY)
-        with pytest.raises(KeyError, match="not sealed"):
+        with pytest.raises(KeyError, match="stored unencrypted"):
             file["images"]
 
 
@@ -777,7 +777,7 @@ def test_a_bad_tensor_raises_and_the_other_bad_ones_are_in_the_notes(scratch):
 
 def test_a_file_with_nothing_sealed_is_no_verified_one(scratch):
     safetensors.numpy.save_file({"x": np.arange(3)}, scratch)
-    with pytest.raises(FormatError, match="nothing in it is sealed"):
+    with pytest.raises(FormatError, match="expected a sealed tensor, got none"):
         verify_file(scratch, KEY)
 
 
@@ -825,7 +825,7 @@ def test_a_file_that_never_holds_still_is_refused(scratch, monkeypatch):
     save_file({"x": np.arange(3)}, scratch, KEY)
     versions = iter(range(10**6))
     monkeypatch.setattr(files, "_version_of", lambda status: next(versions))
-    with pytest.raises(FormatError, match="changes all the time"):
+    with pytest.raises(FormatError, match="keeps changing"):
         load_file(scratch)
 
 
@@ -891,7 +891,7 @@ def test_a_file_that_is_cut_while_it_is_read_is_refused(scratch, monkeypatch):
         return empty_bytes(size)
 
     monkeypatch.setattr(arrays, "empty_bytes", cut)
-    with pytest.raises(FormatError, match="not as long as its header says"):
+    with pytest.raises(FormatError, match="file size: expected"):
         load_file(scratch, mapped=False)
 
 

@@ -49,11 +49,11 @@ def key_path(tmp_path, key):
 
 
 def with_message(sealed, message):
-    return SealedTensor(sealed.claim, np.frombuffer(bytes(message), np.uint8), sealed.key_id)
+    return SealedTensor(sealed.context, np.frombuffer(bytes(message), np.uint8), sealed.key_id)
 
 
 def with_claim(sealed, **changes):
-    return SealedTensor(replace(sealed.claim, **changes), np.frombuffer(sealed.message, np.uint8), sealed.key_id)
+    return SealedTensor(replace(sealed.context, **changes), np.frombuffer(sealed.message, np.uint8), sealed.key_id)
 
 
 def parts(sealed):
@@ -66,9 +66,9 @@ def parts(sealed):
 
 def open_into(memory, sealed, ring):
     if isinstance(sealed, SealedRows):
-        (part,) = sealed.parts()
+        (part,) = sealed.slices()
         with OpenMessage(part.tensor, ring) as opened:
-            opened.gather(part.plan.pieces(), memory)
+            opened.gather(part.ranges().pieces(), memory)
     else:
         with OpenMessage(sealed, ring) as opened:
             opened.read(memory)
@@ -200,12 +200,12 @@ def test_what_cannot_be_sealed_is_refused(key, tensor):
 
 @pytest.mark.parametrize("name", [5, None, b"bytes"])
 def test_a_name_that_is_no_text_is_refused(key, name):
-    with pytest.raises(TypeError, match="a tensor's name must be text"):
+    with pytest.raises(TypeError, match="name of a tensor: expected text"):
         fastrack.seal(PLAIN, key, name=name)
 
 
 def test_a_name_that_unicode_cannot_encode_is_refused(key):
-    with pytest.raises(FormatError, match=r"must be Unicode text, not '\\ud800'"):
+    with pytest.raises(FormatError, match=r"expected Unicode text, got '\\ud800'"):
         fastrack.seal(PLAIN, key, name="\ud800")
 
 
@@ -241,7 +241,7 @@ def test_a_framework_without_arrays_on_the_host_is_refused(key, sealed, framewor
 
 @pytest.mark.parametrize("thing", [PLAIN, torch.zeros(3), b"message", None])
 def test_what_nobody_sealed_is_not_unsealed(key, thing):
-    with pytest.raises(TypeError, match=r"expected a sealed tensor or rows of one, not .* which nobody sealed"):
+    with pytest.raises(TypeError, match=r"expected SealedTensor or SealedRows, got"):
         fastrack.unseal(thing, key)
 
 
@@ -346,14 +346,14 @@ def test_every_truncation_is_refused(sealed):
     message = np.frombuffer(sealed.message, np.uint8)
     for size in range(message.size):
         with pytest.raises(FormatError, match=r"tensor 'images' of U8 .* it was cut short or mislabelled"):
-            SealedTensor(sealed.claim, message[:size], sealed.key_id)
+            SealedTensor(sealed.context, message[:size], sealed.key_id)
 
 
 def test_every_extension_is_refused(sealed):
     message = np.append(np.frombuffer(sealed.message, np.uint8), np.zeros(2 * SEALED_CHUNK_SIZE, np.uint8))
     for extra in (*range(1, 100), CHUNK_SIZE, SEALED_CHUNK_SIZE, 2 * SEALED_CHUNK_SIZE):
         with pytest.raises(FormatError):
-            SealedTensor(sealed.claim, message[: len(sealed.message) + extra], sealed.key_id)
+            SealedTensor(sealed.context, message[: len(sealed.message) + extra], sealed.key_id)
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ def test_every_extension_is_refused(sealed):
 )
 def test_a_truncation_with_a_shape_to_fit_is_refused(key, sealed, size):
     message = np.frombuffer(sealed.message, np.uint8)[: HEADER_SIZE + size + TAG_SIZE * (size // CHUNK_SIZE + 1)]
-    cut = SealedTensor(replace(sealed.claim, shape=(size,)), message, sealed.key_id)
+    cut = SealedTensor(replace(sealed.context, shape=(size,)), message, sealed.key_id)
     assert refusal(cut, key).chunk is None
 
 
@@ -398,7 +398,7 @@ def test_every_removed_or_added_chunk_is_refused(key, long):
         with pytest.raises(FormatError):
             with_message(long, removed)
         shorter = SealedTensor(
-            replace(long.claim, shape=(3 * CHUNK_SIZE,)), np.frombuffer(removed, np.uint8), long.key_id
+            replace(long.context, shape=(3 * CHUNK_SIZE,)), np.frombuffer(removed, np.uint8), long.key_id
         )
         assert refusal(shorter, key).chunk is None
         # With another chunk in the gap at the end, the size fits again.
@@ -456,7 +456,7 @@ def test_a_claim_of_another_size_is_no_sealed_tensor(sealed, dtype, shape):
 
 def test_another_key_under_the_id_of_the_right_one_is_refused(sealed):
     for other in (Key.generate(256), Key.generate(128)):
-        posing = SealedTensor(sealed.claim, np.frombuffer(sealed.message, np.uint8), other.id)
+        posing = SealedTensor(sealed.context, np.frombuffer(sealed.message, np.uint8), other.id)
         assert refusal(posing, other).chunk is None
 
 
@@ -495,15 +495,15 @@ def test_one_number_of_a_vector_is_a_row_too(key):
     row = fastrack.seal(np.arange(10.0), key)[-1]
     assert row.shape == ()
     assert fastrack.unseal(row, key).item() == 9
-    with pytest.raises(TypeError, match="a single row of a vector has no length"):
+    with pytest.raises(TypeError, match="a single row of a vector"):
         len(row)
 
 
 def test_a_tensor_without_dimensions_has_neither_rows_nor_length(key):
     sealed = fastrack.seal(np.array(3.0), key)
-    with pytest.raises(TypeError, match="has no length"):
+    with pytest.raises(TypeError, match="expected one dimension or more"):
         len(sealed)
-    with pytest.raises(IndexError, match="has no rows"):
+    with pytest.raises(IndexError, match="expected one dimension or more"):
         sealed[0]
 
 
@@ -563,7 +563,7 @@ def test_a_sealed_tensor_travels_without_its_key_or_its_plaintext(sealed, key, p
     assert SECRET.hex().encode() not in data
     assert PLAIN[:32].tobytes() not in data
     back = pickle.loads(data)
-    assert (back.claim, back.key_id, back.nbytes) == (sealed.claim, sealed.key_id, sealed.nbytes)
+    assert (back.context, back.key_id, back.nbytes) == (sealed.context, sealed.key_id, sealed.nbytes)
     assert bytes(back.message) == bytes(sealed.message)
     assert np.array_equal(fastrack.unseal(back, key, framework="numpy"), PLAIN)
     with pytest.raises(UnknownKeyError):
@@ -683,7 +683,7 @@ def test_an_empty_last_chunk_is_checked_as_well(key, long):
 def test_a_message_opens_by_hand(bits, name):
     secret = bytes(range(bits // 8))
     sealed = fastrack.seal(PLAIN.reshape(2, -1), Key.from_bytes(secret), name=name)
-    context = by_hand.context(name, "U8", (2, PLAIN.size // 2), sealed.claim.file)
+    context = by_hand.context(name, "U8", (2, PLAIN.size // 2), sealed.context.file)
     assert by_hand.unseal(secret, context, sealed.message) == PLAIN.tobytes()
 
 
@@ -694,7 +694,7 @@ def test_a_message_made_by_hand_opens(bits, dtype, shape, sealed):
     key = Key.from_bytes(secret)
     message = by_hand.seal(secret, by_hand.context("x", dtype, shape, "f" * 32), PLAIN.tobytes())
     made = SealedTensor(
-        replace(sealed.claim, name="x", dtype=dtype, shape=shape, file="f" * 32),
+        replace(sealed.context, name="x", dtype=dtype, shape=shape, file="f" * 32),
         np.frombuffer(message, np.uint8),
         key.id,
     )
@@ -743,7 +743,7 @@ def test_an_error_does_not_repeat_a_long_name_at_length():
 def test_a_handle_does_not_become_an_array_of_handles(convert):
     sealed = fastrack.seal(np.arange(10), Key.generate())
     for handle in (sealed, sealed[2:5], sealed[1]):
-        with pytest.raises(TypeError, match="is sealed, and no array; open it with to_device or unseal"):
+        with pytest.raises(TypeError, match="is sealed"):
             convert(handle)
 
 

@@ -47,7 +47,7 @@ from fastrack._sealed import importers as plain
 from fastrack._sealed import writer
 from fastrack._sealed.reader import check_file
 from fastrack._tensors import arrays
-from fastrack._util import atomic as newfile
+from fastrack._util import atomic
 
 CHUNK_SIZE = 16384
 SECRET = bytes(range(80, 112))
@@ -153,13 +153,13 @@ def test_tensors_may_be_left_in_plain(target):
 
 
 def test_a_name_to_leave_in_plain_must_be_there(target):
-    with pytest.raises(KeyError, match="plain= names no tensor that is here: label, x"):
+    with pytest.raises(KeyError, match="plain= names tensors that are not given: label, x"):
         save_file(TENSORS, target, KEY, plain=["x", "labels", "label"])
     assert not target.exists()
 
 
 def test_one_text_is_not_taken_for_the_names_of_its_letters(target):
-    with pytest.raises(TypeError, match=r"give \['ab'\]"):
+    with pytest.raises(TypeError, match=r"Give \['ab'\]"):
         save_file({"a": TENSORS["scale"], "b": TENSORS["scale"]}, target, KEY, plain="ab")
 
 
@@ -173,7 +173,7 @@ def test_metadata_goes_with_the_file(target):
 
 
 def test_metadata_of_the_format_is_refused(target):
-    with pytest.raises(FormatError, match=r"metadata under 'fastrack.' belongs to the format: fastrack.key"):
+    with pytest.raises(FormatError, match=r"reserved, got fastrack.key"):
         save_file(TENSORS, target, KEY, metadata={"fastrack.key": "x"})
     assert not target.exists()
 
@@ -185,7 +185,7 @@ def test_metadata_of_the_format_is_refused(target):
 @pytest.mark.parametrize("plain", [False, True])
 def test_names_and_metadata_that_are_no_text_are_refused(target, tensors, metadata, plain):
     tensors = dict.fromkeys(tensors, np.zeros(3))
-    with pytest.raises(TypeError, match="names and metadata must be text, not"):
+    with pytest.raises(TypeError, match="names and metadata: expected text, got"):
         save_file(tensors, target, KEY, plain=tensors if plain else (), metadata=metadata)
     assert not target.exists()
 
@@ -193,14 +193,14 @@ def test_names_and_metadata_that_are_no_text_are_refused(target, tensors, metada
 @pytest.mark.parametrize(("name", "metadata"), [("\ud800", {}), ("x", {"\ud800": ""}), ("x", {"a": "b\udfff"})])
 @pytest.mark.parametrize("plain", [False, True])
 def test_text_that_unicode_cannot_encode_is_refused(target, name, metadata, plain):
-    with pytest.raises(FormatError, match="must be Unicode text"):
+    with pytest.raises(FormatError, match="expected Unicode text"):
         save_file({name: np.zeros(3)}, target, KEY, plain=[name] if plain else (), metadata=metadata)
     assert not leftovers(target)
 
 
 @pytest.mark.parametrize("plain", [False, True])
 def test_the_name_of_the_metadata_is_no_name_for_a_tensor(target, plain):
-    with pytest.raises(FormatError, match="a tensor cannot be called '__metadata__'"):
+    with pytest.raises(FormatError, match="'__metadata__' is reserved"):
         save_file({"__metadata__": np.zeros(3)}, target, KEY, plain=["__metadata__"] if plain else ())
     assert not leftovers(target)
 
@@ -223,13 +223,13 @@ def test_any_names_and_metadata_come_out(tmp_path, names, metadata, plain):
 
 def test_a_header_that_nobody_could_read_is_not_written(target, monkeypatch):
     monkeypatch.setattr(writer, "_HEADER_LIMIT", 1000)
-    with pytest.raises(FormatError, match="put fewer tensors into one file"):
+    with pytest.raises(FormatError, match="Put fewer tensors"):
         save_file({str(i): TENSORS["scale"] for i in range(20)}, target, KEY)
     assert not leftovers(target)
 
 
 def test_rows_of_a_sealed_tensor_are_not_stored(target):
-    with pytest.raises(TypeError, match="'x': rows of a sealed tensor cannot be stored"):
+    with pytest.raises(TypeError, match="'x': expected a tensor, got SealedRows"):
         save_file({"x": fastrack.seal(TENSORS["images"], KEY)[:3]}, target, KEY)
 
 
@@ -261,7 +261,7 @@ def test_every_file_has_an_id_of_its_own(target):
     for _ in range(10):
         save_file({"x": TENSORS["scale"]}, target, KEY)
         with load_file(target) as file:
-            ids.add(file["x"].claim.file)
+            ids.add(file["x"].context.file)
     assert len(ids) == 10
 
 
@@ -408,7 +408,7 @@ UNSOUND = [
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 def test_what_is_no_numpy_file_is_refused(tmp_path, target, content):
     (tmp_path / "x.npy").write_bytes(content)
-    with pytest.raises(FormatError, match=r"x\.npy is no \.npy file"):
+    with pytest.raises(FormatError, match=r"x\.npy is not an \.npy file"):
         seal_file(tmp_path / "x.npy", target, KEY)
     assert not leftovers(target)
 
@@ -420,14 +420,14 @@ def test_what_is_no_numpy_file_is_refused(tmp_path, target, content):
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 def test_what_is_no_archive_of_numpy_files_is_refused(tmp_path, target, content):
     (tmp_path / "x.npz").write_bytes(content)
-    with pytest.raises(FormatError, match=r"x\.npz is no \.npz file"):
+    with pytest.raises(FormatError, match=r"x\.npz is not an \.npz file"):
         seal_file(tmp_path / "x.npz", target, KEY)
     assert not leftovers(target)
 
 
 def test_an_archive_with_another_thing_in_it_is_refused(tmp_path, target):
     (tmp_path / "x.npz").write_bytes(zipped(b"text", "readme.txt"))
-    with pytest.raises(FormatError, match=r"'readme\.txt' is no \.npy file"):
+    with pytest.raises(FormatError, match=r"'readme\.txt' is not an \.npy file"):
         seal_file(tmp_path / "x.npz", target, KEY)
 
 
@@ -446,12 +446,12 @@ OUTSIDE = ["../x", "a/../../x", "/x", "..", "\\x", "a\\..\\x", "C:x", "c:\\x", "
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_no_archive_has_a_member_that_leads_out_of_its_folder(tmp_path, target, name):
     save_file({name: np.arange(3)}, target, KEY)
-    with pytest.raises(FormatError, match=r"back\.npz: .* leads out of the folder"):
+    with pytest.raises(FormatError, match=r"back\.npz: name of a member"):
         unseal_file(target, tmp_path / "back.npz", KEY)
     assert not (tmp_path / "back.npz").exists()
     unseal_file(target, tmp_path / "back.safetensors", KEY)
     (tmp_path / "x.npz").write_bytes(zipped(SOUND_NPY, f"{name}.npy".replace("\0", "/../")))
-    with pytest.raises(FormatError, match=r"x\.npz: .* leads out of the folder"):
+    with pytest.raises(FormatError, match=r"x\.npz: name of a member"):
         seal_file(tmp_path / "x.npz", tmp_path / "new", KEY)
 
 
@@ -518,7 +518,7 @@ def test_a_file_in_the_other_byte_order_is_refused(tmp_path, target):
 
 def test_what_is_no_safetensors_file_is_refused(tmp_path, target):
     (tmp_path / "x.safetensors").write_bytes(b"text")
-    with pytest.raises(FormatError, match="is no safetensors file"):
+    with pytest.raises(FormatError, match="expected a safetensors file"):
         seal_file(tmp_path / "x.safetensors", target, KEY)
 
 
@@ -567,7 +567,7 @@ def test_a_plain_tensor_is_unsealed_only_if_it_is_named_as_one(tmp_path, target,
 
 def test_a_file_without_anything_sealed_is_not_unsealed(tmp_path, target):
     save_file(TENSORS, target, KEY, plain=TENSORS)
-    with pytest.raises(FormatError, match="nothing in it is sealed"):
+    with pytest.raises(FormatError, match="expected a sealed tensor, got none"):
         unseal_file(target, tmp_path / "back.safetensors", KEY, plain=TENSORS)
     assert not (tmp_path / "back.safetensors").exists()
 
@@ -591,7 +591,7 @@ def test_the_suffix_of_the_target_says_what_is_written(tmp_path, target):
     unseal_file(target, tmp_path / "names.txt", KEY, names=["names"])
     assert (tmp_path / "names.txt").read_bytes() == tensors["names"].tobytes()
     for name in ("both.npy", "both.txt"):
-        with pytest.raises(FormatError, match="takes one tensor"):
+        with pytest.raises(FormatError, match="expected one tensor"):
             unseal_file(target, tmp_path / name, KEY)
 
 
@@ -621,7 +621,9 @@ def test_no_slab_is_written_before_it_was_authenticated():
     message[56 + 3 * (CHUNK_SIZE + 16)] ^= 1
     out = io.BytesIO()
     with pytest.raises(AuthenticationError):
-        writer.write_plaintext(fastrack.SealedTensor(sealed.claim, message, sealed.key_id), fastrack.KeyRing(KEY), out)
+        writer.write_plaintext(
+            fastrack.SealedTensor(sealed.context, message, sealed.key_id), fastrack.KeyRing(KEY), out
+        )
     assert out.getvalue() == plain[: 2 * CHUNK_SIZE].tobytes()
 
 
@@ -698,8 +700,8 @@ def test_a_disk_that_is_full_at_the_last_moment_leaves_what_was_there(target, be
         raise OSError(number, os.strerror(number))
 
     if call == "replace":  # comes last where a file has a temporary name
-        monkeypatch.setattr(newfile, "_UNNAMED", 0)
-    elif call == "link" and not newfile._UNNAMED:
+        monkeypatch.setattr(atomic, "_UNNAMED", 0)
+    elif call == "link" and not atomic._UNNAMED:
         pytest.skip("this system has no files without names")
     monkeypatch.setattr(os, call, refuse)
     with pytest.raises(OSError, match=os.strerror(number)) as caught:
@@ -807,7 +809,7 @@ def test_short_writes_are_completed():
             return super().write(bytes(data[:7]))
 
     raw = Slow()
-    assert newfile._CompleteWriter(raw).write(bytes(range(100))) == 100
+    assert atomic._CompleteWriter(raw).write(bytes(range(100))) == 100
     assert raw.getvalue() == bytes(range(100))
 
 

@@ -50,7 +50,7 @@ def swapped_chunks(worker):
         for number in (one, other)
     ]
     data[chunks[0]], data[chunks[1]] = data[chunks[1]].copy(), data[chunks[0]].copy()
-    _refused(worker, "swapped chunks", SealedTensor(message.claim, data, message.key_id), array, one)
+    _refused(worker, "swapped chunks", SealedTensor(message.context, data, message.key_id), array, one)
 
 
 def wrong_key(worker):
@@ -58,7 +58,7 @@ def wrong_key(worker):
     with worker.way() as way:
         worker.fault("key not given", lambda: way.to_device(message, keys=STRANGER), UnknownKeyError)
     data = np.frombuffer(bytes(message.message), np.uint8)
-    _refused(worker, "another key", SealedTensor(message.claim, data, STRANGER.id), array, None, keys=STRANGER)
+    _refused(worker, "another key", SealedTensor(message.context, data, STRANGER.id), array, None, keys=STRANGER)
 
 
 def other_message(worker):
@@ -68,7 +68,7 @@ def other_message(worker):
     if message.key_id != other.key_id:
         return
     data = np.frombuffer(bytes(other.message), np.uint8)
-    _refused(worker, "replaced message", SealedTensor(message.claim, data, message.key_id), array, None)
+    _refused(worker, "replaced message", SealedTensor(message.context, data, message.key_id), array, None)
 
 
 def _refused(worker, kind, message, array, chunk, keys=RING):

@@ -98,7 +98,7 @@ def test_batches_are_those_of_plain_indexing(channel, paths, plain, method):
         order.generator.manual_seed(seed)
         moved = loaded(loader, channel)
         order.generator.manual_seed(seed)
-        rows = np.concatenate([batch["labels"].choice.rows for batch in loader])
+        rows = np.concatenate([batch["labels"].rows for batch in loader])
         assert sorted(rows.tolist()) == list(range(128))
         for name, array in plain.items():
             assert np.array_equal(torch.cat([batch[name] for batch in moved]), array[rows])

@@ -227,7 +227,7 @@ class TestWrapping:
             wrap(wrap([]))
 
     def test_with_a_negative_prefetch_is_refused(self):
-        with pytest.raises(ValueError, match="not -1"):
+        with pytest.raises(ValueError, match="got -1"):
             wrap([], prefetch=-1)
         with pytest.raises(TypeError):
             wrap([], prefetch=1.5)
@@ -422,9 +422,9 @@ class TestPickling:
     @pytest.mark.parametrize("copier", [pickle.dumps, copy.copy, copy.deepcopy])
     def test_is_refused(self, key, copier, prefetch):
         wrapped = wrap(DataLoader(Numbers(3)), keys=key, prefetch=prefetch)
-        with pytest.raises(TypeError, match="a wrapped loader stays in its process"):
+        with pytest.raises(TypeError, match="a wrapped loader cannot be pickled"):
             copier(wrapped)
-        with pytest.raises(TypeError, match="the iterator of a wrapped loader stays in its process"):
+        with pytest.raises(TypeError, match="the iterator of a wrapped loader cannot be pickled"):
             copier(iter(wrapped))
 
 
@@ -475,7 +475,7 @@ class TestForks:
                 return str(error), list(iterator)
 
         message, rest = in_forked_child(go_on)
-        assert "stayed in the parent process" in message
+        assert "belongs to the parent process" in message
         assert rest == []
         assert list(iterator) == list(range(1, 10))
 
@@ -624,13 +624,13 @@ class TestSeveralProcesses:
 
 @pytest.mark.parametrize("loader", ["train.safetensors", b"train", Path("train.safetensors")])
 def test_the_path_of_a_file_is_no_loader(loader):
-    with pytest.raises(TypeError, match="a SealedDataset reads such a file"):
+    with pytest.raises(TypeError, match="Read a file with a SealedDataset"):
         wrap(loader)
 
 
 @pytest.mark.parametrize(
     ("given", "told"),
-    [("x.safetensors", "load_file"), (Path("x"), "load_file"), (torch.nn.Linear(2, 2), "Linear; load_model")],
+    [("x.safetensors", "load_file"), (Path("x"), "load_file"), (torch.nn.Linear(2, 2), "Linear.*load_model")],
     ids=["text", "path", "module"],
 )
 def test_what_would_pass_untouched_and_was_hardly_meant_to_is_refused(given, told):

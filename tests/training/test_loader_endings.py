@@ -430,7 +430,7 @@ class TestTheEndOfTheProcess:
     def test_does_not_wait_forever(self, monkeypatch, ahead):
         may_go = threading.Event()
         iterator = iter(wrap(Watched(3, lambda i: may_go.wait(PATIENCE)), prefetch=ahead))
-        monkeypatch.setattr(fastrack._training.prefetch, "_PATIENCE", 0.05)
+        monkeypatch.setattr(fastrack._training.prefetch, "_EXIT_TIMEOUT", 0.05)
         fastrack._training.prefetch._stop_all()
         assert loader_threads()
         may_go.set()

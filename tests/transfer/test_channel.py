@@ -209,8 +209,8 @@ class TestRefusedHeaders:
         def refuse(*_):
             raise AssertionError("done before the header was opened")
 
-        monkeypatch.setattr(fastrack._sealed.indexing.Ranges, "pieces", refuse)
-        monkeypatch.setattr(fastrack._sealed.indexing.Ranges, "even", refuse)
+        monkeypatch.setattr(fastrack._sealed.indexing.ByteRanges, "pieces", refuse)
+        monkeypatch.setattr(fastrack._sealed.indexing.ByteRanges, "even", refuse)
         monkeypatch.setattr(fastrack._tensors.arrays, "empty_bytes", refuse)
 
     def test_cost_no_memory_on_the_device(self, channel, forged, untouched):
@@ -456,7 +456,7 @@ class TestTheFormOfATensor:
         assert not moved.requires_grad
 
     def test_of_a_subclass_without_elements_of_its_own_is_refused(self, channel):
-        with pytest.raises(TypeError, match=r"^leaf \[0\]: expected a dense tensor, got a Stored; take .*to_local"):
+        with pytest.raises(TypeError, match=r"^leaf \[0\]: expected a dense tensor, got a Stored.*to_local"):
             channel.to_device([Stored(torch.ones(2))])
         with pytest.raises(TypeError, match="expected a dense tensor, got a Stored"):
             fastrack.seal(Stored(torch.ones(2)), Key.generate())
@@ -482,7 +482,7 @@ class TestOut:
             (np.zeros(3, np.int32), "dtype and shape"),
             (np.zeros((3, 1), np.int64), "dtype and shape"),
             (np.zeros(6, np.int64)[::2], "contiguous"),
-            (np.broadcast_to(np.zeros(1, np.int64), 3), "contiguous and writable"),
+            (np.broadcast_to(np.zeros(1, np.int64), 3), "contiguous, writable"),
         ],
     )
     def test_that_does_not_fit_is_refused(self, channel, out, match):
@@ -519,7 +519,7 @@ class TestOut:
         assert np.array_equal(buffer, before)
         sealed = fastrack.seal(buffer, key)
         message = np.frombuffer(bytes(sealed.message), np.uint8).copy()
-        inside = SealedTensor(sealed.claim, message, sealed.key_id)
+        inside = SealedTensor(sealed.context, message, sealed.key_id)
         with pytest.raises(ValueError, match="memory of its own"):
             channel.to_device(inside, out=message[:100_000])
         assert bytes(message) == bytes(sealed.message)
@@ -529,7 +529,7 @@ class TestOut:
             channel.to_device(np.arange(3), out=np.zeros(3, np.int64), framework="torch")
 
     def test_that_requires_a_gradient_is_refused(self, channel):
-        with pytest.raises(ValueError, match="autograd would not know"):
+        with pytest.raises(ValueError, match="requires no gradient"):
             channel.to_device(torch.ones(3), out=torch.zeros(3, requires_grad=True))
 
     def test_that_autograd_has_saved_is_known_to_have_changed(self, channel):

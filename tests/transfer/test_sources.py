@@ -117,7 +117,7 @@ def test_gathers_are_the_plan_in_order_and_fit_into_a_slot(plan, sizes):
 def test_gathers_of_rows_are_their_plan_in_order_and_fit_into_a_slot(width, rows, sizes):
     count = max(1, 300_000 // width)
     plan = plan_rows(np.array(rows, np.int64) % count, (count, width), count * width)
-    check_gathers(plan.pieces(), count * width, sizes)
+    check_gathers(plan.ranges().pieces(), count * width, sizes)
 
 
 @pytest.mark.parametrize("spare", [-1, 0, 1])
@@ -178,7 +178,7 @@ def test_the_slabs_of_a_sealed_tensor_are_taken_where_they_lie(sealed):
 
 
 def test_a_message_that_is_not_staged_is_one_slab(sealed):
-    for source in (SealedSource(sealed), RowSource(*sealed[:5].parts())):
+    for source in (SealedSource(sealed), RowSource(*sealed[:5].slices())):
         (slab,) = source.slabs(None)
         found = source.fill(slab, None)
         assert found.ctypes.data == sealed.chunks.ctypes.data
@@ -195,7 +195,7 @@ def test_rows_come_with_the_message_that_holds_them(sealed):
         11 * CHUNK_SIZE,
         20 * CHUNK_SIZE + 4,
     ]
-    source = RowSource(*sealed[rows].parts())
+    source = RowSource(*sealed[rows].slices())
     slabs = list(source.slabs(STAGED))
     assert all(source.fill(slab, None) is source.memory for slab in slabs)
     assert [number for slab in slabs for number in slab.plan.chunks.tolist()] == [0, 3, 9, 10, 11, 20]

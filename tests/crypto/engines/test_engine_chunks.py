@@ -13,7 +13,7 @@ from helpers.runs import Runs, flip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-NONCE_SIZE = bytes.fromhex("f0e1d2c3b4a5968778695a4b")
+NONCE = bytes.fromhex("f0e1d2c3b4a5968778695a4b")
 # One turn of the main loop works 512 bytes on 512-bit vectors and 256 on 256-bit ones, with 128 on the narrowest.
 SHORT = [0, 1, 15, 16, 17, 127, 128, 255, 256, 257, 511, 512, 513, 1000]
 LONG = [CHUNK_SIZE - 17, CHUNK_SIZE - 1, CHUNK_SIZE]
@@ -22,7 +22,7 @@ NUMBERS = [0, 1, 255, 2**32 - 1, 2**32 + 3, 2**38 - 1]
 
 @pytest.fixture
 def runs(engine_under_test, key):
-    return Runs(engine_under_test, key, NONCE_SIZE)
+    return Runs(engine_under_test, key, NONCE)
 
 
 # Good chunks
@@ -31,7 +31,7 @@ def runs(engine_under_test, key):
 def test_a_chunk_is_what_plain_aes_gcm_makes_of_it(runs, key):
     for size, chunk in product(SHORT + LONG, NUMBERS):
         plain = noise(size, seed=size).tobytes()
-        sealed = reference.seal(key, NONCE_SIZE, plain, chunk, ends=False)
+        sealed = reference.seal(key, NONCE, plain, chunk, ends=False)
         assert (size, chunk, runs.seal(plain, chunk, ends=False)) == (size, chunk, sealed)
         assert (size, chunk, *runs.open(sealed, chunk)) == (size, chunk, None, plain)
 
@@ -39,7 +39,7 @@ def test_a_chunk_is_what_plain_aes_gcm_makes_of_it(runs, key):
 def test_a_chunk_of_any_short_size_is_what_plain_aes_gcm_makes_of_it(runs, key):
     for size in range(1100):
         plain = noise(size, seed=size).tobytes()
-        sealed = reference.seal(key, NONCE_SIZE, plain, 9)
+        sealed = reference.seal(key, NONCE, plain, 9)
         assert (size, runs.seal(plain, 9)) == (size, sealed)
         assert (size, *runs.open(sealed, 9)) == (size, None, plain)
 
@@ -61,9 +61,9 @@ def test_a_run_is_what_plain_aes_gcm_makes_of_it(engine_under_test, key, nonce, 
 
 def test_a_run_longer_than_a_thread_works_alone_is_what_plain_aes_gcm_makes_of_it(make_engine, key):
     plain = noise(700 * CHUNK_SIZE + 333).tobytes()
-    sealed = reference.seal(key, NONCE_SIZE, plain, 2**32 - 350)
+    sealed = reference.seal(key, NONCE, plain, 2**32 - 350)
     for threads in (1, 2, 16):
-        runs = Runs(make_engine(threads), key, NONCE_SIZE)
+        runs = Runs(make_engine(threads), key, NONCE)
         assert runs.seal(plain, 2**32 - 350) == sealed
         assert runs.open(sealed, 2**32 - 350) == (None, plain)
 
@@ -93,13 +93,13 @@ def assert_refused(runs, sealed, chunk, bits):
 @pytest.mark.parametrize("size", SHORT)
 def test_every_flipped_bit_of_a_short_chunk_is_found(runs, key, size):
     chunk = NUMBERS[size % len(NUMBERS)]
-    sealed = reference.seal(key, NONCE_SIZE, noise(size).tobytes(), chunk)
+    sealed = reference.seal(key, NONCE, noise(size).tobytes(), chunk)
     assert_refused(runs, sealed, chunk, range(8 * len(sealed)))
 
 
 @pytest.mark.parametrize("size", LONG)
 def test_a_flipped_bit_anywhere_in_a_long_chunk_is_found(runs, key, size):
-    sealed = reference.seal(key, NONCE_SIZE, noise(size).tobytes(), 2**32 + 3, ends=False)
+    sealed = reference.seal(key, NONCE, noise(size).tobytes(), 2**32 + 3, ends=False)
     tag = range(8 * size, 8 * len(sealed))
     assert_refused(runs, sealed, 2**32 + 3, [*range(0, 8 * size, 29), *tag])
 
@@ -108,7 +108,7 @@ def test_a_flipped_bit_anywhere_in_a_long_chunk_is_found(runs, key, size):
 def test_a_chunk_in_the_place_of_another_is_refused(runs, key, size):
     plain = noise(size).tobytes()
     for chunk in NUMBERS:
-        sealed = reference.seal(key, NONCE_SIZE, plain, chunk)
+        sealed = reference.seal(key, NONCE, plain, chunk)
         for other in set(NUMBERS) - {chunk}:
             assert runs.open(sealed, other) == (other, bytes(size))
 
@@ -116,13 +116,13 @@ def test_a_chunk_in_the_place_of_another_is_refused(runs, key, size):
 @pytest.mark.parametrize("size", [0, 1, 16, 300, CHUNK_SIZE - 1])
 def test_a_chunk_under_another_key_or_nonce_is_refused(runs, key, size):
     plain = noise(size).tobytes()
-    assert runs.open(reference.seal(key[::-1], NONCE_SIZE, plain), 0) == (0, bytes(size))
-    assert runs.open(reference.seal(key, NONCE_SIZE[::-1], plain), 0) == (0, bytes(size))
+    assert runs.open(reference.seal(key[::-1], NONCE, plain), 0) == (0, bytes(size))
+    assert runs.open(reference.seal(key, NONCE[::-1], plain), 0) == (0, bytes(size))
 
 
 @pytest.mark.parametrize("size", [1, 16, 17, 300])
 def test_every_truncation_of_a_chunk_is_refused(runs, key, size):
-    sealed = reference.seal(key, NONCE_SIZE, noise(size).tobytes())
+    sealed = reference.seal(key, NONCE, noise(size).tobytes())
     for length in range(TAG_SIZE, len(sealed)):
         assert runs.open(sealed[:length]) == (0, bytes(length - TAG_SIZE))
         assert runs.open(sealed[len(sealed) - length :]) == (0, bytes(length - TAG_SIZE))
@@ -130,7 +130,7 @@ def test_every_truncation_of_a_chunk_is_refused(runs, key, size):
 
 def test_two_chunks_that_changed_places_are_both_refused(runs, key):
     plain = noise(4 * CHUNK_SIZE + 5).tobytes()
-    sealed = reference.seal(key, NONCE_SIZE, plain)
+    sealed = reference.seal(key, NONCE, plain)
     parts = [sealed[start : start + SEALED_CHUNK_SIZE] for start in range(0, len(sealed), SEALED_CHUNK_SIZE)]
     parts[1], parts[3] = parts[3], parts[1]
     expected = (
@@ -146,11 +146,11 @@ def test_two_chunks_that_changed_places_are_both_refused(runs, key):
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), count=st.integers(1, 7), last=st.integers(0, CHUNK_SIZE), first=st.sampled_from([0, 7, 2**33]))
 def test_only_the_places_of_bad_chunks_hold_zeros(engine_under_test, data, count, last, first):
-    runs = Runs(engine_under_test, b"0123456789abcdef", NONCE_SIZE)
+    runs = Runs(engine_under_test, b"0123456789abcdef", NONCE)
     plain = noise((count - 1) * CHUNK_SIZE + last, seed=count).tobytes()
-    sealed = reference.seal(b"0123456789abcdef", NONCE_SIZE, plain, first, ends=False)
+    sealed = reference.seal(b"0123456789abcdef", NONCE, plain, first, ends=False)
     if last == 0 and count > 1:
-        sealed = reference.seal(b"0123456789abcdef", NONCE_SIZE, plain, first)
+        sealed = reference.seal(b"0123456789abcdef", NONCE, plain, first)
     bad = data.draw(st.sets(st.integers(0, count - 1)), label="bad")
     flips = [
         data.draw(st.integers(8 * SEALED_CHUNK_SIZE * chunk, 8 * min(SEALED_CHUNK_SIZE * (chunk + 1), len(sealed)) - 1))
@@ -166,7 +166,7 @@ def test_only_the_places_of_bad_chunks_hold_zeros(engine_under_test, data, count
 
 @pytest.mark.parametrize("threads", [1, 3, 16])
 def test_the_first_of_several_bad_chunks_is_reported_however_many_threads_look(make_engine, threads):
-    runs = Runs(make_engine(threads), bytes(32), NONCE_SIZE)
+    runs = Runs(make_engine(threads), bytes(32), NONCE)
     count, first = 400, 2**32 - 123
     plain = noise(count * CHUNK_SIZE + 10).tobytes()
     sealed = runs.seal(plain, first)

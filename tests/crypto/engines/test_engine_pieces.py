@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from fastrack._crypto.base import GatherPlan, check_plan
 
 KEY = bytes(range(32))
-NONCE_SIZE = bytes(range(12))
+NONCE = bytes(range(12))
 SIZE = 5 * CHUNK_SIZE + 1234
 PLAIN = noise(SIZE).tobytes()
-SEALED = reference.seal(KEY, NONCE_SIZE, PLAIN)
+SEALED = reference.seal(KEY, NONCE, PLAIN)
 RANGES = st.lists(
     st.tuples(st.integers(0, SIZE - 1), st.integers(0, 300) | st.just(CHUNK_SIZE) | st.integers(0, SIZE)).map(
         lambda pair: (pair[0], min(pair[1], SIZE - pair[0]))
@@ -33,7 +33,7 @@ def as_pieces(chunks, starts, table):
 
 @pytest.fixture(scope="session")
 def runs(engine_under_test):
-    return Runs(engine_under_test, KEY, NONCE_SIZE)
+    return Runs(engine_under_test, KEY, NONCE)
 
 
 @settings(max_examples=60, deadline=None)
@@ -87,7 +87,7 @@ def test_what_no_piece_names_is_left_alone(runs):
 
 
 LONG = noise(300 * CHUNK_SIZE).tobytes()
-LONG_SEALED = reference.seal(KEY, NONCE_SIZE, LONG)
+LONG_SEALED = reference.seal(KEY, NONCE, LONG)
 ROWS = [(start, 1000) for start in range(0, len(LONG) - 1000, 40000)] + [
     (0, 3 * CHUNK_SIZE),
     (9 * CHUNK_SIZE, CHUNK_SIZE),
@@ -97,13 +97,13 @@ ROWS = [(start, 1000) for start in range(0, len(LONG) - 1000, 40000)] + [
 @pytest.mark.parametrize("threads", [1, 2, 16])
 def test_a_long_gather_is_right_on_any_number_of_threads(make_engine, threads):
     expected = [LONG[start : start + length] for start, length in ROWS]
-    assert Runs(make_engine(threads), KEY, NONCE_SIZE).gather(LONG_SEALED, ROWS) == (None, expected)
+    assert Runs(make_engine(threads), KEY, NONCE).gather(LONG_SEALED, ROWS) == (None, expected)
 
 
 @pytest.mark.parametrize("threads", [2, 16])
 def test_threads_never_see_each_other_at_work_on_parts_of_chunks(make_engine, threads):
     # Every part goes through memory of the thread's own. Were it shared, the parts of one would be those of another.
-    runs = Runs(make_engine(threads), KEY, NONCE_SIZE)
+    runs = Runs(make_engine(threads), KEY, NONCE)
     altered = as_array(flip(LONG_SEALED, *(8 * SEALED_CHUNK_SIZE * chunk for chunk in (83, 171))))
     starts = [chunk * CHUNK_SIZE + 77 for chunk in range(300)]
     pieces, size = plan([(start, 9000) for start in starts])
