@@ -159,7 +159,7 @@ def test_gathering_keeps_its_order(seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_messages_in_both_directions_share_slots_and_controls(seed):
+def test_messages_in_both_directions_share_buffers_and_states(seed):
     rig = Rig(seed=seed)
     first, second, third = rig.array(LONG.plain.size), rig.driver.array(OTHER.plain), rig.array(OTHER.plain.size)
     opened = rig.open(LONG, first)
@@ -197,7 +197,7 @@ def test_clearing_nothing_is_no_error():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_messages_whose_verdict_nobody_asks_for_leave_nothing(mode):
+def test_messages_without_a_call_of_result_leave_nothing(mode):
     rig = Rig(mode)
     results = []
     for _ in range(12):

@@ -82,7 +82,7 @@ def test_a_call_that_fails_is_told_and_leaves_nothing_behind(action, mode):
         failed = driver.failed
         driver.fail_at(None)
         if error is None:
-            # A slot that nobody uses yet may fail to say that it is free: then the device is asked to settle, and does.
+            # The query of an unused staging buffer may fail: then all streams are synchronized, and the work goes on.
             assert good, number
             assert failed in {None, "synchronize", "done"}, number
         else:
@@ -99,7 +99,7 @@ def test_a_call_that_fails_is_told_and_leaves_nothing_behind(action, mode):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("action", ACTIONS)
-def test_a_device_that_answers_no_more_is_given_up(action, mode):
+def test_a_device_that_no_longer_works_is_given_up(action, mode):
     for number in range(1, 5 if action is cleared else 60, 3):
         rig = Rig(mode, seed=number)
         rig.driver.fail_at(number, sticky=True)
@@ -171,7 +171,7 @@ def test_slabs_after_a_failure_are_refused_and_the_next_message_is_not(mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_slots_of_a_list_after_a_failure_come_back(mode):
+def test_buffers_of_a_list_after_a_failure_are_freed(mode):
     """The failure is found by another thread, while the next list is written down."""
     rig = Rig(mode)
     work = rig.begin(MESSAGE, rig.array(MESSAGE.plain.size))
@@ -232,7 +232,7 @@ def test_a_key_does_not_stay_here_when_the_device_was_given_up():
         rig.driver.stop()
 
 
-def test_a_verdict_of_another_message_is_none_of_this_one():
+def test_a_verdict_of_another_message_is_not_used():
     """Should the commands that bring a key be lost, the device does not hold the verdict on the message before."""
     rig = Rig()
     assert opened(rig)
@@ -294,7 +294,7 @@ def test_a_key_is_not_looked_at_after_begin():
     assert work.result() is None
 
 
-def test_slots_are_wiped_here_and_on_the_device():
+def test_buffers_are_wiped_on_the_host_and_on_the_device():
     rig = Rig()
     assert opened(rig)
     slot = rig.slots[0]
@@ -317,7 +317,7 @@ def test_what_a_message_needs_is_used_again_whether_or_not_its_verdict_was_asked
     assert rig.driver.calls["host"] - asked <= 2
 
 
-def test_threads_that_ask_for_one_verdict_give_back_one_control():
+def test_threads_that_ask_for_one_result_release_one_state():
     rig = Rig("threads")
     work = rig.open(MESSAGE, rig.array(MESSAGE.plain.size))
     gate, verdicts = threading.Barrier(8), []
@@ -336,7 +336,7 @@ def test_threads_that_ask_for_one_verdict_give_back_one_control():
     assert len(returned) == len(set(map(id, returned)))
 
 
-def test_a_work_that_ended_does_not_hold_its_array():
+def test_an_operation_that_finished_does_not_hold_its_array():
     rig = Rig()
     array = rig.array(MESSAGE.plain.size)
     there = weakref.ref(array)
@@ -348,7 +348,7 @@ def test_a_work_that_ended_does_not_hold_its_array():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_slot_is_wiped_when_the_device_is_done_with_it(seed):
+def test_a_buffer_is_wiped_after_the_device_has_finished_with_it(seed):
     rig = Rig(seed=seed)
     array = rig.array(MESSAGE.plain.size)
     work = rig.open(MESSAGE, array)

@@ -2,7 +2,7 @@
 
 It reads lists of commands as the native code does, and counts how often that would return to the interpreter.
 
-Streams are queues. `lazy` runs an operation only when somebody asks whether another one is done, and picks the stream
+Streams are queues. `lazy` runs an operation only when another one is queried, and picks the stream
 by a seed: whatever order events leave open is taken at some seed. `threads` gives each stream a thread and random
 delays. `serial` runs everything in the calling thread at once, as confidential mode does. What no program may do is
 kept in `violations`.

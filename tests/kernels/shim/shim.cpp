@@ -69,11 +69,11 @@ struct Fibre {
     std::uint64_t value = 0, result = 0;
 };
 
-// Who wrote a byte last and who read it since. Times count barriers, over all blocks of a launch.
-constexpr std::uint16_t nobody = 0xffff, several_warps = 0xfffe, whole_warp = 0x8000;
+// The last writer of a byte, and its readers since. Times count barriers, over all blocks of a launch.
+constexpr std::uint16_t no_warp = 0xffff, several_warps = 0xfffe, whole_warp = 0x8000;
 struct Trace {
     std::uint32_t written_at = 0, read_at = 0;
-    std::uint16_t writer = nobody, reader = nobody;
+    std::uint16_t writer = no_warp, reader = no_warp;
     std::uint16_t written_in = 0, read_in = 0;  // the warp's own time
 };
 
@@ -345,7 +345,7 @@ void make_room() {
 }
 
 bool is_ordered(std::uint16_t who, std::uint32_t at, std::uint16_t in) {
-    if (who == nobody || at < launch.block_start || at != launch.time) return true;
+    if (who == no_warp || at < launch.block_start || at != launch.time) return true;
     if (who == several_warps) return false;
     const unsigned warp = launch.current / lanes;
     if (who & whole_warp) return (who & ~whole_warp) == warp && in != launch.warp_times[warp];
@@ -370,7 +370,7 @@ bool mark(Trace& trace, bool shared, bool writes, const char*& trouble) {
         trace.writer = self, trace.written_at = launch.time, trace.written_in = warp_time;
         return true;
     }
-    const bool earlier = trace.reader == nobody || trace.read_at != launch.time;
+    const bool earlier = trace.reader == no_warp || trace.read_at != launch.time;
     if (earlier || trace.reader == self) {
         trace.reader = self;
     } else if (trace.reader != several_warps) {
@@ -508,7 +508,7 @@ std::uint64_t shim_launch(void* kernel, const std::uint64_t* arguments, std::uin
     launch.buffers.push_back({base, base + shared, true, true, std::vector<Trace>(shared)});
     for (std::size_t index = 0; index < buffer_count; ++index) {
         const ShimBuffer& given = buffers[index];
-        // What nobody may write cannot be raced for.
+        // Read-only memory has no races.
         launch.buffers.push_back({given.start, given.start + given.size, given.writable != 0, false,
                                   std::vector<Trace>(given.writable ? given.size : 0)});
     }
