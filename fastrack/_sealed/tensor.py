@@ -13,9 +13,9 @@ from typing import Any, Literal, NamedTuple, NoReturn, Self
 import numpy as np
 
 from fastrack._crypto import cobblestone
-from fastrack._crypto import engine as aead
 from fastrack._crypto.base import GatherPlan
 from fastrack._crypto.cobblestone import HEADER_SIZE, SALT_SIZE, MessageKey
+from fastrack._crypto.engine import get_engine
 from fastrack._crypto.keys import Key, KeyLike, KeyRing, KeySource
 from fastrack._sealed.indexing import ByteRanges, RowPlan, plan_rows
 from fastrack._tensors import arrays, dtypes
@@ -70,7 +70,7 @@ def seal(tensor: Any, key: KeyLike, name: str = "tensor") -> SealedTensor:
     plain = arrays.bytes_of(tensor)
     context = MessageContext(name, dtype, shape, new_file_id())
     message = arrays.empty_bytes(cobblestone.message_size(plain.size))
-    engine = aead.get_engine()
+    engine = get_engine()
     salt, message_key = context.new_key(key)
     schedule = engine.expand_key(message_key)
     try:
@@ -557,7 +557,7 @@ class OpenMessage:
 
     def __init__(self, sealed: SealedTensor, keys: KeyRing) -> None:
         self._sealed = sealed
-        self._engine = aead.get_engine()
+        self._engine = get_engine()
         message_key = sealed.open_header(keys)
         self._schedule = self._engine.expand_key(message_key)
         message_key.wipe()
