@@ -254,28 +254,32 @@ def _binding_context(context: MessageContext, file: str) -> bytes:
     return f"fastrack/binding@1\0{file}\0".encode() + context.encode()
 
 
-def _to(
-    self: SealedTensor | SealedRows,
-    device: object = None,
-    *,
-    keys: KeySource | None = None,
-    framework: Framework | None = None,
-    out: Any = None,
-    non_blocking: bool = False,
-) -> Any:
-    """Open it on a device, as `fastrack.to_device` does."""
-    from fastrack._transfer.api import to_device
+class _Handle:
+    """Methods of `SealedTensor` and `SealedRows`."""
 
-    return to_device(self, device, keys=keys, framework=framework, out=out, non_blocking=non_blocking)
+    __slots__ = ()
 
+    def to(
+        self,
+        device: object = None,
+        *,
+        keys: KeySource | None = None,
+        framework: Framework | None = None,
+        out: Any = None,
+        non_blocking: bool = False,
+    ) -> Any:
+        """Open it on a device, as `fastrack.to_device` does."""
+        from fastrack._transfer.api import to_device
 
-def _refuse_array(self: SealedTensor | SealedRows, *_: object, **__: object) -> NoReturn:
-    """Refuse the conversion to an array of objects, which NumPy and torch would attempt."""
-    raise TypeError(f"expected an array, got {self!r}, which is sealed. Open it with to_device or unseal")
+        return to_device(self, device, keys=keys, framework=framework, out=out, non_blocking=non_blocking)
+
+    def __array__(self, *_: object, **__: object) -> NoReturn:
+        """Refuse the conversion to an array of objects, which NumPy and torch would attempt."""
+        raise TypeError(f"expected an array, got {self!r}, which is sealed. Open it with to_device or unseal")
 
 
 @public
-class SealedTensor:
+class SealedTensor(_Handle):
     """Encrypted and authenticated tensor. It holds no secret, and can be stored and sent anywhere.
 
     `seal` and `load_file` make it. `to_bytes` and `from_bytes` store it. Pickle is for processes that trust each other:
@@ -381,9 +385,6 @@ class SealedTensor:
                 error.args = (f"{self.path}: {error}",)
             raise
 
-    to = _to
-    __array__ = _refuse_array
-
     def to_bytes(self) -> bytes:
         """Return a sealed safetensors file that holds this tensor alone. This takes no key.
 
@@ -450,7 +451,7 @@ class TensorSlice(NamedTuple):
 
 
 @public
-class SealedRows:
+class SealedRows(_Handle):
     """Handle on rows of sealed tensors, none of which is opened yet.
 
     ``sealed[rows]``, `SealedDataset` and `collate` make it; `to_device` and `unseal` open it.
@@ -511,9 +512,6 @@ class SealedRows:
         AuthenticationError
             If a file of the same data set was altered, so that samples may be missing or have other numbers.
         """
-
-    to = _to
-    __array__ = _refuse_array
 
     def __len__(self) -> int:
         if not self.shape:
