@@ -13,9 +13,9 @@ from typing import Any, Literal, NamedTuple, NoReturn, Self
 import numpy as np
 
 from fastrack._crypto import cobblestone
-from fastrack._crypto import engine as aead
 from fastrack._crypto.base import GatherPlan
 from fastrack._crypto.cobblestone import HEADER_SIZE, SALT_SIZE, MessageKey
+from fastrack._crypto.engine import get_engine
 from fastrack._crypto.keys import Key, KeyLike, KeyRing, KeySource
 from fastrack._sealed.indexing import ByteRanges, RowPlan, plan_rows
 from fastrack._tensors import arrays, dtypes
@@ -70,7 +70,7 @@ def seal(tensor: Any, key: KeyLike, name: str = "tensor") -> SealedTensor:
     plain = arrays.bytes_of(tensor)
     context = MessageContext(name, dtype, shape, new_file_id())
     message = arrays.empty_bytes(cobblestone.message_size(plain.size))
-    engine = aead.get_engine()
+    engine = get_engine()
     salt, message_key = context.new_key(key)
     schedule = engine.expand_key(message_key)
     try:
@@ -254,28 +254,32 @@ def _binding_context(context: MessageContext, file: str) -> bytes:
     return f"fastrack/binding@1\0{file}\0".encode() + context.encode()
 
 
-def _to(
-    self: SealedTensor | SealedRows,
-    device: object = None,
-    *,
-    keys: KeySource | None = None,
-    framework: Framework | None = None,
-    out: Any = None,
-    non_blocking: bool = False,
-) -> Any:
-    """Open it on a device, as `fastrack.to_device` does."""
-    from fastrack._transfer.api import to_device
+class _Handle:
+    """Methods of `SealedTensor` and `SealedRows`."""
 
-    return to_device(self, device, keys=keys, framework=framework, out=out, non_blocking=non_blocking)
+    __slots__ = ()
 
+    def to(
+        self,
+        device: object = None,
+        *,
+        keys: KeySource | None = None,
+        framework: Framework | None = None,
+        out: Any = None,
+        non_blocking: bool = False,
+    ) -> Any:
+        """Open it on a device, as `fastrack.to_device` does."""
+        from fastrack._transfer.api import to_device
 
-def _refuse_array(self: SealedTensor | SealedRows, *_: object, **__: object) -> NoReturn:
-    """Refuse the conversion to an array of objects, which NumPy and torch would attempt."""
-    raise TypeError(f"expected an array, got {self!r}, which is sealed. Open it with to_device or unseal")
+        return to_device(self, device, keys=keys, framework=framework, out=out, non_blocking=non_blocking)
+
+    def __array__(self, *_: object, **__: object) -> NoReturn:
+        """Refuse the conversion to an array of objects, which NumPy and torch would attempt."""
+        raise TypeError(f"expected an array, got {self!r}, which is sealed. Open it with to_device or unseal")
 
 
 @public
-class SealedTensor:
+class SealedTensor(_Handle):
     """Encrypted and authenticated tensor. It holds no secret, and can be stored and sent anywhere.
 
     `seal` and `load_file` make it. `to_bytes` and `from_bytes` store it. Pickle is for processes that trust each other:
@@ -381,9 +385,6 @@ class SealedTensor:
                 error.args = (f"{self.path}: {error}",)
             raise
 
-    to = _to
-    __array__ = _refuse_array
-
     def to_bytes(self) -> bytes:
         """Return a sealed safetensors file that holds this tensor alone. This takes no key.
 
@@ -450,7 +451,7 @@ class TensorSlice(NamedTuple):
 
 
 @public
-class SealedRows:
+class SealedRows(_Handle):
     """Handle on rows of sealed tensors, none of which is opened yet.
 
     ``sealed[rows]``, `SealedDataset` and `collate` make it; `to_device` and `unseal` open it.
@@ -512,9 +513,6 @@ class SealedRows:
             If a file of the same data set was altered, so that samples may be missing or have other numbers.
         """
 
-    to = _to
-    __array__ = _refuse_array
-
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError("len() of sealed rows: expected one dimension or more, got a single row of a vector")
@@ -557,7 +555,7 @@ class OpenMessage:
 
     def __init__(self, sealed: SealedTensor, keys: KeyRing) -> None:
         self._sealed = sealed
-        self._engine = aead.get_engine()
+        self._engine = get_engine()
         message_key = sealed.open_header(keys)
         self._schedule = self._engine.expand_key(message_key)
         message_key.wipe()

@@ -15,7 +15,7 @@ from typing import IO, Any, BinaryIO
 import numpy as np
 
 from fastrack._crypto import cobblestone
-from fastrack._crypto import engine as aead
+from fastrack._crypto.engine import get_engine
 from fastrack._crypto.keys import Key, KeyLike, KeyRing, KeySource
 from fastrack._sealed.importers import PlainTensor, open_plain, require_safe_member
 from fastrack._sealed.reader import FORMAT_VERSION, SealedFile, opened_file
@@ -469,7 +469,7 @@ def encode_one_tensor(tensor: SealedTensor) -> bytes:
 def _write_message(
     tensor: PlainTensor, context: MessageContext, key: Key, memory: Bytes, out: IO[bytes], progress: Progress | None
 ) -> None:
-    engine = aead.get_engine()
+    engine = get_engine()
     salt, message_key = context.new_key(key)
     schedule = engine.expand_key(message_key)
     commitment = message_key.commitment

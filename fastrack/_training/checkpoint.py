@@ -144,7 +144,7 @@ class _Loader:
         stored, array = self.fetched[number]
         if stored != framework:
             raise FormatError(
-                f"{self._file.path}: array {number} is of {stored} in one place, and {framework} in another"
+                f"{self._file.path}: array {number}: expected {stored}, as elsewhere in its skeleton, got {framework}"
             )
         return array
 

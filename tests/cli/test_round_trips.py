@@ -142,7 +142,7 @@ def test_sealing_leaves_out_what_is_not_to_be_read(cli, key, arrays):
 
 def test_a_name_is_given_to_one_tensor_only(cli, key, arrays):
     save_plain(arrays, "plain.safetensors")
-    assert "expected one tensor, to be given a name, got 2" in cli.error(
+    assert "expected a file of one tensor, got 2" in cli.error(
         f"seal plain.safetensors sealed.safetensors --name w {key}"
     )
     assert not Path("sealed.safetensors").exists()

@@ -101,7 +101,7 @@ def spoilt(compression, content):
 )
 def test_an_archive_that_zipfile_cannot_read_is_no_archive(tmp_path, data):
     (tmp_path / "x.npz").write_bytes(data)
-    with pytest.raises(FormatError, match=r"x\.npz is no \.npz file"):
+    with pytest.raises(FormatError, match=r"x\.npz is not an \.npz file"):
         fastrack.seal_file(tmp_path / "x.npz", tmp_path / "sealed.safetensors", KEY)
     assert [path.name for path in tmp_path.iterdir()] == ["x.npz"]
 
@@ -114,7 +114,7 @@ def test_an_array_of_no_type_is_no_array(tmp_path, kind):
         file.writestr("x.npy", one.getvalue())
     path = tmp_path / f"x.{kind}"
     path.write_bytes({"npy": one, "npz": whole}[kind].getvalue())
-    with pytest.raises(FormatError, match=rf"x\.{kind} is no \.{kind} file"):
+    with pytest.raises(FormatError, match=rf"x\.{kind} is not an \.{kind} file"):
         fastrack.seal_file(path, tmp_path / "sealed.safetensors", KEY)
 
 

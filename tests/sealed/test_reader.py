@@ -38,7 +38,7 @@ from fastrack import (
     verify_file,
 )
 from fastrack._crypto.keys import KEY_FILE_VARIABLE
-from fastrack._sealed import reader as files
+from fastrack._sealed import reader
 from fastrack._sealed.reader import check_file
 from fastrack._tensors import arrays
 
@@ -529,14 +529,14 @@ def test_a_shape_that_no_array_may_have_is_refused(scratch):
 def test_a_file_that_shrinks_while_it_is_opened_is_refused(scratch, monkeypatch):
     header = {"x": {"dtype": "U8", "shape": [500], "data_offsets": [0, 500]}}
     scratch.write_bytes(by_hand.container(header, bytes(500)))
-    read_header = files._read_header
+    read_header = reader._read_header
 
     def read_then_shrink(path, opened):
         found = read_header(path, opened)
         os.truncate(path, 100)
         return found
 
-    monkeypatch.setattr(files, "_read_header", read_then_shrink)
+    monkeypatch.setattr(reader, "_read_header", read_then_shrink)
     with pytest.raises(FormatError, match="it was cut short"):
         load_file(scratch)
 
@@ -622,7 +622,7 @@ def test_a_file_of_another_key_is_told_apart_from_an_altered_one(path):
 
 
 def test_a_bad_chunk_far_behind_is_found_slab_by_slab(scratch, monkeypatch):
-    monkeypatch.setattr(files, "_VERIFY_RUN", 4 * CHUNK_SIZE)
+    monkeypatch.setattr(reader, "_VERIFY_RUN", 4 * CHUNK_SIZE)
     save_file({"x": np.zeros(20 * CHUNK_SIZE, np.uint8)}, scratch, KEY)
     seen = []
     assert check_file(scratch, KEY, progress=seen.append)[0].error is None
@@ -792,14 +792,14 @@ def test_verifying_a_missing_file_raises_at_once(tmp_path):
 def test_a_file_that_is_replaced_while_it_is_opened_is_read_whole_from_one_version(scratch, monkeypatch):
     first, second = {"x": np.zeros(10_000, np.uint8)}, {"x": np.ones(20_000, np.uint8)}
     save_file(first, scratch, KEY)
-    original = files._read_header
+    original = reader._read_header
 
     def replaced_meanwhile(path, opened):
-        monkeypatch.setattr(files, "_read_header", original)
+        monkeypatch.setattr(reader, "_read_header", original)
         save_file(second, scratch, KEY)
         return original(path, opened)
 
-    monkeypatch.setattr(files, "_read_header", replaced_meanwhile)
+    monkeypatch.setattr(reader, "_read_header", replaced_meanwhile)
     with load_file(scratch) as file:
         assert np.array_equal(unseal(file["x"], KEY, framework="numpy"), second["x"])
 
@@ -809,14 +809,14 @@ def test_a_file_that_is_replaced_while_it_is_opened_is_read_whole_from_one_versi
 def test_a_pipe_that_takes_the_place_of_a_file_is_not_waited_for(tmp_path, monkeypatch):
     path = tmp_path / "x.safetensors"
     save_file({"x": np.arange(3)}, path, KEY)
-    original = files._read_header
+    original = reader._read_header
 
     def replaced_meanwhile(path, opened):
         path.unlink()
         os.mkfifo(path)
         return original(path, opened)
 
-    monkeypatch.setattr(files, "_read_header", replaced_meanwhile)
+    monkeypatch.setattr(reader, "_read_header", replaced_meanwhile)
     with pytest.raises(OSError, match="not a regular file"):
         load_file(path)
 
@@ -824,7 +824,7 @@ def test_a_pipe_that_takes_the_place_of_a_file_is_not_waited_for(tmp_path, monke
 def test_a_file_that_never_holds_still_is_refused(scratch, monkeypatch):
     save_file({"x": np.arange(3)}, scratch, KEY)
     versions = iter(range(10**6))
-    monkeypatch.setattr(files, "_version_of", lambda status: next(versions))
+    monkeypatch.setattr(reader, "_version_of", lambda status: next(versions))
     with pytest.raises(FormatError, match="keeps changing"):
         load_file(scratch)
 
@@ -883,7 +883,7 @@ def test_a_file_that_is_not_mapped_stays_so_in_a_pickle(path):
 
 def test_a_file_that_is_cut_while_it_is_read_is_refused(scratch, monkeypatch):
     save_file({"x": np.zeros(10_000, np.uint8)}, scratch, KEY)
-    monkeypatch.setattr(files, "_version_of", lambda _: ())
+    monkeypatch.setattr(reader, "_version_of", lambda _: ())
     empty_bytes = arrays.empty_bytes
 
     def cut(size):

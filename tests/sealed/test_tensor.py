@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import fastrack
 from fastrack import AuthenticationError, FormatError, Key, SealedTensor, UnknownKeyError
-from fastrack._crypto import engine as aead
+from fastrack._crypto.engine import get_engine
 from fastrack._crypto.keys import KEY_FILE_VARIABLE, KeyRing
 from fastrack._devices.base import BAD_PLAN
 from fastrack._sealed.tensor import OpenMessage, SealedRows, bad_chunk
@@ -295,7 +295,7 @@ def test_every_flipped_bit_of_the_header_is_refused(key, sealed):
 def test_every_flipped_bit_of_the_chunks_is_refused(key, sealed):
     # By the engine itself, chunk by chunk: a third of a million calls that would take minutes one layer up.
     chunks = sealed.chunks.copy()
-    engine = aead.get_engine(threads=1)
+    engine = get_engine(threads=1)
     message_key = sealed.open_header(KeyRing(key))
     schedule = engine.expand_key(message_key)
     flips = 1 << np.arange(8, dtype=np.uint8)

@@ -43,8 +43,7 @@ from fastrack import (
     unseal,
     unseal_file,
 )
-from fastrack._sealed import importers as plain
-from fastrack._sealed import writer
+from fastrack._sealed import importers, writer
 from fastrack._sealed.reader import check_file
 from fastrack._tensors import arrays
 from fastrack._util import atomic
@@ -497,7 +496,7 @@ def test_an_archive_whose_checksum_is_wrong_is_refused(tmp_path, target, size):
 def test_a_source_is_opened_once(tmp_path, target, monkeypatch, suffix):
     source = tmp_path / f"x{suffix}"
     source.write_bytes(SOUND_NPZ if suffix == ".npz" else SOUND_NPY)
-    open_regular = plain.open_regular
+    open_regular = importers.open_regular
 
     def then_replace(path):
         file = open_regular(path)
@@ -505,7 +504,7 @@ def test_a_source_is_opened_once(tmp_path, target, monkeypatch, suffix):
         os.mkfifo(source)
         return file
 
-    monkeypatch.setattr(plain, "open_regular", then_replace)
+    monkeypatch.setattr(importers, "open_regular", then_replace)
     seal_file(source, target, KEY)
     assert len(opened(target)) == 1
 

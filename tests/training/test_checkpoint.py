@@ -44,7 +44,7 @@ from fastrack import (
 )
 from fastrack._sealed import writer
 from fastrack._sealed.importers import PlainTensor
-from fastrack._training import state as skeleton
+from fastrack._training.state import decode_state, encode_state
 from fastrack._util import atomic
 
 SECRET = bytes(range(9, 41))
@@ -185,9 +185,9 @@ nests = st.recursive(
 @given(nests)
 @settings(deadline=None)
 def test_every_nest_of_plain_values_comes_back(state):
-    text, arrays = skeleton.encode_state(state)
+    text, arrays = encode_state(state)
     assert not arrays
-    assert exact(skeleton.decode_state(text, None)) == exact(state)
+    assert exact(decode_state(text, None)) == exact(state)
 
 
 def test_the_skeleton_is_what_the_format_says(path):
@@ -393,7 +393,7 @@ json_values = st.recursive(
 @settings(deadline=None)
 def test_whatever_the_skeleton_says_only_a_format_error_comes_of_it(state):
     with contextlib.suppress(FormatError):
-        skeleton.decode_state(of(state), lambda *_: np.zeros(()))
+        decode_state(of(state), lambda *_: np.zeros(()))
 
 
 def test_a_pickle_is_never_opened(path):
