@@ -101,7 +101,7 @@ class _Case:
             gpu.fill(each.target.pointer, 0x5A, self._size, launches.stream)
             self._open(each, launches.blocks(1, self._count))
             if int.from_bytes(launches.get(each.verdict.pointer, 8), "little") != GOOD:
-                raise WrongResultError(f"a chunk of {size_of(self._size)} that nobody altered was refused")
+                raise WrongResultError(f"a chunk of {size_of(self._size)} was refused, though it was not altered")
         last = self._sets[-1].target.pointer
         require_same("the kernels", gpu, last, part, launches.stream)
         tail = (self._size - 1) // CHUNK_SIZE * CHUNK_SIZE

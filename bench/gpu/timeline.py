@@ -79,7 +79,7 @@ def measure(gpu, plan, say, show):
     share = median(each.overlap for each in found)
     say(f"    {len(chosen.copies)} slabs; while {100 * share:.0f} % of the opening, something was being copied")
     show(chosen)
-    yield Row("timeline", "to_device, sealed, with events", plan.timeline_size, Times.of(taken))
+    yield Row("timeline", "to_device, sealed, with events", plan.timeline_size, Times(taken))
 
 
 def _timeline(spans, size, seconds, fill):

@@ -1,33 +1,15 @@
-"""Times of repeated runs, and rows of a report."""
+"""Rows of a report, and rounds of runs that return their own seconds, such as those of a device's clock."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
 from itertools import pairwise
-from statistics import median, quantiles
+from statistics import median
+
+from fastrack._bench.measure import Times
 
 MIN_ROUNDS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Times:
-    """Seconds of runs: the median, the quartiles around it, and how many there were."""
-
-    median: float
-    lower: float
-    upper: float
-    runs: int
-
-    @classmethod
-    def of(cls, seconds):
-        if len(seconds) == 1:
-            return cls(seconds[0], seconds[0], seconds[0], 1)
-        lower, _, upper = quantiles(seconds, n=4, method="inclusive")
-        return cls(median(seconds), lower, upper, len(seconds))
-
-    def as_dict(self):
-        return {"median": self.median, "lower": self.lower, "upper": self.upper, "runs": self.runs}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +56,7 @@ def interleave(runs, plan):
             seconds[name].append(run(number))
         if number >= MIN_ROUNDS and time.perf_counter() - start > plan.budget:
             break
-    return {name: Times.of(taken) for name, taken in seconds.items()}
+    return {name: Times(taken) for name, taken in seconds.items()}
 
 
 def wall(action, *arguments, **options):

@@ -87,7 +87,7 @@ class Worker:
         """Touch as much memory as will be needed, and give it back.
 
         A virtual machine may have to ask its host for memory that it has not used for a while, which takes up to half a
-        second for 256 MiB, and falls on whoever comes first.
+        second for 256 MiB, and falls on the peer that is first.
         """
         np.ones(2 * self._size * MIB, np.uint8)
         return {}

@@ -66,7 +66,7 @@ def measure(slugs, size, rounds, folder, *, seed=0, say=print, child=Child):
         each(_try_once)
         for number in range(rounds):
             say(f"round {number + 1} of {rounds}")
-            shuffler.shuffle(turns)  # nobody has always the same one before it
+            shuffler.shuffle(turns)  # so that no peer always follows the same one
             each(_seal)
             each(_open if number + 1 < rounds else _open_and_compare)
         say("each with a bit changed, and with a page cut off")

@@ -22,7 +22,7 @@ class Times:
     """
 
     seconds: Sequence[float]
-    cpu: float
+    cpu: float = 0.0
 
     @property
     def median(self) -> float:
@@ -40,6 +40,11 @@ class Times:
     def p99(self) -> float | None:
         """The 99th percentile of the seconds; None for fewer than 100 runs."""
         return quantiles(self.seconds, n=100, method="inclusive")[-1] if len(self.seconds) >= MIN_RUNS else None
+
+    def as_dict(self) -> dict[str, float]:
+        """Return the median, the quartiles and the number of runs, for JSON."""
+        lower, upper = self.quartiles
+        return {"median": self.median, "lower": lower, "upper": upper, "runs": len(self.seconds)}
 
 
 def interleave(runs: Mapping[str, Callable[[], Any]], repeat: int) -> dict[str, list[float]]:

@@ -198,17 +198,17 @@ def _to_host(end: _Endpoint, whole: OneSlab, channel: Channel, plain: Bytes, key
     end.put()
 
     def parallel() -> SealedTensor:
-        claim = MessageContext("tensor", "U8", plain.shape, new_file_id())
-        salt, message_key = claim.new_key(key)
+        context = MessageContext("tensor", "U8", plain.shape, new_file_id())
+        salt, message_key = context.new_key(key)
         message = arrays.empty_bytes(cobblestone.message_size(plain.size))
         write_header(message, salt, message_key)
         whole.seal(message_key, end.view(writable=False))
         copy(message[HEADER_SIZE:], whole.sealed)
-        return SealedTensor(claim, message, key.id)
+        return SealedTensor(context, message, key.id)
 
     def opened(sealed: SealedTensor) -> Bytes:
-        found: Bytes = unseal(sealed, key, framework="numpy")
-        return found
+        plaintext: Bytes = unseal(sealed, key, framework="numpy")
+        return plaintext
 
     def step(name: str, run: Callable[[], Any], read: Callable[[Any], Bytes]) -> Step:
         return Step(name, run, read, end.passes("to_host", name))
@@ -218,7 +218,7 @@ def _to_host(end: _Endpoint, whole: OneSlab, channel: Channel, plain: Bytes, key
         step(DIRECT, lambda: chain.direct_to_host(end.view(writable=False)), chain.open),
         step(PARALLEL, parallel, opened),
         step(OVERLAP, lambda: channel.to_host(end.array, key=key), opened),
-        step(COPY, end.get, lambda found: found),
+        step(COPY, end.get, lambda copied: copied),
     ]
 
 

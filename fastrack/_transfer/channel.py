@@ -176,15 +176,15 @@ class Channel:
             self._owners.current().wait()
             key = KeyRing.resolve(self._keys).first if key is None else Key.of(key)
             dtype, shape = arrays.describe(x)
-            claim = MessageContext(name, dtype, shape, new_file_id())
-            salt, message_key = claim.new_key(key)
+            context = MessageContext(name, dtype, shape, new_file_id())
+            salt, message_key = context.new_key(key)
             memory = self._device.view(x, writable=False)
             with self._stats.transfer(len(memory), "to_host", name) as record:
                 message = arrays.empty_bytes(cobblestone.message_size(len(memory)))
                 write_header(message, salt, message_key)
                 self._send(message_key, memory, message[HEADER_SIZE:], record)
         message.flags.writeable = False
-        return SealedTensor(claim, message, key.id)
+        return SealedTensor(context, message, key.id)
 
     def synchronize(self) -> None:
         """Wait for all transfers that this thread started on this channel, and raise their failures.

@@ -75,7 +75,7 @@ def is_gone(number):
 
 
 def row(path="open", size=1, **settings):
-    return Row("kernels", path, size, Times.of([1.0]), settings)
+    return Row("kernels", path, size, Times([1.0]), settings)
 
 
 # The command.
@@ -222,7 +222,7 @@ from bench.gpu.record import Record
 from bench.gpu.timing import Row, Times
 record = Record(Path(sys.argv[1]))
 print("ready", flush=True)
-record.measure("kernels", lambda: (Row("kernels", "open", n + 1, Times.of([1.0])) for n in range(10**9)))
+record.measure("kernels", lambda: (Row("kernels", "open", n + 1, Times([1.0])) for n in range(10**9)))
 """
     counts = []
     for _ in range(3):

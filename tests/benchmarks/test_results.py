@@ -113,7 +113,7 @@ def document(tmp_path):
     assert NAME.fullmatch(path.name)
     kept = record.Record(path)
     kept.gpu = StandIn()
-    kept.add(Row("kernels", "open", 1, Times.of([1.0, 2.0]), {"share": "1/4", "bits": 256}))
+    kept.add(Row("kernels", "open", 1, Times([1.0, 2.0]), {"share": "1/4", "bits": 256}))
     kept.add(profile.Metric("Launch Statistics", "Grid Size", "", "264"))
     kept.step("known answers", lambda: 82, is_check=True)
     kept.step("transfers", lambda: 1 / 0)

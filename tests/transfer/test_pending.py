@@ -1,4 +1,4 @@
-"""Transfers that nobody waits for: they end well, or somebody is told."""
+"""Transfers that no call waits for: they end well, or their failure is reported."""
 
 from __future__ import annotations
 
