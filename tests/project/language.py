@@ -56,7 +56,11 @@ def offences():
             for _, line, text in docstrings(path)
             if RELATIVE_CLAUSE.match(text)
         ]
-        found += [f"{name}:{line}: {match.group()}" for line, text in texts(path) for match in PERSON.finditer(text)]
+        found += [
+            f"{name}:{line + text.count(chr(10), 0, match.start())}: {match.group()}"
+            for line, text in texts(path)
+            for match in PERSON.finditer(text)
+        ]
     return found
 
 
