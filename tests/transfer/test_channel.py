@@ -482,7 +482,7 @@ class TestOut:
             (np.zeros(3, np.int32), "dtype and shape"),
             (np.zeros((3, 1), np.int64), "dtype and shape"),
             (np.zeros(6, np.int64)[::2], "contiguous"),
-            (np.broadcast_to(np.zeros(1, np.int64), 3), "contiguous, writable"),
+            (np.broadcast_to(np.zeros(1, np.int64), 3), "contiguous"),
         ],
     )
     def test_that_does_not_fit_is_refused(self, channel, out, match):
@@ -529,7 +529,7 @@ class TestOut:
             channel.to_device(np.arange(3), out=np.zeros(3, np.int64), framework="torch")
 
     def test_that_requires_a_gradient_is_refused(self, channel):
-        with pytest.raises(ValueError, match="requires no gradient"):
+        with pytest.raises(ValueError, match="gradient"):
             channel.to_device(torch.ones(3), out=torch.zeros(3, requires_grad=True))
 
     def test_that_autograd_has_saved_is_known_to_have_changed(self, channel):
