@@ -115,8 +115,23 @@ def _pool() -> ThreadPoolExecutor:
     if _executor is None:
         with _lock:
             if _executor is None:
-                _executor = ThreadPoolExecutor(max(32, default_threads()), thread_name_prefix="fastrack")
+                _executor = _new_pool()
     return _executor
+
+
+def _new_pool() -> ThreadPoolExecutor:
+    """Return a pool with one thread.
+
+    A signal handler that raises while a pool starts its first thread leaves one that no pool knows and that ends only
+    with the pool: the interpreter would wait for it forever when it exits.
+    """
+    pool = ThreadPoolExecutor(max(32, default_threads()), thread_name_prefix="fastrack")
+    try:
+        pool.submit(int)
+    except BaseException:
+        pool.shutdown(wait=False)
+        raise
+    return pool
 
 
 def _reset_pool() -> None:

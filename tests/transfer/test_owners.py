@@ -310,8 +310,8 @@ def test_nothing_is_reported_of_what_went_well_or_was_raised():
 
 
 PROGRAM = """
-import sys, threading
-sys.path.insert(0, sys.argv[1])
+import os, sys, threading
+sys.path[:0] = sys.argv[1].split(os.pathsep)
 import test_owners
 channel = test_owners.staged_channel(keys=test_owners.KEY)
 sealed = getattr(test_owners, sys.argv[2])
@@ -332,7 +332,8 @@ else:
 @pytest.mark.parametrize("thread", ["main", "daemon"])
 @pytest.mark.parametrize("sealed", ["GOOD", "BAD"])
 def test_a_process_that_ends_reports_its_failures(sealed, thread, request):
-    arguments = [str(request.path.parent), sealed, thread]
+    folders = os.pathsep.join(map(str, [request.path.parent, request.path.parents[1], request.config.rootpath]))
+    arguments = [folders, sealed, thread]
     command = [sys.executable, "-W", "always::ResourceWarning", "-c", PROGRAM, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert done.stderr.count("tensor 'bad', chunk 0") == (2 if sealed == "BAD" else 0)

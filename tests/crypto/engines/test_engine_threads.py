@@ -283,3 +283,27 @@ def test_a_caller_waits_for_a_helper_that_is_still_at_work(make_engine):
         out.fill(0)
         assert runs.engine.open_run(runs.schedule, sealed, out, 0) is None
         assert out.tobytes() == plain
+
+
+INTERRUPTED = """
+import threading
+from fastrack._crypto import workers
+
+start = threading.Thread.start
+
+def interrupted(self):
+    start(self)
+    raise KeyboardInterrupt
+
+threading.Thread.start = interrupted
+try:
+    workers.start(lambda: None, 1, None)
+except KeyboardInterrupt:
+    threading.Thread.start = start
+workers.start(lambda: print("worked", flush=True), 1, None)
+"""
+
+
+def test_a_process_ends_although_the_start_of_its_first_worker_was_interrupted():
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == ("worked\n", "")
