@@ -83,6 +83,9 @@ class Baton:
     def benchmark(self, request):
         return Rounds(self.line, request.node.nodeid)
 
+    def pytest_addoption(self, parser):
+        parser.addini("timeout", "as of pytest-timeout, which an environment may lack")
+
     def pytest_configure(self, config):
         config.addinivalue_line("markers", "benchmark: as of pytest-benchmark")
 
