@@ -1,4 +1,4 @@
-"""What a type checker says of code that uses the package."""
+"""Run type checkers on code that uses the package."""
 
 from __future__ import annotations
 

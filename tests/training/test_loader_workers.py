@@ -90,7 +90,7 @@ def test_an_error_of_theirs_comes_where_its_batch_would():
 
 @pytest.fixture
 def handler(monkeypatch):
-    """What torch sets when a loader is iterated on the main thread: it raises wherever that thread is."""
+    """Let torch set its SIGCHLD handler, which raises in the main thread when a worker dies."""
     before = signal.getsignal(signal.SIGCHLD)
     monkeypatch.setattr(torch.utils.data._utils.signal_handling, "_SIGCHLD_handler_set", False)
     yield
