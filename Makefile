@@ -6,8 +6,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP_LOCKED := python -m pip install --quiet --no-deps --require-hashes --only-binary :all:
 
-.PHONY: help demo test test-all test-lowest test-openssl test-pythons check bench bench-compare peers gpu gpu-kit emulator nvrtc fuzz \
-	soak docs lock dist clean
+.PHONY: help demo test test-all test-lowest test-openssl test-pythons coverage check bench bench-compare peers gpu gpu-kit \
+	emulator nvrtc fuzz soak docs lock dist clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -23,6 +23,13 @@ test: $(STAMP)  ## run the quick tests; under three minutes on two cores
 
 test-all: $(STAMP)  ## run all tests
 	$(BIN)/python -m pytest $(PARALLEL)
+
+# Compiled functions are not counted: coverage sees Python alone.
+coverage: $(STAMP)  ## run all tests, and print the branch coverage of fastrack; some minutes
+	rm -f .coverage .coverage.*
+	$(BIN)/coverage run -m pytest $(PARALLEL)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --skip-covered --sort=cover
 
 # What other versions deprecate is no error here, as it is in the other tests. import-linter, for test_layers, needs a later rich.
 LOWEST := .venv-lowest
@@ -140,7 +147,8 @@ dist: $(STAMP)  ## build the last commit twice, compare, try the wheel, list wha
 	cd dist && sha256sum fastrack-* | tee SHA256SUMS
 
 clean:  ## remove what was built, .venv included
-	rm -rf .venv .venv-* .dist .fuzz .gpu-kit .nvrtc build dist docs/_build .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-* .dist .fuzz .gpu-kit .nvrtc build dist docs/_build .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache \
+		.coverage* .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Whatever is installed has a hash in requirements.txt, torch too: as PyPI has it, or its CPU build where pip is set to find
