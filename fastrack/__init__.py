@@ -26,7 +26,8 @@ from fastrack.errors import (
 )
 
 if TYPE_CHECKING:
-    from fastrack._crypto.keys import Key, KeyRing
+    from fastrack._crypto.keyring import KeyProvider, KeyRing, use_keys
+    from fastrack._crypto.keys import Key
     from fastrack._sealed.reader import SealedFile, load_file, verify_file
     from fastrack._sealed.tensor import SealedRows, SealedTensor, seal, unseal
     from fastrack._sealed.writer import save_file, seal_file, unseal_file
@@ -48,6 +49,7 @@ __all__ = [
     "FormatError",
     "Key",
     "KeyPermissionError",
+    "KeyProvider",
     "KeyRing",
     "SealedDataset",
     "SealedFile",
@@ -70,6 +72,7 @@ __all__ = [
     "trace",
     "unseal",
     "unseal_file",
+    "use_keys",
     "verify_file",
     "wrap",
 ]
@@ -77,7 +80,8 @@ __all__ = [
 _HOMES = {
     "Channel": "fastrack._transfer.channel",
     "Key": "fastrack._crypto.keys",
-    "KeyRing": "fastrack._crypto.keys",
+    "KeyProvider": "fastrack._crypto.keyring",
+    "KeyRing": "fastrack._crypto.keyring",
     "SealedDataset": "fastrack._training.dataset",
     "SealedFile": "fastrack._sealed.reader",
     "SealedRows": "fastrack._sealed.tensor",
@@ -97,6 +101,7 @@ _HOMES = {
     "trace": "fastrack._util.trace",
     "unseal": "fastrack._sealed.tensor",
     "unseal_file": "fastrack._sealed.writer",
+    "use_keys": "fastrack._crypto.keyring",
     "verify_file": "fastrack._sealed.reader",
     "wrap": "fastrack._training.loader",
 }

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fastrack._crypto.keys import KEY_FILE_VARIABLE
+from fastrack._crypto.keyring import KEY_FILE_VARIABLE
 
 # Makes `helpers` importable from every test folder.
 sys.path.insert(0, str(Path(__file__).parent))

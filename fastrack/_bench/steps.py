@@ -23,7 +23,8 @@ from fastrack._bench.paths import BouncePath, OneBlockPath, OneSlab, copy, touch
 from fastrack._crypto import cobblestone
 from fastrack._crypto.base import Bytes
 from fastrack._crypto.cobblestone import HEADER_SIZE
-from fastrack._crypto.keys import Key, KeyRing
+from fastrack._crypto.keyring import KeyRing
+from fastrack._crypto.keys import Key
 from fastrack._devices.base import Device
 from fastrack._devices.cpu import CpuDevice
 from fastrack._devices.cuda.commands import Commands

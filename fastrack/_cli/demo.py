@@ -212,7 +212,7 @@ def _train(loader: Iterable[Any]) -> _Run:
 
 def _forge(path: Path, forged: Path, key: "Key", console: Console) -> None:
     from fastrack._crypto.cobblestone import CHUNK_SIZE, HEADER_SIZE, chunk_offset
-    from fastrack._crypto.keys import KeyRing
+    from fastrack._crypto.keyring import KeyRing
     from fastrack._sealed.reader import load_file
     from fastrack._transfer.api import to_device
 

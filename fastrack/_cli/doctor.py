@@ -81,14 +81,21 @@ def gather() -> Facts:
 
 
 def read_key_file() -> KeyFile:
-    """Return the key file that the environment names, after a test that it loads. The key is wiped at once."""
-    from fastrack._crypto.keys import KEY_FILE_VARIABLE, Key, looks_secret
+    """Return the key file that the environment names, after a test that it loads. The key is wiped at once.
+
+    Of a folder the key that seals is loaded. Providers are not asked, and no descriptor is read.
+    """
+    from fastrack._crypto.keyring import KEY_FILE_VARIABLE, KeyFolder, is_path
+    from fastrack._crypto.keys import Key, looks_secret
 
     path = os.environ.get(KEY_FILE_VARIABLE)
     if not path:
         return KeyFile()
     try:
-        key = Key.load(Path(path))
+        if not is_path(path):
+            return KeyFile(path)
+        file = Path(path).expanduser()
+        key = KeyFolder(file).get_sealing_key() if file.is_dir() else Key.load(file)
     except (FastrackError, OSError) as error:
         return KeyFile(None if looks_secret(path) else path, problem=message_of(error))
     key.wipe()
@@ -241,6 +248,8 @@ def _gpu_lines(graphics: Graphics, cuda: CudaCheck | None) -> list[tuple[str, st
 def _key_lines(key_file: KeyFile) -> list[tuple[str, str]]:
     if key_file.path is None and key_file.problem is None:
         return [("variable", "FASTRACK_KEY_FILE is not set; commands take --key")]
+    if key_file.id is None and key_file.problem is None:
+        return [("source", f"{key_file.path}, which was not asked")]
     return [("path", key_file.path or "not shown"), ("key", key_file.id or f"cannot be used: {key_file.problem}")]
 
 

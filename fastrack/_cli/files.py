@@ -13,7 +13,7 @@ from fastrack._cli.console import clean
 from fastrack.errors import AuthenticationError, FormatError, UnknownKeyError
 
 if TYPE_CHECKING:
-    from fastrack._crypto.keys import KeyRing
+    from fastrack._crypto.keyring import KeyRing
     from fastrack._sealed.reader import SealedFile
 
 
@@ -67,19 +67,20 @@ def check_directory(path: Path) -> None:
         raise FileNotFoundError(errno.ENOENT, "no such directory; make it first", str(path.parent))
 
 
-def open_ring(paths: Path | Sequence[Path] | None) -> "KeyRing":
-    """Return the keys of the files that ``--key`` names, or else of the file that the environment names.
+def open_ring(sources: str | Sequence[str] | None) -> "KeyRing":
+    """Return the keys of the sources that ``--key`` names, or else of the source that the environment names.
 
     Raises
     ------
     FastrackError, OSError
-        If no file is named, or one cannot be used.
+        If no source is named, or one cannot be used.
     typer.BadParameter
         If a path is the key itself, which is not repeated.
     """
-    from fastrack._crypto.keys import KEY_FILE_VARIABLE, KeyRing, looks_secret
+    from fastrack._crypto.keyring import KEY_FILE_VARIABLE, KeyRing
+    from fastrack._crypto.keys import looks_secret
 
-    given = [paths] if isinstance(paths, Path) else list(paths or ())
+    given = [sources] if isinstance(sources, str) else list(sources or ())
     if any(map(looks_secret, given)):
         raise typer.BadParameter(
             "expected the path of a key file, got a key, which other users can read on a command line. Make a new key",
@@ -104,11 +105,12 @@ def check_sealed(file: "SealedFile", ring: "KeyRing") -> None:
     """
     if not file:
         raise FormatError(f"{file.path}: expected sealed tensors, got none; `fastrack seal` seals a file")
-    if file.key_id not in ring:
+    try:
+        ring[file.key_id or ""]
+    except UnknownKeyError as error:
         given = ", ".join(key.id for key in ring)
-        raise UnknownKeyError(
-            f"{clean(str(file.path))}: expected key {file.key_id}, got {given}; name its file with --key"
-        )
+        reason = f"got {given}; name its source with --key" if given else str(error)
+        raise UnknownKeyError(f"{clean(str(file.path))}: expected key {file.key_id}, {reason}") from error
 
 
 def check_expected(file: "SealedFile", names: Sequence[str] | None) -> None:

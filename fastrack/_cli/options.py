@@ -1,11 +1,14 @@
 """Options of several commands."""
 
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+KEY_HELP = (
+    "A key file or a folder of them; - for standard input; fd:N; SCHEME:REST for a key provider. If absent, as "
+    "FASTRACK_KEY_FILE says."
+)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, also on failure.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace TARGET if it exists.")]
 Expect = Annotated[
@@ -15,12 +18,10 @@ Expect = Annotated[
 FileId = Annotated[
     str | None, typer.Option("--file-id", metavar="ID", help="Fail unless the file has this id, which `inspect` shows.")
 ]
-KeyFile = Annotated[
-    Path | None, typer.Option("--key", metavar="PATH", help="The key file. If absent, FASTRACK_KEY_FILE names it.")
-]
+KeyFile = Annotated[str | None, typer.Option("--key", metavar="KEY", help=KEY_HELP)]
 KeyFiles = Annotated[
-    list[Path] | None,
-    typer.Option("--key", metavar="PATH", help="A key file; may be repeated. If absent, FASTRACK_KEY_FILE names it."),
+    list[str] | None,
+    typer.Option("--key", metavar="KEY", help=f"{KEY_HELP} May be repeated."),
 ]
 
 

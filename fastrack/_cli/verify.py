@@ -16,7 +16,7 @@ from fastrack._cli.options import Expect, FileId, Json, KeyFiles
 from fastrack._util.units import format_size
 
 if TYPE_CHECKING:
-    from fastrack._crypto.keys import KeyRing
+    from fastrack._crypto.keyring import KeyRing
     from fastrack._sealed.reader import TensorCheck
 
 

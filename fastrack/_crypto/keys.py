@@ -1,7 +1,7 @@
-"""Generate keys, store them in key files, and find them by their ids.
+"""Generate keys, and store them in key files.
 
 A key file has two lines of ASCII. It is read only if it has exactly this form (the final newline is optional), the id
-is that of the key, and the file grants no rights to its group or to others::
+is that of the key, and the file grants its group and others no rights but those that ``FASTRACK_KEY_MODE`` allows::
 
     # fastrack key, 256 bits, id 3f0c...      (32 hexadecimal digits)
     fastrack-key-1:9d41...                    (64 of them; 32 for a 128-bit key)
@@ -14,26 +14,21 @@ import io
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NoReturn, Self, TypeAlias, Union
+from typing import NoReturn, Self
 
 from cryptography.hazmat.primitives.hashes import SHA512
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from fastrack._util.atomic import is_trusted_owner, new_file
 from fastrack._util.public import public
-from fastrack._util.regular_file import open_regular
-from fastrack.errors import ClosedError, FormatError, KeyPermissionError, UnknownKeyError
+from fastrack._util.regular_file import open_pipe_or_regular, open_regular
+from fastrack.errors import ClosedError, FormatError, KeyPermissionError
 
-KEY_FILE_VARIABLE = "FASTRACK_KEY_FILE"
-"""The environment variable that names the key file to use where no ``keys=`` is given."""
+KEY_MODE_VARIABLE = "FASTRACK_KEY_MODE"
+"""The environment variable with the mode that key files may have, for platforms that set it: 0440 or 0444."""
 
 Bytes = bytes | bytearray | memoryview
-KeyLike: TypeAlias = Union["Key", str, os.PathLike[str]]
-"""The type of ``key=``: a key, or the path of a key file."""
-KeySource: TypeAlias = Union["Key", "KeyRing", str, os.PathLike[str], "Iterable[KeySource]"]
-"""The type of ``keys=``: a key, the path of a key file, a ring, or any iterable of these."""
 
 _SIZES = (16, 32)  # bytes of a key
 _ID_SIZE = 16
@@ -42,7 +37,18 @@ _FILE_PATTERN = re.compile(
     rb"# fastrack key, (?P<bits>128|256) bits, id (?P<id>[0-9a-f]{32})\n"
     rb"fastrack-key-1:(?P<secret>[0-9a-f]{32}|[0-9a-f]{64})\n?"
 )
+_ID_PATTERN = re.compile(rb"# fastrack key, (?:128|256) bits, id (?P<id>[0-9a-f]{32})\n")
+_ID_LINE_SIZE = len("# fastrack key, 256 bits, id \n") + 32
 _FILE_LIMIT = 256
+_MODES = {
+    "": 0,
+    "0400": 0,
+    "0600": 0,
+    "0440": stat.S_IRGRP,
+    "0640": stat.S_IRGRP,
+    "0444": stat.S_IRGRP | stat.S_IROTH,
+    "0644": stat.S_IRGRP | stat.S_IROTH,
+}
 _LOOKS_SECRET = re.compile(
     r".*fastrack-key-1:.*"  # a key file's second line, or all of it
     r"|(?:0x)?(?:[0-9a-f]{2}[:\s-]?){16,}"  # hexadecimal
@@ -166,22 +172,61 @@ class Key:
         if looks_secret(path):
             raise FormatError(_NOT_A_PATH) from None
         path = Path(path)
+        with open_pipe_or_regular(path) as file:
+            _refuse_if_shared(file, path)
+            return cls._read(file, str(path))
+
+    @classmethod
+    def read(cls, descriptor: int) -> Self:
+        """Read the text of a key file from a file descriptor, such as a pipe, up to its end. The descriptor stays open.
+
+        Parameters
+        ----------
+        descriptor : int
+            The number of a descriptor that is open for reading; 0 is standard input.
+
+        Raises
+        ------
+        FormatError
+            If what it gives is not an intact key file.
+        OSError
+            If it cannot be read.
+        """
+        with io.FileIO(descriptor, closefd=False) as file:
+            return cls._read(file, f"file descriptor {descriptor}" if descriptor else "standard input")
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """Make a key of the text of a key file, such as a secret from an environment variable.
+
+        Python's text cannot be overwritten: prefer `load` and `read`, which leave no copy.
+
+        Raises
+        ------
+        FormatError
+            If it is not the text of an intact key file. The message does not repeat it.
+        """
+        content = bytearray(text.encode())
+        try:
+            return cls._parse(content, len(content), "the text")
+        finally:
+            content[:] = bytes(len(content))
+
+    @classmethod
+    def _read(cls, file: io.FileIO, name: str) -> Self:
         buffer = bytearray(_FILE_LIMIT + 1)
         try:
-            with open_regular(path) as file:
-                _refuse_if_shared(file, path)
-                size = _read_into(file, buffer)
-            return cls._parse(buffer, size, path)
+            return cls._parse(buffer, _read_into(file, buffer), name)
         finally:
             buffer[:] = bytes(len(buffer))
 
     @classmethod
-    def _parse(cls, buffer: bytearray, size: int, path: Path) -> Self:
+    def _parse(cls, buffer: bytearray, size: int, name: str) -> Self:
         match = _FILE_PATTERN.fullmatch(buffer, 0, size)
         # Digit by digit, by index: a group of the match would be a copy that cannot be wiped.
         start, end = match.span("secret") if match else (0, 0)
         if match is None or int(match["bits"]) != 4 * (end - start):
-            raise FormatError(f"{path} is not a fastrack key file; `fastrack keygen {path}.new` makes one")
+            raise FormatError(f"{name} is not a fastrack key file; `fastrack keygen NEW.key` makes one")
         secret = bytearray((end - start) // 2)
         try:
             for index in range(len(secret)):
@@ -192,7 +237,7 @@ class Key:
             secret[:] = bytes(len(secret))
         if key.id != match["id"].decode():
             key.wipe()
-            raise FormatError(f"{path} was damaged: its key does not have its id; restore the file from a copy")
+            raise FormatError(f"{name} was damaged: its key does not have its id; restore it from a copy")
         return key
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -240,23 +285,6 @@ class Key:
         """True after the secret was overwritten."""
         return self._wiped
 
-    @classmethod
-    def of(cls, key: Key | str | os.PathLike[str]) -> Key:
-        """Return the key of a ``key=`` argument: the key itself, or that of the key file at a path.
-
-        Raises
-        ------
-        TypeError
-            If it is neither.
-        FormatError, KeyPermissionError, OSError
-            As `load` does.
-        """
-        if isinstance(key, Key):
-            return key
-        if isinstance(key, (str, os.PathLike)):
-            return cls.load(key)
-        raise TypeError(f"key= takes a Key or the path of a key file, got {type(key).__name__}")
-
     def material(self) -> memoryview:
         """Return a read-only view of the secret. Not public: for key derivation inside the package.
 
@@ -287,116 +315,11 @@ class Key:
     def __reduce__(self) -> NoReturn:
         raise TypeError(
             "a key stays in its process and cannot be pickled or copied; save it with key.save(path) and pass the "
-            f"path where it is needed, as keys=path or in {KEY_FILE_VARIABLE}"
+            "path where it is needed, as keys=path or in FASTRACK_KEY_FILE"
         )
 
     def __repr__(self) -> str:
         return f"<Key {self.bits}-bit id={self._id}{' wiped' if self._wiped else ''}>"
-
-
-@public
-class KeyRing:
-    """An ordered collection of keys, by the ids that sealed tensors name. The first key seals.
-
-    A subclass may fetch keys on demand, such as from a key broker, with its own ``__getitem__`` that takes an id and
-    returns a `Key`. ``keys=`` uses such a ring directly, without a copy. Pass it alone: from a ring among other keys,
-    only the keys that it holds are taken.
-
-    Parameters
-    ----------
-    keys : KeySource
-        A key, the path of a key file, a ring, or any iterable of these. Duplicates are dropped.
-
-    Raises
-    ------
-    FormatError, KeyPermissionError, OSError
-        If a key file cannot be used, as `Key.load` says.
-    TypeError
-        If `keys` contains anything else.
-
-    Examples
-    --------
-    >>> import fastrack
-    >>> first, second = fastrack.Key.generate(), fastrack.Key.generate(bits=128)
-    >>> ring = fastrack.KeyRing([first, second])
-    >>> ring[second.id] == second
-    True
-    >>> ring.first == first
-    True
-    >>> len(ring)
-    2
-    """
-
-    __slots__ = ("_keys",)
-
-    def __init__(self, keys: KeySource = ()) -> None:
-        self._keys: dict[str, Key] = {}
-        for key in _flatten(keys):
-            known = self._keys.get(key.id)
-            if known is None or known.is_wiped:
-                self._keys[key.id] = key
-
-    @classmethod
-    def resolve(cls, keys: KeySource | None = None) -> KeyRing:
-        """Return the ring of a ``keys=`` argument, or that of the key file that ``FASTRACK_KEY_FILE`` names.
-
-        Raises
-        ------
-        UnknownKeyError
-            If neither is given.
-        FormatError, KeyPermissionError, OSError, TypeError
-            As `KeyRing` does.
-        """
-        if isinstance(keys, KeyRing):
-            return keys
-        if keys is not None:
-            return cls(keys)
-        path = os.environ.get(KEY_FILE_VARIABLE)
-        if not path:
-            raise UnknownKeyError(
-                f"no key was given: pass keys= (a Key or the path of a key file), or set {KEY_FILE_VARIABLE}"
-            )
-        try:
-            return cls(path)
-        except Exception as error:
-            error.add_note(f"it came from {KEY_FILE_VARIABLE}")
-            raise
-
-    @property
-    def first(self) -> Key:
-        """The key that seals.
-
-        Raises
-        ------
-        UnknownKeyError
-            If the ring is empty.
-        """
-        for key in self:
-            return key
-        raise UnknownKeyError("expected a key to seal with, got an empty key ring")
-
-    def __getitem__(self, key_id: str) -> Key:
-        try:
-            return self._keys[key_id]
-        except KeyError:
-            pass
-        given = ", ".join(self._keys) or "none"
-        raise UnknownKeyError(f"key {key_id} is needed but was not given (given: {given}); add it to keys=")
-
-    def __contains__(self, key: object) -> bool:
-        """Return whether the ring holds this key, or a key with this id."""
-        if isinstance(key, Key):
-            return self._keys.get(key.id) == key
-        return key in self._keys
-
-    def __iter__(self) -> Iterator[Key]:
-        return iter(self._keys.values())
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def __repr__(self) -> str:
-        return f"<KeyRing {', '.join(self._keys) or 'empty'}>"
 
 
 _NOT_A_PATH = (
@@ -418,29 +341,6 @@ def _derive_id(secret: bytearray) -> str:
     return HKDFExpand(SHA512(), _ID_SIZE, label).derive(secret).hex()
 
 
-def _flatten(keys: object) -> Iterator[Key]:
-    if isinstance(keys, Key):
-        yield keys
-    elif isinstance(keys, (str, os.PathLike)):
-        if not os.fspath(keys):
-            raise TypeError(
-                "keys= takes the path of a key file, got an empty string; omit it to use the path in "
-                f"{KEY_FILE_VARIABLE}"
-            )
-        yield Key.load(keys)
-    elif isinstance(keys, Mapping):
-        raise TypeError("keys= takes keys, got a mapping; pass its values")
-    elif isinstance(keys, (bytes, bytearray, memoryview)):
-        raise TypeError("keys= takes no bytes: Key.from_bytes() makes a key of them")
-    elif isinstance(keys, Iterable):
-        for key in keys:
-            yield from _flatten(key)
-    else:
-        raise TypeError(
-            f"keys= takes a Key, the path of a key file, or an iterable of these, got {type(keys).__name__}"
-        )
-
-
 def _refuse_if_shared(file: io.FileIO, path: Path) -> None:
     status = os.fstat(file.fileno())
     mode = status.st_mode
@@ -449,10 +349,32 @@ def _refuse_if_shared(file: io.FileIO, path: Path) -> None:
             f"{path} belongs to another user: expected an owner with uid {os.geteuid()} or 0, got {status.st_uid}. "
             "That user may know the key; generate another one, or copy the file"
         )
-    if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
+    if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO) & ~_allowed_mode():
         raise KeyPermissionError(
-            f"{path} may be used by others on this machine (mode {stat.S_IMODE(mode):04o}): chmod 600 {path}"
+            f"{path} may be used by others on this machine (mode {stat.S_IMODE(mode):04o}): chmod 600 {path}. Where a "
+            f"container platform sets the mode, allow reading with {KEY_MODE_VARIABLE}=0440 or 0444"
         )
+
+
+def _allowed_mode() -> int:
+    """Return the permissions of group and others that key files may have."""
+    text = os.environ.get(KEY_MODE_VARIABLE, "")
+    if text not in _MODES:
+        modes = ", ".join(filter(None, _MODES))
+        raise FormatError(
+            f"{KEY_MODE_VARIABLE} is wrong: expected one of {modes}, got another text; correct or unset it"
+        )
+    return _MODES[text]
+
+
+def key_file_id(path: str | os.PathLike[str]) -> str | None:
+    """Return the id that the first line of a key file names, or None if the file is not a key file."""
+    try:
+        with open_regular(path) as file:
+            match = _ID_PATTERN.fullmatch(file.read(_ID_LINE_SIZE))
+    except OSError:
+        return None
+    return None if match is None else match["id"].decode()
 
 
 def _read_into(file: io.FileIO, buffer: bytearray) -> int:

@@ -20,7 +20,7 @@ import numpy as np
 import safetensors
 
 from fastrack._crypto import cobblestone
-from fastrack._crypto.keys import KeyRing, KeySource
+from fastrack._crypto.keyring import KeyRing, KeySource
 from fastrack._sealed.tensor import Binding, Kind, MessageContext, OpenMessage, SealedTensor, bad_chunk
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
@@ -317,7 +317,7 @@ def verify_file(
     ----------
     source : path or SealedFile
         The sealed file, by its path or opened by `load_file`.
-    keys : Key, path or iterable of these, optional
+    keys : KeySource, optional
         As for `unseal`.
     progress : callable, optional
         Called with the number of plaintext bytes checked since the previous call.

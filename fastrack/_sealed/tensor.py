@@ -16,7 +16,8 @@ from fastrack._crypto import cobblestone
 from fastrack._crypto.base import GatherPlan
 from fastrack._crypto.cobblestone import HEADER_SIZE, SALT_SIZE, MessageKey
 from fastrack._crypto.engine import get_engine
-from fastrack._crypto.keys import Key, KeyLike, KeyRing, KeySource
+from fastrack._crypto.keyring import KeyLike, KeyRing, KeySource, sealing_key
+from fastrack._crypto.keys import Key
 from fastrack._sealed.indexing import ByteRanges, RowPlan, plan_rows
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes, Framework
@@ -30,15 +31,16 @@ Kind = Literal["tensor", "checkpoint"]
 
 
 @public
-def seal(tensor: Any, key: KeyLike, name: str = "tensor") -> SealedTensor:
+def seal(tensor: Any, key: KeyLike | None = None, name: str = "tensor") -> SealedTensor:
     """Encrypt a tensor under a key, and bind it to its name, dtype and shape.
 
     Parameters
     ----------
     tensor : numpy.ndarray or torch.Tensor
         Tensor of any shape in host memory, of any dtype that safetensors has.
-    key : Key or path
-        The owner's key. 256 bits mean Cobblestone-256, 128 bits Cobblestone-128.
+    key : KeyLike, optional
+        The owner's key, or its key file, or a provider of one; by default that of `use_keys` or of
+        ``FASTRACK_KEY_FILE``, as `KeyRing` says. 256 bits mean Cobblestone-256, 128 bits Cobblestone-128.
     name : str
         Name of the tensor. It is authenticated.
 
@@ -65,7 +67,7 @@ def seal(tensor: Any, key: KeyLike, name: str = "tensor") -> SealedTensor:
     array([[0., 1., 2.],
            [3., 4., 5.]], dtype=float32)
     """
-    key = Key.of(key)
+    key = sealing_key(key)
     dtype, shape = arrays.describe(tensor)
     plain = arrays.bytes_of(tensor)
     context = MessageContext(name, dtype, shape, new_file_id())
@@ -95,9 +97,9 @@ def unseal(
     ----------
     sealed : SealedTensor or SealedRows
         Tensor or rows to decrypt.
-    keys : Key, path or iterable of these, optional
-        Keys that may open it. By default those of the key file that the environment variable ``FASTRACK_KEY_FILE``
-        names.
+    keys : KeySource, optional
+        Keys that may open it: a key, a key file, a `KeyProvider`, a function that finds a key by its id, and all
+        that `KeyRing` takes. By default those of `use_keys`, else those that ``FASTRACK_KEY_FILE`` names.
     framework : {"torch", "numpy"}, optional
         Framework of the result. By default torch if it is installed, else numpy.
 

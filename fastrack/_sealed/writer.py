@@ -16,7 +16,8 @@ import numpy as np
 
 from fastrack._crypto import cobblestone
 from fastrack._crypto.engine import get_engine
-from fastrack._crypto.keys import Key, KeyLike, KeyRing, KeySource
+from fastrack._crypto.keyring import KeyLike, KeyRing, KeySource, sealing_key
+from fastrack._crypto.keys import Key
 from fastrack._sealed.importers import PlainTensor, open_plain, require_safe_member
 from fastrack._sealed.reader import FORMAT_VERSION, SealedFile, opened_file
 from fastrack._sealed.tensor import Binding, Kind, MessageContext, OpenMessage, SealedRows, SealedTensor, new_file_id
@@ -38,7 +39,7 @@ _HEADER_LIMIT = 100_000_000  # bytes; safetensors refuses to read more
 def save_file(
     tensors: Mapping[str, Any],
     path: str | os.PathLike[str],
-    key: KeyLike,
+    key: KeyLike | None = None,
     *,
     plain: Iterable[str] = (),
     metadata: Mapping[str, str] | None = None,
@@ -55,8 +56,8 @@ def save_file(
         file, and nothing of it is decrypted.
     path : path
         The file to write; a ``.safetensors`` suffix is customary.
-    key : Key or path
-        The owner's key, or its key file.
+    key : KeyLike, optional
+        The owner's key, as `seal` takes it.
     plain : iterable of str
         Names of tensors to store unencrypted and unauthenticated.
     metadata : mapping of str to str, optional
@@ -86,7 +87,7 @@ def save_file(
     ...     print(file["images"].shape, file.plain["labels"][:3], file.metadata)
     (10, 28, 28) [0 1 2] {'licence': 'CC0'}
     """
-    key, plain = Key.of(key), _names(plain)
+    key, plain = sealing_key(key), _names(plain)
     described, sealed = {}, {}
     for name, tensor in tensors.items():
         if isinstance(tensor, SealedRows):
@@ -122,17 +123,17 @@ def _require_own(name: str, tensor: SealedTensor, key: Key, plain: frozenset[str
     tensor.open_header(KeyRing(key)).wipe()
 
 
-def write_checkpoint(tensors: Mapping[str, Any], path: str | os.PathLike[str], key: KeyLike) -> None:
+def write_checkpoint(tensors: Mapping[str, Any], path: str | os.PathLike[str], key: KeyLike | None) -> None:
     """Seal the tensors of a checkpoint into a new file. They open as a checkpoint only."""
     described = {name: PlainTensor.of(tensor) for name, tensor in tensors.items()}
-    _write_sealed(described, Path(path), Key.of(key), frozenset(), {}, None, kind="checkpoint")
+    _write_sealed(described, Path(path), sealing_key(key), frozenset(), {}, None, kind="checkpoint")
 
 
 @public
 def seal_file(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
-    key: KeyLike,
+    key: KeyLike | None = None,
     *,
     plain: Iterable[str] = (),
     name: str | None = None,
@@ -184,7 +185,9 @@ def seal_file(
     with open_plain(source) as (present, stored_metadata):
         tensors = present if name is None else {name: _only_tensor(present, source)}
         chosen_metadata = stored_metadata if metadata is None else metadata
-        _write_sealed(tensors, Path(target), Key.of(key), _names(plain), chosen_metadata, progress, overwrite=overwrite)
+        _write_sealed(
+            tensors, Path(target), sealing_key(key), _names(plain), chosen_metadata, progress, overwrite=overwrite
+        )
 
 
 def _only_tensor(tensors: Mapping[str, PlainTensor], source: str | os.PathLike[str]) -> PlainTensor:
@@ -215,7 +218,7 @@ def unseal_file(
     target : path
         The plain file to write. A ``.safetensors`` or ``.npz`` file takes any number of tensors, a ``.npy`` file one,
         and a file with any other suffix the bytes of one U8 tensor.
-    keys : Key, path or iterable of these, optional
+    keys : KeySource, optional
         As for `unseal`.
     names : iterable of str, optional
         Names of the tensors to write, all by default.

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fastrack._crypto.keys import KeyLike, KeyRing, KeySource
+from fastrack._crypto.keyring import KeyLike, KeyRing, KeySource
 from fastrack._devices import canonical
 from fastrack._sealed.reader import SealedFile, load_file
 from fastrack._sealed.tensor import SealedTensor, unseal
@@ -22,7 +22,7 @@ _SKELETON = "skeleton"
 
 
 @public
-def save_checkpoint(path: str | os.PathLike[str], state: Any, *, key: KeyLike) -> None:
+def save_checkpoint(path: str | os.PathLike[str], state: Any, *, key: KeyLike | None = None) -> None:
     """Seal the state of a training run, any nest of plain values and arrays, into a new file.
 
     The file replaces an existing one when it is complete and on disk. It is written slab by slab, without a second copy
@@ -36,8 +36,8 @@ def save_checkpoint(path: str | os.PathLike[str], state: Any, *, key: KeyLike) -
         Dicts (with str and int keys), lists and tuples of None, bool, int, float, str, bytes, torch tensors, NumPy
         arrays and NumPy scalars, such as ``{"model": model.state_dict(), "optimizer": optimizer.state_dict(), "rng":
         torch.get_rng_state(), "python": random.getstate(), "epoch": 3}``. Arrays are of any shape, in host memory.
-    key : Key or path
-        The owner's key, or its key file.
+    key : KeyLike, optional
+        The owner's key, as `seal` takes it.
 
     Raises
     ------
@@ -77,7 +77,7 @@ def load_checkpoint(path: str | os.PathLike[str], *, keys: KeySource | None = No
     ----------
     path : path
         A file from `save_checkpoint`.
-    keys : Key, path or iterable of these, optional
+    keys : KeySource, optional
         As for `to_device`.
     device : str or torch.device, optional
         Device of all torch tensors: "cpu", the default, or "cuda:N". The rest is opened in host memory. The state of a

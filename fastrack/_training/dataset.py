@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastrack._crypto.keys import KeyRing, KeySource
+from fastrack._crypto.keyring import KeyRing, KeySource
 from fastrack._sealed.indexing import as_indices
 from fastrack._tensors import arrays
 from fastrack._training.handles import DatasetRef, Samples, get_or_create
@@ -43,7 +43,7 @@ class SealedDataset(_Base):
     columns : sequence of str, optional
         Names of sealed tensors that share their first dimension, which counts the samples. All sealed tensors of the
         first file by default.
-    keys : Key, path or iterable of these, optional
+    keys : KeySource, optional
         Keys to authenticate the shapes of all columns with, and so the number of samples. Without them the length, the
         shapes and the dtypes are those that the files claim: a column is authenticated when its first samples are
         opened, and a sampler that was made before that may use a false length.
@@ -127,7 +127,7 @@ class SealedDataset(_Base):
             Name of the sealed tensor that holds the samples one after the other, in one dimension.
         offsets : str
             Name of the sealed tensor of their starts and the end of the last one: int64 (n + 1,) for n samples.
-        keys : Key, path or iterable of these, optional
+        keys : KeySource, optional
             As for `unseal`.
         file_ids : sequence of str, optional
             As for `SealedDataset`.

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from fastrack._crypto.keys import KeyRing
+from fastrack._crypto.keyring import KeyRing
 from fastrack._sealed.indexing import Indices
 from fastrack._sealed.tensor import SealedRows, TensorSlice
 from fastrack._tensors import arrays

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from fastrack._crypto.keys import KeyRing, KeySource
+from fastrack._crypto.keyring import KeyRing, KeySource
 from fastrack._sealed.indexing import ByteRanges, Indices
 from fastrack._sealed.tensor import MessageContext, SealedTensor, TensorSlice, unseal
 from fastrack._tensors import dtypes

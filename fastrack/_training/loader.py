@@ -10,7 +10,8 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
-from fastrack._crypto.keys import KeyRing, KeySource
+from fastrack._crypto.keyring import KeyRing, KeySource
+from fastrack._crypto.keys import Key
 from fastrack._devices import canonical
 from fastrack._devices.side_stream import SideStream, side_stream
 from fastrack._training.prefetch import Fetched, PrefetchThread, Source
@@ -33,10 +34,9 @@ def wrap(
         sealed tensor, rows of one, or a nest of these. Other leaves are passed through.
     device : str or torch.device, optional
         "cpu", the default, or "cuda:N".
-    keys : Key, path or iterable of these, optional
-        Keys of the sealed tensors. By default those of the key file that the environment variable
-        ``FASTRACK_KEY_FILE`` names, which is read at the first sealed tensor. The loader and its workers do not get
-        them.
+    keys : KeySource, optional
+        Keys of the sealed tensors, as `to_device` takes them. The defaults are looked up at the first sealed tensor.
+        The loader and its workers do not get them.
     prefetch : int
         Number of batches that a thread keeps ready while the caller works on one, and one more while the caller waits.
         With 0 there is no thread, and each batch is fetched and moved on request.
@@ -100,7 +100,9 @@ def wrap(
         raise ValueError(f"prefetch=: expected 0 or more, got {prefetch}")
     _require_distributed(loader)
     kind = _StatefulLoader if hasattr(loader, "state_dict") else WrappedLoader
-    return kind(loader, canonical(device), _LazyKeyRing() if keys is None else KeyRing.resolve(keys), prefetch)
+    return kind(
+        loader, canonical(device), KeyRing(_get_default_key) if keys is None else KeyRing.resolve(keys), prefetch
+    )
 
 
 def _require_distributed(loader: Any) -> None:
@@ -262,16 +264,5 @@ class _Iterator:
         )
 
 
-class _LazyKeyRing(KeyRing):
-    """Key ring of the key file that the environment names, read when a key is first requested."""
-
-    __slots__ = ()
-
-    def __init__(self) -> None:
-        """Leave the slot of the keys empty, so that `__getattr__` is called for it."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name != "_keys":
-            raise AttributeError(name)
-        self._keys = KeyRing.resolve()._keys  # noqa: SLF001 - of the same class
-        return self._keys
+def _get_default_key(key_id: str) -> Key:
+    return KeyRing.resolve()[key_id]

@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fastrack._crypto.keys import KeyLike, KeyRing, KeySource
+from fastrack._crypto.keyring import KeyLike, KeyRing, KeySource
 from fastrack._devices import canonical
 from fastrack._sealed.reader import SealedFile, load_file
 from fastrack._sealed.tensor import SealedTensor
@@ -45,7 +45,7 @@ def load_model(
         are not persistent are in no file; on the meta device they stay there, for the module to make again.
     path : path
         Sealed file, from `save_model` or with the same names.
-    keys : Key, path or iterable of these, optional
+    keys : KeySource, optional
         As for `to_device`.
     device : str or torch.device, optional
         Device on which parameters of torch's meta device are made, with the dtype of the file: "cpu", the default, or
@@ -121,7 +121,7 @@ def save_model(
     module: torch.nn.Module,
     path: str | os.PathLike[str],
     *,
-    key: KeyLike,
+    key: KeyLike | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> None:
     """Seal the parameters and persistent buffers of a torch module into a new file.
@@ -135,8 +135,8 @@ def save_model(
         Module in host memory.
     path : path
         The file to write; a ``.safetensors`` suffix is customary.
-    key : Key or path
-        The owner's key, or its key file.
+    key : KeyLike, optional
+        The owner's key, as `seal` takes it.
     metadata : mapping of str to str, optional
         Metadata of the file. It is neither encrypted nor authenticated.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
-from fastrack._crypto.keys import KeyRing
+from fastrack._crypto.keyring import KeyRing
 from fastrack._devices.side_stream import SideStream
 from fastrack._transfer.api import to_device
 from fastrack._util.fork import register_fork_reset

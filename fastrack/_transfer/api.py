@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from fastrack._crypto.keys import KeyLike, KeySource
+from fastrack._crypto.keyring import KeyLike, KeySource
 from fastrack._devices import canonical
 from fastrack._sealed.tensor import SealedTensor
 from fastrack._tensors import arrays
@@ -44,9 +44,10 @@ def to_device(
         hold tensors.
     device : str or torch.device, optional
         "cpu", the default, or "cuda:N".
-    keys : Key, path or iterable of these, optional
-        The keys of sealed tensors. If absent, the environment variable ``FASTRACK_KEY_FILE`` names a key file. Plain
-        tensors need no key.
+    keys : KeySource, optional
+        The keys of sealed tensors, as `KeyRing` takes them: a key, a key file, a `KeyProvider`, a function that finds a
+        key by its id. By default those of `use_keys`, else those that ``FASTRACK_KEY_FILE`` names. Plain tensors
+        need none.
     framework : {"torch", "numpy", "cupy"}, optional
         The framework of the results. If absent, the framework of the input; for sealed tensors torch if it is
         installed, else numpy.
@@ -124,15 +125,15 @@ def _require_movable(obj: Any) -> None:
 
 
 @public
-def to_host(x: Any, *, key: KeyLike, name: str = "tensor") -> SealedTensor:
+def to_host(x: Any, *, key: KeyLike | None = None, name: str = "tensor") -> SealedTensor:
     """Seal a tensor on the device that holds it, and copy it to the host sealed.
 
     Parameters
     ----------
     x : array
         An array of NumPy, torch or CuPy on any device, of any shape and of any dtype that safetensors has.
-    key : Key or path
-        The key to seal under, or its key file.
+    key : KeyLike, optional
+        The key to seal under, as `seal` takes it.
     name : str
         The name of the tensor, which is authenticated with it.
 

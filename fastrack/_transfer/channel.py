@@ -14,7 +14,7 @@ from fastrack._crypto import cobblestone
 from fastrack._crypto.base import Bytes
 from fastrack._crypto.cobblestone import HEADER_SIZE, SEALED_CHUNK_SIZE, MessageKey
 from fastrack._crypto.engine import get_engine
-from fastrack._crypto.keys import Key, KeyLike, KeyRing, KeySource
+from fastrack._crypto.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._crypto.session import Session
 from fastrack._devices import canonical, open_device
 from fastrack._devices.base import Device, Operation, Slab
@@ -55,9 +55,9 @@ class Channel:
     ----------
     device : str or torch.device, optional
         "cpu", the default, or "cuda:N".
-    keys : Key, path or iterable of these, optional
-        Keys of sealed tensors. If absent, the environment variable ``FASTRACK_KEY_FILE`` names a key file, which is
-        read for the first sealed tensor. Plain tensors need no key.
+    keys : KeySource, optional
+        Keys of sealed tensors, as `to_device` takes them. The defaults are looked up at each call with a sealed tensor.
+        Plain tensors need no key.
     threads : int, optional
         Number of the host's threads that may work on a transfer, by default the number of its CPUs.
     share : float, optional
@@ -174,7 +174,7 @@ class Channel:
         """
         with self._guard:
             self._owners.current().wait()
-            key = KeyRing.resolve(self._keys).first if key is None else Key.of(key)
+            key = KeyRing.resolve(self._keys).first if key is None else sealing_key(key)
             dtype, shape = arrays.describe(x)
             context = MessageContext(name, dtype, shape, new_file_id())
             salt, message_key = context.new_key(key)

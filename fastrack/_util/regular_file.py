@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import stat
+from collections.abc import Callable
 
 
 def open_regular(path: str | os.PathLike[str]) -> io.FileIO:
@@ -18,8 +19,25 @@ def open_regular(path: str | os.PathLike[str]) -> io.FileIO:
     OSError
         If it is anything else than a regular file, such as a pipe or a device, or cannot be opened.
     """
+    return _open(path, stat.S_ISREG)
+
+
+def open_pipe_or_regular(path: str | os.PathLike[str]) -> io.FileIO:
+    """Open a regular file or a pipe for reading. A pipe that no process writes to is empty, and not waited for.
+
+    Raises
+    ------
+    OSError
+        If it is anything else, or cannot be opened.
+    """
+    file = _open(path, lambda mode: stat.S_ISREG(mode) or stat.S_ISFIFO(mode))
+    os.set_blocking(file.fileno(), True)
+    return file
+
+
+def _open(path: str | os.PathLike[str], is_expected: Callable[[int], bool]) -> io.FileIO:
     file = io.FileIO(path, opener=_open_at_once)
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+    if not is_expected(os.fstat(file.fileno()).st_mode):
         file.close()
         raise OSError(errno.EINVAL, "not a regular file; put what it gives into one first", os.fspath(path))
     return file

@@ -154,7 +154,8 @@ def test_a_source_is_not_replaced_by_a_file_of_another_kind(cli, key, folder):
 def test_a_command_does_not_wait_for_a_pipe(cli, sealed, folder, line):
     os.mkfifo(folder / "pipe", 0o600)
     key = "pipe" if sealed in line else "owner.key"
-    assert "pipe: not a regular file" in cli.error(f"{line} {'' if 'inspect' in line else f'--key {key}'}")
+    wrong = "pipe is not a fastrack key file" if sealed in line else "pipe: not a regular file"
+    assert wrong in cli.error(f"{line} {'' if 'inspect' in line else f'--key {key}'}")
 
 
 def test_a_sealed_file_is_not_sealed_again(cli, key, sealed):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import ml_dtypes
@@ -8,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file as load_plain
 from safetensors.numpy import save_file as save_plain
 
-from fastrack._crypto.keys import Key
+from fastrack._crypto.keys import KEY_MODE_VARIABLE, Key
 from fastrack._sealed.reader import load_file
 
 NOTES = b"not for everyone\r\n\x00\xff" * 3000
@@ -166,3 +168,32 @@ def test_unsealing_tells_a_program_what_it_did(cli, key, sealed, arrays):
         assert document["file_id"] == file.file_id
     assert sorted(document["tensors"]) == ["x", "y"]
     assert document["bytes"] == sum(array.nbytes for array in arrays.values())
+
+
+@pytest.mark.parametrize("mode", [0o440, 0o444, 0o644])
+def test_a_mounted_secret_opens_where_its_mode_is_allowed(cli, sealed, folder, monkeypatch, mode):
+    (folder / "owner.key").chmod(mode)
+    refused = cli.error(f"verify {sealed} --key owner.key")
+    assert "chmod 600 owner.key" in refused
+    assert f"{KEY_MODE_VARIABLE}=0440 or 0444" in refused
+    monkeypatch.setenv("FASTRACK_KEY_MODE", f"0{mode:o}")
+    cli(f"verify {sealed} --key owner.key")
+
+
+def test_a_folder_of_keys_opens(cli, sealed, folder):
+    (folder / "keys").mkdir()
+    (folder / "owner.key").rename(folder / "keys" / "a")
+    cli("keygen keys/b")
+    cli(f"verify {sealed} --key keys")
+
+
+def test_standard_input_and_a_descriptor_give_a_key(sealed, folder):
+    for source in ("-", "fd:0", "/dev/stdin"):
+        done = subprocess.run(
+            [sys.executable, "-m", "fastrack", "verify", sealed, "--key", source],
+            input=(folder / "owner.key").read_bytes(),
+            capture_output=True,
+            check=False,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr

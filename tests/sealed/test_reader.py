@@ -37,7 +37,7 @@ from fastrack import (
     unseal,
     verify_file,
 )
-from fastrack._crypto.keys import KEY_FILE_VARIABLE
+from fastrack._crypto.keyring import KEY_FILE_VARIABLE
 from fastrack._sealed import reader
 from fastrack._sealed.reader import check_file
 from fastrack._tensors import arrays

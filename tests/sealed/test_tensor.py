@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import fastrack
 from fastrack import AuthenticationError, FormatError, Key, SealedTensor, UnknownKeyError
 from fastrack._crypto.engine import get_engine
-from fastrack._crypto.keys import KEY_FILE_VARIABLE, KeyRing
+from fastrack._crypto.keyring import KEY_FILE_VARIABLE, KeyRing
 from fastrack._devices.base import BAD_PLAN
 from fastrack._sealed.tensor import OpenMessage, SealedRows, bad_chunk
 from fastrack._tensors import arrays, dtypes
