@@ -21,7 +21,9 @@ from fastrack.errors import (
     DeviceError,
     FastrackError,
     FormatError,
+    GrantError,
     KeyPermissionError,
+    SignatureError,
     UnknownKeyError,
 )
 
@@ -47,6 +49,7 @@ __all__ = [
     "DeviceError",
     "FastrackError",
     "FormatError",
+    "GrantError",
     "Key",
     "KeyPermissionError",
     "KeyProvider",
@@ -55,6 +58,7 @@ __all__ = [
     "SealedFile",
     "SealedRows",
     "SealedTensor",
+    "SignatureError",
     "UnknownKeyError",
     "__version__",
     "collate",

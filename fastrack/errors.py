@@ -9,6 +9,8 @@ worker process may raise them.
 # ├── FormatError              not a sealed message, sealed file, key or key file        (also a ValueError)
 # ├── UnknownKeyError          sealed under a key that was not given                     (also a LookupError)
 # ├── KeyPermissionError       a key file that others own or may read                    (also a PermissionError)
+# ├── SignatureError           a signed document that was altered, or that no trusted key signed
+# ├── GrantError               a grant that has expired, or is not for this recipient or file
 # ├── DeviceError              the device is absent, busy or incapable of an operation
 # └── ClosedError              used after it was closed or wiped
 
@@ -22,7 +24,9 @@ __all__ = [
     "DeviceError",
     "FastrackError",
     "FormatError",
+    "GrantError",
     "KeyPermissionError",
+    "SignatureError",
     "UnknownKeyError",
 ]
 
@@ -95,6 +99,14 @@ class UnknownKeyError(FastrackError, LookupError):
 
 class KeyPermissionError(FastrackError, PermissionError):
     """A key file that belongs to another user or that others may access; it is not read."""
+
+
+class SignatureError(FastrackError):
+    """A signed document that was altered, or that no trusted key signed; nothing of it was used."""
+
+
+class GrantError(FastrackError):
+    """A grant that has expired, or is not for this recipient or file."""
 
 
 class DeviceError(FastrackError):

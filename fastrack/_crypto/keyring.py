@@ -384,6 +384,8 @@ def _open_source(source: str | os.PathLike[str]) -> Key | object:
     if open_it is not None:
         return open_it()
     path = Path(source).expanduser()
+    if path.suffix == ".grants":
+        return import_module("fastrack.grants._grants").open_with_environment(path)  # type: ignore[no-any-return]
     return KeyFolder(path) if path.is_dir() else Key.load(path)
 
 

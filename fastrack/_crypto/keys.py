@@ -14,6 +14,8 @@ import io
 import os
 import re
 import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn, Self
 
@@ -107,13 +109,14 @@ class Key:
     True
     """
 
-    __slots__ = ("_id", "_secret", "_wiped")
+    __slots__ = ("_files", "_id", "_secret", "_wiped")
 
     def __init__(self, secret: Bytes) -> None:
         if isinstance(secret, (str, os.PathLike)):
             raise TypeError("expected the bytes of a secret, got text or a path; Key.load reads a key file")
         view = memoryview(secret).cast("B")
         self._wiped = False
+        self._files: frozenset[str] | None = None
         self._id = ""
         self._secret = _Secret(len(view))
         if len(view) not in _SIZES:
@@ -171,10 +174,8 @@ class Key:
         """
         if looks_secret(path):
             raise FormatError(_NOT_A_PATH) from None
-        path = Path(path)
-        with open_pipe_or_regular(path) as file:
-            _refuse_if_shared(file, path)
-            return cls._read(file, str(path))
+        with read_private(path, _FILE_LIMIT) as content:
+            return cls._parse(content, len(content), str(path))
 
     @classmethod
     def read(cls, descriptor: int) -> Self:
@@ -192,8 +193,9 @@ class Key:
         OSError
             If it cannot be read.
         """
-        with io.FileIO(descriptor, closefd=False) as file:
-            return cls._read(file, f"file descriptor {descriptor}" if descriptor else "standard input")
+        name = f"file descriptor {descriptor}" if descriptor else "standard input"
+        with io.FileIO(descriptor, closefd=False) as file, _wiped_content(file, _FILE_LIMIT) as content:
+            return cls._parse(content, len(content), name)
 
     @classmethod
     def from_text(cls, text: str) -> Self:
@@ -211,14 +213,6 @@ class Key:
             return cls._parse(content, len(content), "the text")
         finally:
             content[:] = bytes(len(content))
-
-    @classmethod
-    def _read(cls, file: io.FileIO, name: str) -> Self:
-        buffer = bytearray(_FILE_LIMIT + 1)
-        try:
-            return cls._parse(buffer, _read_into(file, buffer), name)
-        finally:
-            buffer[:] = bytes(len(buffer))
 
     @classmethod
     def _parse(cls, buffer: bytearray, size: int, name: str) -> Self:
@@ -281,6 +275,16 @@ class Key:
         return 8 * len(self._secret)
 
     @property
+    def files(self) -> frozenset[str] | None:
+        """The ids of the sealed files that the key may open, as a grant says; None if it is not restricted."""
+        return self._files
+
+    def restrict(self, files: Iterable[str]) -> None:
+        """Restrict the key to sealed files with these ids. Not public: a grant does it. It cannot be undone."""
+        files = frozenset(files)
+        self._files = files if self._files is None else self._files & files
+
+    @property
     def is_wiped(self) -> bool:
         """True after the secret was overwritten."""
         return self._wiped
@@ -339,6 +343,37 @@ def _derive_id(secret: bytearray) -> str:
     # The size is part of the label since HMAC pads a short key with zeros.
     label = _ID_LABEL + bytes([len(secret)])
     return HKDFExpand(SHA512(), _ID_SIZE, label).derive(secret).hex()
+
+
+@contextmanager
+def read_private(path: str | os.PathLike[str], limit: int) -> Iterator[bytearray]:
+    """Yield the first `limit` bytes and one more of a file with a secret. They are overwritten when the block ends.
+
+    Raises
+    ------
+    KeyPermissionError
+        If others may use the file, or own it.
+    OSError
+        If it cannot be read.
+    """
+    path = Path(path)
+    with open_pipe_or_regular(path) as file:
+        _refuse_if_shared(file, path)
+        with _wiped_content(file, limit) as content:
+            yield content
+
+
+@contextmanager
+def _wiped_content(file: io.FileIO, limit: int) -> Iterator[bytearray]:
+    buffer = bytearray(limit + 1)
+    size = _read_into(file, buffer)
+    content = bytearray(size)
+    memoryview(content)[:] = memoryview(buffer)[:size]
+    try:
+        buffer[:] = bytes(len(buffer))
+        yield content
+    finally:
+        content[:] = bytes(len(content))
 
 
 def _refuse_if_shared(file: io.FileIO, path: Path) -> None:

@@ -23,7 +23,7 @@ from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes, Framework
 from fastrack._util.pickles import unpickle
 from fastrack._util.public import public
-from fastrack.errors import AuthenticationError, FormatError, UnknownKeyError
+from fastrack.errors import AuthenticationError, FormatError, GrantError, UnknownKeyError
 
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 Kind = Literal["tensor", "checkpoint"]
@@ -374,18 +374,30 @@ class SealedTensor(_Handle):
         ------
         AuthenticationError
             If the header or the binding does not match.
+        GrantError
+            If the key was granted for other files.
         UnknownKeyError
             If the key is not among `keys`.
         """
         try:
+            key = keys[self.key_id]
+            self._check_grant(key)
             if self.binding is not None:
-                self.binding.check(self.context, keys[self.key_id])
-            return self.context.open_header(self._message[:HEADER_SIZE].tobytes(), keys[self.key_id])
-        except (AuthenticationError, UnknownKeyError) as error:
+                self.binding.check(self.context, key)
+            return self.context.open_header(self._message[:HEADER_SIZE].tobytes(), key)
+        except (AuthenticationError, GrantError, UnknownKeyError) as error:
             if self.path is not None:
                 error.path = self.path
                 error.args = (f"{self.path}: {error}",)
             raise
+
+    def _check_grant(self, key: Key) -> None:
+        file = self.context.file if self.binding is None else self.binding.file
+        if key.files is not None and file not in key.files:
+            raise GrantError(
+                f"tensor {self.context.name!r:.200} is in file {file}, but key {key.id} was granted for other files "
+                "only; ask the owner for a grant that includes it"
+            )
 
     def to_bytes(self) -> bytes:
         """Return a sealed safetensors file that holds this tensor alone. This takes no key.

@@ -1,0 +1,29 @@
+"""Grants: one key for a data set, wrapped for many, and signed by its owner.
+
+An owner issues a grants file beside sealed data. Each entry holds the key, encrypted to the public key of a recipient or
+to a passphrase. The file says until when it holds, for which sealed files, and is signed. Adding and removing recipients does not
+touch the data.
+
+Examples
+--------
+>>> import numpy as np
+>>> import fastrack
+>>> from fastrack.grants import Grants, Identity, Signer
+>>> owner, alice, bob = Signer.generate(), Identity.generate(name="alice"), Identity.generate(name="bob")
+>>> key = fastrack.Key.generate()
+>>> sealed = fastrack.seal(np.arange(3), key)
+>>> grants = Grants.issue(key, [alice.recipient, bob.recipient], signer=owner)
+>>> fastrack.unseal(sealed, keys=grants.unlock(alice), framework="numpy")
+array([0, 1, 2])
+"""
+
+from __future__ import annotations
+
+from fastrack._crypto.recipients import Identity, Recipient
+from fastrack._crypto.signing import Signer, Verifier
+from fastrack.grants._grants import Grant, Grants
+
+__all__ = ["Grant", "Grants", "Identity", "Recipient", "Signer", "Verifier"]
+
+for _name in __all__:
+    globals()[_name].__module__ = "fastrack.grants"  # the path that users import them from
