@@ -1,4 +1,4 @@
-"""Grants files: signed documents with a key that is encrypted to each of its recipients. ``docs/format.md`` has the format."""
+"""Grants files: signed documents with a key that is encrypted to each recipient. ``docs/format.md`` has the format."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fastrack.errors import FormatError, GrantError, UnknownKeyError
 PAYLOAD_TYPE = "application/vnd.fastrack.grants.v1+json"
 IDENTITY_VARIABLE = "FASTRACK_IDENTITY"
 OWNER_VARIABLE = "FASTRACK_OWNER"
-PASSPHRASE = "Argon2id"
+_PASSPHRASE = "Argon2id"  # noqa: S105 - the name of an algorithm
 
 _LIMIT = 16 * 1024 * 1024  # bytes of a grants file
 _RECIPIENTS_LIMIT = 4096
@@ -222,7 +222,7 @@ class Grants:
             entries[recipient.id] = Grant(recipient.algorithm, recipient.id, recipient.name, ciphertext)
         if passphrase is not None:
             parameters, ciphertext = encrypt_to_passphrase(key.material(), passphrase, self._info())
-            entries[_NO_ID] = Grant(PASSPHRASE, _NO_ID, "", ciphertext, parameters)
+            entries[_NO_ID] = Grant(_PASSPHRASE, _NO_ID, "", ciphertext, parameters)
         return self._sign(tuple(entries.values()), signer)
 
     def remove(self, recipients: Iterable[Recipient | str], *, signer: Signer) -> Self:
@@ -258,7 +258,7 @@ class Grants:
         if not recipients:
             raise ValueError("signing grants failed: expected at least one recipient or a passphrase, got none")
         signed = replace(self, recipients=recipients, issued=_now(), serial=self.serial + 1)
-        payload = _encode({**signed._constraints(), **signed._circumstances()})
+        payload = _encode({**signed._constraints(), **signed._circumstances()})  # noqa: SLF001 - of the same class
         if len(payload) > _LIMIT // 2:
             raise ValueError(f"signing grants failed: expected at most {_LIMIT // 2} bytes, got {len(payload)}")
         _parse(payload, "grants to sign")
@@ -401,8 +401,8 @@ def open_with_environment(path: str | os.PathLike[str]) -> KeyRing:
     missing = [variable for variable, value in paths.items() if not value]
     if missing:
         raise UnknownKeyError(
-            f"{path} holds grants: set {' and '.join(missing)}. {IDENTITY_VARIABLE} names the secret file of a recipient, "
-            f"and {OWNER_VARIABLE} the public file of the owner"
+            f"{path} holds grants: set {' and '.join(missing)}. {IDENTITY_VARIABLE} names the secret file of a "
+            f"recipient, and {OWNER_VARIABLE} the public file of the owner"
         )
     grants = Grants.load(path, owner=Verifier.load(paths[OWNER_VARIABLE] or ""))
     return grants.unlock(Identity.load(paths[IDENTITY_VARIABLE] or ""))
@@ -466,7 +466,7 @@ def _parse(payload: bytes, source: str) -> dict[str, Any]:
 def _parse_grant(entry: Mapping[str, Any]) -> Grant:
     expected = {"algorithm", "ciphertext", "id", "name"}
     parameters = None
-    if entry["algorithm"] == PASSPHRASE:
+    if entry["algorithm"] == _PASSPHRASE:
         expected |= {"iterations", "lanes", "memory", "salt"}
         parameters = PassphraseParameters(
             _parse_base64(entry["salt"]), entry["iterations"], entry["lanes"], entry["memory"]

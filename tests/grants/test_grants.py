@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import copy
 import json
 import pickle
@@ -272,10 +273,8 @@ def test_a_passphrase_costs_neither_too_little_nor_the_machine(change):
     st.sampled_from(sorted(payload_of(ISSUED))),
 )
 def test_garbage_in_a_signed_payload_is_refused_or_harmless(value, member):
-    try:
+    with contextlib.suppress(FormatError):
         Grants.from_bytes(forged(lambda payload: payload.update({member: value})), owner=OWNER.verifier)
-    except FormatError as error:
-        assert "grants file" in str(error) or "bounds" in str(error)
 
 
 # Use
