@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fastrack._crypto.keyring import KeyProvider, KeyRing, use_keys
     from fastrack._crypto.keys import Key
     from fastrack._sealed.reader import SealedFile, load_file, verify_file
+    from fastrack._sealed.rekey import rekey_file
     from fastrack._sealed.tensor import SealedRows, SealedTensor, seal, unseal
     from fastrack._sealed.writer import save_file, seal_file, unseal_file
     from fastrack._training.checkpoint import load_checkpoint, save_checkpoint
@@ -65,6 +66,7 @@ __all__ = [
     "load_checkpoint",
     "load_file",
     "load_model",
+    "rekey_file",
     "save_checkpoint",
     "save_file",
     "save_model",
@@ -94,6 +96,7 @@ _HOMES = {
     "load_checkpoint": "fastrack._training.checkpoint",
     "load_file": "fastrack._sealed.reader",
     "load_model": "fastrack._training.model",
+    "rekey_file": "fastrack._sealed.rekey",
     "save_checkpoint": "fastrack._training.checkpoint",
     "save_file": "fastrack._sealed.writer",
     "save_model": "fastrack._training.model",

@@ -9,9 +9,11 @@ import typer
 from fastrack._cli.bench import bench
 from fastrack._cli.demo import demo
 from fastrack._cli.doctor import doctor
+from fastrack._cli.grant import grant
 from fastrack._cli.guard import handle_errors
 from fastrack._cli.inspect import inspect
 from fastrack._cli.keygen import keygen
+from fastrack._cli.rekey import rekey
 from fastrack._cli.seal import seal
 from fastrack._cli.unseal import unseal
 from fastrack._cli.verify import verify
@@ -59,5 +61,5 @@ def _options(
     """
 
 
-for _command in (keygen, seal, unseal, inspect, verify, doctor, bench, demo):
+for _command in (keygen, seal, unseal, inspect, verify, grant, rekey, doctor, bench, demo):
     app.command()(handle_errors(_command))

@@ -1,5 +1,7 @@
 """``fastrack keygen``: make a key file."""
 
+import errno
+import os
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -8,19 +10,33 @@ import typer
 
 from fastrack._cli.console import clean, print_json, stdout
 from fastrack._cli.files import check_directory
-from fastrack._cli.options import Bits, Json
+from fastrack._cli.options import Algorithm, Bits, Json
 
 
 def keygen(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="The key file to make. It must not exist.")],
     *,
     bits: Annotated[Bits, typer.Option(help="Size of the AES key.")] = Bits.AES_256,
+    identity: Annotated[
+        bool, typer.Option("--identity", help="Make a key pair to be granted keys: PATH, and PATH.pub to give away.")
+    ] = False,
+    signer: Annotated[
+        bool, typer.Option("--signer", help="Make a key pair to sign grants: PATH, and PATH.pub to give away.")
+    ] = False,
+    algorithm: Annotated[
+        Algorithm | None,
+        typer.Option(help="Of a key pair. If absent, MLKEM768_X25519 for --identity and Ed25519 for --signer."),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The name in PATH.pub. If absent, the name of PATH.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Make a key, in a file that only you may read."""
+    """Make a key, in a file that only you may read; or a key pair."""
     from fastrack._crypto.keys import Key
 
     check_directory(path)
+    if identity or signer:
+        _make_pair(path, algorithm, name or path.stem, identity=identity, signer=signer, as_json=as_json)
+        return
     key = Key.generate(int(bits))
     key.save(path)
     size, key_id = key.bits, key.id
@@ -35,3 +51,32 @@ def keygen(
     console.print(f"id: {key_id}")
     console.print("Keep a copy in a safe place: without it, what it seals cannot be opened.")
     console.print(f"Next: fastrack seal data.safetensors sealed.safetensors --key {quoted}", soft_wrap=True)
+
+
+def _make_pair(
+    path: Path, algorithm: Algorithm | None, name: str, *, identity: bool, signer: bool, as_json: bool
+) -> None:
+    from fastrack.grants import Identity, Signer
+
+    if identity and signer:
+        raise typer.BadParameter("expected one of --identity and --signer, got both; make two key pairs")
+    kind = Identity if identity else Signer
+    public_path = path.with_name(f"{path.name}.pub")
+    if os.path.lexists(public_path):
+        raise FileExistsError(errno.EEXIST, "it exists and is left as it was; choose another name", str(public_path))
+    try:
+        pair = kind.generate(name=name) if algorithm is None else kind.generate(algorithm.value, name=name)
+        public = pair.recipient if isinstance(pair, Identity) else pair.verifier
+        line = str(public)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    pair.save(path)
+    public.save(public_path)
+    if as_json:
+        document = {"path": str(path), "public": str(public_path), "id": public.id, "algorithm": public.algorithm}
+        print_json(document)
+        return
+    console = stdout()
+    console.print(f"{clean(str(path))}: a new secret key of {public.algorithm} that only you may read", soft_wrap=True)
+    console.print(f"{clean(str(public_path))}: its public key, of {len(line)} characters, to give away", soft_wrap=True)
+    console.print(f"id: {public.id}")

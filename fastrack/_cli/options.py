@@ -30,3 +30,12 @@ class Bits(StrEnum):
 
     AES_256 = "256"
     AES_128 = "128"
+
+
+class Algorithm(StrEnum):
+    """Algorithms of key pairs."""
+
+    MLKEM768_X25519 = "MLKEM768_X25519"
+    P_384 = "P-384"
+    ED25519 = "Ed25519"
+    ML_DSA_65 = "ML-DSA-65"

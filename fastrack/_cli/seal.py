@@ -8,6 +8,7 @@ import typer
 
 from fastrack._cli.console import clean, format_rate, pluralize, print_json, progress_bar, speed, stdout
 from fastrack._cli.files import check_source, check_target, load_engine, open_ring
+from fastrack._cli.grant import Grantees, Sign, To
 from fastrack._cli.options import Force, Json, KeyFile
 from fastrack._util.units import format_size
 from fastrack.errors import FormatError
@@ -33,15 +34,24 @@ def seal(
     drop_metadata: Annotated[
         bool, typer.Option("--drop-metadata", help="Leave out the metadata of SOURCE, which is stored unencrypted.")
     ] = False,
+    to: To = None,
+    sign: Sign = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Encrypt the tensors of a file, which may be larger than memory."""
+    """Encrypt the tensors of a file, which may be larger than memory.
+
+    With --to, under a new key that goes to the recipients alone, in TARGET.grants.
+    """
+    from fastrack._crypto.keys import Key
     from fastrack._sealed.reader import load_file
     from fastrack._sealed.writer import seal_file
 
     check_target(target, force=force)
-    owner = open_ring(key).first
+    if to and key is not None:
+        raise typer.BadParameter("expected --key or --to, got both; `fastrack grant` grants a key", param_hint="--to")
+    grantees = Grantees.load(to, sign, target, force=force) if to else None
+    owner = Key.generate() if grantees else open_ring(key).first
     total = check_source(source)
     _refuse_same(source, target)
     try:
@@ -68,12 +78,16 @@ def seal(
         left = sum(file.stored(name)[2].nbytes for name in file.plain)
         count = len(file.plain)
         readable = [*map(repr, file.names)], [*map(repr, file.metadata)]
+        file_id = file.file_id
+    if grantees:
+        grantees.grant(owner, str(file_id), target)
     size = sum(sealed) + left
     if as_json:
         document = {
             "source": str(source),
             "target": str(target),
             "key_id": owner.id,
+            "grants": str(grantees.path) if grantees else None,
             "tensors": len(sealed),
             "bytes": sum(sealed),
             "plain_tensors": count,
@@ -91,6 +105,10 @@ def seal(
     console = stdout()
     console.print(f"{line}; {format_rate(size, seconds)}", soft_wrap=True)
     console.print(f"key: {owner.id}")
+    if grantees:
+        granted = f"granted to {pluralize(len(grantees.recipients), 'recipient')}; the key was not kept"
+        line = f"{clean(str(grantees.path))}: {granted}"
+        console.print(line, soft_wrap=True)
     for subject, texts in zip(("the names, dtypes and shapes of", "the metadata"), readable, strict=True):
         if texts:
             console.print(f"anyone can read {subject} {clean(', '.join(texts)):.300}", soft_wrap=True)

@@ -29,7 +29,7 @@ from fastrack.errors import AuthenticationError, FormatError
 
 Progress = Callable[[int], None]
 
-_SLAB = 8 << 20  # bytes, so that ciphertext is still in the caches when it is written
+SLAB = 8 << 20  # bytes, so that ciphertext is still in the caches when it is written
 _ALIGNMENT = 8
 _PRIVATE = 0o600  # the mode of a file of plaintext
 _HEADER_LIMIT = 100_000_000  # bytes; safetensors refuses to read more
@@ -87,7 +87,7 @@ def save_file(
     ...     print(file["images"].shape, file.plain["labels"][:3], file.metadata)
     (10, 28, 28) [0 1 2] {'licence': 'CC0'}
     """
-    key, plain = sealing_key(key), _names(plain)
+    key, plain = sealing_key(key), plain_names(plain)
     described, sealed = {}, {}
     for name, tensor in tensors.items():
         if isinstance(tensor, SealedRows):
@@ -101,7 +101,7 @@ def save_file(
             described[name] = PlainTensor.of(tensor)
         except TypeError as error:
             raise TypeError(f"{name!r:.80} cannot be saved: {error}") from error
-    _write_sealed(described, Path(path), key, plain, metadata or {}, progress, sealed=sealed)
+    write_sealed(described, Path(path), key, plain, metadata or {}, progress, sealed=sealed)
 
 
 def _require_own(name: str, tensor: SealedTensor, key: Key, plain: frozenset[str]) -> None:
@@ -126,7 +126,7 @@ def _require_own(name: str, tensor: SealedTensor, key: Key, plain: frozenset[str
 def write_checkpoint(tensors: Mapping[str, Any], path: str | os.PathLike[str], key: KeyLike | None) -> None:
     """Seal the tensors of a checkpoint into a new file. They open as a checkpoint only."""
     described = {name: PlainTensor.of(tensor) for name, tensor in tensors.items()}
-    _write_sealed(described, Path(path), sealing_key(key), frozenset(), {}, None, kind="checkpoint")
+    write_sealed(described, Path(path), sealing_key(key), frozenset(), {}, None, kind="checkpoint")
 
 
 @public
@@ -185,8 +185,8 @@ def seal_file(
     with open_plain(source) as (present, stored_metadata):
         tensors = present if name is None else {name: _only_tensor(present, source)}
         chosen_metadata = stored_metadata if metadata is None else metadata
-        _write_sealed(
-            tensors, Path(target), sealing_key(key), _names(plain), chosen_metadata, progress, overwrite=overwrite
+        write_sealed(
+            tensors, Path(target), sealing_key(key), plain_names(plain), chosen_metadata, progress, overwrite=overwrite
         )
 
 
@@ -257,11 +257,12 @@ def unseal_file(
     """
     ring = KeyRing.resolve(keys)
     with opened_file(source) as file:
-        unsealer = _Unsealer(file, ring, _choose(file, names, _names(plain)), overwrite, progress)
+        unsealer = _Unsealer(file, ring, choose(file, names, plain_names(plain)), overwrite, progress)
         unsealer.write_to(Path(target))
 
 
-def _choose(file: SealedFile, names: Iterable[str] | None, plain: frozenset[str]) -> list[str]:
+def choose(file: SealedFile, names: Iterable[str] | None, plain: frozenset[str]) -> list[str]:
+    """Return the names to copy, all by default; those that are stored unencrypted must be among `plain`."""
     if not file:
         raise FormatError(f"{file.path}: expected a sealed tensor, got none; there is nothing to unseal")
     chosen = list(dict.fromkeys(file.names if names is None else names))
@@ -374,10 +375,10 @@ def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
 
 def write_plaintext(tensor: SealedTensor, keys: KeyRing, out: IO[bytes], progress: Progress | None = None) -> None:
     """Decrypt one tensor into a file, slab by slab, each authenticated before it is written."""
-    memory = arrays.empty_bytes(min(_SLAB, tensor.nbytes))
+    memory = arrays.empty_bytes(min(SLAB, tensor.nbytes))
     with OpenMessage(tensor, keys) as opened:
         try:
-            for first, size in cobblestone.iter_segments(tensor.nbytes, _SLAB):
+            for first, size in cobblestone.iter_segments(tensor.nbytes, SLAB):
                 opened.read_run(memory[:size], first)
                 _write(out, memory[:size], size, progress)
         finally:
@@ -387,13 +388,14 @@ def write_plaintext(tensor: SealedTensor, keys: KeyRing, out: IO[bytes], progres
 # Sealed files.
 
 
-def _names(plain: Iterable[str]) -> frozenset[str]:
+def plain_names(plain: Iterable[str]) -> frozenset[str]:
+    """Return the names of a ``plain=`` argument."""
     if isinstance(plain, str):
         raise TypeError(f"plain=: expected an iterable of names, got one text. Give [{plain!r:.200}]")
     return frozenset(plain)
 
 
-def _write_sealed(
+def write_sealed(
     tensors: Mapping[str, PlainTensor],
     path: Path,
     key: Key,
@@ -405,6 +407,7 @@ def _write_sealed(
     kind: Kind = "tensor",
     sealed: Mapping[str, SealedTensor] | None = None,
 ) -> None:
+    """Write a new sealed file of these tensors, slab by slab; those in `sealed` are copied and bound to it."""
     texts: list[object] = [*tensors, *metadata, *metadata.values()]
     for text in texts:
         if not isinstance(text, str):
@@ -435,7 +438,7 @@ def _write_sealed(
     order = _by_alignment(entries)
     largest = max((tensors[name].nbytes for name in contexts), default=0)
     # One buffer for all messages: fresh memory costs more than AES.
-    memory = arrays.empty_bytes(cobblestone.ciphertext_size(min(_SLAB, largest)))
+    memory = arrays.empty_bytes(cobblestone.ciphertext_size(min(SLAB, largest)))
     header = _header({name: entries[name] for name in order}, {**metadata, **fields})
     size = len(header) + sum(dtypes.nbytes(*entry) for entry in entries.values())
     with new_file(path, size, overwrite=overwrite) as out:
@@ -480,7 +483,7 @@ def _write_message(
     try:
         out.write(salt + commitment)
         read = tensor.load()
-        for first, size in cobblestone.iter_segments(tensor.nbytes, _SLAB):
+        for first, size in cobblestone.iter_segments(tensor.nbytes, SLAB):
             start = first * cobblestone.CHUNK_SIZE
             sealed = memory[: cobblestone.segment_size(first, size, tensor.nbytes)]
             engine.seal_run(schedule, read(start, start + size), sealed, first)
@@ -491,8 +494,8 @@ def _write_message(
 
 def _write_plain(tensor: PlainTensor, out: IO[bytes], progress: Progress | None) -> None:
     read = tensor.load()
-    for start in range(0, tensor.nbytes, _SLAB):
-        piece = read(start, min(start + _SLAB, tensor.nbytes))
+    for start in range(0, tensor.nbytes, SLAB):
+        piece = read(start, min(start + SLAB, tensor.nbytes))
         _write(out, piece, piece.size, progress)
 
 

@@ -22,7 +22,7 @@ from fastrack._crypto.recipients import (
     decrypt_with_passphrase,
     encrypt_to_passphrase,
 )
-from fastrack._crypto.signing import Signer, Verifier, open_envelope, sign_envelope
+from fastrack._crypto.signing import Signer, Verifier, open_envelope, read_unverified_payload, sign_envelope
 from fastrack._util.atomic import new_file
 from fastrack._util.regular_file import open_regular
 from fastrack.errors import FormatError, GrantError, UnknownKeyError
@@ -406,6 +406,21 @@ def open_with_environment(path: str | os.PathLike[str]) -> KeyRing:
         )
     grants = Grants.load(path, owner=Verifier.load(paths[OWNER_VARIABLE] or ""))
     return grants.unlock(Identity.load(paths[IDENTITY_VARIABLE] or ""))
+
+
+def read_unverified(path: str | os.PathLike[str]) -> Grants:
+    """Return the content of a grants file without a look at its signature, to be shown and not to be used.
+
+    Raises
+    ------
+    FormatError
+        If it is not a grants file.
+    OSError
+        If it cannot be read.
+    """
+    with open_regular(path) as file:
+        content = file.read(_LIMIT + 1)
+    return Grants(**_parse(read_unverified_payload(content, source=str(path)), str(path)))
 
 
 def _now() -> datetime:

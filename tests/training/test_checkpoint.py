@@ -308,7 +308,7 @@ def put(path, text, tensors=None, plain=()):
     """A checkpoint by someone who has the key and writes what they like."""
     named = {"skeleton": np.frombuffer(text, np.uint8), **(tensors or {})}
     described = {name: PlainTensor.of(tensor) for name, tensor in named.items()}
-    writer._write_sealed(described, path, KEY, frozenset(plain), {}, None, kind="checkpoint")
+    writer.write_sealed(described, path, KEY, frozenset(plain), {}, None, kind="checkpoint")
 
 
 def of(state):

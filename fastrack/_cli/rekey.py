@@ -1,0 +1,64 @@
+"""``fastrack rekey``: seal a sealed file under another key."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fastrack._cli.console import clean, format_rate, pluralize, print_json, progress_bar, speed, stdout
+from fastrack._cli.files import check_sealed, check_target, load_engine, open_ring
+from fastrack._cli.options import KEY_HELP, Force, Json, KeyFiles
+from fastrack._util.units import format_size
+
+
+def rekey(
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="The sealed file.")],
+    target: Annotated[
+        Path, typer.Argument(metavar="TARGET", help="The sealed file to write; with --force also SOURCE.")
+    ],
+    *,
+    key: KeyFiles = None,
+    new: Annotated[str, typer.Option("--new", metavar="KEY", help=f"The new key. {KEY_HELP}")],
+    plain: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Copy this tensor, which SOURCE stores unencrypted; may be repeated."),
+    ] = None,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Seal a sealed file under another key, without plaintext on disk. Grants of the old key do not open the result."""
+    from fastrack._sealed.reader import load_file
+    from fastrack._sealed.rekey import rekey_file
+
+    check_target(target, force=force)
+    ring, owner = open_ring(key), open_ring(new).first
+    with load_file(source) as file:
+        check_sealed(file, ring)
+        total = sum(tensor.nbytes for tensor in file.values())
+        count = len(file)
+        load_engine("open")
+        start = time.perf_counter()
+        with progress_bar("rekeying", total) as progress:
+            rekey_file(file, target, ring, key=owner, plain=plain or (), overwrite=force, progress=progress)
+        seconds = time.perf_counter() - start
+    with load_file(target) as file:
+        file_id = file.file_id
+    if as_json:
+        print_json(
+            {
+                "source": str(source),
+                "target": str(target),
+                "key_id": owner.id,
+                "file_id": file_id,
+                "tensors": count,
+                "bytes": total,
+                "seconds": seconds,
+                "gb_per_s": speed(total, seconds),
+            }
+        )
+        return
+    console = stdout()
+    line = f"{clean(str(target))}: sealed {pluralize(count, 'tensor')} anew, {format_size(total)}"
+    console.print(f"{line}; {format_rate(total, seconds)}", soft_wrap=True)
+    console.print(f"key: {owner.id}")

@@ -1,0 +1,206 @@
+"""``keygen --identity``, ``keygen --signer``, ``grant``, ``seal --to`` and ``rekey``, as an owner uses them."""
+
+from __future__ import annotations
+
+import stat
+
+import numpy as np
+import pytest
+
+import fastrack
+from fastrack.grants import Grants, Identity, Recipient, Verifier
+
+
+@pytest.fixture(autouse=True)
+def _pairs(cli, folder, monkeypatch):
+    cli("keygen owner.signer --signer")
+    for line in ("alice --identity", "bob --identity --algorithm P-384", "carol --identity --name Carol"):
+        cli(f"keygen {line}")
+    np.save(folder / "data.npy", np.arange(1000))
+    monkeypatch.setenv("FASTRACK_OWNER", "owner.signer.pub")
+
+
+@pytest.fixture
+def become(monkeypatch):
+    return lambda name: monkeypatch.setenv("FASTRACK_IDENTITY", name)
+
+
+def test_a_pair_is_made(cli, folder):
+    assert stat.S_IMODE((folder / "alice").stat().st_mode) == 0o600
+    assert Identity.load("alice").recipient == Recipient.load("alice.pub")
+    made = cli.json("keygen erin --signer --algorithm ML-DSA-65")
+    assert made == {
+        "path": "erin",
+        "public": "erin.pub",
+        "id": Verifier.load("erin.pub").id,
+        "algorithm": "ML-DSA-65",
+    }
+    assert "expected one of --identity and --signer" in cli.error("keygen x --identity --signer", status=2)
+    assert "expected an algorithm of" in cli.error("keygen x --identity --algorithm Ed25519", status=2)
+    assert "left as it was" in cli.error("keygen alice --identity")
+    assert not (folder / "x").exists()
+
+
+def test_a_sealer_that_keeps_no_key(cli, become, folder):
+    sealed = cli.json("seal data.npy data.safetensors --to alice.pub --to bob.pub --sign owner.signer")
+    assert sealed["grants"] == "data.safetensors.grants"
+    for name, opens in (("alice", True), ("bob", True), ("carol", False)):
+        become(name)
+        line = "verify data.safetensors --key data.safetensors.grants"
+        if opens:
+            cli(line)
+        else:
+            assert "was not granted to" in cli.error(line)
+    become("alice")
+    cli("unseal data.safetensors back.npy --key data.safetensors.grants")
+    assert np.array_equal(np.load(folder / "back.npy"), np.arange(1000))
+    assert not list(folder.glob("*.key"))
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "told"),
+    [
+        ("--to alice.pub", 2, "keygen owner.signer --signer"),
+        ("--to owner.signer.pub --sign owner.signer", 1, "expected a public key of MLKEM768_X25519 or P-384"),
+        ("--to alice --sign owner.signer", 1, "it holds a secret key"),
+        ("--to alice.pub --sign alice", 1, "expected a secret key of Ed25519 or ML-DSA-65"),
+        ("--to alice.pub --sign owner.signer --key owner.key", 2, "got both"),
+        ("--to none.pub --sign owner.signer", 1, "No such file"),
+    ],
+)
+def test_what_cannot_be_granted_is_not_sealed(cli, folder, line, status, told):
+    cli("keygen owner.key")
+    assert told in cli.error(f"seal data.npy data.safetensors {line}", status=status)
+    assert not (folder / "data.safetensors").exists()
+
+
+def test_a_file_whose_grants_cannot_be_written_is_removed(cli, folder, monkeypatch):
+    def refuse(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Grants, "save", refuse)
+    assert "No space left" in cli.error("seal data.npy data.safetensors --to alice.pub --sign owner.signer")
+    assert not (folder / "data.safetensors").exists()
+
+
+def test_a_key_is_granted_changed_and_shown(cli, become, folder):
+    cli("keygen owner.key")
+    cli("seal data.npy data.safetensors --key owner.key")
+    before = (folder / "data.safetensors").read_bytes()
+    cli("grant owner.key --to alice.pub --to bob.pub --sign owner.signer --file data.safetensors --expires 30d")
+    assert "left as it was" in cli.error("grant owner.key --to alice.pub --sign owner.signer")
+    cli("grant owner.key.grants --drop bob --to carol.pub --key owner.key --sign owner.signer")
+    shown = cli.json("grant owner.key.grants --owner owner.signer.pub")
+    assert [entry["name"] for entry in shown["recipients"]] == ["alice", "Carol"]
+    assert shown["verified"] is True
+    assert shown["files"] == [cli.json("inspect data.safetensors")["file_id"]]
+    assert shown["serial"] == 3
+    assert "NOT VERIFIED" in cli("grant owner.key.grants").output
+    for name, opens in (("alice", True), ("bob", False), ("carol", True)):
+        become(name)
+        line = "verify data.safetensors --key owner.key.grants"
+        if opens:
+            cli(line)
+        else:
+            assert "was not granted to" in cli.error(line)
+    assert (folder / "data.safetensors").read_bytes() == before
+
+
+def test_another_owner_s_grants_do_not_open(cli, become, monkeypatch):
+    cli("keygen other.signer --signer")
+    cli("seal data.npy data.safetensors --to alice.pub --sign other.signer")
+    become("alice")
+    assert "expected a signature by a trusted key" in cli.error("verify data.safetensors --key data.safetensors.grants")
+    monkeypatch.delenv("FASTRACK_OWNER")
+    assert "set FASTRACK_OWNER" in cli.error("verify data.safetensors --key data.safetensors.grants")
+
+
+@pytest.mark.parametrize("wrong", ["tomorrow", "30", "30y", "2027-13-01"])
+def test_a_wrong_end_is_told(cli, wrong):
+    cli("keygen owner.key")
+    assert "expected a date" in cli.error(
+        f"grant owner.key --to alice.pub --sign owner.signer --expires {wrong}", status=2
+    )
+
+
+def test_a_grant_ends(cli, become):
+    cli("keygen owner.key")
+    cli("seal data.npy data.safetensors --key owner.key")
+    cli("grant owner.key --to alice.pub --sign owner.signer --expires 2020-01-01")
+    become("alice")
+    assert "expired at 2020-01-01T00:00:00Z" in cli.error("verify data.safetensors --key owner.key.grants")
+
+
+def test_a_passphrase_comes_from_a_private_file(cli, folder, monkeypatch):
+    (folder / "pass").write_text("correct horse battery staple\n")
+    (folder / "pass").chmod(0o600)
+    monkeypatch.setenv("FASTRACK_PASSPHRASE_FILE", "pass")
+    cli("keygen owner.key")
+    cli("grant owner.key --passphrase --sign owner.signer")
+    grants = Grants.load("owner.key.grants", owner=Verifier.load("owner.signer.pub"))
+    assert grants.unlock(passphrase="correct horse battery staple").first == fastrack.Key.load("owner.key")
+    (folder / "pass").write_text("short\n")
+    assert "12 characters" in cli.error(
+        "grant owner.key.grants --passphrase --key owner.key --sign owner.signer", status=2
+    )
+
+
+@pytest.mark.parametrize("suffix", ["npz", "npy"])
+def test_a_file_is_sealed_anew(cli, folder, suffix):
+    arrays = {"x": np.arange(100_000), "y": np.ones((3, 5), np.float32), "empty": np.zeros((0, 4))}
+    if suffix == "npz":
+        np.savez(folder / "data.npz", **arrays)
+    else:
+        np.save(folder / "data.npy", arrays["x"])
+    cli("keygen old.key")
+    cli("keygen new.key --bits 128")
+    cli(f"seal data.{suffix} data.safetensors --key old.key")
+    report = cli.json("rekey data.safetensors new.safetensors --key old.key --new new.key")
+    assert report["key_id"] == fastrack.Key.load("new.key").id
+    cli(f"unseal new.safetensors back.{suffix} --key new.key")
+    if suffix == "npz":
+        with np.load(folder / "back.npz") as back:
+            assert sorted(back) == sorted(arrays)
+            assert all(np.array_equal(back[name], arrays[name]) for name in arrays)
+    else:
+        assert np.array_equal(np.load(folder / "back.npy"), arrays["x"])
+    assert "expected key" in cli.error("verify new.safetensors --key old.key")
+    assert "--force" in cli.error("rekey data.safetensors new.safetensors --key old.key --new new.key")
+
+
+def test_a_file_may_replace_itself_and_stays_as_it_was_on_failure(cli, folder):
+    for name in ("old", "new"):
+        cli(f"keygen {name}.key")
+    cli("seal data.npy data.safetensors --key old.key")
+    cli("rekey data.safetensors data.safetensors --key old.key --new new.key --force")
+    cli("verify data.safetensors --key new.key")
+    content = bytearray((folder / "data.safetensors").read_bytes())
+    content[-1] ^= 1
+    (folder / "data.safetensors").write_bytes(content)
+    before = sorted(path.name for path in folder.iterdir())
+    assert "was altered" in cli.error("rekey data.safetensors data.safetensors --key new.key --new old.key --force")
+    assert (folder / "data.safetensors").read_bytes() == content
+    assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_what_is_stored_in_plain_is_copied_by_name_only(cli, folder):
+    for name in ("old", "new"):
+        cli(f"keygen {name}.key")
+    np.savez(folder / "two.npz", x=np.arange(5), labels=np.arange(3))
+    cli("seal two.npz two.safetensors --key old.key --plain labels")
+    line = "rekey two.safetensors three.safetensors --key old.key --new new.key"
+    assert "unencrypted and unauthenticated" in cli.error(line)
+    cli(f"{line} --plain labels")
+    with fastrack.load_file("three.safetensors") as file:
+        assert (list(file), list(file.plain)) == (["x"], ["labels"])
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_checkpoint_stays_one(cli):
+    for name in ("old", "new"):
+        cli(f"keygen {name}.key")
+    fastrack.save_checkpoint("step.safetensors", {"step": 3, "w": np.arange(5)}, key="old.key")
+    cli("rekey step.safetensors again.safetensors --key old.key --new new.key")
+    assert fastrack.load_checkpoint("again.safetensors", keys="new.key")["step"] == 3
+    with fastrack.load_file("again.safetensors") as file:
+        assert file.kind == "checkpoint"
