@@ -31,12 +31,6 @@ def framework_of(value: object) -> Framework | None:
     return None
 
 
-def holds_numbers(value: object) -> bool:
-    """Return whether a value is an array of numbers or booleans, rather than of text, objects, dates or records."""
-    framework = framework_of(value)
-    return framework is not None and (framework != "numpy" or dtypes.holds_numbers(cast("Any", value).dtype))
-
-
 @cache
 def installed(framework: Framework) -> bool:
     """Return whether a framework can be imported, without importing it."""
@@ -98,7 +92,10 @@ def reader(array: Any) -> Callable[[int, int], Bytes]:
         If it is not an array in host memory.
     """
     if framework_of(array) == "torch" and not (array.is_contiguous() or array.is_conj() or array.is_neg()):
-        array = _torch_words(array)
+        import torch
+
+        words = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[array.element_size()]
+        array = array.detach().view(words).numpy()  # with the same strides
     if isinstance(array, np.ndarray) and not array.flags.c_contiguous:
         flat, width = array.flat, array.itemsize
         return lambda start, stop: flat[start // width : stop // width].view(np.uint8)
@@ -180,10 +177,8 @@ def in_memory_order(tensor: Any) -> tuple[Any, Callable[[Any], Any] | None]:
             moved = tensor.detach()
     if not moved.is_contiguous():
         order = sorted(range(moved.dim()), key=moved.stride, reverse=True)
-        if moved.permute(order).is_contiguous():
-            moved = moved.permute(order)
-        else:
-            order = []
+        permuted = moved.permute(order)
+        moved, order = (permuted, order) if permuted.is_contiguous() else (moved, [])
     if is_plain and not order:
         return moved, None
     inverse = [order.index(dimension) for dimension in range(len(order))]
@@ -228,11 +223,3 @@ def _require_dense(tensor: Any) -> None:
     else:
         actual, advice = f"tensor of {tensor.layout}", "its indices and values, or tensor.to_dense()"
     raise TypeError(f"expected a dense tensor, got a {actual}; take the dense tensors that it consists of: {advice}")
-
-
-def _torch_words(tensor: Any) -> Any:
-    """Return a NumPy view of a tensor whose elements are integers of the same size, with the same strides."""
-    import torch
-
-    words = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    return tensor.detach().view(words).numpy()
