@@ -25,6 +25,8 @@ _ML_DTYPES = {
     "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
 }  # fmt: skip
 _TORCH = {**_NUMPY, **_ML_DTYPES, "F4": "float4_e2m1fn_x2"}
+_FROM_NUMPY = {name: dtype for dtype, name in (_NUMPY | _ML_DTYPES).items()}
+_FROM_TORCH = {name: dtype for dtype, name in _TORCH.items()}
 
 # Two F4 elements share a byte, and a torch shape counts pairs.
 _PAIRED = "F4"
@@ -66,7 +68,7 @@ def from_numpy(dtype: Any) -> str:
     TypeError
         If safetensors has none, as for objects, strings, records and non-native byte orders.
     """
-    name = _by_numpy_name().get(dtype.name)
+    name = _FROM_NUMPY.get(dtype.name)
     if name is None or (dtype.byteorder not in "=|" and not dtype.isnative):
         raise TypeError(
             f"a sealed tensor cannot hold the NumPy dtype {dtype!s:.80}; convert it first, {_conversion_of(dtype)}"
@@ -113,7 +115,7 @@ def from_torch(dtype: Any) -> str:
     TypeError
         If safetensors has none, as for quantised and complex128 tensors.
     """
-    name = _by_torch_name().get(str(dtype).removeprefix("torch."))
+    name = _FROM_TORCH.get(str(dtype).removeprefix("torch."))
     if name is None:
         advice = ", or seal its two parts, torch.view_as_real(tensor)" if dtype.is_complex else ""
         raise TypeError(f"a sealed tensor cannot hold {dtype}; convert it first, with tensor.to{advice}")
@@ -166,13 +168,3 @@ def shape_of_torch(dtype: str, shape: Sequence[int]) -> tuple[int, ...]:
             raise TypeError(f"a tensor of {dtype} needs a dimension to be sealed; call tensor.reshape(1) first")
         return (*shape[:-1], shape[-1] * 2)
     return tuple(shape)
-
-
-@cache
-def _by_numpy_name() -> dict[str, str]:
-    return {name: dtype for dtype, name in (*_NUMPY.items(), *_ML_DTYPES.items())}
-
-
-@cache
-def _by_torch_name() -> dict[str, str]:
-    return {name: dtype for dtype, name in _TORCH.items()}
