@@ -12,14 +12,8 @@ import numpy as np
 from fastrack._tensors.arrays import Bytes
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_LIBC.mmap.argtypes = [
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_int64,  # off_t, which has 64 bits on every Linux that fastrack runs on
-]
+# The last one is off_t, which has 64 bits on every Linux that fastrack runs on.
+_LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
 _LIBC.mmap.restype = ctypes.c_void_p
 _LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _FAILED = ctypes.c_void_p(-1).value
