@@ -136,13 +136,11 @@ def as_indices(rows: Any, count: int) -> Indices:
         if array.size != count:
             raise IndexError(f"boolean mask: expected {count} elements, one for each row, got {array.size}")
         return np.flatnonzero(array)
-    if array.dtype.kind == "u" and array.size and int(array.max()) >= count:
-        raise IndexError(f"row {int(array.max())} is out of range: the tensor has {count} rows")
-    indices = array.astype(np.int64)
-    if not indices.size:
-        return indices
-    lowest, highest = int(indices.min()), int(indices.max())
+    if not array.size:
+        return array.astype(np.int64)
+    lowest, highest = int(array.min()), int(array.max())
     if lowest < -count or highest >= count:
-        wrong = indices[(indices < -count) | (indices >= count)]
+        wrong = array[(array < -count) | (array >= count)]
         raise IndexError(f"row {wrong[0]} is out of range: the tensor has {count} rows")
+    indices = array.astype(np.int64)
     return indices if lowest >= 0 else np.where(indices < 0, indices + count, indices)
