@@ -9,11 +9,9 @@ import io
 import os
 import re
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from tokenize import TokenError
 from typing import IO, Any, BinaryIO, Literal
 
 import numpy as np
@@ -24,25 +22,6 @@ from fastrack._tensors.arrays import Bytes
 from fastrack._util.regular_file import open_regular, require_end
 from fastrack.errors import FormatError
 
-try:
-    from lzma import LZMAError
-except ImportError:  # some Pythons are built without it; then zipfile unpacks nothing with it either
-    LZMAError = zlib.error  # type: ignore[assignment, misc]
-
-_MALFORMED = (
-    ArithmeticError,
-    EOFError,
-    LookupError,
-    MemoryError,  # a header claims more elements than memory holds
-    RuntimeError,  # an archive that is encrypted, or compressed by a method that zipfile lacks
-    SyntaxError,
-    TypeError,
-    ValueError,
-    TokenError,
-    LZMAError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
 _ESCAPES_FOLDER = re.compile(r"^([/\\]|[a-z]:)|(^|[/\\])\.\.([/\\]|$)", re.IGNORECASE)  # on Windows, too
 
 
@@ -193,10 +172,13 @@ def _read_array_header(file: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...],
 
 @contextlib.contextmanager
 def _refuse_malformed(path: Path) -> Iterator[None]:
-    """Turn the errors of NumPy, zipfile and its decompressors for a malformed file into `FormatError`."""
+    """Turn the errors of NumPy, zipfile and its decompressors for a malformed file into `FormatError`.
+
+    They have no class in common: a header may give a SyntaxError or a MemoryError, and each decompressor has its own.
+    """
     try:
         yield
-    except (*_MALFORMED, OSError) as error:
+    except Exception as error:
         # bz2 sets no errno, and a negative offset gives EINVAL. Any other errno is a failure of the disk.
         if isinstance(error, OSError) and error.errno not in {None, errno.EINVAL}:
             raise

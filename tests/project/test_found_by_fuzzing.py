@@ -5,7 +5,6 @@ from __future__ import annotations
 import bz2
 import errno
 import io
-import lzma
 import threading
 import zipfile
 from pathlib import Path
@@ -164,9 +163,3 @@ def test_a_thread_does_not_wait_for_the_keys_of_another():
     thread.start()
     thread.join(5)
     assert opened
-
-
-def test_the_error_that_lzma_has_is_known():
-    from fastrack._sealed import importers as plain
-
-    assert plain.LZMAError is lzma.LZMAError
