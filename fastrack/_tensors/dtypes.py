@@ -16,16 +16,18 @@ BITS = {
 }  # fmt: skip
 """Bits of one element, by the safetensors name of its type."""
 
-_NUMPY = {
+NUMPY = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "I16": "int16", "U16": "uint16", "F16": "float16", "I32": "int32",
     "U32": "uint32", "F32": "float32", "I64": "int64", "U64": "uint64", "F64": "float64", "C64": "complex64",
 }  # fmt: skip
+"""NumPy's own types, by their safetensors names."""
+
 _ML_DTYPES = {
     "BF16": "bfloat16", "F8_E5M2": "float8_e5m2", "F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu",
     "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
 }  # fmt: skip
-_TORCH = {**_NUMPY, **_ML_DTYPES, "F4": "float4_e2m1fn_x2"}
-_FROM_NUMPY = {name: dtype for dtype, name in (_NUMPY | _ML_DTYPES).items()}
+_TORCH = {**NUMPY, **_ML_DTYPES, "F4": "float4_e2m1fn_x2"}
+_FROM_NUMPY = {name: dtype for dtype, name in (NUMPY | _ML_DTYPES).items()}
 _FROM_TORCH = {name: dtype for dtype, name in _TORCH.items()}
 
 # Two F4 elements share a byte, and a torch shape counts pairs.
@@ -94,8 +96,8 @@ def to_numpy(dtype: str) -> Any:
     """
     import numpy as np
 
-    if dtype in _NUMPY:
-        return np.dtype(_NUMPY[dtype])
+    if dtype in NUMPY:
+        return np.dtype(NUMPY[dtype])
     if dtype in _ML_DTYPES:
         try:
             import ml_dtypes
