@@ -29,7 +29,7 @@ from fastrack._devices.cpu import CpuDevice
 from fastrack._devices.cuda.commands import Commands
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._devices.cuda.driver import Driver
-from fastrack._sealed.tensor import MessageContext, SealedTensor, new_file_id, seal, unseal, write_header
+from fastrack._sealed.tensor import MessageContext, SealedTensor, new_file_id, seal, unseal
 from fastrack._tensors import arrays
 from fastrack._transfer.channel import Channel
 from fastrack.errors import AuthenticationError
@@ -199,9 +199,9 @@ def _to_host(end: _Endpoint, whole: OneSlab, channel: Channel, plain: Bytes, key
 
     def parallel() -> SealedTensor:
         context = MessageContext("tensor", "U8", plain.shape, new_file_id())
-        salt, message_key = context.new_key(key)
+        message_key, header = context.new_key(key)
         message = arrays.empty_bytes(cobblestone.message_size(plain.size))
-        write_header(message, salt, message_key)
+        message[:HEADER_SIZE] = header
         whole.seal(message_key, end.view(writable=False))
         copy(message[HEADER_SIZE:], whole.sealed)
         return SealedTensor(context, message, key.id)

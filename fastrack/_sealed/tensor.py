@@ -71,14 +71,13 @@ def seal(tensor: Any, key: KeyLike, name: str = "tensor") -> SealedTensor:
     context = MessageContext(name, dtype, shape, new_file_id())
     message = arrays.empty_bytes(cobblestone.message_size(plain.size))
     engine = get_engine()
-    salt, message_key = context.new_key(key)
+    message_key, message[:HEADER_SIZE] = context.new_key(key)
     schedule = engine.expand_key(message_key)
     try:
         engine.seal_run(schedule, plain, message[HEADER_SIZE:], 0)
     finally:
         schedule.wipe()
         message_key.wipe()
-    write_header(message, salt, message_key)
     message.flags.writeable = False
     return SealedTensor(context, message, key.id)
 
@@ -190,10 +189,9 @@ class MessageContext:
     def __reduce__(self) -> tuple[object, ...]:
         return unpickle, ("MessageContext", self.name, self.dtype, self.shape, self.file, self.kind)
 
-    def new_key(self, key: Key) -> tuple[bytes, MessageKey]:
-        """Return a fresh salt, and the message key derived from it."""
-        salt = os.urandom(SALT_SIZE)
-        return salt, cobblestone.derive(key.material(), salt, self.encode())
+    def new_key(self, key: Key) -> tuple[MessageKey, Bytes]:
+        """Return the key of a new message, and its header: a fresh salt and the commitment."""
+        return _new_key(key, self.encode())
 
     def open_header(self, header: bytes, key: Key) -> MessageKey:
         """Return the message key, after the commitment in the header was checked.
@@ -225,11 +223,9 @@ class Binding:
     @classmethod
     def new(cls, context: MessageContext, file: str, key: Key) -> Binding:
         """Bind the message of that context to a file. The header is that of a message without chunks."""
-        salt = os.urandom(SALT_SIZE)
-        message_key = cobblestone.derive(key.material(), salt, _binding_context(context, file))
-        commitment = message_key.commitment
+        message_key, header = _new_key(key, _binding_context(context, file))
         message_key.wipe()
-        return cls(file, salt + commitment)
+        return cls(file, header.tobytes())
 
     def check(self, context: MessageContext, key: Key) -> None:
         """Authenticate that the message was put into the file under this key.
@@ -252,6 +248,12 @@ class Binding:
 def _binding_context(context: MessageContext, file: str) -> bytes:
     """Return the context string of a binding: the file id, and the context of the message."""
     return f"fastrack/binding@1\0{file}\0".encode() + context.encode()
+
+
+def _new_key(key: Key, context: bytes) -> tuple[MessageKey, Bytes]:
+    salt = os.urandom(SALT_SIZE)
+    message_key = cobblestone.derive(key.material(), salt, context)
+    return message_key, np.frombuffer(salt + message_key.commitment, np.uint8)
 
 
 class _Handle:
@@ -560,15 +562,13 @@ class OpenMessage:
         self._schedule = self._engine.expand_key(message_key)
         message_key.wipe()
 
-    def read(self, memory: Bytes) -> None:
-        """Authenticate and decrypt the whole message into `memory`.
+    def read(self, memory: Bytes, first: int = 0) -> None:
+        """Authenticate and decrypt the whole chunks from `first` on that fill `memory`.
 
-        Raises
-        ------
-        AuthenticationError
-            If a chunk was altered. `memory` holds zeros then.
+        If one was altered, `memory` is filled with zeros, and AuthenticationError is raised.
         """
-        bad = self._engine.open_run(self._schedule, self._sealed.chunks, memory, 0)
+        sealed = self._sealed.chunks if memory.size == self._sealed.nbytes else self._run(first, memory.size)
+        bad = self._engine.open_run(self._schedule, sealed, memory, first)
         if bad is not None:
             memory.fill(0)
             raise bad_chunk(self._sealed.name, bad, path=self._sealed.path)
@@ -576,13 +576,6 @@ class OpenMessage:
     def gather(self, pieces: GatherPlan, memory: Bytes) -> None:
         """Authenticate and decrypt parts of the message into `memory`, as `read` does."""
         bad = self._engine.open_gather(self._schedule, self._sealed.chunks, memory, pieces)
-        if bad is not None:
-            memory.fill(0)
-            raise bad_chunk(self._sealed.name, bad, path=self._sealed.path)
-
-    def read_run(self, memory: Bytes, first: int) -> None:
-        """Authenticate and decrypt the whole chunks from `first` on that fill `memory`, as `read` does."""
-        bad = self._engine.open_run(self._schedule, self._run(first, memory.size), memory, first)
         if bad is not None:
             memory.fill(0)
             raise bad_chunk(self._sealed.name, bad, path=self._sealed.path)
@@ -600,12 +593,6 @@ class OpenMessage:
 
     def __exit__(self, *_: object) -> None:
         self._schedule.wipe()
-
-
-def write_header(message: Bytes, salt: bytes, key: MessageKey) -> None:
-    """Write the header of a message: the salt and the commitment."""
-    message[:SALT_SIZE] = np.frombuffer(salt, np.uint8)
-    message[SALT_SIZE:HEADER_SIZE] = np.frombuffer(key.commitment, np.uint8)
 
 
 def bad_chunk(

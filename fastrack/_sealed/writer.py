@@ -353,7 +353,7 @@ def write_plaintext(tensor: SealedTensor, keys: KeyRing, out: IO[bytes], progres
     with OpenMessage(tensor, keys) as opened:
         try:
             for first, size in cobblestone.iter_segments(tensor.nbytes, _SLAB):
-                opened.read_run(memory[:size], first)
+                opened.read(memory[:size], first)
                 _write(out, memory[:size], size, progress)
         finally:
             memory.fill(0)
@@ -450,12 +450,11 @@ def _write_message(
     tensor: PlainTensor, context: MessageContext, key: Key, memory: Bytes, out: IO[bytes], progress: Progress | None
 ) -> None:
     engine = get_engine()
-    salt, message_key = context.new_key(key)
+    message_key, header = context.new_key(key)
     schedule = engine.expand_key(message_key)
-    commitment = message_key.commitment
     message_key.wipe()
     try:
-        out.write(salt + commitment)
+        out.write(header.data)
         read = tensor.load()
         for first, size in cobblestone.iter_segments(tensor.nbytes, _SLAB):
             start = first * cobblestone.CHUNK_SIZE

@@ -18,15 +18,7 @@ from fastrack._crypto.keys import Key, KeyLike, KeyRing, KeySource
 from fastrack._crypto.session import Session
 from fastrack._devices import canonical, open_device
 from fastrack._devices.base import Device, Operation, Slab
-from fastrack._sealed.tensor import (
-    MessageContext,
-    SealedRows,
-    SealedTensor,
-    TensorSlice,
-    bad_chunk,
-    new_file_id,
-    write_header,
-)
+from fastrack._sealed.tensor import MessageContext, SealedRows, SealedTensor, TensorSlice, bad_chunk, new_file_id
 from fastrack._tensors import arrays
 from fastrack._tensors.arrays import Framework
 from fastrack._transfer.leaf import Leaf
@@ -177,11 +169,11 @@ class Channel:
             key = KeyRing.resolve(self._keys).first if key is None else Key.of(key)
             dtype, shape = arrays.describe(x)
             context = MessageContext(name, dtype, shape, new_file_id())
-            salt, message_key = context.new_key(key)
+            message_key, header = context.new_key(key)
             memory = self._device.view(x, writable=False)
             with self._stats.transfer(len(memory), "to_host", name) as record:
                 message = arrays.empty_bytes(cobblestone.message_size(len(memory)))
-                write_header(message, salt, message_key)
+                message[:HEADER_SIZE] = header
                 self._send(message_key, memory, message[HEADER_SIZE:], record)
         message.flags.writeable = False
         return SealedTensor(context, message, key.id)
