@@ -81,13 +81,7 @@ def open_plain(path: str | os.PathLike[str]) -> Iterator[tuple[Mapping[str, Plai
 
 
 def require_safe_member(name: str, path: Path) -> None:
-    """Refuse a member of an archive whose name leads out of the folder that it is unpacked into.
-
-    Raises
-    ------
-    FormatError
-        If the name does so.
-    """
+    """Refuse a member of an archive whose name leads out of the folder that it is unpacked into."""
     if "\0" in name or _ESCAPES_FOLDER.search(name):
         raise FormatError(
             f"{path}: name of a member: expected one inside the folder that the archive is unpacked into, got "
@@ -151,13 +145,7 @@ def _from_whole(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -
 
 
 def _read_array_header(file: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...], Literal["C", "F"]]:
-    """Read the header of an .npy file, up to its first element.
-
-    Raises
-    ------
-    ValueError
-        If it is not such a file, or holds Python objects. NumPy raises several other errors for malformed files.
-    """
+    """Read the header of an .npy file, up to its first element. NumPy raises many types for malformed ones."""
     version = np.lib.format.read_magic(file)
     if version == (1, 0):
         shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)

@@ -81,15 +81,7 @@ class RowPlan:
 
 
 def plan_rows(rows: Any, shape: tuple[int, ...], nbytes: int) -> RowPlan:
-    """Resolve an index along the first dimension, as NumPy does.
-
-    Raises
-    ------
-    IndexError
-        If a row is out of range, or a mask is of another length.
-    TypeError
-        If `rows` is not an integer, slice, one-dimensional integer array or boolean mask.
-    """
+    """Resolve an index along the first dimension as NumPy does, and raise IndexError and TypeError as it does."""
     if not shape:
         raise IndexError("rows of a sealed tensor: expected one dimension or more, got none. Open it whole")
     count = shape[0]

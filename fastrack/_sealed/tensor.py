@@ -171,13 +171,7 @@ class MessageContext:
     kind: Kind = "tensor"
 
     def encode(self) -> bytes:
-        """Return the context string of the key derivation: a label with the kind, and canonical JSON.
-
-        Raises
-        ------
-        TypeError, FormatError
-            If the name is not text, or not Unicode.
-        """
+        """Return the context string of the key derivation: a label with the kind, and canonical JSON."""
         if not isinstance(self.name, str):
             raise TypeError(f"name of a tensor: expected text, got {self.name!r:.200}")
         fields = {"dtype": self.dtype, "file": self.file, "name": self.name, "shape": list(self.shape)}
@@ -194,13 +188,7 @@ class MessageContext:
         return _new_key(key, self.encode())
 
     def open_header(self, header: bytes, key: Key) -> MessageKey:
-        """Return the message key, after the commitment in the header was checked.
-
-        Raises
-        ------
-        AuthenticationError
-            If the header is not that of a message with this context under this key.
-        """
+        """Return the message key, after the commitment in the header was checked."""
         try:
             return cobblestone.open_header(header, key.material(), self.encode())
         except AuthenticationError as error:
@@ -228,13 +216,7 @@ class Binding:
         return cls(file, header.tobytes())
 
     def check(self, context: MessageContext, key: Key) -> None:
-        """Authenticate that the message was put into the file under this key.
-
-        Raises
-        ------
-        AuthenticationError
-            If the binding was made under another key, for another message or for another file.
-        """
+        """Authenticate that the message was put into the file under this key."""
         try:
             cobblestone.open_header(self.header, key.material(), _binding_context(context, self.file)).wipe()
         except AuthenticationError:
@@ -368,15 +350,7 @@ class SealedTensor(_Handle):
         return self._message[HEADER_SIZE:]
 
     def open_header(self, keys: KeyRing) -> MessageKey:
-        """Return the message key, after the header and the binding, if there is one, were authenticated.
-
-        Raises
-        ------
-        AuthenticationError
-            If the header or the binding does not match.
-        UnknownKeyError
-            If the key is not among `keys`.
-        """
+        """Return the message key, after the header and the binding, if there is one, were authenticated."""
         try:
             if self.binding is not None:
                 self.binding.check(self.context, keys[self.key_id])
@@ -509,10 +483,7 @@ class SealedRows(_Handle):
     def check_contexts(self, keys: KeyRing) -> None:
         """Authenticate the shapes that the selection of rows depends on, beside those of the tensors in `slices`.
 
-        Raises
-        ------
-        AuthenticationError
-            If a file of the same data set was altered, so that samples may be missing or have other numbers.
+        Samples may be missing or have other numbers if a file of the same data set was altered.
         """
 
     def __len__(self) -> int:

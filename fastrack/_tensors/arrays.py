@@ -43,13 +43,7 @@ def default_framework() -> Framework:
 
 
 def describe(array: Any) -> tuple[str, tuple[int, ...]]:
-    """Return the safetensors dtype and shape of an array.
-
-    Raises
-    ------
-    TypeError
-        If it is not an array, is not dense, or has a dtype that safetensors lacks.
-    """
+    """Return the safetensors dtype and shape of a dense array; raise TypeError for anything else."""
     framework = framework_of(array)
     if framework == "torch":
         _require_dense(array)
@@ -63,15 +57,7 @@ def describe(array: Any) -> tuple[str, tuple[int, ...]]:
 
 
 def bytes_of(array: Any, *, writable: bool = False) -> Bytes:
-    """Return the bytes of an array in host memory, as `uint8` (nbytes,): a view if it is contiguous, else a copy.
-
-    Raises
-    ------
-    TypeError
-        If it is not an array, or is on another device.
-    ValueError
-        If `writable` and the array is not contiguous or is read-only.
-    """
+    """Return the bytes of an array in host memory, as `uint8` (nbytes,): a view if it is contiguous, else a copy."""
     if framework_of(array) == "torch":
         array = flat_torch(array, "cpu", writable=writable).numpy()
     if not isinstance(array, np.ndarray):
@@ -85,11 +71,6 @@ def reader(array: Any) -> Callable[[int, int], Bytes]:
     """Return a function `(start, stop)` to the bytes of an array in host memory; both are multiples of its itemsize.
 
     An array that is not contiguous is copied range by range, never as a whole.
-
-    Raises
-    ------
-    TypeError
-        If it is not an array in host memory.
     """
     if framework_of(array) == "torch" and not (array.is_contiguous() or array.is_conj() or array.is_neg()):
         import torch
@@ -116,13 +97,7 @@ def empty_bytes(size: int) -> Bytes:
 
 
 def from_bytes(memory: Bytes, dtype: str, shape: Sequence[int], framework: Framework) -> Any:
-    """Return an array of `framework` that views `memory`, without a copy.
-
-    Raises
-    ------
-    TypeError
-        If the framework lacks the dtype, or has no arrays in host memory.
-    """
+    """Return an array of `framework` that views `memory`, without a copy."""
     if framework == "torch":
         import torch
 
@@ -133,7 +108,7 @@ def from_bytes(memory: Bytes, dtype: str, shape: Sequence[int], framework: Frame
 
 
 def flat_torch(tensor: Any, device: str, *, writable: bool = False) -> Any:
-    """Return the bytes of a torch tensor on `device`, as a torch tensor of `uint8` (nbytes,). Raises as `bytes_of`."""
+    """Return the bytes of a torch tensor on `device`, as a torch tensor of `uint8` (nbytes,)."""
     import torch
 
     actual = "cpu" if tensor.device.type == "cpu" else str(tensor.device)
@@ -159,11 +134,6 @@ def in_memory_order(tensor: Any) -> tuple[Any, Callable[[Any], Any] | None]:
     The form is the order of the dimensions, such as ``channels_last``, and for torch the subclass with its attributes,
     such as a bounding box of torchvision. Parameters become plain tensors. None instead of a function means that there
     is nothing to restore.
-
-    Raises
-    ------
-    TypeError
-        If the tensor is not dense.
     """
     import torch
 

@@ -35,13 +35,7 @@ _PAIRED = "F4"
 
 
 def nbytes(dtype: str, shape: Sequence[int]) -> int:
-    """Return the bytes of a dense tensor of this dtype and shape.
-
-    Raises
-    ------
-    FormatError
-        If the dtype is unknown, a dimension is negative, or the bits do not fill whole bytes.
-    """
+    """Return the bytes of a dense tensor of this dtype and shape; raise FormatError if there is none such."""
     bits = BITS.get(dtype)
     if bits is None:
         raise FormatError(f"unknown dtype: expected one of safetensors ({', '.join(BITS)}), got {dtype!r:.40}")
@@ -63,13 +57,7 @@ def holds_numbers(dtype: Any) -> bool:
 
 @cache  # the name of a dtype takes microseconds to compute
 def from_numpy(dtype: Any) -> str:
-    """Return the safetensors name of a NumPy dtype, or of one of the package ml_dtypes.
-
-    Raises
-    ------
-    TypeError
-        If safetensors has none, as for objects, strings, records and non-native byte orders.
-    """
+    """Return the safetensors name of a NumPy dtype, or of one of ml_dtypes; raise TypeError if it has none."""
     name = _FROM_NUMPY.get(dtype.name)
     if name is None or (dtype.byteorder not in "=|" and not dtype.isnative):
         raise TypeError(
@@ -87,13 +75,7 @@ def _conversion_of(dtype: Any) -> str:
 
 
 def to_numpy(dtype: str) -> Any:
-    """Return the NumPy dtype of a safetensors name.
-
-    Raises
-    ------
-    TypeError
-        If NumPy has none, or has it only with the package ml_dtypes, which is not installed.
-    """
+    """Return the NumPy dtype of a safetensors name; raise TypeError if NumPy has none here."""
     import numpy as np
 
     if dtype in NUMPY:
@@ -110,13 +92,7 @@ def to_numpy(dtype: str) -> Any:
 
 
 def from_torch(dtype: Any) -> str:
-    """Return the safetensors name of a torch dtype.
-
-    Raises
-    ------
-    TypeError
-        If safetensors has none, as for quantised and complex128 tensors.
-    """
+    """Return the safetensors name of a torch dtype; raise TypeError if it has none."""
     name = _FROM_TORCH.get(str(dtype).removeprefix("torch."))
     if name is None:
         advice = ", or seal its two parts, torch.view_as_real(tensor)" if dtype.is_complex else ""
@@ -125,13 +101,7 @@ def from_torch(dtype: Any) -> str:
 
 
 def to_torch(dtype: str) -> Any:
-    """Return the torch dtype of a safetensors name.
-
-    Raises
-    ------
-    TypeError
-        If this torch has none.
-    """
+    """Return the torch dtype of a safetensors name; raise TypeError if this torch has none."""
     import torch
 
     result = getattr(torch, _TORCH.get(dtype, ""), None)
@@ -141,13 +111,7 @@ def to_torch(dtype: str) -> Any:
 
 
 def torch_shape(dtype: str, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the torch shape of a tensor whose safetensors shape is `shape`.
-
-    Raises
-    ------
-    TypeError
-        If the dtype is packed in pairs and the last dimension is odd.
-    """
+    """Return the torch shape of a tensor whose safetensors shape is `shape`."""
     if dtype == _PAIRED and shape:
         if shape[-1] % 2:
             raise TypeError(
@@ -158,13 +122,7 @@ def torch_shape(dtype: str, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def shape_of_torch(dtype: str, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the safetensors shape of a tensor whose torch shape is `shape`.
-
-    Raises
-    ------
-    TypeError
-        If the dtype is packed in pairs and the tensor has no dimension.
-    """
+    """Return the safetensors shape of a tensor whose torch shape is `shape`."""
     if dtype == _PAIRED:
         if not shape:
             raise TypeError(f"a tensor of {dtype} needs a dimension to be sealed; call tensor.reshape(1) first")

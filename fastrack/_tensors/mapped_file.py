@@ -20,13 +20,7 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 def map_file(descriptor: int) -> Bytes:
-    """Map a whole file, which must not be empty. The map outlives the descriptor, and ends with the array.
-
-    Raises
-    ------
-    OSError
-        If it cannot be mapped.
-    """
+    """Map a whole file, which must not be empty. The map outlives the descriptor, and ends with the array."""
     return np.asarray(_Map(descriptor))
 
 

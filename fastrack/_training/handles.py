@@ -60,13 +60,7 @@ class DatasetRef:
         return DatasetRows(self, column, rows)
 
     def require(self, rows: Row, column: int = 0) -> None:
-        """Check the numbers of samples and of a column, which may come from a worker process.
-
-        Raises
-        ------
-        FormatError
-            If a sample or the column is out of range.
-        """
+        """Check the numbers of samples and of a column, which may come from a worker process."""
         if isinstance(rows, int):
             lowest, highest = rows, rows
         else:
@@ -186,13 +180,7 @@ class Lengths:
         self.rows = rows
 
     def stack(self, others: Sequence[object]) -> Lengths:
-        """Return the lengths of several records of one data set.
-
-        Raises
-        ------
-        TypeError
-            If the records are of several data sets.
-        """
+        """Return the lengths of several records of one data set."""
         rows = []
         for other in others:
             if not isinstance(other, Lengths) or other.ref is not self.ref:

@@ -27,15 +27,7 @@ Fetch = Callable[[int, Framework], Any]
 
 
 def encode_state(state: Any) -> tuple[bytes, list[Any]]:
-    """Return the skeleton of a nest, and the arrays that it refers to by number, each memory once.
-
-    Raises
-    ------
-    TypeError
-        If a value has another type than a checkpoint can hold. The message has its path in the nest.
-    ValueError
-        If it is nested too deep, as one that contains itself is.
-    """
+    """Return the skeleton of a nest, and the arrays that it refers to by number, each memory once."""
     encoder = _Encoder()
     document = {"checkpoint": _VERSION, "state": encoder.encode_value(state, "state", 0)}
     return json.dumps(document, sort_keys=True, separators=(",", ":")).encode(), encoder.arrays
@@ -44,10 +36,7 @@ def encode_state(state: Any) -> tuple[bytes, list[Any]]:
 def decode_state(skeleton: bytes, fetch: Fetch) -> Any:
     """Return the nest of a skeleton, with the result of `fetch(number, framework)` for each array.
 
-    Raises
-    ------
-    FormatError
-        If `skeleton` is malformed.
+    Any malformed skeleton raises FormatError.
     """
     try:
         document = json.loads(skeleton, parse_constant=_refuse_number, parse_float=_refuse_number)
