@@ -35,7 +35,7 @@ class DatasetRef:
 
     def __init__(self, layout: Layout, dataset_id: bytes | None = None) -> None:
         self.layout = layout
-        self.count = layout.count
+        self.count = int(layout.ends[-1])
         self.dataset_id = dataset_id or os.urandom(8)
         self._checked: set[int] = set()
         _refs[self.dataset_id] = self
@@ -158,12 +158,11 @@ class DatasetRows(SealedRows):
         """Return one handle on the rows of several; None if they differ in data set, column or number of rows."""
         rows = []
         for handle in handles:
-            if not isinstance(handle, DatasetRows) or handle.ref is not self.ref or handle.column != self.column:
-                return None
-            if np.shape(handle.rows) != np.shape(self.rows):
+            if not isinstance(handle, DatasetRows) or (handle.ref, handle.column) != (self.ref, self.column):
                 return None
             rows.append(handle.rows)
-        return DatasetRows(self.ref, self.column, np.array(rows, np.int64))
+        alike = {np.shape(each) for each in rows} == {np.shape(self.rows)}
+        return DatasetRows(self.ref, self.column, np.array(rows, np.int64)) if alike else None
 
     def __reduce__(self) -> tuple[object, ...]:
         return unpickle, ("DatasetRows", self.ref.dataset_id, self.column, self.ref.pack(self.rows))

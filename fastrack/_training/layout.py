@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 
@@ -18,42 +17,6 @@ from fastrack._tensors import dtypes
 from fastrack._training.shards import Shards
 from fastrack._util.pickles import unpickle
 from fastrack.errors import FormatError
-
-
-class Layout(Protocol):
-    """Map from sample numbers, counted through all files, to bytes of sealed tensors.
-
-    Attributes
-    ----------
-    shards : Shards
-        The files.
-    names : tuple of str
-        Names of the columns.
-    count : int
-        Number of samples.
-    """
-
-    @property
-    def shards(self) -> Shards: ...
-    @property
-    def names(self) -> tuple[str, ...]: ...
-    @property
-    def count(self) -> int: ...
-
-    def dtype(self, column: int) -> str:
-        """Return the element type of a column."""
-
-    def shape(self, column: int, rows: int | Indices) -> tuple[int, ...]:
-        """Return the shape of one sample, or of several stacked ones."""
-
-    def needs_padding(self, rows: int | Indices) -> bool:
-        """Return True if the slices of these samples leave bytes of the result that must be zeros."""
-
-    def shape_tensors(self, column: int) -> Sequence[SealedTensor]:
-        """Return the tensors whose shapes determine how many samples of a column each file has."""
-
-    def slices(self, column: int, rows: int | Indices) -> Sequence[TensorSlice]:
-        """Return the slices of the result of opening these samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,21 +48,20 @@ class EvenLayout:
     def __reduce__(self) -> tuple[object, ...]:
         return unpickle, ("EvenLayout", self.shards, self.names, self.columns, self.ends)
 
-    @property
-    def count(self) -> int:
-        return int(self.ends[-1])
-
     def dtype(self, column: int) -> str:
         return self.columns[column].dtype
 
     def shape(self, column: int, rows: int | Indices) -> tuple[int, ...]:
+        """Return the shape of one sample, or of several stacked ones."""
         sample = self.columns[column].sample
         return sample if isinstance(rows, int) else (*rows.shape, *sample)
 
     def needs_padding(self, rows: int | Indices) -> bool:
+        """Return True if the slices of these samples leave bytes of the result that must be zeros."""
         return False
 
     def shape_tensors(self, column: int) -> Sequence[SealedTensor]:
+        """Return the tensors whose shapes determine how many samples of a column each file has."""
         spec = self.columns[column]
         return [self.shards.tensor(shard, spec.index) for shard in range(len(self.shards))]
 
@@ -130,10 +92,6 @@ class RecordLayout:
     names: tuple[str, ...]
     ends: Indices
     offsets: list[Indices] | None = field(repr=False)
-
-    @property
-    def count(self) -> int:
-        return int(self.ends[-1])
 
     def dtype(self, column: int) -> str:
         return self.shards.contexts[0][0].dtype
@@ -177,6 +135,10 @@ class RecordLayout:
 
     def __reduce__(self) -> tuple[object, ...]:
         return unpickle, ("RecordLayout", self.shards, self.names, self.ends, None)
+
+
+Layout = EvenLayout | RecordLayout
+"""Map from sample numbers, counted through all files, to bytes of sealed tensors."""
 
 
 def row_layout(shards: Shards) -> EvenLayout:
