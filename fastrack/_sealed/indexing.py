@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,8 +34,9 @@ class ByteRanges:
         return cls(starts, np.full(count, size, np.int64), np.arange(0, count * size, size) if size else starts)
 
     @classmethod
-    def concatenate(cls, ranges: Sequence[ByteRanges], shifts: Sequence[int]) -> ByteRanges:
+    def concatenate(cls, parts: Iterable[Callable[[], ByteRanges]], shifts: Sequence[int]) -> ByteRanges:
         """Concatenate ranges, and move the places of each by the number of bytes in `shifts`."""
+        ranges = [part() for part in parts]
         return cls(
             np.concatenate([each.starts for each in ranges]),
             np.concatenate([each.sizes for each in ranges]),

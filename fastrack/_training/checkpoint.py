@@ -116,44 +116,33 @@ def load_checkpoint(path: str | os.PathLike[str], *, keys: KeySource | None = No
         sealed = file.get(_SKELETON)
         if file.kind != "checkpoint" or sealed is None or sealed.dtype != "U8" or len(sealed.shape) != 1:
             raise FormatError(f"{file.path}: expected a checkpoint, got another sealed file. Open it with load_file")
-        text = unseal(sealed, ring, framework="numpy").tobytes()
-        loader = _Loader(file, ring, target)
-        state = decode_state(text, loader.fetch)
-        if len(loader.fetched) + 1 != len(file.names):
-            raise FormatError(
-                f"{file.path}: expected {len(loader.fetched) + 1} tensors by its skeleton, got "
-                f"{len(file.names)}. Save it again"
-            )
+        fetched: dict[int, tuple[Framework, Any]] = {}
+
+        def fetch(number: int, framework: Framework) -> Any:
+            if number not in fetched:
+                array = _find(file, number)
+                on = target if framework == "torch" else None
+                fetched[number] = framework, to_device(array, on, keys=ring, framework=framework)
+            stored, opened = fetched[number]
+            if stored != framework:
+                raise FormatError(
+                    f"{file.path}: array {number}: expected {stored}, as elsewhere in its skeleton, got {framework}"
+                )
+            return opened
+
+        state = decode_state(unseal(sealed, ring, framework="numpy").tobytes(), fetch)
+        if len(fetched) + 1 != len(file.names):
+            expected = f"expected {len(fetched) + 1} tensors by its skeleton"
+            raise FormatError(f"{file.path}: {expected}, got {len(file.names)}. Save it again")
     return state
 
 
-class _Loader:
-    """Reader of the arrays of a checkpoint, which opens each once."""
-
-    def __init__(self, file: SealedFile, keys: KeyRing, device: str) -> None:
-        self._file = file
-        self._keys = keys
-        self._device = device
-        self.fetched: dict[int, tuple[Framework, Any]] = {}
-
-    def fetch(self, number: int, framework: Framework) -> Any:
-        if number not in self.fetched:
-            device = self._device if framework == "torch" else None
-            opened = to_device(self._sealed(number), device, keys=self._keys, framework=framework)
-            self.fetched[number] = framework, opened
-        stored, array = self.fetched[number]
-        if stored != framework:
-            raise FormatError(
-                f"{self._file.path}: array {number}: expected {stored}, as elsewhere in its skeleton, got {framework}"
-            )
-        return array
-
-    def _sealed(self, number: int) -> SealedTensor:
-        sealed = self._file.get(str(number))
-        if sealed is None:
-            raise AuthenticationError(
-                f"{self._file.path} lacks array {number} of its checkpoint, or stores it unencrypted; it was altered",
-                tensor=str(number),
-                path=self._file.path,
-            )
-        return sealed
+def _find(file: SealedFile, number: int) -> SealedTensor:
+    sealed = file.get(str(number))
+    if sealed is None:
+        raise AuthenticationError(
+            f"{file.path} lacks array {number} of its checkpoint, or stores it unencrypted; it was altered",
+            tensor=str(number),
+            path=file.path,
+        )
+    return sealed

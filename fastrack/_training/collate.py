@@ -12,7 +12,6 @@ from fastrack._crypto.keys import KeyRing
 from fastrack._sealed.indexing import ByteRanges
 from fastrack._sealed.tensor import SealedRows, SealedTensor, TensorRows, TensorSlice
 from fastrack._tensors import arrays
-from fastrack._tensors.arrays import framework_of
 from fastrack._training.handles import DatasetRows, Lengths, Samples
 from fastrack._util.pickles import unpickle
 from fastrack._util.public import public
@@ -81,7 +80,7 @@ def _collate_plain(leaves: list[Any]) -> Any:
         from torch.utils.data import default_collate
 
         return default_collate(leaves)
-    if isinstance(leaves[0], (int, float, complex)) or framework_of(leaves[0]) == "numpy":
+    if isinstance(leaves[0], (int, float, complex)) or arrays.framework_of(leaves[0]) == "numpy":
         return np.array(leaves)
     return leaves
 
@@ -141,7 +140,10 @@ class StackedRows(SealedRows):
                 _, parts, shifts = slices.setdefault(same, (tensor, [], []))
                 parts.append(ranges)
                 shifts.append(index * size)
-        return [TensorSlice(tensor, partial(_concatenate, parts, shifts)) for tensor, parts, shifts in slices.values()]
+        return [
+            TensorSlice(tensor, partial(ByteRanges.concatenate, parts, shifts))
+            for tensor, parts, shifts in slices.values()
+        ]
 
     def check_contexts(self, keys: KeyRing) -> None:
         for rows in self._handles:
@@ -149,7 +151,3 @@ class StackedRows(SealedRows):
 
     def __reduce__(self) -> tuple[object, ...]:
         return unpickle, ("StackedRows", self._handles)
-
-
-def _concatenate(parts: list[Callable[[], ByteRanges]], shifts: list[int]) -> ByteRanges:
-    return ByteRanges.concatenate([ranges() for ranges in parts], shifts)
