@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 
@@ -70,7 +70,11 @@ def open_plain(path: str | os.PathLike[str]) -> Iterator[tuple[Mapping[str, Plai
             array = np.memmap(file, dtype, "r", file.tell(), shape, order)
         yield {path.stem: PlainTensor.of(array)}, {}
     elif suffix == ".npz":
-        with io.BufferedReader(open_regular(path)) as raw, _open_archive(raw, path) as archive:
+        with io.BufferedReader(open_regular(path)) as raw:
+            with _refuse_malformed(path):
+                if raw.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX:
+                    raise FormatError(f"expected an .npz archive, got a single array; rename it to {path.stem}.npy")
+                archive = zipfile.ZipFile(raw)
             yield _read_members(archive, path), {}
     else:
         with open_regular(path) as file:
@@ -87,13 +91,6 @@ def require_safe_member(name: str, path: Path) -> None:
             f"{path}: name of a member: expected one inside the folder that the archive is unpacked into, got "
             f"{name!r:.80}. Use a .safetensors file, or rename the tensor"
         )
-
-
-def _open_archive(file: BinaryIO, path: Path) -> zipfile.ZipFile:
-    with _refuse_malformed(path):
-        if file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX:
-            raise FormatError(f"{path}: expected an .npz archive, got a single array; rename it to {path.stem}.npy")
-        return zipfile.ZipFile(file)
 
 
 def _read_members(archive: zipfile.ZipFile, path: Path) -> dict[str, PlainTensor]:

@@ -181,18 +181,14 @@ def seal_file(
     ...     print(list(file), file["images"].dtype, file["images"].shape)
     ['images'] U8 (10, 28, 28)
     """
-    with open_plain(source) as (present, stored_metadata):
-        tensors = present if name is None else {name: _only_tensor(present, source)}
+    with open_plain(source) as (tensors, stored_metadata):
+        if name is not None and len(tensors) != 1:
+            raise FormatError(
+                f"{os.fspath(source)}: name=: expected a file of one tensor, got {len(tensors)}. Leave name= out"
+            )
+        named = tensors if name is None else {name: next(iter(tensors.values()))}
         chosen_metadata = stored_metadata if metadata is None else metadata
-        _write_sealed(tensors, Path(target), Key.of(key), _names(plain), chosen_metadata, progress, overwrite=overwrite)
-
-
-def _only_tensor(tensors: Mapping[str, PlainTensor], source: str | os.PathLike[str]) -> PlainTensor:
-    if len(tensors) != 1:
-        raise FormatError(
-            f"{os.fspath(source)}: name=: expected a file of one tensor, got {len(tensors)}. Leave name= out"
-        )
-    return next(iter(tensors.values()))
+        _write_sealed(named, Path(target), Key.of(key), _names(plain), chosen_metadata, progress, overwrite=overwrite)
 
 
 @public
@@ -308,7 +304,7 @@ class _Unsealer:
                     f"{list(shape)}. Give the target a suffix that keeps the dtype: .safetensors, .npz or .npy"
                 )
             header = _npy_header(dtype, shape) if suffix == ".npy" else b""
-        size = len(header) + _size(entries)
+        size = len(header) + sum(dtypes.nbytes(*entry) for entry in entries.values())
         with new_file(target, size, mode=_PRIVATE, overwrite=self.overwrite) as out:
             out.write(header)
             for name in entries:
@@ -415,7 +411,8 @@ def _write_sealed(
     # One buffer for all messages: fresh memory costs more than AES.
     memory = arrays.empty_bytes(cobblestone.ciphertext_size(min(_SLAB, largest)))
     header = _header(entries, {**metadata, **fields})
-    with new_file(path, len(header) + _size(entries), overwrite=overwrite) as out:
+    size = len(header) + sum(dtypes.nbytes(*entry) for entry in entries.values())
+    with new_file(path, size, overwrite=overwrite) as out:
         out.write(header)
         for name in entries:
             if name in contexts:
@@ -481,10 +478,6 @@ def _write(out: IO[bytes], data: Bytes, size: int, progress: Progress | None) ->
 def _by_alignment(entries: _Entries) -> _Entries:
     """Sort entries by element size, widest first, so that each tensor is aligned to its element size."""
     return dict(sorted(entries.items(), key=lambda entry: (-dtypes.BITS[entry[1][0]], entry[0])))
-
-
-def _size(entries: _Entries) -> int:
-    return sum(dtypes.nbytes(*entry) for entry in entries.values())
 
 
 def _header(entries: _Entries, metadata: Mapping[str, str]) -> bytes:
