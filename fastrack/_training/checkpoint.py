@@ -120,9 +120,8 @@ def load_checkpoint(path: str | os.PathLike[str], *, keys: KeySource | None = No
 
         def fetch(number: int, framework: Framework) -> Any:
             if number not in fetched:
-                array = _find(file, number)
                 on = target if framework == "torch" else None
-                fetched[number] = framework, to_device(array, on, keys=ring, framework=framework)
+                fetched[number] = framework, to_device(_find(file, number), on, keys=ring, framework=framework)
             stored, opened = fetched[number]
             if stored != framework:
                 raise FormatError(

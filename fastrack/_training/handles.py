@@ -38,7 +38,7 @@ class DatasetRef:
         self.count = int(layout.ends[-1])
         self.dataset_id = dataset_id or os.urandom(8)
         self._checked: set[int] = set()
-        _refs[self.dataset_id] = self
+        refs[self.dataset_id] = self
 
     def sample(self, rows: Row) -> dict[str, Any]:
         """Return the handles on one sample, or on several stacked ones, by column."""
@@ -208,39 +208,32 @@ class Lengths:
 
 # Pickles. Ids are looked up among the data sets of this process.
 
-_refs: WeakValueDictionary[bytes, DatasetRef] = WeakValueDictionary()
+refs: WeakValueDictionary[bytes, DatasetRef] = WeakValueDictionary()
 
 
-def get_or_create(dataset_id: bytes, layout: Layout) -> DatasetRef:
-    """Return the data set of that id, and make it if this process does not have it."""
-    return _refs.get(dataset_id) or DatasetRef(layout, dataset_id)
-
-
-def _find_ref(dataset_id: bytes) -> DatasetRef:
-    ref = _refs.get(dataset_id)
+def _find(dataset_id: bytes, packed: Packed) -> tuple[DatasetRef, Row]:
+    ref = refs.get(dataset_id)
     if ref is None:
         raise ClosedError(
             "unpickling samples: expected their data set in this process, got none. Keep the SealedDataset that the "
             "DataLoader was made with, and use its samples in that process"
         )
-    return ref
+    return ref, ref.unpack(packed)
 
 
 def restore_rows(dataset_id: bytes, column: int, packed: Packed) -> DatasetRows:
     """Return the handle that a pickle describes."""
-    ref = _find_ref(dataset_id)
-    return DatasetRows(ref, column, ref.unpack(packed))
+    ref, rows = _find(dataset_id, packed)
+    return DatasetRows(ref, column, rows)
 
 
 def restore_samples(dataset_id: bytes, packed: Packed) -> Samples:
     """Return the samples that a pickle describes."""
-    ref = _find_ref(dataset_id)
-    rows = ref.unpack(packed)
+    ref, rows = _find(dataset_id, packed)
     assert not isinstance(rows, int)
     return Samples(ref, rows)
 
 
 def restore_lengths(dataset_id: bytes, packed: Packed) -> Any:
     """Return the lengths that a pickle describes."""
-    ref = _find_ref(dataset_id)
-    return Lengths(ref, ref.unpack(packed)).resolve()
+    return Lengths(*_find(dataset_id, packed)).resolve()

@@ -110,7 +110,17 @@ class PrefetchThread(threading.Thread):
         if self._source.is_stopped:
             return Fetched(is_last=True)
         self._permits.put(True)  # before an interrupt can occur: a lost permit would never be replaced
-        return self._receive()
+        item = self._ready.get()
+        if item.is_last:
+            self._ready.put(item)  # for further calls
+            self.join()
+        if item.error is not None:
+            self.join()
+            try:
+                raise item.error
+            finally:
+                del item  # breaks the cycle of the error, its traceback and this frame
+        return item
 
     def stop(self) -> None:
         self._source.is_stopped = True
@@ -136,19 +146,6 @@ class PrefetchThread(threading.Thread):
             if self._side is not None:
                 self._side.reclaim()
             ready.put(Fetched(is_last=True))
-
-    def _receive(self) -> Fetched:
-        item = self._ready.get()
-        if item.is_last:
-            self._ready.put(item)  # for further calls
-            self.join()
-        if item.error is not None:
-            self.join()
-            try:
-                raise item.error
-            finally:
-                del item  # breaks the cycle of the error, its traceback and this frame
-        return item
 
     def _finish_with(self, *items: Fetched) -> None:
         self._ready = SimpleQueue()
