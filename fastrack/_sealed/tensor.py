@@ -567,11 +567,7 @@ class OpenMessage:
 
 
 def bad_chunk(
-    name: str | None,
-    chunk: int,
-    outcome: str = "nothing of the tensor was handed out",
-    *,
-    path: Path | None = None,
+    name: str | None, chunk: int, outcome: str = "nothing of the tensor was handed out", *, path: Path | None = None
 ) -> AuthenticationError:
     """Return the error for an altered chunk, or for an altered gather plan, which a negative `chunk` stands for."""
     prefix = "" if path is None else f"{path}: "

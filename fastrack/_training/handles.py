@@ -42,7 +42,10 @@ class DatasetRef:
 
     def sample(self, rows: Row) -> dict[str, Any]:
         """Return the handles on one sample, or on several stacked ones, by column."""
-        return {name: self._leaf(column, rows) for column, name in enumerate(self.layout.names)}
+        names = self.layout.names
+        if isinstance(self.layout, RecordLayout):
+            return {names[0]: DatasetRows(self, 0, rows), names[1]: Lengths(self, rows).resolve()}
+        return {name: DatasetRows(self, column, rows) for column, name in enumerate(names)}
 
     def check_contexts(self, column: int, keys: KeyRing) -> None:
         """Authenticate, once, the shapes that determine how many samples each file has.
@@ -53,11 +56,6 @@ class DatasetRef:
             for tensor in self.layout.shape_tensors(column):
                 tensor.open_header(keys).wipe()
             self._checked.add(column)
-
-    def _leaf(self, column: int, rows: Row) -> Any:
-        if isinstance(self.layout, RecordLayout) and column == 1:
-            return Lengths(self, rows).resolve()
-        return DatasetRows(self, column, rows)
 
     def require(self, rows: Row, column: int = 0) -> None:
         """Check the numbers of samples and of a column, which may come from a worker process."""
