@@ -392,14 +392,9 @@ def _write_sealed(
         for name, tensor in tensors.items()
         if name not in plain and name not in (sealed or {})
     }
-    entries = _by_alignment(
-        {
-            name: ("U8", (cobblestone.message_size(tensor.nbytes),))
-            if name in contexts
-            else (tensor.dtype, tensor.shape)
-            for name, tensor in tensors.items()
-        }
-    )
+    entries = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+    entries |= {name: ("U8", (cobblestone.message_size(tensors[name].nbytes),)) for name in contexts}
+    entries = _by_alignment(entries)
     sealed_entries: dict[str, Any] = {name: _entry(context) for name, context in contexts.items()}
     for name, tensor in (sealed or {}).items():
         binding = Binding.new(tensor.context, file_id, key)
