@@ -6,13 +6,13 @@ the file's metadata says what it decrypts to. The safetensors library itself rea
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -87,14 +87,9 @@ def load_file(path: str | os.PathLike[str], *, file_id: str | None = None, mappe
     return SealedFile(path, file_id, mapped)
 
 
-@contextlib.contextmanager
-def opened_file(source: SealedFile | str | os.PathLike[str]) -> Iterator[SealedFile]:
+def opened_file(source: SealedFile | str | os.PathLike[str]) -> AbstractContextManager[SealedFile]:
     """Open a file for the ``with`` block if it is given by its path. An open file is left open."""
-    if isinstance(source, SealedFile):
-        yield source
-    else:
-        with load_file(source) as file:
-            yield file
+    return nullcontext(source) if isinstance(source, SealedFile) else load_file(source)
 
 
 @public
