@@ -145,10 +145,9 @@ def row_layout(shards: Shards) -> EvenLayout:
     """Lay out samples that are the rows of tensors of equal length."""
     ends = np.zeros(len(shards), np.int64)
     for shard, contexts in enumerate(shards.contexts):
-        lengths = [context.shape[0] if context.shape else None for context in contexts]
-        most = Counter(length for length in lengths if length is not None).most_common(1)
-        for context, length in zip(contexts, lengths, strict=True):
-            if length is None or length != most[0][0]:
+        most = Counter(context.shape[0] for context in contexts if context.shape).most_common(1)
+        for context in contexts:
+            if not context.shape or context.shape[0] != most[0][0]:
                 raise ValueError(
                     f"{shards.paths[shard]}: expected columns that share their first dimension, got "
                     f"{context.name!r:.200} of shape {list(context.shape)}. Name the others in columns="
@@ -167,9 +166,8 @@ def window_layout(shards: Shards, name: str, size: int, step: int) -> EvenLayout
         raise ValueError(f"window: expected a size and a step of 1 or more, got {size} and {step}")
     lengths = [contexts[column].shape[0] for contexts in shards.contexts]
     ends = np.cumsum([max(0, (length - size) // step + 1) for length in lengths], dtype=np.int64)
-    return EvenLayout(
-        shards, (shards.names[column],), (_column(column, shards.contexts[0][column], (size,), step),), ends
-    )
+    windows = _column(column, shards.contexts[0][column], (size,), step)
+    return EvenLayout(shards, (name,), (windows,), ends)
 
 
 def record_layout(shards: Shards, keys: KeySource | None) -> RecordLayout:
