@@ -87,27 +87,21 @@ def _collate_plain(leaves: list[Any]) -> Any:
 
 def stack(handles: Sequence[Any]) -> SealedRows:
     """Return one handle on several, with a new first dimension that counts them."""
-    several = [_rows_of(handle) for handle in handles]
+    several = [TensorRows.of(handle) if isinstance(handle, SealedTensor) else handle for handle in handles]
     first = several[0]
     if isinstance(first, DatasetRows):
         stacked = first.stack(several)
         if stacked is not None:
             return stacked
     for rows in several:
+        if not isinstance(rows, SealedRows):
+            raise TypeError(f"sealed rows of a batch: expected sealed rows in every sample, got {type(rows).__name__}")
         if (rows.dtype, rows.shape) != (first.dtype, first.shape):
             raise ValueError(
                 f"sealed rows of a batch: expected {first.dtype} {list(first.shape)}, as in the first sample, got "
                 f"{rows.dtype} {list(rows.shape)}. For samples of any length see SealedDataset.records"
             )
     return StackedRows(several)
-
-
-def _rows_of(handle: Any) -> SealedRows:
-    if isinstance(handle, SealedTensor):
-        return TensorRows.of(handle)
-    if not isinstance(handle, SealedRows):
-        raise TypeError(f"sealed rows of a batch: expected sealed rows in every sample, got {type(handle).__name__}")
-    return handle
 
 
 class StackedRows(SealedRows):
