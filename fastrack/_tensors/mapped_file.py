@@ -21,7 +21,12 @@ _FAILED = ctypes.c_void_p(-1).value
 
 def map_file(descriptor: int) -> Bytes:
     """Map a whole file, which must not be empty. The map outlives the descriptor, and ends with the array."""
-    return np.asarray(_Map(descriptor))
+    size = os.fstat(descriptor).st_size
+    address = _LIBC.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+    if address == _FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return np.asarray(_Map(address, size))
 
 
 class _Map:
@@ -29,17 +34,11 @@ class _Map:
 
     __slots__ = ("__array_interface__", "_address", "_size", "_unmap")
 
-    def __init__(self, descriptor: int) -> None:
-        self._address = None
-        self._unmap: Any = _LIBC.munmap  # still bound while the interpreter shuts down
-        self._size = os.fstat(descriptor).st_size
-        address = _LIBC.mmap(None, self._size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
-        if address == _FAILED:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
+    def __init__(self, address: int, size: int) -> None:
         self._address = address
-        self.__array_interface__ = {"version": 3, "shape": (self._size,), "typestr": "|u1", "data": (address, True)}
+        self._size = size
+        self._unmap: Any = _LIBC.munmap  # still bound while the interpreter shuts down
+        self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (address, True)}
 
     def __del__(self) -> None:
-        if self._address is not None:
-            self._unmap(self._address, self._size)
+        self._unmap(self._address, self._size)
