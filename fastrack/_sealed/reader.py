@@ -177,16 +177,15 @@ class SealedFile(Mapping[str, SealedTensor]):
             raise FormatError(
                 f"{self.path}: expected fastrack format {FORMAT_VERSION!r}, got {version!r:.20}. Update fastrack"
             )
-        self.file_id, self.key_id = (
-            _hex_id(fields.get(name), name, self.path) for name in ("fastrack.file", "fastrack.key")
-        )
+        self.file_id = _hex_id(fields.get("fastrack.file"), "fastrack.file", self.path)
+        self.key_id = _hex_id(fields.get("fastrack.key"), "fastrack.key", self.path)
         kind = fields.get("fastrack.kind")
-        if kind is not None:
-            if kind != "checkpoint":
-                raise FormatError(
-                    f"{self.path}: expected no fastrack.kind, or checkpoint, got {kind!r:.20}. Update fastrack"
-                )
+        if kind == "checkpoint":
             self.kind = "checkpoint"
+        elif kind is not None:
+            raise FormatError(
+                f"{self.path}: expected no fastrack.kind, or checkpoint, got {kind!r:.20}. Update fastrack"
+            )
         for name, entry in _read_json(fields.get("fastrack.tensors"), self.path).items():
             if name not in self._stored:
                 raise FormatError(f"{self.path} lists a sealed tensor {name!r:.80} that it lacks; the file was altered")
