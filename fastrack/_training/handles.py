@@ -31,12 +31,13 @@ class DatasetRef:
     dataset_id : 8 random bytes
     """
 
-    __slots__ = ("__weakref__", "_checked", "count", "dataset_id", "layout")
+    __slots__ = ("__weakref__", "_checked", "_packed_dtype", "count", "dataset_id", "layout")
 
     def __init__(self, layout: Layout, dataset_id: bytes | None = None) -> None:
         self.layout = layout
         self.count = int(layout.ends[-1])
         self.dataset_id = dataset_id or os.urandom(8)
+        self._packed_dtype = "<u4" if self.count <= 1 << 32 else "<u8"
         self._checked: set[int] = set()
         refs[self.dataset_id] = self
 
@@ -87,10 +88,6 @@ class DatasetRef:
             return packed
         packed, shape = packed if isinstance(packed, tuple) else (packed, (-1,))
         return np.frombuffer(packed, self._packed_dtype).astype(np.int64).reshape(shape)
-
-    @property
-    def _packed_dtype(self) -> str:
-        return "<u4" if self.count <= 1 << 32 else "<u8"
 
 
 class Samples(Sequence[dict[str, Any]]):
