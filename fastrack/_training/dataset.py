@@ -138,6 +138,8 @@ class SealedDataset(_Base):
             If a file is given twice or has another id, or the offsets do not ascend, or exceed the data.
         AuthenticationError, UnknownKeyError
             If the offsets cannot be unsealed.
+        ValueError
+            If a file lacks one of the tensors, or `data` is "lengths", which would stand twice in a sample.
 
         Notes
         -----

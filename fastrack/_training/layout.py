@@ -172,6 +172,8 @@ def window_layout(shards: Shards, name: str, size: int, step: int) -> EvenLayout
 
 def record_layout(shards: Shards, keys: KeySource | None) -> RecordLayout:
     """Lay out samples that are records of the first tensor, at the offsets that the second one holds."""
+    if shards.names[0] == "lengths":
+        raise ValueError("data=: expected another name than 'lengths', under which a sample has its length. Rename it")
     offsets, ring = [], KeyRing.resolve(keys)
     for shard, (data, index) in enumerate(shards.contexts):
         label = f"{shards.paths[shard]}: {index.name!r:.200}"
