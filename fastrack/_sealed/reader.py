@@ -391,7 +391,7 @@ _Header = tuple[dict[str, str], _Tensors]  # the metadata, and the tensors
 
 
 def _locate(tensors: _Tensors, memory: Bytes, path: Path) -> dict[str, tuple[str, tuple[int, ...], slice]]:
-    """Return also the location of each tensor. They follow one another, as safetensors refuses gaps and overlaps."""
+    """Return the dtype, shape and location of each tensor. They follow one another: safetensors refuses gaps."""
     stop = _PREFIX + int.from_bytes(memory[:_PREFIX].tobytes(), "little")
     located = {}
     for name, (dtype, shape) in tensors.items():
