@@ -1,4 +1,4 @@
-"""Skeletons of checkpoints: canonical JSON of a nest, with numbers in place of its arrays.
+"""Skeletons of checkpoints: canonical JSON of a pytree, with numbers in place of its arrays.
 
 A skeleton holds the type of each value, and no names of classes or functions; nothing of it is run.
 """
@@ -42,7 +42,7 @@ def encode_state(state: Any) -> tuple[bytes, list[Any]]:
 
 
 def decode_state(skeleton: bytes, fetch: Fetch) -> Any:
-    """Return the nest of a skeleton, with the result of `fetch(number, framework)` for each array.
+    """Return the pytree of a skeleton, with the result of `fetch(number, framework)` for each array.
 
     Raises
     ------

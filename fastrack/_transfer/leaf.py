@@ -1,4 +1,4 @@
-"""A leaf of a nest that is a tensor, described once, on entry."""
+"""A leaf of a pytree that is a tensor, described once, on entry."""
 
 from __future__ import annotations
 
