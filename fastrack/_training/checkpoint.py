@@ -23,7 +23,7 @@ _SKELETON = "skeleton"
 
 @public
 def save_checkpoint(path: str | os.PathLike[str], state: Any, *, key: KeyLike) -> None:
-    """Seal the state of a training run, any nest of plain values and arrays, into a new file.
+    """Seal the state of a training run, any pytree of plain values and arrays, into a new file.
 
     The file replaces an existing one when it is complete and on disk. It is written slab by slab, without a second copy
     of the arrays.

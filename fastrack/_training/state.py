@@ -27,12 +27,12 @@ Fetch = Callable[[int, Framework], Any]
 
 
 def encode_state(state: Any) -> tuple[bytes, list[Any]]:
-    """Return the skeleton of a nest, and the arrays that it refers to by number, each memory once.
+    """Return the skeleton of a pytree, and the arrays that it refers to by number, each memory once.
 
     Raises
     ------
     TypeError
-        If a value has another type than a checkpoint can hold. The message has its path in the nest.
+        If a value has another type than a checkpoint can hold. The message has its path in the pytree.
     ValueError
         If it is nested too deep, as one that contains itself is.
     """
