@@ -3,7 +3,7 @@
     python examples/ddp.py
     torchrun --nproc-per-node 2 examples/ddp.py
 
-FASTRACK_KEY_FILE names the key file; where it names none, a key is made for the run. Runs on CPUs, with gloo. On GPUs,
+FASTRACK_KEY_FILE names the key file; if it is not set, the example makes a key. Runs on CPUs, with gloo. On GPUs,
 use the backend "nccl" and wrap the loader for f"cuda:{LOCAL_RANK}".
 """
 
@@ -41,7 +41,7 @@ def main() -> int:
         same = is_same_everywhere(model)
     if dist.get_rank() == 0:
         print("the weights are the same on all processes" if same else "the weights differ")
-    dist.barrier()  # gloo's threads need the interpreter to drop the tensors of the last collective, and do it meanwhile
+    dist.barrier()  # gloo's threads drop the tensors of the last collective meanwhile, while there is an interpreter
     dist.destroy_process_group()
     return 0 if same else 1
 

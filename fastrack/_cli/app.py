@@ -55,7 +55,7 @@ def _options(
 ) -> None:
     """Move sealed tensors from their owner to a device, without plaintext on the way.
 
-    Exit status: 0 done, 1 the data or the key is wrong, 2 bad usage.
+    Exit status: 0 success, 1 an error in the data, the key or the system, 2 bad usage, 130 interrupted, 143 terminated.
     """
 
 

@@ -23,7 +23,7 @@ _SKELETON = "skeleton"
 
 @public
 def save_checkpoint(path: str | os.PathLike[str], state: Any, *, key: KeyLike) -> None:
-    """Seal the state of a training run, any nest of plain values and arrays, into a new file.
+    """Seal the state of a training run, any pytree of plain values and arrays, into a new file.
 
     The file replaces an existing one when it is complete and on disk. It is written slab by slab, without a second copy
     of the arrays.
@@ -32,7 +32,7 @@ def save_checkpoint(path: str | os.PathLike[str], state: Any, *, key: KeyLike) -
     ----------
     path : path
         The file to write; a ``.safetensors`` suffix is customary.
-    state : nest
+    state : pytree
         Dicts (with str and int keys), lists and tuples of None, bool, int, float, str, bytes, torch tensors, NumPy
         arrays and NumPy scalars, such as ``{"model": model.state_dict(), "optimizer": optimizer.state_dict(), "rng":
         torch.get_rng_state(), "python": random.getstate(), "epoch": 3}``. Arrays are of any shape, in host memory.
@@ -43,9 +43,9 @@ def save_checkpoint(path: str | os.PathLike[str], state: Any, *, key: KeyLike) -
     ------
     TypeError
         If a value is of another type, is not in host memory, or is of a dtype that has no safetensors name. The message
-        has its path in the nest.
+        has its path in the pytree.
     ValueError
-        If the nest is more than 64 levels deep.
+        If the pytree is more than 64 levels deep.
     OSError
         If the file cannot be written. An existing checkpoint stays then, and no part of the new one is left behind.
 
@@ -85,7 +85,7 @@ def load_checkpoint(path: str | os.PathLike[str], *, keys: KeySource | None = No
 
     Returns
     -------
-    nest
+    pytree
         The saved state, with the same types, dtypes and shapes, except that an OrderedDict becomes a dict, and
         parameters become tensors. Numbers are equal to the last bit. Arrays that shared their memory are one array.
 

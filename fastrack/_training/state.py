@@ -1,4 +1,4 @@
-"""Skeletons of checkpoints: canonical JSON of a nest, with numbers in place of its arrays.
+"""Skeletons of checkpoints: canonical JSON of a pytree, with numbers in place of its arrays.
 
 A skeleton holds the type of each value, and no names of classes or functions; nothing of it is run.
 """
@@ -28,14 +28,14 @@ Fetch = Callable[[int, Framework], Any]
 
 
 def encode_state(state: Any) -> tuple[bytes, list[Any]]:
-    """Return the skeleton of a nest, and the arrays that it refers to by number, each memory once."""
+    """Return the skeleton of a pytree, and the arrays that it refers to by number, each memory once."""
     encoder = _Encoder()
     document = {"checkpoint": _VERSION, "state": encoder.encode_value(state, "state", 0)}
     return json.dumps(document, sort_keys=True, separators=(",", ":")).encode(), encoder.arrays
 
 
 def decode_state(skeleton: bytes, fetch: Fetch) -> Any:
-    """Return the nest of a skeleton, with the result of `fetch(number, framework)` for each array.
+    """Return the pytree of a skeleton, with the result of `fetch(number, framework)` for each array.
 
     Any malformed skeleton raises FormatError.
     """

@@ -37,9 +37,9 @@ def to_device(
 
     Parameters
     ----------
-    obj : array, SealedTensor, SealedRows, or a nest of these
+    obj : array, SealedTensor, SealedRows, or a pytree of these
         Arrays of NumPy or torch in host memory, sealed tensors or rows of these, of any shape and of any dtype that
-        safetensors has; or a nest of dicts, lists, tuples, named tuples and dataclasses that holds them. Other leaves
+        safetensors has; or a pytree of dicts, lists, tuples, named tuples and dataclasses that holds them. Other leaves
         are returned as they are: arrays of text, objects, dates or records, and objects of other classes, even if these
         hold tensors.
     device : str or torch.device, optional
@@ -50,8 +50,8 @@ def to_device(
     framework : {"torch", "numpy", "cupy"}, optional
         The framework of the results. If absent, the framework of the input; for sealed tensors torch if it is
         installed, else numpy.
-    out : array or nest of arrays, optional
-        Arrays to fill and return, in a nest like `obj`: of the same shapes and dtypes, contiguous, on the device, and
+    out : array or pytree of arrays, optional
+        Arrays to fill and return, in a pytree like `obj`: of the same shapes and dtypes, contiguous, on the device, and
         in memory of their own. Excludes `framework`. The first touch of fresh memory takes longer than the cipher, so
         that a loop that fills the same arrays again is faster.
     non_blocking : bool
@@ -63,22 +63,22 @@ def to_device(
 
     Returns
     -------
-    array or nest
-        The same nest, with arrays on the device. Tensors of torch keep the order of their dimensions in memory, such as
+    array or pytree
+        The same pytree, with arrays on the device. Torch tensors keep the order of their dimensions in memory, such as
         ``channels_last``, and their subclass with its attributes. Gradients are not copied.
 
     Raises
     ------
     AuthenticationError
         If a chunk, a header or the key is not what the owner used. The array that was to receive the tensor holds
-        zeros; tensors of the nest that were moved before it stay.
+        zeros; tensors of the pytree that were moved before it stay.
     UnknownKeyError
         If the key of a sealed tensor was not given.
     DeviceError
         If the device cannot be used, or fails.
     TypeError, ValueError
         If a tensor cannot be moved, as one that is sparse, nested or of complex128, or if `out` does not fit. The
-        message has the path of the leaf in the nest.
+        message has the path of the leaf in the pytree.
 
     Notes
     -----

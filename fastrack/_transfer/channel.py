@@ -482,7 +482,7 @@ class _Request:
 
 
 def _naming(nest: Any, change: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `change` with the path of the leaf in the nest added to its errors."""
+    """Return `change` with the path of the leaf in the pytree added to its errors."""
 
     def named(leaf: Any, *others: Any) -> Any:
         try:

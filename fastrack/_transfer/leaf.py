@@ -1,4 +1,4 @@
-"""A leaf of a nest that is a tensor, described once, on entry."""
+"""A leaf of a pytree that is a tensor, described once, on entry."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Leaf:
         Parameters
         ----------
         value : object
-            A leaf of a nest.
+            A leaf of a pytree.
         in_memory_order : bool
             Take the dimensions of torch tensors in the order of their memory.
 

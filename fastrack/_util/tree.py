@@ -1,4 +1,4 @@
-"""Trees of dicts, lists, tuples, named tuples and dataclasses, nested in one another, with tensors at the leaves."""
+"""Pytrees of dicts, lists, tuples, named tuples and dataclasses, nested in one another, with tensors at the leaves."""
 
 from __future__ import annotations
 
