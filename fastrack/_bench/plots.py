@@ -17,25 +17,13 @@ _COLOURS = ("#8c2d19", "#d9773b", "#c9b458", "#2f6f8f", "#b5b5b5")  # from the b
 
 
 def require(package: str) -> None:
-    """Raise an error if a package of the extra `demo` is not installed.
-
-    Raises
-    ------
-    FastrackError
-        If the package is not installed.
-    """
+    """Raise an error if a package of the extra `demo` is not installed."""
     if package not in sys.modules and find_spec(package) is None:
         raise FastrackError(f"{package} is not installed: pip install 'fastrack[demo]'")
 
 
 def check_picture(path: Path) -> None:
-    """Raise an error if matplotlib cannot save a chart to this path.
-
-    Raises
-    ------
-    FastrackError
-        If matplotlib is not installed, or does not support the suffix.
-    """
+    """Raise an error if matplotlib is not installed, or does not support the suffix."""
     require("matplotlib")
     from matplotlib.figure import Figure
 

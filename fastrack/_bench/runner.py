@@ -75,32 +75,10 @@ def ablate(
     repeat: int = 9,
     progress: Callable[[str], None] | None = None,
 ) -> list[Measured]:
-    """Measure every step at each size, in both directions or some.
+    """Measure every step at each size (MiB), in the order of directions, sizes, and steps.
 
-    Parameters
-    ----------
-    sizes_mib : sequence of float
-        Sizes of the tensors, in MiB (1048576 bytes).
-    directions : sequence of {"to_device", "to_host"}
-        The directions to measure.
-    device : str, optional
-        "cpu", the default, or "cuda:N".
-    bits : {256, 128}
-        The size of all keys.
-    repeat : int
-        Rounds for tensors above 16 MiB; smaller ones take more. Each round runs every step, in turn.
-    progress : callable, optional
-        Called with a description of each measurement before it.
-
-    Returns
-    -------
-    list of Measured
-        In the order of directions, sizes, and steps from the bounce path to the plain copy.
-
-    Raises
-    ------
-    DeviceError
-        If the device cannot be used.
+    `repeat` is the number of rounds for tensors above 16 MiB; smaller ones take more. Each round runs every step, in
+    turn. `progress` is called with a description of each measurement before it.
     """
     report = progress or (lambda _: None)
     rows = []

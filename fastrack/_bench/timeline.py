@@ -4,19 +4,7 @@ from pathlib import Path
 
 
 def trace_transfers(nbytes: int, path: Path, *, device: str, bits: int) -> None:
-    """Write a trace of one transfer of each kind, once the memory and the code of all of them are warm.
-
-    Parameters
-    ----------
-    nbytes : int
-        Size of the tensor.
-    path : pathlib.Path
-        The file to write, in the Chrome trace event format.
-    device : str
-        "cpu" or "cuda:N".
-    bits : {256, 128}
-        Size of the key.
-    """
+    """Write a trace of one transfer of each kind, once the memory and the code of all of them are warm."""
     import numpy as np
 
     from fastrack._crypto.keys import Key
