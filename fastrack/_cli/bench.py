@@ -79,7 +79,7 @@ def bench(
     show_ablation(rows, device, console)
     for label, path in (("Picture", picture), ("Timeline", timeline), ("JSON", as_json)):
         if path is not None:
-            console.print(f"\n{label}: {path}", soft_wrap=True)
+            console.print(f"\n{label}: {path}")
 
 
 def _check_paths(picture: Path | None, timeline: Path | None, as_json: Path | None) -> None:
@@ -142,12 +142,12 @@ def show_ablation(rows: "Sequence[Measured]", device: str, console: Console) -> 
                     f"{row.cost:.2f}",
                 )
             table.add_section()
-        console.print(table)
+        console.print(table, soft_wrap=False)
         for name, passes in {row.step: row.passes for row in rows if row.direction == direction}.items():
-            console.print(f"  {name}: {', '.join(passes)}", soft_wrap=True)
+            console.print(f"  {name}: {', '.join(passes)}")
         console.print()
     for line in (_LEGEND, *notes(device)):
-        console.print(line, soft_wrap=True)
+        console.print(line)
 
 
 _LEGEND = """\

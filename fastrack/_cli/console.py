@@ -21,7 +21,7 @@ def stdout() -> Console:
     """Return a console on standard output, with colours on a terminal only, and without markup."""
     # Names of tensors come from files, and may look like markup.
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _WIDTH
-    return Console(highlight=False, markup=False, emoji=False, width=width, soft_wrap=False)
+    return Console(highlight=False, markup=False, emoji=False, width=width, soft_wrap=True)
 
 
 def new_table(*columns: str, right: tuple[str, ...] = ()) -> Table:

@@ -56,7 +56,7 @@ def demo(
     rows = measure(size or _SIZES, device="cpu", bits=256, repeat=repeat, directions=("to_device",))
     show_ablation(rows, "cpu", console)
     draw_ablation(rows, "cpu", picture, losses)
-    console.print(f"\nPicture: {clean(str(picture.resolve()))}", soft_wrap=True)
+    console.print(f"\nPicture: {clean(str(picture.resolve()))}")
     console.print("Everything else that the demo wrote, the key included, was removed.")
 
 
@@ -93,7 +93,7 @@ def _tour(folder: Path, console: Console) -> list[float]:
 
 
 def _step(console: Console, number: int, text: str) -> None:
-    console.print(f"\n{number}. {text}\n", style="bold", soft_wrap=True)
+    console.print(f"\n{number}. {text}\n", style="bold")
 
 
 def _digits() -> dict[str, Any]:
@@ -125,12 +125,10 @@ def _deliver(path: Path, key: "Key", tensors: dict[str, Any], console: Console) 
             _require_same(name, arrived, original)
             framework = type(arrived).__module__.partition(".")[0]
             device = getattr(arrived, "device", "cpu")
-            console.print(f"{name:<8} arrived on {device} as a {framework} array, every bit the same", soft_wrap=True)
+            console.print(f"{name:<8} arrived on {device} as a {framework} array, every bit the same")
         rows = to_device(file["images"][_ROWS], keys=key)
         _require_same("images", rows, tensors["images"][_ROWS])
-        console.print(
-            f"images{_ROWS}: three rows by number; only the chunks that hold them were opened", soft_wrap=True
-        )
+        console.print(f"images{_ROWS}: three rows by number; only the chunks that hold them were opened")
 
 
 def _require_same(name: str, arrived: Any, original: Any) -> None:
@@ -142,7 +140,7 @@ def _require_same(name: str, arrived: Any, original: Any) -> None:
 
 def _train_twice(path: Path, key: "Key", tensors: dict[str, Any], console: Console) -> list[float]:
     if not find_spec("torch"):
-        console.print("left out, as torch is not installed: pip install 'fastrack[torch]'", soft_wrap=True)
+        console.print("left out, as torch is not installed: pip install 'fastrack[torch]'")
         return []
     import torch
     from torch.utils.data import DataLoader
@@ -167,11 +165,9 @@ def _train_twice(path: Path, key: "Key", tensors: dict[str, Any], console: Conso
     if (on_sealed.losses, on_sealed.weights) != (on_plain.losses, on_plain.weights):
         raise FastrackError("training on sealed data gave other weights than on plain arrays; please report this")
     losses = on_sealed.of_epochs()
-    console.print(
-        f"{_EPOCHS} epochs, loss {losses[0]:.2f} -> {losses[-1]:.3f}, equal bit for bit on both", soft_wrap=True
-    )
+    console.print(f"{_EPOCHS} epochs, loss {losses[0]:.2f} -> {losses[-1]:.3f}, equal bit for bit on both")
     sealed, plain = f"{on_sealed.milliseconds:.0f} ms", f"{on_plain.milliseconds:.0f} ms"
-    console.print(f"an epoch took {sealed} on the sealed file, {plain} on the arrays", soft_wrap=True)
+    console.print(f"an epoch took {sealed} on the sealed file, {plain} on the arrays")
     return losses
 
 
@@ -227,7 +223,7 @@ def _forge(path: Path, forged: Path, key: "Key", console: Console) -> None:
         try:
             to_device(file["source"], keys=key)
         except AuthenticationError as error:
-            console.print(f"refused: {error}", soft_wrap=True)
+            console.print(f"refused: {error}")
         else:
             raise FastrackError("the forgery was accepted; please report this")
     console.print("\n`fastrack verify` shows which tensors were altered:\n")

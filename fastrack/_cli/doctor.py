@@ -164,7 +164,7 @@ def show_facts(facts: Facts, statements: list[Statement], console: Console) -> N
     for title, lines in _sections(facts).items():
         console.print(title, style="bold")
         for label, value in lines:
-            console.print(f"  {label:<13} {clean(value)}", soft_wrap=True)
+            console.print(f"  {label:<13} {clean(value)}")
         console.print()
     for title, protected in (("What is protected here", True), ("What is not", False)):
         console.print(title, style="bold")
@@ -172,7 +172,7 @@ def show_facts(facts: Facts, statements: list[Statement], console: Console) -> N
         for statement in statements:
             if statement.protected is protected:
                 table.add_row("-", clean(statement.text))
-        console.print(table)
+        console.print(table, soft_wrap=False)
         console.print()
 
 

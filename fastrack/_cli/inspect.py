@@ -108,11 +108,9 @@ def read_contents(path: Path) -> Contents:
 def show_contents(contents: Contents, console: Console) -> None:
     """Print the contents as a table."""
     sealed = [entry for entry in contents.tensors if entry.sealed]
-    console.print(f"{clean(contents.path)}: {_summary(contents, len(sealed))}", soft_wrap=True)
+    console.print(f"{clean(contents.path)}: {_summary(contents, len(sealed))}")
     if contents.key_id is not None:
-        console.print(
-            f"format {contents.format}, file {contents.file_id or 'unknown'}, key {contents.key_id}", soft_wrap=True
-        )
+        console.print(f"format {contents.format}, file {contents.file_id or 'unknown'}, key {contents.key_id}")
     if contents.tensors:
         table = new_table(
             "name", "dtype", "shape", "plain", "stored", "chunks", "", right=("plain", "stored", "chunks")
@@ -128,11 +126,11 @@ def show_contents(contents: Contents, console: Console) -> None:
                 "sealed" if entry.sealed else "plain",
             )
         console.print()
-        console.print(table)
+        console.print(table, soft_wrap=False)
     if contents.metadata:
         console.print("\nmetadata, neither encrypted nor authenticated:")
         for name, value in contents.metadata.items():
-            console.print(f"  {clean(name)}: {clean(value)}", soft_wrap=True)
+            console.print(f"  {clean(name)}: {clean(value)}")
     if sealed:
         console.print("\nNothing here was authenticated: anyone can write such a header. `fastrack verify` checks it.")
 

@@ -89,11 +89,11 @@ def seal(
     if count:
         line += f", and left {pluralize(count, 'tensor')} in plain, {format_size(left)}"
     console = stdout()
-    console.print(f"{line}; {format_rate(size, seconds)}", soft_wrap=True)
+    console.print(f"{line}; {format_rate(size, seconds)}")
     console.print(f"key: {owner.id}")
     for subject, texts in zip(("the names, dtypes and shapes of", "the metadata"), readable, strict=True):
         if texts:
-            console.print(f"anyone can read {subject} {clean(', '.join(texts)):.300}", soft_wrap=True)
+            console.print(f"anyone can read {subject} {clean(', '.join(texts)):.300}")
 
 
 def _refuse_same(source: Path, target: Path) -> None:

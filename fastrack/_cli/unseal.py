@@ -78,9 +78,9 @@ def unseal(
         return
     console = stdout()
     if copied:
-        console.print(f"not protected, copied as stored: {', '.join(map(clean, copied))}", soft_wrap=True)
+        console.print(f"not protected, copied as stored: {', '.join(map(clean, copied))}")
     line = f"{clean(str(target))}: {pluralize(len(names), 'tensor')} in plain, {format_size(total)}"
-    console.print(f"{line}; {format_rate(total, seconds)}", soft_wrap=True)
+    console.print(f"{line}; {format_rate(total, seconds)}")
 
 
 def _choose(file: "SealedFile", names: Sequence[str] | None, plain: Sequence[str] | None) -> list[str]:

@@ -128,23 +128,21 @@ def show_report(report: Report, console: Console) -> None:
             format_size(check.nbytes),
             _location(check),
         )
-    console.print(table)
+    console.print(table, soft_wrap=False)
     console.print()
     for check in report.checks:
         if check.error is not None:
-            console.print(clean(str(check.error)), soft_wrap=True)
+            console.print(clean(str(check.error)))
     if report.plain:
         names = ", ".join(map(clean, report.plain))
-        console.print(f"not protected, so not checked: {names} (stored in plain)", soft_wrap=True)
+        console.print(f"not protected, so not checked: {names} (stored in plain)")
     console.print(f"key: {report.key_id}")
     console.print(f"file id: {report.file_id}")
     failed = sum(check.error is not None for check in report.checks)
     count = pluralize(len(report.checks), "sealed tensor")
     verdict = f"{failed} of {count} FAILED" if failed else f"every chunk of {count} is authentic"
     size = report.checked_bytes
-    console.print(
-        f"{clean(report.path)}: {verdict}; {format_size(size)} in {format_rate(size, report.seconds)}", soft_wrap=True
-    )
+    console.print(f"{clean(report.path)}: {verdict}; {format_size(size)} in {format_rate(size, report.seconds)}")
 
 
 def _location(check: "TensorCheck") -> str:
