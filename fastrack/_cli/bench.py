@@ -51,12 +51,10 @@ def bench(
     device: Annotated[str, typer.Option(metavar="NAME", help="The device: cpu, or cuda:N.")] = "cpu",
     picture: Annotated[Path | None, typer.Option(metavar="PATH", help="Save a bar chart here, such as a .png.")] = None,
     timeline: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="Save a trace of one transfer of each kind here, for Perfetto."),
+        Path | None, typer.Option(metavar="PATH", help="Save a trace of one transfer of each kind here, for Perfetto.")
     ] = None,
     as_json: Annotated[
-        Path | None,
-        typer.Option("--json", metavar="PATH", help="Write all results here as JSON; - is stdout."),
+        Path | None, typer.Option("--json", metavar="PATH", help="Write all results here as JSON; - is stdout.")
     ] = None,
 ) -> None:
     """Measure the steps from the bounce path to fastrack, in both directions. The machine should be idle."""
@@ -180,7 +178,7 @@ def _environment(device: str, settings: dict[str, Any]) -> dict[str, Any]:
 
 def _write(document: dict[str, Any], path: Path) -> None:
     if path == _STDOUT:
-        print_json(document)
+        print_json(**document)
     else:
         with new_file(path) as file:
             file.write((json.dumps(document, indent=2) + "\n").encode())

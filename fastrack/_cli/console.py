@@ -32,7 +32,7 @@ def new_table(*columns: str, right: tuple[str, ...] = ()) -> Table:
     return table
 
 
-def print_json(document: Any) -> None:
+def print_json(**document: Any) -> None:
     """Print the one document of a command with ``--json``, in ASCII."""
     sys.stdout.write(json.dumps(document, indent=2) + "\n")
     sys.stdout.flush()

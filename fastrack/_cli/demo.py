@@ -37,8 +37,7 @@ def demo(
     directory: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for temporary files.")] = None,
     picture: Annotated[Path, typer.Option(metavar="PATH", help="File for the chart.")] = Path("fastrack-demo.png"),
     size: Annotated[
-        list[float] | None,
-        typer.Option(metavar="MIB", min=1 / 1024, help="Size to measure in MiB; may be repeated."),
+        list[float] | None, typer.Option(metavar="MIB", min=1 / 1024, help="Size to measure in MiB; may be repeated.")
     ] = None,
     repeat: Annotated[int, typer.Option(metavar="N", min=1, help="Rounds of measurement.")] = 5,
 ) -> None:

@@ -24,7 +24,7 @@ def doctor(*, as_json: Json = False) -> None:
     facts = gather()
     statements = state(facts)
     if as_json:
-        print_json({**asdict(facts), "statements": [asdict(statement) for statement in statements]})
+        print_json(**asdict(facts), statements=[asdict(statement) for statement in statements])
     else:
         show_facts(facts, statements, stdout())
     if facts.engine.problem is not None:

@@ -8,7 +8,7 @@ from typing import Any, NoReturn, ParamSpec
 import typer
 
 from fastrack._cli.console import clean, print_json
-from fastrack.errors import AuthenticationError, FastrackError
+from fastrack.errors import FastrackError
 
 _INTERRUPTED = 130
 _USAGE = 2
@@ -43,7 +43,7 @@ def handle_errors(command: Callable[Parameters, None]) -> Callable[Parameters, N
 
 def _fail(error: BaseException, *, as_json: bool, status: int) -> NoReturn:
     if as_json:
-        print_json({"error": describe(error)})
+        print_json(error=describe(error))
     else:
         lines = [f"error: {message_of(error)}", *(f"note: {note}" for note in _notes(error))]
         sys.stderr.write("".join(f"{clean(line)}\n" for line in lines))
@@ -52,13 +52,8 @@ def _fail(error: BaseException, *, as_json: bool, status: int) -> NoReturn:
 
 def describe(error: BaseException) -> dict[str, Any]:
     """Return an error for JSON. `tensor` and `chunk` are null if the error has none."""
-    tensor, chunk = (error.tensor, error.chunk) if isinstance(error, AuthenticationError) else (None, None)
-    document: dict[str, Any] = {
-        "type": type(error).__name__,
-        "message": message_of(error),
-        "tensor": tensor,
-        "chunk": chunk,
-    }
+    document: dict[str, Any] = {"type": type(error).__name__, "message": message_of(error)}
+    document |= {name: getattr(error, name, None) for name in ("tensor", "chunk")}
     notes = _notes(error)
     return {**document, "notes": notes} if notes else document
 

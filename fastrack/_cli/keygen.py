@@ -26,7 +26,7 @@ def keygen(
     size, key_id = key.bits, key.id
     key.wipe()
     if as_json:
-        print_json({"path": str(path), "id": key_id, "bits": size})
+        print_json(path=str(path), id=key_id, bits=size)
         return
     name = clean(str(path))
     quoted = clean(shlex.quote(str(path)))

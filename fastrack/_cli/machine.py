@@ -57,11 +57,7 @@ class CpuTee:
 
 def read_software() -> dict[str, str | None]:
     """Return versions of Python and of packages, None for those that are not installed. Imports none of them."""
-    return {
-        "python": platform.python_version(),
-        "fastrack": __version__,
-        **{name: _version(name) for name in PACKAGES},
-    }
+    return {"python": platform.python_version(), "fastrack": __version__, **{name: _version(name) for name in PACKAGES}}
 
 
 def _version(package: str) -> str | None:

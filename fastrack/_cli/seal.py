@@ -21,8 +21,7 @@ def seal(
     *,
     key: KeyFile = None,
     plain: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Store this tensor unencrypted; may be repeated."),
+        list[str] | None, typer.Option(metavar="NAME", help="Store this tensor unencrypted; may be repeated.")
     ] = None,
     name: Annotated[
         str | None,
@@ -70,20 +69,19 @@ def seal(
         readable = [*map(repr, file.names)], [*map(repr, file.metadata)]
     size = sum(sealed) + left
     if as_json:
-        document = {
-            "source": str(source),
-            "target": str(target),
-            "key_id": owner.id,
-            "tensors": len(sealed),
-            "bytes": sum(sealed),
-            "plain_tensors": count,
-            "plain_bytes": left,
-            "target_bytes": target.stat().st_size,
-            "readable": {"names": list(file.names), "metadata": list(file.metadata)},
-            "seconds": seconds,
-            "gb_per_s": speed(size, seconds),
-        }
-        print_json(document)
+        print_json(
+            source=str(source),
+            target=str(target),
+            key_id=owner.id,
+            tensors=len(sealed),
+            bytes=sum(sealed),
+            plain_tensors=count,
+            plain_bytes=left,
+            target_bytes=target.stat().st_size,
+            readable={"names": list(file.names), "metadata": list(file.metadata)},
+            seconds=seconds,
+            gb_per_s=speed(size, seconds),
+        )
         return
     line = f"{clean(str(target))}: sealed {pluralize(len(sealed), 'tensor')}, {format_size(sum(sealed))}"
     if count:

@@ -29,8 +29,7 @@ def unseal(
     *,
     key: KeyFiles = None,
     tensor: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Only this tensor; may be repeated. If absent, all."),
+        list[str] | None, typer.Option(metavar="NAME", help="Only this tensor; may be repeated. If absent, all.")
     ] = None,
     plain: Annotated[
         list[str] | None,
@@ -63,18 +62,17 @@ def unseal(
         seconds = time.perf_counter() - start
     copied = [name for name in names if name in file.plain]
     if as_json:
-        document = {
-            "source": str(source),
-            "target": str(target),
-            "key_id": file.key_id,
-            "file_id": file.file_id,
-            "tensors": names,
-            "bytes": total,
-            "not_protected": copied,
-            "seconds": seconds,
-            "gb_per_s": speed(total, seconds),
-        }
-        print_json(document)
+        print_json(
+            source=str(source),
+            target=str(target),
+            key_id=file.key_id,
+            file_id=file.file_id,
+            tensors=names,
+            bytes=total,
+            not_protected=copied,
+            seconds=seconds,
+            gb_per_s=speed(total, seconds),
+        )
         return
     console = stdout()
     if copied:

@@ -31,7 +31,7 @@ def verify(
     """Check that every chunk of a file is what its owner sealed. Writes nothing."""
     report = verify_contents(path, open_ring(key), expect=expect, file_id=file_id)
     if as_json:
-        print_json(report.as_dict())
+        print_json(**report.as_dict())
     else:
         show_report(report, stdout())
     if not report.ok:
@@ -88,12 +88,7 @@ def verify_contents(
 ) -> Report:
     """Return the report on a file, which is opened once.
 
-    Raises
-    ------
-    AuthenticationError
-        If the file has another id than `file_id`, or a tensor of `expect` is not sealed in it.
-    FormatError, UnknownKeyError, OSError
-        If the file cannot be verified, as one without sealed tensors.
+    Raise an error if the file has another id than `file_id`, or no sealed tensor, or lacks one of `expect`.
     """
     from fastrack._sealed.reader import check_file, load_file
 
