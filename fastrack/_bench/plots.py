@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +28,7 @@ def check_picture(path: Path) -> None:
     require("matplotlib")
     from matplotlib.figure import Figure
 
-    kinds = Figure().canvas.get_supported_filetypes()
-    if path.suffix[1:].lower() not in kinds:
+    if path.suffix[1:].lower() not in Figure().canvas.get_supported_filetypes():
         raise FastrackError(f"{path}: expected a suffix that matplotlib supports; name it .png, .svg or .pdf")
 
 
@@ -36,16 +36,12 @@ def draw_ablation(rows: "Sequence[Measured]", device: str, path: Path, losses: S
     """Save a bar chart of the speed of every step, on a logarithmic scale: one panel for each direction.
 
     Bars are grouped by size, and labelled with the speed relative to the bounce path. Losses are a curve below.
-
-    Raises
-    ------
-    FastrackError
-        If matplotlib is not installed, or cannot write such a file.
+    `check_picture` tells whether the chart can be saved.
     """
-    require("matplotlib")
     from matplotlib.figure import Figure  # its own canvas: no window, no global state
 
-    directions, sizes, steps = (list(dict.fromkeys(keys)) for keys in zip(*map(_keys, rows), strict=True))
+    keys = map(attrgetter("direction", "size", "step"), rows)
+    directions, sizes, steps = (list(dict.fromkeys(values)) for values in zip(*keys, strict=True))
     count = len(directions) + bool(losses)
     figure = Figure(figsize=(3 + 2.2 * max(2, len(sizes)), 3.6 * count), layout="constrained")
     panels = figure.subplots(count, 1, squeeze=False)[:, 0]
@@ -71,11 +67,7 @@ def draw_ablation(rows: "Sequence[Measured]", device: str, path: Path, losses: S
     _fit(panels[0], [row.gbps for row in rows])
     figure.suptitle(f"Steps to fastrack on {device} (median; label: speed relative to bounce)", fontsize=11)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(steps), fontsize=9)
-    _save(figure, path)
-
-
-def _keys(row: "Measured") -> tuple[str, int, str]:
-    return row.direction, row.size, row.step
+    figure.savefig(path, dpi=150)
 
 
 def _fit(axes: Any, speeds: Sequence[float]) -> None:
@@ -95,10 +87,3 @@ def _draw_losses(losses: Sequence[float], axes: Any) -> None:
     axes.set_xlabel("epoch")
     axes.set_title("Loss, on sealed and on plain data alike", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _save(figure: Any, path: Path) -> None:
-    try:
-        figure.savefig(path, dpi=150)
-    except ValueError as error:  # a suffix that matplotlib does not support
-        raise FastrackError(f"{path}: {error}") from None

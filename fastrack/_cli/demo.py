@@ -4,7 +4,6 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean, median
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fastrack._bench.plots import draw_ablation, require
+from fastrack._bench.plots import check_picture, draw_ablation, require
 from fastrack._cli.bench import measure, show_ablation
 from fastrack._cli.console import clean, stdout
 from fastrack._cli.files import check_directory
@@ -42,8 +41,8 @@ def demo(
     repeat: Annotated[int, typer.Option(metavar="N", min=1, help="Rounds of measurement.")] = 5,
 ) -> None:
     """Seal real data, open it, train on it, refuse a forgery, and measure speeds. Only a chart is left."""
-    for package in ("sklearn", "matplotlib"):
-        require(package)
+    require("sklearn")
+    check_picture(picture)
     check_directory(picture)
     if directory is not None:
         check_directory(directory / "any")
@@ -161,29 +160,16 @@ def _train_twice(path: Path, key: "Key", tensors: dict[str, Any], console: Conso
         on_sealed = _train(wrap(DataLoader(data, collate_fn=collate, **shuffled()), keys=key))
     finally:
         torch.set_num_threads(threads)
-    if (on_sealed.losses, on_sealed.weights) != (on_plain.losses, on_plain.weights):
+    if on_sealed[:2] != on_plain[:2]:
         raise FastrackError("training on sealed data gave other weights than on plain arrays; please report this")
-    losses = on_sealed.of_epochs()
+    losses = [mean(epoch) for epoch in on_sealed[0]]
     console.print(f"{_EPOCHS} epochs, loss {losses[0]:.2f} -> {losses[-1]:.3f}, equal bit for bit on both")
-    sealed, plain = f"{on_sealed.milliseconds:.0f} ms", f"{on_plain.milliseconds:.0f} ms"
-    console.print(f"an epoch took {sealed} on the sealed file, {plain} on the arrays")
+    console.print(f"an epoch took {on_sealed[2]:.0f} ms on the sealed file, {on_plain[2]:.0f} ms on the arrays")
     return losses
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """The result of training: the loss of every step, the weights, and the median time of an epoch."""
-
-    losses: list[float]
-    weights: bytes
-    milliseconds: float
-
-    def of_epochs(self) -> list[float]:
-        steps = len(self.losses) // _EPOCHS
-        return [mean(self.losses[start : start + steps]) for start in range(0, len(self.losses), steps)]
-
-
-def _train(loader: Iterable[Any]) -> _Run:
+def _train(loader: Iterable[Any]) -> tuple[list[list[float]], bytes, float]:
+    """Train a model, and return the losses of the steps of each epoch, the weights, and an epoch's milliseconds."""
     import torch
     from torch import nn
 
@@ -191,18 +177,20 @@ def _train(loader: Iterable[Any]) -> _Run:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    losses, seconds = [], []
+    losses: list[list[float]] = []
+    seconds = []
     for _ in range(_EPOCHS):
+        losses.append([])
         start = time.perf_counter()
         for batch in loader:
             loss = nn.functional.cross_entropy(model(batch["images"] / 16), batch["labels"])
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            losses.append(loss.item())
+            losses[-1].append(loss.item())
         seconds.append(time.perf_counter() - start)
     weights = b"".join(tensor.numpy().tobytes() for tensor in model.state_dict().values())
-    return _Run(losses, weights, 1000 * median(seconds))
+    return losses, weights, 1000 * median(seconds)
 
 
 def _forge(path: Path, forged: Path, key: "Key", console: Console) -> None:
