@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
@@ -34,7 +35,7 @@ from fastrack._transfer.pending import Owner, Owners, add_notes
 from fastrack._transfer.sources import PlainSource, RowSource, SealedSource, Sizes, Source, slabs_of
 from fastrack._transfer.staging import Lease, StagingPool
 from fastrack._transfer.stats import Recorder, Stats, Transfer
-from fastrack._util.fork import Resettable, register_fork_reset
+from fastrack._util.fork import register_fork_reset
 from fastrack._util.guard import CloseGuard
 from fastrack._util.public import public
 from fastrack._util.tree import tree_map, tree_path
@@ -129,7 +130,8 @@ class Channel:
         self._owners = Owners()
         self._stats = Recorder()
         self._guard = CloseGuard("this channel was closed; open another one")
-        self._fork_hook = _ForkHook(*self._pools, self._owners, self._stats)
+        # The session and the guard, which are also used alone, register themselves.
+        register_fork_reset(*self._pools, self._owners, self._stats)
 
     @property
     def device(self) -> str:
@@ -250,7 +252,6 @@ class Channel:
     # One call.
 
     def _start_in_group(self, owner: Owner, obj: Any, **options: Any) -> Any:
-        options = {"keys": None, "framework": None, "out": None, **options}
         with self._guard:
             return self._start(owner, obj, **options, non_blocking=True)
 
@@ -258,9 +259,9 @@ class Channel:
         self,
         owner: Owner,
         obj: Any,
-        keys: KeySource | None,
-        framework: Framework | None,
-        out: Any,
+        keys: KeySource | None = None,
+        framework: Framework | None = None,
+        out: Any = None,
         *,
         non_blocking: bool,
     ) -> Any:
@@ -269,7 +270,7 @@ class Channel:
             owner.check()
         else:
             owner.wait()
-        request = _Request(self._keys if keys is None else keys, framework, owner, non_blocking=non_blocking)
+        request = _Request(self._keys if keys is None else keys, framework, owner, non_blocking)
         if out is None:
             return tree_map(_naming(obj, lambda value: self._move(value, request)), obj)
         if framework is not None:
@@ -454,38 +455,21 @@ class Channel:
             key.wipe()
 
 
-class _ForkHook:
-    """Reset, in a forked child, the locks, buffers and operations that a channel's threads had in the parent.
-
-    The session and the guard, which are also used alone, have hooks of their own.
-    """
-
-    def __init__(self, *parts: Resettable) -> None:
-        self._parts = parts
-        register_fork_reset(self)
-
-    def reset_after_fork(self) -> None:
-        for part in self._parts:
-            part.reset_after_fork()
-
-
+@dataclass(slots=True)
 class _Request:
     """The options of one call. The key ring is made for the first sealed tensor."""
 
-    def __init__(
-        self, keys: KeySource | None, framework: Framework | None, owner: Owner, *, non_blocking: bool
-    ) -> None:
-        self._keys = keys
-        self._ring: KeyRing | None = None
-        self.framework = framework
-        self.owner = owner
-        self.non_blocking = non_blocking
+    keys: KeySource | None
+    framework: Framework | None
+    owner: Owner
+    non_blocking: bool
+    _ring: KeyRing | None = None
 
     @property
     def ring(self) -> KeyRing:
         # No `cached_property`: in Python 3.11 it has one lock for all threads, which may be held at a fork.
         if self._ring is None:
-            self._ring = KeyRing.resolve(self._keys)
+            self._ring = KeyRing.resolve(self.keys)
         return self._ring
 
 

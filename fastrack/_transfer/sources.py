@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -40,43 +39,31 @@ class Sizes:
             size = min(size + max(CHUNK_SIZE, size // 2 // CHUNK_SIZE * CHUNK_SIZE), self.limit)
 
 
-class Source(Protocol):
-    """A message on its way to a device.
+class Source:
+    """A message on its way to a device: its tensor's name and file, for errors, and the memory that it reads."""
 
-    Attributes
-    ----------
-    name : str or None
-        The name of the tensor, for errors.
-    path : pathlib.Path or None
-        The file of the tensor, for errors.
-    in_place : bool
-        True if its ciphertext lies in host memory already.
-    memory : numpy.ndarray
-        The memory that it reads.
-    """
-
-    name: str | None
-    path: Path | None
-    in_place: bool
+    name: str | None = None
+    path: Path | None = None
     memory: Bytes
+    in_place = True  # its ciphertext lies in host memory already
 
     def slabs(self, sizes: Sizes | None) -> Iterator[Slab]:
         """Return the slabs of the message: of these sizes if they are staged, or one slab if None."""
+        raise NotImplementedError
 
     def fill(self, slab: Slab, buffer: Bytes | None) -> Bytes:
         """Return the ciphertext of a slab: a view of `memory`, all of it for a gather, or bytes written to `buffer`."""
+        raise NotImplementedError
 
     def finish(self) -> None:
-        """Wipe secrets."""
+        """Wipe secrets, if there are any."""
 
 
-class SealedSource:
+class SealedSource(Source):
     """A sealed tensor, whose chunks are sent as they are."""
 
-    in_place = True
-
     def __init__(self, sealed: SealedTensor) -> None:
-        self.name: str | None = sealed.name
+        self.name = sealed.name
         self.path = sealed.path
         self.memory = sealed.chunks
         self._nbytes = sealed.nbytes
@@ -88,17 +75,12 @@ class SealedSource:
         start = slab.first_chunk * SEALED_CHUNK_SIZE
         return self.memory[start : start + slab.sealed_size]
 
-    def finish(self) -> None:
-        """Do nothing: there are no secrets."""
 
-
-class RowSource:
+class RowSource(Source):
     """Rows of a sealed tensor, of which the chunks that hold them are sent."""
 
-    in_place = True
-
     def __init__(self, part: TensorSlice) -> None:
-        self.name: str | None = part.tensor.name
+        self.name = part.tensor.name
         self.path = part.tensor.path
         self.memory = part.tensor.chunks
         self._pieces = part.ranges().pieces()
@@ -112,18 +94,13 @@ class RowSource:
     def fill(self, slab: Slab, buffer: Bytes | None) -> Bytes:
         return self.memory
 
-    def finish(self) -> None:
-        """Do nothing: there are no secrets."""
 
-
-class PlainSource:
+class PlainSource(Source):
     """A plain tensor in host memory, sealed chunk by chunk under a key of this transfer alone."""
 
     in_place = False
 
     def __init__(self, plain: Bytes, key: MessageKey, engine: Engine) -> None:
-        self.name: str | None = None
-        self.path: Path | None = None
         self.memory = plain
         self._engine = engine
         self._schedule = engine.expand_key(key)

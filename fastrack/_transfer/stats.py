@@ -104,16 +104,12 @@ class Recorder:
     """The sum of a channel's transfers. Thread-safe."""
 
     def __init__(self) -> None:
-        self._total = Stats()
+        self.total = Stats()
         self.reset_after_fork()
 
     def reset_after_fork(self) -> None:
         """Replace the lock, which may be held at a fork."""
         self._lock = threading.Lock()
-
-    @property
-    def total(self) -> Stats:
-        return self._total
 
     @contextmanager
     def transfer(self, nbytes: int, direction: str, name: str | None) -> Iterator[Transfer]:
@@ -131,8 +127,8 @@ class Recorder:
                 timeline.local.transfer = None
                 timeline.add_transfer(direction, start, stop, nbytes, name, record.steps)
         with self._lock:
-            total = self._total
-            self._total = Stats(
+            total = self.total
+            self.total = Stats(
                 total.transfers + 1,
                 total.bytes + nbytes,
                 total.seconds + (stop - start) / 1e9,
