@@ -7,9 +7,9 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ class Span:
     process: str
     thread: str
     track: int
-    detail: Detail = field(default_factory=dict)
+    detail: Detail
 
 
 class Timeline:
@@ -222,13 +222,7 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextmanager
 def recording() -> Iterator[Timeline]:
-    """Collect the spans of all transfers while the block runs.
-
-    Raises
-    ------
-    RuntimeError
-        If a trace is being recorded already.
-    """
+    """Collect the spans of all transfers while the block runs. Raise if a trace is being recorded already."""
     global _current  # noqa: PLW0603
     timeline = Timeline()
     with _lock:
@@ -248,18 +242,14 @@ def current() -> Timeline | None:
     return _current
 
 
-def first_spans(spans: Iterable[Span]) -> list[Span]:
-    """Return the first span of each track, in display order: the host first, then devices, by start."""
-    first = {span.track: span for span in sorted(spans, key=lambda span: -span.start)}
-    return sorted(first.values(), key=lambda span: (span.process != _HOST, span.start))
-
-
 def to_chrome(timeline: Timeline) -> dict[str, Any]:
     """Return a timeline in the Chrome trace event format, whose times are microseconds."""
     spans = timeline.spans()
     events: list[dict[str, Any]] = []
     processes = {_HOST: 1}
-    for index, first in enumerate(first_spans(spans)):
+    firsts = {span.track: span for span in sorted(spans, key=lambda span: -span.start)}.values()
+    # In display order: the host first, then devices, by start.
+    for index, first in enumerate(sorted(firsts, key=lambda span: (span.process != _HOST, span.start))):
         number = processes.setdefault(first.process, len(processes) + 1)
         events += [
             _metadata("process_name", number, first.track, name=first.process),
