@@ -47,18 +47,12 @@ _FILLER = 0x5A  # a byte that no tensor of random bytes consists of
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One way to move the tensor.
+    """One way to move the tensor."""
 
-    name : one of `STEPS`
-    run : move the tensor once, and return the result if that is new memory
-    read : return the plaintext that arrived, given that result
-    passes : the passes over all bytes, in order
-    """
-
-    name: str
-    run: Callable[[], Any]
-    read: Callable[[Any], Bytes]
-    passes: tuple[str, ...]
+    name: str  # one of `STEPS`
+    run: Callable[[], Any]  # moves the tensor once, and returns the result if that is new memory
+    read: Callable[[Any], Bytes]  # returns the plaintext that arrived, given that result
+    passes: tuple[str, ...]  # the passes over all bytes, in order
 
     @property
     def traffic(self) -> int:
@@ -285,9 +279,8 @@ class _CudaEndpoint:
         return self.device.view(self.array, writable=writable)
 
     def put(self) -> None:
-        commands = Commands()
-        commands.upload(self._pointer, self._locked, self._stream)
-        self._run(commands)
+        with self._run() as commands:
+            commands.upload(self._pointer, self._locked, self._stream)
 
     def get(self) -> Bytes:
         return self._download(self._locked)
@@ -305,17 +298,19 @@ class _CudaEndpoint:
         self._fill(0)
 
     def _download(self, target: Bytes) -> Bytes:
-        commands = Commands()
-        commands.download(target, self._pointer, self._stream)
-        self._run(commands)
+        with self._run() as commands:
+            commands.download(target, self._pointer, self._stream)
         return target
 
     def _fill(self, value: int) -> None:
-        commands = Commands()
-        commands.fill(self._pointer, value, self._locked.size, self._stream)
-        self._run(commands)
+        with self._run() as commands:
+            commands.fill(self._pointer, value, self._locked.size, self._stream)
 
-    def _run(self, commands: Commands) -> None:
+    @contextmanager
+    def _run(self) -> Iterator[Commands]:
+        """Yield commands to add to, then issue them and wait until they are done."""
+        commands = Commands()
+        yield commands
         event = self._driver.event()
         commands.record(event, self._stream)
         commands.synchronize(event)

@@ -13,7 +13,6 @@ import typer
 from rich.console import Console
 
 from fastrack._bench.plots import check_picture, draw_ablation
-from fastrack._bench.timeline import trace_transfers
 from fastrack._cli.console import new_table, print_json, stdout
 from fastrack._cli.files import check_directory
 from fastrack._cli.machine import read_cpu, read_memory, read_software
@@ -69,6 +68,8 @@ def bench(
     if picture is not None:
         draw_ablation(rows, device, picture)
     if timeline is not None:
+        from fastrack._bench.runner import trace_transfers
+
         trace_transfers(max(row.size for row in rows), timeline, device=device, bits=int(bits))
     if as_json == _STDOUT:
         return

@@ -17,20 +17,13 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Confidential:
-    """Confidential mode, as the driver reports it; None for an attribute that is not known.
-
-    enabled : True if the feature is on
-    environment : "production", "simulation" or "unavailable"
-    devtools : True if debugging tools are allowed, with which nothing is protected
-    ready : True if the GPUs accept work
-    multi_gpu : "none", "protected PCIe" or "NVLink encryption"
-    """
+    """Confidential mode, as the driver reports it; None for an attribute that is not known."""
 
     enabled: bool | None = None
-    environment: str | None = None
-    devtools: bool | None = None
-    ready: bool | None = None
-    multi_gpu: str | None = None
+    environment: str | None = None  # "production", "simulation" or "unavailable"
+    devtools: bool | None = None  # True if debugging tools are allowed, with which nothing is protected
+    ready: bool | None = None  # True if the GPUs accept work
+    multi_gpu: str | None = None  # "none", "protected PCIe" or "NVLink encryption"
 
 
 @dataclass(frozen=True, slots=True)

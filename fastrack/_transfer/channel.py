@@ -370,7 +370,8 @@ class Channel:
                 source = SealedSource(leaf)
             else:
                 source = PlainSource(arrays.bytes_of(leaf), key, self._engine)
-            _require_apart(target, source.memory)
+            if isinstance(target, np.ndarray) and np.may_share_memory(target, source.memory):
+                raise ValueError("expected out= in memory of its own, got the memory of the tensor that it receives")
             messages.append((source, key))
         return messages
 
@@ -379,8 +380,10 @@ class Channel:
         for operation, source in started:
             if request.non_blocking and not self._device.in_place:
                 request.owner.add(operation, source.name, source.path)
-            else:
-                _require_authentic(operation, source)
+                continue
+            bad = operation.result()
+            if bad is not None:
+                raise bad_chunk(source.name, bad, path=source.path)
 
     def _clear(self, target: Any) -> None:
         """Overwrite a view with zeros after an error, which is the one to raise even if this fails as well."""
@@ -486,17 +489,6 @@ def _naming(nest: Any, change: Callable[..., Any]) -> Callable[..., Any]:
             raise
 
     return named
-
-
-def _require_apart(target: Any, source: Bytes) -> None:
-    if isinstance(target, np.ndarray) and np.may_share_memory(target, source):
-        raise ValueError("expected out= in memory of its own, got the memory of the tensor that it receives")
-
-
-def _require_authentic(operation: Operation, source: Source) -> None:
-    bad = operation.result()
-    if bad is not None:
-        raise bad_chunk(source.name, bad, path=source.path)
 
 
 def _sealed_part(message: Bytes, slab: Slab) -> Bytes:

@@ -23,14 +23,10 @@ _MARGIN = 2 * 8 + 16 + 2 * 16  # the last start, one more tag, and the alignment
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The sizes of staged slabs, in bytes of plaintext: multiples of 16384.
+    """The sizes of staged slabs, in bytes of plaintext: multiples of 16384."""
 
-    lead : size of the first slab; each that follows is half as large again, up to the limit
-    limit : the largest size, two chunks or more
-    """
-
-    lead: int
-    limit: int
+    lead: int  # size of the first slab; each that follows is half as large again, up to the limit
+    limit: int  # two chunks or more
 
     def __iter__(self) -> Iterator[int]:
         size = self.lead

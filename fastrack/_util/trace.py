@@ -31,23 +31,15 @@ _WORKER_TIMEOUT = 1.0  # seconds to wait for workers to add their spans
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A step with its start and its end, as Perfetto draws it.
+    """A step with its start and its end, as Perfetto draws it."""
 
-    name : the step
-    start, stop : nanoseconds since the timeline began
-    process : "host", or a device such as "cuda:0"
-    thread : the name of a thread of the host, or of a stream of the device
-    track : a number for each thread and each stream
-    detail : the arguments to show with it
-    """
-
-    name: str
-    start: int
+    name: str  # the step
+    start: int  # nanoseconds since the timeline began, as is `stop`
     stop: int
-    process: str
-    thread: str
-    track: int
-    detail: Detail
+    process: str  # "host", or a device such as "cuda:0"
+    thread: str  # the name of a thread of the host, or of a stream of the device
+    track: int  # a number for each thread and each stream
+    detail: Detail  # the arguments to show with it
 
 
 class Timeline:
