@@ -8,9 +8,10 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -197,19 +198,9 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
         raise FileNotFoundError(errno.ENOENT, "no such directory to write a trace to; make it first", str(path.parent))
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "not a regular file; name another one for the trace", str(path))
-    process = os.getpid()
-    try:
-        with recording() as timeline:
-            yield
-    except BaseException as error:
-        if os.getpid() == process:
-            try:
-                _write(timeline, path)
-            except Exception as other:  # noqa: BLE001 - the exception of the block is raised
-                error.add_note(f"the trace could not be written either: {other}")
-        raise
-    if os.getpid() == process:
-        _write(timeline, path)
+    with ExitStack() as writing, recording() as timeline:
+        writing.push(partial(_write, timeline, path, os.getpid()))
+        yield
 
 
 @contextmanager
@@ -282,9 +273,17 @@ def _metadata(kind: str, process: int, track: int, **args: object) -> dict[str, 
     return {"ph": "M", "name": kind, "pid": process, "tid": track, "args": args}
 
 
-def _write(timeline: Timeline, path: Path) -> None:
-    with new_file(path) as file:
-        file.write(json.dumps(to_chrome(timeline), separators=(",", ":")).encode())
+def _write(timeline: Timeline, path: Path, process: int, _: object, error: BaseException | None, *__: object) -> None:
+    """Write the trace of a block that has ended, by this error if there was one, unless this is a forked child."""
+    if os.getpid() != process:
+        return
+    try:
+        with new_file(path) as file:
+            file.write(json.dumps(to_chrome(timeline), separators=(",", ":")).encode())
+    except Exception as other:
+        if error is None:
+            raise
+        error.add_note(f"the trace could not be written either: {other}")
 
 
 def _reset() -> None:
