@@ -161,8 +161,7 @@ class Channel:
         ClosedError
             If the channel was closed.
         """
-        with self._guard:
-            return self._start(self._owners.current(), obj, keys, framework, out, non_blocking=non_blocking)
+        return self._start(None, obj, keys=keys, framework=framework, out=out, non_blocking=non_blocking)
 
     def to_host(self, x: Any, *, key: KeyLike | None = None, name: str = "tensor") -> SealedTensor:
         """Seal a tensor on the channel's device, and copy it to the host sealed.
@@ -206,7 +205,7 @@ class Channel:
         """
         owner = self._owners.open_group()
         try:
-            yield partial(self._start_in_group, owner)
+            yield partial(self._start, owner, non_blocking=True)
             with self._guard:
                 owner.wait()
         except BaseException as error:
@@ -251,35 +250,33 @@ class Channel:
 
     # One call.
 
-    def _start_in_group(self, owner: Owner, obj: Any, **options: Any) -> Any:
-        with self._guard:
-            return self._start(owner, obj, **options, non_blocking=True)
-
     def _start(
         self,
-        owner: Owner,
+        owner: Owner | None,
         obj: Any,
+        *,
         keys: KeySource | None = None,
         framework: Framework | None = None,
         out: Any = None,
-        *,
         non_blocking: bool,
     ) -> Any:
-        """Move all tensors in `obj`, unless a transfer that the owner started before has failed."""
-        if non_blocking:
-            owner.check()
-        else:
-            owner.wait()
-        request = _Request(self._keys if keys is None else keys, framework, owner, non_blocking)
-        if out is None:
-            return tree_map(_naming(obj, lambda value: self._move(value, request)), obj)
-        if framework is not None:
-            raise ValueError("expected framework= or out=, got both; the arrays of out= have a framework already")
-        prepared: deque[tuple[Leaf, Any] | None] = deque()  # in the order of the leaves
-        tree_map(_naming(obj, lambda value, array: prepared.append(self._prepare(value, array))), obj, out)
-        return tree_map(
-            _naming(obj, lambda value, array: self._fill(prepared.popleft(), value, array, request)), obj, out
-        )
+        """Move all tensors in `obj`, unless a transfer that the owner, by default the thread, started has failed."""
+        with self._guard:
+            if owner is None:
+                owner = self._owners.current()
+            if non_blocking:
+                owner.check()
+            else:
+                owner.wait()
+            request = _Request(self._keys if keys is None else keys, framework, owner, non_blocking)
+            if out is None:
+                return tree_map(_naming(obj, lambda value: self._move(value, request)), obj)
+            if framework is not None:
+                raise ValueError("expected framework= or out=, got both; the arrays of out= have a framework already")
+            prepared: deque[tuple[Leaf, Any] | None] = deque()  # in the order of the leaves
+            tree_map(_naming(obj, lambda value, array: prepared.append(self._prepare(value, array))), obj, out)
+            fill = _naming(obj, lambda value, array: self._fill(prepared.popleft(), value, array, request))
+            return tree_map(fill, obj, out)
 
     def _move(self, value: Any, request: _Request) -> Any:
         """Move a tensor to fresh memory. Return any other value as it is."""
