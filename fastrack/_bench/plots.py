@@ -1,6 +1,5 @@
 """Charts of measurements, with matplotlib, which the extra `demo` installs."""
 
-import math
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -72,14 +71,12 @@ def draw_ablation(rows: "Sequence[Measured]", device: str, path: Path, losses: S
 
 def _fit(axes: Any, speeds: Sequence[float]) -> None:
     """Set ticks at 1, 2 and 5 times powers of ten, with room below the slowest bar and above the fastest."""
-    bottom, top = 0.8 * min(speeds), 1.6 * max(speeds)
-    powers = range(math.floor(math.log10(bottom)), math.ceil(math.log10(top)))
-    marks = [mantissa * 10.0**power for power in powers for mantissa in (1, 2, 5)]
-    low = max(mark for mark in marks if mark <= bottom)
-    shown = [mark for mark in marks if low <= mark <= top]
-    axes.set_yticks(shown, [f"{mark:g}" for mark in shown])
+    from matplotlib.ticker import LogLocator
+
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.minorticks_off()
-    axes.set_ylim(low, top)
+    axes.set_ylim(0.8 * min(speeds), 1.6 * max(speeds))
 
 
 def _draw_losses(losses: Sequence[float], axes: Any) -> None:

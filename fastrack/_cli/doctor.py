@@ -115,17 +115,14 @@ _ALWAYS = (
 
 
 def _about_host(tee: CpuTee) -> list[str]:
-    statements = [
-        "Device cpu: an opened tensor lies in the memory of this machine, and so does the key while it is in use."
-    ]
-    if tee.kind is None:
-        statements.append("No sign of a CPU TEE: the operator of this machine can read that memory.")
-    else:
-        statements.append(
+    operator = "No sign of a CPU TEE: the operator of this machine can read that memory."
+    if tee.kind is not None:
+        operator = (
             f"Signs of {tee.kind} ({', '.join(tee.seen)}) may mean that its operator cannot read that memory. This was "
             "seen, not attested: check an attestation report before a key comes here."
         )
-    return statements
+    memory = "Device cpu: an opened tensor lies in the memory of this machine, and so does the key while it is in use."
+    return [memory, operator]
 
 
 def _about_gpus(facts: Facts) -> list[str]:
@@ -229,8 +226,7 @@ def _gpu_lines(graphics: Graphics, cuda: CudaCheck | None) -> list[tuple[str, st
     mode = graphics.confidential
     lines.append(("confidential", _word(mode.enabled, "on", "off")))
     if mode.environment is not None:
-        lines.append(("environment", mode.environment))
-        lines.append(("dev tools", _word(mode.devtools, "on", "off")))
+        lines += [("environment", mode.environment), ("dev tools", _word(mode.devtools, "on", "off"))]
     if mode.enabled:
         lines.append(("ready", _word(mode.ready, "yes", "no")))
     if mode.multi_gpu is not None:

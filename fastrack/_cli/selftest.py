@@ -129,10 +129,9 @@ def _open_with_openssl(key: Any, sealed: Any) -> bytes:
 
     cipher = AESGCM(bytes(key.key))
     data = sealed.tobytes()
-    starts = range(0, len(data), SEALED_CHUNK_SIZE)
     return b"".join(
         cipher.decrypt(chunk_nonce(key.nonce, chunk), data[start : start + SEALED_CHUNK_SIZE], None)
-        for chunk, start in enumerate(starts)
+        for chunk, start in enumerate(range(0, len(data), SEALED_CHUNK_SIZE))
     )
 
 
