@@ -65,13 +65,13 @@ class Step:
         return 2 * len(self.passes)
 
 
+@dataclass(frozen=True, slots=True)
 class Steps:
     """The steps of one direction, over one tensor. They share memory, so that one runs at a time."""
 
-    def __init__(self, steps: Sequence[Step], plain: Bytes, forget: Callable[[], None]) -> None:
-        self.steps = tuple(steps)
-        self._plain = plain
-        self._forget = forget
+    steps: Sequence[Step]
+    _plain: Bytes
+    _forget: Callable[[], None]
 
     def check(self) -> None:
         """Run every step once, which also warms up, and raise `RuntimeError` if other bytes arrive than were sent."""

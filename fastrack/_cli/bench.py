@@ -60,7 +60,11 @@ def bench(
     from fastrack._devices import canonical
 
     device = canonical(device)
-    _check_paths(picture, timeline, as_json)
+    if picture is not None:
+        check_picture(picture)
+    for path in (picture, timeline, as_json):
+        if path is not None and path != _STDOUT:
+            check_directory(path)  # before the measurement takes minutes
     rows = measure(size or SIZES, device=device, bits=int(bits), repeat=repeat)
     if as_json is not None:
         settings = {"device": device, "bits": int(bits), "repeat": repeat, "sizes_mib": list(size or SIZES)}
@@ -79,15 +83,6 @@ def bench(
     for label, path in (("Picture", picture), ("Timeline", timeline), ("JSON", as_json)):
         if path is not None:
             console.print(f"\n{label}: {path}")
-
-
-def _check_paths(picture: Path | None, timeline: Path | None, as_json: Path | None) -> None:
-    """Refuse paths that cannot be written, before the measurement takes minutes."""
-    if picture is not None:
-        check_picture(picture)
-    for path in (picture, timeline, as_json):
-        if path is not None and path != _STDOUT:
-            check_directory(path)
 
 
 def measure(

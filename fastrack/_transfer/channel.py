@@ -505,16 +505,15 @@ class _Finishing:
         pass
 
     def __exit__(self, kind: object, *_: object) -> None:
-        operation = self._operation
+        failed = True
         try:
             if kind is None:
-                operation.finish(wait=self._wait)
-                return
-            with suppress(Exception):
-                operation.finish()
-        except BaseException:
-            with suppress(Exception):
-                operation.result()
-            raise
-        with suppress(Exception):
-            operation.result()
+                self._operation.finish(wait=self._wait)
+                failed = False
+            else:
+                with suppress(Exception):
+                    self._operation.finish()
+        finally:
+            if failed:
+                with suppress(Exception):
+                    self._operation.result()

@@ -149,11 +149,7 @@ def gathers_of(pieces: GatherPlan, nbytes: int, sizes: Sizes) -> Iterator[Slab]:
             end = int(starts[after])
         else:
             after, end = chunk + 1, piece + (room - int(fixed[chunk])) // _PIECE
-        yield Slab(
-            0,
-            0,
-            nbytes,
-            int(sealed[chunk:after].sum()),
-            GatherPlan(chunks[chunk:after], np.clip(starts[chunk : after + 1], piece, end) - piece, table[piece:end]),
-        )
+        starts_here = np.clip(starts[chunk : after + 1], piece, end) - piece
+        plan = GatherPlan(chunks[chunk:after], starts_here, table[piece:end])
+        yield Slab(0, 0, nbytes, int(sealed[chunk:after].sum()), plan)
         chunk, piece = after if end == starts[after] else chunk, end
