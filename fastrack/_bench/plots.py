@@ -44,6 +44,8 @@ def draw_ablation(rows: "Sequence[Measured]", device: str, path: Path, losses: S
     count = len(directions) + bool(losses)
     figure = Figure(figsize=(3 + 2.2 * max(2, len(sizes)), 3.6 * count), layout="constrained")
     panels = figure.subplots(count, 1, squeeze=False)[:, 0]
+    for axes in panels:
+        axes.spines[["top", "right"]].set_visible(False)
     for axes in panels[1 : len(directions)]:
         axes.sharey(panels[0])
     width = 0.84 / len(steps)
@@ -58,11 +60,12 @@ def draw_ablation(rows: "Sequence[Measured]", device: str, path: Path, losses: S
         axes.set_yscale("log")
         axes.set_ylabel("GB/s of plaintext")
         axes.set_title(direction, fontsize=10)
-        axes.spines[["top", "right"]].set_visible(False)
         axes.yaxis.grid(visible=True, which="major", linewidth=0.4)
         axes.set_axisbelow(True)
     if losses:
-        _draw_losses(losses, panels[-1])
+        panels[-1].semilogy(range(1, len(losses) + 1), losses)
+        panels[-1].set_xlabel("epoch")
+        panels[-1].set_title("Loss, on sealed and on plain data alike", fontsize=10)
     _fit(panels[0], [row.gbps for row in rows])
     figure.suptitle(f"Steps to fastrack on {device} (median; label: speed relative to bounce)", fontsize=11)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(steps), fontsize=9)
@@ -77,10 +80,3 @@ def _fit(axes: Any, speeds: Sequence[float]) -> None:
     axes.yaxis.set_major_formatter("{x:g}")
     axes.minorticks_off()
     axes.set_ylim(0.8 * min(speeds), 1.6 * max(speeds))
-
-
-def _draw_losses(losses: Sequence[float], axes: Any) -> None:
-    axes.semilogy(range(1, len(losses) + 1), losses)
-    axes.set_xlabel("epoch")
-    axes.set_title("Loss, on sealed and on plain data alike", fontsize=10)
-    axes.spines[["top", "right"]].set_visible(False)

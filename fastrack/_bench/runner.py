@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def _measure(direction: Direction, nbytes: int, device: object, bits: int, repea
 
 def _rows(direction: Direction, nbytes: int, steps: Sequence[Step], times: dict[str, Times]) -> list[Measured]:
     seconds = {name: runs.median for name, runs in times.items()}
-    before = [None, *(step.name for step in steps)]
+    before = {name: previous for previous, name in pairwise(seconds)}
     return [
         Measured(
             direction=direction,
@@ -111,10 +112,10 @@ def _rows(direction: Direction, nbytes: int, steps: Sequence[Step], times: dict[
             cpu_per_gib=runs.cpu / (len(runs.seconds) * nbytes) * (1 << 30),
             estimated_traffic=step.traffic,
             over_bounce=seconds[BOUNCE] / runs.median,
-            over_previous=None if previous is None or step.name == COPY else seconds[previous] / runs.median,
+            over_previous=None if step.name in {BOUNCE, COPY} else seconds[before[step.name]] / runs.median,
             of_copy=seconds[COPY] / runs.median,
         )
-        for step, previous, runs in ((step, name, times[step.name]) for step, name in zip(steps, before, strict=False))
+        for step, runs in ((step, times[step.name]) for step in steps)
     ]
 
 

@@ -2,8 +2,8 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
@@ -43,7 +43,7 @@ def bench(
             help="Size of a tensor in MiB; may be repeated.",
         ),
     ] = None,
-    bits: Annotated[Bits, typer.Option(help="Size of the AES keys.")] = Bits.AES_256,
+    bits: Annotated[Bits, typer.Option(help="Size of the AES keys.")] = "256",
     repeat: Annotated[
         int, typer.Option(metavar="N", min=1, help="Rounds of tensors above 16 MiB; smaller ones take more.")
     ] = 9,
@@ -96,17 +96,13 @@ def measure(
     """Measure every step at these sizes (MiB), and show what is under way on a terminal's stderr."""
     from fastrack._bench.runner import ablate
 
-    with _progress() as report:
+    status = Console(stderr=True, highlight=False, markup=False).status("measuring")
+
+    def report(subject: str) -> None:
+        status.update(f"measuring {subject}")
+
+    with status if sys.stderr.isatty() else nullcontext():
         return ablate(sizes, directions=directions, device=device, bits=bits, repeat=repeat, progress=report)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    with Console(stderr=True, highlight=False, markup=False).status("measuring") as status:
-        yield lambda subject: status.update(f"measuring {subject}")
 
 
 def show_ablation(rows: "Sequence[Measured]", device: str, console: Console) -> None:

@@ -14,7 +14,7 @@ from fastrack._cli.options import Bits, Json
 def keygen(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="The key file to make. It must not exist.")],
     *,
-    bits: Annotated[Bits, typer.Option(help="Size of the AES key.")] = Bits.AES_256,
+    bits: Annotated[Bits, typer.Option(help="Size of the AES key.")] = "256",
     as_json: Json = False,
 ) -> None:
     """Make a key, in a file that only you may read."""

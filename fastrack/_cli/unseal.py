@@ -53,7 +53,7 @@ def unseal(
         check_sealed(file, ring)
         check_expected(file, expect)
         names = _choose(file, tensor, plain)
-        total = sum(_nbytes(file, name) for name in names)
+        total = sum(file[name].nbytes if name in file else file.stored(name)[2].nbytes for name in names)
         load_engine("open")
         start = time.perf_counter()
         allowed = file.plain if allow_plain else plain or ()
@@ -88,7 +88,3 @@ def _choose(file: "SealedFile", names: Sequence[str] | None, plain: Sequence[str
             f"{file.path} has no tensor {', '.join(map(repr, unknown))}; it has {', '.join(map(repr, file.names))}"
         )
     return [name for name in file.names if not names or name in names]
-
-
-def _nbytes(file: "SealedFile", name: str) -> int:
-    return int(file[name].nbytes) if name in file else file.stored(name)[2].nbytes
