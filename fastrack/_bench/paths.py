@@ -105,17 +105,13 @@ class _ChunkedPath:
 
     def _seal(self, key: MessageKey, plain: Bytes, message: Bytes) -> None:
         schedule = self._engine.expand_key(key)
-        try:
-            self._engine.seal_run(schedule, plain, message, 0)
-        finally:
-            schedule.wipe()
+        self._engine.seal_run(schedule, plain, message, 0)
+        schedule.wipe()
 
     def _open(self, key: MessageKey, message: Bytes, plain: Bytes) -> None:
         schedule = self._engine.expand_key(key)
-        try:
-            bad = self._engine.open_run(schedule, message, plain, 0)
-        finally:
-            schedule.wipe()
+        bad = self._engine.open_run(schedule, message, plain, 0)
+        schedule.wipe()
         if bad is not None:
             raise AuthenticationError(_ALTERED, chunk=bad)
 

@@ -45,7 +45,7 @@ def _fail(error: BaseException, *, as_json: bool, status: int) -> NoReturn:
     if as_json:
         print_json(error=describe(error))
     else:
-        lines = [f"error: {message_of(error)}", *(f"note: {note}" for note in _notes(error))]
+        lines = [f"error: {message_of(error)}", *(f"note: {note}" for note in getattr(error, "__notes__", ()))]
         sys.stderr.write("".join(f"{clean(line)}\n" for line in lines))
     raise typer.Exit(status) from None
 
@@ -54,7 +54,7 @@ def describe(error: BaseException) -> dict[str, Any]:
     """Return an error for JSON. `tensor` and `chunk` are null if the error has none."""
     document: dict[str, Any] = {"type": type(error).__name__, "message": message_of(error)}
     document |= {name: getattr(error, name, None) for name in ("tensor", "chunk")}
-    notes = _notes(error)
+    notes = list(getattr(error, "__notes__", ()))
     return {**document, "notes": notes} if notes else document
 
 
@@ -69,7 +69,3 @@ def message_of(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         return "not enough memory"
     return str(error)
-
-
-def _notes(error: BaseException) -> list[str]:
-    return list(getattr(error, "__notes__", ()))

@@ -394,7 +394,7 @@ class Channel:
         try:
             operation = self._begin(key, target, record)
             if source.in_place and self._device.in_place:
-                with _Finishing(operation, wait=wait):
+                with _Finishing(operation, wait):
                     for slab in source.slabs(None):
                         sealed = source.fill(slab, None)
                         with record.stage("open", slab, "open"):
@@ -402,7 +402,7 @@ class Channel:
                 return operation
             stage = "open" if self._device.in_place else "submit"
             unissued, limit = 0, _FIRST_BATCH if source.in_place else 1
-            with Lease(self._pools, operation.lane) as buffers, _Finishing(operation, wait=wait):
+            with Lease(self._pools, operation.lane) as buffers, _Finishing(operation, wait):
                 for slab in source.slabs(self._sizes):
                     with record.waiting(slab):
                         buffer = buffers.acquire()
@@ -428,14 +428,14 @@ class Channel:
         """Seal what is in `memory` into `message`, which has no header."""
         operation = self._begin(key, memory, record)
         if self._device.in_place:
-            with _Finishing(operation, wait=True):
+            with _Finishing(operation, True):
                 for slab in slabs_of(len(memory), None):
                     with record.stage("seal", slab, "seal"):
                         operation.seal(slab, _sealed_part(message, slab), None)
         else:
             unissued, limit = 0, _FIRST_BATCH
             # Sealed chunks stay in the buffers until these are used again, or to the end.
-            with Lease(self._pools, operation.lane) as buffers, _Finishing(operation, wait=True):
+            with Lease(self._pools, operation.lane) as buffers, _Finishing(operation, True):
                 for slab in slabs_of(len(memory), self._sizes):
                     with record.waiting(slab):
                         buffer = buffers.acquire()
@@ -492,14 +492,12 @@ def _sealed_part(message: Bytes, slab: Slab) -> Bytes:
     return message[SEALED_CHUNK_SIZE * slab.first_chunk :][: slab.sealed_size]
 
 
+@dataclass(slots=True)
 class _Finishing:
     """End an operation, whatever happens. After an error, which is the one to raise, also wait for the operation."""
 
-    __slots__ = ("_operation", "_wait")
-
-    def __init__(self, operation: Operation, *, wait: bool) -> None:
-        self._operation = operation
-        self._wait = wait
+    _operation: Operation
+    _wait: bool
 
     def __enter__(self) -> None:
         pass

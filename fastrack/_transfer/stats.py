@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from fastrack._devices.base import Slab
 from fastrack._util.trace import Steps, Timeline, current
@@ -76,16 +76,15 @@ class Transfer:
         return _NOTHING if self.timeline is None else _Stage(self, "wait", slab, "wait")
 
 
+@dataclass(slots=True)
 class _Stage:
     """A timed block. A class, since a generator costs more time than the block of a small transfer."""
 
-    __slots__ = ("_label", "_name", "_slab", "_start", "_transfer")
-
-    def __init__(self, transfer: Transfer, name: str, slab: Slab, label: str) -> None:
-        self._transfer = transfer
-        self._name = name
-        self._slab = slab
-        self._label = label
+    _transfer: Transfer
+    _name: str
+    _slab: Slab
+    _label: str
+    _start: int = field(init=False)
 
     def __enter__(self) -> None:
         self._transfer.current_span = self._label

@@ -10,15 +10,11 @@ import stat
 
 def open_regular(path: str | os.PathLike[str]) -> io.FileIO:
     """Open a regular file for reading; a pipe is refused rather than waited for."""
-    file = io.FileIO(path, opener=_open_at_once)
+    file = io.FileIO(path, opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise OSError(errno.EINVAL, "not a regular file; put what it gives into one first", os.fspath(path))
     return file
-
-
-def _open_at_once(path: str | os.PathLike[str], flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def require_end(file: io.FileIO, size: int, path: str | os.PathLike[str]) -> None:
