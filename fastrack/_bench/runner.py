@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from fastrack._bench.measure import BOUNCE, COPY, Times, timed_rounds
-from fastrack._bench.steps import DIRECTIONS, Direction, Step, open_steps
+from fastrack._bench.measure import BOUNCE, COPY, timed_rounds
+from fastrack._bench.steps import DIRECTIONS, Direction, open_steps
 from fastrack._crypto.keys import Key
 from fastrack._sealed.tensor import seal
 from fastrack._transfer.channel import Channel
@@ -90,12 +90,8 @@ def _measure(direction: Direction, nbytes: int, device: object, bits: int, repea
     """Measure all steps at one size. Its memory is freed on return."""
     with open_steps(direction, nbytes, device=device, bits=bits) as opened:
         opened.check()
-        runs = {step.name: step.run for step in opened.steps}
-        times = timed_rounds(runs, rounds_of(nbytes, repeat), settle=_SETTLE if nbytes <= _CACHED else 0)
-        return _rows(direction, nbytes, opened.steps, times)
-
-
-def _rows(direction: Direction, nbytes: int, steps: Sequence[Step], times: dict[str, Times]) -> list[Measured]:
+        rounds, settle = rounds_of(nbytes, repeat), _SETTLE if nbytes <= _CACHED else 0
+        times = timed_rounds({step.name: step.run for step in opened.steps}, rounds, settle=settle)
     seconds = {name: runs.median for name, runs in times.items()}
     before = {name: previous for previous, name in pairwise(seconds)}
     return [
@@ -115,7 +111,7 @@ def _rows(direction: Direction, nbytes: int, steps: Sequence[Step], times: dict[
             over_previous=None if step.name in {BOUNCE, COPY} else seconds[before[step.name]] / runs.median,
             of_copy=seconds[COPY] / runs.median,
         )
-        for step, runs in ((step, times[step.name]) for step in steps)
+        for step, runs in zip(opened.steps, times.values(), strict=True)
     ]
 
 

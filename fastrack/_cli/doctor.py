@@ -218,9 +218,8 @@ def _engine_lines(engine: EngineCheck) -> list[tuple[str, str]]:
 def _gpu_lines(graphics: Graphics, cuda: CudaCheck | None) -> list[tuple[str, str]]:
     if graphics.absent is not None:
         return [("driver", graphics.absent)]
-    lines = [("driver", graphics.driver or "unknown version")]
-    for index, gpu in enumerate(graphics.gpus):
-        lines.append((f"GPU {index}", f"{gpu.name or 'unknown'}, {_maybe_size(gpu.memory)}"))
+    gpus = [f"{gpu.name or 'unknown'}, {_maybe_size(gpu.memory)}" for gpu in graphics.gpus]
+    lines = [("driver", graphics.driver or "unknown version"), *((f"GPU {n}", gpu) for n, gpu in enumerate(gpus))]
     if cuda is not None:
         lines.append(("self-test", "ok against the host" if cuda.usable else f"not usable: {cuda.problem}"))
     mode = graphics.confidential

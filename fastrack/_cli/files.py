@@ -50,10 +50,7 @@ def check_directory(path: Path) -> None:
 
 
 def open_ring(paths: Path | Sequence[Path] | None) -> "KeyRing":
-    """Return the keys of the files that ``--key`` names, or else of the file that the environment names.
-
-    A key in place of a path is refused, and not repeated.
-    """
+    """Return the keys of the files that ``--key`` names, or else of the file that the environment names."""
     from fastrack._crypto.keys import KEY_FILE_VARIABLE, KeyRing, looks_secret
 
     given = [paths] if isinstance(paths, Path) else list(paths or ())

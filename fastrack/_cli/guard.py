@@ -10,9 +10,6 @@ import typer
 from fastrack._cli.console import clean, print_json
 from fastrack.errors import FastrackError
 
-_INTERRUPTED = 130
-_USAGE = 2
-
 Parameters = ParamSpec("Parameters")
 
 
@@ -34,9 +31,9 @@ def handle_errors(command: Callable[Parameters, None]) -> Callable[Parameters, N
         except typer.BadParameter as error:
             if not as_json:
                 raise
-            _fail(error, as_json=True, status=_USAGE)
+            _fail(error, as_json=True, status=2)
         except KeyboardInterrupt as error:
-            _fail(error, as_json=as_json, status=_INTERRUPTED)
+            _fail(error, as_json=as_json, status=130)  # as of a process that SIGINT ended
 
     return run
 

@@ -28,10 +28,9 @@ def keygen(
     if as_json:
         print_json(path=str(path), id=key_id, bits=size)
         return
-    name = clean(str(path))
     quoted = clean(shlex.quote(str(path)))
     console = stdout()
-    console.print(f"{name}: a new {size}-bit key that only you may read")
+    console.print(f"{clean(str(path))}: a new {size}-bit key that only you may read")
     console.print(f"id: {key_id}")
     console.print("Keep a copy in a safe place: without it, what it seals cannot be opened.")
     console.print(f"Next: fastrack seal data.safetensors sealed.safetensors --key {quoted}")

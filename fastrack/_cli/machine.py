@@ -5,6 +5,7 @@ import platform
 import re
 import resource
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -63,10 +64,8 @@ def read_software() -> dict[str, str | None]:
 def _version(package: str) -> str | None:
     names = (package, "cupy-cuda12x", "cupy-cuda13x") if package == "cupy" else (package,)
     for name in names:
-        try:
+        with suppress(PackageNotFoundError):
             return version(name)
-        except PackageNotFoundError:
-            continue
     return None
 
 

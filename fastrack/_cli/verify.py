@@ -86,10 +86,7 @@ class Report:
 def verify_contents(
     path: Path, ring: "KeyRing", *, expect: Sequence[str] | None = None, file_id: str | None = None
 ) -> Report:
-    """Return the report on a file, which is opened once.
-
-    Raise an error if the file has another id than `file_id`, or no sealed tensor, or lacks one of `expect`.
-    """
+    """Return the report on a file, which is opened once."""
     from fastrack._sealed.reader import check_file, load_file
 
     checked = 0
@@ -115,13 +112,15 @@ def show_report(report: Report, console: Console) -> None:
     """Print the report as a table."""
     table = new_table("", "name", "dtype", "shape", "size", "failed at", right=("size",))
     for check in report.checks:
+        chunk = getattr(check.error, "chunk", None)
+        place = "header" if chunk is None else f"chunk {chunk}"
         table.add_row(
             "ok" if check.error is None else "FAILED",
             clean(check.name),
             check.dtype,
             str(list(check.shape)),
             format_size(check.nbytes),
-            _location(check),
+            "" if check.error is None else place,
         )
     console.print(table, soft_wrap=False)
     console.print()
@@ -138,10 +137,3 @@ def show_report(report: Report, console: Console) -> None:
     verdict = f"{failed} of {count} FAILED" if failed else f"every chunk of {count} is authentic"
     size = report.checked_bytes
     console.print(f"{clean(report.path)}: {verdict}; {format_size(size)} in {format_rate(size, report.seconds)}")
-
-
-def _location(check: "TensorCheck") -> str:
-    if check.error is None:
-        return ""
-    chunk = getattr(check.error, "chunk", None)
-    return "header" if chunk is None else f"chunk {chunk}"
