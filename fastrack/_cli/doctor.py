@@ -97,11 +97,8 @@ def read_key_file() -> KeyFile:
 
 def state(facts: Facts) -> list[Statement]:
     """Return the statements that follow from the facts, those on protection first."""
-    lacking = (*_about_host(facts.tee), *_about_gpus(facts), *_ALWAYS)
-    return [
-        *(Statement(protected=True, text=text) for text in _PROTECTED),
-        *(Statement(protected=False, text=text) for text in lacking),
-    ]
+    both = ((True, _PROTECTED), (False, (*_about_host(facts.tee), *_about_gpus(facts), *_ALWAYS)))
+    return [Statement(protected, text) for protected, texts in both for text in texts]
 
 
 _PROTECTED = (

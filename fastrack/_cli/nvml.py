@@ -87,10 +87,8 @@ def _gpu(queries: _Queries, index: int) -> Gpu:
     if handle is None:
         return Gpu(None, None)
     memory = queries.ask(f"memory of GPU {index}", "nvmlDeviceGetMemoryInfo", handle)
-    return Gpu(
-        name=queries.ask(f"name of GPU {index}", "nvmlDeviceGetName", handle),
-        memory=None if memory is None else int(memory.total),
-    )
+    name = queries.ask(f"name of GPU {index}", "nvmlDeviceGetName", handle)
+    return Gpu(name, None if memory is None else int(memory.total))
 
 
 def _confidential(queries: _Queries) -> Confidential:

@@ -108,7 +108,5 @@ def _check_names(source: Path, names: list[str], new_name: str | None) -> None:
         present = list(tensors) if new_name is None else [new_name]
         unknown = sorted(set(names) - set(present))
         if unknown:
-            known = ", ".join(map(repr, present)) or "none"
-            raise typer.BadParameter(
-                f"no tensor {', '.join(map(repr, unknown))} in {source}; it has {known}", param_hint="--plain"
-            )
+            missing, known = ", ".join(map(repr, unknown)), ", ".join(map(repr, present)) or "none"
+            raise typer.BadParameter(f"no tensor {missing} in {source}; it has {known}", param_hint="--plain")
