@@ -205,9 +205,6 @@ def add_notes(error: BaseException, failures: list[FastrackError]) -> None:
         error.add_note(f"Another transfer failed as well: {failure}")
 
 
-# Failures that no call is left to raise.
-
-
 def _give_up(owners: list[Owner], timeout: float = 0) -> None:
     deadline = time.monotonic() + timeout
     for owner in owners:
