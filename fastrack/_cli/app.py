@@ -34,7 +34,7 @@ def main() -> None:
     app(prog_name="fastrack")
 
 
-def _show_version(*, requested: bool) -> None:
+def _show_version(requested: bool) -> None:
     if requested:
         typer.echo(f"fastrack {__version__}")
         raise typer.Exit
@@ -45,12 +45,7 @@ def _options(
     *,
     version: Annotated[
         bool,
-        typer.Option(
-            "--version",
-            help="Show the version and exit.",
-            callback=lambda requested: _show_version(requested=requested),
-            is_eager=True,
-        ),
+        typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True),
     ] = False,
 ) -> None:
     """Move sealed tensors from their owner to a device, without plaintext on the way.

@@ -14,7 +14,7 @@ from fastrack._cli.options import Bits, Json
 def keygen(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="The key file to make. It must not exist.")],
     *,
-    bits: Annotated[Bits, typer.Option(help="Size of the AES key.")] = Bits.AES_256,
+    bits: Annotated[Bits, typer.Option(help="Size of the AES key.")] = "256",
     as_json: Json = False,
 ) -> None:
     """Make a key, in a file that only you may read."""
@@ -26,12 +26,11 @@ def keygen(
     size, key_id = key.bits, key.id
     key.wipe()
     if as_json:
-        print_json({"path": str(path), "id": key_id, "bits": size})
+        print_json(path=str(path), id=key_id, bits=size)
         return
-    name = clean(str(path))
     quoted = clean(shlex.quote(str(path)))
     console = stdout()
-    console.print(f"{name}: a new {size}-bit key that only you may read", soft_wrap=True)
+    console.print(f"{clean(str(path))}: a new {size}-bit key that only you may read")
     console.print(f"id: {key_id}")
     console.print("Keep a copy in a safe place: without it, what it seals cannot be opened.")
-    console.print(f"Next: fastrack seal data.safetensors sealed.safetensors --key {quoted}", soft_wrap=True)
+    console.print(f"Next: fastrack seal data.safetensors sealed.safetensors --key {quoted}")

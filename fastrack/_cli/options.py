@@ -1,8 +1,7 @@
 """Options of several commands."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -22,10 +21,4 @@ KeyFiles = Annotated[
     list[Path] | None,
     typer.Option("--key", metavar="PATH", help="A key file; may be repeated. If absent, FASTRACK_KEY_FILE names it."),
 ]
-
-
-class Bits(StrEnum):
-    """Sizes of an AES key."""
-
-    AES_256 = "256"
-    AES_128 = "128"
+Bits = Literal["256", "128"]

@@ -195,7 +195,7 @@ def synchronize(device: object = None) -> None:
     >>> arrays
     [array([0, 0, 0]), array([1, 1, 1])]
     """
-    channel = _shared.find(canonical(device))
+    channel = _shared.channels.get(canonical(device))
     if channel is not None:
         channel.synchronize()
 
@@ -209,7 +209,7 @@ class _Shared:
     """The shared channels, one for each device, opened when first needed."""
 
     def __init__(self) -> None:
-        self._channels: dict[str, Channel] = {}
+        self.channels: dict[str, Channel] = {}
         self.reset_after_fork()
         register_fork_reset(self)
 
@@ -218,13 +218,9 @@ class _Shared:
 
     def channel(self, device: str) -> Channel:
         with self._lock:
-            if device not in self._channels:
-                self._channels[device] = Channel(device)
-            return self._channels[device]
-
-    def find(self, device: str) -> Channel | None:
-        with self._lock:
-            return self._channels.get(device)
+            if device not in self.channels:
+                self.channels[device] = Channel(device)
+            return self.channels[device]
 
 
 _shared = _Shared()

@@ -9,38 +9,17 @@ import stat
 
 
 def open_regular(path: str | os.PathLike[str]) -> io.FileIO:
-    """Open a regular file for reading; a pipe is refused rather than waited for.
-
-    Raises
-    ------
-    IsADirectoryError
-        If it is a directory.
-    OSError
-        If it is anything else than a regular file, such as a pipe or a device, or cannot be opened.
-    """
-    file = io.FileIO(path, opener=_open_at_once)
+    """Open a regular file for reading; a pipe is refused rather than waited for."""
+    file = io.FileIO(path, opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise OSError(errno.EINVAL, "not a regular file; put what it gives into one first", os.fspath(path))
     return file
 
 
-def _open_at_once(path: str | os.PathLike[str], flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
-
-
 def require_end(file: io.FileIO, size: int, path: str | os.PathLike[str]) -> None:
-    """Raise if a file has more than `size` bytes, as files of /proc and growing files do.
-
-    Raises
-    ------
-    OSError
-        If a byte follows.
-    """
+    """Raise `OSError` if a file has more than `size` bytes, as files of /proc and growing files do."""
     file.seek(size)
     if file.read(1):
-        raise OSError(
-            errno.EINVAL,
-            f"expected {size} bytes as its size says, got more; copy it, and use the copy",
-            os.fspath(path),
-        )
+        message = f"expected {size} bytes as its size says, got more; copy it, and use the copy"
+        raise OSError(errno.EINVAL, message, os.fspath(path))

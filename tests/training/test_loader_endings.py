@@ -323,7 +323,7 @@ class TestOnADeviceThatFails:
         """That of "cuda:0" and of the process, which stages everything."""
         with staged_channel() as channel:
             shared = fastrack._transfer.api._Shared()
-            shared._channels["cuda:0"] = channel
+            shared.channels["cuda:0"] = channel
             monkeypatch.setattr(fastrack._transfer.api, "_shared", shared)
             monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
             yield channel
