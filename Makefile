@@ -12,7 +12,7 @@ PIP_LOCKED := python -m pip install --quiet --no-deps --require-hashes --only-bi
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
 
-demo: $(STAMP)  ## seal two data sets, open them, train on one, refuse a forgery
+demo: $(STAMP)  ## seal two data sets, open them, train on one, refuse a forgery, compare speeds
 	$(BIN)/fastrack demo
 
 # Two processes, as many tests use threads themselves. The tests of a file stay together and share what it compiles.
@@ -21,7 +21,7 @@ PARALLEL := --numprocesses 2 --dist loadscope
 test: $(STAMP)  ## run the quick tests; under three minutes on two cores
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
 
-test-all: $(STAMP)  ## run all tests
+test-all: $(STAMP)  ## run all tests but those of the emulator
 	$(BIN)/python -m pytest $(PARALLEL)
 
 # Compiled functions are not counted: coverage sees Python alone.
@@ -50,7 +50,7 @@ PYTHONS ?= 3.12 3.13 3.14
 test-pythons:  ## run all tests on each Python of PYTHONS="3.12 3.13 3.14", in an environment of its own
 	for version in $(PYTHONS); do $(MAKE) --no-print-directory test-all PYTHON=python$$version VENV=.venv-$$version || exit; done
 
-check: $(STAMP)  ## lint, formatting, spelling, types, documentation
+check: $(STAMP)  ## lint, formatting, spelling, types, imports between packages, documentation
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/codespell

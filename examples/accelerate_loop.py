@@ -3,8 +3,8 @@
     python examples/accelerate_loop.py
     torchrun --nproc-per-node 2 examples/accelerate_loop.py
 
-Accelerate gets the model and the optimizer. The loader it is not given: what `prepare` would do for it is done by the
-sampler, which takes the share of the process, and by `wrap`, which brings the batches to the device of the process.
+Accelerate prepares the model and the optimizer, but not the loader: the sampler selects the samples of each process,
+and `wrap` moves its batches to its device, which is what `prepare` would do.
 """
 
 import argparse

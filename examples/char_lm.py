@@ -3,7 +3,7 @@
     python examples/char_lm.py
     python examples/char_lm.py --steps 2000 --width 256
 
-Half of the way a sealed checkpoint is saved. A second run starts from it, and must end where the first one ended.
+A sealed checkpoint is saved after half of the steps. A second run resumes from it, and must end with the same weights.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 import fastrack
 
-SIZE = 65  # characters of a window: each is there to guess the next from
+SIZE = 65  # characters of a window; the model predicts each from those before it
 BATCH = 32
 
 
@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def seal_text(path: Path, key: fastrack.Key) -> bytes:
-    """Seal the text as numbers of characters. Returns the characters that it has."""
+    """Seal the text as numbers of characters, and return its distinct characters."""
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     text = b"".join(file.read_bytes() for file in files)
     alphabet, tokens = np.unique(np.frombuffer(text, np.uint8), return_inverse=True)
@@ -85,7 +85,7 @@ class Run:
         self.losses: list[float] = []
 
     def train(self, data: Any, key: fastrack.Key, steps: int, *, is_quiet: bool = False) -> None:
-        """Go on until so many steps are done."""
+        """Train until this number of steps is done."""
         done = len(self.losses)
         order = torch.randint(len(data), (steps, BATCH), generator=torch.Generator().manual_seed(0))
         loader = DataLoader(data, batch_sampler=order[done:].tolist(), collate_fn=fastrack.collate)
@@ -115,7 +115,7 @@ class Run:
 
     @torch.no_grad()
     def sample(self, start: str, count: int) -> str:
-        """Let the model go on from a text."""
+        """Let the model continue a text."""
         tokens = torch.tensor([[self.alphabet.index(character) for character in start.encode()]])
         text, memory = start.encode(), None
         for _ in range(count):

@@ -3,7 +3,7 @@
     python examples/ddp.py
     torchrun --nproc-per-node 2 examples/ddp.py
 
-FASTRACK_KEY_FILE names the key file; where it names none, a key is made for the run. Runs on CPUs, with gloo. On GPUs,
+FASTRACK_KEY_FILE names the key file; if it is not set, the example makes a key. Runs on CPUs, with gloo. On GPUs,
 use the backend "nccl" and wrap the loader for f"cuda:{LOCAL_RANK}".
 """
 

@@ -83,35 +83,23 @@ __all__ = [
     "wrap",
 ]
 
-_HOMES = {
-    "Channel": "fastrack._transfer.channel",
-    "Key": "fastrack._crypto.keys",
-    "KeyProvider": "fastrack._crypto.keyring",
-    "KeyRing": "fastrack._crypto.keyring",
-    "SealedDataset": "fastrack._training.dataset",
-    "SealedFile": "fastrack._sealed.reader",
-    "SealedRows": "fastrack._sealed.tensor",
-    "SealedTensor": "fastrack._sealed.tensor",
-    "collate": "fastrack._training.collate",
-    "load_checkpoint": "fastrack._training.checkpoint",
-    "load_file": "fastrack._sealed.reader",
-    "load_model": "fastrack._training.model",
-    "rekey_file": "fastrack._sealed.rekey",
-    "save_checkpoint": "fastrack._training.checkpoint",
-    "save_file": "fastrack._sealed.writer",
-    "save_model": "fastrack._training.model",
-    "seal": "fastrack._sealed.tensor",
-    "seal_file": "fastrack._sealed.writer",
-    "synchronize": "fastrack._transfer.api",
-    "to_device": "fastrack._transfer.api",
-    "to_host": "fastrack._transfer.api",
-    "trace": "fastrack._util.trace",
-    "unseal": "fastrack._sealed.tensor",
-    "unseal_file": "fastrack._sealed.writer",
-    "use_keys": "fastrack._crypto.keyring",
-    "verify_file": "fastrack._sealed.reader",
-    "wrap": "fastrack._training.loader",
+_NAMES = {
+    "_crypto.keyring": ("KeyProvider", "KeyRing", "use_keys"),
+    "_crypto.keys": ("Key",),
+    "_sealed.reader": ("SealedFile", "load_file", "verify_file"),
+    "_sealed.rekey": ("rekey_file",),
+    "_sealed.tensor": ("SealedRows", "SealedTensor", "seal", "unseal"),
+    "_sealed.writer": ("save_file", "seal_file", "unseal_file"),
+    "_training.checkpoint": ("load_checkpoint", "save_checkpoint"),
+    "_training.collate": ("collate",),
+    "_training.dataset": ("SealedDataset",),
+    "_training.loader": ("wrap",),
+    "_training.model": ("load_model", "save_model"),
+    "_transfer.api": ("synchronize", "to_device", "to_host"),
+    "_transfer.channel": ("Channel",),
+    "_util.trace": ("trace",),
 }
+_HOMES = {name: f"fastrack.{module}" for module, names in _NAMES.items() for name in names}
 
 
 if not TYPE_CHECKING:  # with it, type checkers would accept misspelt names

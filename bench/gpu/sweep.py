@@ -1,4 +1,4 @@
-"""How the size of a slab, of the first slab, the depth of the ring and the share of the GPU tell on `to_device`."""
+"""Measure `to_device` by size of the slab and of the first slab, depth of the staging pool and share of the GPU."""
 
 from __future__ import annotations
 

@@ -15,14 +15,10 @@ MIN_RUNS = 100  # for a 99th percentile
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Times of repeated runs.
+    """Times of repeated runs."""
 
-    seconds : wall-clock seconds of each run
-    cpu : CPU seconds of all threads of this process, in all runs together
-    """
-
-    seconds: Sequence[float]
-    cpu: float = 0.0
+    seconds: Sequence[float]  # wall-clock seconds of each run
+    cpu: float = 0.0  # CPU seconds of all threads of this process, in all runs together
 
     @property
     def median(self) -> float:

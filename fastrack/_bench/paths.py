@@ -33,14 +33,7 @@ _ONE_BLOCK = 1e-9  # a share of one thread block
 class BouncePath:
     """The bounce path with whole messages, OpenSSL and one thread; and `direct`, the same without its detour.
 
-    The device is host memory.
-
-    Parameters
-    ----------
-    nbytes : int
-        Bytes of the tensors it will move; at most 2 GiB less 17, which is what one call of OpenSSL takes.
-    bits : {256, 128}
-        The size of the owner's key and of the session's.
+    The device is host memory. A tensor has at most 2 GiB less 17 bytes, which is what one call of OpenSSL takes.
     """
 
     def __init__(self, nbytes: int, bits: int = 256) -> None:
@@ -94,58 +87,60 @@ class BouncePath:
         return message
 
 
-class ParallelBouncePath:
-    """The bounce path in chunks, on all threads, with fastrack's engine, so that only the detour differs.
+class _ChunkedPath:
+    """Messages in chunks, without a header, sealed and opened by one of fastrack's engines."""
 
-    Parameters
-    ----------
-    nbytes : int
-        Bytes of the tensors it will move.
-    bits : {256, 128}
-        The size of the owner's key and of the session's.
-    """
-
-    def __init__(self, nbytes: int, bits: int = 256) -> None:
+    def __init__(self, nbytes: int, bits: int, engine: Engine) -> None:
         self._bits = bits
-        self._engine = get_engine()
+        self._engine = engine
         self._owner = new_key(bits)
         self._plain = touched(nbytes)
+
+    def seal(self, plain: Bytes) -> Bytes:
+        """Return `plain` in chunks, sealed by the owner under a new key."""
+        message = touched(cobblestone.ciphertext_size(plain.size))
+        self._owner = new_key(self._bits)
+        self._seal(self._owner, plain, message)
+        return message
+
+    def _seal(self, key: MessageKey, plain: Bytes, message: Bytes) -> None:
+        schedule = self._engine.expand_key(key)
+        self._engine.seal_run(schedule, plain, message, 0)
+        schedule.wipe()
+
+    def _open(self, key: MessageKey, message: Bytes, plain: Bytes) -> None:
+        schedule = self._engine.expand_key(key)
+        bad = self._engine.open_run(schedule, message, plain, 0)
+        schedule.wipe()
+        if bad is not None:
+            raise AuthenticationError(_ALTERED, chunk=bad)
+
+
+class ParallelBouncePath(_ChunkedPath):
+    """The bounce path in chunks, on all threads, with fastrack's engine, so that only the detour differs."""
+
+    def __init__(self, nbytes: int, bits: int = 256) -> None:
+        super().__init__(nbytes, bits, get_engine())
         self._bounce = touched(cobblestone.ciphertext_size(nbytes))
         self._device = touched(cobblestone.ciphertext_size(nbytes))
 
-    def seal(self, plain: Bytes) -> Bytes:
-        """Return `plain` in chunks, sealed by the owner, without a header."""
-        message = touched(cobblestone.ciphertext_size(plain.size))
-        _seal_chunks(self._engine, self._owner, plain, message)
-        return message
-
     def sealed_to_device(self, message: Bytes, out: Bytes) -> None:
         """Move a message of the owner into `out`."""
-        _open_chunks(self._engine, self._owner, message, self._plain)
+        self._open(self._owner, message, self._plain)
         self.plain_to_device(self._plain, out)
 
     def plain_to_device(self, plain: Bytes, out: Bytes) -> None:
         """Move a plain tensor into `out`."""
         self._session = new_key(self._bits)
-        _seal_chunks(self._engine, self._session, plain, self._bounce)
+        self._seal(self._session, plain, self._bounce)
         copy(self._device, self._bounce)
-        _open_chunks(self._engine, self._session, self._device, out)
+        self._open(self._session, self._device, out)
 
 
 class OneSlab:
-    """A device that copies all of a message before it opens any of it.
+    """A device that copies all of a message before it opens any of it. It is closed with this object.
 
-    Parameters
-    ----------
-    device : Device
-        Any device. It is closed with this object.
-    nbytes : int
-        Bytes of the tensors it will move.
-
-    Attributes
-    ----------
-    sealed : numpy.ndarray
-        Memory that the device reads chunks from and writes them to, page-locked on a GPU.
+    It reads chunks from `sealed`, and writes them to it, which is page-locked on a GPU.
     """
 
     def __init__(self, device: Device, nbytes: int) -> None:
@@ -183,7 +178,7 @@ class OneSlab:
         self._device.close()
 
 
-class OneBlockPath:
+class OneBlockPath(_ChunkedPath):
     """`BouncePath` to a GPU, on which no kernel opens one long chain. Targets are views of arrays there.
 
     Chunks that are processed in order stand for a chain: on the host by fastrack's engine on one thread, on the GPU by
@@ -191,26 +186,17 @@ class OneBlockPath:
     """
 
     def __init__(self, driver: Driver, nbytes: int, bits: int = 256) -> None:
-        self._bits = bits
-        self._engine = get_engine(threads=1)
-        self._owner = new_key(bits)
-        self._plain = touched(nbytes)
+        super().__init__(nbytes, bits, get_engine(threads=1))
         self._remote = OneSlab(CudaDevice(driver, share=_ONE_BLOCK), nbytes)
 
-    def seal(self, plain: Bytes) -> Bytes:
-        message = touched(cobblestone.ciphertext_size(plain.size))
-        self._owner = new_key(self._bits)
-        _seal_chunks(self._engine, self._owner, plain, message)
-        return message
-
     def open(self, message: Bytes) -> Bytes:
-        _open_chunks(self._engine, self._owner, message, self._plain)
+        self._open(self._owner, message, self._plain)
         return self._plain
 
     def sealed_to_device(self, message: Bytes, out: object) -> None:
-        _open_chunks(self._engine, self._owner, message, self._plain)
+        self._open(self._owner, message, self._plain)
         session = new_key(self._bits)
-        _seal_chunks(self._engine, session, self._plain, self._remote.sealed)
+        self._seal(session, self._plain, self._remote.sealed)
         self._remote.open(session, out)
 
     def direct_to_device(self, message: Bytes, out: object) -> None:
@@ -220,10 +206,10 @@ class OneBlockPath:
     def to_host(self, tensor: object) -> Bytes:
         session = new_key(self._bits)
         self._remote.seal(session, tensor)
-        _open_chunks(self._engine, session, self._remote.sealed, self._plain)
+        self._open(session, self._remote.sealed, self._plain)
         message = arrays.empty_bytes(self._remote.sealed.size)
         self._owner = new_key(self._bits)
-        _seal_chunks(self._engine, self._owner, self._plain, message)
+        self._seal(self._owner, self._plain, message)
         return message
 
     def direct_to_host(self, tensor: object) -> Bytes:
@@ -272,21 +258,3 @@ def _decrypt(cipher: AESGCM, message: Bytes, out: Bytes) -> None:
     except InvalidTag:
         out.fill(0)
         raise AuthenticationError(_ALTERED) from None
-
-
-def _seal_chunks(engine: Engine, key: MessageKey, plain: Bytes, message: Bytes) -> None:
-    schedule = engine.expand_key(key)
-    try:
-        engine.seal_run(schedule, plain, message, 0)
-    finally:
-        schedule.wipe()
-
-
-def _open_chunks(engine: Engine, key: MessageKey, message: Bytes, plain: Bytes) -> None:
-    schedule = engine.expand_key(key)
-    try:
-        bad = engine.open_run(schedule, message, plain, 0)
-    finally:
-        schedule.wipe()
-    if bad is not None:
-        raise AuthenticationError(_ALTERED, chunk=bad)

@@ -1,9 +1,9 @@
 """Charts of measurements, with matplotlib, which the extra `demo` installs."""
 
-import math
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,30 +17,17 @@ _COLOURS = ("#8c2d19", "#d9773b", "#c9b458", "#2f6f8f", "#b5b5b5")  # from the b
 
 
 def require(package: str) -> None:
-    """Raise an error if a package of the extra `demo` is not installed.
-
-    Raises
-    ------
-    FastrackError
-        If the package is not installed.
-    """
+    """Raise an error if a package of the extra `demo` is not installed."""
     if package not in sys.modules and find_spec(package) is None:
         raise FastrackError(f"{package} is not installed: pip install 'fastrack[demo]'")
 
 
 def check_picture(path: Path) -> None:
-    """Raise an error if matplotlib cannot save a chart to this path.
-
-    Raises
-    ------
-    FastrackError
-        If matplotlib is not installed, or does not support the suffix.
-    """
+    """Raise an error if matplotlib is not installed, or does not support the suffix."""
     require("matplotlib")
     from matplotlib.figure import Figure
 
-    kinds = Figure().canvas.get_supported_filetypes()
-    if path.suffix[1:].lower() not in kinds:
+    if path.suffix[1:].lower() not in Figure().canvas.get_supported_filetypes():
         raise FastrackError(f"{path}: expected a suffix that matplotlib supports; name it .png, .svg or .pdf")
 
 
@@ -48,19 +35,17 @@ def draw_ablation(rows: "Sequence[Measured]", device: str, path: Path, losses: S
     """Save a bar chart of the speed of every step, on a logarithmic scale: one panel for each direction.
 
     Bars are grouped by size, and labelled with the speed relative to the bounce path. Losses are a curve below.
-
-    Raises
-    ------
-    FastrackError
-        If matplotlib is not installed, or cannot write such a file.
+    `check_picture` tells whether the chart can be saved.
     """
-    require("matplotlib")
     from matplotlib.figure import Figure  # its own canvas: no window, no global state
 
-    directions, sizes, steps = (list(dict.fromkeys(keys)) for keys in zip(*map(_keys, rows), strict=True))
+    keys = map(attrgetter("direction", "size", "step"), rows)
+    directions, sizes, steps = (list(dict.fromkeys(values)) for values in zip(*keys, strict=True))
     count = len(directions) + bool(losses)
     figure = Figure(figsize=(3 + 2.2 * max(2, len(sizes)), 3.6 * count), layout="constrained")
     panels = figure.subplots(count, 1, squeeze=False)[:, 0]
+    for axes in panels:
+        axes.spines[["top", "right"]].set_visible(False)
     for axes in panels[1 : len(directions)]:
         axes.sharey(panels[0])
     width = 0.84 / len(steps)
@@ -75,42 +60,23 @@ def draw_ablation(rows: "Sequence[Measured]", device: str, path: Path, losses: S
         axes.set_yscale("log")
         axes.set_ylabel("GB/s of plaintext")
         axes.set_title(direction, fontsize=10)
-        axes.spines[["top", "right"]].set_visible(False)
         axes.yaxis.grid(visible=True, which="major", linewidth=0.4)
         axes.set_axisbelow(True)
     if losses:
-        _draw_losses(losses, panels[-1])
+        panels[-1].semilogy(range(1, len(losses) + 1), losses)
+        panels[-1].set_xlabel("epoch")
+        panels[-1].set_title("Loss, on sealed and on plain data alike", fontsize=10)
     _fit(panels[0], [row.gbps for row in rows])
     figure.suptitle(f"Steps to fastrack on {device} (median; label: speed relative to bounce)", fontsize=11)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(steps), fontsize=9)
-    _save(figure, path)
-
-
-def _keys(row: "Measured") -> tuple[str, int, str]:
-    return row.direction, row.size, row.step
+    figure.savefig(path, dpi=150)
 
 
 def _fit(axes: Any, speeds: Sequence[float]) -> None:
     """Set ticks at 1, 2 and 5 times powers of ten, with room below the slowest bar and above the fastest."""
-    bottom, top = 0.8 * min(speeds), 1.6 * max(speeds)
-    powers = range(math.floor(math.log10(bottom)), math.ceil(math.log10(top)))
-    marks = [mantissa * 10.0**power for power in powers for mantissa in (1, 2, 5)]
-    low = max(mark for mark in marks if mark <= bottom)
-    shown = [mark for mark in marks if low <= mark <= top]
-    axes.set_yticks(shown, [f"{mark:g}" for mark in shown])
+    from matplotlib.ticker import LogLocator
+
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.minorticks_off()
-    axes.set_ylim(low, top)
-
-
-def _draw_losses(losses: Sequence[float], axes: Any) -> None:
-    axes.semilogy(range(1, len(losses) + 1), losses)
-    axes.set_xlabel("epoch")
-    axes.set_title("Loss, on sealed and on plain data alike", fontsize=10)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _save(figure: Any, path: Path) -> None:
-    try:
-        figure.savefig(path, dpi=150)
-    except ValueError as error:  # a suffix that matplotlib does not support
-        raise FastrackError(f"{path}: {error}") from None
+    axes.set_ylim(0.8 * min(speeds), 1.6 * max(speeds))

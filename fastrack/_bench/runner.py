@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
-from fastrack._bench.measure import BOUNCE, COPY, Times, timed_rounds
-from fastrack._bench.steps import DIRECTIONS, Direction, Step, open_steps
+import numpy as np
+
+from fastrack._bench.measure import BOUNCE, COPY, timed_rounds
+from fastrack._bench.steps import DIRECTIONS, Direction, open_steps
+from fastrack._crypto.keys import Key
+from fastrack._sealed.tensor import seal
+from fastrack._transfer.channel import Channel
+from fastrack._util.trace import trace
 
 _SMALL = 16 << 20  # bytes of plaintext up to which a run is short, and its time varies
 _TOTAL = 2 << 30  # bytes that all rounds of a small tensor move
@@ -18,38 +26,22 @@ _SETTLE = 3  # runs after which caches hold the data of a step
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The measurement of one step, in one direction, at one size.
-
-    direction : "to_device" or "to_host"
-    size : bytes of plaintext
-    step : its name
-    passes : the passes over all bytes, in order
-    runs : number of runs
-    seconds : median of the runs
-    quartiles : the first and the third quartile of the seconds
-    p99 : the 99th percentile of the seconds; None for fewer than 100 runs
-    max : seconds of the slowest run
-    cpu_per_gib : CPU seconds of all threads of the host for each GiB of plaintext
-    estimated_traffic : bytes of memory read and written for each byte of plaintext, by the model of `Step.traffic`
-    over_bounce : speed relative to the bounce path
-    over_previous : speed relative to the step before; None for the bounce path and the plain copy
-    of_copy : speed relative to the plain copy
-    """
+    """The measurement of one step, in one direction, at one size."""
 
     direction: Direction
-    size: int
+    size: int  # bytes of plaintext
     step: str
-    passes: tuple[str, ...]
+    passes: tuple[str, ...]  # the passes over all bytes, in order
     runs: int
-    seconds: float
-    quartiles: tuple[float, float]
-    p99: float | None
-    max: float
-    cpu_per_gib: float
-    estimated_traffic: int
-    over_bounce: float
-    over_previous: float | None
-    of_copy: float
+    seconds: float  # median of the runs
+    quartiles: tuple[float, float]  # the first and the third quartile of the seconds
+    p99: float | None  # the 99th percentile of the seconds; None for fewer than 100 runs
+    max: float  # seconds of the slowest run
+    cpu_per_gib: float  # CPU seconds of all threads of the host for each GiB of plaintext
+    estimated_traffic: int  # bytes of memory read and written for each byte of plaintext, by `Step.traffic`
+    over_bounce: float  # speed relative to the bounce path
+    over_previous: float | None  # speed relative to the step before; None for the bounce path and the plain copy
+    of_copy: float  # speed relative to the plain copy
 
     @property
     def gbps(self) -> float:
@@ -75,32 +67,10 @@ def ablate(
     repeat: int = 9,
     progress: Callable[[str], None] | None = None,
 ) -> list[Measured]:
-    """Measure every step at each size, in both directions or some.
+    """Measure every step at each size (MiB), in the order of directions, sizes, and steps.
 
-    Parameters
-    ----------
-    sizes_mib : sequence of float
-        Sizes of the tensors, in MiB (1048576 bytes).
-    directions : sequence of {"to_device", "to_host"}
-        The directions to measure.
-    device : str, optional
-        "cpu", the default, or "cuda:N".
-    bits : {256, 128}
-        The size of all keys.
-    repeat : int
-        Rounds for tensors above 16 MiB; smaller ones take more. Each round runs every step, in turn.
-    progress : callable, optional
-        Called with a description of each measurement before it.
-
-    Returns
-    -------
-    list of Measured
-        In the order of directions, sizes, and steps from the bounce path to the plain copy.
-
-    Raises
-    ------
-    DeviceError
-        If the device cannot be used.
+    `repeat` is the number of rounds for tensors above 16 MiB; smaller ones take more. Each round runs every step, in
+    turn. `progress` is called with a description of each measurement before it.
     """
     report = progress or (lambda _: None)
     rows = []
@@ -120,14 +90,10 @@ def _measure(direction: Direction, nbytes: int, device: object, bits: int, repea
     """Measure all steps at one size. Its memory is freed on return."""
     with open_steps(direction, nbytes, device=device, bits=bits) as opened:
         opened.check()
-        runs = {step.name: step.run for step in opened.steps}
-        times = timed_rounds(runs, rounds_of(nbytes, repeat), settle=_SETTLE if nbytes <= _CACHED else 0)
-        return _rows(direction, nbytes, opened.steps, times)
-
-
-def _rows(direction: Direction, nbytes: int, steps: Sequence[Step], times: dict[str, Times]) -> list[Measured]:
+        rounds, settle = rounds_of(nbytes, repeat), _SETTLE if nbytes <= _CACHED else 0
+        times = timed_rounds({step.name: step.run for step in opened.steps}, rounds, settle=settle)
     seconds = {name: runs.median for name, runs in times.items()}
-    before = [None, *(step.name for step in steps)]
+    before = {name: previous for previous, name in pairwise(seconds)}
     return [
         Measured(
             direction=direction,
@@ -142,8 +108,26 @@ def _rows(direction: Direction, nbytes: int, steps: Sequence[Step], times: dict[
             cpu_per_gib=runs.cpu / (len(runs.seconds) * nbytes) * (1 << 30),
             estimated_traffic=step.traffic,
             over_bounce=seconds[BOUNCE] / runs.median,
-            over_previous=None if previous is None or step.name == COPY else seconds[previous] / runs.median,
+            over_previous=None if step.name in {BOUNCE, COPY} else seconds[before[step.name]] / runs.median,
             of_copy=seconds[COPY] / runs.median,
         )
-        for step, previous, runs in ((step, name, times[step.name]) for step, name in zip(steps, before, strict=False))
+        for step, runs in zip(opened.steps, times.values(), strict=True)
     ]
+
+
+def trace_transfers(nbytes: int, path: Path, *, device: str, bits: int) -> None:
+    """Write a trace of one transfer of each kind, once the memory and the code of all of them are warm."""
+    key = Key.generate(bits)
+    plain = np.random.default_rng(0).integers(0, 256, nbytes, dtype=np.uint8)
+    sealed = seal(plain, key)
+    with Channel(device, keys=key) as channel:
+        out = channel.to_device(plain)
+
+        def move() -> None:
+            channel.to_device(sealed, out=out)
+            channel.to_device(plain, out=out)
+            channel.to_host(out)
+
+        move()
+        with trace(path):
+            move()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -25,12 +25,11 @@ from fastrack._crypto.base import Bytes
 from fastrack._crypto.cobblestone import HEADER_SIZE
 from fastrack._crypto.keyring import KeyRing
 from fastrack._crypto.keys import Key
-from fastrack._devices.base import Device
 from fastrack._devices.cpu import CpuDevice
 from fastrack._devices.cuda.commands import Commands
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._devices.cuda.driver import Driver
-from fastrack._sealed.tensor import MessageContext, SealedTensor, new_file_id, seal, unseal, write_header
+from fastrack._sealed.tensor import MessageContext, SealedTensor, new_file_id, seal, unseal
 from fastrack._tensors import arrays
 from fastrack._transfer.channel import Channel
 from fastrack.errors import AuthenticationError
@@ -49,18 +48,12 @@ _FILLER = 0x5A  # a byte that no tensor of random bytes consists of
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One way to move the tensor.
+    """One way to move the tensor."""
 
-    name : one of `STEPS`
-    run : move the tensor once, and return the result if that is new memory
-    read : return the plaintext that arrived, given that result
-    passes : the passes over all bytes, in order
-    """
-
-    name: str
-    run: Callable[[], Any]
-    read: Callable[[Any], Bytes]
-    passes: tuple[str, ...]
+    name: str  # one of `STEPS`
+    run: Callable[[], Any]  # moves the tensor once, and returns the result if that is new memory
+    read: Callable[[Any], Bytes]  # returns the plaintext that arrived, given that result
+    passes: tuple[str, ...]  # the passes over all bytes, in order
 
     @property
     def traffic(self) -> int:
@@ -73,22 +66,16 @@ class Step:
         return 2 * len(self.passes)
 
 
+@dataclass(frozen=True, slots=True)
 class Steps:
     """The steps of one direction, over one tensor. They share memory, so that one runs at a time."""
 
-    def __init__(self, steps: Sequence[Step], plain: Bytes, forget: Callable[[], None]) -> None:
-        self.steps = tuple(steps)
-        self._plain = plain
-        self._forget = forget
+    steps: Sequence[Step]
+    _plain: Bytes
+    _forget: Callable[[], None]
 
     def check(self) -> None:
-        """Run every step once, which also warms up, and compare what arrives byte by byte.
-
-        Raises
-        ------
-        RuntimeError
-            If other bytes arrive than were sent.
-        """
+        """Run every step once, which also warms up, and raise `RuntimeError` if other bytes arrive than were sent."""
         for step in self.steps:
             self._forget()
             if not _equal(step.read(step.run()), self._plain):
@@ -99,25 +86,9 @@ class Steps:
 def open_steps(
     direction: Direction, nbytes: int, *, device: object = None, bits: int = 256, driver: Driver | None = None
 ) -> Iterator[Steps]:
-    """Prepare all steps of one direction for a tensor of random bytes.
+    """Prepare all steps of one direction for a tensor of random bytes, in eight times as much memory.
 
-    Parameters
-    ----------
-    direction : {"to_device", "to_host"}
-        The direction of the transfer.
-    nbytes : int
-        Its size. Eight times as much memory is allocated.
-    device : str, optional
-        "cpu", the default, or "cuda:N".
-    bits : {256, 128}
-        The size of all keys.
-    driver : Driver, optional
-        The driver of the GPU, if it is open already.
-
-    Raises
-    ------
-    DeviceError
-        If the device cannot be used.
+    `driver` is that of the GPU, if it is open already.
     """
     key = Key.generate(bits)
     plain = np.random.default_rng(0).integers(0, 256, nbytes, dtype=np.uint8)
@@ -132,7 +103,7 @@ def open_steps(
             end = _CpuEndpoint(plain, bits)
         else:
             end = _CudaEndpoint(driver or _open_driver(channel.device), plain, bits)
-        stack.callback(end.close)
+            stack.callback(end.chain.close)
         whole = OneSlab(end.device, nbytes)
         stack.callback(whole.close)
         make = _to_device if direction == "to_device" else _to_host
@@ -183,7 +154,14 @@ def _to_device(end: _Endpoint, whole: OneSlab, channel: Channel, plain: Bytes, k
         whole.open(message_key, end.view(writable=True))
 
     def step(name: str, run: Callable[[], Any]) -> Step:
-        return Step(name, partial(_run_or_clear, run, end), lambda _: end.read(), end.passes("to_device", name))
+        def run_or_clear() -> None:
+            try:
+                run()
+            except AuthenticationError:
+                end.clear()
+                raise
+
+        return Step(name, run_or_clear, lambda _: end.read(), end.passes("to_device", name))
 
     return [
         step(BOUNCE, lambda: chain.sealed_to_device(message, end.view(writable=True))),
@@ -200,9 +178,9 @@ def _to_host(end: _Endpoint, whole: OneSlab, channel: Channel, plain: Bytes, key
 
     def parallel() -> SealedTensor:
         context = MessageContext("tensor", "U8", plain.shape, new_file_id())
-        salt, message_key = context.new_key(key)
+        message_key, header = context.new_key(key)
         message = arrays.empty_bytes(cobblestone.message_size(plain.size))
-        write_header(message, salt, message_key)
+        message[:HEADER_SIZE] = header
         whole.seal(message_key, end.view(writable=False))
         copy(message[HEADER_SIZE:], whole.sealed)
         return SealedTensor(context, message, key.id)
@@ -223,15 +201,6 @@ def _to_host(end: _Endpoint, whole: OneSlab, channel: Channel, plain: Bytes, key
     ]
 
 
-def _run_or_clear(run: Callable[[], Any], end: _Endpoint) -> None:
-    """Run a step, and overwrite the tensor with zeros if the message is refused."""
-    try:
-        run()
-    except AuthenticationError:
-        end.clear()
-        raise
-
-
 def _equal(a: Bytes, b: Bytes) -> bool:
     """Return whether two arrays are equal. Compare block by block, since a comparison allocates memory."""
     blocks = (slice(start, start + _BLOCK) for start in range(0, b.size, _BLOCK))
@@ -241,54 +210,6 @@ def _equal(a: Bytes, b: Bytes) -> bool:
 # The two kinds of device.
 
 
-class _Chain(Protocol):
-    """Transfers of one long chain, with the detour and without. Targets are views."""
-
-    def seal(self, plain: Bytes) -> Bytes: ...
-    def open(self, message: Bytes) -> Bytes: ...
-    def sealed_to_device(self, message: Bytes, out: Any) -> None: ...
-    def direct_to_device(self, message: Bytes, out: Any) -> None: ...
-    def to_host(self, tensor: Any) -> Bytes: ...
-    def direct_to_host(self, tensor: Any) -> Bytes: ...
-
-
-class _Endpoint(Protocol):
-    """The device's end of a transfer.
-
-    Attributes
-    ----------
-    array : array
-        The tensor on the device.
-    device : Device
-        The device for `OneSlab`, which closes it.
-    """
-
-    @property
-    def array(self) -> Any: ...
-    @property
-    def device(self) -> Device: ...
-    @property
-    def chain(self) -> _Chain: ...
-
-    def passes(self, direction: Direction, step: str) -> tuple[str, ...]: ...
-    def view(self, *, writable: bool) -> Any: ...
-
-    def put(self) -> None:
-        """Make the plain copy to the device."""
-
-    def get(self) -> Bytes:
-        """Return the plain copy to the host."""
-
-    def read(self) -> Bytes:
-        """Return the bytes of the tensor, untimed."""
-
-    def forget(self, direction: Direction) -> None:
-        """Overwrite the memory of a result, if that exists already."""
-
-    def clear(self) -> None: ...
-    def close(self) -> None: ...
-
-
 _DETOUR = {
     "to_device": ("host opens", "host seals", "copy", "device opens"),
     "to_host": ("device seals", "copy", "host opens", "host seals"),
@@ -296,7 +217,7 @@ _DETOUR = {
 
 
 class _CpuEndpoint:
-    """An endpoint in host memory, with OpenSSL for a chain."""
+    """The end of a transfer on "cpu": the tensor and a device for `OneSlab` in host memory, and OpenSSL for a chain."""
 
     def __init__(self, plain: Bytes, bits: int) -> None:
         self.array = touched(plain.size)
@@ -313,29 +234,30 @@ class _CpuEndpoint:
         return self.array
 
     def put(self) -> None:
+        """Make the plain copy to the device."""
         copy(self.array, self._plain)
 
     def get(self) -> Bytes:
+        """Return the plain copy to the host."""
         result = arrays.empty_bytes(self.array.size)
         copy(result, self.array)
         return result
 
     def read(self) -> Bytes:
+        """Return the bytes of the tensor, untimed."""
         return self.array
 
     def forget(self, direction: Direction) -> None:
+        """Overwrite the memory of a result, if that exists already."""
         if direction == "to_device":
             self.array.fill(_FILLER)
 
     def clear(self) -> None:
         self.array.fill(0)
 
-    def close(self) -> None:
-        """Do nothing: there is nothing to close."""
-
 
 class _CudaEndpoint:
-    """An endpoint on a GPU, with one thread block for a chain."""
+    """The same on a GPU, with one thread block for a chain."""
 
     def __init__(self, driver: Driver, plain: Bytes, bits: int) -> None:
         self.array = driver.empty("U8", plain.shape, "cupy")
@@ -358,9 +280,8 @@ class _CudaEndpoint:
         return self.device.view(self.array, writable=writable)
 
     def put(self) -> None:
-        commands = Commands()
-        commands.upload(self._pointer, self._locked, self._stream)
-        self._run(commands)
+        with self._run() as commands:
+            commands.upload(self._pointer, self._locked, self._stream)
 
     def get(self) -> Bytes:
         return self._download(self._locked)
@@ -377,25 +298,27 @@ class _CudaEndpoint:
     def clear(self) -> None:
         self._fill(0)
 
-    def close(self) -> None:
-        self.chain.close()
-
     def _download(self, target: Bytes) -> Bytes:
-        commands = Commands()
-        commands.download(target, self._pointer, self._stream)
-        self._run(commands)
+        with self._run() as commands:
+            commands.download(target, self._pointer, self._stream)
         return target
 
     def _fill(self, value: int) -> None:
-        commands = Commands()
-        commands.fill(self._pointer, value, self._locked.size, self._stream)
-        self._run(commands)
+        with self._run() as commands:
+            commands.fill(self._pointer, value, self._locked.size, self._stream)
 
-    def _run(self, commands: Commands) -> None:
+    @contextmanager
+    def _run(self) -> Iterator[Commands]:
+        """Yield commands to add to, then issue them and wait until they are done."""
+        commands = Commands()
+        yield commands
         event = self._driver.event()
         commands.record(event, self._stream)
         commands.synchronize(event)
         self._driver.issue(commands)
+
+
+_Endpoint = _CpuEndpoint | _CudaEndpoint
 
 
 def _open_driver(name: str) -> Driver:

@@ -1,5 +1,3 @@
 """The command line, one file for each command. Commands import heavy packages when they need them."""
 
-from fastrack._cli.app import main
-
-__all__ = ["main"]
+from fastrack._cli.app import main as main

@@ -36,7 +36,7 @@ def main() -> None:
     app(prog_name="fastrack")
 
 
-def _show_version(*, requested: bool) -> None:
+def _show_version(requested: bool) -> None:
     if requested:
         typer.echo(f"fastrack {__version__}")
         raise typer.Exit
@@ -47,17 +47,12 @@ def _options(
     *,
     version: Annotated[
         bool,
-        typer.Option(
-            "--version",
-            help="Show the version and exit.",
-            callback=lambda requested: _show_version(requested=requested),
-            is_eager=True,
-        ),
+        typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True),
     ] = False,
 ) -> None:
     """Move sealed tensors from their owner to a device, without plaintext on the way.
 
-    Exit status: 0 done, 1 the data or the key is wrong, 2 bad usage.
+    Exit status: 0 success, 1 an error in the data, the key or the system, 2 bad usage, 130 interrupted, 143 terminated.
     """
 
 

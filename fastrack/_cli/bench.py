@@ -2,8 +2,8 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
@@ -13,7 +13,6 @@ import typer
 from rich.console import Console
 
 from fastrack._bench.plots import check_picture, draw_ablation
-from fastrack._bench.timeline import trace_transfers
 from fastrack._cli.console import new_table, print_json, stdout
 from fastrack._cli.files import check_directory
 from fastrack._cli.machine import read_cpu, read_memory, read_software
@@ -44,26 +43,28 @@ def bench(
             help="Size of a tensor in MiB; may be repeated.",
         ),
     ] = None,
-    bits: Annotated[Bits, typer.Option(help="Size of the AES keys.")] = Bits.AES_256,
+    bits: Annotated[Bits, typer.Option(help="Size of the AES keys.")] = "256",
     repeat: Annotated[
         int, typer.Option(metavar="N", min=1, help="Rounds of tensors above 16 MiB; smaller ones take more.")
     ] = 9,
     device: Annotated[str, typer.Option(metavar="NAME", help="The device: cpu, or cuda:N.")] = "cpu",
     picture: Annotated[Path | None, typer.Option(metavar="PATH", help="Save a bar chart here, such as a .png.")] = None,
     timeline: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="Save a trace of one transfer of each kind here, for Perfetto."),
+        Path | None, typer.Option(metavar="PATH", help="Save a trace of one transfer of each kind here, for Perfetto.")
     ] = None,
     as_json: Annotated[
-        Path | None,
-        typer.Option("--json", metavar="PATH", help="Write all results here as JSON; - is stdout."),
+        Path | None, typer.Option("--json", metavar="PATH", help="Write all results here as JSON; - is stdout.")
     ] = None,
 ) -> None:
     """Measure the steps from the bounce path to fastrack, in both directions. The machine should be idle."""
     from fastrack._devices import canonical
 
     device = canonical(device)
-    _check_paths(picture, timeline, as_json)
+    if picture is not None:
+        check_picture(picture)
+    for path in (picture, timeline, as_json):
+        if path is not None and path != _STDOUT:
+            check_directory(path)  # before the measurement takes minutes
     rows = measure(size or SIZES, device=device, bits=int(bits), repeat=repeat)
     if as_json is not None:
         settings = {"device": device, "bits": int(bits), "repeat": repeat, "sizes_mib": list(size or SIZES)}
@@ -71,6 +72,8 @@ def bench(
     if picture is not None:
         draw_ablation(rows, device, picture)
     if timeline is not None:
+        from fastrack._bench.runner import trace_transfers
+
         trace_transfers(max(row.size for row in rows), timeline, device=device, bits=int(bits))
     if as_json == _STDOUT:
         return
@@ -79,16 +82,7 @@ def bench(
     show_ablation(rows, device, console)
     for label, path in (("Picture", picture), ("Timeline", timeline), ("JSON", as_json)):
         if path is not None:
-            console.print(f"\n{label}: {path}", soft_wrap=True)
-
-
-def _check_paths(picture: Path | None, timeline: Path | None, as_json: Path | None) -> None:
-    """Refuse paths that cannot be written, before the measurement takes minutes."""
-    if picture is not None:
-        check_picture(picture)
-    for path in (picture, timeline, as_json):
-        if path is not None and path != _STDOUT:
-            check_directory(path)
+            console.print(f"\n{label}: {path}")
 
 
 def measure(
@@ -102,17 +96,13 @@ def measure(
     """Measure every step at these sizes (MiB), and show what is under way on a terminal's stderr."""
     from fastrack._bench.runner import ablate
 
-    with _progress() as report:
+    status = Console(stderr=True, highlight=False, markup=False).status("measuring")
+
+    def report(subject: str) -> None:
+        status.update(f"measuring {subject}")
+
+    with status if sys.stderr.isatty() else nullcontext():
         return ablate(sizes, directions=directions, device=device, bits=bits, repeat=repeat, progress=report)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    with Console(stderr=True, highlight=False, markup=False).status("measuring") as status:
-        yield lambda subject: status.update(f"measuring {subject}")
 
 
 def show_ablation(rows: "Sequence[Measured]", device: str, console: Console) -> None:
@@ -142,12 +132,12 @@ def show_ablation(rows: "Sequence[Measured]", device: str, console: Console) -> 
                     f"{row.cost:.2f}",
                 )
             table.add_section()
-        console.print(table)
+        console.print(table, soft_wrap=False)
         for name, passes in {row.step: row.passes for row in rows if row.direction == direction}.items():
-            console.print(f"  {name}: {', '.join(passes)}", soft_wrap=True)
+            console.print(f"  {name}: {', '.join(passes)}")
         console.print()
     for line in (_LEGEND, *notes(device)):
-        console.print(line, soft_wrap=True)
+        console.print(line)
 
 
 _LEGEND = """\
@@ -180,7 +170,7 @@ def _environment(device: str, settings: dict[str, Any]) -> dict[str, Any]:
 
 def _write(document: dict[str, Any], path: Path) -> None:
     if path == _STDOUT:
-        print_json(document)
+        print_json(**document)
     else:
         with new_file(path) as file:
             file.write((json.dumps(document, indent=2) + "\n").encode())

@@ -21,7 +21,7 @@ def stdout() -> Console:
     """Return a console on standard output, with colours on a terminal only, and without markup."""
     # Names of tensors come from files, and may look like markup.
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _WIDTH
-    return Console(highlight=False, markup=False, emoji=False, width=width, soft_wrap=False)
+    return Console(highlight=False, markup=False, emoji=False, width=width, soft_wrap=True)
 
 
 def new_table(*columns: str, right: tuple[str, ...] = ()) -> Table:
@@ -32,7 +32,7 @@ def new_table(*columns: str, right: tuple[str, ...] = ()) -> Table:
     return table
 
 
-def print_json(document: Any) -> None:
+def print_json(**document: Any) -> None:
     """Print the one document of a command with ``--json``, in ASCII."""
     sys.stdout.write(json.dumps(document, indent=2) + "\n")
     sys.stdout.flush()

@@ -4,7 +4,6 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean, median
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fastrack._bench.plots import draw_ablation, require
+from fastrack._bench.plots import check_picture, draw_ablation, require
 from fastrack._cli.bench import measure, show_ablation
 from fastrack._cli.console import clean, stdout
 from fastrack._cli.files import check_directory
@@ -37,14 +36,13 @@ def demo(
     directory: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for temporary files.")] = None,
     picture: Annotated[Path, typer.Option(metavar="PATH", help="File for the chart.")] = Path("fastrack-demo.png"),
     size: Annotated[
-        list[float] | None,
-        typer.Option(metavar="MIB", min=1 / 1024, help="Size to measure in MiB; may be repeated."),
+        list[float] | None, typer.Option(metavar="MIB", min=1 / 1024, help="Size to measure in MiB; may be repeated.")
     ] = None,
     repeat: Annotated[int, typer.Option(metavar="N", min=1, help="Rounds of measurement.")] = 5,
 ) -> None:
     """Seal real data, open it, train on it, refuse a forgery, and measure speeds. Only a chart is left."""
-    for package in ("sklearn", "matplotlib"):
-        require(package)
+    require("sklearn")
+    check_picture(picture)
     check_directory(picture)
     if directory is not None:
         check_directory(directory / "any")
@@ -56,7 +54,7 @@ def demo(
     rows = measure(size or _SIZES, device="cpu", bits=256, repeat=repeat, directions=("to_device",))
     show_ablation(rows, "cpu", console)
     draw_ablation(rows, "cpu", picture, losses)
-    console.print(f"\nPicture: {clean(str(picture.resolve()))}", soft_wrap=True)
+    console.print(f"\nPicture: {clean(str(picture.resolve()))}")
     console.print("Everything else that the demo wrote, the key included, was removed.")
 
 
@@ -93,7 +91,7 @@ def _tour(folder: Path, console: Console) -> list[float]:
 
 
 def _step(console: Console, number: int, text: str) -> None:
-    console.print(f"\n{number}. {text}\n", style="bold", soft_wrap=True)
+    console.print(f"\n{number}. {text}\n", style="bold")
 
 
 def _digits() -> dict[str, Any]:
@@ -125,12 +123,10 @@ def _deliver(path: Path, key: "Key", tensors: dict[str, Any], console: Console) 
             _require_same(name, arrived, original)
             framework = type(arrived).__module__.partition(".")[0]
             device = getattr(arrived, "device", "cpu")
-            console.print(f"{name:<8} arrived on {device} as a {framework} array, every bit the same", soft_wrap=True)
+            console.print(f"{name:<8} arrived on {device} as a {framework} array, every bit the same")
         rows = to_device(file["images"][_ROWS], keys=key)
         _require_same("images", rows, tensors["images"][_ROWS])
-        console.print(
-            f"images{_ROWS}: three rows by number; only the chunks that hold them were opened", soft_wrap=True
-        )
+        console.print(f"images{_ROWS}: three rows by number; only the chunks that hold them were opened")
 
 
 def _require_same(name: str, arrived: Any, original: Any) -> None:
@@ -142,7 +138,7 @@ def _require_same(name: str, arrived: Any, original: Any) -> None:
 
 def _train_twice(path: Path, key: "Key", tensors: dict[str, Any], console: Console) -> list[float]:
     if not find_spec("torch"):
-        console.print("left out, as torch is not installed: pip install 'fastrack[torch]'", soft_wrap=True)
+        console.print("left out, as torch is not installed: pip install 'fastrack[torch]'")
         return []
     import torch
     from torch.utils.data import DataLoader
@@ -164,31 +160,16 @@ def _train_twice(path: Path, key: "Key", tensors: dict[str, Any], console: Conso
         on_sealed = _train(wrap(DataLoader(data, collate_fn=collate, **shuffled()), keys=key))
     finally:
         torch.set_num_threads(threads)
-    if (on_sealed.losses, on_sealed.weights) != (on_plain.losses, on_plain.weights):
+    if on_sealed[:2] != on_plain[:2]:
         raise FastrackError("training on sealed data gave other weights than on plain arrays; please report this")
-    losses = on_sealed.of_epochs()
-    console.print(
-        f"{_EPOCHS} epochs, loss {losses[0]:.2f} -> {losses[-1]:.3f}, equal bit for bit on both", soft_wrap=True
-    )
-    sealed, plain = f"{on_sealed.milliseconds:.0f} ms", f"{on_plain.milliseconds:.0f} ms"
-    console.print(f"an epoch took {sealed} on the sealed file, {plain} on the arrays", soft_wrap=True)
+    losses = [mean(epoch) for epoch in on_sealed[0]]
+    console.print(f"{_EPOCHS} epochs, loss {losses[0]:.2f} -> {losses[-1]:.3f}, equal bit for bit on both")
+    console.print(f"an epoch took {on_sealed[2]:.0f} ms on the sealed file, {on_plain[2]:.0f} ms on the arrays")
     return losses
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """The result of training: the loss of every step, the weights, and the median time of an epoch."""
-
-    losses: list[float]
-    weights: bytes
-    milliseconds: float
-
-    def of_epochs(self) -> list[float]:
-        steps = len(self.losses) // _EPOCHS
-        return [mean(self.losses[start : start + steps]) for start in range(0, len(self.losses), steps)]
-
-
-def _train(loader: Iterable[Any]) -> _Run:
+def _train(loader: Iterable[Any]) -> tuple[list[list[float]], bytes, float]:
+    """Train a model, and return the losses of the steps of each epoch, the weights, and an epoch's milliseconds."""
     import torch
     from torch import nn
 
@@ -196,18 +177,20 @@ def _train(loader: Iterable[Any]) -> _Run:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    losses, seconds = [], []
+    losses: list[list[float]] = []
+    seconds = []
     for _ in range(_EPOCHS):
+        losses.append([])
         start = time.perf_counter()
         for batch in loader:
             loss = nn.functional.cross_entropy(model(batch["images"] / 16), batch["labels"])
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            losses.append(loss.item())
+            losses[-1].append(loss.item())
         seconds.append(time.perf_counter() - start)
     weights = b"".join(tensor.numpy().tobytes() for tensor in model.state_dict().values())
-    return _Run(losses, weights, 1000 * median(seconds))
+    return losses, weights, 1000 * median(seconds)
 
 
 def _forge(path: Path, forged: Path, key: "Key", console: Console) -> None:
@@ -227,7 +210,7 @@ def _forge(path: Path, forged: Path, key: "Key", console: Console) -> None:
         try:
             to_device(file["source"], keys=key)
         except AuthenticationError as error:
-            console.print(f"refused: {error}", soft_wrap=True)
+            console.print(f"refused: {error}")
         else:
             raise FastrackError("the forgery was accepted; please report this")
     console.print("\n`fastrack verify` shows which tensors were altered:\n")

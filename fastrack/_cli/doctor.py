@@ -24,7 +24,7 @@ def doctor(*, as_json: Json = False) -> None:
     facts = gather()
     statements = state(facts)
     if as_json:
-        print_json({**asdict(facts), "statements": [asdict(statement) for statement in statements]})
+        print_json(**asdict(facts), statements=[asdict(statement) for statement in statements])
     else:
         show_facts(facts, statements, stdout())
     if facts.engine.problem is not None:
@@ -104,11 +104,8 @@ def read_key_file() -> KeyFile:
 
 def state(facts: Facts) -> list[Statement]:
     """Return the statements that follow from the facts, those on protection first."""
-    lacking = (*_about_host(facts.tee), *_about_gpus(facts), *_ALWAYS)
-    return [
-        *(Statement(protected=True, text=text) for text in _PROTECTED),
-        *(Statement(protected=False, text=text) for text in lacking),
-    ]
+    both = ((True, _PROTECTED), (False, (*_about_host(facts.tee), *_about_gpus(facts), *_ALWAYS)))
+    return [Statement(protected, text) for protected, texts in both for text in texts]
 
 
 _PROTECTED = (
@@ -122,17 +119,14 @@ _ALWAYS = (
 
 
 def _about_host(tee: CpuTee) -> list[str]:
-    statements = [
-        "Device cpu: an opened tensor lies in the memory of this machine, and so does the key while it is in use."
-    ]
-    if tee.kind is None:
-        statements.append("No sign of a CPU TEE: the operator of this machine can read that memory.")
-    else:
-        statements.append(
+    operator = "No sign of a CPU TEE: the operator of this machine can read that memory."
+    if tee.kind is not None:
+        operator = (
             f"Signs of {tee.kind} ({', '.join(tee.seen)}) may mean that its operator cannot read that memory. This was "
             "seen, not attested: check an attestation report before a key comes here."
         )
-    return statements
+    memory = "Device cpu: an opened tensor lies in the memory of this machine, and so does the key while it is in use."
+    return [memory, operator]
 
 
 def _about_gpus(facts: Facts) -> list[str]:
@@ -171,7 +165,7 @@ def show_facts(facts: Facts, statements: list[Statement], console: Console) -> N
     for title, lines in _sections(facts).items():
         console.print(title, style="bold")
         for label, value in lines:
-            console.print(f"  {label:<13} {clean(value)}", soft_wrap=True)
+            console.print(f"  {label:<13} {clean(value)}")
         console.print()
     for title, protected in (("What is protected here", True), ("What is not", False)):
         console.print(title, style="bold")
@@ -179,7 +173,7 @@ def show_facts(facts: Facts, statements: list[Statement], console: Console) -> N
         for statement in statements:
             if statement.protected is protected:
                 table.add_row("-", clean(statement.text))
-        console.print(table)
+        console.print(table, soft_wrap=False)
         console.print()
 
 
@@ -228,16 +222,14 @@ def _engine_lines(engine: EngineCheck) -> list[tuple[str, str]]:
 def _gpu_lines(graphics: Graphics, cuda: CudaCheck | None) -> list[tuple[str, str]]:
     if graphics.absent is not None:
         return [("driver", graphics.absent)]
-    lines = [("driver", graphics.driver or "unknown version")]
-    for index, gpu in enumerate(graphics.gpus):
-        lines.append((f"GPU {index}", f"{gpu.name or 'unknown'}, {_maybe_size(gpu.memory)}"))
+    gpus = [f"{gpu.name or 'unknown'}, {_maybe_size(gpu.memory)}" for gpu in graphics.gpus]
+    lines = [("driver", graphics.driver or "unknown version"), *((f"GPU {n}", gpu) for n, gpu in enumerate(gpus))]
     if cuda is not None:
         lines.append(("self-test", "ok against the host" if cuda.usable else f"not usable: {cuda.problem}"))
     mode = graphics.confidential
     lines.append(("confidential", _word(mode.enabled, "on", "off")))
     if mode.environment is not None:
-        lines.append(("environment", mode.environment))
-        lines.append(("dev tools", _word(mode.devtools, "on", "off")))
+        lines += [("environment", mode.environment), ("dev tools", _word(mode.devtools, "on", "off"))]
     if mode.enabled:
         lines.append(("ready", _word(mode.ready, "yes", "no")))
     if mode.multi_gpu is not None:

@@ -18,13 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_target(path: Path, *, force: bool) -> None:
-    """Refuse to replace a file without `force`, and anything that is no regular file.
-
-    Raises
-    ------
-    OSError
-        If the path exists, or its directory does not.
-    """
+    """Refuse to replace a file without `force`, and anything that is no regular file."""
     _refuse_stream(path, "TARGET")
     check_directory(path)
     if path.exists() and not path.is_file():
@@ -34,13 +28,7 @@ def check_target(path: Path, *, force: bool) -> None:
 
 
 def check_source(path: Path) -> int:
-    """Return the size of a file to read, in bytes. Refuse a pipe or a device, whose size would be 0.
-
-    Raises
-    ------
-    OSError
-        If the path is no regular file, or does not exist.
-    """
+    """Return the size of a file to read, in bytes. Refuse a pipe or a device, whose size would be 0."""
     _refuse_stream(path, "SOURCE")
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
@@ -56,27 +44,13 @@ def _refuse_stream(path: Path, hint: str) -> None:
 
 
 def check_directory(path: Path) -> None:
-    """Refuse a path in a directory that does not exist.
-
-    Raises
-    ------
-    FileNotFoundError
-        If the directory does not exist.
-    """
+    """Refuse a path in a directory that does not exist."""
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such directory; make it first", str(path.parent))
 
 
 def open_ring(sources: str | Sequence[str] | None) -> "KeyRing":
-    """Return the keys of the sources that ``--key`` names, or else of the source that the environment names.
-
-    Raises
-    ------
-    FastrackError, OSError
-        If no source is named, or one cannot be used.
-    typer.BadParameter
-        If a path is the key itself, which is not repeated.
-    """
+    """Return the keys of the sources that ``--key`` names, or else of the source that the environment names."""
     from fastrack._crypto.keyring import KEY_FILE_VARIABLE, KeyRing
     from fastrack._crypto.keys import looks_secret
 
@@ -94,15 +68,7 @@ def open_ring(sources: str | Sequence[str] | None) -> "KeyRing":
 
 
 def check_sealed(file: "SealedFile", ring: "KeyRing") -> None:
-    """Refuse a file without sealed tensors, or one whose key was not given.
-
-    Raises
-    ------
-    FormatError
-        If the file has no sealed tensor.
-    UnknownKeyError
-        If its key was not given.
-    """
+    """Refuse a file without sealed tensors, or one whose key was not given."""
     if not file:
         raise FormatError(f"{file.path}: expected sealed tensors, got none; `fastrack seal` seals a file")
     try:
@@ -114,13 +80,7 @@ def check_sealed(file: "SealedFile", ring: "KeyRing") -> None:
 
 
 def check_expected(file: "SealedFile", names: Sequence[str] | None) -> None:
-    """Refuse a file that lacks one of these tensors, or stores it unencrypted.
-
-    Raises
-    ------
-    AuthenticationError
-        If a tensor is not in the file, or not sealed.
-    """
+    """Refuse a file that lacks one of these tensors, or stores it unencrypted."""
     for name in names or ():
         if name not in file:
             state = "an unencrypted tensor" if name in file.plain else "no such tensor"

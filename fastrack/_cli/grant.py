@@ -195,32 +195,30 @@ def _report(grants: "Grants", path: Path, as_json: bool, *, verified: bool = Tru
     end = None if grants.expires is None else grants.expires.isoformat()
     if as_json:
         print_json(
-            {
-                "path": str(path),
-                "verified": verified,
-                "key_id": grants.key_id,
-                "bits": grants.bits,
-                "recipients": entries,
-                "files": None if grants.files is None else list(grants.files),
-                "lineage": grants.lineage,
-                "least_version": grants.least_version,
-                "expires": end,
-                "issued": grants.issued.isoformat(),
-                "serial": grants.serial,
-            }
+            path=str(path),
+            verified=verified,
+            key_id=grants.key_id,
+            bits=grants.bits,
+            recipients=entries,
+            files=None if grants.files is None else list(grants.files),
+            lineage=grants.lineage,
+            least_version=grants.least_version,
+            expires=end,
+            issued=grants.issued.isoformat(),
+            serial=grants.serial,
         )
         return
     console = stdout()
     state = "" if verified else ", NOT VERIFIED: name the owner's public file with --owner"
-    console.print(f"{clean(str(path))}: {pluralize(len(entries), 'recipient')}{state}", soft_wrap=True)
+    console.print(f"{clean(str(path))}: {pluralize(len(entries), 'recipient')}{state}")
     console.print(f"key: {grants.key_id}")
     for entry in entries:
         who = (
             "a passphrase" if entry["algorithm"] == "Argon2id" else f"{clean(entry['name'] or 'unnamed')} {entry['id']}"
         )
-        console.print(f"  {who}  {entry['algorithm']}", soft_wrap=True)
+        console.print(f"  {who}  {entry['algorithm']}")
     files = "all files under this key" if grants.files is None else ", ".join(grants.files)
-    console.print(f"files: {files}", soft_wrap=True)
+    console.print(f"files: {files}")
     console.print(f"expires: {end or 'never'}")
 
 

@@ -8,10 +8,7 @@ from typing import Any, NoReturn, ParamSpec
 import typer
 
 from fastrack._cli.console import clean, print_json
-from fastrack.errors import AuthenticationError, FastrackError
-
-_INTERRUPTED = 130
-_USAGE = 2
+from fastrack.errors import FastrackError
 
 Parameters = ParamSpec("Parameters")
 
@@ -34,32 +31,27 @@ def handle_errors(command: Callable[Parameters, None]) -> Callable[Parameters, N
         except typer.BadParameter as error:
             if not as_json:
                 raise
-            _fail(error, as_json=True, status=_USAGE)
+            _fail(error, as_json=True, status=2)
         except KeyboardInterrupt as error:
-            _fail(error, as_json=as_json, status=_INTERRUPTED)
+            _fail(error, as_json=as_json, status=130)  # as of a process that SIGINT ended
 
     return run
 
 
 def _fail(error: BaseException, *, as_json: bool, status: int) -> NoReturn:
     if as_json:
-        print_json({"error": describe(error)})
+        print_json(error=describe(error))
     else:
-        lines = [f"error: {message_of(error)}", *(f"note: {note}" for note in _notes(error))]
+        lines = [f"error: {message_of(error)}", *(f"note: {note}" for note in getattr(error, "__notes__", ()))]
         sys.stderr.write("".join(f"{clean(line)}\n" for line in lines))
     raise typer.Exit(status) from None
 
 
 def describe(error: BaseException) -> dict[str, Any]:
     """Return an error for JSON. `tensor` and `chunk` are null if the error has none."""
-    tensor, chunk = (error.tensor, error.chunk) if isinstance(error, AuthenticationError) else (None, None)
-    document: dict[str, Any] = {
-        "type": type(error).__name__,
-        "message": message_of(error),
-        "tensor": tensor,
-        "chunk": chunk,
-    }
-    notes = _notes(error)
+    document: dict[str, Any] = {"type": type(error).__name__, "message": message_of(error)}
+    document |= {name: getattr(error, name, None) for name in ("tensor", "chunk")}
+    notes = list(getattr(error, "__notes__", ()))
     return {**document, "notes": notes} if notes else document
 
 
@@ -74,7 +66,3 @@ def message_of(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         return "not enough memory"
     return str(error)
-
-
-def _notes(error: BaseException) -> list[str]:
-    return list(getattr(error, "__notes__", ()))

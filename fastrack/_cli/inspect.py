@@ -20,7 +20,7 @@ def inspect(
     """Show the contents of a file, without a key and unauthenticated; `verify` authenticates."""
     contents = read_contents(path)
     if as_json:
-        print_json(contents.as_dict())
+        print_json(**contents.as_dict())
     else:
         show_contents(contents, stdout())
 
@@ -63,23 +63,12 @@ class Contents:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the contents for JSON."""
-        document = asdict(self)
-        return {
-            **document,
-            "plain_bytes": self.plain_bytes,
-            "overhead_percent": self.overhead_percent,
-            "metadata_authenticated": False,
-        }
+        computed = {"plain_bytes": self.plain_bytes, "overhead_percent": self.overhead_percent}
+        return {**asdict(self), **computed, "metadata_authenticated": False}
 
 
 def read_contents(path: Path) -> Contents:
-    """Return the contents of a file by its header.
-
-    Raises
-    ------
-    FormatError, OSError
-        If the file cannot be read as a safetensors file.
-    """
+    """Return the contents of a safetensors file by its header."""
     from fastrack._crypto import cobblestone
     from fastrack._sealed.reader import load_file
 
@@ -87,13 +76,12 @@ def read_contents(path: Path) -> Contents:
         entries = []
         for name in file.names:
             dtype, shape, memory = file.stored(name)
-            sealed = name in file
-            plain_bytes = memory.size
-            if sealed:
+            nbytes, chunks = memory.size, 0
+            if name in file:
                 tensor = file[name]
-                dtype, shape, plain_bytes = tensor.dtype, tensor.shape, tensor.nbytes
-            chunks = cobblestone.chunk_count(plain_bytes) if sealed else 0
-            entries.append(Entry(name, dtype, shape, sealed, plain_bytes, memory.size, chunks))
+                dtype, shape, nbytes = tensor.dtype, tensor.shape, tensor.nbytes
+                chunks = cobblestone.chunk_count(nbytes)
+            entries.append(Entry(name, dtype, shape, name in file, nbytes, memory.size, chunks))
         return Contents(
             path=str(path),
             format=None if file.key_id is None else "1",
@@ -108,11 +96,9 @@ def read_contents(path: Path) -> Contents:
 def show_contents(contents: Contents, console: Console) -> None:
     """Print the contents as a table."""
     sealed = [entry for entry in contents.tensors if entry.sealed]
-    console.print(f"{clean(contents.path)}: {_summary(contents, len(sealed))}", soft_wrap=True)
+    console.print(f"{clean(contents.path)}: {_summary(contents, len(sealed))}")
     if contents.key_id is not None:
-        console.print(
-            f"format {contents.format}, file {contents.file_id or 'unknown'}, key {contents.key_id}", soft_wrap=True
-        )
+        console.print(f"format {contents.format}, file {contents.file_id or 'unknown'}, key {contents.key_id}")
     if contents.tensors:
         table = new_table(
             "name", "dtype", "shape", "plain", "stored", "chunks", "", right=("plain", "stored", "chunks")
@@ -128,11 +114,11 @@ def show_contents(contents: Contents, console: Console) -> None:
                 "sealed" if entry.sealed else "plain",
             )
         console.print()
-        console.print(table)
+        console.print(table, soft_wrap=False)
     if contents.metadata:
         console.print("\nmetadata, neither encrypted nor authenticated:")
         for name, value in contents.metadata.items():
-            console.print(f"  {clean(name)}: {clean(value)}", soft_wrap=True)
+            console.print(f"  {clean(name)}: {clean(value)}")
     if sealed:
         console.print("\nNothing here was authenticated: anyone can write such a header. `fastrack verify` checks it.")
 

@@ -16,7 +16,7 @@ from fastrack._cli.options import Algorithm, Bits, Json
 def keygen(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="The key file to make. It must not exist.")],
     *,
-    bits: Annotated[Bits, typer.Option(help="Size of the AES key.")] = Bits.AES_256,
+    bits: Annotated[Bits, typer.Option(help="Size of the AES key.")] = "256",
     identity: Annotated[
         bool, typer.Option("--identity", help="Make a key pair to be granted keys: PATH, and PATH.pub to give away.")
     ] = False,
@@ -25,7 +25,9 @@ def keygen(
     ] = False,
     algorithm: Annotated[
         Algorithm | None,
-        typer.Option(help="Of a key pair. If absent, MLKEM768_X25519 for --identity and Ed25519 for --signer."),
+        typer.Option(
+            help="The kind of a key pair. If absent, MLKEM768_X25519 for --identity and Ed25519 for --signer."
+        ),
     ] = None,
     name: Annotated[str | None, typer.Option(help="The name in PATH.pub. If absent, the name of PATH.")] = None,
     as_json: Json = False,
@@ -42,15 +44,14 @@ def keygen(
     size, key_id = key.bits, key.id
     key.wipe()
     if as_json:
-        print_json({"path": str(path), "id": key_id, "bits": size})
+        print_json(path=str(path), id=key_id, bits=size)
         return
-    name = clean(str(path))
     quoted = clean(shlex.quote(str(path)))
     console = stdout()
-    console.print(f"{name}: a new {size}-bit key that only you may read", soft_wrap=True)
+    console.print(f"{clean(str(path))}: a new {size}-bit key that only you may read")
     console.print(f"id: {key_id}")
     console.print("Keep a copy in a safe place: without it, what it seals cannot be opened.")
-    console.print(f"Next: fastrack seal data.safetensors sealed.safetensors --key {quoted}", soft_wrap=True)
+    console.print(f"Next: fastrack seal data.safetensors sealed.safetensors --key {quoted}")
 
 
 def _make_pair(
@@ -65,7 +66,7 @@ def _make_pair(
     if os.path.lexists(public_path):
         raise FileExistsError(errno.EEXIST, "it exists and is left as it was; choose another name", str(public_path))
     try:
-        pair = kind.generate(name=name) if algorithm is None else kind.generate(algorithm.value, name=name)
+        pair = kind.generate(name=name) if algorithm is None else kind.generate(algorithm, name=name)
         public = pair.recipient if isinstance(pair, Identity) else pair.verifier
         line = str(public)
     except ValueError as error:
@@ -73,10 +74,9 @@ def _make_pair(
     pair.save(path)
     public.save(public_path)
     if as_json:
-        document = {"path": str(path), "public": str(public_path), "id": public.id, "algorithm": public.algorithm}
-        print_json(document)
+        print_json(path=str(path), public=str(public_path), id=public.id, algorithm=public.algorithm)
         return
     console = stdout()
-    console.print(f"{clean(str(path))}: a new secret key of {public.algorithm} that only you may read", soft_wrap=True)
-    console.print(f"{clean(str(public_path))}: its public key, of {len(line)} characters, to give away", soft_wrap=True)
+    console.print(f"{clean(str(path))}: a new secret key of {public.algorithm} that only you may read")
+    console.print(f"{clean(str(public_path))}: its public key, of {len(line)} characters, to give away")
     console.print(f"id: {public.id}")

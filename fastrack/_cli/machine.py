@@ -5,6 +5,7 @@ import platform
 import re
 import resource
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -57,20 +58,14 @@ class CpuTee:
 
 def read_software() -> dict[str, str | None]:
     """Return versions of Python and of packages, None for those that are not installed. Imports none of them."""
-    return {
-        "python": platform.python_version(),
-        "fastrack": __version__,
-        **{name: _version(name) for name in PACKAGES},
-    }
+    return {"python": platform.python_version(), "fastrack": __version__, **{name: _version(name) for name in PACKAGES}}
 
 
 def _version(package: str) -> str | None:
     names = (package, "cupy-cuda12x", "cupy-cuda13x") if package == "cupy" else (package,)
     for name in names:
-        try:
+        with suppress(PackageNotFoundError):
             return version(name)
-        except PackageNotFoundError:
-            continue
     return None
 
 

@@ -17,20 +17,13 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Confidential:
-    """Confidential mode, as the driver reports it; None for an attribute that is not known.
-
-    enabled : True if the feature is on
-    environment : "production", "simulation" or "unavailable"
-    devtools : True if debugging tools are allowed, with which nothing is protected
-    ready : True if the GPUs accept work
-    multi_gpu : "none", "protected PCIe" or "NVLink encryption"
-    """
+    """Confidential mode, as the driver reports it; None for an attribute that is not known."""
 
     enabled: bool | None = None
-    environment: str | None = None
-    devtools: bool | None = None
-    ready: bool | None = None
-    multi_gpu: str | None = None
+    environment: str | None = None  # "production", "simulation" or "unavailable"
+    devtools: bool | None = None  # True if debugging tools are allowed, with which nothing is protected
+    ready: bool | None = None  # True if the GPUs accept work
+    multi_gpu: str | None = None  # "none", "protected PCIe" or "NVLink encryption"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +87,8 @@ def _gpu(queries: _Queries, index: int) -> Gpu:
     if handle is None:
         return Gpu(None, None)
     memory = queries.ask(f"memory of GPU {index}", "nvmlDeviceGetMemoryInfo", handle)
-    return Gpu(
-        name=queries.ask(f"name of GPU {index}", "nvmlDeviceGetName", handle),
-        memory=None if memory is None else int(memory.total),
-    )
+    name = queries.ask(f"name of GPU {index}", "nvmlDeviceGetName", handle)
+    return Gpu(name, None if memory is None else int(memory.total))
 
 
 def _confidential(queries: _Queries) -> Confidential:

@@ -1,7 +1,6 @@
 """Options of several commands."""
 
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -23,19 +22,5 @@ KeyFiles = Annotated[
     list[str] | None,
     typer.Option("--key", metavar="KEY", help=f"{KEY_HELP} May be repeated."),
 ]
-
-
-class Bits(StrEnum):
-    """Sizes of an AES key."""
-
-    AES_256 = "256"
-    AES_128 = "128"
-
-
-class Algorithm(StrEnum):
-    """Algorithms of key pairs."""
-
-    MLKEM768_X25519 = "MLKEM768_X25519"
-    P_384 = "P-384"
-    ED25519 = "Ed25519"
-    ML_DSA_65 = "ML-DSA-65"
+Bits = Literal["256", "128"]
+Algorithm = Literal["MLKEM768_X25519", "P-384", "Ed25519", "ML-DSA-65"]

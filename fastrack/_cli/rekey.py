@@ -46,19 +46,17 @@ def rekey(
         file_id = file.file_id
     if as_json:
         print_json(
-            {
-                "source": str(source),
-                "target": str(target),
-                "key_id": owner.id,
-                "file_id": file_id,
-                "tensors": count,
-                "bytes": total,
-                "seconds": seconds,
-                "gb_per_s": speed(total, seconds),
-            }
+            source=str(source),
+            target=str(target),
+            key_id=owner.id,
+            file_id=file_id,
+            tensors=count,
+            bytes=total,
+            seconds=seconds,
+            gb_per_s=speed(total, seconds),
         )
         return
     console = stdout()
     line = f"{clean(str(target))}: sealed {pluralize(count, 'tensor')} anew, {format_size(total)}"
-    console.print(f"{line}; {format_rate(total, seconds)}", soft_wrap=True)
+    console.print(f"{line}; {format_rate(total, seconds)}")
     console.print(f"key: {owner.id}")

@@ -9,6 +9,7 @@ import typer
 from fastrack._cli.console import clean, format_rate, pluralize, print_json, progress_bar, speed, stdout
 from fastrack._cli.files import check_source, check_target, load_engine, open_ring
 from fastrack._cli.grant import Grantees, Sign, To
+from fastrack._cli.inspect import read_contents
 from fastrack._cli.options import Force, Json, KeyFile
 from fastrack._util.units import format_size
 from fastrack.errors import FormatError
@@ -22,8 +23,7 @@ def seal(
     *,
     key: KeyFile = None,
     plain: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Store this tensor unencrypted; may be repeated."),
+        list[str] | None, typer.Option(metavar="NAME", help="Store this tensor unencrypted; may be repeated.")
     ] = None,
     name: Annotated[
         str | None,
@@ -44,7 +44,6 @@ def seal(
     With --to, under a new key that goes to the recipients alone, in TARGET.grants.
     """
     from fastrack._crypto.keys import Key
-    from fastrack._sealed.reader import load_file
     from fastrack._sealed.writer import seal_file
 
     check_target(target, force=force)
@@ -73,45 +72,40 @@ def seal(
     except TypeError as error:  # an error of the data, such as an array of text
         raise FormatError(f"{source}: {error}") from None
     seconds = time.perf_counter() - start
-    with load_file(target) as file:
-        sealed = [tensor.nbytes for tensor in file.values()]
-        left = sum(file.stored(name)[2].nbytes for name in file.plain)
-        count = len(file.plain)
-        readable = [*map(repr, file.names)], [*map(repr, file.metadata)]
-        file_id = file.file_id
+    contents = read_contents(target)
+    sealed = [entry.plain_bytes for entry in contents.tensors if entry.sealed]
+    left = [entry.plain_bytes for entry in contents.tensors if not entry.sealed]
+    names, metadata = [entry.name for entry in contents.tensors], list(contents.metadata)
     if grantees:
-        grantees.grant(owner, str(file_id), target)
-    size = sum(sealed) + left
+        grantees.grant(owner, str(contents.file_id), target)
     if as_json:
-        document = {
-            "source": str(source),
-            "target": str(target),
-            "key_id": owner.id,
-            "grants": str(grantees.path) if grantees else None,
-            "tensors": len(sealed),
-            "bytes": sum(sealed),
-            "plain_tensors": count,
-            "plain_bytes": left,
-            "target_bytes": target.stat().st_size,
-            "readable": {"names": list(file.names), "metadata": list(file.metadata)},
-            "seconds": seconds,
-            "gb_per_s": speed(size, seconds),
-        }
-        print_json(document)
+        print_json(
+            source=str(source),
+            target=str(target),
+            key_id=owner.id,
+            grants=str(grantees.path) if grantees else None,
+            tensors=len(sealed),
+            bytes=sum(sealed),
+            plain_tensors=len(left),
+            plain_bytes=sum(left),
+            target_bytes=contents.file_bytes,
+            readable={"names": names, "metadata": metadata},
+            seconds=seconds,
+            gb_per_s=speed(contents.plain_bytes, seconds),
+        )
         return
     line = f"{clean(str(target))}: sealed {pluralize(len(sealed), 'tensor')}, {format_size(sum(sealed))}"
-    if count:
-        line += f", and left {pluralize(count, 'tensor')} in plain, {format_size(left)}"
+    if left:
+        line += f", and left {pluralize(len(left), 'tensor')} in plain, {format_size(sum(left))}"
     console = stdout()
-    console.print(f"{line}; {format_rate(size, seconds)}", soft_wrap=True)
+    console.print(f"{line}; {format_rate(contents.plain_bytes, seconds)}")
     console.print(f"key: {owner.id}")
     if grantees:
         granted = f"granted to {pluralize(len(grantees.recipients), 'recipient')}; the key was not kept"
-        line = f"{clean(str(grantees.path))}: {granted}"
-        console.print(line, soft_wrap=True)
-    for subject, texts in zip(("the names, dtypes and shapes of", "the metadata"), readable, strict=True):
+        console.print(f"{clean(str(grantees.path))}: {granted}")
+    for subject, texts in (("names, dtypes and shapes of", names), ("metadata", metadata)):
         if texts:
-            console.print(f"anyone can read {subject} {clean(', '.join(texts)):.300}", soft_wrap=True)
+            console.print(f"anyone can read the {subject} {clean(', '.join(map(repr, texts))):.300}")
 
 
 def _refuse_same(source: Path, target: Path) -> None:
@@ -130,7 +124,5 @@ def _check_names(source: Path, names: list[str], new_name: str | None) -> None:
         present = list(tensors) if new_name is None else [new_name]
         unknown = sorted(set(names) - set(present))
         if unknown:
-            known = ", ".join(map(repr, present)) or "none"
-            raise typer.BadParameter(
-                f"no tensor {', '.join(map(repr, unknown))} in {source}; it has {known}", param_hint="--plain"
-            )
+            missing, known = ", ".join(map(repr, unknown)), ", ".join(map(repr, present)) or "none"
+            raise typer.BadParameter(f"no tensor {missing} in {source}; it has {known}", param_hint="--plain")

@@ -12,20 +12,16 @@ _TIMING = 0.2  # seconds for each of the two timings
 
 @dataclass(frozen=True, slots=True)
 class EngineCheck:
-    """The result of the test of the engine. Speeds are of one thread, in 1e9 bytes a second.
+    """The result of the test of the engine. Speeds are of one thread, in 1e9 bytes a second."""
 
-    `problem` is None if the test passed. `engine` is None if none can be used. `forced` is True if FASTRACK_ENGINE
-    named it. `fault` is the reason that it is not the fastest one.
-    """
-
-    engine: str | None
-    forced: bool
-    fault: str | None
+    engine: str | None  # None if none can be used
+    forced: bool  # True if FASTRACK_ENGINE named it
+    fault: str | None  # the reason that it is not the fastest one
     available: tuple[str, ...]
     threads: int
     seal_gbps: float | None
     open_gbps: float | None
-    problem: str | None
+    problem: str | None  # None if the test passed
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +102,16 @@ def check_cuda() -> CudaCheck:
 
 def _compare(engine: Any, schedule: Any, key: Any, plain: Any, sealed: Any, opened: Any) -> str | None:
     from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+    from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE, chunk_nonce
+
+    cipher, data = AESGCM(bytes(key.key)), sealed.tobytes()
     try:
-        reference = _open_with_openssl(key, sealed)
+        reference = b"".join(
+            cipher.decrypt(chunk_nonce(key.nonce, chunk), data[start : start + SEALED_CHUNK_SIZE], None)
+            for chunk, start in enumerate(range(0, len(data), SEALED_CHUNK_SIZE))
+        )
     except InvalidTag:
         return "OpenSSL refuses what it sealed"
     if reference != plain.tobytes():
@@ -120,20 +123,6 @@ def _compare(engine: Any, schedule: Any, key: Any, plain: Any, sealed: Any, open
     if engine.open_run(schedule, forged, opened, 0) is None:
         return "it opens a chunk that was altered"
     return None
-
-
-def _open_with_openssl(key: Any, sealed: Any) -> bytes:
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
-    from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE, chunk_nonce
-
-    cipher = AESGCM(bytes(key.key))
-    data = sealed.tobytes()
-    starts = range(0, len(data), SEALED_CHUNK_SIZE)
-    return b"".join(
-        cipher.decrypt(chunk_nonce(key.nonce, chunk), data[start : start + SEALED_CHUNK_SIZE], None)
-        for chunk, start in enumerate(starts)
-    )
 
 
 def _speed(run: Callable[[], object]) -> float:

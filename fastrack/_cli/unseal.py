@@ -29,8 +29,7 @@ def unseal(
     *,
     key: KeyFiles = None,
     tensor: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Only this tensor; may be repeated. If absent, all."),
+        list[str] | None, typer.Option(metavar="NAME", help="Only this tensor; may be repeated. If absent, all.")
     ] = None,
     plain: Annotated[
         list[str] | None,
@@ -54,7 +53,7 @@ def unseal(
         check_sealed(file, ring)
         check_expected(file, expect)
         names = _choose(file, tensor, plain)
-        total = sum(_nbytes(file, name) for name in names)
+        total = sum(file[name].nbytes if name in file else file.stored(name)[2].nbytes for name in names)
         load_engine("open")
         start = time.perf_counter()
         allowed = file.plain if allow_plain else plain or ()
@@ -63,24 +62,23 @@ def unseal(
         seconds = time.perf_counter() - start
     copied = [name for name in names if name in file.plain]
     if as_json:
-        document = {
-            "source": str(source),
-            "target": str(target),
-            "key_id": file.key_id,
-            "file_id": file.file_id,
-            "tensors": names,
-            "bytes": total,
-            "not_protected": copied,
-            "seconds": seconds,
-            "gb_per_s": speed(total, seconds),
-        }
-        print_json(document)
+        print_json(
+            source=str(source),
+            target=str(target),
+            key_id=file.key_id,
+            file_id=file.file_id,
+            tensors=names,
+            bytes=total,
+            not_protected=copied,
+            seconds=seconds,
+            gb_per_s=speed(total, seconds),
+        )
         return
     console = stdout()
     if copied:
-        console.print(f"not protected, copied as stored: {', '.join(map(clean, copied))}", soft_wrap=True)
+        console.print(f"not protected, copied as stored: {', '.join(map(clean, copied))}")
     line = f"{clean(str(target))}: {pluralize(len(names), 'tensor')} in plain, {format_size(total)}"
-    console.print(f"{line}; {format_rate(total, seconds)}", soft_wrap=True)
+    console.print(f"{line}; {format_rate(total, seconds)}")
 
 
 def _choose(file: "SealedFile", names: Sequence[str] | None, plain: Sequence[str] | None) -> list[str]:
@@ -90,7 +88,3 @@ def _choose(file: "SealedFile", names: Sequence[str] | None, plain: Sequence[str
             f"{file.path} has no tensor {', '.join(map(repr, unknown))}; it has {', '.join(map(repr, file.names))}"
         )
     return [name for name in file.names if not names or name in names]
-
-
-def _nbytes(file: "SealedFile", name: str) -> int:
-    return int(file[name].nbytes) if name in file else file.stored(name)[2].nbytes

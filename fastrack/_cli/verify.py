@@ -31,7 +31,7 @@ def verify(
     """Check that every chunk of a file is what its owner sealed. Writes nothing."""
     report = verify_contents(path, open_ring(key), expect=expect, file_id=file_id)
     if as_json:
-        print_json(report.as_dict())
+        print_json(**report.as_dict())
     else:
         show_report(report, stdout())
     if not report.ok:
@@ -86,15 +86,7 @@ class Report:
 def verify_contents(
     path: Path, ring: "KeyRing", *, expect: Sequence[str] | None = None, file_id: str | None = None
 ) -> Report:
-    """Return the report on a file, which is opened once.
-
-    Raises
-    ------
-    AuthenticationError
-        If the file has another id than `file_id`, or a tensor of `expect` is not sealed in it.
-    FormatError, UnknownKeyError, OSError
-        If the file cannot be verified, as one without sealed tensors.
-    """
+    """Return the report on a file, which is opened once."""
     from fastrack._sealed.reader import check_file, load_file
 
     checked = 0
@@ -120,35 +112,28 @@ def show_report(report: Report, console: Console) -> None:
     """Print the report as a table."""
     table = new_table("", "name", "dtype", "shape", "size", "failed at", right=("size",))
     for check in report.checks:
+        chunk = getattr(check.error, "chunk", None)
+        place = "header" if chunk is None else f"chunk {chunk}"
         table.add_row(
             "ok" if check.error is None else "FAILED",
             clean(check.name),
             check.dtype,
             str(list(check.shape)),
             format_size(check.nbytes),
-            _location(check),
+            "" if check.error is None else place,
         )
-    console.print(table)
+    console.print(table, soft_wrap=False)
     console.print()
     for check in report.checks:
         if check.error is not None:
-            console.print(clean(str(check.error)), soft_wrap=True)
+            console.print(clean(str(check.error)))
     if report.plain:
         names = ", ".join(map(clean, report.plain))
-        console.print(f"not protected, so not checked: {names} (stored in plain)", soft_wrap=True)
+        console.print(f"not protected, so not checked: {names} (stored in plain)")
     console.print(f"key: {report.key_id}")
     console.print(f"file id: {report.file_id}")
     failed = sum(check.error is not None for check in report.checks)
     count = pluralize(len(report.checks), "sealed tensor")
     verdict = f"{failed} of {count} FAILED" if failed else f"every chunk of {count} is authentic"
     size = report.checked_bytes
-    console.print(
-        f"{clean(report.path)}: {verdict}; {format_size(size)} in {format_rate(size, report.seconds)}", soft_wrap=True
-    )
-
-
-def _location(check: "TensorCheck") -> str:
-    if check.error is None:
-        return ""
-    chunk = getattr(check.error, "chunk", None)
-    return "header" if chunk is None else f"chunk {chunk}"
+    console.print(f"{clean(report.path)}: {verdict}; {format_size(size)} in {format_rate(size, report.seconds)}")

@@ -9,12 +9,10 @@ import io
 import os
 import re
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from tokenize import TokenError
-from typing import IO, Any, BinaryIO, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 
@@ -24,25 +22,6 @@ from fastrack._tensors.arrays import Bytes
 from fastrack._util.regular_file import open_regular, require_end
 from fastrack.errors import FormatError
 
-try:
-    from lzma import LZMAError
-except ImportError:  # some Pythons are built without it; then zipfile unpacks nothing with it either
-    LZMAError = zlib.error  # type: ignore[assignment, misc]
-
-_MALFORMED = (
-    ArithmeticError,
-    EOFError,
-    LookupError,
-    MemoryError,  # a header claims more elements than memory holds
-    RuntimeError,  # an archive that is encrypted, or compressed by a method that zipfile lacks
-    SyntaxError,
-    TypeError,
-    ValueError,
-    TokenError,
-    LZMAError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
 _ESCAPES_FOLDER = re.compile(r"^([/\\]|[a-z]:)|(^|[/\\])\.\.([/\\]|$)", re.IGNORECASE)  # on Windows, too
 
 
@@ -91,7 +70,11 @@ def open_plain(path: str | os.PathLike[str]) -> Iterator[tuple[Mapping[str, Plai
             array = np.memmap(file, dtype, "r", file.tell(), shape, order)
         yield {path.stem: PlainTensor.of(array)}, {}
     elif suffix == ".npz":
-        with io.BufferedReader(open_regular(path)) as raw, _open_archive(raw, path) as archive:
+        with io.BufferedReader(open_regular(path)) as raw:
+            with _refuse_malformed(path):
+                if raw.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX:
+                    raise FormatError(f"expected an .npz archive, got a single array; rename it to {path.stem}.npy")
+                archive = zipfile.ZipFile(raw)
             yield _read_members(archive, path), {}
     else:
         with open_regular(path) as file:
@@ -102,25 +85,12 @@ def open_plain(path: str | os.PathLike[str]) -> Iterator[tuple[Mapping[str, Plai
 
 
 def require_safe_member(name: str, path: Path) -> None:
-    """Refuse a member of an archive whose name leads out of the folder that it is unpacked into.
-
-    Raises
-    ------
-    FormatError
-        If the name does so.
-    """
+    """Refuse a member of an archive whose name leads out of the folder that it is unpacked into."""
     if "\0" in name or _ESCAPES_FOLDER.search(name):
         raise FormatError(
             f"{path}: name of a member: expected one inside the folder that the archive is unpacked into, got "
             f"{name!r:.80}. Use a .safetensors file, or rename the tensor"
         )
-
-
-def _open_archive(file: BinaryIO, path: Path) -> zipfile.ZipFile:
-    with _refuse_malformed(path):
-        if file.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX:
-            raise FormatError(f"{path}: expected an .npz archive, got a single array; rename it to {path.stem}.npy")
-        return zipfile.ZipFile(file)
 
 
 def _read_members(archive: zipfile.ZipFile, path: Path) -> dict[str, PlainTensor]:
@@ -172,13 +142,7 @@ def _from_whole(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -
 
 
 def _read_array_header(file: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...], Literal["C", "F"]]:
-    """Read the header of an .npy file, up to its first element.
-
-    Raises
-    ------
-    ValueError
-        If it is not such a file, or holds Python objects. NumPy raises several other errors for malformed files.
-    """
+    """Read the header of an .npy file, up to its first element. NumPy raises many types for malformed ones."""
     version = np.lib.format.read_magic(file)
     if version == (1, 0):
         shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
@@ -193,10 +157,13 @@ def _read_array_header(file: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...],
 
 @contextlib.contextmanager
 def _refuse_malformed(path: Path) -> Iterator[None]:
-    """Turn the errors of NumPy, zipfile and its decompressors for a malformed file into `FormatError`."""
+    """Turn the errors of NumPy, zipfile and its decompressors for a malformed file into `FormatError`.
+
+    They have no class in common: a header may give a SyntaxError or a MemoryError, and each decompressor has its own.
+    """
     try:
         yield
-    except (*_MALFORMED, OSError) as error:
+    except Exception as error:
         # bz2 sets no errno, and a negative offset gives EINVAL. Any other errno is a failure of the disk.
         if isinstance(error, OSError) and error.errno not in {None, errno.EINVAL}:
             raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,8 +34,9 @@ class ByteRanges:
         return cls(starts, np.full(count, size, np.int64), np.arange(0, count * size, size) if size else starts)
 
     @classmethod
-    def concatenate(cls, ranges: Sequence[ByteRanges], shifts: Sequence[int]) -> ByteRanges:
+    def concatenate(cls, parts: Iterable[Callable[[], ByteRanges]], shifts: Sequence[int]) -> ByteRanges:
         """Concatenate ranges, and move the places of each by the number of bytes in `shifts`."""
+        ranges = [part() for part in parts]
         return cls(
             np.concatenate([each.starts for each in ranges]),
             np.concatenate([each.sizes for each in ranges]),
@@ -81,15 +82,7 @@ class RowPlan:
 
 
 def plan_rows(rows: Any, shape: tuple[int, ...], nbytes: int) -> RowPlan:
-    """Resolve an index along the first dimension, as NumPy does.
-
-    Raises
-    ------
-    IndexError
-        If a row is out of range, or a mask is of another length.
-    TypeError
-        If `rows` is not an integer, slice, one-dimensional integer array or boolean mask.
-    """
+    """Resolve an index along the first dimension as NumPy does, and raise IndexError and TypeError as it does."""
     if not shape:
         raise IndexError("rows of a sealed tensor: expected one dimension or more, got none. Open it whole")
     count = shape[0]
@@ -136,13 +129,11 @@ def as_indices(rows: Any, count: int) -> Indices:
         if array.size != count:
             raise IndexError(f"boolean mask: expected {count} elements, one for each row, got {array.size}")
         return np.flatnonzero(array)
-    if array.dtype.kind == "u" and array.size and int(array.max()) >= count:
-        raise IndexError(f"row {int(array.max())} is out of range: the tensor has {count} rows")
-    indices = array.astype(np.int64)
-    if not indices.size:
-        return indices
-    lowest, highest = int(indices.min()), int(indices.max())
+    if not array.size:
+        return array.astype(np.int64)
+    lowest, highest = int(array.min()), int(array.max())
     if lowest < -count or highest >= count:
-        wrong = indices[(indices < -count) | (indices >= count)]
+        wrong = array[(array < -count) | (array >= count)]
         raise IndexError(f"row {wrong[0]} is out of range: the tensor has {count} rows")
+    indices = array.astype(np.int64)
     return indices if lowest >= 0 else np.where(indices < 0, indices + count, indices)

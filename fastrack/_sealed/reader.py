@@ -6,12 +6,13 @@ the file's metadata says what it decrypts to. The safetensors library itself rea
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -86,14 +87,9 @@ def load_file(path: str | os.PathLike[str], *, file_id: str | None = None, mappe
     return SealedFile(path, file_id, mapped)
 
 
-@contextlib.contextmanager
-def opened_file(source: SealedFile | str | os.PathLike[str]) -> Iterator[SealedFile]:
+def opened_file(source: SealedFile | str | os.PathLike[str]) -> AbstractContextManager[SealedFile]:
     """Open a file for the ``with`` block if it is given by its path. An open file is left open."""
-    if isinstance(source, SealedFile):
-        yield source
-    else:
-        with load_file(source) as file:
-            yield file
+    return nullcontext(source) if isinstance(source, SealedFile) else load_file(source)
 
 
 @public
@@ -153,11 +149,12 @@ class SealedFile(Mapping[str, SealedTensor]):
         return file
 
     def _read(self, header: _Header, memory: Bytes, file_id: str | None) -> None:
+        metadata, tensors = header
         self._expected_id = file_id
         self._memory: Bytes | None = memory
-        self._locations = header.locate(memory)
-        fields = {key: value for key, value in header.metadata.items() if key.startswith("fastrack.")}
-        self.metadata = {key: value for key, value in header.metadata.items() if key not in fields}
+        self._stored = _locate(tensors, memory, self.path)
+        fields = {key: value for key, value in metadata.items() if key.startswith("fastrack.")}
+        self.metadata = {key: value for key, value in metadata.items() if key not in fields}
         self.file_id: str | None = None
         self.key_id: str | None = None
         self.kind: Kind = "tensor"
@@ -171,7 +168,7 @@ class SealedFile(Mapping[str, SealedTensor]):
                 "the one with the expected id",
                 path=self.path,
             )
-        self.names = tuple(self._locations)
+        self.names = tuple(self._stored)
         self.plain: Mapping[str, Any] = _PlainTensors(self, [name for name in self.names if name not in self._contexts])
 
     def _read_fields(self, fields: dict[str, str]) -> None:
@@ -180,38 +177,34 @@ class SealedFile(Mapping[str, SealedTensor]):
             raise FormatError(
                 f"{self.path}: expected fastrack format {FORMAT_VERSION!r}, got {version!r:.20}. Update fastrack"
             )
-        self.file_id, self.key_id = (
-            _hex_id(fields.get(name), name, self.path) for name in ("fastrack.file", "fastrack.key")
-        )
+        self.file_id = _hex_id(fields.get("fastrack.file"), "fastrack.file", self.path)
+        self.key_id = _hex_id(fields.get("fastrack.key"), "fastrack.key", self.path)
         kind = fields.get("fastrack.kind")
-        if kind is not None:
-            if kind != "checkpoint":
-                raise FormatError(
-                    f"{self.path}: expected no fastrack.kind, or checkpoint, got {kind!r:.20}. Update fastrack"
-                )
+        if kind == "checkpoint":
             self.kind = "checkpoint"
+        elif kind is not None:
+            raise FormatError(
+                f"{self.path}: expected no fastrack.kind, or checkpoint, got {kind!r:.20}. Update fastrack"
+            )
         for name, entry in _read_json(fields.get("fastrack.tensors"), self.path).items():
-            location = self._locations.get(name)
-            if location is None:
+            if name not in self._stored:
                 raise FormatError(f"{self.path} lists a sealed tensor {name!r:.80} that it lacks; the file was altered")
+            file_id = self.file_id
             if isinstance(entry, dict) and "binding" in entry:
-                rest, own_id, self._bindings[name] = _read_binding(name, entry, self.file_id, self.path)
-                context = _read_context(name, rest, own_id, self.kind, self.path)
-            else:
-                context = _read_context(name, entry, self.file_id, self.kind, self.path)
-            self._contexts[name] = context
+                file_id, self._bindings[name] = _take_binding(name, entry, file_id, self.path)
+            context = self._contexts[name] = _read_context(name, entry, file_id, self.kind, self.path)
             expected = cobblestone.message_size(dtypes.nbytes(context.dtype, context.shape))
-            if location.dtype != "U8" or location.shape != (expected,):
+            dtype, shape, _ = self._stored[name]
+            if dtype != "U8" or shape != (expected,):
                 raise FormatError(
                     f"{self.path}: {name!r:.200} of {context.dtype} {list(context.shape)}: expected a U8 vector of "
-                    f"{expected} bytes, got {location.dtype} {list(location.shape)}; the metadata or the file was "
-                    "altered"
+                    f"{expected} bytes, got {dtype} {list(shape)}; the metadata or the file was altered"
                 )
 
     def __getitem__(self, name: str) -> SealedTensor:
         context = self._contexts.get(name)
         if context is None:
-            if name in self._locations:
+            if name in self._stored:
                 raise KeyError(f"{name!r} is stored unencrypted; file.plain[{name!r}] returns it")
             raise KeyError(name)
         assert self.key_id is not None
@@ -219,10 +212,10 @@ class SealedFile(Mapping[str, SealedTensor]):
 
     def stored(self, name: str) -> tuple[str, tuple[int, ...], Bytes]:
         """Return the stored dtype, shape and bytes of a tensor. A sealed tensor is stored as a `U8` vector."""
-        location = self._locations[name]
+        dtype, shape, location = self._stored[name]
         if self._memory is None:
             raise ClosedError(f"{self.path} was closed; load_file opens it again")
-        return location.dtype, location.shape, self._memory[location.start : location.stop]
+        return dtype, shape, self._memory[location]
 
     def __contains__(self, name: object) -> bool:
         return name in self._contexts
@@ -393,40 +386,33 @@ def _verify(
 # Header parsing. All values are untrusted.
 
 
-@dataclass(frozen=True, slots=True)
-class _Location:
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    stop: int
+_Tensors = dict[str, tuple[str, tuple[int, ...]]]  # dtypes and shapes, in the order in which the bytes lie
+_Header = tuple[dict[str, str], _Tensors]  # the metadata, and the tensors
 
 
-@dataclass(frozen=True, slots=True)
-class _Header:
-    metadata: dict[str, str]
-    tensors: dict[str, tuple[str, tuple[int, ...]]]  # in the order in which their bytes lie
-
-    def locate(self, memory: Bytes) -> dict[str, _Location]:
-        """Return the location of each tensor. They follow one another, as safetensors refuses gaps and overlaps."""
-        sizes = {name: dtypes.nbytes(dtype, shape) for name, (dtype, shape) in self.tensors.items()}
-        start = _PREFIX + int.from_bytes(memory[:_PREFIX].tobytes(), "little")
-        if start + sum(sizes.values()) != memory.size:
-            raise FormatError(
-                f"file size: expected {start + sum(sizes.values())} bytes by its header, got {memory.size}; it was cut "
-                "short, or changed while it was read"
-            )
-        locations = {}
-        for name, (dtype, shape) in self.tensors.items():
-            locations[name] = _Location(dtype, shape, start, start + sizes[name])
-            start += sizes[name]
-        return locations
+def _locate(tensors: _Tensors, memory: Bytes, path: Path) -> dict[str, tuple[str, tuple[int, ...], slice]]:
+    """Return the dtype, shape and location of each tensor. They follow one another: safetensors refuses gaps."""
+    stop = _PREFIX + int.from_bytes(memory[:_PREFIX].tobytes(), "little")
+    located = {}
+    for name, (dtype, shape) in tensors.items():
+        if not _is_representable(shape):
+            raise FormatError(f"{path}: the shape of {name!r:.80} is larger than an array can be")
+        start, stop = stop, stop + dtypes.nbytes(dtype, shape)
+        located[name] = dtype, shape, slice(start, stop)
+    if stop != memory.size:
+        raise FormatError(
+            f"file size: expected {stop} bytes by its header, got {memory.size}; it was cut short, or changed while it "
+            "was read"
+        )
+    return located
 
 
 def _open(path: Path, *, mapped: bool) -> tuple[_Header, Bytes]:
     """Map or read a file and its header, both of the same version of the file even if it is replaced meanwhile."""
     for _ in range(_ATTEMPTS):
         with open_regular(path) as file:
-            header = _read_header(path, _name_of(file))
+            opened = Path(f"/proc/self/fd/{file.fileno()}")  # stays valid when another file replaces it
+            header = _read_header(path, opened if opened.exists() else path)
             memory = map_file(file.fileno()) if mapped else _read_whole(file)
             if _version_of(os.fstat(file.fileno())) == _version_of(path.stat()):
                 return header, memory
@@ -446,22 +432,12 @@ def _version_of(status: os.stat_result) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _name_of(file: io.FileIO) -> Path | None:
-    """Return a path of an open file that stays valid when another file replaces it, or None."""
-    path = Path(f"/proc/self/fd/{file.fileno()}")
-    return path if path.exists() else None
-
-
-def _read_header(path: Path, opened: Path | None) -> _Header:
+def _read_header(path: Path, opened: Path) -> _Header:
     try:
-        with safetensors.safe_open(opened or path, framework="numpy") as file:
-            tensors = {}
-            for name in file.offset_keys():
-                part = file.get_slice(name)
-                tensors[name] = (part.get_dtype(), tuple(part.get_shape()))
-                if not _is_representable(tensors[name][1]):
-                    raise FormatError(f"{path}: the shape of {name!r:.80} is larger than an array can be")
-            return _Header(file.metadata() or {}, tensors)
+        with safetensors.safe_open(opened, framework="numpy") as file:
+            slices = {name: file.get_slice(name) for name in file.offset_keys()}
+            tensors = {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()}
+            return file.metadata() or {}, tensors
     except safetensors.SafetensorError as error:
         raise FormatError(f"{path}: expected a safetensors file, got another or a damaged one: {error}") from None
     except FileNotFoundError:
@@ -479,23 +455,12 @@ def _parse_header(data: bytes) -> _Header:
         in_order = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
     except (safetensors.SafetensorError, ValueError, RecursionError) as error:
         raise FormatError(f"expected the bytes of a safetensors file: {error!s:.200}") from None
-    tensors = {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in in_order}
-    for name, (_, shape) in tensors.items():
-        if not _is_representable(shape):
-            raise FormatError(f"the shape of {name!r:.80} is larger than an array can be")
-    return _Header(metadata, tensors)
+    return metadata, {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in in_order}
 
 
 def _is_representable(shape: Sequence[int]) -> bool:
     """Return True if a framework could have an array of this shape. With a zero in it, its size is no bound."""
-    if len(shape) > _MAX_DIMENSIONS:
-        return False
-    elements = 1
-    for extent in shape:
-        elements *= max(extent, 1)
-        if elements > _MAX_ELEMENTS:
-            return False
-    return True
+    return len(shape) <= _MAX_DIMENSIONS and math.prod(max(extent, 1) for extent in shape) <= _MAX_ELEMENTS
 
 
 def _hex_id(value: str | None, name: str, path: Path) -> str:
@@ -527,30 +492,23 @@ def _unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
     return unique
 
 
-def _read_binding(name: str, entry: dict[str, Any], file: str, path: Path) -> tuple[dict[str, Any], str, Binding]:
-    """Split the entry of a tensor that was sealed earlier into the rest of it, its own file id and its binding."""
-    own_id, header = entry.get("file"), entry["binding"]
+def _take_binding(name: str, entry: dict[str, Any], file: str, path: Path) -> tuple[str, Binding]:
+    """Remove its own file id and its binding from the entry of a tensor that was sealed earlier, and return them."""
+    own_id, header = entry.pop("file", None), entry.pop("binding")
     if not isinstance(own_id, str) or not isinstance(header, str) or not _HEX_HEADER.fullmatch(header):
         raise FormatError(
             f"{path}: binding of {name!r:.80}: expected {2 * cobblestone.HEADER_SIZE} hexadecimal digits beside a "
             f"file id, got {header!r:.80}; the metadata was altered"
         )
-    rest = {member: value for member, value in entry.items() if member not in {"file", "binding"}}
-    return rest, _hex_id(own_id, f"file of {name!r:.80}", path), Binding(file, bytes.fromhex(header))
+    return _hex_id(own_id, f"file of {name!r:.80}", path), Binding(file, bytes.fromhex(header))
 
 
 def _read_context(name: str, entry: Any, file: str, kind: Kind, path: Path) -> MessageContext:
-    sound = isinstance(entry, dict) and entry.keys() == {"dtype", "shape"}
-    if sound:
-        dtype, shape = entry["dtype"], entry["shape"]
-        sound = (
-            isinstance(dtype, str)
-            and isinstance(shape, list)
-            and all(type(extent) is int and extent >= 0 for extent in shape)
-            and _is_representable(shape)
-        )
-    if not sound:
-        raise FormatError(
-            f"{path}: entry of {name!r:.80}: expected a dtype and a shape, got {entry!r:.80}; the metadata was altered"
-        )
-    return MessageContext(name, dtype, tuple(shape), file, kind)
+    match entry:
+        case {"dtype": str(dtype), "shape": list(shape), **others} if (
+            not others and all(type(extent) is int and extent >= 0 for extent in shape) and _is_representable(shape)
+        ):
+            return MessageContext(name, dtype, tuple(shape), file, kind)
+    raise FormatError(
+        f"{path}: entry of {name!r:.80}: expected a dtype and a shape, got {entry!r:.80}; the metadata was altered"
+    )

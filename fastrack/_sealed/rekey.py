@@ -109,7 +109,7 @@ class _Reopened:
 
         def read(start: int, stop: int) -> Bytes:
             slab = self._memory[: stop - start]
-            opened.read_run(slab, start // cobblestone.CHUNK_SIZE)
+            opened.read(slab, start // cobblestone.CHUNK_SIZE)
             return slab
 
         return read

@@ -73,14 +73,13 @@ def seal(tensor: Any, key: KeyLike | None = None, name: str = "tensor") -> Seale
     context = MessageContext(name, dtype, shape, new_file_id())
     message = arrays.empty_bytes(cobblestone.message_size(plain.size))
     engine = get_engine()
-    salt, message_key = context.new_key(key)
+    message_key, message[:HEADER_SIZE] = context.new_key(key)
     schedule = engine.expand_key(message_key)
     try:
         engine.seal_run(schedule, plain, message[HEADER_SIZE:], 0)
     finally:
         schedule.wipe()
         message_key.wipe()
-    write_header(message, salt, message_key)
     message.flags.writeable = False
     return SealedTensor(context, message, key.id)
 
@@ -174,13 +173,7 @@ class MessageContext:
     kind: Kind = "tensor"
 
     def encode(self) -> bytes:
-        """Return the context string of the key derivation: a label with the kind, and canonical JSON.
-
-        Raises
-        ------
-        TypeError, FormatError
-            If the name is not text, or not Unicode.
-        """
+        """Return the context string of the key derivation: a label with the kind, and canonical JSON."""
         if not isinstance(self.name, str):
             raise TypeError(f"name of a tensor: expected text, got {self.name!r:.200}")
         fields = {"dtype": self.dtype, "file": self.file, "name": self.name, "shape": list(self.shape)}
@@ -192,19 +185,12 @@ class MessageContext:
     def __reduce__(self) -> tuple[object, ...]:
         return unpickle, ("MessageContext", self.name, self.dtype, self.shape, self.file, self.kind)
 
-    def new_key(self, key: Key) -> tuple[bytes, MessageKey]:
-        """Return a fresh salt, and the message key derived from it."""
-        salt = os.urandom(SALT_SIZE)
-        return salt, cobblestone.derive(key.material(), salt, self.encode())
+    def new_key(self, key: Key) -> tuple[MessageKey, Bytes]:
+        """Return the key of a new message, and its header: a fresh salt and the commitment."""
+        return _new_key(key, self.encode())
 
     def open_header(self, header: bytes, key: Key) -> MessageKey:
-        """Return the message key, after the commitment in the header was checked.
-
-        Raises
-        ------
-        AuthenticationError
-            If the header is not that of a message with this context under this key.
-        """
+        """Return the message key, after the commitment in the header was checked."""
         try:
             return cobblestone.open_header(header, key.material(), self.encode())
         except AuthenticationError as error:
@@ -227,20 +213,12 @@ class Binding:
     @classmethod
     def new(cls, context: MessageContext, file: str, key: Key) -> Binding:
         """Bind the message of that context to a file. The header is that of a message without chunks."""
-        salt = os.urandom(SALT_SIZE)
-        message_key = cobblestone.derive(key.material(), salt, _binding_context(context, file))
-        commitment = message_key.commitment
+        message_key, header = _new_key(key, _binding_context(context, file))
         message_key.wipe()
-        return cls(file, salt + commitment)
+        return cls(file, header.tobytes())
 
     def check(self, context: MessageContext, key: Key) -> None:
-        """Authenticate that the message was put into the file under this key.
-
-        Raises
-        ------
-        AuthenticationError
-            If the binding was made under another key, for another message or for another file.
-        """
+        """Authenticate that the message was put into the file under this key."""
         try:
             cobblestone.open_header(self.header, key.material(), _binding_context(context, self.file)).wipe()
         except AuthenticationError:
@@ -254,6 +232,12 @@ class Binding:
 def _binding_context(context: MessageContext, file: str) -> bytes:
     """Return the context string of a binding: the file id, and the context of the message."""
     return f"fastrack/binding@1\0{file}\0".encode() + context.encode()
+
+
+def _new_key(key: Key, context: bytes) -> tuple[MessageKey, Bytes]:
+    salt = os.urandom(SALT_SIZE)
+    message_key = cobblestone.derive(key.material(), salt, context)
+    return message_key, np.frombuffer(salt + message_key.commitment, np.uint8)
 
 
 class _Handle:
@@ -368,17 +352,7 @@ class SealedTensor(_Handle):
         return self._message[HEADER_SIZE:]
 
     def open_header(self, keys: KeyRing) -> MessageKey:
-        """Return the message key, after the header and the binding, if there is one, were authenticated.
-
-        Raises
-        ------
-        AuthenticationError
-            If the header or the binding does not match.
-        GrantError
-            If the key was granted for other files.
-        UnknownKeyError
-            If the key is not among `keys`.
-        """
+        """Return the message key, after the header and the binding, if there is one, were authenticated."""
         try:
             key = keys[self.key_id]
             self._check_grant(key)
@@ -521,10 +495,7 @@ class SealedRows(_Handle):
     def check_contexts(self, keys: KeyRing) -> None:
         """Authenticate the shapes that the selection of rows depends on, beside those of the tensors in `slices`.
 
-        Raises
-        ------
-        AuthenticationError
-            If a file of the same data set was altered, so that samples may be missing or have other numbers.
+        Samples may be missing or have other numbers if a file of the same data set was altered.
         """
 
     def __len__(self) -> int:
@@ -574,15 +545,13 @@ class OpenMessage:
         self._schedule = self._engine.expand_key(message_key)
         message_key.wipe()
 
-    def read(self, memory: Bytes) -> None:
-        """Authenticate and decrypt the whole message into `memory`.
+    def read(self, memory: Bytes, first: int = 0) -> None:
+        """Authenticate and decrypt the whole chunks from `first` on that fill `memory`.
 
-        Raises
-        ------
-        AuthenticationError
-            If a chunk was altered. `memory` holds zeros then.
+        If one was altered, `memory` is filled with zeros, and AuthenticationError is raised.
         """
-        bad = self._engine.open_run(self._schedule, self._sealed.chunks, memory, 0)
+        sealed = self._sealed.chunks if memory.size == self._sealed.nbytes else self._run(first, memory.size)
+        bad = self._engine.open_run(self._schedule, sealed, memory, first)
         if bad is not None:
             memory.fill(0)
             raise bad_chunk(self._sealed.name, bad, path=self._sealed.path)
@@ -590,13 +559,6 @@ class OpenMessage:
     def gather(self, pieces: GatherPlan, memory: Bytes) -> None:
         """Authenticate and decrypt parts of the message into `memory`, as `read` does."""
         bad = self._engine.open_gather(self._schedule, self._sealed.chunks, memory, pieces)
-        if bad is not None:
-            memory.fill(0)
-            raise bad_chunk(self._sealed.name, bad, path=self._sealed.path)
-
-    def read_run(self, memory: Bytes, first: int) -> None:
-        """Authenticate and decrypt the whole chunks from `first` on that fill `memory`, as `read` does."""
-        bad = self._engine.open_run(self._schedule, self._run(first, memory.size), memory, first)
         if bad is not None:
             memory.fill(0)
             raise bad_chunk(self._sealed.name, bad, path=self._sealed.path)
@@ -616,18 +578,8 @@ class OpenMessage:
         self._schedule.wipe()
 
 
-def write_header(message: Bytes, salt: bytes, key: MessageKey) -> None:
-    """Write the header of a message: the salt and the commitment."""
-    message[:SALT_SIZE] = np.frombuffer(salt, np.uint8)
-    message[SALT_SIZE:HEADER_SIZE] = np.frombuffer(key.commitment, np.uint8)
-
-
 def bad_chunk(
-    name: str | None,
-    chunk: int,
-    outcome: str = "nothing of the tensor was handed out",
-    *,
-    path: Path | None = None,
+    name: str | None, chunk: int, outcome: str = "nothing of the tensor was handed out", *, path: Path | None = None
 ) -> AuthenticationError:
     """Return the error for an altered chunk, or for an altered gather plan, which a negative `chunk` stands for."""
     prefix = "" if path is None else f"{path}: "

@@ -7,10 +7,9 @@ import json
 import os
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 
@@ -28,6 +27,7 @@ from fastrack._util.public import public
 from fastrack.errors import AuthenticationError, FormatError
 
 Progress = Callable[[int], None]
+_Entries = dict[str, tuple[str, tuple[int, ...]]]  # dtypes and shapes of tensors as they are stored
 
 SLAB = 8 << 20  # bytes, so that ciphertext is still in the caches when it is written
 _ALIGNMENT = 8
@@ -182,20 +182,16 @@ def seal_file(
     ...     print(list(file), file["images"].dtype, file["images"].shape)
     ['images'] U8 (10, 28, 28)
     """
-    with open_plain(source) as (present, stored_metadata):
-        tensors = present if name is None else {name: _only_tensor(present, source)}
+    with open_plain(source) as (tensors, stored_metadata):
+        if name is not None and len(tensors) != 1:
+            raise FormatError(
+                f"{os.fspath(source)}: name=: expected a file of one tensor, got {len(tensors)}. Leave name= out"
+            )
+        named = tensors if name is None else {name: next(iter(tensors.values()))}
         chosen_metadata = stored_metadata if metadata is None else metadata
         write_sealed(
-            tensors, Path(target), sealing_key(key), plain_names(plain), chosen_metadata, progress, overwrite=overwrite
+            named, Path(target), sealing_key(key), plain_names(plain), chosen_metadata, progress, overwrite=overwrite
         )
-
-
-def _only_tensor(tensors: Mapping[str, PlainTensor], source: str | os.PathLike[str]) -> PlainTensor:
-    if len(tensors) != 1:
-        raise FormatError(
-            f"{os.fspath(source)}: name=: expected a file of one tensor, got {len(tensors)}. Leave name= out"
-        )
-    return next(iter(tensors.values()))
 
 
 @public
@@ -292,51 +288,42 @@ class _Unsealer:
 
     def write_to(self, target: Path) -> None:
         suffix = target.suffix.lower()
+        entries = _by_alignment({name: self._describe(name) for name in self.names})
+        if suffix == ".npz":
+            self._write_npz(entries, target)
+            return
         if suffix == ".safetensors":
-            self._write_safetensors(target)
-        elif suffix == ".npz":
-            self._write_npz(target)
-        elif suffix == ".npy":
-            name = self._only_name()
-            self._write_one(name, _npy_header(*self._describe(name)), target)
+            header = _header(entries, self.file.metadata)
         else:
-            name = self._only_name()
-            dtype, shape = self._describe(name)
-            if dtype != "U8":
+            if len(self.names) != 1:
                 raise FormatError(
-                    f"tensor {name!r:.200}: expected U8 for a target of plain bytes, got {dtype} {list(shape)}. Give "
-                    "the target a suffix that keeps the dtype: .safetensors, .npz or .npy"
+                    f"{self.file.path}: expected one tensor for this target, got {len(self.names)}: "
+                    f"{', '.join(map(repr, self.names)):.200}. Choose one (names=, --tensor), or a .safetensors or "
+                    ".npz target for all"
                 )
-            self._write_one(name, b"", target)
-
-    def _write_safetensors(self, target: Path) -> None:
-        entries = {name: self._describe(name) for name in self.names}
-        order = _by_alignment(entries)
-        header = _header({name: entries[name] for name in order}, self.file.metadata)
+            [(dtype, shape)] = entries.values()
+            if suffix != ".npy" and dtype != "U8":
+                raise FormatError(
+                    f"tensor {self.names[0]!r:.200}: expected U8 for a target of plain bytes, got {dtype} "
+                    f"{list(shape)}. Give the target a suffix that keeps the dtype: .safetensors, .npz or .npy"
+                )
+            header = _npy_header(dtype, shape) if suffix == ".npy" else b""
         size = len(header) + sum(dtypes.nbytes(*entry) for entry in entries.values())
-        with self._new_file(target, size) as out:
+        with new_file(target, size, mode=_PRIVATE, overwrite=self.overwrite) as out:
             out.write(header)
-            for name in order:
+            for name in entries:
                 self._write(name, out)
 
-    def _write_npz(self, target: Path) -> None:
+    def _write_npz(self, entries: _Entries, target: Path) -> None:
         for name in self.names:
             require_safe_member(name, target)
-        headers = {name: _npy_header(*self._describe(name)) for name in self.names}
-        with self._new_file(target) as out, zipfile.ZipFile(out, "w") as archive:
-            for name in self.names:
+        headers = {name: _npy_header(*entries[name]) for name in self.names}
+        with new_file(target, mode=_PRIVATE, overwrite=self.overwrite) as out, zipfile.ZipFile(out, "w") as archive:
+            for name, header in headers.items():
                 # As in numpy.savez: zipfile learns the size of a member only at its end.
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    member.write(headers[name])
+                    member.write(header)
                     self._write(name, member)
-
-    def _write_one(self, name: str, header: bytes, target: Path) -> None:
-        with self._new_file(target) as out:
-            out.write(header)
-            self._write(name, out)
-
-    def _new_file(self, target: Path, size: int = 0) -> AbstractContextManager[BinaryIO]:
-        return new_file(target, size, mode=_PRIVATE, overwrite=self.overwrite)
 
     def _write(self, name: str, out: IO[bytes]) -> None:
         if name in self.file:
@@ -350,25 +337,12 @@ class _Unsealer:
             return sealed.dtype, sealed.shape
         return self.file.stored(name)[:2]
 
-    def _only_name(self) -> str:
-        if len(self.names) != 1:
-            raise FormatError(
-                f"{self.file.path}: expected one tensor for this target, got {len(self.names)}: "
-                f"{', '.join(map(repr, self.names)):.200}. Choose one (names=, --tensor), or a .safetensors or .npz "
-                "target for all"
-            )
-        return self.names[0]
-
 
 def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
-    try:
-        kind = dtypes.to_numpy(dtype)
-    except TypeError:
-        kind = None
-    if kind is None or kind.isbuiltin != 1:
+    if dtype not in dtypes.NUMPY:
         raise FormatError(f"NumPy files have no {dtype}. Unseal to a .safetensors file")
     header = io.BytesIO()
-    described = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": shape}
+    described = {"descr": np.lib.format.dtype_to_descr(dtypes.to_numpy(dtype)), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(header, described)
     return header.getvalue()
 
@@ -379,7 +353,7 @@ def write_plaintext(tensor: SealedTensor, keys: KeyRing, out: IO[bytes], progres
     with OpenMessage(tensor, keys) as opened:
         try:
             for first, size in cobblestone.iter_segments(tensor.nbytes, SLAB):
-                opened.read_run(memory[:size], first)
+                opened.read(memory[:size], first)
                 _write(out, memory[:size], size, progress)
         finally:
             memory.fill(0)
@@ -424,10 +398,9 @@ def write_sealed(
         for name, tensor in tensors.items()
         if name not in plain and name not in (sealed or {})
     }
-    entries = {
-        name: ("U8", (cobblestone.message_size(tensor.nbytes),)) if name in contexts else (tensor.dtype, tensor.shape)
-        for name, tensor in tensors.items()
-    }
+    entries = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+    entries |= {name: ("U8", (cobblestone.message_size(tensors[name].nbytes),)) for name in contexts}
+    entries = _by_alignment(entries)
     sealed_entries: dict[str, Any] = {name: _entry(context) for name, context in contexts.items()}
     for name, tensor in (sealed or {}).items():
         binding = Binding.new(tensor.context, file_id, key)
@@ -435,15 +408,14 @@ def write_sealed(
     fields = _fields(file_id, key.id, sealed_entries)
     if kind != "tensor":
         fields["fastrack.kind"] = kind
-    order = _by_alignment(entries)
     largest = max((tensors[name].nbytes for name in contexts), default=0)
     # One buffer for all messages: fresh memory costs more than AES.
     memory = arrays.empty_bytes(cobblestone.ciphertext_size(min(SLAB, largest)))
-    header = _header({name: entries[name] for name in order}, {**metadata, **fields})
+    header = _header(entries, {**metadata, **fields})
     size = len(header) + sum(dtypes.nbytes(*entry) for entry in entries.values())
     with new_file(path, size, overwrite=overwrite) as out:
         out.write(header)
-        for name in order:
+        for name in entries:
             if name in contexts:
                 _write_message(tensors[name], contexts[name], key, memory, out, progress)
             else:
@@ -476,12 +448,11 @@ def _write_message(
     tensor: PlainTensor, context: MessageContext, key: Key, memory: Bytes, out: IO[bytes], progress: Progress | None
 ) -> None:
     engine = get_engine()
-    salt, message_key = context.new_key(key)
+    message_key, header = context.new_key(key)
     schedule = engine.expand_key(message_key)
-    commitment = message_key.commitment
     message_key.wipe()
     try:
-        out.write(salt + commitment)
+        out.write(header.data)
         read = tensor.load()
         for first, size in cobblestone.iter_segments(tensor.nbytes, SLAB):
             start = first * cobblestone.CHUNK_SIZE
@@ -505,12 +476,12 @@ def _write(out: IO[bytes], data: Bytes, size: int, progress: Progress | None) ->
         progress(size)
 
 
-def _by_alignment(entries: Mapping[str, tuple[str, tuple[int, ...]]]) -> list[str]:
-    """Sort names by element size, widest first, so that each tensor is aligned to its element size."""
-    return sorted(entries, key=lambda name: (-dtypes.BITS[entries[name][0]], name))
+def _by_alignment(entries: _Entries) -> _Entries:
+    """Sort entries by element size, widest first, so that each tensor is aligned to its element size."""
+    return dict(sorted(entries.items(), key=lambda entry: (-dtypes.BITS[entry[1][0]], entry[0])))
 
 
-def _header(entries: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
+def _header(entries: _Entries, metadata: Mapping[str, str]) -> bytes:
     """Return a safetensors header: the size of the JSON (8 bytes, little-endian), and the JSON padded with spaces."""
     described: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     start = 0

@@ -31,12 +31,6 @@ def framework_of(value: object) -> Framework | None:
     return None
 
 
-def holds_numbers(value: object) -> bool:
-    """Return whether a value is an array of numbers or booleans, rather than of text, objects, dates or records."""
-    framework = framework_of(value)
-    return framework is not None and (framework != "numpy" or dtypes.holds_numbers(cast("Any", value).dtype))
-
-
 @cache
 def installed(framework: Framework) -> bool:
     """Return whether a framework can be imported, without importing it."""
@@ -49,13 +43,7 @@ def default_framework() -> Framework:
 
 
 def describe(array: Any) -> tuple[str, tuple[int, ...]]:
-    """Return the safetensors dtype and shape of an array.
-
-    Raises
-    ------
-    TypeError
-        If it is not an array, is not dense, or has a dtype that safetensors lacks.
-    """
+    """Return the safetensors dtype and shape of a dense array; raise TypeError for anything else."""
     framework = framework_of(array)
     if framework == "torch":
         _require_dense(array)
@@ -69,15 +57,7 @@ def describe(array: Any) -> tuple[str, tuple[int, ...]]:
 
 
 def bytes_of(array: Any, *, writable: bool = False) -> Bytes:
-    """Return the bytes of an array in host memory, as `uint8` (nbytes,): a view if it is contiguous, else a copy.
-
-    Raises
-    ------
-    TypeError
-        If it is not an array, or is on another device.
-    ValueError
-        If `writable` and the array is not contiguous or is read-only.
-    """
+    """Return the bytes of an array in host memory, as `uint8` (nbytes,): a view if it is contiguous, else a copy."""
     if framework_of(array) == "torch":
         array = flat_torch(array, "cpu", writable=writable).numpy()
     if not isinstance(array, np.ndarray):
@@ -91,14 +71,12 @@ def reader(array: Any) -> Callable[[int, int], Bytes]:
     """Return a function `(start, stop)` to the bytes of an array in host memory; both are multiples of its itemsize.
 
     An array that is not contiguous is copied range by range, never as a whole.
-
-    Raises
-    ------
-    TypeError
-        If it is not an array in host memory.
     """
     if framework_of(array) == "torch" and not (array.is_contiguous() or array.is_conj() or array.is_neg()):
-        array = _torch_words(array)
+        import torch
+
+        words = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[array.element_size()]
+        array = array.detach().view(words).numpy()  # with the same strides
     if isinstance(array, np.ndarray) and not array.flags.c_contiguous:
         flat, width = array.flat, array.itemsize
         return lambda start, stop: flat[start // width : stop // width].view(np.uint8)
@@ -119,13 +97,7 @@ def empty_bytes(size: int) -> Bytes:
 
 
 def from_bytes(memory: Bytes, dtype: str, shape: Sequence[int], framework: Framework) -> Any:
-    """Return an array of `framework` that views `memory`, without a copy.
-
-    Raises
-    ------
-    TypeError
-        If the framework lacks the dtype, or has no arrays in host memory.
-    """
+    """Return an array of `framework` that views `memory`, without a copy."""
     if framework == "torch":
         import torch
 
@@ -136,7 +108,7 @@ def from_bytes(memory: Bytes, dtype: str, shape: Sequence[int], framework: Frame
 
 
 def flat_torch(tensor: Any, device: str, *, writable: bool = False) -> Any:
-    """Return the bytes of a torch tensor on `device`, as a torch tensor of `uint8` (nbytes,). Raises as `bytes_of`."""
+    """Return the bytes of a torch tensor on `device`, as a torch tensor of `uint8` (nbytes,)."""
     import torch
 
     actual = "cpu" if tensor.device.type == "cpu" else str(tensor.device)
@@ -162,11 +134,6 @@ def in_memory_order(tensor: Any) -> tuple[Any, Callable[[Any], Any] | None]:
     The form is the order of the dimensions, such as ``channels_last``, and for torch the subclass with its attributes,
     such as a bounding box of torchvision. Parameters become plain tensors. None instead of a function means that there
     is nothing to restore.
-
-    Raises
-    ------
-    TypeError
-        If the tensor is not dense.
     """
     import torch
 
@@ -180,10 +147,8 @@ def in_memory_order(tensor: Any) -> tuple[Any, Callable[[Any], Any] | None]:
             moved = tensor.detach()
     if not moved.is_contiguous():
         order = sorted(range(moved.dim()), key=moved.stride, reverse=True)
-        if moved.permute(order).is_contiguous():
-            moved = moved.permute(order)
-        else:
-            order = []
+        permuted = moved.permute(order)
+        moved, order = (permuted, order) if permuted.is_contiguous() else (moved, [])
     if is_plain and not order:
         return moved, None
     inverse = [order.index(dimension) for dimension in range(len(order))]
@@ -228,11 +193,3 @@ def _require_dense(tensor: Any) -> None:
     else:
         actual, advice = f"tensor of {tensor.layout}", "its indices and values, or tensor.to_dense()"
     raise TypeError(f"expected a dense tensor, got a {actual}; take the dense tensors that it consists of: {advice}")
-
-
-def _torch_words(tensor: Any) -> Any:
-    """Return a NumPy view of a tensor whose elements are integers of the same size, with the same strides."""
-    import torch
-
-    words = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    return tensor.detach().view(words).numpy()

@@ -16,28 +16,26 @@ BITS = {
 }  # fmt: skip
 """Bits of one element, by the safetensors name of its type."""
 
-_NUMPY = {
+NUMPY = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "I16": "int16", "U16": "uint16", "F16": "float16", "I32": "int32",
     "U32": "uint32", "F32": "float32", "I64": "int64", "U64": "uint64", "F64": "float64", "C64": "complex64",
 }  # fmt: skip
+"""NumPy's own types, by their safetensors names."""
+
 _ML_DTYPES = {
     "BF16": "bfloat16", "F8_E5M2": "float8_e5m2", "F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu",
     "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
 }  # fmt: skip
-_TORCH = {**_NUMPY, **_ML_DTYPES, "F4": "float4_e2m1fn_x2"}
+_TORCH = {**NUMPY, **_ML_DTYPES, "F4": "float4_e2m1fn_x2"}
+_FROM_NUMPY = {name: dtype for dtype, name in (NUMPY | _ML_DTYPES).items()}
+_FROM_TORCH = {name: dtype for dtype, name in _TORCH.items()}
 
 # Two F4 elements share a byte, and a torch shape counts pairs.
 _PAIRED = "F4"
 
 
 def nbytes(dtype: str, shape: Sequence[int]) -> int:
-    """Return the bytes of a dense tensor of this dtype and shape.
-
-    Raises
-    ------
-    FormatError
-        If the dtype is unknown, a dimension is negative, or the bits do not fill whole bytes.
-    """
+    """Return the bytes of a dense tensor of this dtype and shape; raise FormatError if there is none such."""
     bits = BITS.get(dtype)
     if bits is None:
         raise FormatError(f"unknown dtype: expected one of safetensors ({', '.join(BITS)}), got {dtype!r:.40}")
@@ -59,14 +57,8 @@ def holds_numbers(dtype: Any) -> bool:
 
 @cache  # the name of a dtype takes microseconds to compute
 def from_numpy(dtype: Any) -> str:
-    """Return the safetensors name of a NumPy dtype, or of one of the package ml_dtypes.
-
-    Raises
-    ------
-    TypeError
-        If safetensors has none, as for objects, strings, records and non-native byte orders.
-    """
-    name = _by_numpy_name().get(dtype.name)
+    """Return the safetensors name of a NumPy dtype, or of one of ml_dtypes; raise TypeError if it has none."""
+    name = _FROM_NUMPY.get(dtype.name)
     if name is None or (dtype.byteorder not in "=|" and not dtype.isnative):
         raise TypeError(
             f"a sealed tensor cannot hold the NumPy dtype {dtype!s:.80}; convert it first, {_conversion_of(dtype)}"
@@ -83,17 +75,11 @@ def _conversion_of(dtype: Any) -> str:
 
 
 def to_numpy(dtype: str) -> Any:
-    """Return the NumPy dtype of a safetensors name.
-
-    Raises
-    ------
-    TypeError
-        If NumPy has none, or has it only with the package ml_dtypes, which is not installed.
-    """
+    """Return the NumPy dtype of a safetensors name; raise TypeError if NumPy has none here."""
     import numpy as np
 
-    if dtype in _NUMPY:
-        return np.dtype(_NUMPY[dtype])
+    if dtype in NUMPY:
+        return np.dtype(NUMPY[dtype])
     if dtype in _ML_DTYPES:
         try:
             import ml_dtypes
@@ -106,14 +92,8 @@ def to_numpy(dtype: str) -> Any:
 
 
 def from_torch(dtype: Any) -> str:
-    """Return the safetensors name of a torch dtype.
-
-    Raises
-    ------
-    TypeError
-        If safetensors has none, as for quantised and complex128 tensors.
-    """
-    name = _by_torch_name().get(str(dtype).removeprefix("torch."))
+    """Return the safetensors name of a torch dtype; raise TypeError if it has none."""
+    name = _FROM_TORCH.get(str(dtype).removeprefix("torch."))
     if name is None:
         advice = ", or seal its two parts, torch.view_as_real(tensor)" if dtype.is_complex else ""
         raise TypeError(f"a sealed tensor cannot hold {dtype}; convert it first, with tensor.to{advice}")
@@ -121,13 +101,7 @@ def from_torch(dtype: Any) -> str:
 
 
 def to_torch(dtype: str) -> Any:
-    """Return the torch dtype of a safetensors name.
-
-    Raises
-    ------
-    TypeError
-        If this torch has none.
-    """
+    """Return the torch dtype of a safetensors name; raise TypeError if this torch has none."""
     import torch
 
     result = getattr(torch, _TORCH.get(dtype, ""), None)
@@ -137,13 +111,7 @@ def to_torch(dtype: str) -> Any:
 
 
 def torch_shape(dtype: str, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the torch shape of a tensor whose safetensors shape is `shape`.
-
-    Raises
-    ------
-    TypeError
-        If the dtype is packed in pairs and the last dimension is odd.
-    """
+    """Return the torch shape of a tensor whose safetensors shape is `shape`."""
     if dtype == _PAIRED and shape:
         if shape[-1] % 2:
             raise TypeError(
@@ -154,25 +122,9 @@ def torch_shape(dtype: str, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def shape_of_torch(dtype: str, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the safetensors shape of a tensor whose torch shape is `shape`.
-
-    Raises
-    ------
-    TypeError
-        If the dtype is packed in pairs and the tensor has no dimension.
-    """
+    """Return the safetensors shape of a tensor whose torch shape is `shape`."""
     if dtype == _PAIRED:
         if not shape:
             raise TypeError(f"a tensor of {dtype} needs a dimension to be sealed; call tensor.reshape(1) first")
         return (*shape[:-1], shape[-1] * 2)
     return tuple(shape)
-
-
-@cache
-def _by_numpy_name() -> dict[str, str]:
-    return {name: dtype for dtype, name in (*_NUMPY.items(), *_ML_DTYPES.items())}
-
-
-@cache
-def _by_torch_name() -> dict[str, str]:
-    return {name: dtype for dtype, name in _TORCH.items()}

@@ -12,28 +12,21 @@ import numpy as np
 from fastrack._tensors.arrays import Bytes
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_LIBC.mmap.argtypes = [
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_int64,  # off_t, which has 64 bits on every Linux that fastrack runs on
-]
+# The last one is off_t, which has 64 bits on every Linux that fastrack runs on.
+_LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
 _LIBC.mmap.restype = ctypes.c_void_p
 _LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _FAILED = ctypes.c_void_p(-1).value
 
 
 def map_file(descriptor: int) -> Bytes:
-    """Map a whole file, which must not be empty. The map outlives the descriptor, and ends with the array.
-
-    Raises
-    ------
-    OSError
-        If it cannot be mapped.
-    """
-    return np.asarray(_Map(descriptor))
+    """Map a whole file, which must not be empty. The map outlives the descriptor, and ends with the array."""
+    size = os.fstat(descriptor).st_size
+    address = _LIBC.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+    if address == _FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return np.asarray(_Map(address, size))
 
 
 class _Map:
@@ -41,17 +34,11 @@ class _Map:
 
     __slots__ = ("__array_interface__", "_address", "_size", "_unmap")
 
-    def __init__(self, descriptor: int) -> None:
-        self._address = None
-        self._unmap: Any = _LIBC.munmap  # still bound while the interpreter shuts down
-        self._size = os.fstat(descriptor).st_size
-        address = _LIBC.mmap(None, self._size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
-        if address == _FAILED:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
+    def __init__(self, address: int, size: int) -> None:
         self._address = address
-        self.__array_interface__ = {"version": 3, "shape": (self._size,), "typestr": "|u1", "data": (address, True)}
+        self._size = size
+        self._unmap: Any = _LIBC.munmap  # still bound while the interpreter shuts down
+        self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (address, True)}
 
     def __del__(self) -> None:
-        if self._address is not None:
-            self._unmap(self._address, self._size)
+        self._unmap(self._address, self._size)

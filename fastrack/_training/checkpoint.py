@@ -23,7 +23,7 @@ _SKELETON = "skeleton"
 
 @public
 def save_checkpoint(path: str | os.PathLike[str], state: Any, *, key: KeyLike | None = None) -> None:
-    """Seal the state of a training run, any nest of plain values and arrays, into a new file.
+    """Seal the state of a training run, any pytree of plain values and arrays, into a new file.
 
     The file replaces an existing one when it is complete and on disk. It is written slab by slab, without a second copy
     of the arrays.
@@ -32,7 +32,7 @@ def save_checkpoint(path: str | os.PathLike[str], state: Any, *, key: KeyLike | 
     ----------
     path : path
         The file to write; a ``.safetensors`` suffix is customary.
-    state : nest
+    state : pytree
         Dicts (with str and int keys), lists and tuples of None, bool, int, float, str, bytes, torch tensors, NumPy
         arrays and NumPy scalars, such as ``{"model": model.state_dict(), "optimizer": optimizer.state_dict(), "rng":
         torch.get_rng_state(), "python": random.getstate(), "epoch": 3}``. Arrays are of any shape, in host memory.
@@ -43,9 +43,9 @@ def save_checkpoint(path: str | os.PathLike[str], state: Any, *, key: KeyLike | 
     ------
     TypeError
         If a value is of another type, is not in host memory, or is of a dtype that has no safetensors name. The message
-        has its path in the nest.
+        has its path in the pytree.
     ValueError
-        If the nest is more than 64 levels deep.
+        If the pytree is more than 64 levels deep.
     OSError
         If the file cannot be written. An existing checkpoint stays then, and no part of the new one is left behind.
 
@@ -85,7 +85,7 @@ def load_checkpoint(path: str | os.PathLike[str], *, keys: KeySource | None = No
 
     Returns
     -------
-    nest
+    pytree
         The saved state, with the same types, dtypes and shapes, except that an OrderedDict becomes a dict, and
         parameters become tensors. Numbers are equal to the last bit. Arrays that shared their memory are one array.
 
@@ -116,44 +116,32 @@ def load_checkpoint(path: str | os.PathLike[str], *, keys: KeySource | None = No
         sealed = file.get(_SKELETON)
         if file.kind != "checkpoint" or sealed is None or sealed.dtype != "U8" or len(sealed.shape) != 1:
             raise FormatError(f"{file.path}: expected a checkpoint, got another sealed file. Open it with load_file")
-        text = unseal(sealed, ring, framework="numpy").tobytes()
-        loader = _Loader(file, ring, target)
-        state = decode_state(text, loader.fetch)
-        if len(loader.fetched) + 1 != len(file.names):
-            raise FormatError(
-                f"{file.path}: expected {len(loader.fetched) + 1} tensors by its skeleton, got "
-                f"{len(file.names)}. Save it again"
-            )
+        fetched: dict[int, tuple[Framework, Any]] = {}
+
+        def fetch(number: int, framework: Framework) -> Any:
+            if number not in fetched:
+                on = target if framework == "torch" else None
+                fetched[number] = framework, to_device(_find(file, number), on, keys=ring, framework=framework)
+            stored, opened = fetched[number]
+            if stored != framework:
+                raise FormatError(
+                    f"{file.path}: array {number}: expected {stored}, as elsewhere in its skeleton, got {framework}"
+                )
+            return opened
+
+        state = decode_state(unseal(sealed, ring, framework="numpy").tobytes(), fetch)
+        if len(fetched) + 1 != len(file.names):
+            expected = f"expected {len(fetched) + 1} tensors by its skeleton"
+            raise FormatError(f"{file.path}: {expected}, got {len(file.names)}. Save it again")
     return state
 
 
-class _Loader:
-    """Reader of the arrays of a checkpoint, which opens each once."""
-
-    def __init__(self, file: SealedFile, keys: KeyRing, device: str) -> None:
-        self._file = file
-        self._keys = keys
-        self._device = device
-        self.fetched: dict[int, tuple[Framework, Any]] = {}
-
-    def fetch(self, number: int, framework: Framework) -> Any:
-        if number not in self.fetched:
-            device = self._device if framework == "torch" else None
-            opened = to_device(self._sealed(number), device, keys=self._keys, framework=framework)
-            self.fetched[number] = framework, opened
-        stored, array = self.fetched[number]
-        if stored != framework:
-            raise FormatError(
-                f"{self._file.path}: array {number}: expected {stored}, as elsewhere in its skeleton, got {framework}"
-            )
-        return array
-
-    def _sealed(self, number: int) -> SealedTensor:
-        sealed = self._file.get(str(number))
-        if sealed is None:
-            raise AuthenticationError(
-                f"{self._file.path} lacks array {number} of its checkpoint, or stores it unencrypted; it was altered",
-                tensor=str(number),
-                path=self._file.path,
-            )
-        return sealed
+def _find(file: SealedFile, number: int) -> SealedTensor:
+    sealed = file.get(str(number))
+    if sealed is None:
+        raise AuthenticationError(
+            f"{file.path} lacks array {number} of its checkpoint, or stores it unencrypted; it was altered",
+            tensor=str(number),
+            path=file.path,
+        )
+    return sealed

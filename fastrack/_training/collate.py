@@ -12,7 +12,6 @@ from fastrack._crypto.keyring import KeyRing
 from fastrack._sealed.indexing import ByteRanges
 from fastrack._sealed.tensor import SealedRows, SealedTensor, TensorRows, TensorSlice
 from fastrack._tensors import arrays
-from fastrack._tensors.arrays import framework_of
 from fastrack._training.handles import DatasetRows, Lengths, Samples
 from fastrack._util.pickles import unpickle
 from fastrack._util.public import public
@@ -81,34 +80,28 @@ def _collate_plain(leaves: list[Any]) -> Any:
         from torch.utils.data import default_collate
 
         return default_collate(leaves)
-    if isinstance(leaves[0], (int, float, complex)) or framework_of(leaves[0]) == "numpy":
+    if isinstance(leaves[0], (int, float, complex)) or arrays.framework_of(leaves[0]) == "numpy":
         return np.array(leaves)
     return leaves
 
 
 def stack(handles: Sequence[Any]) -> SealedRows:
     """Return one handle on several, with a new first dimension that counts them."""
-    several = [_rows_of(handle) for handle in handles]
+    several = [TensorRows.of(handle) if isinstance(handle, SealedTensor) else handle for handle in handles]
     first = several[0]
     if isinstance(first, DatasetRows):
         stacked = first.stack(several)
         if stacked is not None:
             return stacked
     for rows in several:
+        if not isinstance(rows, SealedRows):
+            raise TypeError(f"sealed rows of a batch: expected sealed rows in every sample, got {type(rows).__name__}")
         if (rows.dtype, rows.shape) != (first.dtype, first.shape):
             raise ValueError(
                 f"sealed rows of a batch: expected {first.dtype} {list(first.shape)}, as in the first sample, got "
                 f"{rows.dtype} {list(rows.shape)}. For samples of any length see SealedDataset.records"
             )
     return StackedRows(several)
-
-
-def _rows_of(handle: Any) -> SealedRows:
-    if isinstance(handle, SealedTensor):
-        return TensorRows.of(handle)
-    if not isinstance(handle, SealedRows):
-        raise TypeError(f"sealed rows of a batch: expected sealed rows in every sample, got {type(handle).__name__}")
-    return handle
 
 
 class StackedRows(SealedRows):
@@ -141,7 +134,10 @@ class StackedRows(SealedRows):
                 _, parts, shifts = slices.setdefault(same, (tensor, [], []))
                 parts.append(ranges)
                 shifts.append(index * size)
-        return [TensorSlice(tensor, partial(_concatenate, parts, shifts)) for tensor, parts, shifts in slices.values()]
+        return [
+            TensorSlice(tensor, partial(ByteRanges.concatenate, parts, shifts))
+            for tensor, parts, shifts in slices.values()
+        ]
 
     def check_contexts(self, keys: KeyRing) -> None:
         for rows in self._handles:
@@ -149,7 +145,3 @@ class StackedRows(SealedRows):
 
     def __reduce__(self) -> tuple[object, ...]:
         return unpickle, ("StackedRows", self._handles)
-
-
-def _concatenate(parts: list[Callable[[], ByteRanges]], shifts: list[int]) -> ByteRanges:
-    return ByteRanges.concatenate([ranges() for ranges in parts], shifts)

@@ -11,7 +11,7 @@ import numpy as np
 from fastrack._crypto.keyring import KeyRing, KeySource
 from fastrack._sealed.indexing import as_indices
 from fastrack._tensors import arrays
-from fastrack._training.handles import DatasetRef, Samples, get_or_create
+from fastrack._training.handles import DatasetRef, Samples, refs
 from fastrack._training.layout import Layout, record_layout, row_layout, window_layout
 from fastrack._training.shards import PathLike, Shards
 from fastrack._util.pickles import unpickle
@@ -138,6 +138,8 @@ class SealedDataset(_Base):
             If a file is given twice or has another id, or the offsets do not ascend, or exceed the data.
         AuthenticationError, UnknownKeyError
             If the offsets cannot be unsealed.
+        ValueError
+            If a file lacks one of the tensors, or `data` is "lengths", which would stand twice in a sample.
 
         Notes
         -----
@@ -167,9 +169,8 @@ class SealedDataset(_Base):
         ValueError
             If there is no such column, or `size` or `step` is not positive.
         """
-        return _from_ref(
-            DatasetRef(window_layout(self._ref.layout.shards, column, size, size if step is None else step))
-        )
+        step = size if step is None else step
+        return _from_ref(DatasetRef(window_layout(self._ref.layout.shards, column, size, step)))
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -207,8 +208,8 @@ class SealedDataset(_Base):
 
 
 def restore_dataset(dataset_id: bytes, layout: Layout) -> SealedDataset:
-    """Return the data set that a pickle describes."""
-    return _from_ref(get_or_create(dataset_id, layout))
+    """Return the data set that a pickle describes, on the same reference as another of it in this process."""
+    return _from_ref(refs.get(dataset_id) or DatasetRef(layout, dataset_id))
 
 
 def _from_ref(ref: DatasetRef) -> SealedDataset:

@@ -31,18 +31,22 @@ class DatasetRef:
     dataset_id : 8 random bytes
     """
 
-    __slots__ = ("__weakref__", "_checked", "count", "dataset_id", "layout")
+    __slots__ = ("__weakref__", "_checked", "_packed_dtype", "count", "dataset_id", "layout")
 
     def __init__(self, layout: Layout, dataset_id: bytes | None = None) -> None:
         self.layout = layout
-        self.count = layout.count
+        self.count = int(layout.ends[-1])
         self.dataset_id = dataset_id or os.urandom(8)
+        self._packed_dtype = "<u4" if self.count <= 1 << 32 else "<u8"
         self._checked: set[int] = set()
-        _refs[self.dataset_id] = self
+        refs[self.dataset_id] = self
 
     def sample(self, rows: Row) -> dict[str, Any]:
         """Return the handles on one sample, or on several stacked ones, by column."""
-        return {name: self._leaf(column, rows) for column, name in enumerate(self.layout.names)}
+        names = self.layout.names
+        if isinstance(self.layout, RecordLayout):
+            return {names[0]: DatasetRows(self, 0, rows), names[1]: Lengths(self, rows).resolve()}
+        return {name: DatasetRows(self, column, rows) for column, name in enumerate(names)}
 
     def check_contexts(self, column: int, keys: KeyRing) -> None:
         """Authenticate, once, the shapes that determine how many samples each file has.
@@ -54,19 +58,8 @@ class DatasetRef:
                 tensor.open_header(keys).wipe()
             self._checked.add(column)
 
-    def _leaf(self, column: int, rows: Row) -> Any:
-        if isinstance(self.layout, RecordLayout) and column == 1:
-            return Lengths(self, rows).resolve()
-        return DatasetRows(self, column, rows)
-
     def require(self, rows: Row, column: int = 0) -> None:
-        """Check the numbers of samples and of a column, which may come from a worker process.
-
-        Raises
-        ------
-        FormatError
-            If a sample or the column is out of range.
-        """
+        """Check the numbers of samples and of a column, which may come from a worker process."""
         if isinstance(rows, int):
             lowest, highest = rows, rows
         else:
@@ -95,10 +88,6 @@ class DatasetRef:
             return packed
         packed, shape = packed if isinstance(packed, tuple) else (packed, (-1,))
         return np.frombuffer(packed, self._packed_dtype).astype(np.int64).reshape(shape)
-
-    @property
-    def _packed_dtype(self) -> str:
-        return "<u4" if self.count <= 1 << 32 else "<u8"
 
 
 class Samples(Sequence[dict[str, Any]]):
@@ -164,12 +153,11 @@ class DatasetRows(SealedRows):
         """Return one handle on the rows of several; None if they differ in data set, column or number of rows."""
         rows = []
         for handle in handles:
-            if not isinstance(handle, DatasetRows) or handle.ref is not self.ref or handle.column != self.column:
-                return None
-            if np.shape(handle.rows) != np.shape(self.rows):
+            if not isinstance(handle, DatasetRows) or (handle.ref, handle.column) != (self.ref, self.column):
                 return None
             rows.append(handle.rows)
-        return DatasetRows(self.ref, self.column, np.array(rows, np.int64))
+        alike = {np.shape(each) for each in rows} == {np.shape(self.rows)}
+        return DatasetRows(self.ref, self.column, np.array(rows, np.int64)) if alike else None
 
     def __reduce__(self) -> tuple[object, ...]:
         return unpickle, ("DatasetRows", self.ref.dataset_id, self.column, self.ref.pack(self.rows))
@@ -186,13 +174,7 @@ class Lengths:
         self.rows = rows
 
     def stack(self, others: Sequence[object]) -> Lengths:
-        """Return the lengths of several records of one data set.
-
-        Raises
-        ------
-        TypeError
-            If the records are of several data sets.
-        """
+        """Return the lengths of several records of one data set."""
         rows = []
         for other in others:
             if not isinstance(other, Lengths) or other.ref is not self.ref:
@@ -221,39 +203,32 @@ class Lengths:
 
 # Pickles. Ids are looked up among the data sets of this process.
 
-_refs: WeakValueDictionary[bytes, DatasetRef] = WeakValueDictionary()
+refs: WeakValueDictionary[bytes, DatasetRef] = WeakValueDictionary()
 
 
-def get_or_create(dataset_id: bytes, layout: Layout) -> DatasetRef:
-    """Return the data set of that id, and make it if this process does not have it."""
-    return _refs.get(dataset_id) or DatasetRef(layout, dataset_id)
-
-
-def _find_ref(dataset_id: bytes) -> DatasetRef:
-    ref = _refs.get(dataset_id)
+def _find(dataset_id: bytes, packed: Packed) -> tuple[DatasetRef, Row]:
+    ref = refs.get(dataset_id)
     if ref is None:
         raise ClosedError(
             "unpickling samples: expected their data set in this process, got none. Keep the SealedDataset that the "
             "DataLoader was made with, and use its samples in that process"
         )
-    return ref
+    return ref, ref.unpack(packed)
 
 
 def restore_rows(dataset_id: bytes, column: int, packed: Packed) -> DatasetRows:
     """Return the handle that a pickle describes."""
-    ref = _find_ref(dataset_id)
-    return DatasetRows(ref, column, ref.unpack(packed))
+    ref, rows = _find(dataset_id, packed)
+    return DatasetRows(ref, column, rows)
 
 
 def restore_samples(dataset_id: bytes, packed: Packed) -> Samples:
     """Return the samples that a pickle describes."""
-    ref = _find_ref(dataset_id)
-    rows = ref.unpack(packed)
+    ref, rows = _find(dataset_id, packed)
     assert not isinstance(rows, int)
     return Samples(ref, rows)
 
 
 def restore_lengths(dataset_id: bytes, packed: Packed) -> Any:
     """Return the lengths that a pickle describes."""
-    ref = _find_ref(dataset_id)
-    return Lengths(ref, ref.unpack(packed)).resolve()
+    return Lengths(*_find(dataset_id, packed)).resolve()

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 
@@ -18,42 +17,6 @@ from fastrack._tensors import dtypes
 from fastrack._training.shards import Shards
 from fastrack._util.pickles import unpickle
 from fastrack.errors import FormatError
-
-
-class Layout(Protocol):
-    """Map from sample numbers, counted through all files, to bytes of sealed tensors.
-
-    Attributes
-    ----------
-    shards : Shards
-        The files.
-    names : tuple of str
-        Names of the columns.
-    count : int
-        Number of samples.
-    """
-
-    @property
-    def shards(self) -> Shards: ...
-    @property
-    def names(self) -> tuple[str, ...]: ...
-    @property
-    def count(self) -> int: ...
-
-    def dtype(self, column: int) -> str:
-        """Return the element type of a column."""
-
-    def shape(self, column: int, rows: int | Indices) -> tuple[int, ...]:
-        """Return the shape of one sample, or of several stacked ones."""
-
-    def needs_padding(self, rows: int | Indices) -> bool:
-        """Return True if the slices of these samples leave bytes of the result that must be zeros."""
-
-    def shape_tensors(self, column: int) -> Sequence[SealedTensor]:
-        """Return the tensors whose shapes determine how many samples of a column each file has."""
-
-    def slices(self, column: int, rows: int | Indices) -> Sequence[TensorSlice]:
-        """Return the slices of the result of opening these samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,21 +48,20 @@ class EvenLayout:
     def __reduce__(self) -> tuple[object, ...]:
         return unpickle, ("EvenLayout", self.shards, self.names, self.columns, self.ends)
 
-    @property
-    def count(self) -> int:
-        return int(self.ends[-1])
-
     def dtype(self, column: int) -> str:
         return self.columns[column].dtype
 
     def shape(self, column: int, rows: int | Indices) -> tuple[int, ...]:
+        """Return the shape of one sample, or of several stacked ones."""
         sample = self.columns[column].sample
         return sample if isinstance(rows, int) else (*rows.shape, *sample)
 
     def needs_padding(self, rows: int | Indices) -> bool:
+        """Return True if the slices of these samples leave bytes of the result that must be zeros."""
         return False
 
     def shape_tensors(self, column: int) -> Sequence[SealedTensor]:
+        """Return the tensors whose shapes determine how many samples of a column each file has."""
         spec = self.columns[column]
         return [self.shards.tensor(shard, spec.index) for shard in range(len(self.shards))]
 
@@ -130,10 +92,6 @@ class RecordLayout:
     names: tuple[str, ...]
     ends: Indices
     offsets: list[Indices] | None = field(repr=False)
-
-    @property
-    def count(self) -> int:
-        return int(self.ends[-1])
 
     def dtype(self, column: int) -> str:
         return self.shards.contexts[0][0].dtype
@@ -179,14 +137,17 @@ class RecordLayout:
         return unpickle, ("RecordLayout", self.shards, self.names, self.ends, None)
 
 
+Layout = EvenLayout | RecordLayout
+"""Map from sample numbers, counted through all files, to bytes of sealed tensors."""
+
+
 def row_layout(shards: Shards) -> EvenLayout:
     """Lay out samples that are the rows of tensors of equal length."""
     ends = np.zeros(len(shards), np.int64)
     for shard, contexts in enumerate(shards.contexts):
-        lengths = [context.shape[0] if context.shape else None for context in contexts]
-        most = Counter(length for length in lengths if length is not None).most_common(1)
-        for context, length in zip(contexts, lengths, strict=True):
-            if length is None or length != most[0][0]:
+        most = Counter(context.shape[0] for context in contexts if context.shape).most_common(1)
+        for context in contexts:
+            if not context.shape or context.shape[0] != most[0][0]:
                 raise ValueError(
                     f"{shards.paths[shard]}: expected columns that share their first dimension, got "
                     f"{context.name!r:.200} of shape {list(context.shape)}. Name the others in columns="
@@ -205,13 +166,14 @@ def window_layout(shards: Shards, name: str, size: int, step: int) -> EvenLayout
         raise ValueError(f"window: expected a size and a step of 1 or more, got {size} and {step}")
     lengths = [contexts[column].shape[0] for contexts in shards.contexts]
     ends = np.cumsum([max(0, (length - size) // step + 1) for length in lengths], dtype=np.int64)
-    return EvenLayout(
-        shards, (shards.names[column],), (_column(column, shards.contexts[0][column], (size,), step),), ends
-    )
+    windows = _column(column, shards.contexts[0][column], (size,), step)
+    return EvenLayout(shards, (name,), (windows,), ends)
 
 
 def record_layout(shards: Shards, keys: KeySource | None) -> RecordLayout:
     """Lay out samples that are records of the first tensor, at the offsets that the second one holds."""
+    if shards.names[0] == "lengths":
+        raise ValueError("data=: expected another name than 'lengths', under which a sample has its length. Rename it")
     offsets, ring = [], KeyRing.resolve(keys)
     for shard, (data, index) in enumerate(shards.contexts):
         label = f"{shards.paths[shard]}: {index.name!r:.200}"

@@ -31,7 +31,7 @@ def wrap(
     ----------
     loader : iterable of batches
         A ``torch.utils.data.DataLoader``, or any other iterable. A batch is an argument of `to_device`: a tensor, a
-        sealed tensor, rows of one, or a nest of these. Other leaves are passed through.
+        sealed tensor, rows of one, or a pytree of these. Other leaves are passed through.
     device : str or torch.device, optional
         "cpu", the default, or "cuda:N".
     keys : KeySource, optional

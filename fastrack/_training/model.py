@@ -22,6 +22,8 @@ from fastrack.errors import AuthenticationError
 if TYPE_CHECKING:
     import torch
 
+_Owners = list[tuple[Any, str]]  # the modules and attributes that hold a tensor
+
 
 @public
 def load_model(
@@ -97,12 +99,12 @@ def load_model(
     ring = KeyRing.resolve(keys)
     target = canonical(device)
     with load_file(path) as file:
-        state = _Fillable.of(module)
+        state = module.state_dict(keep_vars=True)
         _refuse_plain(state, file)
         for name, tensor in state.items():
             if name in file:
                 _refuse_subclass(name, tensor)
-        steps, problems = _plan(state, file, target)
+        steps, problems = _plan(module, state, file, target)
         missing = [name for name in state if name not in file and not _is_filled(state[name], steps)]
         unexpected = [name for name in file if name not in state]
         if strict:
@@ -180,21 +182,15 @@ def _require_saveable(name: str, value: Any) -> None:
 # The plan: which sealed tensor fills which tensor of the module.
 
 
-class _Fillable(dict[str, Any]):
-    """The tensors of a module's state by name. `owners` has the modules and attributes that hold each."""
-
-    owners: dict[int, list[tuple[Any, str]]]
-
-    @classmethod
-    def of(cls, module: Any) -> _Fillable:
-        state = cls(module.state_dict(keep_vars=True))
-        state.owners = {}
-        for owner in module.modules():
-            for held in (owner._parameters, owner._buffers):  # noqa: SLF001 - all that state_dict reads
-                for name, tensor in held.items():
-                    if tensor is not None:
-                        state.owners.setdefault(id(tensor), []).append((owner, name))
-        return state
+def _owners(module: Any) -> dict[int, _Owners]:
+    """Return the owners of each tensor by its id."""
+    owners: dict[int, _Owners] = {}
+    for owner in module.modules():
+        held = [*owner._parameters.items(), *owner._buffers.items()]  # noqa: SLF001 - all that state_dict reads
+        for name, tensor in held:
+            if tensor is not None:
+                owners.setdefault(id(tensor), []).append((owner, name))
+    return owners
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +200,7 @@ class _Step:
     sealed: SealedTensor
     tensor: Any
     device: str
-    owners: list[tuple[Any, str]]
+    owners: _Owners
 
 
 def _refuse_subclass(name: str, tensor: Any) -> None:
@@ -236,21 +232,22 @@ def _refuse_plain(state: Iterable[str], file: SealedFile) -> None:
             )
 
 
-def _plan(state: _Fillable, file: SealedFile, device: str) -> tuple[list[_Step], list[str]]:
+def _plan(module: Any, state: dict[str, Any], file: SealedFile, device: str) -> tuple[list[_Step], list[str]]:
+    owners = _owners(module)
     steps, problems = [], []
     for name, tensor in state.items():
         if name in file:
             sealed = file[name]
-            owners = state.owners.get(id(tensor), [])
-            problem = _problem(sealed, tensor, owners)
+            held = owners.get(id(tensor), [])
+            problem = _problem(sealed, tensor, held)
             if problem:
                 problems.append(f"{name}: {problem}")
             else:
-                steps.append(_Step(sealed, tensor, device if tensor.is_meta else canonical(tensor.device), owners))
+                steps.append(_Step(sealed, tensor, device if tensor.is_meta else canonical(tensor.device), held))
     return steps, problems
 
 
-def _problem(sealed: SealedTensor, tensor: Any, owners: list[tuple[Any, str]]) -> str | None:
+def _problem(sealed: SealedTensor, tensor: Any, owners: _Owners) -> str | None:
     """Return the reason why a tensor of the module cannot be filled, or None."""
     import torch
 

@@ -35,17 +35,13 @@ class Source:
         self._lock = lock
         self._device = device
         self._keys = keys
-        self._batches: Iterator[Any] | None = None
+        self.batches: Iterator[Any] | None = None  # released to end the loader's workers
         self._has_state = hasattr(loader, "state_dict")
         self.is_stopped = False
 
-    @property
-    def is_open(self) -> bool:
-        return self._batches is not None
-
     def begin(self) -> Fetched:
         with self._lock:
-            self._batches = iter(self._loader)
+            self.batches = iter(self._loader)
             try:
                 state = self._state()
             except AttributeError:  # from a method without an implementation, as in Accelerate's loaders
@@ -55,28 +51,24 @@ class Source:
     def fetch(self) -> Fetched:
         try:
             with self._lock:
-                if self._batches is None or self.is_stopped:
+                if self.batches is None or self.is_stopped:
                     batch, state = _END, None
                 else:
-                    batch, state = next(self._batches, _END), self._state()
+                    batch, state = next(self.batches, _END), self._state()
             if batch is not _END:
                 return Fetched(to_device(batch, self._device, keys=self._keys), state)
         except BaseException:
-            self.release()
+            self.batches = None
             raise
-        self.release()
+        self.batches = None
         return Fetched(state=state, is_last=True)
 
     def stop(self) -> None:
         self.is_stopped = True
-        self.release()
+        self.batches = None
 
     def wait(self) -> None:
         pass
-
-    def release(self) -> None:
-        """Release the loader's iterator, and with it the loader's workers."""
-        self._batches = None
 
     def _state(self) -> Any:
         # A copy, since the state may be a part of the loader, which continues.
@@ -118,7 +110,17 @@ class PrefetchThread(threading.Thread):
         if self._source.is_stopped:
             return Fetched(is_last=True)
         self._permits.put(True)  # before an interrupt can occur: a lost permit would never be replaced
-        return self._receive()
+        item = self._ready.get()
+        if item.is_last:
+            self._ready.put(item)  # for further calls
+            self.join()
+        if item.error is not None:
+            self.join()
+            try:
+                raise item.error
+            finally:
+                del item  # breaks the cycle of the error, its traceback and this frame
+        return item
 
     def stop(self) -> None:
         self._source.is_stopped = True
@@ -133,30 +135,17 @@ class PrefetchThread(threading.Thread):
         ready = self._ready
         try:
             with nullcontext() if self._side is None else self._side.current():
-                while self._source.is_open and self._permits.get():
+                while self._source.batches is not None and self._permits.get():
                     if self._side is not None:
                         self._side.reclaim()
                     ready.put(self._source.fetch())
         except BaseException as error:  # noqa: BLE001  (raised where the batch is asked for)
             ready.put(Fetched(error=error))
         finally:
-            self._source.release()
+            self._source.batches = None
             if self._side is not None:
                 self._side.reclaim()
             ready.put(Fetched(is_last=True))
-
-    def _receive(self) -> Fetched:
-        item = self._ready.get()
-        if item.is_last:
-            self._ready.put(item)  # for further calls
-            self.join()
-        if item.error is not None:
-            self.join()
-            try:
-                raise item.error
-            finally:
-                del item  # breaks the cycle of the error, its traceback and this frame
-        return item
 
     def _finish_with(self, *items: Fetched) -> None:
         self._ready = SimpleQueue()

@@ -18,10 +18,7 @@ class Shards:
     """The same tensors of several sealed files. After unpickling, the files are opened when they are first needed."""
 
     def __init__(
-        self,
-        paths: PathLike | Sequence[PathLike],
-        names: Sequence[str] | None,
-        file_ids: Sequence[str] | None = None,
+        self, paths: PathLike | Sequence[PathLike], names: Sequence[str] | None, file_ids: Sequence[str] | None = None
     ) -> None:
         given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
         if not given:

@@ -1,4 +1,4 @@
-"""Skeletons of checkpoints: canonical JSON of a nest, with numbers in place of its arrays.
+"""Skeletons of checkpoints: canonical JSON of a pytree, with numbers in place of its arrays.
 
 A skeleton holds the type of each value, and no names of classes or functions; nothing of it is run.
 """
@@ -6,6 +6,7 @@ A skeleton holds the type of each value, and no names of classes or functions; n
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -27,27 +28,16 @@ Fetch = Callable[[int, Framework], Any]
 
 
 def encode_state(state: Any) -> tuple[bytes, list[Any]]:
-    """Return the skeleton of a nest, and the arrays that it refers to by number, each memory once.
-
-    Raises
-    ------
-    TypeError
-        If a value has another type than a checkpoint can hold. The message has its path in the nest.
-    ValueError
-        If it is nested too deep, as one that contains itself is.
-    """
+    """Return the skeleton of a pytree, and the arrays that it refers to by number, each memory once."""
     encoder = _Encoder()
     document = {"checkpoint": _VERSION, "state": encoder.encode_value(state, "state", 0)}
     return json.dumps(document, sort_keys=True, separators=(",", ":")).encode(), encoder.arrays
 
 
 def decode_state(skeleton: bytes, fetch: Fetch) -> Any:
-    """Return the nest of a skeleton, with the result of `fetch(number, framework)` for each array.
+    """Return the pytree of a skeleton, with the result of `fetch(number, framework)` for each array.
 
-    Raises
-    ------
-    FormatError
-        If `skeleton` is malformed.
+    Any malformed skeleton raises FormatError.
     """
     try:
         document = json.loads(skeleton, parse_constant=_refuse_number, parse_float=_refuse_number)
@@ -57,7 +47,7 @@ def decode_state(skeleton: bytes, fetch: Fetch) -> Any:
         raise FormatError("skeleton of a checkpoint: expected the members checkpoint and state, got others")
     if type(document["checkpoint"]) is not int or document["checkpoint"] != _VERSION:
         raise FormatError(f"skeleton of a checkpoint: expected version {_VERSION}, got another. Update fastrack")
-    return _Decoder(fetch).decode_value(document["state"], 0)
+    return _decode(document["state"], fetch, 0)
 
 
 def _refuse_number(_: str) -> NoReturn:
@@ -135,81 +125,56 @@ def _encode_plain(value: Any, path: str) -> Any:
     return value
 
 
-class _Decoder:
-    """Decoder of a skeleton. All values are checked, since any holder of the key may have written it."""
-
-    def __init__(self, fetch: Fetch) -> None:
-        self._fetch = fetch
-        self._decoders: dict[str, Callable[[Any, int], Any]] = {
-            "int": _int,
-            "float": _float,
-            "bytes": _bytes,
-            "list": self._list,
-            "tuple": lambda items, depth: tuple(self._list(items, depth)),
-            "dict": self._dict,
-            "torch": lambda number, _: fetch(_number(number), "torch"),
-            "numpy": lambda number, _: fetch(_number(number), "numpy"),
-            "scalar": self._scalar,
-        }
-
-    def decode_value(self, item: Any, depth: int) -> Any:
-        if depth > _MAX_DEPTH:
-            raise FormatError(f"skeleton of a checkpoint: expected at most {_MAX_DEPTH} levels, got more")
-        if item is None or type(item) in {bool, int, str}:
+def _decode(item: Any, fetch: Fetch, depth: int) -> Any:
+    """Return the value of an entry. All entries are checked, since any holder of the key may have written them."""
+    if depth > _MAX_DEPTH:
+        raise FormatError(f"skeleton of a checkpoint: expected at most {_MAX_DEPTH} levels, got more")
+    match item:
+        case None | bool() | int() | str():
             return item
-        if type(item) is not list or len(item) != 2 or type(item[0]) is not str or item[0] not in self._decoders:
-            raise _unreadable(item)
-        return self._decoders[item[0]](item[1], depth)
-
-    def _list(self, items: Any, depth: int) -> list[Any]:
-        if type(items) is not list:
-            raise _unreadable(items)
-        return [self.decode_value(item, depth + 1) for item in items]
-
-    def _dict(self, entries: Any, depth: int) -> dict[Any, Any]:
-        if type(entries) is not list or not all(type(entry) is list and len(entry) == 2 for entry in entries):
-            raise _unreadable(entries)
-        decoded = {}
-        for key, value in entries:
-            decoded_key = self.decode_value(key, depth + 1)
-            if type(decoded_key) not in {str, int} or decoded_key in decoded:
-                raise _unreadable(key)
-            decoded[decoded_key] = self.decode_value(value, depth + 1)
-        return decoded
-
-    def _scalar(self, number: Any, _: int) -> Any:
-        array = self._fetch(_number(number), "numpy")
-        if array.ndim:
-            raise FormatError(f"array {number} of a checkpoint: expected a scalar, got shape {list(array.shape)}")
-        return array[()]
+        case ["list" | "tuple" as kind, list(items)]:
+            parts = [_decode(part, fetch, depth + 1) for part in items]
+            return parts if kind == "list" else tuple(parts)
+        case ["dict", list(entries)]:
+            return _decode_dict(entries, fetch, depth)
+        case ["torch" | "numpy" | "scalar" as kind, int(number)] if type(number) is int and number >= 0:
+            return _decode_array(kind, number, fetch)
+        case ["int" | "float" | "bytes" as kind, str(text)]:
+            return _decode_plain(kind, text)
+    raise _unreadable(item)
 
 
-def _int(text: Any, _: int) -> int:
-    digits = text.removeprefix("-") if type(text) is str else ""
-    if not digits or not set(digits) <= set("0123456789abcdef"):
-        raise _unreadable(text)
-    return int(text, 16)
+def _decode_dict(entries: list[Any], fetch: Fetch, depth: int) -> dict[Any, Any]:
+    decoded: dict[Any, Any] = {}
+    for entry in entries:
+        if type(entry) is not list or len(entry) != 2:
+            raise _unreadable(entry)
+        key, value = (_decode(part, fetch, depth + 1) for part in entry)
+        if type(key) not in {str, int} or key in decoded:
+            raise _unreadable(entry[0])
+        decoded[key] = value
+    return decoded
 
 
-def _float(text: Any, _: int) -> float:
-    data = _bytes(text, 0)
-    if len(data) != 8:
-        raise _unreadable(text)
-    value: float = struct.unpack(">d", data)[0]
-    return value
+def _decode_array(kind: str, number: int, fetch: Fetch) -> Any:
+    array = fetch(number, "torch" if kind == "torch" else "numpy")
+    if kind != "scalar":
+        return array
+    if array.ndim:
+        raise FormatError(f"array {number} of a checkpoint: expected a scalar, got shape {list(array.shape)}")
+    return array[()]
 
 
-def _bytes(text: Any, _: int) -> bytes:
+def _decode_plain(kind: str, text: str) -> Any:
+    if kind == "int":
+        if not re.fullmatch("-?[0-9a-f]+", text):
+            raise _unreadable(text)
+        return int(text, 16)
     try:
-        return bytes.fromhex(text)
-    except (TypeError, ValueError):
+        data = bytes.fromhex(text)
+        return data if kind == "bytes" else struct.unpack(">d", data)[0]
+    except (ValueError, struct.error):
         raise _unreadable(text) from None
-
-
-def _number(number: Any) -> int:
-    if type(number) is not int or number < 0:
-        raise _unreadable(number)
-    return number
 
 
 def _unreadable(item: Any) -> FormatError:

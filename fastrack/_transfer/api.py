@@ -37,9 +37,9 @@ def to_device(
 
     Parameters
     ----------
-    obj : array, SealedTensor, SealedRows, or a nest of these
+    obj : array, SealedTensor, SealedRows, or a pytree of these
         Arrays of NumPy or torch in host memory, sealed tensors or rows of these, of any shape and of any dtype that
-        safetensors has; or a nest of dicts, lists, tuples, named tuples and dataclasses that holds them. Other leaves
+        safetensors has; or a pytree of dicts, lists, tuples, named tuples and dataclasses that holds them. Other leaves
         are returned as they are: arrays of text, objects, dates or records, and objects of other classes, even if these
         hold tensors.
     device : str or torch.device, optional
@@ -51,8 +51,8 @@ def to_device(
     framework : {"torch", "numpy", "cupy"}, optional
         The framework of the results. If absent, the framework of the input; for sealed tensors torch if it is
         installed, else numpy.
-    out : array or nest of arrays, optional
-        Arrays to fill and return, in a nest like `obj`: of the same shapes and dtypes, contiguous, on the device, and
+    out : array or pytree of arrays, optional
+        Arrays to fill and return, in a pytree like `obj`: of the same shapes and dtypes, contiguous, on the device, and
         in memory of their own. Excludes `framework`. The first touch of fresh memory takes longer than the cipher, so
         that a loop that fills the same arrays again is faster.
     non_blocking : bool
@@ -64,22 +64,22 @@ def to_device(
 
     Returns
     -------
-    array or nest
-        The same nest, with arrays on the device. Tensors of torch keep the order of their dimensions in memory, such as
+    array or pytree
+        The same pytree, with arrays on the device. Torch tensors keep the order of their dimensions in memory, such as
         ``channels_last``, and their subclass with its attributes. Gradients are not copied.
 
     Raises
     ------
     AuthenticationError
         If a chunk, a header or the key is not what the owner used. The array that was to receive the tensor holds
-        zeros; tensors of the nest that were moved before it stay.
+        zeros; tensors of the pytree that were moved before it stay.
     UnknownKeyError
         If the key of a sealed tensor was not given.
     DeviceError
         If the device cannot be used, or fails.
     TypeError, ValueError
         If a tensor cannot be moved, as one that is sparse, nested or of complex128, or if `out` does not fit. The
-        message has the path of the leaf in the nest.
+        message has the path of the leaf in the pytree.
 
     Notes
     -----
@@ -196,7 +196,7 @@ def synchronize(device: object = None) -> None:
     >>> arrays
     [array([0, 0, 0]), array([1, 1, 1])]
     """
-    channel = _shared.find(canonical(device))
+    channel = _shared.channels.get(canonical(device))
     if channel is not None:
         channel.synchronize()
 
@@ -210,7 +210,7 @@ class _Shared:
     """The shared channels, one for each device, opened when first needed."""
 
     def __init__(self) -> None:
-        self._channels: dict[str, Channel] = {}
+        self.channels: dict[str, Channel] = {}
         self.reset_after_fork()
         register_fork_reset(self)
 
@@ -219,13 +219,9 @@ class _Shared:
 
     def channel(self, device: str) -> Channel:
         with self._lock:
-            if device not in self._channels:
-                self._channels[device] = Channel(device)
-            return self._channels[device]
-
-    def find(self, device: str) -> Channel | None:
-        with self._lock:
-            return self._channels.get(device)
+            if device not in self.channels:
+                self.channels[device] = Channel(device)
+            return self.channels[device]
 
 
 _shared = _Shared()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
@@ -18,15 +19,7 @@ from fastrack._crypto.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._crypto.session import Session
 from fastrack._devices import canonical, open_device
 from fastrack._devices.base import Device, Operation, Slab
-from fastrack._sealed.tensor import (
-    MessageContext,
-    SealedRows,
-    SealedTensor,
-    TensorSlice,
-    bad_chunk,
-    new_file_id,
-    write_header,
-)
+from fastrack._sealed.tensor import MessageContext, SealedRows, SealedTensor, TensorSlice, bad_chunk, new_file_id
 from fastrack._tensors import arrays
 from fastrack._tensors.arrays import Framework
 from fastrack._transfer.leaf import Leaf
@@ -34,7 +27,7 @@ from fastrack._transfer.pending import Owner, Owners, add_notes
 from fastrack._transfer.sources import PlainSource, RowSource, SealedSource, Sizes, Source, slabs_of
 from fastrack._transfer.staging import Lease, StagingPool
 from fastrack._transfer.stats import Recorder, Stats, Transfer
-from fastrack._util.fork import Resettable, register_fork_reset
+from fastrack._util.fork import register_fork_reset
 from fastrack._util.guard import CloseGuard
 from fastrack._util.public import public
 from fastrack._util.tree import tree_map, tree_path
@@ -129,7 +122,8 @@ class Channel:
         self._owners = Owners()
         self._stats = Recorder()
         self._guard = CloseGuard("this channel was closed; open another one")
-        self._fork_hook = _ForkHook(*self._pools, self._owners, self._stats)
+        # The session and the guard, which are also used alone, register themselves.
+        register_fork_reset(*self._pools, self._owners, self._stats)
 
     @property
     def device(self) -> str:
@@ -159,8 +153,7 @@ class Channel:
         ClosedError
             If the channel was closed.
         """
-        with self._guard:
-            return self._start(self._owners.current(), obj, keys, framework, out, non_blocking=non_blocking)
+        return self._start(None, obj, keys=keys, framework=framework, out=out, non_blocking=non_blocking)
 
     def to_host(self, x: Any, *, key: KeyLike | None = None, name: str = "tensor") -> SealedTensor:
         """Seal a tensor on the channel's device, and copy it to the host sealed.
@@ -177,11 +170,11 @@ class Channel:
             key = KeyRing.resolve(self._keys).first if key is None else sealing_key(key)
             dtype, shape = arrays.describe(x)
             context = MessageContext(name, dtype, shape, new_file_id())
-            salt, message_key = context.new_key(key)
+            message_key, header = context.new_key(key)
             memory = self._device.view(x, writable=False)
             with self._stats.transfer(len(memory), "to_host", name) as record:
                 message = arrays.empty_bytes(cobblestone.message_size(len(memory)))
-                write_header(message, salt, message_key)
+                message[:HEADER_SIZE] = header
                 self._send(message_key, memory, message[HEADER_SIZE:], record)
         message.flags.writeable = False
         return SealedTensor(context, message, key.id)
@@ -204,7 +197,7 @@ class Channel:
         """
         owner = self._owners.open_group()
         try:
-            yield partial(self._start_in_group, owner)
+            yield partial(self._start, owner, non_blocking=True)
             with self._guard:
                 owner.wait()
         except BaseException as error:
@@ -249,36 +242,33 @@ class Channel:
 
     # One call.
 
-    def _start_in_group(self, owner: Owner, obj: Any, **options: Any) -> Any:
-        options = {"keys": None, "framework": None, "out": None, **options}
-        with self._guard:
-            return self._start(owner, obj, **options, non_blocking=True)
-
     def _start(
         self,
-        owner: Owner,
+        owner: Owner | None,
         obj: Any,
-        keys: KeySource | None,
-        framework: Framework | None,
-        out: Any,
         *,
+        keys: KeySource | None = None,
+        framework: Framework | None = None,
+        out: Any = None,
         non_blocking: bool,
     ) -> Any:
-        """Move all tensors in `obj`, unless a transfer that the owner started before has failed."""
-        if non_blocking:
-            owner.check()
-        else:
-            owner.wait()
-        request = _Request(self._keys if keys is None else keys, framework, owner, non_blocking=non_blocking)
-        if out is None:
-            return tree_map(_naming(obj, lambda value: self._move(value, request)), obj)
-        if framework is not None:
-            raise ValueError("expected framework= or out=, got both; the arrays of out= have a framework already")
-        prepared: deque[tuple[Leaf, Any] | None] = deque()  # in the order of the leaves
-        tree_map(_naming(obj, lambda value, array: prepared.append(self._prepare(value, array))), obj, out)
-        return tree_map(
-            _naming(obj, lambda value, array: self._fill(prepared.popleft(), value, array, request)), obj, out
-        )
+        """Move all tensors in `obj`, unless a transfer that the owner, by default the thread, started has failed."""
+        with self._guard:
+            if owner is None:
+                owner = self._owners.current()
+            if non_blocking:
+                owner.check()
+            else:
+                owner.wait()
+            request = _Request(self._keys if keys is None else keys, framework, owner, non_blocking)
+            if out is None:
+                return tree_map(_naming(obj, lambda value: self._move(value, request)), obj)
+            if framework is not None:
+                raise ValueError("expected framework= or out=, got both; the arrays of out= have a framework already")
+            prepared: deque[tuple[Leaf, Any] | None] = deque()  # in the order of the leaves
+            tree_map(_naming(obj, lambda value, array: prepared.append(self._prepare(value, array))), obj, out)
+            fill = _naming(obj, lambda value, array: self._fill(prepared.popleft(), value, array, request))
+            return tree_map(fill, obj, out)
 
     def _move(self, value: Any, request: _Request) -> Any:
         """Move a tensor to fresh memory. Return any other value as it is."""
@@ -369,7 +359,8 @@ class Channel:
                 source = SealedSource(leaf)
             else:
                 source = PlainSource(arrays.bytes_of(leaf), key, self._engine)
-            _require_apart(target, source.memory)
+            if isinstance(target, np.ndarray) and np.may_share_memory(target, source.memory):
+                raise ValueError("expected out= in memory of its own, got the memory of the tensor that it receives")
             messages.append((source, key))
         return messages
 
@@ -378,8 +369,10 @@ class Channel:
         for operation, source in started:
             if request.non_blocking and not self._device.in_place:
                 request.owner.add(operation, source.name, source.path)
-            else:
-                _require_authentic(operation, source)
+                continue
+            bad = operation.result()
+            if bad is not None:
+                raise bad_chunk(source.name, bad, path=source.path)
 
     def _clear(self, target: Any) -> None:
         """Overwrite a view with zeros after an error, which is the one to raise even if this fails as well."""
@@ -393,7 +386,7 @@ class Channel:
         try:
             operation = self._begin(key, target, record)
             if source.in_place and self._device.in_place:
-                with _Finishing(operation, wait=wait):
+                with _Finishing(operation, wait):
                     for slab in source.slabs(None):
                         sealed = source.fill(slab, None)
                         with record.stage("open", slab, "open"):
@@ -401,7 +394,7 @@ class Channel:
                 return operation
             stage = "open" if self._device.in_place else "submit"
             unissued, limit = 0, _FIRST_BATCH if source.in_place else 1
-            with Lease(self._pools, operation.lane) as buffers, _Finishing(operation, wait=wait):
+            with Lease(self._pools, operation.lane) as buffers, _Finishing(operation, wait):
                 for slab in source.slabs(self._sizes):
                     with record.waiting(slab):
                         buffer = buffers.acquire()
@@ -427,14 +420,14 @@ class Channel:
         """Seal what is in `memory` into `message`, which has no header."""
         operation = self._begin(key, memory, record)
         if self._device.in_place:
-            with _Finishing(operation, wait=True):
+            with _Finishing(operation, True):
                 for slab in slabs_of(len(memory), None):
                     with record.stage("seal", slab, "seal"):
                         operation.seal(slab, _sealed_part(message, slab), None)
         else:
             unissued, limit = 0, _FIRST_BATCH
             # Sealed chunks stay in the buffers until these are used again, or to the end.
-            with Lease(self._pools, operation.lane) as buffers, _Finishing(operation, wait=True):
+            with Lease(self._pools, operation.lane) as buffers, _Finishing(operation, True):
                 for slab in slabs_of(len(memory), self._sizes):
                     with record.waiting(slab):
                         buffer = buffers.acquire()
@@ -454,43 +447,26 @@ class Channel:
             key.wipe()
 
 
-class _ForkHook:
-    """Reset, in a forked child, the locks, buffers and operations that a channel's threads had in the parent.
-
-    The session and the guard, which are also used alone, have hooks of their own.
-    """
-
-    def __init__(self, *parts: Resettable) -> None:
-        self._parts = parts
-        register_fork_reset(self)
-
-    def reset_after_fork(self) -> None:
-        for part in self._parts:
-            part.reset_after_fork()
-
-
+@dataclass(slots=True)
 class _Request:
     """The options of one call. The key ring is made for the first sealed tensor."""
 
-    def __init__(
-        self, keys: KeySource | None, framework: Framework | None, owner: Owner, *, non_blocking: bool
-    ) -> None:
-        self._keys = keys
-        self._ring: KeyRing | None = None
-        self.framework = framework
-        self.owner = owner
-        self.non_blocking = non_blocking
+    keys: KeySource | None
+    framework: Framework | None
+    owner: Owner
+    non_blocking: bool
+    _ring: KeyRing | None = None
 
     @property
     def ring(self) -> KeyRing:
         # No `cached_property`: in Python 3.11 it has one lock for all threads, which may be held at a fork.
         if self._ring is None:
-            self._ring = KeyRing.resolve(self._keys)
+            self._ring = KeyRing.resolve(self.keys)
         return self._ring
 
 
 def _naming(nest: Any, change: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `change` with the path of the leaf in the nest added to its errors."""
+    """Return `change` with the path of the leaf in the pytree added to its errors."""
 
     def named(leaf: Any, *others: Any) -> Any:
         try:
@@ -504,44 +480,30 @@ def _naming(nest: Any, change: Callable[..., Any]) -> Callable[..., Any]:
     return named
 
 
-def _require_apart(target: Any, source: Bytes) -> None:
-    if isinstance(target, np.ndarray) and np.may_share_memory(target, source):
-        raise ValueError("expected out= in memory of its own, got the memory of the tensor that it receives")
-
-
-def _require_authentic(operation: Operation, source: Source) -> None:
-    bad = operation.result()
-    if bad is not None:
-        raise bad_chunk(source.name, bad, path=source.path)
-
-
 def _sealed_part(message: Bytes, slab: Slab) -> Bytes:
     return message[SEALED_CHUNK_SIZE * slab.first_chunk :][: slab.sealed_size]
 
 
+@dataclass(slots=True)
 class _Finishing:
     """End an operation, whatever happens. After an error, which is the one to raise, also wait for the operation."""
 
-    __slots__ = ("_operation", "_wait")
-
-    def __init__(self, operation: Operation, *, wait: bool) -> None:
-        self._operation = operation
-        self._wait = wait
+    _operation: Operation
+    _wait: bool
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: object, *_: object) -> None:
-        operation = self._operation
+        failed = True
         try:
             if kind is None:
-                operation.finish(wait=self._wait)
-                return
-            with suppress(Exception):
-                operation.finish()
-        except BaseException:
-            with suppress(Exception):
-                operation.result()
-            raise
-        with suppress(Exception):
-            operation.result()
+                self._operation.finish(wait=self._wait)
+                failed = False
+            else:
+                with suppress(Exception):
+                    self._operation.finish()
+        finally:
+            if failed:
+                with suppress(Exception):
+                    self._operation.result()

@@ -1,4 +1,4 @@
-"""A leaf of a nest that is a tensor, described once, on entry."""
+"""A leaf of a pytree that is a tensor, described once, on entry."""
 
 from __future__ import annotations
 
@@ -15,24 +15,12 @@ from fastrack._tensors.arrays import Framework
 class Leaf:
     """A tensor, sealed or plain, and what it is.
 
-    Attributes
-    ----------
-    value : SealedTensor, SealedRows or array
-        The tensor.
-    framework : {"torch", "numpy", "cupy"} or None
-        Of a plain tensor, the framework that it came from.
-    dtype : str
-        The dtype, as safetensors calls it.
-    shape : tuple of int
-        The shape.
-    restore : callable or None
-        Return an array made of `value` with the order of dimensions and the subclass that the tensor had, or None if
-        there is nothing to restore.
+    `restore` gives an array made of `value` the order of dimensions and the subclass that the tensor had.
     """
 
-    value: Any
-    framework: Framework | None
-    dtype: str
+    value: Any  # SealedTensor, SealedRows or array
+    framework: Framework | None  # of a plain tensor
+    dtype: str  # as safetensors calls it
     shape: tuple[int, ...]
     restore: Callable[[Any], Any] | None = None
 
@@ -40,17 +28,8 @@ class Leaf:
     def of(cls, value: Any, *, in_memory_order: bool) -> Self | None:
         """Return the description of a tensor, or None if the value is no tensor of numbers.
 
-        Parameters
-        ----------
-        value : object
-            A leaf of a nest.
-        in_memory_order : bool
-            Take the dimensions of torch tensors in the order of their memory.
-
-        Raises
-        ------
-        TypeError
-            If the value is a tensor that cannot be moved, as one that is sparse, nested or of complex128.
+        With `in_memory_order` the dimensions of torch tensors are taken in the order of their memory. A tensor that
+        cannot be moved, as one that is sparse, nested or of complex128, raises `TypeError`.
         """
         if isinstance(value, (SealedTensor, SealedRows)):
             return cls(value, None, value.dtype, value.shape)

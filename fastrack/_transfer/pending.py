@@ -95,17 +95,10 @@ class Owners:
 
 
 class Owner:
-    """The operations that one caller started, and their failures.
+    """The operations that one caller started, and their failures. `caller` returns None once the caller has ended.
 
     Few operations are kept: those that are done are dropped by the next call of their owner, which raises their
     failures, and those that are not done are bounded by the channel's staging buffers.
-
-    Parameters
-    ----------
-    name : str
-        The name of the owner in reports.
-    caller : callable
-        Return None once the caller has ended.
     """
 
     def __init__(self, name: str, caller: Callable[[], object]) -> None:
@@ -172,7 +165,13 @@ class Owner:
             )
 
     def _collect_results(self, one: _Started) -> None:
-        failure = _failure_of(one)
+        failure: FastrackError | None = None
+        try:
+            bad = one.operation.result()
+            if bad is not None:
+                failure = bad_chunk(one.name, bad, _OUTCOME, path=one.path)
+        except FastrackError as error:
+            failure = error.with_traceback(None)  # the frames would keep the operation alive
         if one in self._started:  # a signal handler may have collected it meanwhile
             if failure is not None:
                 self._failures.append(failure)
@@ -204,17 +203,6 @@ def add_notes(error: BaseException, failures: list[FastrackError]) -> None:
     """Add a note to an error for each failure that is raised with it."""
     for failure in failures:
         error.add_note(f"Another transfer failed as well: {failure}")
-
-
-def _failure_of(one: _Started) -> FastrackError | None:
-    try:
-        bad = one.operation.result()
-    except FastrackError as error:
-        return error.with_traceback(None)  # the frames would keep the operation alive
-    return None if bad is None else bad_chunk(one.name, bad, _OUTCOME, path=one.path)
-
-
-# Failures that no call is left to raise.
 
 
 def _give_up(owners: list[Owner], timeout: float = 0) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -24,14 +23,10 @@ _MARGIN = 2 * 8 + 16 + 2 * 16  # the last start, one more tag, and the alignment
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The sizes of staged slabs, in bytes of plaintext: multiples of 16384.
+    """The sizes of staged slabs, in bytes of plaintext: multiples of 16384."""
 
-    lead : size of the first slab; each that follows is half as large again, up to the limit
-    limit : the largest size, two chunks or more
-    """
-
-    lead: int
-    limit: int
+    lead: int  # size of the first slab; each that follows is half as large again, up to the limit
+    limit: int  # two chunks or more
 
     def __iter__(self) -> Iterator[int]:
         size = self.lead
@@ -40,43 +35,31 @@ class Sizes:
             size = min(size + max(CHUNK_SIZE, size // 2 // CHUNK_SIZE * CHUNK_SIZE), self.limit)
 
 
-class Source(Protocol):
-    """A message on its way to a device.
+class Source:
+    """A message on its way to a device: its tensor's name and file, for errors, and the memory that it reads."""
 
-    Attributes
-    ----------
-    name : str or None
-        The name of the tensor, for errors.
-    path : pathlib.Path or None
-        The file of the tensor, for errors.
-    in_place : bool
-        True if its ciphertext lies in host memory already.
-    memory : numpy.ndarray
-        The memory that it reads.
-    """
-
-    name: str | None
-    path: Path | None
-    in_place: bool
+    name: str | None = None
+    path: Path | None = None
     memory: Bytes
+    in_place = True  # its ciphertext lies in host memory already
 
     def slabs(self, sizes: Sizes | None) -> Iterator[Slab]:
         """Return the slabs of the message: of these sizes if they are staged, or one slab if None."""
+        raise NotImplementedError
 
     def fill(self, slab: Slab, buffer: Bytes | None) -> Bytes:
         """Return the ciphertext of a slab: a view of `memory`, all of it for a gather, or bytes written to `buffer`."""
+        raise NotImplementedError
 
     def finish(self) -> None:
-        """Wipe secrets."""
+        """Wipe secrets, if there are any."""
 
 
-class SealedSource:
+class SealedSource(Source):
     """A sealed tensor, whose chunks are sent as they are."""
 
-    in_place = True
-
     def __init__(self, sealed: SealedTensor) -> None:
-        self.name: str | None = sealed.name
+        self.name = sealed.name
         self.path = sealed.path
         self.memory = sealed.chunks
         self._nbytes = sealed.nbytes
@@ -88,17 +71,12 @@ class SealedSource:
         start = slab.first_chunk * SEALED_CHUNK_SIZE
         return self.memory[start : start + slab.sealed_size]
 
-    def finish(self) -> None:
-        """Do nothing: there are no secrets."""
 
-
-class RowSource:
+class RowSource(Source):
     """Rows of a sealed tensor, of which the chunks that hold them are sent."""
 
-    in_place = True
-
     def __init__(self, part: TensorSlice) -> None:
-        self.name: str | None = part.tensor.name
+        self.name = part.tensor.name
         self.path = part.tensor.path
         self.memory = part.tensor.chunks
         self._pieces = part.ranges().pieces()
@@ -112,18 +90,13 @@ class RowSource:
     def fill(self, slab: Slab, buffer: Bytes | None) -> Bytes:
         return self.memory
 
-    def finish(self) -> None:
-        """Do nothing: there are no secrets."""
 
-
-class PlainSource:
+class PlainSource(Source):
     """A plain tensor in host memory, sealed chunk by chunk under a key of this transfer alone."""
 
     in_place = False
 
     def __init__(self, plain: Bytes, key: MessageKey, engine: Engine) -> None:
-        self.name: str | None = None
-        self.path: Path | None = None
         self.memory = plain
         self._engine = engine
         self._schedule = engine.expand_key(key)
@@ -176,11 +149,7 @@ def gathers_of(pieces: GatherPlan, nbytes: int, sizes: Sizes) -> Iterator[Slab]:
             end = int(starts[after])
         else:
             after, end = chunk + 1, piece + (room - int(fixed[chunk])) // _PIECE
-        yield Slab(
-            0,
-            0,
-            nbytes,
-            int(sealed[chunk:after].sum()),
-            GatherPlan(chunks[chunk:after], np.clip(starts[chunk : after + 1], piece, end) - piece, table[piece:end]),
-        )
+        starts_here = np.clip(starts[chunk : after + 1], piece, end) - piece
+        plan = GatherPlan(chunks[chunk:after], starts_here, table[piece:end])
+        yield Slab(0, 0, nbytes, int(sealed[chunk:after].sum()), plan)
         chunk, piece = after if end == starts[after] else chunk, end

@@ -33,15 +33,10 @@ class StagingPool:
         self._change = threading.Condition()
 
     def acquire(self, *, block: bool) -> StagingBuffer | None:
-        """Return a buffer, one that the device is done with if there is any.
+        """Return a buffer, one that the device is done with if there is any. Raise if there is no memory for the first.
 
         If all are taken, wait for one if `block`, else return None. A caller that already holds a buffer must not
         block: two such callers would deadlock.
-
-        Raises
-        ------
-        DeviceError
-            If there is no memory for the first buffer.
         """
         with self._change:
             while not self._returned and self._made == self.depth:
@@ -52,13 +47,15 @@ class StagingPool:
         if buffer is not None:
             return buffer
         try:
-            return self._allocate()
-        except DeviceError:  # there may be no memory for another, and those that exist have to do
+            return self._device.staging_buffer(self._size)
+        except BaseException as error:
             with self._change:
-                if not self._made:
+                self._made -= 1
+                self._change.notify()
+                if not isinstance(error, DeviceError) or not self._made:
                     raise
-                self.depth = self._made
-            return self.acquire(block=block)
+                self.depth = self._made  # there may be no memory for another, and those that exist have to do
+        return self.acquire(block=block)
 
     def release(self, buffer: StagingBuffer) -> None:
         """Return a buffer to the pool, whether or not the device is done with it."""
@@ -109,15 +106,6 @@ class StagingPool:
             self._made += 1
             return None
         return self._returned.pop(0)  # the device will be done with it first
-
-    def _allocate(self) -> StagingBuffer:
-        try:
-            return self._device.staging_buffer(self._size)
-        except BaseException:
-            with self._change:
-                self._made -= 1
-                self._change.notify()
-            raise
 
 
 class Lease:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from fastrack._devices.base import Slab
 from fastrack._util.trace import Steps, Timeline, current
@@ -76,16 +76,15 @@ class Transfer:
         return _NOTHING if self.timeline is None else _Stage(self, "wait", slab, "wait")
 
 
+@dataclass(slots=True)
 class _Stage:
     """A timed block. A class, since a generator costs more time than the block of a small transfer."""
 
-    __slots__ = ("_label", "_name", "_slab", "_start", "_transfer")
-
-    def __init__(self, transfer: Transfer, name: str, slab: Slab, label: str) -> None:
-        self._transfer = transfer
-        self._name = name
-        self._slab = slab
-        self._label = label
+    _transfer: Transfer
+    _name: str
+    _slab: Slab
+    _label: str
+    _start: int = field(init=False)
 
     def __enter__(self) -> None:
         self._transfer.current_span = self._label
@@ -104,16 +103,12 @@ class Recorder:
     """The sum of a channel's transfers. Thread-safe."""
 
     def __init__(self) -> None:
-        self._total = Stats()
+        self.total = Stats()
         self.reset_after_fork()
 
     def reset_after_fork(self) -> None:
         """Replace the lock, which may be held at a fork."""
         self._lock = threading.Lock()
-
-    @property
-    def total(self) -> Stats:
-        return self._total
 
     @contextmanager
     def transfer(self, nbytes: int, direction: str, name: str | None) -> Iterator[Transfer]:
@@ -131,8 +126,8 @@ class Recorder:
                 timeline.local.transfer = None
                 timeline.add_transfer(direction, start, stop, nbytes, name, record.steps)
         with self._lock:
-            total = self._total
-            self._total = Stats(
+            total = self.total
+            self.total = Stats(
                 total.transfers + 1,
                 total.bytes + nbytes,
                 total.seconds + (stop - start) / 1e9,

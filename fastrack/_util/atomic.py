@@ -32,28 +32,14 @@ def new_file(path: Path, size: int = 0, *, mode: int = 0o666, overwrite: bool = 
     Space for `size` bytes is allocated first, where the file system supports that: a full disk is then detected before
     anything is written, and some file systems, such as ext4, write faster.
 
-    Parameters
-    ----------
-    path : Path
-        The name. A symbolic link that this user or root owns is followed; that of another user is refused.
-    size : int
-        Bytes to allocate; 0 if the size is unknown.
-    mode : int
-        The mode of a new file, before the umask. A file that replaces one of this user keeps the mode of that one.
-    overwrite : bool
-        Whether to replace an existing file. If False, a file that appears meanwhile is kept as well.
-
-    Raises
-    ------
-    FileExistsError
-        If there is a file at `path` and `overwrite` is False.
-    OSError
-        If the file cannot be written, or `path` is a directory, a special file or another user's link.
+    A symbolic link at `path` that this user or root owns is followed; that of another user is refused, as are
+    directories and special files. A new file has `mode`, before the umask, and one that replaces a file of this user
+    has the mode of that. Without `overwrite` an existing file is kept, even one that appears meanwhile, and
+    `FileExistsError` is raised.
     """
     if path.is_dir():
-        raise IsADirectoryError(
-            errno.EISDIR, "expected the path of a file, got a directory; name a file in it", str(path)
-        )
+        message = "expected the path of a file, got a directory; name a file in it"
+        raise IsADirectoryError(errno.EISDIR, message, str(path))
     path = path.parent.resolve() / path.name
     if overwrite:
         path = _follow(path)
@@ -79,11 +65,8 @@ def new_file(path: Path, size: int = 0, *, mode: int = 0o666, overwrite: bool = 
                     temporary.unlink(missing_ok=True)
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
-            raise OSError(
-                error.errno,
-                f"{os.strerror(error.errno)}: free some space and try again; nothing was left of it",
-                str(path),
-            ) from error
+            advice = f"{os.strerror(error.errno)}: free some space and try again; nothing was left of it"
+            raise OSError(error.errno, advice, str(path)) from error
         raise
     sync_directory(path.parent)
 
@@ -170,9 +153,8 @@ def _rename(temporary: Path, path: Path, *, overwrite: bool) -> None:
 
 
 def _exists(path: Path) -> FileExistsError:
-    return FileExistsError(
-        errno.EEXIST, "exists and was left as it was. Choose another name, or move it away first", str(path)
-    )
+    advice = "exists and was left as it was. Choose another name, or move it away first"
+    return FileExistsError(errno.EEXIST, advice, str(path))
 
 
 class _CompleteWriter:
@@ -198,9 +180,7 @@ class _CompleteWriter:
 
 def _allocate(descriptor: int, size: int) -> None:
     """Allocate `size` bytes, where the file system supports it."""
-    if size < _LARGE or _fallocate is None:
-        return
-    if _fallocate(descriptor, _KEEP_SIZE, 0, size):
+    if size >= _LARGE and _fallocate is not None and _fallocate(descriptor, _KEEP_SIZE, 0, size):
         error = ctypes.get_errno()
         if error in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
             raise OSError(error, os.strerror(error))

@@ -14,9 +14,9 @@ class Resettable(Protocol):
     def reset_after_fork(self) -> None: ...
 
 
-def register_fork_reset(instance: Resettable) -> None:
-    """Call `instance.reset_after_fork()` in every child that is forked while the object lives."""
-    _instances.add(instance)
+def register_fork_reset(*instances: Resettable) -> None:
+    """Call `reset_after_fork()` of each object in every child that is forked while the object lives."""
+    _instances.update(instances)
 
 
 def after_fork(action: Callable[[], None]) -> None:

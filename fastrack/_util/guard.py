@@ -11,12 +11,7 @@ from fastrack.errors import ClosedError
 class CloseGuard:
     """A context manager that callers of a closeable object enter, and that refuses them once it is closed.
 
-    Threads may share it.
-
-    Parameters
-    ----------
-    closed_message : str
-        The message of the `ClosedError` that a caller gets after `close_and_drain`.
+    Thread-safe. A caller after `close_and_drain` gets a `ClosedError` with `closed_message`.
     """
 
     def __init__(self, closed_message: str) -> None:

@@ -28,13 +28,7 @@ _MAKERS = {
 
 
 def unpickle(name: str, *values: Any) -> Any:
-    """Return the object that a pickle describes. Pickles name this function, as ``fastrack._unpickle``, and no other.
-
-    Raises
-    ------
-    FormatError
-        If the name is unknown, as in a pickle of another version.
-    """
+    """Return the object that a pickle describes. Pickles name only this function, as ``fastrack._unpickle``."""
     if name not in _MAKERS:
         raise FormatError(
             f"reading a pickle: expected an object of this version of fastrack, got {name!r:.80}. Use the version that "

@@ -7,10 +7,11 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,23 +32,15 @@ _WORKER_TIMEOUT = 1.0  # seconds to wait for workers to add their spans
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A step with its start and its end, as Perfetto draws it.
+    """A step with its start and its end, as Perfetto draws it."""
 
-    name : the step
-    start, stop : nanoseconds since the timeline began
-    process : "host", or a device such as "cuda:0"
-    thread : the name of a thread of the host, or of a stream of the device
-    track : a number for each thread and each stream
-    detail : the arguments to show with it
-    """
-
-    name: str
-    start: int
+    name: str  # the step
+    start: int  # nanoseconds since the timeline began, as is `stop`
     stop: int
-    process: str
-    thread: str
-    track: int
-    detail: Detail = field(default_factory=dict)
+    process: str  # "host", or a device such as "cuda:0"
+    thread: str  # the name of a thread of the host, or of a stream of the device
+    track: int  # a number for each thread and each stream
+    detail: Detail  # the arguments to show with it
 
 
 class Timeline:
@@ -205,30 +198,14 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
         raise FileNotFoundError(errno.ENOENT, "no such directory to write a trace to; make it first", str(path.parent))
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "not a regular file; name another one for the trace", str(path))
-    process = os.getpid()
-    try:
-        with recording() as timeline:
-            yield
-    except BaseException as error:
-        if os.getpid() == process:
-            try:
-                _write(timeline, path)
-            except Exception as other:  # noqa: BLE001 - the exception of the block is raised
-                error.add_note(f"the trace could not be written either: {other}")
-        raise
-    if os.getpid() == process:
-        _write(timeline, path)
+    with ExitStack() as writing, recording() as timeline:
+        writing.push(partial(_write, timeline, path, os.getpid()))
+        yield
 
 
 @contextmanager
 def recording() -> Iterator[Timeline]:
-    """Collect the spans of all transfers while the block runs.
-
-    Raises
-    ------
-    RuntimeError
-        If a trace is being recorded already.
-    """
+    """Collect the spans of all transfers while the block runs. Raise if a trace is being recorded already."""
     global _current  # noqa: PLW0603
     timeline = Timeline()
     with _lock:
@@ -248,18 +225,14 @@ def current() -> Timeline | None:
     return _current
 
 
-def first_spans(spans: Iterable[Span]) -> list[Span]:
-    """Return the first span of each track, in display order: the host first, then devices, by start."""
-    first = {span.track: span for span in sorted(spans, key=lambda span: -span.start)}
-    return sorted(first.values(), key=lambda span: (span.process != _HOST, span.start))
-
-
 def to_chrome(timeline: Timeline) -> dict[str, Any]:
     """Return a timeline in the Chrome trace event format, whose times are microseconds."""
     spans = timeline.spans()
     events: list[dict[str, Any]] = []
     processes = {_HOST: 1}
-    for index, first in enumerate(first_spans(spans)):
+    firsts = {span.track: span for span in sorted(spans, key=lambda span: -span.start)}.values()
+    # In display order: the host first, then devices, by start.
+    for index, first in enumerate(sorted(firsts, key=lambda span: (span.process != _HOST, span.start))):
         number = processes.setdefault(first.process, len(processes) + 1)
         events += [
             _metadata("process_name", number, first.track, name=first.process),
@@ -300,9 +273,17 @@ def _metadata(kind: str, process: int, track: int, **args: object) -> dict[str, 
     return {"ph": "M", "name": kind, "pid": process, "tid": track, "args": args}
 
 
-def _write(timeline: Timeline, path: Path) -> None:
-    with new_file(path) as file:
-        file.write(json.dumps(to_chrome(timeline), separators=(",", ":")).encode())
+def _write(timeline: Timeline, path: Path, process: int, _: object, error: BaseException | None, *__: object) -> None:
+    """Write the trace of a block that has ended, by this error if there was one, unless this is a forked child."""
+    if os.getpid() != process:
+        return
+    try:
+        with new_file(path) as file:
+            file.write(json.dumps(to_chrome(timeline), separators=(",", ":")).encode())
+    except Exception as other:
+        if error is None:
+            raise
+        error.add_note(f"the trace could not be written either: {other}")
 
 
 def _reset() -> None:

@@ -1,4 +1,4 @@
-"""Trees of dicts, lists, tuples, named tuples and dataclasses, nested in one another, with tensors at the leaves."""
+"""Pytrees of dicts, lists, tuples, named tuples and dataclasses, nested in one another, with tensors at the leaves."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from typing import Any
 def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """Return a tree like `tree` with `function(leaf, *other leaves)` in place of each leaf; `tree` stays as it is.
 
-    Raises
-    ------
-    ValueError
-        If one of `others` has another structure than `tree`.
+    Raise `ValueError` if one of `others` has another structure than `tree`.
     """
     if isinstance(tree, Mapping):
         for other in others:

@@ -18,7 +18,6 @@ from fastrack._crypto import engine as aead
 from fastrack._crypto.workers import default_threads
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._transfer import channel
-from fastrack.errors import FastrackError
 
 QUICK = "bench --size 0.0625 --repeat 1"
 
@@ -163,9 +162,10 @@ def test_a_chart_without_matplotlib_says_what_to_install(cli, monkeypatch):
     )
 
 
-def test_a_chart_of_an_unknown_kind_is_refused(folder):
-    with pytest.raises(FastrackError, match=r"chart\.xyz.*not supported"):
-        draw_ablation(rows_of(1), "cpu", folder / "chart.xyz")
+@pytest.mark.parametrize("command", [QUICK, "demo"])
+def test_a_chart_of_an_unknown_kind_is_refused_at_once(cli, command):
+    assert "chart.xyz: expected a suffix that matplotlib supports" in cli.error(f"{command} --picture chart.xyz")
+    assert cli.names() == []
 
 
 def events_of(path):

@@ -57,7 +57,7 @@ def test_a_sealed_message_returns_to_the_interpreter_once_for_many_slabs(opened)
     assert returns(driver, lambda: channel.to_device(sealed, out=out)) <= 4 + SLABS // 16
     assert np.array_equal(driver.read(out), plain)
     assert returns(driver, lambda: channel.to_host(out, key=KEY)) <= 4 + SLABS // 16
-    # A plain one is sealed by another native call, slab by slab: each waits for its slot, and is handed over.
+    # A plain one is sealed by another native call, slab by slab: each waits for its staging buffer, and is handed over.
     assert returns(driver, lambda: channel.to_device(plain, out=out)) <= 4 + 2 * SLABS
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 MIB = 1 << 20
-LARGE = 26 * MIB + 7  # goes around a ring of full slabs once
+LARGE = 26 * MIB + 7  # six slabs: each buffer of the staging pool once
 SLOW = 4 * MIB
 
 

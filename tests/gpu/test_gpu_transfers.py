@@ -19,7 +19,7 @@ from fastrack._devices.cuda.key_state import STATE_SIZE
 
 SMALL = {"slab": 4 * CHUNK_SIZE, "lead": CHUNK_SIZE}
 SIZES = [0, 1, 15, 16, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 4 * CHUNK_SIZE, 5 * (1 << 20) + 7]
-LARGE = (70 << 20) + 7  # goes around a ring of full slabs more than twice
+LARGE = (70 << 20) + 7  # eleven slabs, through six staging buffers
 
 
 def data(size, seed=0):
@@ -327,4 +327,4 @@ class TestChannel:
         before = gpu.in_use()
         for _ in range(12):
             use()
-        assert gpu.in_use() - before < 48 << 20  # each had a ring of 24 MiB
+        assert gpu.in_use() - before < 48 << 20  # each had staging buffers

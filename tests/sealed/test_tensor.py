@@ -648,7 +648,7 @@ def test_a_run_of_chunks_opens_on_its_own(key, long):
     with OpenMessage(long, KeyRing(key)) as opened:
         for first, size in [(0, CHUNK_SIZE), (1, 2 * CHUNK_SIZE), (3, CHUNK_SIZE), (0, 4 * CHUNK_SIZE), (4, 0)]:
             memory = np.full(size, 0xAA, np.uint8)
-            opened.read_run(memory, first)
+            opened.read(memory, first)
             assert np.array_equal(memory, plain[first * CHUNK_SIZE : first * CHUNK_SIZE + size])
             assert opened.verify_run(first, size) is None
 
@@ -661,7 +661,7 @@ def test_a_bad_chunk_is_found_in_its_run_alone(key, long):
         assert opened.verify_run(1, 2 * CHUNK_SIZE) == 2
         memory = np.full(2 * CHUNK_SIZE, 0xAA, np.uint8)
         with pytest.raises(AuthenticationError, match="chunk 2") as caught:
-            opened.read_run(memory, 1)
+            opened.read(memory, 1)
         assert caught.value.chunk == 2
         assert not memory.any()
 

@@ -30,7 +30,7 @@ def install():
     """Share one channel to such a device, and start the device's thread."""
     channel = staged_channel(keys=KEYS)
     channel._device.__class__ = ForgetfulDevice
-    shared._shared._channels[DEVICE] = channel
+    shared._shared.channels[DEVICE] = channel
     fastrack._training.loader.side_stream = lambda _: None  # it has no streams
     fastrack.to_device(torch.zeros(9), DEVICE)
 

@@ -474,6 +474,11 @@ class TestRecords:
         with pytest.raises(AuthenticationError, match="'offsets'"):
             SealedDataset.records(path, keys=key)
 
+    def test_of_a_tensor_by_the_name_of_their_lengths_are_refused(self, key, tmp_path):
+        fastrack.save_file({"lengths": DATA, "offsets": np.array([0, 1])}, tmp_path / "x", key=key)
+        with pytest.raises(ValueError, match="expected another name than 'lengths'"):
+            SealedDataset.records(tmp_path / "x", "lengths", keys=key)
+
 
 def test_lengths_that_are_not_known_here_are_not_taken_for_those_of_another_data_set(
     record_set, offsets, key, tmp_path

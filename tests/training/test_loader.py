@@ -240,7 +240,7 @@ class TestWrapping:
         channels = fastrack._transfer.api._Shared()
         monkeypatch.setattr(fastrack._transfer.api, "_shared", channels)
         wrapped = wrap([1], "cuda:7", prefetch=0)
-        assert not channels._channels
+        assert not channels.channels
         assert repr(wrapped) == "<WrappedLoader to cuda:7 of [1]>"
 
     @pytest.mark.slow

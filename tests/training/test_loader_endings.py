@@ -320,15 +320,15 @@ class TestErrors:
 class TestOnADeviceThatFails:
     @pytest.fixture
     def channel(self, monkeypatch):
-        """That of "cuda:0" and of the process, which stages everything in a ring."""
+        """That of "cuda:0" and of the process, which stages everything."""
         with staged_channel() as channel:
             shared = fastrack._transfer.api._Shared()
-            shared._channels["cuda:0"] = channel
+            shared.channels["cuda:0"] = channel
             monkeypatch.setattr(fastrack._transfer.api, "_shared", shared)
             monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
             yield channel
             for pool in channel._pools:
-                wait_until(lambda pool=pool: len(pool._returned) == pool._made)  # no slot is out
+                wait_until(lambda pool=pool: len(pool._returned) == pool._made)  # no buffer is out
                 assert pool._made <= fastrack._transfer.channel.DEPTH
             assert all(work.done() for work in channel._device.begun)
 

@@ -46,7 +46,7 @@ def channel():
 @pytest.fixture
 def shared_channel(channel, monkeypatch):
     """What `to_device` and `load_model` use for "cpu"."""
-    monkeypatch.setitem(shared._shared._channels, "cpu", channel)
+    monkeypatch.setitem(shared._shared.channels, "cpu", channel)
     return channel
 
 

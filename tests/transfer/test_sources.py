@@ -122,7 +122,7 @@ def test_gathers_of_rows_are_their_plan_in_order_and_fit_into_a_slot(width, rows
 
 @pytest.mark.parametrize("spare", [-1, 0, 1])
 def test_a_chunk_is_split_exactly_where_it_does_not_fit(spare):
-    # A slot for two chunks holds one with 33 bytes for its number and its start, 333 pieces of 49 bytes, and 64 bytes.
+    # A buffer for two chunks holds one, 33 bytes for its number and its start, 333 pieces of 49 bytes, and 64 bytes.
     assert (cobblestone.ciphertext_size(2 * CHUNK_SIZE) - SEALED_CHUNK_SIZE - 33 - 64) // 49 == 333
     pieces = GatherPlan(np.array([4]), np.array([0, 333 + spare]), np.zeros((333 + spare, 3), np.int64))
     slabs = check_gathers(pieces, 5 * CHUNK_SIZE, Sizes(CHUNK_SIZE, 2 * CHUNK_SIZE))

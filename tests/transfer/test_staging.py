@@ -1,4 +1,4 @@
-"""Transfers to a device that has everything staged and works later: slots, overlap, and what goes wrong meanwhile."""
+"""Transfers to a device that stages everything and works later: buffers, overlap, and what goes wrong meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pool deals each slot to one transfer at a time, when the device is done with it, and makes no more than it may."""
+"""The pool gives each buffer to one transfer at a time, once the device is done with it, and keeps to its depth."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class StagingBuffer:
 
 
 class Host:
-    """A device of which only `slot` is used."""
+    """A device of which only `staging_buffer` is used."""
 
     def __init__(self):
         self.made = []

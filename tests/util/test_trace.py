@@ -287,8 +287,9 @@ def test_the_trace_of_a_block_that_fails_is_written(opened, path):
 
 def test_there_is_one_trace_at_a_time(opened, path, tmp_path):
     with fastrack.trace(path):
-        with pytest.raises(RuntimeError, match="already"), fastrack.trace(tmp_path / "other.json"):
+        with pytest.raises(RuntimeError, match="already") as refusal, fastrack.trace(tmp_path / "other.json"):
             pass
+        assert not hasattr(refusal.value, "__notes__")
         opened.to_device(PLAIN)
     assert spans_of(path)
     assert list(tmp_path.iterdir()) == [path]
@@ -309,7 +310,7 @@ def test_an_error_of_the_block_is_told_before_one_of_its_trace(path, monkeypatch
     def fail(*_):
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(trace, "_write", fail)
+    monkeypatch.setattr(trace, "new_file", fail)
     with pytest.raises(KeyError) as failure, fastrack.trace(path):
         raise KeyError
     assert "the disk is full" in failure.value.__notes__[0]
