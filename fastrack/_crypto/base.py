@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +14,20 @@ from fastrack._crypto.cobblestone import CHUNK_SIZE, MAX_CHUNKS, TAG_SIZE, Messa
 Bytes = npt.NDArray[np.uint8]
 
 
-class KeySchedule(Protocol):
-    """A message key, expanded by an engine for its own use. Call `wipe` after the last chunk of the message."""
+class KeySchedule(ABC):
+    """A message key, expanded by an engine for its own use. Call `wipe` after the last chunk of the message.
 
+    `wipe` must also work on an object whose `__init__` raised.
+    """
+
+    @abstractmethod
     def wipe(self) -> None: ...
+
+    def __del__(self) -> None:
+        self.wipe()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a key schedule holds a secret and cannot be pickled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,3 +117,8 @@ def check_plan(plan: GatherPlan, sealed: int, plain: int, target: int) -> None:
         if gather.is_inside(chunks, starts, table, count, plain, target):
             return
     raise ValueError("expected a gather plan inside its message and its result, got one that reaches outside")
+
+
+def address(array: npt.NDArray[Any]) -> int:
+    """Return the address of the first byte of an array."""
+    return int(array.__array_interface__["data"][0])

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from fastrack._crypto.base import Bytes
+from fastrack._crypto.base import Bytes, address
 from fastrack._crypto.cobblestone import MessageKey
-from fastrack._devices.cuda.commands import Commands, address
+from fastrack._devices.cuda.commands import Commands
 from fastrack._devices.cuda.driver import Driver
 from fastrack._devices.cuda.gather_plan import align
 from fastrack._devices.cuda.key_state import write_state

@@ -14,7 +14,7 @@ from typing import Any
 import numpy.typing as npt
 from numpy import int64
 
-from fastrack._crypto.base import Bytes
+from fastrack._crypto.base import Bytes, address
 
 # Commands to the device.
 WAIT, RECORD, UPLOAD, DOWNLOAD, FILL, LAUNCH = 1, 2, 3, 4, 5, 6
@@ -152,8 +152,3 @@ class Commands:
         """Store the time, as `time.perf_counter_ns`. Return an index: ``code[index]`` then holds it."""
         self.code.extend((TIMESTAMP, 3, 0))
         return len(self.code) - 1
-
-
-def address(memory: npt.NDArray[Any]) -> int:
-    """Return the address of an array."""
-    return int(memory.__array_interface__["data"][0])

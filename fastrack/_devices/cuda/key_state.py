@@ -14,13 +14,14 @@ from collections.abc import Callable
 from functools import cache, partial
 
 import numpy as np
-from llvmlite import binding, ir
+from llvmlite import ir
 
 from fastrack._crypto.base import Bytes
 from fastrack._crypto.cobblestone import CHUNK_SIZE, NONCE_SIZE, MessageKey
 from fastrack._crypto.gcm_ir import copy, encrypt_block, expand_key, fill_zero, isolate_frame
 from fastrack._crypto.jit import cached_njit, emitted, source_digest, wipe_stack
 from fastrack._crypto.llvm import I64, Emitter, compile_for, define, emit_loop
+from fastrack._crypto.vaes import cpu_has
 from fastrack._devices.cuda.portable_key_state import (
     LAST_POWER,
     LENGTH_OFFSET,
@@ -72,11 +73,7 @@ def _writer() -> Writer:
 
 def has_instructions() -> bool:
     """Return whether this CPU has AES-NI and PCLMULQDQ."""
-    try:
-        features = binding.get_host_cpu_features()
-    except RuntimeError:  # LLVM does not know this machine
-        return False
-    return all(features.get(name, False) for name in ("aes", "pclmul", "ssse3"))
+    return cpu_has("aes", "pclmul", "ssse3")
 
 
 @cache

@@ -19,13 +19,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fastrack._crypto.base import Bytes, Engine, GatherPlan, check_buffers, check_plan, chunks_between
+from fastrack._crypto.base import Bytes, Engine, GatherPlan, address, check_buffers, check_plan, chunks_between
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, ciphertext_size
 from fastrack._crypto.session import Session
 from fastrack._devices.base import BAD_PLAN, Slab
 from fastrack._devices.cuda.buffers import CudaStagingBuffer, MessageState, MessageStatePool
 from fastrack._devices.cuda.clock import Clock
-from fastrack._devices.cuda.commands import Commands, address
+from fastrack._devices.cuda.commands import Commands
 from fastrack._devices.cuda.driver import Event, Stream, View
 from fastrack._devices.cuda.gather_plan import PlanSealer, SealedPlan, room_for
 from fastrack._devices.cuda.streams import Lane, Pipeline
