@@ -16,23 +16,8 @@ from numba import njit
 from fastrack._crypto import workers
 from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE
 from fastrack._crypto.jit import cached_njit, copy_bytes, fetch_add, sched_yield, source_digest
-from fastrack._devices.cuda.commands import (
-    CAPTURING,
-    COPY,
-    DOWNLOAD,
-    FILL,
-    LAUNCH,
-    NAMES,
-    PACK,
-    POLL,
-    RECORD,
-    REQUIRE_IDLE,
-    SYNCHRONIZE,
-    TIMESTAMP,
-    UPLOAD,
-    WAIT,
-    Commands,
-)
+from fastrack._devices.cuda import commands as opcodes
+from fastrack._devices.cuda.commands import NAMES, Commands
 from fastrack._devices.cuda.intrinsics import at, call, exchange, launch, load, now, put, sleep
 from fastrack.errors import DeviceError
 
@@ -233,38 +218,38 @@ def _build(digest: str) -> tuple[Any, Any, Any]:
                 here = words + 8 * position
                 code, length = at(here, 0), at(here, 1)
                 function = at(table, code)
-                if code == LAUNCH:
+                if code == opcodes.LAUNCH:
                     status = launch(function, here)
-                elif code in (UPLOAD, DOWNLOAD, FILL):
+                elif code in (opcodes.UPLOAD, opcodes.DOWNLOAD, opcodes.FILL):
                     status = call(function, (at(here, 2), at(here, 3), at(here, 4), at(here, 5)))
-                elif code == WAIT:
+                elif code == opcodes.WAIT:
                     status = call(function, (at(here, 2), at(here, 3), 0))
-                elif code == RECORD:
+                elif code == opcodes.RECORD:
                     status = call(function, (at(here, 2), at(here, 3)))
-                elif code == SYNCHRONIZE:
+                elif code == opcodes.SYNCHRONIZE:
                     status = call(function, (at(here, 2),))
-                elif code == REQUIRE_IDLE:
+                elif code == opcodes.REQUIRE_IDLE:
                     if stops:
                         status = call(function, (at(here, 2),))
                         if status == _NOT_READY:
                             status = STOPPED
-                elif code == POLL:
+                elif code == opcodes.POLL:
                     stop = now() + at(here, 3)
                     status = call(function, (at(here, 2),))
                     while status == _NOT_READY and now() < stop:
                         status = call(function, (at(here, 2),))
                     if status == _NOT_READY:
                         status = STOPPED if stops and at(here, 4) else 0
-                elif code == CAPTURING:
+                elif code == opcodes.CAPTURING:
                     status = call(function, (at(here, 2), here + 24))
                     if status == _IMPLICIT:  # the default stream, while another stream is captured
                         put(here, 3, 1)
                         status = 0
-                elif code == COPY:
+                elif code == opcodes.COPY:
                     _copy_shared(shared, parallel, at(here, 2), at(here, 3), at(here, 4), 0, 0)
-                elif code == PACK:
+                elif code == opcodes.PACK:
                     _copy_shared(shared, parallel, at(here, 2), at(here, 3), at(here, 4), at(here, 5), at(here, 6))
-                elif code == TIMESTAMP:
+                elif code == opcodes.TIMESTAMP:
                     put(here, 2, now())
                 if status in (0, STOPPED):
                     position += length
