@@ -32,16 +32,11 @@ class KeySchedule(ABC):
 
 @dataclass(frozen=True, slots=True)
 class GatherPlan:
-    """A list of byte ranges of chunks, and the offsets in the result that they are copied to.
+    """A list of byte ranges of chunks, and the offsets in the result that they are copied to."""
 
-    chunks : int64 (n,), numbers of the chunks to open, without duplicates
-    starts : int64 (n + 1,), the ranges of chunk `i` are `table[starts[i]:starts[i + 1]]`
-    table : int64 (m, 3), offset in the chunk, offset in the result, length; in bytes
-    """
-
-    chunks: npt.NDArray[np.int64]
-    starts: npt.NDArray[np.int64]
-    table: npt.NDArray[np.int64]
+    chunks: npt.NDArray[np.int64]  # (n,): numbers of the chunks to open, without duplicates
+    starts: npt.NDArray[np.int64]  # (n + 1,): the ranges of chunk `i` are `table[starts[i]:starts[i + 1]]`
+    table: npt.NDArray[np.int64]  # (m, 3): offset in the chunk, offset in the result, length; in bytes
 
 
 class Engine(Protocol):
@@ -71,10 +66,7 @@ class Engine(Protocol):
 def chunks_between(sealed: int, plain: int, first: int = 0) -> int:
     """Return the number of chunks of a run of `sealed` bytes with tags and `plain` bytes without.
 
-    Raises
-    ------
-    ValueError
-        If no run of chunks from `first` on has these sizes. Native code relies on this check.
+    Raise ValueError if no run of chunks from `first` on has these sizes. Native code relies on this check.
     """
     count, remainder = divmod(sealed - plain, TAG_SIZE)
     if remainder or count < 0 or not (count - 1) * CHUNK_SIZE <= plain <= count * CHUNK_SIZE:
@@ -85,12 +77,9 @@ def chunks_between(sealed: int, plain: int, first: int = 0) -> int:
 
 
 def check_buffers(source: Bytes, target: Bytes | None = None) -> None:
-    """Raise unless buffers are one-dimensional, contiguous `uint8` arrays, and the target is writable.
+    """Raise ValueError unless buffers are one-dimensional, contiguous `uint8` arrays, and the target is writable.
 
-    Raises
-    ------
-    ValueError
-        If one is not. Native code relies on this check.
+    Native code relies on this check.
     """
     for array in (source,) if target is None else (source, target):
         if array.dtype != np.uint8 or array.ndim != 1 or not array.flags.c_contiguous:
@@ -100,12 +89,9 @@ def check_buffers(source: Bytes, target: Bytes | None = None) -> None:
 
 
 def check_plan(plan: GatherPlan, sealed: int, plain: int, target: int) -> None:
-    """Raise if a plan reaches outside its message of `plain` bytes or its result of `target` bytes.
+    """Raise ValueError if a plan reaches outside its message of `plain` bytes or its result of `target` bytes.
 
-    Raises
-    ------
-    ValueError
-        If it does. Native code relies on this check.
+    Native code relies on this check.
     """
     chunks, starts, table = plan.chunks, plan.starts, plan.table
     count = chunks_between(sealed, plain)

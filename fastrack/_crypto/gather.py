@@ -14,12 +14,8 @@ from fastrack._crypto.jit import compiled
 def make_plan(starts: Any, sizes: Any, offsets: Any) -> Any:
     """Split ranges of plaintext at chunk boundaries, sort them by chunk, and return the arrays of a `GatherPlan`.
 
+    Range `i` has `sizes[i]` bytes from `starts[i]` on, and is copied to `offsets[i]` in the result; all are int64 (n,).
     Ranges that are adjacent in the message and in the result are merged before.
-
-    Parameters
-    ----------
-    starts, sizes, offsets : numpy.ndarray
-        int64 (n,). Range `i` has `sizes[i]` bytes from `starts[i]` on, and is copied to `offsets[i]` in the result.
     """
     count = 0
     index = 0
@@ -93,4 +89,3 @@ def _merge(starts: Any, sizes: Any, offsets: Any, index: int) -> Any:
         size += sizes[after]
         after += 1
     return after, size
-

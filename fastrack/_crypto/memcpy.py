@@ -22,10 +22,7 @@ PARALLEL_THRESHOLD = (512 << 10) // CHUNK_SIZE  # chunks that one thread copies 
 def copy(target: Bytes, source: Bytes, threads: int) -> None:
     """Copy `source` to `target`, on up to `threads` threads.
 
-    Raises
-    ------
-    ValueError
-        If their sizes differ, or `check_buffers` raises.
+    Raise ValueError if their sizes differ, or `check_buffers` raises.
     """
     check_buffers(source, target)
     if target.size != source.size:

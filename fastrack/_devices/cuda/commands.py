@@ -42,34 +42,18 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A kernel and its launch configuration.
+    """A kernel and its launch configuration."""
 
-    Attributes
-    ----------
-    handle : int
-        Its CUfunction.
-    threads : int
-        Threads per block.
-    shared : int
-        Dynamic shared memory per block, in bytes.
-    """
-
-    handle: int
-    threads: int
-    shared: int
+    handle: int  # CUfunction
+    threads: int  # per block
+    shared: int  # bytes of dynamic shared memory per block
 
 
 class Commands:
-    """A list of commands, in the order of their issue.
+    """A list of commands as the words `code`, in the order of their issue.
 
     Streams and events have a `ptr`, their CUDA handle. The list keeps the memory that its commands refer to alive.
-
-    Attributes
-    ----------
-    code : array.array
-        The words.
-    copies : int
-        Bytes that the host copies within host memory.
+    `copies` is the number of bytes that the host copies within host memory.
     """
 
     __slots__ = ("_keepalive", "code", "copies")

@@ -40,17 +40,9 @@ _INSTALL = f"pip install 'fastrack[cu13]', or 'fastrack[cu12]' where the driver 
 
 
 class CupyDriver:
-    """`Driver` for one GPU.
+    """`Driver` for the GPU of CUDA's number `index`.
 
-    Parameters
-    ----------
-    index : int
-        CUDA's number of the device.
-
-    Raises
-    ------
-    DeviceError
-        If the device cannot be used. The message says what is missing.
+    Raise DeviceError if it cannot be used; the message says what is missing.
     """
 
     def __init__(self, index: int) -> None:

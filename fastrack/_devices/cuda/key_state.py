@@ -42,20 +42,10 @@ _compiled = cached_njit(nogil=False)  # releasing the lock would cost more than 
 
 
 def write_state(key: MessageKey, target: Bytes) -> None:
-    """Expand a message key into the state that the kernels read.
+    """Expand a message key into the state that the kernels read, and write every byte of `target`.
 
-    Parameters
-    ----------
-    key : MessageKey
-        An AES key of 16 or 32 bytes, and a base nonce.
-    target : numpy.ndarray
-        `STATE_SIZE` bytes, writable and contiguous, at a multiple of 8, such as page-locked memory. Every byte is
-        written.
-
-    Raises
-    ------
-    ValueError
-        If the target differs from that. Native code relies on this check.
+    The target has `STATE_SIZE` bytes, writable and contiguous, at a multiple of 8, such as page-locked memory. Raise
+    ValueError if it differs from that. Native code relies on this check.
     """
     flags = target.flags
     if target.dtype != np.uint8 or target.shape != (STATE_SIZE,) or not (flags.c_contiguous and flags.writeable):

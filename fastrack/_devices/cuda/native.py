@@ -46,10 +46,7 @@ _NAP = 50  # microseconds
 def find_functions(library: Any = None) -> dict[str, int]:
     """Return the addresses of the functions of libcuda that lists call, by name.
 
-    Raises
-    ------
-    DeviceError
-        If there is no libcuda, or it lacks one of them.
+    Raise DeviceError if there is no libcuda, or it lacks one of them.
     """
     try:
         library = library or ctypes.CDLL("libcuda.so.1")
@@ -73,14 +70,9 @@ def find_functions(library: Any = None) -> dict[str, int]:
 
 
 class Native:
-    """The runner of command lists for one CUDA context.
+    """The runner of command lists for one CUDA context, which is current while a list runs.
 
-    Parameters
-    ----------
-    functions : dict of str to int
-        Addresses from `find_functions`.
-    context : int
-        CUcontext that is current while a list runs.
+    `functions` are the addresses from `find_functions`, and `context` is a CUcontext.
     """
 
     def __init__(self, functions: dict[str, int], context: int) -> None:
@@ -92,22 +84,14 @@ class Native:
         self._context = context
 
     def run(self, commands: Commands, *, threads: int = 1, start: int = 0, hold: bool = False) -> tuple[int, int]:
-        """Run commands from the word `start` on.
+        """Run commands from the word `start` on, on up to `threads` threads for copies within host memory.
 
-        Parameters
-        ----------
-        threads : int
-            Maximum number of threads for copies within host memory.
-        hold : bool
-            Keep the interpreter's lock until a command stops the list. For lists that take microseconds: getting the
-            lock back from a busy interpreter takes milliseconds.
+        With `hold` the interpreter's lock is kept until a command stops the list. That is for lists that take
+        microseconds: getting the lock back from a busy interpreter takes milliseconds.
 
-        Returns
-        -------
-        status : int
-            0 at the end; `STOPPED` if a command stopped the list; else the CUresult of the command that failed.
-        position : int
-            Index of the first word of the command that failed, or of the next one if the list was stopped.
+        Return the status and a position. The status is 0 at the end; `STOPPED` if a command stopped the list; else the
+        CUresult of the command that failed. The position is the index of the first word of the command that failed, or
+        of the next one if the list was stopped.
         """
         shared = np.zeros(_SHARED, np.int64)
         shared_address = int(shared.__array_interface__["data"][0])
