@@ -23,7 +23,6 @@ class Session:
     """
 
     def __init__(self, bits: int = 256) -> None:
-        self._bits = bits
         self._secret: bytearray | None = bytearray(os.urandom(bits // 8))
         self.reset_after_fork()
         register_fork_reset(self)

@@ -326,9 +326,9 @@ def test_what_cuda_says_is_said_again(runtime):
     with pytest.raises(DeviceError, match="cuda:1 failed in cuEventRecord: cudaError 719"):
         driver.issue(commands)
     for error in (NoMemoryError("none"), FakeError(2)):
-        with pytest.raises(DeviceError, match="no memory left"), driver._current():
+        with pytest.raises(DeviceError, match="no memory left"), cupy_driver._Current(driver):
             raise error
-    with pytest.raises(KeyError), driver._current():
+    with pytest.raises(KeyError), cupy_driver._Current(driver):
         raise KeyError
     assert runtime.current == 0
 
