@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import islice
 
 from llvmlite import ir
 
@@ -248,7 +247,6 @@ class _Chunk:
     """An emitter of the code of one chunk: groups of vectors first, then single blocks, then the last bytes."""
 
     def __init__(self, function: ir.Function, variant: Variant, schedule: ir.Value, chunk: ir.Value) -> None:
-        self.function = function
         self.variant = variant
         self.schedule = schedule
         self.builder = ir.IRBuilder(function.append_basic_block())
@@ -346,7 +344,7 @@ class _Chunk:
         for step in range(1, rounds):
             key = self._round_key(step)
             states = [wide.aes_round(state, key) for state in states]
-            hashing.absorb(step * _VECTORS // (rounds - 1) - (step - 1) * _VECTORS // (rounds - 1))
+            hashing.absorb(step * _VECTORS // (rounds - 1))
         key = self._round_key(rounds)
         return [wide.aes_last(state, wide.xor(key, text(lane))) for lane, state in enumerate(states)]
 
@@ -426,12 +424,12 @@ class _Hashing:
         self.start = wide.zero_extend(start)
         self.text = text
         self.sums: tuple[ir.Value, ...] = ()
-        self.lanes = iter(_ORDER)
+        self.absorbed = 0
 
     def absorb(self, count: int) -> None:
-        """Absorb the next vectors."""
+        """Absorb vectors until `count` of them are."""
         wide = self.wide
-        for lane in islice(self.lanes, count):
+        for lane in _ORDER[self.absorbed : count]:
             text = wide.reverse_bytes(self.text(lane))
             if lane == 0:
                 text = wide.xor(text, self.start)
@@ -440,6 +438,7 @@ class _Hashing:
             halves = wide.load(self.schedule, _HASH_HALVES + offset, align=wide.width)
             product = wide.product(text, key, halves)
             self.sums = tuple(map(wide.xor, self.sums, product)) if self.sums else product
+        self.absorbed = count
 
     def finish(self) -> ir.Value:
         """Absorb the vectors that are left, and return the hash."""

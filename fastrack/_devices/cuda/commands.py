@@ -63,9 +63,6 @@ class Commands:
         self.copies = 0
         self._keepalive: list[object] = []
 
-    def __bool__(self) -> bool:
-        return bool(self.code)
-
     def wait(self, stream: Any, event: Any) -> None:
         """Make later work on `stream` wait for `event`, as last recorded."""
         self.code.extend((WAIT, 4, stream.ptr, event.ptr))

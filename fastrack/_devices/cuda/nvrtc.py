@@ -36,11 +36,6 @@ class Kernels:
         """Threads per block."""
         return self._constant("THREADS")
 
-    @property
-    def state(self) -> int:
-        """Size in bytes of the state of a key, which `fastrack._devices.cuda.key_state` writes."""
-        return self._constant("STATE_BYTES")
-
     def shared(self, kernel: str) -> int:
         """Return the shared memory per block of a kernel, in bytes."""
         return self._constant("GATHER_SHARED_BYTES" if kernel.startswith("gather") else "SHARED_BYTES")

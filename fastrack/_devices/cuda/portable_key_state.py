@@ -26,7 +26,7 @@ _compiled = cached_njit(nogil=False)
 
 # All integers are unsigned, of 64 bits: numba converts mixed signed and unsigned ones to floats. AES works on eight
 # bytes at a time.
-_0, _1, _2, _3, _4, _7, _8, _16, _24, _32 = (np.uint64(number) for number in (0, 1, 2, 3, 4, 7, 8, 16, 24, 32))
+_0, _1, _2, _7, _8, _24, _32 = (np.uint64(number) for number in (0, 1, 2, 7, 8, 24, 32))
 _BYTES = np.uint64(0x0101010101010101)
 _LOW_7 = np.uint64(0x7F7F7F7F7F7F7F7F)
 _REDUCTION, _AFFINE = np.uint64(0x1B), np.uint64(0x63) * _BYTES
