@@ -24,24 +24,15 @@ from fastrack.errors import AuthenticationError, ClosedError, FormatError
 
 Bytes = bytes | bytearray | memoryview
 
-CHUNK_SIZE: Final = 16384
-"""Bytes of plaintext in every chunk except the last."""
-TAG_SIZE: Final = 16
-"""Bytes of the AES-GCM tag that ends every chunk."""
-SEALED_CHUNK_SIZE: Final = CHUNK_SIZE + TAG_SIZE
-"""Bytes from the start of one chunk to the start of the next."""
-SALT_SIZE: Final = 24
-"""Bytes of the random salt at the start of a message."""
-COMMITMENT_SIZE: Final = 32
-"""Bytes of the key commitment after the salt."""
-HEADER_SIZE: Final = SALT_SIZE + COMMITMENT_SIZE
-"""Bytes before the first chunk."""
-NONCE_SIZE: Final = 12
-"""Bytes of an AES-GCM nonce."""
-MAX_CHUNKS: Final = 2**38
-"""The largest number of chunks of a message: chunk numbers have 38 bits."""
-MAX_PLAIN_SIZE: Final = MAX_CHUNKS * CHUNK_SIZE - 1
-"""The largest plaintext of a message in bytes, one less than 4 PiB."""
+CHUNK_SIZE: Final = 16384  # bytes of plaintext in every chunk except the last
+TAG_SIZE: Final = 16  # bytes of the AES-GCM tag that ends every chunk
+SEALED_CHUNK_SIZE: Final = CHUNK_SIZE + TAG_SIZE  # bytes from the start of one chunk to the start of the next
+SALT_SIZE: Final = 24  # bytes of the random salt at the start of a message
+COMMITMENT_SIZE: Final = 32  # bytes of the key commitment after the salt
+HEADER_SIZE: Final = SALT_SIZE + COMMITMENT_SIZE  # bytes before the first chunk
+NONCE_SIZE: Final = 12  # bytes of an AES-GCM nonce
+MAX_CHUNKS: Final = 2**38  # the largest number of chunks of a message: chunk numbers have 38 bits
+MAX_PLAIN_SIZE: Final = MAX_CHUNKS * CHUNK_SIZE - 1  # the largest plaintext of a message in bytes, one less than 4 PiB
 
 _AEADS = {16: b"AEAD_AES_128_GCM", 32: b"AEAD_AES_256_GCM"}
 _LABEL = b"c2sp.org/chunked-encryption@v1+"

@@ -30,7 +30,7 @@ _PORTABLE = 1  # cudaHostAllocPortable: page-locked for every device
 _NON_BLOCKING = 1  # cudaStreamNonBlocking
 _TIMED, _BLOCKING_SYNC = 0, 1 | 2  # cudaEventDefault; cudaEventBlockingSync | cudaEventDisableTiming
 _LOWEST, _HIGHEST = 0, -5  # stream priorities, which CUDA clamps to its range
-_NOT_READY, _NO_MEMORY, _OLD_DRIVER, _NO_DEVICE = 600, 2, 35, 100  # cudaError
+_NO_MEMORY, _OLD_DRIVER, _NO_DEVICE = 2, 35, 100  # cudaError
 
 _MAX_SHARED = 100  # percent of a multiprocessor's memory as shared memory; with less, one block fits instead of two
 
