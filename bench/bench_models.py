@@ -5,8 +5,6 @@ comparable is the time until the weights are in the module. Fresh memory costs m
 the longer ago something was given back to the system; so the runs take turns, each time in another order.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from statistics import median

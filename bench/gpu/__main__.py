@@ -1,7 +1,5 @@
 """``python -m bench.gpu``. Says what is missing before anything is imported that may be."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What each of fastrack's ideas brings on a GPU: the steps of `fastrack bench`, by the host's clock."""
 
-from __future__ import annotations
-
 from bench.gpu.plan import size_of
 from bench.gpu.timing import Row, interleave, wall
 from fastrack._bench.steps import DIRECTIONS, notes, open_steps

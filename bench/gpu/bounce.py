@@ -4,8 +4,6 @@ Today's GPUs authenticate one long chain before they decrypt, and here is no ker
 path comes off better than it is.
 """
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

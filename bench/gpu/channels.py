@@ -1,7 +1,5 @@
 """Channels to the GPU whose settings are those of a measurement rather than fastrack's."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 
 from fastrack import Channel

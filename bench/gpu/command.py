@@ -1,7 +1,5 @@
 """Run every stage in a process of its own, with one line of JSON each. Needs the standard library only."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,7 +1,5 @@
 """The GPU that is measured: fastrack's driver, the device's clock, and the few calls that fastrack does not make."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager, nullcontext
 from unittest.mock import patch
 

@@ -1,7 +1,5 @@
 """Random bytes on the host, and what is made of them before anything is measured."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from bench.gpu.gpu import WrongResultError

@@ -1,7 +1,5 @@
 """How fast the kernels are, on memory of the device and by its clock, next to a copy from the device to itself."""
 
-from __future__ import annotations
-
 import os
 
 from bench.gpu.gpu import WrongResultError

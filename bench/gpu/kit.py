@@ -4,8 +4,6 @@ Runs on a machine with one. The folder gets wheels, those files of published vec
 that installs the wheels and runs stages. CuPy, numba, NumPy and torch are large, and have to be there already.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Known answers, through the kernels themselves: published cases, and random messages as pyca/cryptography has them."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Measure `to_device` of a sealed tensor by size, next to a page-locked copy, by the host's clock."""
 
-from __future__ import annotations
-
 from bench.gpu.channels import channel_on
 from bench.gpu.host_data import noise
 from bench.gpu.plan import size_of

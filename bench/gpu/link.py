@@ -1,7 +1,5 @@
 """Measure what bounds a transfer: copies between page-locked memory and the device, and the host's own copy."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

@@ -1,7 +1,5 @@
 """``python -m bench.gpu.machine cuda:0``: print what results say of the machine, as JSON. Compiles no kernel."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import platform

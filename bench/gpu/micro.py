@@ -1,7 +1,5 @@
 """Measure rates of the kernels' instructions, in lanes a clock on a multiprocessor, and see where blocks go."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

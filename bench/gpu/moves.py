@@ -1,7 +1,5 @@
 """Check transfers with every framework that is there: what arrives is what was sent, a forgery is refused."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from bench.gpu import needs

@@ -1,7 +1,5 @@
 """Open 256 MiB a few times, for a profiler: ``python -m bench.gpu.one cuda:0``."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 

@@ -1,7 +1,5 @@
 """The figures as a picture: the timeline, and the paths by size."""
 
-from __future__ import annotations
-
 from bench.gpu import transfers
 from bench.gpu.plan import size_of
 

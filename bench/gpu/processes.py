@@ -1,7 +1,5 @@
 """Processes of their own: run with a time limit, and ended with all that they started."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

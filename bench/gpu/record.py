@@ -1,7 +1,5 @@
 """Keep the document of a stage on disk, whole from its start and after every row, whatever ends the process."""
 
-from __future__ import annotations
-
 import gc
 import json
 import re

@@ -1,7 +1,5 @@
 """Measure single kernels that have little to do, by the device's clock."""
 
-from __future__ import annotations
-
 import os
 
 from bench.gpu.launches import GOOD, ByteRuns, Launches

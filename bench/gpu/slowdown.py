@@ -1,7 +1,5 @@
 """How much a matrix product is slowed by sealed data that streams in beside it."""
 
-from __future__ import annotations
-
 import threading
 import time
 from contextlib import ExitStack, contextmanager

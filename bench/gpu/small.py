@@ -1,7 +1,5 @@
 """A few chunks through every kernel, for compute-sanitizer: ``python -m bench.gpu.small cuda:0``."""
 
-from __future__ import annotations
-
 import sys
 
 RIGHT = "all is right"

@@ -1,7 +1,5 @@
 """``python -m bench.gpu.stage PATH``: run the stage whose empty document is there, in this process."""
 
-from __future__ import annotations
-
 import faulthandler
 import sys
 from functools import cached_property

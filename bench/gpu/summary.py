@@ -1,7 +1,5 @@
 """Sum up a stage in one line of JSON: how it ended, what failed, and its key figures, as many as fit."""
 
-from __future__ import annotations
-
 import json
 import re
 

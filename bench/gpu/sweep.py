@@ -1,7 +1,5 @@
 """How the size of a slab, of the first slab, the depth of the ring and the share of the GPU tell on `to_device`."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 
 from bench.gpu.channels import channel_on, defaults

@@ -1,7 +1,5 @@
 """`to_device` and `to_host`, next to plain copies of as many bytes and to the bounce path. By the host's clock."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from bench.gpu.bounce import ParallelBounce, WholeBounce

@@ -1,7 +1,5 @@
 """``python -m bench.peers``."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

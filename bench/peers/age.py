@@ -5,8 +5,6 @@ the last; the header's HMAC is under the file key and so commits to it). The for
 pyrage has no call for it.
 """
 
-from __future__ import annotations
-
 import io
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The process of one peer: ``python -m bench.peers.child NAME MIB FOLDER SEED``. It does as told, line by line."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import importlib

@@ -4,8 +4,6 @@ Features: c2sp.org/chunked-encryption for the format; the classes' methods (upda
 package does with it: from the start to the end only.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from bench.peers import container

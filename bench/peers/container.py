@@ -1,7 +1,5 @@
 """What the ciphers for bytes are given: a safetensors header and the bytes of the arrays, with nothing copied."""
 
-from __future__ import annotations
-
 import json
 import math
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """The children, as the process that measures sees them: alive all along, and told when it is their turn."""
 
-from __future__ import annotations
-
 import json
 import os
 import select

@@ -6,8 +6,6 @@ with another name, dtype or shape and a file with two chunks exchanged are refus
 run tells: all of the file.
 """
 
-from __future__ import annotations
-
 import base64
 import secrets
 

@@ -3,8 +3,6 @@
 Features: docs/format.md and docs/threat-model.md, and the tests that every sentence of those has.
 """
 
-from __future__ import annotations
-
 import os
 from unittest import mock
 

@@ -5,8 +5,6 @@ the Fernet specification: AES-128-CBC, then HMAC-SHA256 under the other half of 
 the half that decrypts.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from bench.peers import container

@@ -5,8 +5,6 @@ Fernet is AES-128-CBC and HMAC-SHA256 under two halves of a key. Tried: with two
 samples come in the other order and nothing is noticed.
 """
 
-from __future__ import annotations
-
 import os
 
 from bench.peers.peer import Features

@@ -3,8 +3,6 @@
 Features: the documentation of numpy.lib.format and numpy.load, and the trials of every run.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from bench.peers.peer import Features

@@ -1,7 +1,5 @@
 """What was found, as tables for people and as a document for programs."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from datetime import UTC, datetime
 

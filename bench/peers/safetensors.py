@@ -3,8 +3,6 @@
 Features: the safetensors README (format, lazy loading, what is checked), and the trials of every run.
 """
 
-from __future__ import annotations
-
 from bench.peers.peer import Features
 
 FEATURES = Features(

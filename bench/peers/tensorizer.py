@@ -6,8 +6,6 @@ Poly1305 commits to no key. Tensors can be had one by one (lazy_load). libsodium
 tensors whose names are exchanged open as each other.
 """
 
-from __future__ import annotations
-
 from bench.peers.peer import Features
 
 

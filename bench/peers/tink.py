@@ -5,8 +5,6 @@ salt and HKDF give each file its key, with no commitment to it), and the docstri
 streams are "readable but not seekable".
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from bench.peers import container

@@ -1,7 +1,5 @@
 """The parts of the suite for GPUs where there is none: what they measure and check, on a stand-in of host memory."""
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 

@@ -1,7 +1,5 @@
 """The stages of `make gpu` where there is no GPU: their order, documents, lines, time limits and exit status."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

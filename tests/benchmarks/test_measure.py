@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from fastrack._bench.measure import interleave
 
 

@@ -1,7 +1,5 @@
 """The results in bench/results: each is what the schema says, is named as it must be, and tells nothing of its host."""
 
-from __future__ import annotations
-
 import functools
 import json
 import re

@@ -1,7 +1,5 @@
 """Every step of the ablation moves the same bytes, refuses what was altered, and is counted as it says."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Fuzzes all targets at once, each in a process of its own: ``python -m fuzz``. See docs/reliability.md."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

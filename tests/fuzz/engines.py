@@ -3,8 +3,6 @@
 Native code that reads or writes one byte too many there ends the process with SIGSEGV.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from helpers import engines, reference
 from helpers.buffers import Guarded, as_array

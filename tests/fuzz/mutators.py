@@ -3,8 +3,6 @@
 Every function takes a `random.Random` and gives the same for the same seed.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -3,8 +3,6 @@
 With a fourth argument, the path of an input, runs that one alone: how a crash is looked at again.
 """
 
-from __future__ import annotations
-
 import re
 import resource
 import sys

@@ -3,8 +3,6 @@
 The pieces are tokens of JSON, marks, chunks, tags and whole messages, so that much of what is made nearly opens.
 """
 
-from __future__ import annotations
-
 import hmac
 import json
 import re

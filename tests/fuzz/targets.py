@@ -3,8 +3,6 @@
 Seeds are the same in every run, random salts included, so that inputs kept from earlier runs mean the same.
 """
 
-from __future__ import annotations
-
 import gc
 import io
 import json

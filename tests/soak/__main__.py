@@ -1,7 +1,5 @@
 """Soaks fastrack: ``python -m soak``. See docs/reliability.md."""
 
-from __future__ import annotations
-
 import argparse
 import faulthandler
 import json

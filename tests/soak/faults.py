@@ -1,7 +1,5 @@
 """What goes wrong on purpose. Each must give the documented error, zeros in `out=`, and nothing that stays behind."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource

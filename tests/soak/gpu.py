@@ -1,7 +1,5 @@
 """The same on a CUDA device that is made of host memory, by the driver that the tests have for it."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Models, wrapped loaders and transfers that nothing waits for, of all threads on one device that works later."""
 
-from __future__ import annotations
-
 import re
 
 import torch

@@ -1,7 +1,5 @@
 """What a thread of the soak does when nothing goes wrong."""
 
-from __future__ import annotations
-
 import faulthandler
 import os
 from collections import namedtuple

@@ -1,7 +1,5 @@
 """One thread of the soak: what it takes its decisions from, what it counts, and how it checks a result."""
 
-from __future__ import annotations
-
 import random
 import re
 import threading

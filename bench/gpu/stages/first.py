@@ -1,7 +1,5 @@
 """Make first contact with a GPU: what is there, whether it is right, and what bounds it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

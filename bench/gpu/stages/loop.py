@@ -1,7 +1,5 @@
 """Time a training loop that `fastrack.wrap` feeds, next to batches on the device and to plain copies."""
 
-from __future__ import annotations
-
 from bench.gpu import needs
 from bench.gpu.gpu import Skip
 from bench.gpu.timing import Row, interleave, wall

@@ -1,7 +1,5 @@
 """Run a few chunks through every kernel under compute-sanitizer, a step for each of its tools."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Run the tests of `tests/gpu`, and those of `tests/kernels` that a GPU can run, a step for each of their files."""
 
-from __future__ import annotations
-
 import re
 import sys
 

@@ -1,7 +1,5 @@
 """Compare the kernels with every candidate: known answers first, then speed, with two splits of shared memory."""
 
-from __future__ import annotations
-
 import dataclasses
 from contextlib import contextmanager
 from pathlib import Path

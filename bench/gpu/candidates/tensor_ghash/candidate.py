@@ -1,7 +1,5 @@
 """Extend a state by what GHASH on the tensor cores needs: powers of H for groups of blocks, and a matrix of bits."""
 
-from __future__ import annotations
-
 import numpy as np
 
 _POWERS = 272  # where power 0 lies in a state; powers are divided by x, and little-endian words
