@@ -25,7 +25,7 @@ def main(arguments):
     worker = Worker(*arguments)
     for line in sys.stdin:
         try:
-            reply = getattr(worker, f"do_{line.strip()}")()
+            reply = getattr(worker, f"do_{line.strip()}")() or {}
         except Exception as error:  # noqa: BLE001 - whatever it is, the table tells it
             reply = {"error": told(error)}
         replies.write(json.dumps(reply) + "\n")
@@ -71,7 +71,6 @@ class Worker:
     def do_forget(self):
         """Drop what was opened, so that no peer holds memory while another is measured."""
         self._found = None
-        return {}
 
     def do_trim(self):
         """Give back what malloc keeps, so that memory taken anew is seen to be taken."""
@@ -79,7 +78,6 @@ class Worker:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
-        return {}
 
     def do_warm(self):
         """Touch as much memory as will be needed, and give it back.
@@ -88,7 +86,6 @@ class Worker:
         second for 256 MiB, and falls on the peer that is first.
         """
         np.ones(2 * self._size * MIB, np.uint8)
-        return {}
 
     def do_flip(self):
         """Change a bit in the middle of the file."""
@@ -131,11 +128,11 @@ class Worker:
         """The seconds of an action, and how far the process's memory rose above where it was."""
         gc.collect()
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew: man 5 proc
-        before = status("VmRSS")
+        before = sum_of("/proc/self/status", "VmRSS:")
         start = time.perf_counter()
         action()
         seconds = time.perf_counter() - start
-        return seconds, status("VmHWM") - before
+        return seconds, sum_of("/proc/self/status", "VmHWM:") - before
 
 
 def version_of(package):
@@ -188,12 +185,9 @@ def remove(path):
         path.unlink(missing_ok=True)
 
 
-def status(field):
-    """Bytes, of a line of this process's status."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) << 10
-    raise LookupError(field)
+def sum_of(path, *fields):
+    """Sum up lines of a file of proc(5), in bytes."""
+    return sum(int(line.split()[1]) << 10 for line in Path(path).read_text().splitlines() if line.startswith(fields))
 
 
 def told(error):

@@ -16,6 +16,7 @@ from bench.peers import child, command, container, crew, report, rounds
 from bench.peers.catalog import PEERS
 from bench.peers.crew import Child, DeadError
 from bench.peers.peer import TITLES, Features
+from bench.peers.rounds import Result
 
 HERE = ["fastrack", "fastrack-unsynced", "fastrack-out", "cobblestone", "fernet", "numpy"]
 TORCH = ["safetensors", "safetensors-copied", "safetensors-mapped"]
@@ -36,7 +37,7 @@ def results():
     """Two peers with figures, and one without."""
     found = []
     for slug, seconds in (("fastrack", 0.5), ("tink", 1.0), ("age", None)):
-        each = rounds._begin(slug)
+        each = Result.of(slug)
         if seconds is None:
             each.error = "start: ModuleNotFoundError: No module named 'pyrage'"
         else:
@@ -303,7 +304,7 @@ def test_figures_are_medians_beside_fastracks():
     ],
 )
 def test_memory_for_the_tensors_counts_where_it_is_kept(slug, owned, beyond):
-    result = rounds._begin(slug)
+    result = Result.of(slug)
     result.open_owned = owned
     assert report._beyond(result, 100) == beyond
 
@@ -314,7 +315,7 @@ def test_without_fastrack_there_are_no_factors():
 
 
 def test_a_map_has_no_speed():
-    mapped = rounds._begin("safetensors-mapped")
+    mapped = Result.of("safetensors-mapped")
     mapped.seal = mapped.synced = mapped.open = [1.0]
     row = report.Report([*results(), mapped], size=1, rounds=1, machine=MACHINE).figures()[-1]
     assert "reads nothing" in row
@@ -322,7 +323,7 @@ def test_a_map_has_no_speed():
 
 
 def test_ways_of_one_package_share_a_row_of_features():
-    found = [rounds._begin(slug) for slug in PEERS]
+    found = [Result.of(slug) for slug in PEERS]
     names = [row[0] for row in report.Report(found, size=1, rounds=1, machine=MACHINE).features()]
     assert names.count("fastrack") == names.count("safetensors") == 1
     assert len(names) == len(PEERS) - 4
@@ -366,7 +367,7 @@ def test_the_command_writes_what_it_prints(tmp_path, capsys):
 
 
 def test_a_run_without_figures_of_fastrack_fails(monkeypatch, capsys):
-    monkeypatch.setattr(command, "measure", lambda *_, **__: [rounds._begin("fastrack")])
+    monkeypatch.setattr(command, "measure", lambda *_, **__: [Result.of("fastrack")])
     assert command.main(["--size", "1"]) == 1
     assert "not measured: no round was run" in capsys.readouterr().out
 
