@@ -398,7 +398,8 @@ def test_candidates_are_laid_over_the_kernels(monkeypatch, tmp_path):
     (folder / "README.md").write_text("about them")
     (folder / "first/aes.cuh").write_text("// another")
     (folder / "second/ghash.cuh").write_text("// another")
-    (folder / "first/candidate.py").write_text("def extend_state(state): return state + b'more'")
+    edits = {"ghash.cuh": [("#pragma once", "// edited")]}
+    (folder / "first/candidate.py").write_text(f"EDITS = {edits}\ndef extend_state(state): return state + b'more'")
     monkeypatch.setattr(candidates, "FOLDER", folder)
     assert candidates.names() == ["first", "second"]
     tree, (first, second) = find_kernels(), (tmp_path / name for name in ("first", "second"))
@@ -406,12 +407,16 @@ def test_candidates_are_laid_over_the_kernels(monkeypatch, tmp_path):
     found = candidates.assemble("first", first)
     assert (first / "aes.cuh").read_text() == "// another"
     assert (first / "chunk.cuh").read_text() == (tree.folder / "chunk.cuh").read_text()
+    assert (first / "ghash.cuh").read_text().splitlines()[0] == "// edited"
     assert found.kernels.digest != tree.digest
     assert (found.kernels.threads, found.blocks) == (512, 2)
     assert StandIn().extend_state(b"state") == b"state"
     assert found.extend_state(b"state") == b"statemore"
     second.mkdir()
     assert candidates.assemble("second", second).extend_state(b"state") == b"state"
+    (folder / "second/candidate.py").write_text("EDITS = {'aes.cuh': [('no such text', '')]}")
+    with pytest.raises(ValueError, match=r"expected 'no such text' once in aes.cuh, got it 0 times"):
+        candidates.assemble("second", second)
 
 
 def test_every_candidate_is_checked_and_timed_with_both_splits(monkeypatch, tmp_path, started):

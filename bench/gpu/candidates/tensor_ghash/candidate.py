@@ -5,6 +5,15 @@ import numpy as np
 _POWERS = 272  # where power 0 lies in a state; powers are divided by x, and little-endian words
 _GROUP = 32  # blocks
 
+EDITS = {
+    "fastrack.cu": [
+        ("STATE_BYTES 8704", "STATE_BYTES 74752"),
+        ("FASTRACK_SHARED_BYTES 66400", "FASTRACK_SHARED_BYTES 74112"),
+        ("GATHER_SHARED_BYTES 82784", "GATHER_SHARED_BYTES 90496"),
+        ('#include "chunk.cuh"', '#include "mma.cuh"\n#include "chunk.cuh"'),
+    ]
+}
+
 
 def extend_state(state):
     """Append H^(1 + 32 n) for n from 0 to 31, and the matrix by which a group's bits are multiplied."""
