@@ -36,10 +36,7 @@ class Plan:
 def compare(pythons: dict[str, Path], suites: Path, folder: Path, say, plan: Plan) -> list[Row]:
     """Measure the suites under `suites` with the Python of each side; logs go to `folder`.
 
-    Raises
-    ------
-    CannotCompareError
-        If a side does not start, or there is nothing that both can run.
+    Raises CannotCompareError if a side does not start, or there is nothing that both can run.
     """
     measured: dict[str, list[list[tuple[float, float]]]] = {}
     broken: dict[str, dict[str, str]] = {}

@@ -38,12 +38,12 @@ class Found:
     broken: dict[str, dict[str, str]] = field(default_factory=dict)
 
 
+@dataclass
 class DeadError(Exception):
     """A worker said nothing more."""
 
-    def __init__(self, side: str, why: str):
-        super().__init__(side, why)
-        self.side, self.why = side, why
+    side: str
+    why: str
 
 
 class Worker:
@@ -54,10 +54,9 @@ class Worker:
         read, theirs = os.pipe()
         mine, write = os.pipe()
         command = [python, "-P", WORKER, root, str(mine), str(theirs)]
-        environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONHASHSEED": str(seed)}
+        environment = {name: text for name, text in os.environ.items() if name not in {"PYTHONPATH", "PYTEST_ADDOPTS"}}
+        environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONHASHSEED": str(seed)}
         environment["TMPDIR"] = tempfile.mkdtemp(prefix="tmp-", dir=log.parent)
-        environment.pop("PYTHONPATH", None)
-        environment.pop("PYTEST_ADDOPTS", None)
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 command,
@@ -126,19 +125,15 @@ def run_pair(
 ) -> Found:
     """Measure `names`, or all guards that both sides have, with a new process a side.
 
-    Raises
-    ------
-    CannotCompareError
-        If a side does not even start, or `fastrack` is not the environment's own there.
+    Raises CannotCompareError if a side does not even start, or `fastrack` is not the environment's own there.
     """
-    workers: list[Worker] = []
+    workers: dict[str, Worker] = {}
     found = Found()
     try:
-        order = SIDES if number % 2 == 0 else SIDES[::-1]
-        for side in order:
+        for side in SIDES if number % 2 == 0 else SIDES[::-1]:
             log = folder / f"{side}.log"
-            workers.append(Worker(side, pythons[side], root, log, seed=number + 1, patience=patience))
-        pair = sorted(workers, key=lambda worker: SIDES.index(worker.side))
+            workers[side] = Worker(side, pythons[side], root, log, seed=number + 1, patience=patience)
+        pair = [workers[side] for side in SIDES]
         sides = {worker.side: _collect(worker, pythons[worker.side]) for worker in pair}
         if names is None:
             names = [name for name in sides["base"].names if name in sides["head"].names]
@@ -156,9 +151,9 @@ def run_pair(
             if measured:
                 found.rounds[name] = measured
     finally:
-        for worker in workers:
+        for worker in workers.values():
             worker.hang_up()
-        for worker in workers:
+        for worker in workers.values():
             worker.end()
     return found
 

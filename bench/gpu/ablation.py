@@ -1,7 +1,7 @@
 """What each of fastrack's ideas brings on a GPU: the steps of `fastrack bench`, by the host's clock."""
 
 from bench.gpu.plan import size_of
-from bench.gpu.timing import Row, interleave, wall
+from bench.gpu.timing import rows, wall
 from fastrack._bench.steps import DIRECTIONS, notes, open_steps
 
 
@@ -15,7 +15,6 @@ def measure(gpu, plan, say):
             say(f"    {direction}, {size_of(size)}")
             with open_steps(direction, size, device=driver.name, driver=driver) as opened:
                 opened.check()
-                found = interleave({step.name: lambda _, run=step.run: wall(run) for step in opened.steps}, plan)
-            settings = {"direction": direction, "bits": 256}
-            yield from (Row("ablation", name, size, times, settings) for name, times in found.items())
+                runs = {step.name: lambda _, run=step.run: wall(run) for step in opened.steps}
+                yield from rows("ablation", size, runs, plan, direction=direction, bits=256)
             gpu.tidy()

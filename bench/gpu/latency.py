@@ -3,7 +3,7 @@
 from bench.gpu.channels import channel_on
 from bench.gpu.host_data import noise
 from bench.gpu.plan import size_of
-from bench.gpu.timing import Row, interleave, wall
+from bench.gpu.timing import rows, wall
 from fastrack import Key, seal
 
 SEALED, LOCKED = "to_device, sealed", "page-locked copy"
@@ -28,4 +28,4 @@ def measure(gpu, plan, say):
                 SEALED: lambda _, sealed=sealed, out=out: wall(channel.to_device, sealed, out=out),
                 LOCKED: lambda _, copy=copy: wall(copy),
             }
-            yield from (Row("latency", path, size, times) for path, times in interleave(runs, plan).items())
+            yield from rows("latency", size, runs, plan)

@@ -3,7 +3,7 @@
 import os
 
 from bench.gpu.launches import GOOD, ByteRuns, Launches
-from bench.gpu.timing import Row, interleave
+from bench.gpu.timing import on_device, rows
 from fastrack._crypto.cobblestone import CHUNK_SIZE, NONCE_SIZE, ciphertext_size
 
 _BITS = 256
@@ -27,15 +27,6 @@ def measure(gpu, plan, say):
         def job(chunks=chunks, where=where):
             launches.open(_BITS, chunks, *where)
 
-        runs = {f"open_{_BITS}": lambda _, job=job: _time(gpu, launches, job)}
-        runs |= {"nothing": lambda _: _time(gpu, launches, lambda: None)}
-        for name, times in interleave(runs, plan).items():
-            yield Row("single kernels", name, size, times, {"chunks": chunks})
-
-
-def _time(gpu, launches, job):
-    before = gpu.stamp(launches.stream)
-    job()
-    after = gpu.stamp(launches.stream)
-    launches.wait()
-    return gpu.elapsed(before, after)
+        jobs = {f"open_{_BITS}": job, "nothing": lambda: None}
+        runs = {name: lambda _, job=job: on_device(gpu, launches.stream, [job]) for name, job in jobs.items()}
+        yield from rows("single kernels", size, runs, plan, chunks=chunks)
