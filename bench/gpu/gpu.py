@@ -18,25 +18,19 @@ class WrongResultError(Exception):
     """Something else came out than had to."""
 
 
+def require(*modules):
+    """Raise `Skip` unless these modules can be used."""
+    problem = needs.lacks(*modules)
+    if problem:
+        raise Skip(problem)
+
+
 class Gpu:
-    """An NVIDIA GPU by way of CuPy.
+    """An NVIDIA GPU by way of CuPy: "cuda:N". A candidate has other kernels than fastrack's."""
 
-    Parameters
-    ----------
-    device : str
-        "cuda:N".
-    candidate : Candidate, optional
-        Other kernels than fastrack's.
-
-    Attributes
-    ----------
-    driver : CupyDriver
-        What fastrack itself uses.
-    resident : int
-        Blocks of the kernels that a multiprocessor has room for, as far as fastrack's grids go: 1024 threads.
-    """
-
-    resident = 2
+    resident = (
+        2  # blocks of the kernels that a multiprocessor has room for, as far as fastrack's grids go: 1024 threads
+    )
 
     def __init__(self, device, candidate=None):
         import cupy
@@ -90,34 +84,27 @@ class Gpu:
     # Memory, streams and what is put on them: the only place of the suite that asks a driver for these.
 
     def memory(self, size):
-        """Allocate device memory."""
         return self.driver.memory(size)
 
     def host(self, size):
-        """Allocate page-locked host memory."""
         return self.driver.host(size)
 
     def stream(self, *, high_priority=False):
-        """Make a stream."""
         return self.driver.stream(high_priority=high_priority)
 
     def upload(self, pointer, source, stream):
-        """Copy page-locked memory to the device."""
         with self._issuing() as commands:
             commands.upload(pointer, source, stream)
 
     def download(self, target, pointer, stream):
-        """Copy device memory to page-locked memory."""
         with self._issuing() as commands:
             commands.download(target, pointer, stream)
 
     def fill(self, pointer, value, size, stream):
-        """Set bytes of device memory."""
         with self._issuing() as commands:
             commands.fill(pointer, value, size, stream)
 
     def launch(self, kernel, blocks, arguments, stream):
-        """Start a kernel."""
         with self._issuing() as commands:
             commands.launch(self.driver.functions[kernel], blocks, arguments, stream)
 
@@ -129,7 +116,6 @@ class Gpu:
         return event
 
     def elapsed(self, before, after):
-        """Return the seconds between two stamps."""
         return self.driver.elapsed(before, after)
 
     def wait(self, stream):
@@ -154,7 +140,6 @@ class Gpu:
             self._cupy.cuda.runtime.memcpyAsync(target, source, size, _COPY, stream.ptr)
 
     def array(self, size):
-        """A vector of bytes on the device."""
         return self.driver.empty("U8", (size,), "cupy")
 
     def read(self, array):
@@ -165,10 +150,8 @@ class Gpu:
         return self.driver.view(array, writable=True).pointer
 
     def product(self, side):
-        """A matrix product to be disturbed."""
-        problem = needs.lacks("torch")
-        if problem:
-            raise Skip(problem)
+        """Return a matrix product to be disturbed."""
+        require("torch")
         return Product(self.index, side)
 
     def in_use(self):
@@ -200,12 +183,12 @@ class Product:
             raise Skip(f"this torch ({torch.__version__}) cannot use a GPU")
         self._torch = torch
         device = f"cuda:{index}"
+        self._index = index
         with torch.cuda.device(index):
             self._stream = torch.cuda.Stream(device)
             self._a, self._b = (torch.randn(side, side, device=device).to(torch.bfloat16) for _ in range(2))
             self._out = torch.empty_like(self._a)
             torch.cuda.synchronize(device)
-        self._index = index
 
     def run(self, count):
         """Seconds of one product, on average over so many in a row."""

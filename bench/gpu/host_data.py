@@ -17,28 +17,14 @@ def sets_of(size, plan, most=64):
     return max(2, min(most, -(-plan.spread // max(size, 1))))
 
 
-class Plains:
-    """Some plain arrays of one size, in ordinary memory, out of one stock of random bytes."""
-
-    def __init__(self, size, count, stock):
-        room = stock.size - size
-        self._arrays = [stock[start : start + size] for start in (room * n // max(count - 1, 1) for n in range(count))]
-
-    def __len__(self):
-        return len(self._arrays)
-
-    def __getitem__(self, number):
-        return self._arrays[number % len(self._arrays)]
+def plains_of(size, count, stock):
+    """Return plain arrays of one size, in ordinary memory, out of one stock of random bytes."""
+    room = stock.size - size
+    return [stock[start : start + size] for start in (room * n // max(count - 1, 1) for n in range(count))]
 
 
 def require_same(what, gpu, pointer, expected, stream):
-    """Compare what is on the device with what has to be there.
-
-    Raises
-    ------
-    WrongResultError
-        If it is something else.
-    """
+    """Raise `WrongResultError` if there is something else on the device than has to be there."""
     staged = gpu.host(min(_PIECE, max(expected.size, 1)))
     for start in range(0, expected.size, _PIECE):
         part = expected[start : start + _PIECE]

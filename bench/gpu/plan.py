@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -46,6 +46,11 @@ class Plan:
     loop_steps: int = 24
     loop_products: tuple[int, ...] = (1, 4, 16)
     tools: tuple[str, ...] = ("memcheck", "racecheck", "synccheck")
+
+    def shortened(self, *, shares, budget):
+        """Return a plan that measures kernels at two sizes only."""
+        sizes = tuple(size for size in (8 * MIB, 256 * MIB) if size <= max(self.kernel_sizes)) or self.kernel_sizes
+        return replace(self, kernel_sizes=sizes, kernel_shares=shares, rounds=7, budget=budget)
 
 
 FULL = Plan()

@@ -46,7 +46,6 @@ def create(folder, stage, machine, *, device, quick, seconds):
 
 
 def read(path):
-    """Read a document."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 
@@ -80,16 +79,10 @@ def clean(text):
 
 
 class Record:
-    """Collect what a stage finds.
-
-    Attributes
-    ----------
-    gpu : Gpu or None
-        The GPU once it was opened: it is asked after every step that failed whether it still answers.
-    """
+    """Collect what a stage finds."""
 
     def __init__(self, path):
-        self.gpu = None
+        self.gpu = None  # once it was opened, it is asked after every step that failed whether it still answers
         self.rows = []
         self._path, self.document = path, read(path)
         self._start = time.perf_counter()
@@ -141,7 +134,6 @@ class Record:
         return self.step(name, action)
 
     def add(self, row):
-        """Keep a row."""
         self.rows.append(row)
         self.document["rows"].append(row.as_dict())
         self.save()

@@ -5,7 +5,7 @@ import numpy as np
 from bench.gpu.bounce import ParallelBounce, WholeBounce
 from bench.gpu.channels import channel_on
 from bench.gpu.gpu import WrongResultError
-from bench.gpu.host_data import Plains, noise, require_same, sets_of
+from bench.gpu.host_data import noise, plains_of, require_same, sets_of
 from bench.gpu.plan import size_of
 from bench.gpu.timing import rows, wall
 from fastrack import Key, seal, unseal
@@ -41,8 +41,8 @@ class _Case:
         self._gpu, self._channel, self._key = gpu, channel, key
         count = sets_of(size, plan, most=32)
         self._stream = gpu.stream(high_priority=True)
-        self._plains = Plains(size, count, stock)
-        self._sealed = [seal(self._plains[n], key) for n in range(count)]
+        self._plains = plains_of(size, count, stock)
+        self._sealed = [seal(plain, key) for plain in self._plains]
         self._out = [gpu.array(size) for _ in range(count)]
         self._pointers = [gpu.pointer(out) for out in self._out]
         self._locked = [gpu.host(size) for _ in range(min(count, 4))]
@@ -56,14 +56,14 @@ class _Case:
 
     def runs(self):
         return {
-            LOCKED: lambda n: wall(self._upload, n, self._locked[n % len(self._locked)]),
-            PAGEABLE: lambda n: wall(self._upload, n, self._plains[n]),
+            LOCKED: lambda n: wall(self._upload, n, _at(self._locked, n)),
+            PAGEABLE: lambda n: wall(self._upload, n, _at(self._plains, n)),
             FILL: lambda n: wall(self._fill, n),
-            SEALED: lambda n: wall(self._channel.to_device, self._at(self._sealed, n), out=self._at(self._out, n)),
-            PLAIN: lambda n: wall(self._channel.to_device, self._plains[n], out=self._at(self._out, n)),
-            LOCKED_BACK: lambda n: wall(self._download, n, self._locked[n % len(self._locked)]),
+            SEALED: lambda n: wall(self._channel.to_device, _at(self._sealed, n), out=_at(self._out, n)),
+            PLAIN: lambda n: wall(self._channel.to_device, _at(self._plains, n), out=_at(self._out, n)),
+            LOCKED_BACK: lambda n: wall(self._download, n, _at(self._locked, n)),
             PAGEABLE_BACK: lambda n: wall(self._download, n, self._pageable),
-            BACK: lambda n: wall(self._channel.to_host, self._at(self._out, n), key=self._key),
+            BACK: lambda n: wall(self._channel.to_host, _at(self._out, n), key=self._key),
             **{
                 name: lambda _, move=bounce.move, message=self._messages[name]: wall(move, message)
                 for name, bounce in self._bounces.items()
@@ -80,17 +80,17 @@ class _Case:
         if not np.array_equal(back, self._plains[-1]):
             raise WrongResultError("to_host: what it sealed is not what was on the device")
 
-    @staticmethod
-    def _at(things, number):
-        return things[number % len(things)]
-
     def _upload(self, number, source):
-        self._gpu.upload(self._at(self._pointers, number), source, self._stream)
+        self._gpu.upload(_at(self._pointers, number), source, self._stream)
         self._gpu.wait(self._stream)
 
     def _download(self, number, target):
-        self._gpu.download(target, self._at(self._pointers, number), self._stream)
+        self._gpu.download(target, _at(self._pointers, number), self._stream)
         self._gpu.wait(self._stream)
 
     def _fill(self, number):
-        packing.copy(self._staged, self._at(self._sealed, number).chunks, default_threads())
+        packing.copy(self._staged, _at(self._sealed, number).chunks, default_threads())
+
+
+def _at(things, number):
+    return things[number % len(things)]

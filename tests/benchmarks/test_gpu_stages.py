@@ -456,7 +456,7 @@ def test_a_profile_becomes_rows_without_names_of_machines(monkeypatch, tmp_path,
 if "--export" in sys.argv: open(sys.argv[sys.argv.index("--export") + 1], "w").write("report")
 else: print({DETAILS!r})
 """
-    monkeypatch.setattr(profile, "find_tool", lambda: script(tmp_path, text, "ncu"))
+    monkeypatch.setattr(profile, "find_tool", lambda *_: script(tmp_path, text, "ncu"))
     profile.run(started)
     document = record.read(started.path)
     assert [step["outcome"] for step in document["steps"]] == ["done"]
@@ -471,7 +471,7 @@ else: print({DETAILS!r})
 
 def test_a_profiler_that_may_not_read_counters_is_skipped(monkeypatch, tmp_path):
     text = 'print("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission"); print("bye"); sys.exit(1)'
-    monkeypatch.setattr(profile, "find_tool", lambda: script(tmp_path, text, "ncu"))
+    monkeypatch.setattr(profile, "find_tool", lambda *_: script(tmp_path, text, "ncu"))
     with pytest.raises(Skip, match="ncu made no report: ERROR== ERR_NVGPUCTRPERM"):
         profile.profile("cuda:0", tmp_path / "open.ncu-rep", 60)
 
@@ -503,7 +503,7 @@ def script(tmp_path, text, name="compute-sanitizer"):
 
 
 def sanitize(monkeypatch, tmp_path, text, seconds=60):
-    monkeypatch.setattr(memcheck, "find_sanitizer", lambda: script(tmp_path, text))
+    monkeypatch.setattr(memcheck, "find_tool", lambda *_: script(tmp_path, text))
     return memcheck.sanitize("cuda:0", "memcheck", seconds)
 
 
@@ -539,17 +539,19 @@ child.wait()
 
 
 def test_without_a_sanitizer_that_step_is_skipped(monkeypatch):
-    monkeypatch.setattr(memcheck, "find_sanitizer", lambda: None)
+    monkeypatch.setattr(memcheck, "find_tool", lambda *_: None)
     with pytest.raises(Skip, match="neither on the PATH"):
         memcheck.sanitize("cuda:0", "memcheck", 1)
 
 
-def test_a_sanitizer_of_a_toolkit_is_found(monkeypatch, tmp_path):
-    (tmp_path / "bin").mkdir()
-    path = script(tmp_path / "bin", "")
+@pytest.mark.parametrize("place", ["bin", "compute-sanitizer"])
+def test_a_tool_of_a_toolkit_is_found(monkeypatch, tmp_path, place):
+    (tmp_path / place).mkdir()
+    path = script(tmp_path / place, "")
     monkeypatch.setenv("PATH", str(tmp_path / "none"))
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    assert memcheck.find_sanitizer() == path
+    assert processes.find_tool("compute-sanitizer", "bin", "compute-sanitizer") == path
+    assert processes.find_tool("ncu", "bin") is None
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Time a training loop that `fastrack.wrap` feeds, next to batches on the device and to plain copies."""
 
-from bench.gpu import needs
-from bench.gpu.gpu import Skip
+from bench.gpu.gpu import Skip, require
 from bench.gpu.timing import rows, wall
 
 WIDTH = 15_000  # values of bf16 in a row
@@ -16,9 +15,7 @@ def run(stage):
 
 def measure(device, plan):
     """Yield rows of the time of one batch, for every number of matrix products that a batch is given."""
-    problem = needs.lacks("torch")
-    if problem:
-        raise Skip(problem)
+    require("torch")
     import torch
 
     import fastrack

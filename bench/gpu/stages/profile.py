@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import csv
-import os
 import re
-import shutil
 import sys
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from bench.gpu.gpu import Skip
+from bench.gpu.processes import find_tool
 from bench.gpu.processes import run as run_process
 
 KERNEL = "open_256"
@@ -52,14 +50,8 @@ def run(stage):
 
 
 def profile(device, report, seconds):
-    """Profile one launch into `report`, and return its metrics, and what the tool advises.
-
-    Raises
-    ------
-    Skip
-        If the tool is absent or may not read the counters.
-    """
-    tool = find_tool()
+    """Profile one launch into `report`, and return its metrics, and what the tool advises."""
+    tool = find_tool("ncu", "bin")
     if tool is None:
         raise Skip("ncu is neither on the PATH nor in a CUDA toolkit")
     command = [tool, "--clock-control", "none", "-k", f"regex:{KERNEL}", "--launch-skip", str(_SKIP)]
@@ -91,10 +83,3 @@ def read_details(page):
     if not metrics:
         raise ValueError(f"expected a table of metrics from ncu, got {lines[-1] if lines else 'nothing'!r}")
     return metrics, advice
-
-
-def find_tool():
-    """Return the path of ncu, or None."""
-    homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")] + ["/usr/local/cuda"]
-    there = (str(Path(home) / "bin" / "ncu") for home in homes if home and (Path(home) / "bin" / "ncu").is_file())
-    return shutil.which("ncu") or next(there, None)

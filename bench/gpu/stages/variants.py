@@ -6,19 +6,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bench.gpu import candidates
-from bench.gpu.plan import MIB
 
 TREE = "kernels"
 SPLITS = (-1, 100)  # percent of a multiprocessor's memory that is shared; -1 leaves it to the CUDA driver
-_SIZES = (8 * MIB, 256 * MIB)
 
 
 def run(stage):
     from bench.gpu import kernels, known
 
-    record, plan = stage.record, stage.plan
-    sizes = tuple(size for size in _SIZES if size <= max(plan.kernel_sizes)) or plan.kernel_sizes
-    short = dataclasses.replace(plan, kernel_sizes=sizes, kernel_shares=(1,), rounds=7, budget=2.0)
+    record, short = stage.record, stage.plan.shortened(shares=(1,), budget=2.0)
     for name in [TREE, *candidates.names()]:
         for split in SPLITS:
             step, settings = f"{name}, split {split}", {"variant": name, "split": split}
