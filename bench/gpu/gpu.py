@@ -28,9 +28,7 @@ def require(*modules):
 class Gpu:
     """An NVIDIA GPU by way of CuPy: "cuda:N". A candidate has other kernels than fastrack's."""
 
-    resident = (
-        2  # blocks of the kernels that a multiprocessor has room for, as far as fastrack's grids go: 1024 threads
-    )
+    resident = 2  # blocks that a multiprocessor has room for, as far as fastrack's grids go: 1024 threads
 
     def __init__(self, device, candidate=None):
         import cupy

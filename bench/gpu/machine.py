@@ -77,7 +77,7 @@ def _room(name):
     try:
         return import_module(full)
     except ImportError:
-        spec = importlib.util.spec_from_file_location(full, ROOT / "fastrack" / "cli" / f"{name}.py")
+        spec = importlib.util.spec_from_file_location(full, ROOT / "fastrack" / "_cli" / f"{name}.py")
         module = importlib.util.module_from_spec(spec)
         sys.modules[full] = module
         spec.loader.exec_module(module)

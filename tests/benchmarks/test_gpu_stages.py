@@ -276,6 +276,13 @@ def test_a_gpu_that_is_too_old_is_refused(monkeypatch, capability, is_old):
     assert (found["name"], found["multiprocessors"], found["capability"]) == ("NVIDIA X", 132, f"{capability[0]}.0")
 
 
+def test_the_machine_is_read_without_the_packages_of_the_command_line():
+    """As where typer is not installed: modules of `fastrack._cli` are loaded by their paths."""
+    script = "import sys; sys.modules['typer'] = None; from bench.gpu import machine; print(machine._room('machine'))"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert str(ROOT / "fastrack/_cli/machine.py") in done.stdout
+
+
 @pytest.mark.skipif(shutil.which("make") is None or find_spec("cupy") is not None, reason="needs make, and no device")
 def test_make_gpu_ends_with_the_same_word(tmp_path):
     environment = {**os.environ, "GPU_PYTHON": sys.executable}
