@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from bench.machine import read_machine
 from bench.metric import Metric
 from fastrack import Channel, Key, save_file, seal, verify_file
 from fastrack._bench import paths
@@ -138,15 +138,25 @@ def _row(nbytes, case, seconds):
 
 # The targets.
 
+RATIOS = [  # at least so many times as fast as another path
+    ("direct", "bounce", 5),
+    ("direct", "parallel bounce", 1.8),
+    ("direct", "plain copy", 0.8),
+    ("direct, fresh", "plain copy, fresh", 0.9),
+    ("direct", "pyca Cobblestone", 2.5),
+    ("direct, one thread", "pyca Cobblestone", 1.5),
+    ("direct, plain tensor", "bounce, plain tensor", 3),
+]
+
 
 def check_targets(rows, *, repeat=9, file_mib=1024, say=lambda _: None):
-    """Return a `Metric` for every target: those of paths from `rows`, at the largest size, and others measured here.
-
-    repeat : runs of each thing, of which medians are taken
-    file_mib : size of the file that is verified
-    """
+    """Return a `Metric` for every target: those of paths from `rows`, at the largest size, and others measured here."""
     size = max(row.size for row in rows)
-    metrics = _path_metrics({row.path: row.seconds for row in rows if row.size == size}, size // MIB)
+    seconds = {row.path: row.seconds for row in rows if row.size == size}
+    metrics = [
+        Metric(f"{path}, {size // MIB} MiB, over {other}", seconds[other] / seconds[path], "x", target)
+        for path, other, target in RATIOS
+    ]
     say("small tensors")
     metrics.append(Metric("sealed 4 KiB tensor, a call, warm", _small_call(), "us", 150, at_most=True))
     say("a busy interpreter")
@@ -161,21 +171,6 @@ def check_targets(rows, *, repeat=9, file_mib=1024, say=lambda _: None):
     return metrics
 
 
-def _path_metrics(seconds, mib):
-    def ratio(path, other, target):
-        return Metric(f"{path}, {mib} MiB, over {other}", seconds[other] / seconds[path], "x", target)
-
-    return [
-        ratio("direct", "bounce", 5),
-        ratio("direct", "parallel bounce", 1.8),
-        ratio("direct", "plain copy", 0.8),
-        ratio("direct, fresh", "plain copy, fresh", 0.9),
-        ratio("direct", "pyca Cobblestone", 2.5),
-        ratio("direct, one thread", "pyca Cobblestone", 1.5),
-        ratio("direct, plain tensor", "bounce, plain tensor", 3),
-    ]
-
-
 def _small_call():
     key = Key.generate()
     sealed = seal(np.zeros(4096, np.uint8), key)
@@ -185,20 +180,16 @@ def _small_call():
 
 
 def _busy_share(size, repeat):
-    key = Key.generate()
-    plain = np.ones(size, np.uint8)
-    sealed, out = seal(plain, key), np.ones_like(plain)
+    key, out = Key.generate(), np.ones(size, np.uint8)
+    sealed = seal(out, key)
+    quiet, busy = [], []
     with Channel("cpu", keys=key) as channel:
-
-        def move():
-            channel.to_device(sealed, out=out)
-
-        move()
-        quiet, busy = [], []
+        runs = {"move": lambda: channel.to_device(sealed, out=out)}
+        timed_rounds(runs, 1)
         for _ in range(repeat):
-            quiet += timed_rounds({"quiet": move}, 1)["quiet"].seconds
+            quiet += timed_rounds(runs, 1)["move"].seconds
             with _busy_thread():
-                busy += timed_rounds({"busy": move}, 1)["busy"].seconds
+                busy += timed_rounds(runs, 1)["move"].seconds
     return median(quiet) / median(busy)
 
 
@@ -231,12 +222,9 @@ def _verify_share(mib, repeat):
 def _read_all(path):
     """Read a file as `cat file > /dev/null` does, without the start of a process."""
     buffer = bytearray(_READ_SIZE)
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        while os.readv(descriptor, [buffer]):
+    with path.open("rb", buffering=0) as file:
+        while file.readinto(buffer):
             pass
-    finally:
-        os.close(descriptor)
 
 
 def _import_cost(repeat):
@@ -258,7 +246,7 @@ def main(argv):
         metrics = check_targets(rows, repeat=options.repeat, file_mib=max(1, int(4 * options.size)), say=say)
     if options.json:
         document = {
-            "machine": _read_machine(),
+            "machine": read_machine(),
             "bits": options.bits,
             "repeat": options.repeat,
             "rows": [asdict(row) for row in rows],
@@ -291,13 +279,6 @@ def target_table(metrics):
         value, target = f"{metric.value:.2f} {metric.unit}", f"{sign} {metric.target:g} {metric.unit}"
         table.add_row(metric.name, value, target, verdict)
     return table
-
-
-def _read_machine():
-    from fastrack._cli import machine
-
-    software, cpu, memory = machine.read_software(), asdict(machine.read_cpu()), asdict(machine.read_memory())
-    return {"software": software, "cpu": cpu, "memory": memory}
 
 
 @contextmanager

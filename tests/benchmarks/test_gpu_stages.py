@@ -278,7 +278,9 @@ def test_a_gpu_that_is_too_old_is_refused(monkeypatch, capability, is_old):
 
 def test_the_machine_is_read_without_the_packages_of_the_command_line():
     """As where typer is not installed: modules of `fastrack._cli` are loaded by their paths."""
-    script = "import sys; sys.modules['typer'] = None; from bench.gpu import machine; print(machine._room('machine'))"
+    script = (
+        "import sys; sys.modules['typer'] = None; from bench import machine; print(machine.import_from_cli('machine'))"
+    )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert str(ROOT / "fastrack/_cli/machine.py") in done.stdout
 
