@@ -55,11 +55,8 @@ def mutate_message(data, random):
         if len(first) == len(second):
             message[one : one + SEALED_CHUNK_SIZE], message[other : other + SEALED_CHUNK_SIZE] = second, first
     elif kind == 3:
-        del message[
-            random.choice(
-                [HEADER_SIZE + SEALED_CHUNK_SIZE * random.randrange(chunks), random.randrange(len(message) + 1)]
-            ) :
-        ]
+        whole = HEADER_SIZE + SEALED_CHUNK_SIZE * random.randrange(chunks)
+        del message[random.choice([whole, random.randrange(len(message) + 1)]) :]
     elif kind == 4:
         message += random.randbytes(random.choice([1, 16, SEALED_CHUNK_SIZE]))
     else:
@@ -132,9 +129,8 @@ def mutate_archive(data, random):
     name = random.choice(list(files))
     files[name] = mutate_array(files[name], random)
     packed = io.BytesIO()
-    with zipfile.ZipFile(
-        packed, "w", random.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA])
-    ) as out:
+    method = random.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA])
+    with zipfile.ZipFile(packed, "w", method) as out:
         for each, content in files.items():
             out.writestr(each, content)
     return packed.getvalue()
@@ -147,9 +143,8 @@ def mutate_array(data, random):
         return mutate_bytes(data, random)
     start, stop = random.choice(words)
     number = str(random.choice(NUMBERS))
-    new = random.choice(
-        [number, number, f"'{random.choice('<>|=')}{random.choice('bBiufcOSUVmM')}{number}'", "()", "True"]
-    )
+    dtype = f"'{random.choice('<>|=')}{random.choice('bBiufcOSUVmM')}{number}'"
+    new = random.choice([number, number, dtype, "()", "True"])
     return data[:start] + new.encode().ljust(stop - start) + data[stop:]
 
 

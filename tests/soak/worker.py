@@ -63,7 +63,8 @@ class Worker(threading.Thread):
             self.job, self.since = name, time.monotonic()
             try:
                 self._choices[name][0](self)
-                self._require(not list(self.folder.iterdir()), f"left in its folder: {list(self.folder.iterdir())}")
+                left = list(self.folder.iterdir())
+                assert not left, f"left in its folder: {left}"
             except BaseException as error:  # noqa: BLE001 - whatever it is, it is told
                 text = without_folders("".join(traceback.format_exception(error)))
                 self.violations.append(f"{self.name}, seed {self.seed}, after {sum(self.jobs.values())} jobs:\n{text}")
@@ -134,7 +135,3 @@ class Worker(threading.Thread):
             self.caught[kind] += 1
             return error
         raise Violation(f"{kind}: nothing was raised")
-
-    def _require(self, condition, message):
-        if not condition:
-            raise Violation(message)
