@@ -85,16 +85,8 @@ def test_stages_run_in_the_order_given_and_leave_a_document_each(run, tmp_path):
     assert [line["stage"] for line in lines] == ["figures", "memcheck", "variants", "profile"]
     assert [line["outcome"] for line in lines][::2] == ["done", "done"]
     document = document_of(tmp_path, "figures")
-    assert [step["name"] for step in document["steps"]] == [
-        "kernels",
-        "transfers",
-        "timeline",
-        "slowdown",
-        "sweep",
-        "sweep beside a product",
-        "ablation",
-        "picture",
-    ]
+    names = ["kernels", "transfers", "timeline", "slowdown", "sweep", "sweep beside a product", "ablation", "picture"]
+    assert [step["name"] for step in document["steps"]] == names
     assert {step["outcome"] for step in document["steps"]} == {"done"}
     assert len(document["rows"]) == 20 + 20 + 1 + 4 + 8 + 9 + 20
     assert len(document["timeline"]["slabs"]) == 3
@@ -112,28 +104,17 @@ def test_first_contact_goes_through_all_its_steps(run, tmp_path):
     assert status == 0
     document = document_of(tmp_path, "first")
     steps = {step["name"]: step for step in document["steps"]}
-    assert list(steps) == [
-        "environment",
-        "doctor",
-        "driver",
-        "known answers",
-        "moves",
-        "link",
-        "latency",
-        "kernels",
-        "single kernels",
-        "instruction rates",
-    ]
+    names = ["environment", "doctor", "driver", "known answers", "moves", "link", "latency", "kernels"]
+    assert list(steps) == [*names, "single kernels", "instruction rates"]
     assert {step["outcome"] for name, step in steps.items() if name != "environment"} == {"done"}
     assert steps["known answers"]["found"] == line["found"]["known answers"] == 82
     assert steps["moves"]["found"] == {"cupy": 5}
     assert set(line["latency, us"]) == {"to_device, sealed 1000 B", "to_device, sealed 80 KiB"}
 
 
+@pytest.mark.usefixtures("over_host_memory")
 def test_all_stages_run_unless_some_are_named(monkeypatch, tmp_path):
     done = []
-    monkeypatch.setattr(needs, "missing", lambda: ([], []))
-    monkeypatch.setattr(command, "exit_on_sigterm", lambda: None)
     monkeypatch.setattr(command, "run", lambda *_: (0, "a warning\n" + json.dumps(MACHINE)))
     monkeypatch.setattr(command, "_run", lambda stage, *_: done.append(stage) or "FAILED" * (stage == "tests"))
     assert command.main(["--out", str(tmp_path)]) == 1
@@ -563,29 +544,24 @@ def test_a_tool_of_a_toolkit_is_found(monkeypatch, tmp_path, place):
     assert processes.find_tool("ncu", "bin") is None
 
 
+FAILURE = 'print("FAILED tests/x.py::test_a - no"); print("1 failed, 2 passed"); sys.exit(1)'
+SKIPPED = 'print("SKIPPED [1] tests/x.py:3: no torch"); print("3 skipped in 1 s")'
+
+
 @pytest.mark.parametrize(
-    ("text", "match"),
+    ("text", "seconds", "error", "match"),
     [
-        (
-            'print("FAILED tests/x.py::test_a - no"); print("1 failed, 2 passed"); sys.exit(1)',
-            "pytest ended with 1: 1 failed, 2 passed; test_a",
-        ),
-        ('print("no tests ran"); sys.exit(5)', "pytest ended with 5: no tests ran"),
-        ("time.sleep(600)", "not done after 2 s"),
+        (FAILURE, 2, WrongResultError, "pytest ended with 1: 1 failed, 2 passed; test_a"),
+        ('print("no tests ran"); sys.exit(5)', 2, WrongResultError, "pytest ended with 5: no tests ran"),
+        ("time.sleep(600)", 2, WrongResultError, "not done after 2 s"),
+        (SKIPPED, 60, Skip, "no torch"),
     ],
 )
-def test_tests_that_do_not_pass_fail(monkeypatch, tmp_path, text, match):
+def test_tests_that_do_not_pass_are_told_with_the_reason(monkeypatch, tmp_path, text, seconds, error, match):
     monkeypatch.setattr(processes, "_GRACE", 0.5)
     monkeypatch.setattr(tests.sys, "executable", script(tmp_path, text, "python"))
-    with pytest.raises(WrongResultError, match=match):
-        tests.run_tests("cuda:0", Path("x.py"), 2)
-
-
-def test_tests_that_are_all_skipped_are_told_with_the_reason(monkeypatch, tmp_path):
-    text = 'print("SKIPPED [1] tests/x.py:3: no torch"); print("3 skipped in 1 s")'
-    monkeypatch.setattr(tests.sys, "executable", script(tmp_path, text, "python"))
-    with pytest.raises(Skip, match="no torch"):
-        tests.run_tests("cuda:0", Path("x.py"), 60)
+    with pytest.raises(error, match=match):
+        tests.run_tests("cuda:0", Path("x.py"), seconds)
 
 
 # The kit.
