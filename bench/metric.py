@@ -1,4 +1,4 @@
-"""A measured number next to its target."""
+"""What the results say of a target."""
 
 from __future__ import annotations
 

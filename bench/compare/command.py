@@ -14,9 +14,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench.compare import environments, selftest
+from bench.compare import CannotCompareError, environments, selftest
 from bench.compare.comparison import Plan, compare, rehearse
-from bench.compare.errors import CannotCompareError
 from bench.compare.report import Report, load_note
 from bench.compare.verdicts import Verdict
 

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.compare.errors import CannotCompareError
+from bench.compare import CannotCompareError
 from bench.compare.pairs import run_pair
 from bench.compare.report import short
 from bench.compare.verdicts import CONFIRMED, WORSE, Row, Verdict, judge, one_sided

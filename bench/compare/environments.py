@@ -19,7 +19,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from bench.compare.errors import CannotCompareError
+from bench.compare import CannotCompareError
 
 ROOT = Path(__file__).resolve().parents[2]
 _KEPT = 12  # environments
@@ -28,7 +28,6 @@ _FINISHED = "finished"
 
 
 def cache_of(root: Path) -> Path:
-    """Where the environments of the repository at `root` are kept."""
     return root / ".benchmarks" / "compare"
 
 
@@ -131,7 +130,6 @@ def _run(*command: str | Path) -> None:
 
 
 def _digest(source: Path) -> str:
-    """Of what is built, and what with."""
     digest = hashlib.sha256(f"{sys.executable} {sys.version}".encode())
     for name in _BUILT:
         top = source / name

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.compare.errors import CannotCompareError
+from bench.compare import CannotCompareError
 
 WORKER = Path(__file__).with_name("worker.py")
 SIDES = ("base", "head")

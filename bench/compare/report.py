@@ -52,13 +52,11 @@ class Report:
         console.print(f"{self.summary()}, in {self.seconds:.0f} s", markup=False)
 
     def summary(self) -> str:
-        """How many rows of each verdict."""
         counts = {kind: sum(row.verdict is kind for row in self.rows) for kind in Verdict}
         return ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
 
 
 def load_note() -> list[str]:
-    """A warning, if the machine has other things to do."""
     load, cpus = os.getloadavg()[0], os.cpu_count() or 1
     if load <= _BUSY * cpus:
         return []

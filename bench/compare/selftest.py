@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.compare.errors import CannotCompareError
+from bench.compare import CannotCompareError
 
 SHARE = 0.2
 _CHANNEL = Path("fastrack") / "_transfer" / "channel.py"

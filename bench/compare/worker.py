@@ -23,8 +23,6 @@ import pytest
 
 
 class Line:
-    """The two pipes."""
-
     def __init__(self, read: int, write: int):
         self._read, self._write = os.fdopen(read), os.fdopen(write, "w")
 
@@ -72,8 +70,6 @@ class Rounds:
 
 
 class Baton:
-    """The pytest plugin."""
-
     def __init__(self, line: Line):
         self.line = line
         self.errors: dict[str, str] = {}

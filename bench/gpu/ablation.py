@@ -6,7 +6,6 @@ from fastrack._bench.steps import DIRECTIONS, notes, open_steps
 
 
 def measure(gpu, plan, say):
-    """Rows for every direction, size and step."""
     driver = gpu.driver
     for note in notes(driver.name):
         say(f"    {note}")

@@ -18,5 +18,4 @@ def channel_on(driver, key, *, share=1.0, slab=None, lead=None, depth=None):
 
 
 def defaults():
-    """Return the settings of a channel to which none are given."""
     return {"slab": CudaDevice.max_slab_size, "lead": CudaDevice.first_slab_size, "depth": DEPTH}

@@ -43,7 +43,6 @@ class Gpu:
         cupy.cuda.runtime.setDevice(self.index)
 
     def extend_state(self, state):
-        """Return the bytes that these kernels expect as the state of a key."""
         return self._candidate.extend_state(state) if self._candidate else state
 
     def kernels(self):
@@ -66,7 +65,6 @@ class Gpu:
             cuda.funcSetAttribute(function.handle, _CARVEOUT, percent)
 
     def compile(self, code):
-        """Compile kernels that are not fastrack's."""
         return self._cupy.RawModule(code=code, options=("-std=c++17",), backend="nvrtc")
 
     def run(self, module, name, blocks, threads, shared):
@@ -148,7 +146,6 @@ class Gpu:
         return self.driver.view(array, writable=True).pointer
 
     def product(self, side):
-        """Return a matrix product to be disturbed."""
         require("torch")
         return Product(self.index, side)
 
@@ -159,7 +156,6 @@ class Gpu:
         return total - free
 
     def is_well(self):
-        """Whether it still does what it is asked."""
         try:
             self._cupy.cuda.runtime.deviceSynchronize()
         except RuntimeError:

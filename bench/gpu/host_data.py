@@ -8,7 +8,6 @@ _PIECE = 16 << 20
 
 
 def noise(size):
-    """Fresh random bytes."""
     return np.random.default_rng().integers(0, 256, size, dtype=np.uint8)
 
 

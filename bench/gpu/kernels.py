@@ -15,7 +15,6 @@ _TILE = 64 * MIB
 
 
 def measure(gpu, plan, say):
-    """Rows for every size, key size and share of the multiprocessors."""
     launches = Launches(gpu)
     scratch = launches.gpu.memory(_ahead_of(plan))
     tile = launches.gpu.host(min(_TILE, max(plan.kernel_sizes)))

@@ -94,13 +94,11 @@ def download(folder, python):
 
 
 def requirements():
-    """Return the packages with the versions of requirements.txt."""
     pinned = dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "requirements.txt").read_text(), re.MULTILINE))
     return [f"{name}=={pinned[name]}" for name in PACKAGES]
 
 
 def size_of_folder(folder):
-    """Return the bytes of all files."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 

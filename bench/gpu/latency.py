@@ -10,7 +10,6 @@ SEALED, LOCKED = "to_device, sealed", "page-locked copy"
 
 
 def measure(gpu, plan, say):
-    """Yield rows for every size."""
     key, stream = Key.generate(256), gpu.stream(high_priority=True)
     with channel_on(gpu.driver, key) as channel:
         for size in plan.latency_sizes:

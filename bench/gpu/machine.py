@@ -39,7 +39,6 @@ def read(device):
 
 
 def read_gpu(index):
-    """Return what CUDA says of a GPU."""
     import cupy
 
     runtime = cupy.cuda.runtime

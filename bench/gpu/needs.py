@@ -24,7 +24,6 @@ class Need:
     purpose: str | None = None
 
     def problem(self):
-        """What is wrong with it, or None."""
         if find_spec(self.module) is None:
             return f"{self.names[0]} is not installed"
         found = self.version()
@@ -78,5 +77,4 @@ def lacks(*modules):
 
 
 def versions():
-    """The versions of what is installed, by module."""
     return {need.module: found for need in NEEDS if (found := need.version())}

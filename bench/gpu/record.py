@@ -74,7 +74,6 @@ def settle(path, code, output, seconds):
 
 
 def clean(text):
-    """Remove the folders of this machine from a text."""
     return _PATH.sub("", text.replace(f"{ROOT}/", ""))
 
 
@@ -90,7 +89,6 @@ class Record:
 
     @property
     def left(self):
-        """Seconds until the stage has to end."""
         return self.document["limit"] - (time.perf_counter() - self._start)
 
     def step(self, name, action, *, is_check=False, here=True):
@@ -144,12 +142,10 @@ class Record:
         self.save()
 
     def save(self):
-        """Write all that was found so far."""
         self.document["seconds"] = time.perf_counter() - self._start
         write(self._path, self.document)
 
     def finish(self):
-        """Say how the stage ended."""
         steps = self.document["steps"]
         failed = [step["name"] for step in steps if step["outcome"] == FAILED and step["is_check"]]
         if failed:

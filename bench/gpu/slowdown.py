@@ -58,16 +58,13 @@ class _Case:
         self._pointers = [gpu.pointer(array) for array in self._out]
 
     def copy(self, number):
-        """Copy out of page-locked memory."""
         self._gpu.upload(self._pointers[number % 2], self._locked, self._stream)
         self._gpu.wait(self._stream)
 
     def stream(self, channel):
-        """Return what moves sealed data by this channel."""
         return lambda number: channel.to_device(self._sealed[number % 2], out=self._out[number % 2])
 
     def rows(self, step, actions):
-        """Measure the product beside each action."""
         plan, speeds = self._plan, {name: [] for name in actions}
         runs = {
             name: _run(self._product, plan, plan.stream_size, action, speeds[name]) for name, action in actions.items()

@@ -12,7 +12,6 @@ PATH = "to_device, sealed"
 
 
 def measure(gpu, plan, say):
-    """Rows for one setting changed at a time; all settings of a kind are measured in turn."""
     key = Key.generate(256)
     stock = noise(plan.sweep_size + (1 << 20))
     sealed = [seal(stock[start : start + plan.sweep_size], key) for start in (0, 1 << 20)]

@@ -20,7 +20,6 @@ FILL = "host's copy into page-locked memory"
 
 
 def measure(gpu, plan, say):
-    """Yield rows for every size and path."""
     key = Key.generate(256)
     stock = noise(max(plan.transfer_sizes) + (1 << 20))
     with channel_on(gpu.driver, key) as channel:
@@ -35,8 +34,6 @@ def measure(gpu, plan, say):
 
 
 class _Case:
-    """All that the paths of one size need."""
-
     def __init__(self, gpu, channel, key, size, stock, plan):
         self._gpu, self._channel, self._key = gpu, channel, key
         count = sets_of(size, plan, most=32)

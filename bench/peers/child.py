@@ -19,7 +19,6 @@ PAGE = 4096
 
 
 def main(arguments):
-    """Answer commands, one JSON document a line each way."""
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever a package prints
     worker = Worker(*arguments)
@@ -163,12 +162,10 @@ def touch(arrays):
 
 
 def files(path):
-    """The files of what was sealed."""
     return [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
 
 
 def sync(path):
-    """Have it on disk."""
     for each in files(path):
         descriptor = os.open(each, os.O_RDONLY)
         try:
@@ -178,7 +175,6 @@ def sync(path):
 
 
 def remove(path):
-    """Make room for the next file."""
     if path.is_dir():
         shutil.rmtree(path)
     else:
@@ -191,7 +187,6 @@ def sum_of(path, *fields):
 
 
 def told(error):
-    """An error in a line."""
     lines = str(error).splitlines()
     return f"{type(error).__name__}: {lines[0]}"[:200] if lines else type(error).__name__
 

@@ -35,7 +35,6 @@ class Child:
         )
 
     def ask(self, command):
-        """Have it do something, and wait for its answer."""
         try:
             self._process.stdin.write(command.encode() + b"\n")
             self._process.stdin.flush()
@@ -77,7 +76,6 @@ class Child:
         return {**reply, "owned": max(most, owned(pid)) - before}
 
     def end(self):
-        """Let it go, whatever it is doing."""
         with suppress(BrokenPipeError):
             self._process.stdin.close()
         try:

@@ -34,8 +34,6 @@ timed; pages of a mapped file do not count. "times fastrack's": above 1, fastrac
 
 
 class Report:
-    """Results with the machine and the settings they are of."""
-
     def __init__(self, results, *, size, rounds, machine):
         self.results, self._size, self._rounds, self._machine = results, size, rounds, machine
         self._now = datetime.now(UTC)
@@ -127,7 +125,6 @@ def _columns(title, head, rows, left=1):
 
 
 def _pipes(head, rows, left=1):
-    """A table in Markdown."""
     rule = [":--" if at < left else "--:" for at in range(len(head))]
     lines = [head, rule, *([cell.replace("|", "\\|") for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -35,7 +35,6 @@ class Result:
 
     @classmethod
     def of(cls, slug):
-        """Return a result that holds nothing yet."""
         peer = PEERS[slug]
         return cls(slug, peer.name, peer.settings, peer.is_read)
 
@@ -48,7 +47,6 @@ class Result:
 
 
 def measure(slugs, size, rounds, folder, *, seed=0, say=print, child=Child):
-    """A `Result` for each of the named peers."""
     crew = {slug: child(slug, size, folder, seed) for slug in slugs}
     results = {slug: Result.of(slug) for slug in slugs}
     turns, shuffler = list(slugs), random.Random(seed)

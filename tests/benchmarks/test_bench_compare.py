@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.compare import command, comparison, environments, pairs, selftest, verdicts
+from bench.compare import CannotCompareError, command, comparison, environments, pairs, selftest, verdicts
 from bench.compare.comparison import Plan
-from bench.compare.errors import CannotCompareError
 from bench.compare.pairs import run_pair
 from bench.compare.report import Report
 from bench.compare.verdicts import CONFIRMED, Row, Verdict, interval, judge, one_sided

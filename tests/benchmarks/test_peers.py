@@ -34,7 +34,6 @@ def arrays():
 
 
 def results():
-    """Two peers with figures, and one without."""
     found = []
     for slug, seconds in (("fastrack", 0.5), ("tink", 1.0), ("age", None)):
         each = Result.of(slug)
@@ -52,8 +51,6 @@ def reported():
 
 
 class Broken:
-    """A peer whose package is not there."""
-
     name, package, settings, features = "broken", "nothing", "none", PEERS["age"].features
     is_read, is_fresh, is_synced = True, True, False
 

@@ -11,7 +11,7 @@ from fastrack import AuthenticationError, DeviceError
 from fastrack._bench import paths as bounce
 from fastrack._bench import runner as ablation
 from fastrack._bench import steps
-from fastrack._bench.measure import BOUNCE, COPY, Times, timed_rounds
+from fastrack._bench.measure import BOUNCE, COPY, Times, interleave, timed_rounds
 from fastrack._bench.runner import Measured, ablate, rounds_of
 from fastrack._bench.steps import DIRECT, DIRECTIONS, OVERLAP, PARALLEL, STEPS, notes, open_steps
 from fastrack._crypto.cobblestone import CHUNK_SIZE
@@ -192,15 +192,10 @@ def test_without_a_gpu_a_device_error_says_what_to_do():
 
 
 def test_traffic_is_two_for_each_pass():
+    traffic = {BOUNCE: 8, DIRECT: 4, PARALLEL: 4, OVERLAP: 2, COPY: 2}
     with open_steps("to_device", NBYTES) as there, open_steps("to_host", NBYTES) as back:
         for opened in (there, back):
-            assert {step.name: step.traffic for step in opened.steps} == {
-                BOUNCE: 8,
-                DIRECT: 4,
-                PARALLEL: 4,
-                OVERLAP: 2,
-                COPY: 2,
-            }
+            assert {step.name: step.traffic for step in opened.steps} == traffic
             assert all(step.traffic == 2 * len(step.passes) for step in opened.steps)
 
 
@@ -223,13 +218,16 @@ def test_small_sizes_have_the_rounds_of_a_p99_and_large_ones_those_asked_for():
     assert rounds_of(1, 1) == 500
 
 
-def test_a_step_may_settle_before_it_is_timed():
+def test_rounds_call_each_in_turn_after_it_has_settled():
     order = []
     runs = {name: lambda name=name: order.append(name) for name in "ab"}
     times = timed_rounds(runs, 2, settle=1)
     assert "".join(order) == "aabb" * 2
     assert [len(found.seconds) for found in times.values()] == [2, 2]
     assert all(found.cpu >= 0 for found in times.values())
+    order.clear()
+    assert [len(seconds) for seconds in interleave(runs, 2).values()] == [2, 2]
+    assert "".join(order) == "ab" * 3  # the first to warm up
 
 
 @pytest.fixture

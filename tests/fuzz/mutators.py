@@ -155,13 +155,11 @@ def split(data):
 
 
 def join(header, body):
-    """A safetensors file."""
     header += b" " * (-len(header) % 8)
     return len(header).to_bytes(PREFIX, "little") + header + body
 
 
 def parse(text):
-    """The tree of a JSON text, or None."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -169,7 +167,6 @@ def parse(text):
 
 
 def write(tree):
-    """The JSON text of a tree."""
     try:
         return json.dumps(tree, separators=(",", ":"), ensure_ascii=False).encode(errors="replace")
     except RecursionError:

@@ -112,7 +112,6 @@ def same_every_time(make):
 
 
 def sealed_file(key, tensors=TENSORS, **options):
-    """The bytes of a sealed file."""
     path = FOLDER / "seed.safetensors"
     same_every_time(lambda: fastrack.save_file(tensors, path, key, **options))
     data = path.read_bytes()
@@ -573,7 +572,6 @@ TARGETS = (Files, Metadata, Messages, KeyFiles, Skeletons, DataSets, PlainFiles,
 
 
 def make(name):
-    """Return the target of that name."""
     kinds = {kind.name: kind for kind in TARGETS}
     if name not in kinds:
         raise ValueError(f"no such target: {name}; there are {', '.join(kinds)}")

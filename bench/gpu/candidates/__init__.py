@@ -39,7 +39,6 @@ class Candidate:
 
 
 def names():
-    """Return the names of all candidates."""
     return sorted({path.parent.name for pattern in ("*/*.cu*", "*/candidate.py") for path in FOLDER.glob(pattern)})
 
 

@@ -3,10 +3,10 @@
 import re
 import sys
 
+from bench.gpu.few import RIGHT
 from bench.gpu.gpu import Skip, WrongResultError
 from bench.gpu.processes import find_tool
 from bench.gpu.processes import run as run_process
-from bench.gpu.small import RIGHT
 
 _REFUSED = re.compile(
     r"not supported|unable to|failed to initialize|no cuda-capable|unsupported|not permitted", re.IGNORECASE
@@ -32,7 +32,7 @@ def sanitize(device, tool, seconds):
     if found is None:
         raise Skip("compute-sanitizer is neither on the PATH nor in a CUDA toolkit")
     command = [found, "--tool", tool, "--error-exitcode", str(_BAD), *_OPTIONS.get(tool, ())]
-    code, output = run_process([*command, sys.executable, "-m", "bench.gpu.small", device], seconds)
+    code, output = run_process([*command, sys.executable, "-m", "bench.gpu.few", "check", device], seconds)
     lines = output.strip().splitlines() or ["it said nothing"]
     if code is None:
         raise Skip(f"not done after {seconds:.0f} s")

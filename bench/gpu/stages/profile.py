@@ -56,7 +56,7 @@ def profile(device, report, seconds):
         raise Skip("ncu is neither on the PATH nor in a CUDA toolkit")
     command = [tool, "--clock-control", "none", "-k", f"regex:{KERNEL}", "--launch-skip", str(_SKIP)]
     command += ["--launch-count", "1", *(part for section in SECTIONS for part in ("--section", section))]
-    command += ["--export", str(report), "--force-overwrite", sys.executable, "-m", "bench.gpu.one", device]
+    command += ["--export", str(report), "--force-overwrite", sys.executable, "-m", "bench.gpu.few", "open", device]
     code, output = run_process(command, seconds)
     lines = output.strip().splitlines() or ["it said nothing"]
     if code is None:
