@@ -18,19 +18,13 @@ _AT_ONCE = 8  # benchmarks that are measured again: a few at a time are decided 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured.
+    """How much is measured."""
 
-    pairs : of processes, for every benchmark; and at most, for one that is undecided
-    rounds : of each benchmark in a pair, if they do not take too long
-    seconds : in which undecided benchmarks may be measured again
-    patience : seconds that a process may be silent
-    """
-
-    pairs: int = 4
-    most_pairs: int = 12
-    rounds: int = 31
-    seconds: float = 150
-    patience: float = 120
+    pairs: int = 4  # of processes, for every benchmark
+    most_pairs: int = 12  # for one that is undecided
+    rounds: int = 31  # of each benchmark in a pair, if they do not take too long
+    seconds: float = 150  # in which undecided benchmarks may be measured again
+    patience: float = 120  # seconds that a process may be silent
 
 
 def compare(pythons: dict[str, Path], suites: Path, folder: Path, say, plan: Plan) -> list[Row]:

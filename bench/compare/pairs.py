@@ -26,16 +26,11 @@ _FAREWELL = 10  # seconds to clean up, before a worker is killed
 
 @dataclass(slots=True)
 class Found:
-    """What a pair found.
+    """What a pair found."""
 
-    names : of the benchmarks that were to be measured
-    rounds : by benchmark, seconds a call of base and of head, in rounds next to each other
-    broken : by benchmark and side, why it was not measured there
-    """
-
-    names: list[str] = field(default_factory=list)
-    rounds: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
-    broken: dict[str, dict[str, str]] = field(default_factory=dict)
+    names: list[str] = field(default_factory=list)  # of the benchmarks that were to be measured
+    rounds: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # by benchmark, seconds of base and head
+    broken: dict[str, dict[str, str]] = field(default_factory=dict)  # by benchmark and side, why it was not measured
 
 
 @dataclass
@@ -58,16 +53,11 @@ class Worker:
         environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONHASHSEED": str(seed)}
         environment["TMPDIR"] = tempfile.mkdtemp(prefix="tmp-", dir=log.parent)
         with log.open("ab") as output:
+            # In a session of its own, as a Ctrl-C is for the coordinator, which ends the workers.
             self._process = subprocess.Popen(
-                command,
-                cwd=root,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=(mine, theirs),
-                start_new_session=True,  # a Ctrl-C is for the coordinator, which ends them
-            )
+                command, cwd=root, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                pass_fds=(mine, theirs), start_new_session=True,
+            )  # fmt: skip
         os.close(mine)
         os.close(theirs)
         self._read, self._write = read, write
@@ -136,7 +126,7 @@ def run_pair(
         pair = [workers[side] for side in SIDES]
         sides = {worker.side: _collect(worker, pythons[worker.side]) for worker in pair}
         if names is None:
-            names = [name for name in sides["base"].names if name in sides["head"].names]
+            names = [name for name in sides["base"]["names"] if name in sides["head"]["names"]]
             found.broken = _one_sided(sides)
         found.names = names
         for worker in pair:
@@ -158,15 +148,8 @@ def run_pair(
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Collected:
-    """The benchmarks that a side has, and by place in the suites what kept others from being collected."""
-
-    names: list[str]
-    errors: dict[str, str]
-
-
-def _collect(worker: Worker, python: Path) -> _Collected:
+def _collect(worker: Worker, python: Path) -> dict[str, Any]:
+    """Return the names of a side's benchmarks and, by place in the suites, errors that kept others from being there."""
     prefix = python.parents[1].resolve()
     try:
         place = Path(worker.hear()["fastrack"])
@@ -174,24 +157,22 @@ def _collect(worker: Worker, python: Path) -> _Collected:
             raise CannotCompareError(
                 f"{worker.side} imports fastrack from {place}, not from {prefix}; remove {prefix.parent} and try again"
             )
-        told = worker.hear()
+        return worker.hear()
     except DeadError as dead:
         raise CannotCompareError(f"{worker.side} does not start: {dead.why}") from dead
-    return _Collected(told["names"], told["errors"])
 
 
-def _one_sided(sides: dict[str, _Collected]) -> dict[str, dict[str, str]]:
+def _one_sided(sides: dict[str, dict[str, Any]]) -> dict[str, dict[str, str]]:
     """By benchmark and side, why it cannot be measured there."""
     broken: dict[str, dict[str, str]] = {}
     for side, other in (SIDES, SIDES[::-1]):
-        errors = sides[side].errors
-        for name in sides[other].names:
-            if name not in sides[side].names:
-                why = next((text for place, text in errors.items() if name.startswith(place)), "it is not there")
-                broken.setdefault(name, {})[side] = why
+        errors, theirs = sides[side]["errors"], sides[other]["names"]
+        missing = {name: "it is not there" for name in theirs if name not in sides[side]["names"]}
         for place, text in errors.items():
-            if not any(name.startswith(place) for name in sides[other].names):
-                broken.setdefault(place, {})[side] = text
+            below = [name for name in theirs if name.startswith(place)]
+            missing |= {name: text for name in below if name in missing} if below else {place: text}
+        for name, why in missing.items():
+            broken.setdefault(name, {})[side] = why
     return broken
 
 

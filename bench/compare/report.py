@@ -21,13 +21,11 @@ _BUSY = 0.25  # of the CPUs, on average over the last minute
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """base, head : what was compared; notes : what to know beside the rows; seconds : the measuring took."""
-
     base: str
     head: str
     rows: list[Row]
-    notes: list[str]
-    seconds: float
+    notes: list[str]  # what to know beside the rows
+    seconds: float  # that the measuring took
 
     @property
     def code(self) -> int:

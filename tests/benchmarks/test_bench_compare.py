@@ -389,7 +389,7 @@ def test_an_environment_is_built_once(repository, tmp_path):
         python = environments.build("base", tmp_path, tmp_path / "cache", said.append)
     assert len(said) == 1
     place = subprocess.run(
-        [python, "-P", "-c", "import fastrack; print(fastrack.__file__)"], cwd=tmp_path, capture_output=True, check=True
+        [python, "-I", "-c", "import fastrack; print(fastrack.__file__)"], cwd=tmp_path, capture_output=True, check=True
     )
     assert Path(place.stdout.decode()).is_relative_to(python.parents[1])
 

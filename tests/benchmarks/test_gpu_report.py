@@ -86,8 +86,7 @@ def test_the_product_is_measured_beside_everything(gpu):
 
 def test_quick_and_full_plans_say_the_same_things():
     for each in (plan.FULL, plan.QUICK):
-        assert 256 * plan.MIB in each.kernel_sizes
-        assert 256 * plan.MIB in each.transfer_sizes
+        assert 256 * plan.MIB in {*each.kernel_sizes} & {*each.transfer_sizes}
         assert 1 / 4 in each.stream_shares
 
 

@@ -297,12 +297,16 @@ def test_a_step_that_raises_does_not_stop_the_others(started):
     assert len(document["rows"]) == 1
 
 
-@pytest.mark.parametrize("error", [WrongResultError("not that"), DeviceError("cuda:0 failed")])
-def test_a_wrong_result_fails_the_stage(started, error):
+def failing(error):
     def fail():
         raise error
 
-    started.record.step("transfers", fail)
+    return fail
+
+
+@pytest.mark.parametrize("error", [WrongResultError("not that"), DeviceError("cuda:0 failed")])
+def test_a_wrong_result_fails_the_stage(started, error):
+    started.record.step("transfers", failing(error))
     started.record.finish()
     assert record.read(started.path)["outcome"] == "FAILED"
 
@@ -318,8 +322,7 @@ def test_a_device_that_is_lost_is_left_alone(started):
     started.record.step("timeline", lambda: None)
     started.record.step("picture", lambda: None, here=False)
     outcomes = [(step["outcome"], step["why"]) for step in record.read(started.path)["steps"]]
-    assert outcomes[1] == ("skipped", "the device does not answer since the step 'kernels'")
-    assert outcomes[2] == ("done", "")
+    assert outcomes[1:] == [("skipped", "the device does not answer since the step 'kernels'"), ("done", "")]
 
 
 def test_a_step_ends_after_the_row_at_which_time_is_up(started):
@@ -355,11 +358,8 @@ def test_a_line_holds_what_fits(started):
 
 
 def test_failures_come_before_figures(started):
-    def fail():
-        raise WrongResultError("y" * 5000)
-
     for number in range(20):
-        started.record.step(f"check {number}", fail)
+        started.record.step(f"check {number}", failing(WrongResultError("y" * 5000)))
     started.record.put("targets", [{"name": "speed", "value": 3.0}])
     line = summary.line(started.record.document, started.path.name)
     assert len(line) <= summary.LIMIT

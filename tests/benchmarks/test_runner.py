@@ -97,6 +97,10 @@ def test_what_an_earlier_copy_brought_from_a_gpu_is_not_taken_for_a_result():
             steps.Steps([idle], opened._plain, opened._forget).check()
 
 
+def step_of(opened, name):
+    return next(step for step in opened.steps if step.name == name)
+
+
 def tampered(monkeypatch, place):
     """Turn over a byte of every sealed message that goes by, at its place or counted from its end."""
 
@@ -113,7 +117,7 @@ def tampered(monkeypatch, place):
 @pytest.mark.parametrize("place", [0, NBYTES // 2, -30])
 def test_an_altered_message_is_refused_on_cpu_and_leaves_zeros(monkeypatch, name, place):
     with open_steps("to_device", NBYTES) as opened:
-        (step,) = [step for step in opened.steps if step.name == name]
+        step = step_of(opened, name)
         tampered(monkeypatch, place)
         with pytest.raises(AuthenticationError):
             step.run()
@@ -124,7 +128,7 @@ def test_an_altered_message_is_refused_on_cpu_and_leaves_zeros(monkeypatch, name
 @pytest.mark.parametrize("name", [DIRECT, PARALLEL])
 def test_an_altered_message_is_refused_on_a_gpu_and_leaves_zeros(monkeypatch, name):
     with open_steps("to_device", NBYTES, device="cuda:0") as opened:
-        (step,) = [step for step in opened.steps if step.name == name]
+        step = step_of(opened, name)
         tampered(monkeypatch, 2 * CHUNK_SIZE)
         with pytest.raises(AuthenticationError) as refusal:
             step.run()
@@ -135,7 +139,7 @@ def test_an_altered_message_is_refused_on_a_gpu_and_leaves_zeros(monkeypatch, na
 @pytest.mark.parametrize("name", [BOUNCE, DIRECT, PARALLEL, OVERLAP])
 def test_a_byte_that_the_bus_turns_over_is_refused_and_leaves_zeros(driver, name):
     with open_steps("to_device", NBYTES, device="cuda:0") as opened:
-        (step,) = [step for step in opened.steps if step.name == name]
+        step = step_of(opened, name)
         step.run()
         driver.flips[driver.calls["upload"] + 2] = 1000  # the first is the key's
         with pytest.raises(AuthenticationError):
@@ -148,17 +152,15 @@ def test_a_byte_that_the_bus_turns_over_is_refused_and_leaves_zeros(driver, name
 @pytest.mark.parametrize("place", [0, NBYTES // 2, -30])
 def test_the_host_refuses_what_was_altered_on_the_way_from_the_device(monkeypatch, place):
     with open_steps("to_host", NBYTES) as opened:
-        first = opened.steps[0]
-        assert first.name == BOUNCE
         tampered(monkeypatch, place)
         with pytest.raises(AuthenticationError):
-            first.run()
+            step_of(opened, BOUNCE).run()
 
 
 @pytest.mark.parametrize("name", [DIRECT, PARALLEL])
 def test_the_owner_refuses_what_was_altered_on_the_way_to_the_host(monkeypatch, name):
     with open_steps("to_host", NBYTES) as opened:
-        (step,) = [step for step in opened.steps if step.name == name]
+        step = step_of(opened, name)
         tampered(monkeypatch, NBYTES // 2)
         with pytest.raises(AuthenticationError):
             step.read(step.run())
