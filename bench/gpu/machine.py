@@ -27,15 +27,9 @@ def read(device):
     machine, graphics = read_machine(), None
     if needs.lacks("pynvml") is None:
         graphics = asdict(import_from_cli("nvml").read_graphics())
-    return {
-        "software": machine["software"] | needs.versions(),
-        "revision": _revision(),
-        "system": f"{platform.system()} {platform.release()}",
-        "cpu": machine["cpu"],
-        "memory": machine["memory"],
-        "gpu": gpu,
-        "graphics": graphics,
-    }
+    machine["software"] |= needs.versions()
+    system = f"{platform.system()} {platform.release()}"
+    return machine | {"revision": _revision(), "system": system, "gpu": gpu, "graphics": graphics}
 
 
 def read_gpu(index):

@@ -7,21 +7,9 @@ from bench.peers.catalog import MEASURE, PEERS
 from bench.peers.child import MIB, TENSORS
 from bench.peers.peer import TITLES
 
-HEAD = (
-    "",
-    "seal, s",
-    "seal, on disk, s",
-    "open, s",
-    "seal, GB/s",
-    "open, GB/s",
-    "seal, memory MiB",
-    "open, memory MiB",
-    "overhead, bytes",
-    "overhead, %",
-    "seal, times fastrack's",
-    "on disk, times fastrack's",
-    "open, times fastrack's",
-)
+HEAD = ["", "seal, s", "seal, on disk, s", "open, s", "seal, GB/s", "open, GB/s", "seal, memory MiB"]
+HEAD += ["open, memory MiB", "overhead, bytes", "overhead, %", "seal, times fastrack's", "on disk, times fastrack's"]
+HEAD += ["open, times fastrack's"]
 FEATURES = ("", "a bit changed", "a page cut off", *TITLES.values())
 NOTES = """\
 Medians, the peers in turns, each after it has touched as much memory as it will need and given it back: a virtual

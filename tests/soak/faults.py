@@ -210,16 +210,6 @@ def killed_loader(worker):
         raise Violation(f"batches of a killed process: {received}")
 
 
-LIGHT = {
-    "flipped bit": (flipped_bit, 8),
-    "swapped chunks": (swapped_chunks, 3),
-    "wrong key": (wrong_key, 3),
-    "other message": (other_message, 2),
-    "altered file": (altered_file, 2),
-    "truncated file": (truncated_file, 2),
-    "replaced file": (replaced_file, 2),
-    "closed channel": (closed_channel, 1),
-    "failing write": (failing_write, 0.5),
-    "interrupted save": (interrupted_save, 0.5),
-}
-HEAVY = {"killed loader": (killed_loader, 0.1)}
+LIGHT = {flipped_bit: 8, swapped_chunks: 3, wrong_key: 3, other_message: 2, altered_file: 2, truncated_file: 2}
+LIGHT |= {replaced_file: 2, closed_channel: 1, failing_write: 0.5, interrupted_save: 0.5}
+HEAVY = {killed_loader: 0.1}

@@ -38,7 +38,7 @@ def install():
     channel.open_device = choose
 
 
-def on_the_device(worker):
+def fake_gpu(worker):
     """One channel, a few transfers, and a fault among them."""
     driver = _local.driver = FakeDriver(worker.random.choice(MODES), worker.random.randrange(1000))
     with Channel("cuda:0", keys=KEYS) as opened:
@@ -139,4 +139,4 @@ def _require_zeros(driver, out):
 
 
 ACTIONS = [_there, _there_and_back, _rows, _spoilt, _flipped_by_the_bus, _flipped_plan, _failing]
-JOBS = {"fake GPU": (on_the_device, 1)}
+JOBS = {fake_gpu: 1}

@@ -57,18 +57,18 @@ class Worker(threading.Thread):
         self._choices = jobs
 
     def run(self):
-        names, weights = list(self._choices), [weight for _, weight in self._choices.values()]
+        jobs, weights = list(self._choices), list(self._choices.values())
         while time.monotonic() < self.until and not self.violations:
-            (name,) = self.random.choices(names, weights)
-            self.job, self.since = name, time.monotonic()
+            (job,) = self.random.choices(jobs, weights)
+            self.job, self.since = job.__name__.replace("_", " "), time.monotonic()
             try:
-                self._choices[name][0](self)
+                job(self)
                 left = list(self.folder.iterdir())
                 assert not left, f"left in its folder: {left}"
             except BaseException as error:  # noqa: BLE001 - whatever it is, it is told
                 text = without_folders("".join(traceback.format_exception(error)))
                 self.violations.append(f"{self.name}, seed {self.seed}, after {sum(self.jobs.values())} jobs:\n{text}")
-            self.jobs[name] += 1
+            self.jobs[self.job] += 1
         self.job = ""
 
     # What to move, and by which way.

@@ -5,29 +5,21 @@ from __future__ import annotations
 import csv
 import re
 import sys
-from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from bench.gpu.gpu import Skip
 from bench.gpu.processes import find_tool
 from bench.gpu.processes import run as run_process
 
 KERNEL = "open_256"
-SECTIONS = (
-    "SpeedOfLight",
-    "Occupancy",
-    "SchedulerStats",
-    "WarpStateStats",
-    "ComputeWorkloadAnalysis",
-    "MemoryWorkloadAnalysis",
-    "LaunchStats",
-)
+SECTIONS = ["SpeedOfLight", "Occupancy", "SchedulerStats", "WarpStateStats", "ComputeWorkloadAnalysis"]
+SECTIONS += ["MemoryWorkloadAnalysis", "LaunchStats"]
 _SKIP = 4  # launches that fill caches first
 _COLUMNS = ("Section Name", "Metric Name", "Metric Unit", "Metric Value")
 _REFUSED = re.compile(r"ERR_NVGPUCTRPERM|Failed to|not supported|No kernels were profiled", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
+class Metric(NamedTuple):
     """Hold one line of the details page, as a row of the document."""
 
     section: str
@@ -36,7 +28,7 @@ class Metric:
     value: str
 
     def as_dict(self):
-        return {"step": "profile", **asdict(self)}
+        return {"step": "profile", **self._asdict()}
 
 
 def run(stage):
