@@ -3,8 +3,10 @@
 import numpy as np
 
 from bench.gpu.gpu import WrongResultError
+from bench.gpu.plan import MIB
+from fastrack import Key, seal
 
-_PIECE = 16 << 20
+_PIECE = 16 * MIB
 
 
 def noise(size):
@@ -20,6 +22,19 @@ def plains_of(size, count, stock):
     """Return plain arrays of one size, in ordinary memory, out of one stock of random bytes."""
     room = stock.size - size
     return [stock[start : start + size] for start in (room * n // max(count - 1, 1) for n in range(count))]
+
+
+class Pair:
+    """Two sealed tensors of one size, to be moved in turn, so that no cache holds what is moved next."""
+
+    def __init__(self, gpu, size):
+        self.key, stock = Key.generate(256), noise(size + MIB)
+        self.sealed = [seal(stock[start : start + size], self.key) for start in (0, MIB)]
+        self.out = [gpu.array(size) for _ in self.sealed]
+
+    def mover(self, channel):
+        """Return what moves one of them by this channel, by its number."""
+        return lambda number: channel.to_device(self.sealed[number % 2], out=self.out[number % 2])
 
 
 def require_same(what, gpu, pointer, expected, stream):
