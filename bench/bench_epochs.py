@@ -34,23 +34,21 @@ class Plain:
         return {name: array[row] for name, array in self.arrays.items()}
 
 
+def noise(high, *shape, dtype=np.uint8):
+    return np.random.default_rng(0).integers(0, high, shape, dtype)
+
+
 def digits(scale):
-    """60,000 images of 28 x 28, and labels."""
-    random, count = np.random.default_rng(0), int(60_000 * scale)
-    images = random.integers(0, 256, (count, 28, 28), dtype=np.uint8)
-    return {"images": images, "labels": random.integers(0, 10, count)}
+    count = int(60_000 * scale)
+    return {"images": noise(256, count, 28, 28), "labels": noise(10, count, dtype=np.int64)}
 
 
 def pictures(scale):
-    """2 GiB of images of 224 x 224 x 3."""
-    count = int(2 * GIB * scale) // 150_528
-    return {"images": np.random.default_rng(0).integers(0, 256, (count, 224, 224, 3), dtype=np.uint8)}
+    return {"images": noise(256, int(2 * GIB * scale) // 150_528, 224, 224, 3)}
 
 
 def text(scale):
-    """128 Mi tokens of 16 bits."""
-    tokens = np.random.default_rng(0).integers(0, 50_000, int((GIB >> 3) * scale) // 1024 * 1024, dtype=np.uint16)
-    return {"tokens": tokens}
+    return {"tokens": noise(50_000, int((GIB >> 3) * scale) // 1024 * 1024, dtype=np.uint16)}
 
 
 CASES = {  # how to make arrays, samples of a batch, and the size of a window

@@ -39,22 +39,14 @@ _READ_SIZE = 128 << 10  # bytes that `cat` reads at a time
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One path at one size.
+    """One path at one size."""
 
-    size : bytes of plaintext
-    path : what was measured
-    seconds : median of the runs
-    gbps : 1e9 bytes of plaintext a second
-    over_bounce : speed relative to the bounce path for the same kind of tensor; None for the plain copies
-    of_copy : speed relative to the plain copy into memory of the same kind, prepared or fresh
-    """
-
-    size: int
+    size: int  # bytes of plaintext
     path: str
-    seconds: float
-    gbps: float
-    over_bounce: float | None
-    of_copy: float | None
+    seconds: float  # median of the runs
+    gbps: float  # 1e9 bytes of plaintext a second
+    over_bounce: float | None  # speed relative to the bounce path for the same kind of tensor; None for plain copies
+    of_copy: float | None  # speed relative to the plain copy into memory of the same kind, prepared or fresh
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +118,8 @@ def _reference(sealed, key, bits):
 
 def _row(nbytes, case, seconds):
     own = seconds[case.path]
-    return Row(
-        nbytes,
-        case.path,
-        own,
-        nbytes / own / 1e9,
-        seconds[case.bounce] / own if case.bounce else None,
-        seconds[case.copy] / own if case.copy else None,
-    )
+    over_bounce, of_copy = (seconds[other] / own if other else None for other in (case.bounce, case.copy))
+    return Row(nbytes, case.path, own, nbytes / own / 1e9, over_bounce, of_copy)
 
 
 # The targets.
@@ -291,9 +277,7 @@ def _progress():
 
 
 def _parse(argv):
-    parser = argparse.ArgumentParser(
-        "python -m bench.targets", description="Measure every path, and check the targets."
-    )
+    parser = argparse.ArgumentParser("python -m bench.targets", description=__doc__.partition(":")[0])
     parser.add_argument("--size", type=float, default=SIZE, metavar="MIB", help="of the tensors (default: 256)")
     parser.add_argument("--bits", type=int, choices=(128, 256), default=256, help="of all keys (default: 256)")
     parser.add_argument("--repeat", type=int, default=9, metavar="N", help="rounds of measurement (default: 9)")

@@ -97,9 +97,8 @@ class ByteRuns:
         count = len(plain) // CHUNK_SIZE + 1 if ends else max(1, -(-len(plain) // CHUNK_SIZE))
         target, source = self._fenced(len(plain) + TAG_SIZE * count), self._fenced(len(plain), plain, offset)
         states = self._state(state)
-        self._launches.seal(
-            state.bits, blocks, states.pointer, source.pointer, target.pointer, first, count, len(plain)
-        )
+        where = (states.pointer, source.pointer, target.pointer, first, count, len(plain))
+        self._launches.seal(state.bits, blocks, *where)
         return target.content()
 
     def gather(self, state, packed, pieces, total, result_size, *, blocks=1, offset=0, seed=None, plan_verdict=GOOD):

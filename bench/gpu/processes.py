@@ -8,7 +8,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from bench.machine import ROOT
+
 _GRACE = 5  # seconds in which a process may end its own children before it is killed
 
 

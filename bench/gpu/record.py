@@ -6,11 +6,10 @@ import re
 import time
 import traceback
 from datetime import UTC, datetime
-from pathlib import Path
 
 from bench.gpu.gpu import Skip, WrongResultError
+from bench.machine import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 VERSION = 2
 RUNNING, DONE, SKIPPED, FAILED = "running", "done", "skipped", "FAILED"
 _LOG = 6000  # characters kept of what a process printed

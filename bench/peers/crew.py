@@ -11,9 +11,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from bench.machine import ROOT
 from bench.peers.child import sum_of
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class DeadError(Exception):

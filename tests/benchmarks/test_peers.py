@@ -20,12 +20,8 @@ from bench.peers.rounds import Result
 
 HERE = ["fastrack", "fastrack-unsynced", "fastrack-out", "cobblestone", "fernet", "numpy"]
 TORCH = ["safetensors", "safetensors-copied", "safetensors-mapped"]
-MACHINE = {
-    "software": {"python": "3", "torch": "2"},
-    "system": "Linux",
-    "cpu": {"model": "a CPU", "threads": 2},
-    "memory": {"total": 1 << 30},
-}
+MACHINE = {"software": {"python": "3", "torch": "2"}, "system": "Linux", "memory": {"total": 1 << 30}}
+MACHINE |= {"cpu": {"model": "a CPU", "threads": 2}}
 
 
 @pytest.fixture

@@ -21,16 +21,10 @@ FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Sources to compile.
+    """Sources to compile."""
 
-    name : of the folder
-    kernels : the whole sources, with what they say about themselves
-    extend_state : what to make of a state before it is uploaded
-    """
-
-    name: str
-    kernels: Kernels
-    extend_state: Callable[[bytes], bytes] = bytes
+    kernels: Kernels  # the whole sources, with what they say about themselves
+    extend_state: Callable[[bytes], bytes] = bytes  # what to make of a state before it is uploaded
 
     @property
     def blocks(self):
@@ -51,7 +45,7 @@ def assemble(name, folder):
     options = run_path(str(path)) if path.is_file() else {}
     for source, edits in options.get("EDITS", {}).items():
         _edit(folder / source, edits)
-    return Candidate(name, read_kernels(folder), options.get("extend_state", bytes))
+    return Candidate(read_kernels(folder), options.get("extend_state", bytes))
 
 
 def _edit(path, edits):
