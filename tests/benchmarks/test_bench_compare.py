@@ -8,6 +8,7 @@ import sys
 import sysconfig
 import time
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -201,7 +202,8 @@ def test_one(benchmark):
     assert all(float(end) <= float(start) for (_, _, end), (_, start, _) in itertools.pairwise(runs))
 
 
-def test_short_calls_make_longer_rounds_of_as_many_calls_on_both_sides(measure, tmp_path):
+def test_short_calls_make_longer_rounds_of_as_many_calls_on_both_sides(measure, tmp_path, monkeypatch):
+    monkeypatch.setattr(pairs, "_ROUND", 0.02)  # on a busy machine, a call may take some milliseconds
     found = measure(f"""
 calls = 0
 
@@ -225,7 +227,7 @@ def test_a_slower_side_is_slower(measure):
 def test_one(benchmark):
     benchmark(time.sleep, 0.01 if fastrack.SIDE == "head" else 0.002)
 """)
-    assert all(head > 2 * base for base, head in found.rounds[name("test_one")])
+    assert median(head / base for base, head in found.rounds[name("test_one")]) > 2
 
 
 FAULTS = {
