@@ -5,13 +5,13 @@ from bench.gpu.timing import rows, wall
 from fastrack._bench.steps import DIRECTIONS, notes, open_steps
 
 
-def measure(gpu, plan, say):
+def measure(gpu, plan):
     driver = gpu.driver
     for note in notes(driver.name):
-        say(f"    {note}")
+        print(f"    {note}")
     for direction in DIRECTIONS:
         for size in plan.ablation_sizes:
-            say(f"    {direction}, {size_of(size)}")
+            print(f"    {direction}, {size_of(size)}")
             with open_steps(direction, size, device=driver.name, driver=driver) as opened:
                 opened.check()
                 runs = {step.name: lambda _, run=step.run: wall(run) for step in opened.steps}

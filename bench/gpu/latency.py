@@ -9,11 +9,11 @@ from fastrack import Key, seal
 SEALED, LOCKED = "to_device, sealed", "page-locked copy"
 
 
-def measure(gpu, plan, say):
+def measure(gpu, plan):
     key, stream = Key.generate(256), gpu.stream(high_priority=True)
     with channel_on(gpu.driver, key) as channel:
         for size in plan.latency_sizes:
-            say(f"    {size_of(size)}")
+            print(f"    {size_of(size)}")
             plain = noise(size)
             sealed, out, locked = seal(plain, key), gpu.array(size), gpu.host(size)
             locked[:] = plain

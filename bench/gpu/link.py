@@ -11,7 +11,7 @@ UP, DOWN, FILL, PIN = "host to device", "device to host", "fill page-locked memo
 _PIN = 8 << 20
 
 
-def measure(gpu, plan, say):
+def measure(gpu, plan):
     """Yield rows of copies by size, of the fill by threads, and of an allocation."""
     size = max(plan.link_sizes)
     stream, locked, there = gpu.stream(high_priority=True), gpu.host(size), gpu.memory(size)
@@ -31,7 +31,7 @@ def measure(gpu, plan, say):
     source = np.full(size, 9, np.uint8)
     cores = len(os.sched_getaffinity(0))
     threads = [each for each in plan.fill_threads if each <= cores]
-    say(f"    threads: {threads}")
+    print(f"    threads: {threads}")
     runs = {each: lambda _, each=each: wall(packing.copy, locked, source, each) for each in threads}
     yield from (Row("link", FILL, size, times, {"threads": n}) for n, times in interleave(runs, plan).items())
     yield from rows("link", _PIN, {PIN: lambda _: wall(gpu.host, _PIN)}, plan)

@@ -9,7 +9,7 @@ from fastrack._crypto.cobblestone import CHUNK_SIZE, NONCE_SIZE, ciphertext_size
 _BITS = 256
 
 
-def measure(gpu, plan, say):
+def measure(gpu, plan):
     """Yield rows of a kernel that opens one chunk, some, and two for every multiprocessor."""
     launches = Launches(gpu)
     content = ByteRuns(gpu).prepare(os.urandom(_BITS // 8), os.urandom(NONCE_SIZE)).data
@@ -18,7 +18,7 @@ def measure(gpu, plan, say):
     launches.put(word.pointer, GOOD.to_bytes(8, "little"))
     for chunks in (1, 64, 2 * gpu.driver.multiprocessors):
         size = chunks * CHUNK_SIZE
-        say(f"    {chunks} chunks")
+        print(f"    {chunks} chunks")
         plain, sealed, target = gpu.memory(size), gpu.memory(ciphertext_size(size)), gpu.memory(size)
         gpu.fill(plain.pointer, 0x5A, size, launches.stream)
         launches.seal(_BITS, chunks, state.pointer, plain.pointer, sealed.pointer, 0, chunks, size)

@@ -20,7 +20,7 @@ def beside(share):
     return f"to_device, sealed, share {fraction(share)}"
 
 
-def measure(gpu, plan, say):
+def measure(gpu, plan):
     """Yield rows of the time of one product, by what runs beside it, with the speed of that."""
     case = _Case(gpu, plan)
     with ExitStack() as stack:
@@ -28,15 +28,15 @@ def measure(gpu, plan, say):
         for share in plan.stream_shares:
             channel = stack.enter_context(channel_on(gpu.driver, case.pair.key, share=share))
             actions[beside(share)] = case.pair.mover(channel)
-        say(f"    {plan.matrix} x {plan.matrix}, bf16, beside: {', '.join(actions)}")
+        print(f"    {plan.matrix} x {plan.matrix}, bf16, beside: {', '.join(actions)}")
         yield from case.rows("slowdown", actions)
 
 
-def sweep(gpu, plan, say):
+def sweep(gpu, plan):
     """Yield rows of the time of one product beside sealed data at a share of a quarter, with one setting changed."""
     case = _Case(gpu, plan)
     for setting, values in (("depth", plan.sweep_depths), ("lead", plan.sweep_leads), ("slab", plan.sweep_slabs)):
-        say(f"    {setting}: {values}")
+        print(f"    {setting}: {values}")
         with ExitStack() as stack:
             actions = {ALONE: None}
             for value in values:

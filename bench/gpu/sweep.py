@@ -4,21 +4,17 @@ from contextlib import ExitStack
 
 from bench.gpu.channels import DEFAULTS, channel_on
 from bench.gpu.host_data import Pair
-from bench.gpu.plan import fraction, size_of
+from bench.gpu.plan import fraction
 from bench.gpu.timing import Row, interleave, wall
 
 PATH = "to_device, sealed"
 
 
-def measure(gpu, plan, say):
+def measure(gpu, plan):
     pair = Pair(gpu, plan.sweep_size)
-    for setting, values in (
-        ("slab", plan.sweep_slabs),
-        ("depth", plan.sweep_depths),
-        ("lead", plan.sweep_leads),
-        ("share", plan.sweep_shares),
-    ):
-        say(f"    {setting}: {', '.join(_told(setting, value) for value in values)}")
+    sizes = [("slab", plan.sweep_slabs), ("depth", plan.sweep_depths), ("lead", plan.sweep_leads)]
+    for setting, values in [*sizes, ("share", plan.sweep_shares)]:
+        print(f"    {setting}: {values}")
         with ExitStack() as stack:
             runs = {}
             for value in values:
@@ -28,9 +24,3 @@ def measure(gpu, plan, say):
         for value, times in found.items():
             settings = {**DEFAULTS, "share": "1", setting: fraction(value) if setting == "share" else value}
             yield Row("sweep", PATH, plan.sweep_size, times, {"varied": setting, **settings})
-
-
-def _told(setting, value):
-    if setting == "share":
-        return fraction(value)
-    return str(value) if setting == "depth" else size_of(value)

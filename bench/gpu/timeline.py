@@ -56,7 +56,7 @@ def _total(spans):
     return sum(stop - start for start, stop in spans)
 
 
-def measure(gpu, plan, say, show):
+def measure(gpu, plan, show):
     """A row of all runs' times. The run of the median time goes to `show`."""
     key = Key.generate(256)
     sealed, out = seal(noise(plan.timeline_size), key), gpu.array(plan.timeline_size)
@@ -76,7 +76,7 @@ def measure(gpu, plan, say, show):
             raise WrongResultError("a slab was opened before it was there")
     taken = [each.seconds for each in found]
     share = median(each.overlap for each in found)
-    say(f"    {len(chosen.copies)} slabs; while {100 * share:.0f} % of the opening, something was being copied")
+    print(f"    {len(chosen.copies)} slabs; while {100 * share:.0f} % of the opening, something was being copied")
     show(chosen)
     yield Row("timeline", "to_device, sealed, with events", plan.timeline_size, Times(taken))
 

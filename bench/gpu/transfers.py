@@ -19,12 +19,12 @@ BOUNCE, PARALLEL_BOUNCE = "bounce", "parallel bounce"
 FILL = "host's copy into page-locked memory"
 
 
-def measure(gpu, plan, say):
+def measure(gpu, plan):
     key = Key.generate(256)
     stock = noise(max(plan.transfer_sizes) + (1 << 20))
     with channel_on(gpu.driver, key) as channel:
         for size in plan.transfer_sizes:
-            say(f"    {size_of(size)}")
+            print(f"    {size_of(size)}")
             case = _Case(gpu, channel, key, size, stock, plan)
             found = list(rows("transfers", size, case.runs(), plan, bits=256))
             case.require_right()

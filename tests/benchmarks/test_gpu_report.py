@@ -47,22 +47,22 @@ def gpu(monkeypatch):
 
 
 def test_every_path_is_measured_at_every_size(gpu):
-    rows = list(transfers.measure(gpu, TINY, print))
+    rows = list(transfers.measure(gpu, TINY))
     assert len(rows) == 2 * 10
     assert len({(row.path, row.size) for row in rows}) == 20
-    rows = list(ablation.measure(gpu, TINY, print))
+    rows = list(ablation.measure(gpu, TINY))
     assert len({(row.settings["direction"], row.path, row.size) for row in rows}) == len(rows) == 2 * 2 * 5
-    rows = list(kernels.measure(gpu, TINY, print))
+    rows = list(kernels.measure(gpu, TINY))
     assert len(rows) == 2 * 2 * 5
     assert {row.settings.get("share") for row in rows} == {"1", "1/2", None}
-    rows = list(sweep.measure(gpu, TINY, print))
+    rows = list(sweep.measure(gpu, TINY))
     assert [row.settings["varied"] for row in rows] == ["slab"] * 2 + ["depth"] * 2 + ["lead"] * 2 + ["share"] * 2
     assert {row.settings["depth"] for row in rows if row.settings["varied"] == "depth"} == {2, 3}
 
 
 def test_the_timeline_has_every_slab(gpu):
     found = []
-    (row,) = timeline.measure(gpu, TINY, print, found.append)
+    (row,) = timeline.measure(gpu, TINY, found.append)
     (shown,) = found
     assert len(row.times.seconds) == 7
     assert len(shown.copies) == len(shown.opens) == 3
@@ -73,11 +73,11 @@ def test_the_timeline_has_every_slab(gpu):
 
 def test_the_product_is_measured_beside_everything(gpu):
     before = set(threading.enumerate())
-    rows = list(slowdown.measure(gpu, TINY, print))
+    rows = list(slowdown.measure(gpu, TINY))
     streams = ["to_device, sealed, share 1", "to_device, sealed, share 1/4"]
     assert [row.settings["beside"] for row in rows] == ["nothing", "page-locked copies", *streams]
     assert rows[0].settings["slowed"] == 1
-    swept = [row.settings["beside"] for row in slowdown.sweep(gpu, TINY, print)]
+    swept = [row.settings["beside"] for row in slowdown.sweep(gpu, TINY)]
     assert swept.count("nothing") == 3
     assert {"depth 2", "depth 3", "lead 16384", "lead 32768", "slab 32768", "slab 65536"} < set(swept)
     # Helpers of the engine stay, for the next call.
@@ -91,7 +91,7 @@ def test_quick_and_full_plans_say_the_same_things():
 
 
 def test_the_link_is_measured_both_ways_and_by_threads(gpu):
-    rows = list(link.measure(gpu, TINY, print))
+    rows = list(link.measure(gpu, TINY))
     assert {(row.path, row.size) for row in rows if row.path in {link.UP, link.DOWN}} == {
         (path, size) for path in (link.UP, link.DOWN) for size in TINY.link_sizes
     }
@@ -100,11 +100,11 @@ def test_the_link_is_measured_both_ways_and_by_threads(gpu):
 
 
 def test_latency_and_single_kernels_have_a_row_each(gpu):
-    rows = list(latency.measure(gpu, TINY, print))
+    rows = list(latency.measure(gpu, TINY))
     assert [(row.path, row.size) for row in rows] == [
         (path, size) for size in TINY.latency_sizes for path in (latency.SEALED, latency.LOCKED)
     ]
-    rows = list(single.measure(gpu, TINY, print))
+    rows = list(single.measure(gpu, TINY))
     assert [row.settings["chunks"] for row in rows] == [1, 1, 64, 64, 8, 8]
 
 

@@ -1,6 +1,7 @@
 """Every step of the ablation moves the same bytes, refuses what was altered, and is counted as it says."""
 
 import dataclasses
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import pytest
@@ -29,31 +30,27 @@ class SmallDevice(CudaDevice):
 @pytest.fixture(params=MODES)
 def driver(request, monkeypatch):
     """A GPU of host memory, for the steps and for the channel."""
-    driver = stand_in(monkeypatch, request.param)
-    yield driver
-    driver.stop()
-    assert driver.violations == []
-    assert driver.left() == 0
+    with stand_in(monkeypatch, request.param) as driver:
+        yield driver
 
 
 @pytest.fixture(params=["cpu", *MODES])
 def device(request, monkeypatch):
     """The name of a device: `cpu`, or a GPU of host memory."""
-    if request.param == "cpu":
-        yield "cpu"
-        return
-    driver = stand_in(monkeypatch, request.param)
-    yield "cuda:0"
-    driver.stop()
-    assert driver.violations == []
+    with nullcontext() if request.param == "cpu" else stand_in(monkeypatch, request.param):
+        yield "cpu" if request.param == "cpu" else "cuda:0"
 
 
+@contextmanager
 def stand_in(monkeypatch, mode):
     fake_cuda.install(monkeypatch)
     driver = FakeDriver(mode)
     monkeypatch.setattr(channel, "open_device", lambda *_: SmallDevice(driver))
     monkeypatch.setattr(steps, "_open_driver", lambda _: driver)
-    return driver
+    yield driver
+    driver.stop()
+    assert driver.violations == []
+    assert driver.left() == 0
 
 
 # What arrives.

@@ -25,7 +25,7 @@ def run(stage):
         "ablation": ablation.measure,
     }
     for name, measure in parts.items():
-        record.measure(name, lambda measure=measure: measure(stage.gpu, stage.plan, print))
+        record.measure(name, lambda measure=measure: measure(stage.gpu, stage.plan))
         record.put("targets", [metric.as_dict() for metric in check_targets(record.rows)])
     path = stage.path.with_suffix(".png")
     record.step("picture", lambda: _draw(record.rows, shown, path), here=False)

@@ -22,7 +22,7 @@ def run(stage):
     record.step("known answers", lambda: known.check(stage.gpu), is_check=True)
     record.step("moves", lambda: moves.check(stage.gpu), is_check=True)
     for name, part in (("link", link), ("latency", latency), ("kernels", kernels), ("single kernels", single)):
-        record.measure(name, lambda part=part: part.measure(stage.gpu, short, print))
+        record.measure(name, lambda part=part: part.measure(stage.gpu, short))
     record.step("instruction rates", lambda: micro.measure(stage.gpu))
 
 

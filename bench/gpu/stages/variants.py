@@ -28,7 +28,7 @@ def run(stage):
                     return {"right": known.check(gpu), "kernels": gpu.kernels()}
 
             def rows(settings=settings, opened=opened):
-                for row in kernels.measure(opened[0], short, print):
+                for row in kernels.measure(opened[0], short):
                     if "share" in row.settings:
                         yield dataclasses.replace(row, step="variants", settings={**row.settings, **settings})
 
