@@ -56,9 +56,8 @@ class Report:
 
 def load_note() -> list[str]:
     load, cpus = os.getloadavg()[0], os.cpu_count() or 1
-    if load <= _BUSY * cpus:
-        return []
-    return [f"the load was {load:.1f} on {cpus} CPUs before the start: intervals are wider, and rows may be undecided"]
+    note = f"the load was {load:.1f} on {cpus} CPUs before the start: intervals are wider, and rows may be undecided"
+    return [note] if load > _BUSY * cpus else []
 
 
 def _cells(row: Row) -> list[str]:

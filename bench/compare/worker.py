@@ -70,6 +70,8 @@ class Rounds:
 
 
 class Baton:
+    """The pytest plugin."""
+
     def __init__(self, line: Line):
         self.line = line
         self.errors: dict[str, str] = {}

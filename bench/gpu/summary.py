@@ -108,9 +108,8 @@ def _add(told, group, name, value):
     told[group] = {**before, name: value}
     if len(_dump(told)) <= LIMIT - 20:
         return True
-    if before:
-        told[group] = before
-    else:
+    told[group] = before
+    if not before:
         del told[group]
     return False
 

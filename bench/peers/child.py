@@ -90,11 +90,9 @@ class Worker:
         """Change a bit in the middle of the file."""
 
         def change(path):
-            with path.open("r+b") as file:
-                file.seek(path.stat().st_size // 2)
-                byte = file.read(1)[0]
-                file.seek(-1, os.SEEK_CUR)
-                file.write(bytes([byte ^ 1]))
+            data = np.memmap(path, np.uint8, "r+")
+            data[data.size // 2] ^= 1
+            data.flush()
 
         return self._try(change)
 

@@ -30,15 +30,11 @@ def arrays():
 
 
 def results():
-    found = []
-    for slug, seconds in (("fastrack", 0.5), ("tink", 1.0), ("age", None)):
-        each = Result.of(slug)
-        if seconds is None:
-            each.error = "start: ModuleNotFoundError: No module named 'pyrage'"
-        else:
-            each.version, each.bytes, each.flip, each.cut = "1", child.MIB + 100, "refused", "refused"
-            each.seal, each.synced, each.open = [seconds, 9, seconds / 2], [seconds] * 3, [seconds / 2] * 3
-        found.append(each)
+    found = [Result.of(slug) for slug in ("fastrack", "tink", "age")]
+    for each, seconds in zip(found, (0.5, 1.0), strict=False):
+        each.version, each.bytes, each.flip, each.cut = "1", child.MIB + 100, "refused", "refused"
+        each.seal, each.synced, each.open = [seconds, 9, seconds / 2], [seconds] * 3, [seconds / 2] * 3
+    found[2].error = "start: ModuleNotFoundError: No module named 'pyrage'"
     return found
 
 
