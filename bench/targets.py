@@ -66,7 +66,10 @@ def measure_paths(sizes_mib=(SIZE,), *, bits=256, repeat=9, say=lambda _: None):
         with _open_cases(nbytes, bits) as cases:
             times = interleave({case.path: case.run for case in cases}, repeat)
         seconds = {path: median(runs) for path, runs in times.items()}
-        rows += [_row(nbytes, case, seconds) for case in cases]
+        for case in cases:
+            own = seconds[case.path]
+            over_bounce, of_copy = (seconds[other] / own if other else None for other in (case.bounce, case.copy))
+            rows.append(Row(nbytes, case.path, own, nbytes / own / 1e9, over_bounce, of_copy))
     return rows
 
 
@@ -114,12 +117,6 @@ def _reference(sealed, key, bits):
         opening.finalize()
 
     return run
-
-
-def _row(nbytes, case, seconds):
-    own = seconds[case.path]
-    over_bounce, of_copy = (seconds[other] / own if other else None for other in (case.bounce, case.copy))
-    return Row(nbytes, case.path, own, nbytes / own / 1e9, over_bounce, of_copy)
 
 
 # The targets.
