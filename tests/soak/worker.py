@@ -37,10 +37,7 @@ class Violation(AssertionError):  # noqa: N818 - it is a finding
 
 
 class Worker(threading.Thread):
-    """Does one job after the other until the time is over, the same ones for the same seed.
-
-    job, since : what it does, and from when on, for the watchdog
-    """
+    """Does one job after the other until the time is over, the same ones for the same seed."""
 
     def __init__(self, number, seed, jobs, until, folder):
         super().__init__(name=f"soak-{number}", daemon=True)
@@ -50,7 +47,7 @@ class Worker(threading.Thread):
         self.until = until
         self.folder = folder / f"{number}"
         self.folder.mkdir(exist_ok=True)
-        self.job, self.since = "", time.monotonic()
+        self.job, self.since = "", time.monotonic()  # what it does, and from when on, for the watchdog
         self.jobs, self.injected, self.caught = Counter(), Counter(), Counter()
         self.transfers = self.bytes = self.wrong = 0
         self.violations = []
