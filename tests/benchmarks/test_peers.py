@@ -6,6 +6,7 @@ import argparse
 import json
 import mmap
 import re
+import subprocess
 import sys
 from dataclasses import fields
 
@@ -357,16 +358,9 @@ def test_wrong_options_are_refused(arguments, capsys):
 
 
 def test_the_child_answers_line_by_line(tmp_path):
-    import subprocess
-
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.peers.child", "numpy", "1", str(tmp_path), "0"],
-        input="start\nnothing\n",
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=crew.ROOT,
-    )
+    line = [sys.executable, "-m", "bench.peers.child", "numpy", "1", str(tmp_path), "0"]
+    options = {"input": "start\nnothing\n", "capture_output": True, "text": True, "cwd": crew.ROOT}
+    done = subprocess.run(line, check=True, **options)
     assert [set(json.loads(line)) for line in done.stdout.splitlines()] == [{"version"}, {"error"}]
 
 
