@@ -48,7 +48,7 @@ def test_a_few_seconds_lose_nothing(tmp_path):
 
 
 def worker(tmp_path, job, seconds=0.05):
-    made = Worker(0, "test", {"job": (job, 1)}, time.monotonic() + seconds, tmp_path)
+    made = Worker(0, "test", {job: 1}, time.monotonic() + seconds, tmp_path)
     made.run()
     return made
 

@@ -1,12 +1,9 @@
 """Run the tests of `tests/gpu`, and those of `tests/kernels` that a GPU can run, a step for each of their files."""
 
-from __future__ import annotations
-
 import re
 import sys
 
-from bench.gpu import needs
-from bench.gpu.gpu import Skip, WrongResultError
+from bench.gpu.gpu import Skip, WrongResultError, require
 from bench.gpu.processes import ROOT
 from bench.gpu.processes import run as run_process
 
@@ -24,16 +21,8 @@ def run(stage):
 
 
 def run_tests(device, path, seconds):
-    """Run a file of tests there, and return how many passed and were skipped, and why those were.
-
-    Raises
-    ------
-    Skip, WrongResultError
-        If that is not possible, or a test failed.
-    """
-    problem = needs.lacks("pytest", "hypothesis")
-    if problem:
-        raise Skip(problem)
+    """Run a file of tests there, and return how many passed and were skipped, and why those were."""
+    require("pytest", "hypothesis")
     # Warnings are errors in this project, but here the versions of packages are not those of requirements.txt.
     warnings = ("default", "error::pytest.PytestUnhandledThreadExceptionWarning")
     command = [sys.executable, "-m", "pytest", str(path), "--gpu", device, "-q", "-rsfE", "--no-header", "--tb=short"]
