@@ -20,6 +20,7 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 from helpers import by_hand
+from helpers.tampering import relist, rewrite_file, tamper_file
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -37,13 +38,12 @@ from fastrack import (
     unseal,
     verify_file,
 )
+from fastrack._crypto.cobblestone import CHUNK_SIZE, HEADER_SIZE, chunk_offset
 from fastrack._crypto.keys import KEY_FILE_VARIABLE
 from fastrack._sealed import reader
 from fastrack._sealed.reader import check_file
 from fastrack._tensors import arrays
 
-CHUNK_SIZE, TAG_SIZE, HEADER_SIZE = 16384, 16, 56
-SEALED_CHUNK_SIZE = CHUNK_SIZE + TAG_SIZE
 KEY = Key.from_bytes(bytes(range(32)))
 FILE_ID = "5eed" * 8
 TENSORS = {
@@ -160,10 +160,11 @@ def test_a_plain_tensor_is_not_among_the_sealed_ones(path):
 
 def test_a_plain_tensor_put_in_the_place_of_a_sealed_one_is_not_taken_for_it(scratch):
     save_file({"x": np.arange(3)}, scratch, KEY)
-    with safetensors.safe_open(scratch, framework="numpy") as file:
-        metadata = file.metadata()
-    metadata["fastrack.tensors"] = "{}"
-    safetensors.numpy.save_file({"x": np.arange(3)[::-1].copy()}, scratch, metadata)
+
+    def replace(metadata, tensors):
+        metadata["fastrack.tensors"], tensors["x"] = "{}", np.arange(3)[::-1].copy()
+
+    rewrite_file(scratch, replace)
     with load_file(scratch) as file, pytest.raises(KeyError, match="stored unencrypted"):
         fastrack.to_device(file["x"], keys=KEY)
 
@@ -425,50 +426,27 @@ def test_arbitrary_claims_are_refused_or_harmless(scratch, listed, entry, shape,
         exercise(scratch)
 
 
+NO_LISTS = ["", "null", "[]", "1", "NaN", "{"]
+NO_CLAIMS = ["null", "[]", "{}", '{"dtype":"U8"}', '{"shape":[0]}', '{"dtype":"U8","shape":[0],"more":1}']
+NO_CLAIMS += ["[" * 500 + "]" * 500, "[" * 100_000 + "]" * 100_000, '{"a":' * 950 + "1" + "}" * 950]
+NO_DTYPES = ['["U8"]', "null", '"U9"', '"\\ud800"']
+NO_SHAPES = ["0", '{"0":0}', '"0"', "[false]", "[0.0]", "[-0.0]", "[1e400]", '["0"]', "[null]", "[-1]", "[-1,-1]"]
+NO_SHAPES += ["[1]", "[9223372036854775808]", "[0,9223372036854775808]", "[0,4294967296,4294967296]"]
+NO_SHAPES += ["[1" + "0" * 5000 + "]", "[0" + ",1" * 64 + "]"]
+
+
 @pytest.mark.parametrize(
     "listed",
     [
-        "",
-        "null",
-        "[]",
-        "1",
-        "NaN",
-        "{",
-        '{"x":null}',
-        '{"x":[]}',
-        '{"x":{}}',
-        '{"x":{"dtype":"U8"}}',
-        '{"x":{"shape":[0]}}',
-        '{"x":{"dtype":"U8","shape":[0],"more":1}}',
-        '{"x":{"dtype":["U8"],"shape":[0]}}',
-        '{"x":{"dtype":null,"shape":[0]}}',
-        '{"x":{"dtype":"U9","shape":[0]}}',
-        '{"x":{"dtype":"\\ud800","shape":[0]}}',
+        *NO_LISTS,
+        *('{"x":' + claim + "}" for claim in NO_CLAIMS),
+        *('{"x":{"dtype":' + dtype + ',"shape":[0]}}' for dtype in NO_DTYPES),
+        *('{"x":{"dtype":"U8","shape":' + shape + "}}" for shape in NO_SHAPES),
         '{"x":{"dtype":"F4","shape":[1]}}',
-        '{"x":{"dtype":"U8","shape":0}}',
-        '{"x":{"dtype":"U8","shape":{"0":0}}}',
-        '{"x":{"dtype":"U8","shape":"0"}}',
-        '{"x":{"dtype":"U8","shape":[false]}}',
-        '{"x":{"dtype":"U8","shape":[0.0]}}',
-        '{"x":{"dtype":"U8","shape":[-0.0]}}',
-        '{"x":{"dtype":"U8","shape":[1e400]}}',
-        '{"x":{"dtype":"U8","shape":["0"]}}',
-        '{"x":{"dtype":"U8","shape":[null]}}',
-        '{"x":{"dtype":"U8","shape":[-1]}}',
-        '{"x":{"dtype":"U8","shape":[-1,-1]}}',
-        '{"x":{"dtype":"U8","shape":[1]}}',
-        '{"x":{"dtype":"U8","shape":[9223372036854775808]}}',
-        '{"x":{"dtype":"U8","shape":[0,9223372036854775808]}}',
         '{"x":{"dtype":"F64","shape":[0,4611686018427387904]}}',
-        '{"x":{"dtype":"U8","shape":[0,4294967296,4294967296]}}',
-        '{"x":{"dtype":"U8","shape":[1' + "0" * 5000 + "]}}",
-        '{"x":{"dtype":"U8","shape":[0' + ",1" * 64 + "]}}",
         '{"x":{"dtype":"U8","shape":[0]},"y":{"dtype":"U8","shape":[0]}}',
         '{"\\ud800":{"dtype":"U8","shape":[0]}}',
         '{"x":{"dtype":"U8","shape":[0]},"x":1}',
-        '{"x":' + "[" * 500 + "]" * 500 + "}",
-        '{"x":' + "[" * 100_000 + "]" * 100_000 + "}",
-        '{"x":' + '{"a":' * 950 + "1" + "}" * 950 + "}",
     ],
 )
 def test_an_unsound_list_of_sealed_tensors_is_refused(scratch, listed):
@@ -584,23 +562,18 @@ def test_a_sound_file_verifies(path):
     assert sum(seen) == sum(check.nbytes for check in checks)
 
 
-def altered(path, scratch, name, chunk, *, in_tag=False):
-    """The file with one bit of one chunk flipped; chunk -1 is the header of the message."""
-    content = bytearray(path.read_bytes())
-    with load_file(path) as file:
-        place = content.index(bytes(file[name].message))
-        size = len(file[name].message)
-    place += (HEADER_SIZE + chunk * SEALED_CHUNK_SIZE) if chunk >= 0 else 30
-    content[
-        min(place + SEALED_CHUNK_SIZE, place + size - HEADER_SIZE - chunk * SEALED_CHUNK_SIZE) - 1 if in_tag else place
-    ] ^= 0x80
-    scratch.write_bytes(content)
+def altered(path, scratch, name, place):
+    """The file with one bit of a message flipped."""
+    scratch.write_bytes(path.read_bytes())
+    tamper_file(scratch, name, place)
 
 
 @pytest.mark.parametrize(("name", "chunk"), [("images", 0), ("images", 3), ("images", 7), ("nothing", 0), ("scale", 0)])
 @pytest.mark.parametrize("in_tag", [False, True])
 def test_a_bad_chunk_is_found_and_the_other_tensors_are_good(path, scratch, name, chunk, in_tag):
-    altered(path, scratch, name, chunk, in_tag=in_tag)
+    with load_file(path) as file:
+        last = min(chunk_offset(chunk + 1), len(file[name].message)) - 1
+    altered(path, scratch, name, last if in_tag else chunk_offset(chunk))
     for check in check_file(scratch, KEY):
         if check.name != name:
             assert check.error is None
@@ -610,7 +583,7 @@ def test_a_bad_chunk_is_found_and_the_other_tensors_are_good(path, scratch, name
 
 
 def test_a_bad_header_is_found(path, scratch):
-    altered(path, scratch, "images", -1)
+    altered(path, scratch, "images", 30)
     errors = {check.name: check.error for check in check_file(scratch, KEY)}
     assert errors.pop("images").chunk is None
     assert set(errors.values()) == {None}
@@ -629,7 +602,7 @@ def test_a_bad_chunk_far_behind_is_found_slab_by_slab(scratch, monkeypatch):
     assert seen == [4 * CHUNK_SIZE] * 5
     for chunk in (0, 3, 4, 13, 19, 20):
         save_file({"x": np.zeros(20 * CHUNK_SIZE, np.uint8)}, scratch, KEY)
-        altered(scratch, scratch, "x", chunk)
+        tamper_file(scratch, "x", chunk_offset(chunk))
         assert check_file(scratch, KEY)[0].error.chunk == chunk
 
 
@@ -642,22 +615,13 @@ def test_verifying_what_is_no_sealed_file_says_so(scratch):
 # Tensors moved between names and files
 
 
-def rewritten(path, scratch, change):
-    """The file with its entries changed by `change(metadata, tensors)`, as someone without the key could."""
-    with safetensors.safe_open(path, framework="numpy") as file:
-        metadata = file.metadata()
-    tensors = safetensors.numpy.load_file(path)
-    change(metadata, tensors)
-    safetensors.numpy.save_file(tensors, scratch, metadata)
-
-
 def test_two_tensors_of_one_shape_cannot_change_places(scratch, tmp_path):
     save_file({"a": np.zeros(100), "b": np.ones(100)}, tmp_path / "two", KEY)
 
     def swap(_, tensors):
         tensors["a"], tensors["b"] = tensors["b"], tensors["a"]
 
-    rewritten(tmp_path / "two", scratch, swap)
+    rewrite_file(tmp_path / "two", swap, scratch)
     assert [check.error.chunk for check in check_file(scratch, KEY)] == [None, None]
 
 
@@ -665,7 +629,7 @@ def test_a_tensor_cannot_move_to_another_file(scratch, tmp_path):
     for name in ("one", "two"):
         save_file({"x": np.zeros(100), "y": np.zeros(3)}, tmp_path / name, KEY)
     other = safetensors.numpy.load_file(tmp_path / "two")
-    rewritten(tmp_path / "one", scratch, lambda _, tensors: tensors.update(x=other["x"]))
+    rewrite_file(tmp_path / "one", lambda _, tensors: tensors.update(x=other["x"]), scratch)
     errors = {check.name: check.error for check in check_file(scratch, KEY)}
     assert isinstance(errors["x"], AuthenticationError)
     assert errors["y"] is None
@@ -673,24 +637,14 @@ def test_a_tensor_cannot_move_to_another_file(scratch, tmp_path):
 
 def test_a_tensor_cannot_change_its_type_or_shape(path, scratch):
     for claim in ({"dtype": "I32", "shape": [300, 100]}, {"dtype": "F32", "shape": [100, 300]}):
-
-        def relabel(metadata, _, claim=claim):
-            listed = json.loads(metadata["fastrack.tensors"])
-            metadata["fastrack.tensors"] = json.dumps({**listed, "images": claim})
-
-        rewritten(path, scratch, relabel)
+        relist(path, lambda listed, _, claim=claim: listed.update(images=claim), scratch)
         errors = {check.name: check.error for check in check_file(scratch, KEY)}
         assert isinstance(errors.pop("images"), AuthenticationError)
         assert set(errors.values()) == {None}
 
 
 def test_a_sealed_tensor_without_its_mark_is_bytes_and_nothing_more(path, scratch):
-    def unlist(metadata, _):
-        listed = json.loads(metadata["fastrack.tensors"])
-        del listed["images"]
-        metadata["fastrack.tensors"] = json.dumps(listed)
-
-    rewritten(path, scratch, unlist)
+    relist(path, lambda listed, _: listed.pop("images"), scratch)
     with load_file(scratch) as file:
         assert "images" in file.plain
         with pytest.raises(TypeError, match="expected SealedTensor or SealedRows"):
@@ -700,7 +654,7 @@ def test_a_sealed_tensor_without_its_mark_is_bytes_and_nothing_more(path, scratc
 
 
 def test_a_file_may_be_rewritten_by_others_who_keep_its_metadata(path, scratch):
-    rewritten(path, scratch, lambda metadata, _: metadata.update(extra="note"))
+    rewrite_file(path, lambda metadata, _: metadata.update(extra="note"), scratch)
     assert all(check.error is None for check in check_file(scratch, KEY))
 
 
@@ -766,8 +720,8 @@ def test_a_sound_file_passes(path):
 
 def test_a_bad_tensor_raises_and_the_other_bad_ones_are_in_the_notes(scratch):
     save_file({name: np.zeros(3 * CHUNK_SIZE, np.uint8) for name in "abc"}, scratch, KEY)
-    altered(scratch, scratch, "a", 1)
-    altered(scratch, scratch, "c", 2)
+    tamper_file(scratch, "a", chunk_offset(1))
+    tamper_file(scratch, "c", chunk_offset(2))
     with pytest.raises(AuthenticationError) as caught:
         verify_file(scratch, KEY)
     assert (caught.value.tensor, caught.value.chunk) == ("a", 1)
@@ -839,15 +793,11 @@ def test_a_file_pickles_as_its_path(path):
 
 @pytest.mark.parametrize("fault", ["chunk", "header", "key", "format", "id"])
 def test_an_error_names_its_file(path, scratch, fault):
-    content = bytearray(path.read_bytes())
-    with load_file(path) as file:
-        start = content.index(bytes(file["images"].message[:HEADER_SIZE]))
-    content[{"chunk": start + HEADER_SIZE, "header": start, "format": 8}.get(fault, 0)] ^= fault in {
-        "chunk",
-        "header",
-        "format",
-    }
-    scratch.write_bytes(content)
+    scratch.write_bytes(path.read_bytes())
+    if fault in {"chunk", "header"}:
+        tamper_file(scratch, "images", HEADER_SIZE if fault == "chunk" else 0)
+    elif fault == "format":
+        scratch.write_bytes(by_hand.container(b"text"))
 
     def use():
         with load_file(scratch, file_id="0" * 32 if fault == "id" else None) as file:
