@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fastrack._tensors import arrays, dtypes
 
+ROOT = Path(arrays.__file__).parents[2]
 SHAPES = [(), (0,), (1,), (5,), (0, 3), (3, 0, 2), (2, 3, 4)]
 LAYOUTS = {
     "fortran": np.asfortranarray,
@@ -26,10 +27,6 @@ LAYOUTS = {
     "broadcast": lambda a: np.broadcast_to(a[:, None], (7, 3, 9)),
     "swapped": lambda a: np.swapaxes(a.reshape(7, 3, 3), 0, 2),
 }
-
-
-def in_torch(dtype, shape):
-    return torch.arange(int(np.prod(shape)) * dtype.itemsize, dtype=torch.uint8).view(dtype).reshape(shape)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -76,7 +73,8 @@ def test_an_array_comes_back_from_its_bytes(name, shape):
 def test_a_tensor_comes_back_from_its_bytes(name, shape):
     if name == "F4" and not shape:
         pytest.skip("torch has no pair without a dimension")
-    tensor = in_torch(dtypes.to_torch(name), shape)
+    dtype = dtypes.to_torch(name)
+    tensor = torch.arange(int(np.prod(shape)) * dtype.itemsize, dtype=torch.uint8).view(dtype).reshape(shape)
     described, stored = arrays.describe(tensor)
     memory = arrays.empty_bytes(dtypes.nbytes(described, stored))
     memory[:] = arrays.bytes_of(tensor)
@@ -137,16 +135,12 @@ def test_an_array_that_cannot_be_filled_in_place_is_refused(array):
         arrays.bytes_of(array, writable=True)
 
 
-def test_a_conjugated_view_gives_the_bytes_it_stands_for():
-    tensor = torch.tensor([1 + 2j, 3 - 4j], dtype=torch.complex64)
-    assert tensor.conj().is_conj()
-    assert arrays.bytes_of(tensor.conj()).tobytes() == np.array([1 - 2j, 3 + 4j], np.complex64).tobytes()
-
-
-def test_a_negated_view_gives_the_bytes_it_stands_for():
-    tensor = torch.tensor([1 + 2j, 3 - 4j], dtype=torch.complex64).conj().imag
-    assert tensor.is_neg()
-    assert arrays.bytes_of(tensor).tobytes() == np.array([-2, 4], np.float32).tobytes()
+def test_a_conjugated_or_negated_view_gives_the_bytes_it_stands_for():
+    conjugated = torch.tensor([1 + 2j, 3 - 4j], dtype=torch.complex64).conj()
+    assert conjugated.is_conj()
+    assert arrays.bytes_of(conjugated).tobytes() == np.array([1 - 2j, 3 + 4j], np.complex64).tobytes()
+    assert conjugated.imag.is_neg()
+    assert arrays.bytes_of(conjugated.imag).tobytes() == np.array([-2, 4], np.float32).tobytes()
 
 
 def test_a_parameter_gives_its_bytes_without_its_gradient():
@@ -192,16 +186,8 @@ def test_only_numpy_and_torch_keep_arrays_in_host_memory():
 
 
 def test_asking_what_is_installed_imports_nothing():
-    source = (
-        "from fastrack._tensors import arrays; import sys; print(arrays.installed('torch'), 'torch' in sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", source], capture_output=True, text=True, check=True, cwd=Path(arrays.__file__).parents[2]
-    )
-    assert done.stdout.split() == ["True", "False"]
-
-
-def test_what_is_not_installed_is_said_not_to_be():
+    code = "from fastrack._tensors import arrays; import sys; print(arrays.installed('torch'), 'torch' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True, cwd=ROOT).split() == ["True", "False"]
     assert not arrays.installed("no-such-framework")
 
 
