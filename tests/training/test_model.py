@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import tracemalloc
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 import torch.distributed.tensor
-from helpers import by_hand
+from helpers.tampering import rewrite_file, tamper_file
 from torch import nn
 
 from fastrack import (
@@ -25,11 +24,12 @@ from fastrack import (
     save_file,
     save_model,
 )
+from fastrack._crypto.cobblestone import chunk_offset
 from fastrack._sealed import writer
 from fastrack._tensors import arrays
+from fastrack._training import model as models
 from fastrack._util import atomic
 
-CHUNK_SIZE = 16384
 SECRET = bytes(range(7, 39))
 KEY = Key.from_bytes(SECRET)
 
@@ -71,15 +71,6 @@ def path(tmp_path):
     return path
 
 
-def damage(path, name, offset):
-    """Flip a bit of a tensor's message, so many bytes from its start."""
-    content = bytearray(path.read_bytes())
-    size = int.from_bytes(content[:8], "little")
-    start = json.loads(content[8 : 8 + size])[name]["data_offsets"][0]
-    content[8 + size + start + offset] ^= 1
-    path.write_bytes(content)
-
-
 def refuse(module, path, error, match, **options):
     """Loading fails, and nothing was loaded."""
     before = bits(module)
@@ -97,13 +88,10 @@ def test_what_was_saved_is_loaded_where_the_parameters_are(path):
     found = load_model(module, path, keys=KEY)
     assert found == ([], [])
     assert found.missing_keys == found.unexpected_keys == []
+    assert type(found) is type(net(2).load_state_dict(net(1).state_dict()))
     assert bits(module) == bits(net(1))
     assert {name: value.data_ptr() for name, value in module.state_dict().items()} == places
     assert all(value.requires_grad for value in module.parameters())
-
-
-def test_the_result_is_of_the_type_that_load_state_dict_returns(path):
-    assert type(load_model(net(2), path, keys=KEY)) is type(net(2).load_state_dict(net(1).state_dict()))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
@@ -232,21 +220,15 @@ def test_tied_weights_are_stored_once_and_satisfy_all_their_names(path):
         assert "head.weight" not in file
 
 
-def test_any_of_the_names_of_tied_weights_will_do(tmp_path):
+@pytest.mark.parametrize("left_out", ["embed.weight", "head.weight", None])
+@pytest.mark.parametrize("device", [None, "meta"])
+def test_any_of_the_names_of_tied_weights_will_do_and_so_will_all(tmp_path, left_out, device):
     state = net(1).state_dict()
-    del state["embed.weight"]
-    save_file(state, tmp_path / "x", KEY)
-    for module in (net(2), Net(device="meta")):
-        assert load_model(module, tmp_path / "x", keys=KEY) == ([], [])
-        assert bits(module) == bits(net(1))
-
-
-def test_tied_weights_may_be_in_the_file_twice(tmp_path):
-    save_file(net(1).state_dict(), tmp_path / "x", KEY)
-    for module in (net(2), Net(device="meta")):
-        assert load_model(module, tmp_path / "x", keys=KEY) == ([], [])
-        assert bits(module) == bits(net(1))
-        assert module.head.weight is module.embed.weight
+    save_file({name: tensor for name, tensor in state.items() if name != left_out}, tmp_path / "x", KEY)
+    module = Net(device=device)
+    assert load_model(module, tmp_path / "x", keys=KEY) == ([], [])
+    assert bits(module) == bits(net(1))
+    assert module.head.weight is module.embed.weight
 
 
 def test_a_view_of_what_was_loaded_is_loaded(tmp_path):
@@ -343,14 +325,10 @@ def test_state_that_is_no_tensor_is_neither_saved_nor_loaded(tmp_path):
 
 
 @pytest.mark.parametrize("strict", [True, False])
-def test_a_tensor_in_plain_is_never_loaded(tmp_path, strict):
-    save_file(net(1).state_dict(), tmp_path / "x", KEY, plain=["scale"])
-    refuse(net(2), tmp_path / "x", AuthenticationError, "'scale' unencrypted and unauthenticated", strict=strict)
-
-
-def test_a_tensor_in_plain_does_not_satisfy_a_tied_name_either(tmp_path):
-    save_file(net(1).state_dict(), tmp_path / "x", KEY, plain=["head.weight"])
-    refuse(net(2), tmp_path / "x", AuthenticationError, "'head.weight' unencrypted")
+@pytest.mark.parametrize("name", ["scale", "head.weight"])  # of which the second is another name of a sealed one
+def test_a_tensor_in_plain_is_never_loaded(tmp_path, name, strict):
+    save_file(net(1).state_dict(), tmp_path / "x", KEY, plain=[name])
+    refuse(net(2), tmp_path / "x", AuthenticationError, f"'{name}' unencrypted and unauthenticated", strict=strict)
 
 
 def test_a_file_in_plain_is_refused(tmp_path):
@@ -370,7 +348,7 @@ def test_another_key_is_refused_before_anything_is_written(path):
 def test_a_wrong_header_is_found_before_anything_is_written(path):
     with load_file(path) as file:
         last = list(file)[-1]
-    damage(path, last, 30)
+    tamper_file(path, last, 30)
     refuse(net(2), path, AuthenticationError, last)
 
 
@@ -378,16 +356,12 @@ def test_swapped_tensors_are_found_before_anything_is_written(tmp_path):
     pair = {"a": torch.ones(9), "b": torch.zeros(9)}
     module = nn.ParameterDict(pair)
     save_model(module, tmp_path / "x", key=KEY)
-    content = (tmp_path / "x").read_bytes()
-    size = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + size])
-    header["a"], header["b"] = header["b"], header["a"]
-    (tmp_path / "x").write_bytes(by_hand.container(header, content[8 + size :]))
+    rewrite_file(tmp_path / "x", lambda _, stored: stored.update(a=stored["b"], b=stored["a"]))
     refuse(module, tmp_path / "x", AuthenticationError, "tensor 'a'")
 
 
 def test_a_bad_chunk_leaves_zeros_wherever_something_was_loaded(path):
-    damage(path, "body.0.weight", 56 + CHUNK_SIZE + 16 + 5)
+    tamper_file(path, "body.0.weight", chunk_offset(1) + 5)
     module = net(2)
     before = {name: value.clone() for name, value in module.state_dict().items()}
     with pytest.raises(AuthenticationError) as caught:
@@ -406,14 +380,14 @@ def test_a_bad_chunk_leaves_zeros_wherever_something_was_loaded(path):
 def test_a_bad_chunk_leaves_every_tensor_zero_if_it_was_in_the_last(path, dtype):
     module = net(2, dtype=dtype)
     last = [name for name in module.state_dict() if name != "head.weight"][-1]
-    damage(path, last, 56)
+    tamper_file(path, last, 56)
     with pytest.raises(AuthenticationError, match=last):
         load_model(module, path, keys=KEY)
     assert not any(value.any() for value in module.state_dict().values())
 
 
 def test_a_bad_chunk_leaves_a_module_on_the_meta_device_as_it_was(path):
-    damage(path, "body.0.weight", 60)
+    tamper_file(path, "body.0.weight", 60)
     module = Net(device="meta")
     with pytest.raises(AuthenticationError):
         load_model(module, path, keys=KEY)
@@ -421,8 +395,6 @@ def test_a_bad_chunk_leaves_a_module_on_the_meta_device_as_it_was(path):
 
 
 def test_an_interruption_leaves_zeros_too(path, monkeypatch):
-    from fastrack._training import model as models
-
     fill, count = models._fill, iter(range(100))
 
     def interrupted(*arguments):
@@ -469,10 +441,9 @@ def test_notes_go_with_the_file(tmp_path):
         assert file.metadata == {"licence": "CC0"}
 
 
-@pytest.mark.parametrize("device", ["meta"])
-def test_a_module_that_is_not_in_host_memory_is_refused(tmp_path, device):
+def test_a_module_that_is_not_in_host_memory_is_refused(tmp_path):
     with pytest.raises(TypeError, match=r"'scale': expected a tensor in host memory, got one on meta"):
-        save_model(Net(device=device), tmp_path / "x", key=KEY)
+        save_model(Net(device="meta"), tmp_path / "x", key=KEY)
     assert not list(tmp_path.iterdir())
 
 
