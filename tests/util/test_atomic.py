@@ -7,10 +7,10 @@ import errno
 import os
 import signal
 import stat
-import subprocess
 import sys
 
 import pytest
+from helpers.forking import in_forked_child
 
 from fastrack._util import atomic
 from fastrack._util.atomic import new_file
@@ -140,16 +140,13 @@ def test_a_file_has_its_name_at_the_end_alone(tmp_path, system, old):
 
 @pytest.mark.skipif(not atomic._UNNAMED, reason="this system has no files without names")
 def test_nothing_is_left_of_a_file_whose_process_is_killed(tmp_path):
-    script = """
-import os, signal, sys
-from pathlib import Path
-from fastrack._util.atomic import new_file
-with new_file(Path(sys.argv[1])) as file:
-    file.write(b"plaintext" * 100_000)
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-    done = subprocess.run([sys.executable, "-c", script, tmp_path / "file"], check=False)
-    assert done.returncode == -signal.SIGKILL
+    def write_and_die():
+        with new_file(tmp_path / "file") as file:
+            file.write(b"plaintext" * 100_000)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(AssertionError, match=f"ended with status {signal.SIGKILL:d}"):
+        in_forked_child(write_and_die)
     assert list(tmp_path.iterdir()) == []
 
 
