@@ -97,17 +97,12 @@ class TestEndings:
         assert loader.alive == 0
         assert len(loader.fetched) <= 4 + prefetch
 
-    def test_by_del(self, prefetch):
+    @pytest.mark.parametrize("fetched", [0, 1])
+    def test_by_del(self, prefetch, fetched):
         loader = Watched(1000)
         iterator = iter(wrap(loader, prefetch=prefetch))
-        next(iterator)
+        assert [next(iterator) for _ in range(fetched)] == list(range(fetched))
         del iterator
-        assert not threads_left()
-        assert loader.alive == 0
-
-    def test_by_del_before_the_first_batch(self, prefetch):
-        loader = Watched(1000)
-        iter(wrap(loader, prefetch=prefetch))
         assert not threads_left()
         assert loader.alive == 0
 
@@ -236,7 +231,7 @@ class TestErrors:
 
     def test_let_go_of_the_loaders_iterator(self, prefetch):
         key = Key.generate()
-        sealed = [fastrack.seal(np.arange(3), key), tampered(fastrack.seal(np.arange(3), key), -1)]
+        sealed = [fastrack.seal(np.arange(3), key), tampered(fastrack.seal(np.arange(3), key, name="bad"), -1)]
 
         class Batches(Watched):
             def __iter__(self):
@@ -245,6 +240,7 @@ class TestErrors:
         loader = Batches(2)
         with pytest.raises(AuthenticationError) as caught:
             list(wrap(loader, keys=key, prefetch=prefetch))
+        assert (caught.value.tensor, caught.value.chunk) == ("bad", 0)
         assert caught.value.__traceback__ is not None  # whose frames hold much, but not that
         assert loader.alive == 0
 
@@ -384,14 +380,9 @@ def batches():
 """
 
 
-def run_program(code, **values):
-    text = PROGRAM.format(**{"slow": -1, "seconds": 0, **values}) + code
-    return subprocess.Popen(
-        [sys.executable, "-X", "dev", "-W", "error", "-c", text],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def run_program(code, slow=-1, seconds=0):
+    command = [sys.executable, "-X", "dev", "-W", "error", "-c", PROGRAM.format(slow=slow, seconds=seconds) + code]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 class TestTheEndOfTheProcess:
