@@ -11,12 +11,6 @@ from helpers.tampering import relist, tampered
 import fastrack
 from fastrack import AuthenticationError, FormatError, Key, load_file, save_file
 
-
-@pytest.fixture(scope="module")
-def key():
-    return Key.generate()
-
-
 # Tensors that are sealed already
 
 

@@ -40,11 +40,6 @@ def save(folder, key, *tables):
     return paths
 
 
-@pytest.fixture(scope="module")
-def key():
-    return Key.generate()
-
-
 @pytest.fixture(scope="module", params=[Channel, staged_channel], ids=["cpu", "staged"])
 def channel(request, key):
     with request.param(keys=key) as channel:

@@ -38,11 +38,6 @@ class Sample:
     name: str
 
 
-@pytest.fixture(scope="module")
-def key():
-    return Key.generate()
-
-
 @pytest.fixture(params=[0, 1, 2, 5])
 def prefetch(request):
     return request.param

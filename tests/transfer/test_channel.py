@@ -27,11 +27,6 @@ CHUNK_SIZE = 16384
 SIZES = [0, 1, 15, 16, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 2 * CHUNK_SIZE, 5 * (1 << 20) + 7]
 
 
-@pytest.fixture(scope="module")
-def key():
-    return Key.generate()
-
-
 @pytest.fixture(scope="module", params=[Channel, staged_channel], ids=["cpu", "staged"])
 def new_channel(request):
     return request.param

@@ -16,13 +16,8 @@ from helpers.staged import Gate, fail_at, staged_channel
 from helpers.tampering import tampered
 
 import fastrack
-from fastrack import AuthenticationError, Channel, ClosedError, DeviceError, Key
+from fastrack import AuthenticationError, Channel, ClosedError, DeviceError
 from fastrack._crypto.cobblestone import CHUNK_SIZE, chunk_offset
-
-
-@pytest.fixture(scope="module")
-def key():
-    return Key.generate()
 
 
 @pytest.fixture(scope="module")

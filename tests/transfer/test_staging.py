@@ -13,15 +13,10 @@ from helpers.tampering import tampered
 
 import fastrack
 import fastrack._crypto.memcpy
-from fastrack import AuthenticationError, ClosedError, DeviceError, Key
+from fastrack import AuthenticationError, ClosedError, DeviceError
 from fastrack._crypto import engine as aead
 
 CHUNK_SIZE = 16384
-
-
-@pytest.fixture(scope="module")
-def key():
-    return Key.generate()
 
 
 def data(size, seed=0):
