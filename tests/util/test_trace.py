@@ -271,11 +271,13 @@ def test_a_fault_under_a_trace_is_told_as_without(gpu, path, number):
     assert spans_of(path)
 
 
-def test_nothing_is_kept_while_no_trace_is_taken(gpu):
-    driver, other = gpu
-    other.to_device(SEALED, framework="cupy")
+def test_nothing_is_timed_while_no_trace_is_taken(gpu, path):
+    driver, opened = gpu
+    opened.to_device(SEALED, framework="cupy")
     assert trace.current() is None
-    assert driver.calls["stamp"] == 0
+    assert driver.calls["elapsed"] == 0
+    traced(path, lambda: opened.to_device(SEALED, framework="cupy"))
+    assert driver.calls["elapsed"] > 0
 
 
 def test_the_trace_of_a_block_that_fails_is_written(opened, path):
