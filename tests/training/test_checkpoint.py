@@ -120,13 +120,11 @@ def test_every_kind_of_value_comes_back_to_the_last_bit(path, value):
     assert exact(through([{"x": (value, value)}], path)) == exact([{"x": (value, value)}])
 
 
-def test_the_order_of_a_dict_is_kept(path):
-    assert list(through({"b": 1, 5: 2, "a": 3}, path)) == ["b", 5, "a"]
-
-
 def test_what_came_from_torch_goes_to_torch_and_the_rest_to_numpy(path):
     back = through({"t": torch.ones(2), "n": np.ones(2), "s": np.float64(1), "f": 1.0}, path)
     assert [type(value) for value in back.values()] == [torch.Tensor, np.ndarray, np.float64, float]
+    back["t"] += 1  # may be written to
+    back["n"] += 1
 
 
 def test_a_mapped_array_becomes_an_array(path, tmp_path):
@@ -143,12 +141,6 @@ def test_arrays_that_share_their_memory_are_stored_once_and_are_one_again(path):
     assert torch.equal(back["c"], weight.T)
     with load_file(path) as file:
         assert sorted(file) == ["0", "1", "2", "skeleton"]
-
-
-def test_what_was_loaded_may_be_written_to(path):
-    back = through({"t": torch.ones(2), "n": np.ones(2)}, path)
-    back["t"] += 1
-    back["n"] += 1
 
 
 plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(codec="utf-8")) | st.binary()
