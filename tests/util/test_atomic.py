@@ -18,22 +18,20 @@ from fastrack._util.atomic import new_file
 MIB = 1 << 20
 
 
-def fails_with(problem, times=1):
-    """What `fallocate` may do, a few times over."""
-    calls = []
+def fails_with(problem):
+    """What `fallocate` may do, once."""
+    results = iter([-1])
 
-    def fallocate(*arguments):
-        calls.append(arguments)
+    def fallocate(*_):
         ctypes.set_errno(problem)
-        return -1 if len(calls) <= times else 0
+        return next(results, 0)
 
-    fallocate.calls = calls
     return fallocate
 
 
-def write(path, size=4 * MIB, claimed=None):
-    content = os.urandom(size)
-    with new_file(path, size if claimed is None else claimed) as file:
+def write(path, claimed=4 * MIB):
+    content = os.urandom(4 * MIB)
+    with new_file(path, claimed) as file:
         file.write(content[:10])
         file.write(content[10:])
     assert path.read_bytes() == content
@@ -41,7 +39,7 @@ def write(path, size=4 * MIB, claimed=None):
 
 @pytest.mark.parametrize("claimed", [0, 1, 4 * MIB, 5 * MIB])
 def test_a_file_is_as_long_as_what_was_written(tmp_path, claimed):
-    write(tmp_path / "file", claimed=claimed)
+    write(tmp_path / "file", claimed)
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
