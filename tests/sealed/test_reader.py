@@ -25,24 +25,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import fastrack
-from fastrack import (
-    AuthenticationError,
-    ClosedError,
-    FastrackError,
-    FormatError,
-    Key,
-    SealedTensor,
-    UnknownKeyError,
-    load_file,
-    save_file,
-    unseal,
-    verify_file,
-)
+from fastrack import Key, SealedTensor, load_file, save_file, unseal, verify_file
 from fastrack._crypto.cobblestone import CHUNK_SIZE, HEADER_SIZE, chunk_offset
 from fastrack._crypto.keys import KEY_FILE_VARIABLE
 from fastrack._sealed import reader
 from fastrack._sealed.reader import check_file
 from fastrack._tensors import arrays
+from fastrack.errors import AuthenticationError, ClosedError, FastrackError, FormatError, UnknownKeyError
 
 KEY = Key.from_bytes(bytes(range(32)))
 FILE_ID = "5eed" * 8

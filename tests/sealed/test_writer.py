@@ -32,24 +32,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fastrack
-from fastrack import (
-    AuthenticationError,
-    ClosedError,
-    FastrackError,
-    FormatError,
-    Key,
-    UnknownKeyError,
-    load_file,
-    save_file,
-    seal_file,
-    unseal,
-    unseal_file,
-)
+from fastrack import Key, load_file, save_file, seal_file, unseal, unseal_file
 from fastrack._crypto.cobblestone import CHUNK_SIZE, chunk_offset
 from fastrack._sealed import importers, writer
 from fastrack._sealed.reader import check_file
 from fastrack._tensors import arrays
 from fastrack._util import atomic
+from fastrack.errors import AuthenticationError, ClosedError, FastrackError, FormatError, UnknownKeyError
 
 SECRET = bytes(range(80, 112))
 KEY = Key.from_bytes(SECRET)

@@ -30,23 +30,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fastrack
-from fastrack import (
-    AuthenticationError,
-    DeviceError,
-    FastrackError,
-    FormatError,
-    Key,
-    UnknownKeyError,
-    load_checkpoint,
-    load_file,
-    save_checkpoint,
-    save_file,
-    to_device,
-)
+from fastrack import Key, load_checkpoint, load_file, save_checkpoint, save_file, to_device
 from fastrack._sealed import writer
 from fastrack._sealed.importers import PlainTensor
 from fastrack._training.state import decode_state, encode_state
 from fastrack._util import atomic
+from fastrack.errors import AuthenticationError, DeviceError, FastrackError, FormatError, UnknownKeyError
 
 SECRET = bytes(range(9, 41))
 KEY = Key.from_bytes(SECRET)

@@ -13,22 +13,13 @@ import torch.distributed.tensor
 from helpers.tampering import rewrite_file, tamper_file
 from torch import nn
 
-from fastrack import (
-    AuthenticationError,
-    DeviceError,
-    FormatError,
-    Key,
-    UnknownKeyError,
-    load_file,
-    load_model,
-    save_file,
-    save_model,
-)
+from fastrack import Key, load_file, load_model, save_file, save_model
 from fastrack._crypto.cobblestone import chunk_offset
 from fastrack._sealed import writer
 from fastrack._tensors import arrays
 from fastrack._training import model as models
 from fastrack._util import atomic
+from fastrack.errors import AuthenticationError, DeviceError, FormatError, UnknownKeyError
 
 SECRET = bytes(range(7, 39))
 KEY = Key.from_bytes(SECRET)
