@@ -36,21 +36,11 @@ def test_the_bytes_of_an_array_are_dense_and_in_c_order(layout, dtype):
     assert arrays.bytes_of(array).tobytes() == array.tobytes()
 
 
-@pytest.mark.parametrize(
-    "view",
-    [
-        lambda t: t.T,
-        lambda t: t[::2, ::3],
-        lambda t: t[:, 3],
-        lambda t: t.flip(0),
-        lambda t: t[None].expand(4, -1, -1),
-        lambda t: t.permute(1, 0)[3:],
-        lambda t: t[::7],
-        lambda t: t[0, ::9],
-        lambda t: t[::7, ::9],
-        lambda t: t[3, 3],
-    ],
-)
+VIEWS = [lambda t: t.T, lambda t: t.flip(0), lambda t: t[None].expand(4, -1, -1), lambda t: t.permute(1, 0)[3:]]
+PLACES = [np.s_[::2, ::3], np.s_[:, 3], np.s_[::7], np.s_[0, ::9], np.s_[::7, ::9], np.s_[3, 3]]
+
+
+@pytest.mark.parametrize("view", [*VIEWS, *(lambda t, place=place: t[place] for place in PLACES)])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float64, torch.complex64])
 def test_the_bytes_of_a_tensor_are_dense_and_in_c_order(view, dtype):
     tensor = view(torch.arange(63).reshape(7, 9).to(dtype))
@@ -93,18 +83,11 @@ def test_the_bytes_of_a_contiguous_array_are_a_view():
     assert tensor.isnan().all()
 
 
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.zeros(()),
-        np.zeros((2, 3), "f4"),
-        np.zeros(9)[::9],
-        torch.zeros(()),
-        torch.zeros(2, 3),
-        torch.zeros(9)[::9],
-        torch.zeros(3, requires_grad=True).detach(),
-    ],
-)
+DENSE = [np.zeros(()), np.zeros((2, 3), "f4"), np.zeros(9)[::9], torch.zeros(()), torch.zeros(2, 3)]
+DENSE += [torch.zeros(9)[::9], torch.zeros(3, requires_grad=True).detach()]
+
+
+@pytest.mark.parametrize("array", DENSE)
 def test_an_array_to_be_filled_is_filled_in_place(array):
     memory = arrays.bytes_of(array, writable=True)
     memory[:] = 0xFF
@@ -117,19 +100,11 @@ def read_only():
     return array
 
 
-@pytest.mark.parametrize(
-    "array",
-    [
-        read_only(),
-        np.zeros((3, 4)).T,
-        np.zeros(9)[::2],
-        np.zeros(9)[::-1],
-        torch.zeros(3, 4).T,
-        torch.zeros(1).expand(5),
-        torch.zeros(3, dtype=torch.complex64).conj(),
-        torch.zeros(3, dtype=torch.complex64).conj().imag,
-    ],
-)
+NOT_DENSE = [np.zeros((3, 4)).T, np.zeros(9)[::2], np.zeros(9)[::-1], torch.zeros(3, 4).T, torch.zeros(1).expand(5)]
+CONJUGATED = torch.zeros(3, dtype=torch.complex64).conj()
+
+
+@pytest.mark.parametrize("array", [read_only(), *NOT_DENSE, CONJUGATED, CONJUGATED.imag])
 def test_an_array_that_cannot_be_filled_in_place_is_refused(array):
     with pytest.raises(ValueError, match="contiguous"):
         arrays.bytes_of(array, writable=True)

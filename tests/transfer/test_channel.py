@@ -277,6 +277,10 @@ class TestPlainTensors:
             channel.to_device(np.arange(3), framework="cupy")
 
 
+NO_NUMBERS = [np.array(["a", "bc"]), np.array([b"a"]), np.array([{}, None]), np.array(["2026-01-01"], "M8[D]")]
+NO_NUMBERS += [np.array([3], "m8[s]"), np.array([(1, 2.0)], "i4,f4"), np.array([b"1234"], "V4")]
+
+
 class TestNests:
     def test_come_back_as_they_were(self, channel, key):
         Batch = collections.namedtuple("Batch", ["x", "y"])  # noqa: PYI024
@@ -298,19 +302,7 @@ class TestNests:
         marker = object()
         assert channel.to_device([marker, None, 3, "x", b"y"]) == [marker, None, 3, "x", b"y"]
 
-    @pytest.mark.parametrize(
-        "leaf",
-        [
-            np.array(["a", "bc"]),
-            np.array([b"a"]),
-            np.array([{}, None]),
-            np.array(["2026-01-01"], "M8[D]"),
-            np.array([3], "m8[s]"),
-            np.array([(1, 2.0)], "i4,f4"),
-            np.array([b"1234"], "V4"),
-        ],
-        ids=lambda leaf: leaf.dtype.str,
-    )
+    @pytest.mark.parametrize("leaf", NO_NUMBERS, ids=lambda leaf: leaf.dtype.str)
     def test_arrays_of_other_things_than_numbers_pass_untouched(self, channel, leaf):
         moved = channel.to_device({"id": leaf, "x": np.arange(3)}, out=None)
         assert moved["id"] is leaf
