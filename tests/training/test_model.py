@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-import torch.distributed.tensor
 from helpers.tampering import rewrite_file, tamper_file
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from fastrack import Key, load_file, load_model, save_file, save_model
 from fastrack._crypto.cobblestone import chunk_offset
@@ -477,20 +477,6 @@ class Halves(torch.Tensor):
         raise NotImplementedError(operation)
 
 
-def test_a_module_with_a_tensor_that_is_not_dense_is_refused_before_it_is_touched(tmp_path):
-    path = tmp_path / "m.safetensors"
-    save_model(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), path, key=KEY)
-    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    module[1].weight = nn.Parameter(Halves(torch.ones(2, 4), torch.ones(2, 4)))
-    before = module[0].weight.detach().clone()
-    with pytest.raises(TypeError, match=r"'1\.weight' is a Halves: .*set_model_state_dict"):
-        load_model(module, path, keys=KEY)
-    assert torch.equal(module[0].weight, before)
-    with pytest.raises(TypeError, match=r"'1\.weight' is a Halves"):
-        save_model(module, tmp_path / "n.safetensors", key=KEY)
-    assert not (tmp_path / "n.safetensors").exists()
-
-
 @pytest.fixture
 def mesh():
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
@@ -499,17 +485,20 @@ def mesh():
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_a_sharded_module_is_refused_before_it_is_touched(tmp_path, mesh, device):
-    path = tmp_path / "m.safetensors"
-    save_model(nn.Linear(4, 4), path, key=KEY)
-    module = nn.Linear(4, 4, device=device)
-    for name, tensor in list(module.named_parameters()):
-        sharded = torch.distributed.tensor.DTensor.from_local(tensor.detach(), mesh)
-        setattr(module, name, nn.Parameter(sharded))
-    weight = module.weight
-    with pytest.raises(TypeError, match=r"'(weight|bias)' is a DTensor"):
+@pytest.mark.parametrize(("kind", "device"), [(Halves, "cpu"), (DTensor, "cpu"), (DTensor, "meta")])
+def test_a_module_with_a_tensor_that_is_not_dense_is_refused_before_it_is_touched(tmp_path, mesh, kind, device):
+    path, other = tmp_path / "m.safetensors", tmp_path / "n.safetensors"
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4, bias=False))
+    save_model(module, path, key=KEY)
+    local = module[1].to(device).weight.detach()
+    tensor = DTensor.from_local(local, mesh) if kind is DTensor else Halves(*local.chunk(2))
+    module[1].weight = weight = nn.Parameter(tensor)
+    with torch.no_grad():
+        before = module[0].weight.fill_(7).clone()
+    with pytest.raises(TypeError, match=rf"'1\.weight' is a {kind.__name__}: .*set_model_state_dict"):
         load_model(module, path, keys=KEY)
-    assert module.weight is weight
-    with pytest.raises(TypeError, match="is a DTensor"):
-        save_model(module, tmp_path / "n.safetensors", key=KEY)
+    assert module[1].weight is weight
+    assert torch.equal(module[0].weight, before)
+    with pytest.raises(TypeError, match=rf"'1\.weight' is a {kind.__name__}"):
+        save_model(module, other, key=KEY)
+    assert not other.exists()
