@@ -894,15 +894,6 @@ def test_a_target_is_left_as_it_was_if_it_may_not_be_replaced(tmp_path, target, 
     assert there.read_bytes() == OLD
 
 
-def test_a_link_stays_and_the_file_it_leads_to_is_replaced(target):
-    link = target.with_name("link.safetensors")
-    link.symlink_to(target)
-    save_file({"x": np.arange(3)}, link, KEY)
-    assert link.is_symlink()
-    assert not target.is_symlink()
-    assert list(opened(target)) == ["x"]
-
-
 def test_a_name_may_be_as_long_as_the_file_system_allows(target):
     long = target.with_name("x" * 255)
     save_file({"x": np.arange(3)}, long, KEY)
