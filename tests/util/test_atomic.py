@@ -43,7 +43,6 @@ def test_a_file_is_as_long_as_what_was_written(tmp_path, claimed):
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="sets no room aside")
 def test_room_is_made_before_anything_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(atomic, "_UNNAMED", 0)  # a file with a name can be looked at
     with new_file(tmp_path / "file", 4 * MIB) as file:
@@ -212,7 +211,6 @@ def test_a_file_that_is_replaced_leaves_its_mode_which_comes_last(tmp_path, monk
     assert mode_of(tmp_path / "file") == mode
 
 
-@pytest.mark.skipif(os.name != "posix", reason="files have no owners here")
 def test_the_mode_of_a_file_of_another_user_is_not_taken_over(tmp_path, foreign):
     (tmp_path / "file").touch()
     (tmp_path / "file").chmod(0o666)
@@ -222,7 +220,6 @@ def test_the_mode_of_a_file_of_another_user_is_not_taken_over(tmp_path, foreign)
     assert mode_of(tmp_path / "file") == 0o600
 
 
-@pytest.mark.skipif(os.name != "posix", reason="files have no owners here")
 def test_a_link_that_another_user_made_is_not_followed(tmp_path, foreign):
     (tmp_path / "mine").write_text("mine")
     (tmp_path / "planted").symlink_to("mine")
