@@ -26,6 +26,7 @@ from fastrack._training.handles import DatasetRows, Lengths
 
 CHUNK_SIZE = 16384
 COUNTS = [100, 0, 57, 1]  # samples in each file
+SEVERAL = [slice(90, 130), slice(None, None, -7), [3, -1, 100], np.array([157, 0]), torch.tensor([1, 1]), [5], slice(0)]
 
 
 def random(shape, dtype=np.uint8, seed=0):
@@ -105,17 +106,10 @@ class TestSamples:
     def test_are_those_of_plain_indexing(self, channel, dataset, plain, index):
         assert_same(channel.to_device(dataset[index]), chosen(plain, int(index)))
 
-    @pytest.mark.parametrize(
-        "index",
-        [slice(90, 130), slice(None, None, -7), [3, -1, 100], np.array([157, 0]), torch.tensor([1, 1]), [5], slice(0)],
-    )
+    @pytest.mark.parametrize("index", [*SEVERAL, random(158) > 150])
     def test_may_be_several(self, channel, dataset, plain, index):
         rows = index.numpy() if isinstance(index, torch.Tensor) else index
         assert_same(channel.to_device(dataset[index]), chosen(plain, rows))
-
-    def test_may_be_chosen_by_a_mask(self, channel, dataset, plain):
-        mask = random(158) > 150
-        assert_same(channel.to_device(dataset[mask]), chosen(plain, mask))
 
     @pytest.mark.parametrize("index", [158, -159, [0, 158], [-159], 10**30])
     def test_out_of_range_are_refused(self, dataset, index):
@@ -370,14 +364,16 @@ class TestWindows:
     def test_longer_than_the_data_are_none(self, text):
         assert len(text.windows("tokens", 30_000)) == 0
 
-    @pytest.mark.parametrize(("size", "step"), [(0, 1), (1, 0), (-1, None)])
-    def test_without_size_or_step_are_refused(self, text, size, step):
-        with pytest.raises(ValueError, match="1 or more"):
-            text.windows("tokens", size, step)
-
-    def test_of_no_column_are_refused(self, text):
-        with pytest.raises(ValueError, match="no column 'words'; it has 'tokens'"):
-            text.windows("words", 3)
+    @pytest.mark.parametrize(
+        ("column", "size", "step", "match"),
+        [
+            *(("tokens", size, step, "1 or more") for size, step in [(0, 1), (1, 0), (-1, None)]),
+            ("words", 3, None, "no column 'words'; it has 'tokens'"),
+        ],
+    )
+    def test_without_size_or_step_or_column_are_refused(self, text, column, size, step, match):
+        with pytest.raises(ValueError, match=match):
+            text.windows(column, size, step)
 
 
 DATA = random(50_000, np.int32)
