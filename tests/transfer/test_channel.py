@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -130,16 +131,16 @@ class TestRows:
         rows[:] = 39
         assert np.array_equal(channel.to_device(fastrack.seal(plain, key)[rows], framework="numpy"), plain[rows])
 
-    def test_of_many_chunks_arrive(self, channel, key):
-        plain = data(50 * CHUNK_SIZE + 77).reshape(-1, 1)
-        assert np.array_equal(channel.to_device(fastrack.seal(plain, key)[::3], framework="numpy"), plain[::3])
-
-    def test_may_be_none(self, channel, key):
-        assert channel.to_device(fastrack.seal(data(100), key)[3:3], framework="numpy").tolist() == []
-
-    def test_of_one_integer_lose_the_first_dimension(self, channel, key):
-        plain = data(3000).reshape(30, 100)
-        assert np.array_equal(channel.to_device(fastrack.seal(plain, key)[7], framework="numpy"), plain[7])
+    @pytest.mark.parametrize(
+        ("shape", "rows"),
+        [((50 * CHUNK_SIZE + 77, 1), slice(None, None, 3)), ((100,), slice(3, 3)), ((30, 100), 7)],
+        ids=["of many chunks", "none", "of one integer"],
+    )
+    def test_have_the_shape_that_numpy_gives_them(self, channel, key, shape, rows):
+        plain = data(math.prod(shape)).reshape(shape)
+        moved = channel.to_device(fastrack.seal(plain, key)[rows], framework="numpy")
+        assert moved.shape == plain[rows].shape
+        assert np.array_equal(moved, plain[rows])
 
     def test_do_not_look_at_chunks_that_hold_none_of_them(self, channel, key):
         plain = data(10 * CHUNK_SIZE).reshape(10, CHUNK_SIZE)
@@ -230,16 +231,12 @@ class TestRefusedHeaders:
 
 
 class TestPlainTensors:
-    @pytest.mark.parametrize("size", SIZES)
+    @pytest.mark.parametrize("size", [*SIZES, 70 << 20])
     def test_arrive_as_they_are(self, channel, size):
         plain = data(size)
         moved = channel.to_device(plain)
         assert np.array_equal(moved, plain)
         assert not np.shares_memory(moved, plain)
-
-    def test_larger_than_a_slab_arrive(self, channel):
-        plain = data(70 << 20)
-        assert np.array_equal(channel.to_device(plain), plain)
 
     def test_are_sealed_under_a_key_of_their_own(self, channel, monkeypatch):
         seen = []
@@ -527,13 +524,11 @@ class TestToHost:
         assert sealed.name == "weights"
         assert np.array_equal(fastrack.unseal(sealed, key, framework="numpy"), plain)
 
-    def test_uses_the_channels_first_key(self, channel, key):
-        assert channel.to_host(np.arange(3)).key_id == key.id
-
-    def test_takes_a_tensor_of_torch(self, channel):
+    def test_takes_a_tensor_of_torch_and_the_channels_first_key(self, channel, key):
         tensor = torch.randn(10, 10).to(torch.float8_e4m3fn)
-        back = channel.to_device(channel.to_host(tensor))
-        assert torch.equal(back.view(torch.uint8), tensor.view(torch.uint8))
+        sealed = channel.to_host(tensor)
+        assert sealed.key_id == key.id
+        assert torch.equal(channel.to_device(sealed).view(torch.uint8), tensor.view(torch.uint8))
 
 
 class TestChannel:

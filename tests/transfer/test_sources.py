@@ -155,11 +155,6 @@ def sealed(plain):
     return fastrack.seal(plain, Key.generate())
 
 
-@pytest.fixture
-def slot():
-    return np.zeros(ciphertext_size(4 * CHUNK_SIZE), np.uint8)
-
-
 STAGED = Sizes(CHUNK_SIZE, 4 * CHUNK_SIZE)
 
 
@@ -187,7 +182,8 @@ def test_rows_come_with_the_message_that_holds_them(sealed):
     assert [number for slab in slabs for number in slab.plan.chunks.tolist()] == [0, 3, 9, 10, 11, 20]
 
 
-def test_a_plain_tensor_is_sealed_on_the_way(plain, slot):
+def test_a_plain_tensor_is_sealed_on_the_way(plain):
+    slot = np.zeros(ciphertext_size(4 * CHUNK_SIZE), np.uint8)
     key = MessageKey.raw(bytes(32), bytes(12))
     source = PlainSource(plain, key, get_engine())
     opener = get_engine().expand_key(key)
