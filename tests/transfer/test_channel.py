@@ -9,6 +9,7 @@ import math
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -212,9 +213,7 @@ class TestRefusedHeaders:
 
     @pytest.mark.parametrize("where", ["device", "host"])
     def test_cost_no_memory(self, channel, key, forged, monkeypatch, where):
-        def refuse(*_):
-            raise AssertionError("done before the header was opened")
-
+        refuse = Mock(side_effect=AssertionError("done before the header was opened"))
         monkeypatch.setattr(fastrack._sealed.indexing.ByteRanges, "pieces", refuse)
         monkeypatch.setattr(fastrack._sealed.indexing.ByteRanges, "even", refuse)
         monkeypatch.setattr(fastrack._tensors.arrays, "empty_bytes", refuse)
@@ -499,10 +498,7 @@ class TestOut:
             loss.backward()
 
     def test_holds_zeros_after_any_other_fault(self, channel, key, monkeypatch):
-        def fail(*_):
-            raise MemoryError("no slab")
-
-        monkeypatch.setattr(fastrack._transfer.sources.SealedSource, "fill", fail)
+        monkeypatch.setattr(fastrack._transfer.sources.SealedSource, "fill", Mock(side_effect=MemoryError))
         out = np.full(100, 7, np.uint8)
         with pytest.raises(MemoryError):
             channel.to_device(fastrack.seal(data(100), key), out=out)

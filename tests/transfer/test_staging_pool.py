@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -172,11 +173,7 @@ def test_a_slot_may_be_given_to_another_ring(host):
 def test_where_there_is_no_memory_for_another_slot_those_there_are_have_to_do(host):
     pool = StagingPool(host, 10, 3)
     (slot,) = acquire(pool)
-
-    def full(_):
-        raise DeviceError("no memory left")
-
-    host.staging_buffer = full
+    host.staging_buffer = Mock(side_effect=DeviceError("no memory left"))
     assert pool.acquire(block=False) is None
     pool.release(slot)
     assert acquire(pool) == [slot]

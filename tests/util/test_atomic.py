@@ -8,6 +8,7 @@ import os
 import signal
 import stat
 import sys
+from unittest.mock import Mock
 
 import pytest
 from helpers.forking import in_forked_child
@@ -94,12 +95,8 @@ def system(request, monkeypatch):
     if request.param != "unnamed":
         monkeypatch.setattr(atomic, "_UNNAMED", 0)
     if request.param == "without links":
-        monkeypatch.setattr(os, "link", lambda *_, **__: raise_(OSError(errno.EPERM, "no links here")))
+        monkeypatch.setattr(os, "link", Mock(side_effect=OSError(errno.EPERM, "no links here")))
     return request.param
-
-
-def raise_(error):
-    raise error
 
 
 @pytest.fixture

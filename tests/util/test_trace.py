@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import suppress
 from itertools import pairwise
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -297,10 +298,7 @@ def test_a_trace_that_cannot_be_written_is_refused_before_anything_is_done(tmp_p
 
 
 def test_an_error_of_the_block_is_told_before_one_of_its_trace(path, monkeypatch):
-    def fail(*_):
-        raise OSError("the disk is full")
-
-    monkeypatch.setattr(trace, "_write", fail)
+    monkeypatch.setattr(trace, "_write", Mock(side_effect=OSError("the disk is full")))
     with pytest.raises(KeyError) as failure, fastrack.trace(path):
         raise KeyError
     assert "the disk is full" in failure.value.__notes__[0]
