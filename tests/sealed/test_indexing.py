@@ -31,27 +31,22 @@ def indices(count):
     """Everything that chooses rows among so many."""
     bounds = st.none() | st.integers(-count - 3, count + 3)
     steps = st.none() | st.integers(-7, 7).filter(bool)
-    masks = st.builds(_mask, st.just(count), st.integers(0, 1000), st.sampled_from([0, 0.01, 0.5, 1]))
+    masks = st.tuples(st.integers(0, 1000), st.sampled_from([0, 0.01, 0.5, 1])).map(
+        lambda drawn: np.random.default_rng(drawn[0]).random(count) < drawn[1]
+    )
     kinds = [st.builds(slice, bounds, bounds, steps), masks]
     if count:
         row = st.integers(-count, count - 1)
         several = st.lists(row, max_size=60)
         kinds += [row, row.map(np.int64), row.map(np.array), row.map(torch.tensor)]
-        kinds += [several, several.map(_vector(np.int64)), several.map(_vector(np.int16)), several.map(_tensor)]
-        kinds += [st.lists(st.integers(0, count - 1), max_size=60).map(_vector(np.uint32))]
+        kinds += [several, several.map(_vector(np.int64)), several.map(_vector(np.int16))]
+        unsigned = st.lists(st.integers(0, count - 1), max_size=60).map(_vector(np.uint32))
+        kinds += [several.map(torch.LongTensor), unsigned]
     return st.one_of(kinds)
-
-
-def _mask(count, seed, share):
-    return np.random.default_rng(seed).random(count) < share
 
 
 def _vector(dtype):
     return lambda rows: np.array(rows, dtype)
-
-
-def _tensor(rows):
-    return torch.tensor(rows, dtype=torch.int64)
 
 
 def as_numpy_takes_it(index):
