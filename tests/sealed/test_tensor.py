@@ -19,14 +19,7 @@ from hypothesis import strategies as st
 
 import fastrack
 from fastrack import AuthenticationError, FormatError, Key, SealedTensor, UnknownKeyError
-from fastrack._crypto.cobblestone import (
-    CHUNK_SIZE,
-    HEADER_SIZE,
-    SEALED_CHUNK_SIZE,
-    TAG_SIZE,
-    chunk_offset,
-    message_size,
-)
+from fastrack._crypto.cobblestone import CHUNK_SIZE, HEADER_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, chunk_offset
 from fastrack._crypto.engine import get_engine
 from fastrack._crypto.keys import KEY_FILE_VARIABLE, KeyRing
 from fastrack._devices.base import BAD_PLAN
@@ -336,7 +329,8 @@ def test_every_extension_is_refused(sealed):
     "size", [0, 1, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 5, 2 * CHUNK_SIZE, 2 * CHUNK_SIZE + 99]
 )
 def test_a_truncation_with_a_shape_to_fit_is_refused(key, sealed, size):
-    cut = with_message(sealed, sealed.message[: message_size(size)], shape=(size,))
+    message = sealed.message[: HEADER_SIZE + size + TAG_SIZE * (size // CHUNK_SIZE + 1)]
+    cut = with_message(sealed, message, shape=(size,))
     assert refusal(cut, key).chunk is None
 
 

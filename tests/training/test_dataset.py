@@ -90,7 +90,7 @@ def chosen(plain, rows):
 
 class TestSamples:
     def test_are_as_many_as_the_files_have(self, dataset):
-        assert len(dataset) == sum(COUNTS)
+        assert len(dataset) == sum(1 for _ in dataset) == sum(COUNTS)
         assert dataset.columns == ("big", "empty", "images", "labels")
         assert repr(dataset) == "<SealedDataset of 158 samples: big, empty, images, labels>"
 
@@ -119,9 +119,6 @@ class TestSamples:
     def test_out_of_range_are_refused_in_a_batch(self, dataset):
         with pytest.raises(IndexError, match="out of range"):
             dataset.__getitems__([1, 158])
-
-    def test_end_where_the_data_set_ends(self, dataset):
-        assert sum(1 for _ in dataset) == 158
 
     def test_unseal_on_the_host(self, dataset, plain, key):
         rows = [150, 2, 157, 2]
@@ -267,7 +264,7 @@ class TestTampering:
 
 
 class TestFilesThatClaimOtherCounts:
-    """Whoever lacks the key can still rewrite what a file says of itself."""
+    """What a file says of itself can be rewritten without the key."""
 
     @pytest.fixture
     def shards(self, key, tmp_path):
@@ -382,7 +379,7 @@ DATA = random(50_000, np.int32)
 @pytest.fixture(scope="module")
 def offsets():
     middle = np.sort(random(40, np.int64) * 200)
-    return [np.array([0, *middle, 50_000]), np.array([7]), np.array([100, 100, 90, 50_000])[[0, 1, 3]]]
+    return [np.array([0, *middle, 50_000]), np.array([7]), np.array([100, 100, 50_000])]
 
 
 @pytest.fixture(scope="module")
@@ -516,12 +513,10 @@ class TestCollate:
         assert collate([np.ones(2), np.zeros(2)]).shape == (2, 2)
         assert collate(["a", "b"]) == ["a", "b"]
 
-    @pytest.mark.parametrize("samples", [[], ()])
-    def test_needs_a_sample(self, samples):
-        with pytest.raises(ValueError, match="expected one sample or more"):
-            collate(samples)
-
     def test_needs_samples_that_are_alike(self, key, dataset):
+        for samples in ([], ()):
+            with pytest.raises(ValueError, match="expected one sample or more"):
+                collate(samples)
         sealed = fastrack.seal(random((10, 3)), key)
         with pytest.raises(ValueError, match="as in the first sample"):
             collate([sealed[0], sealed[1:3]])

@@ -14,9 +14,8 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from helpers import staged as staged_helper
 from helpers.loading import PATIENCE, Numbers, fail_on_five, loader_threads, threads_left, wait_until
-from helpers.staged import fail_at, staged_channel
+from helpers.staged import Gate, fail_at, staged_channel
 from helpers.tampering import tampered
 from torch.utils.data import DataLoader
 
@@ -87,6 +86,8 @@ class TestEndings:
         for _ in range(3):
             with pytest.raises(StopIteration):
                 next(iterator)
+        iterator.close()
+        assert list(iterator) == []
 
     def test_by_break(self, prefetch):
         loader = Watched(1000)
@@ -127,12 +128,6 @@ class TestEndings:
         assert loader.alive == 0
         assert list(iterator) == []
         iterator.close()
-
-    def test_by_closing_after_the_end(self, prefetch):
-        iterator = iter(wrap([1], prefetch=prefetch))
-        assert list(iterator) == [1]
-        iterator.close()
-        assert list(iterator) == []
 
     def test_by_an_exception_in_the_loop(self, prefetch):
         loader = Watched(1000)
@@ -356,7 +351,7 @@ class TestOnADeviceThatFails:
         assert list(iterator) == []
 
     def test_a_break_while_a_batch_is_on_its_way_leaves_no_slot(self, channel, prefetch):
-        gate = staged_helper.Gate()
+        gate = Gate()
         iterator = iter(wrap([np.ones(100_000)] * 9, "cuda", prefetch=prefetch))
         next(iterator)
         channel._device.meddle = gate

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import tracemalloc
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -58,7 +59,7 @@ def bits(module):
 @pytest.fixture
 def path(tmp_path):
     path = tmp_path / "net.safetensors"
-    save_model(net(1), path, key=KEY)
+    save_model(net(1), path, key=KEY, metadata={"licence": "CC0"})
     return path
 
 
@@ -404,14 +405,9 @@ def test_neither_saving_nor_loading_takes_the_memory_of_a_second_model(tmp_path,
 def test_the_file_opens_as_any_sealed_file_and_has_tied_weights_once(path):
     with load_file(path) as file:
         assert set(file) == {name for name in net(1).state_dict() if name != "head.weight"}
+        assert file.metadata == {"licence": "CC0"}
         opened = file["embed.weight"].to("cpu", keys=KEY)
     assert torch.equal(opened, net(1).embed.weight)
-
-
-def test_notes_go_with_the_file(tmp_path):
-    save_model(net(1), tmp_path / "x", key=KEY, metadata={"licence": "CC0"})
-    with load_file(tmp_path / "x") as file:
-        assert file.metadata == {"licence": "CC0"}
 
 
 def test_a_module_that_is_not_in_host_memory_is_refused(tmp_path):
@@ -421,10 +417,7 @@ def test_a_module_that_is_not_in_host_memory_is_refused(tmp_path):
 
 
 def test_a_failure_leaves_the_file_that_was_there(path, monkeypatch):
-    def full(_self, _data):
-        raise OSError(errno.ENOSPC, "full")
-
-    monkeypatch.setattr(atomic._CompleteWriter, "write", full)
+    monkeypatch.setattr(atomic._CompleteWriter, "write", Mock(side_effect=OSError(errno.ENOSPC, "full")))
     before = path.read_bytes()
     with pytest.raises(OSError, match="free some space"):
         save_model(net(3), path, key=KEY)
