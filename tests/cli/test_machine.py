@@ -53,8 +53,7 @@ def test_a_machine_without_signs_of_a_tee_shows_none(root):
 
 
 @pytest.mark.parametrize(
-    ("path", "kind"),
-    [("dev/sev-guest", "AMD SEV-SNP"), ("dev/tdx_guest", "Intel TDX"), ("dev/tdx-guest", "Intel TDX")],
+    ("path", "kind"), [("dev/sev-guest", "AMD SEV-SNP"), ("dev/tdx_guest", "Intel TDX"), ("dev/tdx-guest", "Intel TDX")]
 )
 def test_a_guest_device_is_a_sign(root, path, kind):
     assert read_tee(root(**{path: ""})) == CpuTee(kind, (f"/{path}",))

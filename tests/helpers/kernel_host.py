@@ -56,17 +56,7 @@ def build(source, folder, variant="watched"):
         return library
     kernel_flags, shim_flags = FLAGS[variant]
     kernels, shim, linked = (folder / f"{os.getpid()}-{library.name}{end}" for end in (".cu.o", ".o", ""))
-    head = (
-        *COMMON,
-        *kernel_flags,
-        "-Wno-unknown-pragmas",
-        "-I",
-        headers,
-        "-include",
-        SHIM / "shim.h",
-        "-x",
-        "c++",
-    )
+    head = (*COMMON, *kernel_flags, "-Wno-unknown-pragmas", "-I", headers, "-include", SHIM / "shim.h", "-x", "c++")
     try:
         _compile(*head, "-c", source, "-o", kernels)
         _compile(*COMMON, *shim_flags, "-Wall", "-Wextra", "-Werror", "-c", SHIM / "shim.cpp", "-o", shim)
