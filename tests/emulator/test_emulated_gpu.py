@@ -15,7 +15,7 @@ SLOW_ON_THE_HOST = "test_gives_back_the_memory_it_took"  # stands here as well, 
 
 def run_gpu_tests(device, chosen, **environment):
     """Run the tests for a GPU whose names match."""
-    files = ["tests/gpu", "tests/kernels/test_cu_chunks.py", "tests/kernels/test_cu_gather.py"]
+    files = ["tests/gpu", *(f"tests/kernels/test_cu_{name}.py" for name in ("chunks", "gather", "vectors"))]
     options = ["-p", "no:cacheprovider", "-p", "emulator.small", "-q", "--gpu", device]
     chosen = f"({chosen}) and not torch and not {SLOW_ON_THE_HOST}"
     done = start("pytest", *files, *options, "-k", chosen, **environment)

@@ -40,13 +40,6 @@ def real(gpu, device):
     return device
 
 
-@pytest.fixture(scope="session")
-def host(gpu):
-    from bench.gpu.launches import ByteRuns
-
-    return ByteRuns(gpu)
-
-
 # Transfers.
 
 

@@ -12,6 +12,7 @@ import pytest
 from helpers.tampering import tampered
 
 import fastrack
+from bench.gpu import known
 from bench.gpu.channels import channel_on
 from fastrack import AuthenticationError, Channel, DeviceError, Key
 from fastrack._crypto.cobblestone import CHUNK_SIZE
@@ -36,6 +37,10 @@ def channel(request, gpu, owner):
 def move(channel, frame):
     """To the device, as an array of the frame."""
     return lambda obj, **options: channel.to_device(obj, framework=frame.name, **options)
+
+
+def test_the_cases_of_the_gcm_specification_open_and_are_sealed(gpu):
+    assert known.check(gpu) >= 3 * len(known.CASES)
 
 
 class TestToDevice:
