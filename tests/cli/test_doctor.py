@@ -4,6 +4,7 @@ import dataclasses
 import sys
 
 import pytest
+from helpers.engines import Wrong
 from test_nvml import FakeNvml
 
 from fastrack._cli import doctor as doctor_module
@@ -199,18 +200,6 @@ def test_a_key_file_that_is_gone_is_told(monkeypatch):
 # The self-test
 
 
-class Wrong:
-    """An engine that goes wrong in one way."""
-
-    def __init__(self, **wrong):
-        self._engine = aead.get_engine(threads=1)
-        self.name, self.threads = self._engine.name, 1
-        self.__dict__.update({name: lambda *args, do=do: do(self._engine, *args) for name, do in wrong.items()})
-
-    def __getattr__(self, name):
-        return getattr(self._engine, name)
-
-
 @pytest.mark.parametrize("name", aead.available_engines())
 def test_a_sound_engine_passes(name):
     check = check_engine(aead.get_engine(name, threads=1))
@@ -219,26 +208,23 @@ def test_a_sound_engine_passes(name):
     assert check.seal_gbps > 0
 
 
-def test_an_engine_that_accepts_a_forgery_fails():
-    assert check_engine(Wrong(open_run=lambda engine, *args: engine.open_run(*args) and None)).problem == (
-        "it opens a chunk that was altered"
-    )
+def seal_backwards(engine, schedule, source, target, first):
+    engine.seal_run(schedule, source[::-1].copy(), target, first)
 
 
-def test_an_engine_that_seals_something_else_fails():
-    def seal_run(engine, schedule, source, target, first):
-        engine.seal_run(schedule, source[::-1].copy(), target, first)
-
-    assert check_engine(Wrong(seal_run=seal_run)).problem == "OpenSSL opens what it sealed to something else"
+def seal_with_a_wrong_tag(engine, schedule, source, target, first):
+    engine.seal_run(schedule, source, target, first)
+    target[-1] ^= 1
 
 
-def test_an_engine_with_wrong_tags_fails():
-    def seal_run(engine, schedule, source, target, first):
-        engine.seal_run(schedule, source, target, first)
-        target[-1] ^= 1
-
-    assert check_engine(Wrong(seal_run=seal_run)).problem == "OpenSSL refuses what it sealed"
-
-
-def test_an_engine_that_does_not_open_fails():
-    assert check_engine(Wrong(open_run=lambda *_: 0)).problem == "it does not open what it sealed"
+@pytest.mark.parametrize(
+    ("method", "wrong", "problem"),
+    [
+        ("open_run", lambda engine, *args: engine.open_run(*args) and None, "it opens a chunk that was altered"),
+        ("open_run", lambda *_: 0, "it does not open what it sealed"),
+        ("seal_run", seal_backwards, "OpenSSL opens what it sealed to something else"),
+        ("seal_run", seal_with_a_wrong_tag, "OpenSSL refuses what it sealed"),
+    ],
+)
+def test_an_engine_that_goes_wrong_fails(method, wrong, problem):
+    assert check_engine(Wrong(**{method: wrong})).problem == problem
