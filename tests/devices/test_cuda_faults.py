@@ -11,7 +11,6 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from helpers import fake_cuda
 from helpers.cuda_rig import MESSAGE, PIECES, Rig, opened, within
 from helpers.fake_cuda import MODES
 
@@ -20,11 +19,6 @@ from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
 
 ROWS = np.concatenate([MESSAGE.plain[CHUNK_SIZE * chunk :][:50] for chunk in PIECES.chunks])
 SECONDS = 60
-
-
-@pytest.fixture(autouse=True)
-def _cupy(monkeypatch):
-    fake_cuda.install(monkeypatch)
 
 
 def sealed(rig):

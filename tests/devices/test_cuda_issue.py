@@ -7,7 +7,6 @@ import types
 
 import numpy as np
 import pytest
-from helpers import fake_cuda
 from helpers.cuda_rig import MESSAGE, Message, Rig, within
 from helpers.fake_cuda import PER_THREAD, FakeArray, FakeDriver
 
@@ -23,11 +22,6 @@ SLABS = 40
 
 class SmallDevice(CudaDevice):
     max_slab_size = first_slab_size = 2 * CHUNK_SIZE
-
-
-@pytest.fixture(autouse=True)
-def _cupy(monkeypatch):
-    fake_cuda.install(monkeypatch)
 
 
 @pytest.fixture(params=["lazy", "threads", "serial"])

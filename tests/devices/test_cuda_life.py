@@ -8,7 +8,6 @@ import time
 
 import numpy as np
 import pytest
-from helpers import fake_cuda
 from helpers.cuda_rig import MESSAGE, PIECES, Message, Rig, cut, opened, within
 from helpers.fake_cuda import MODES
 from helpers.forking import in_forked_child
@@ -20,11 +19,6 @@ from fastrack._devices.cuda import buffers
 from fastrack._devices.cuda.buffers import MessageState
 
 SECONDS = 60
-
-
-@pytest.fixture(autouse=True)
-def _cupy(monkeypatch):
-    fake_cuda.install(monkeypatch)
 
 
 # Closing.
