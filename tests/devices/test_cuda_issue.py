@@ -122,19 +122,13 @@ def test_the_callers_thread_issues_outside_of_confidential_mode():
 # Callers.
 
 
-def gated(rig, stream):
-    """Work that is on a caller's stream until the event that is returned is set."""
-    gate = threading.Event()
-    rig.driver.later(lambda: gate.wait(20), stream)
-    return gate
-
-
 @pytest.mark.parametrize("callers", [2, LANES])
 def test_a_caller_whose_stream_is_busy_does_not_hold_up_others(callers):
     rig = Rig("threads")
     streams = [rig.driver._new_stream() for _ in range(callers)]
     arrays = [FakeArray(rig.driver, "u1", MESSAGE.plain.shape, stream=stream) for stream in streams]
-    gate = gated(rig, streams[0])
+    gate = threading.Event()
+    rig.driver.later(lambda: gate.wait(20), streams[0])
     late = rig.beside()
     waiting = threading.Thread(target=late.open, args=(MESSAGE, arrays[0]), daemon=True)
     waiting.start()
