@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 import time
 import types
 
 import numpy as np
 import pytest
+from helpers.processes import run_python
 from helpers.reference import noise
 from helpers.stub_cuda import NOT_READY, StubCuda
 from numba import cfunc, int32, int64
@@ -246,14 +244,11 @@ print([sum(made.stats.cache_hits.values()) for made in (native._run, native._run
 
 
 def test_a_second_process_finds_the_compiled_code(tmp_path):
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
     found = []
-    for _ in range(2):
-        command = [sys.executable, "-c", CACHED]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        found.append((done.stdout.strip(), len(list(tmp_path.rglob("*.nbc")))))
-    assert found[0][0] == "[0, 0, 0]"
-    assert found[1] == ("[1, 1, 1]", found[0][1])
+    for hits in ("[0, 0, 0]\n", "[1, 1, 1]\n"):
+        assert run_python(CACHED, NUMBA_CACHE_DIR=str(tmp_path)) == hits
+        found.append(len(list(tmp_path.rglob("*.nbc"))))
+    assert found[0] == found[1]
 
 
 # What is missing.
