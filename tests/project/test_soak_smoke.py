@@ -26,15 +26,8 @@ TESTS = Path(__file__).parents[1]
 def test_a_few_seconds_lose_nothing(tmp_path):
     out = tmp_path / "figures.json"
     command = [sys.executable, "-m", "soak", "--seconds", "3", "--light", "--seed", "5", "--json", str(out)]
-    done = subprocess.run(
-        command,
-        env=os.environ | {"PYTHONPATH": str(TESTS)},
-        cwd=TESTS.parent,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    options = {"env": os.environ | {"PYTHONPATH": str(TESTS)}, "cwd": TESTS.parent, "timeout": 100}
+    done = subprocess.run(command, **options, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads(out.read_text())
     assert figures["violations"] == []

@@ -116,14 +116,8 @@ def test_slices_of_a_published_message_are_read_where_its_chunks_are_valid(engin
         for index, chunk in enumerate(chunks)
     )
     runs = Runs(engine_under_test, vector.aead_key, vector.base_nonce)
-    edges = sorted(
-        {
-            min(size, max(0, place))
-            for k in range(4)
-            for place in (k * CHUNK_SIZE - 1, k * CHUNK_SIZE, k * CHUNK_SIZE + 9)
-        }
-    )
-    edges += [size // 2, max(0, size - 1), size]
+    places = [k * CHUNK_SIZE + more for k in range(4) for more in (-1, 0, 9)]
+    edges = {min(size, max(0, place)) for place in (*places, size // 2, size - 1, size)}
     lengths = [0, 1, 17, CHUNK_SIZE, CHUNK_SIZE + 2, 3 * CHUNK_SIZE]
     for start, length in {(start, min(length, size - start)) for start in edges for length in lengths}:
         touched = range(start // CHUNK_SIZE, (start + length - 1) // CHUNK_SIZE + 1) if length else ()
