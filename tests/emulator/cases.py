@@ -248,7 +248,7 @@ def capture():
 def _refusal(channel, size=5 * MIB, **options):
     """Move so many bytes, and return the error or None."""
     try:
-        moved = channel.to_device(_sealed(size), **({"framework": "cupy"} | options))
+        moved = channel.to_device(_sealed(size), **(options or {"framework": "cupy"}))
     except DeviceError as error:
         return str(error)
     assert np.array_equal(cupy.asnumpy(moved), _data(size))

@@ -33,10 +33,9 @@ def open_each(key, base, sealed, first=0):
     cipher = AESGCM(key)
     chunks = []
     for index, start in enumerate(range(0, len(sealed), SEALED_CHUNK_SIZE)):
+        chunk = sealed[start : start + SEALED_CHUNK_SIZE]
         try:
-            chunks.append(
-                cipher.decrypt(nonce_of(base, first + index), sealed[start : start + SEALED_CHUNK_SIZE], None)
-            )
+            chunks.append(cipher.decrypt(nonce_of(base, first + index), chunk, None))
         except InvalidTag:
             chunks.append(None)
     return chunks

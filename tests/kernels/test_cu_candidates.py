@@ -6,7 +6,8 @@ import re
 
 import pytest
 from helpers import kernel_host, reference
-from helpers.kernel_host import Host, Library, State, pack
+from helpers.buffers import Fenced
+from helpers.kernel_host import Host, Library, State, pack, read_only
 from helpers.kernel_nvrtc import Nvrtc, find_libraries
 from helpers.kernel_suite import assert_last_chunk, remains_of_secrets
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, noise
@@ -55,7 +56,8 @@ class Extended:
 
     def prepare(self, key, nonce):
         state = self._host.prepare(key, nonce)
-        return State(kernel_host.aligned(self._candidate.extend_state(state.data.tobytes())), state.bits)
+        extended = self._candidate.extend_state(state.data.tobytes())
+        return State(read_only(Fenced.holding(extended, 16)), state.bits)
 
 
 @pytest.mark.parametrize("case", CASES, ids=[f"case-{case[0]}" for case in CASES])

@@ -104,10 +104,7 @@ def test_what_no_piece_names_is_left_alone(host, state, sealed):
         expected[3:8] = PLAIN[CHUNK_SIZE : CHUNK_SIZE + 5] if bad is None else bytes(5)
         expected[90:94] = PLAIN[-4:]
         assert gather(host, state, altered, pieces, 100) == (bad, bytes(expected))
-
-
-def test_a_chunk_without_pieces_is_still_verified(host, state, sealed):
-    pieces = as_pieces([2, 3], [0, 0, 0], [])
+    pieces = as_pieces([2, 3], [0, 0, 0], [])  # without pieces a chunk is still verified
     assert gather(host, state, sealed, pieces, 0) == (None, b"")
     assert gather(host, state, flip(sealed, 8 * 3 * SEALED_CHUNK_SIZE), pieces, 0) == (3, b"")
 
@@ -121,24 +118,17 @@ def test_the_order_of_the_chunks_is_free_and_the_lowest_bad_one_reported(host, s
         assert gather(host, state, altered, pieces, size, blocks=blocks) == (1, b"".join(expected))
 
 
-def test_a_chunk_of_any_number_is_gathered(host, state, key, nonce):
-    number = 2**38 - 2
-    sealed = reference.seal(key, nonce, PLAIN[:700], number)
-    pieces = as_pieces([number], [0, 1], [(650, 0, 50)])
-    total = number * CHUNK_SIZE + 700
-    assert host.gather(state, sealed, pieces, total, 50) == (None, PLAIN[650:700])
-    assert host.gather(state, flip(sealed, 0), pieces, total, 50) == (number, bytes(50))
-
-
-@pytest.mark.parametrize("after", [2**32, 2**32 + 100, 2**33 + CHUNK_SIZE - 1, 2**51 + 1])
-def test_a_chunk_far_from_the_end_of_a_large_message_is_whole(host, state, key, nonce, after):
+@pytest.mark.parametrize(
+    ("number", "after"),
+    [(2**38 - 2, 700), *((3, after) for after in (2**32, 2**32 + 100, 2**33 + CHUNK_SIZE - 1, 2**51 + 1))],
+)
+def test_a_chunk_of_any_number_and_far_from_the_end_is_whole(host, state, key, nonce, number, after):
     """Of a message above 4 GiB only the gathered chunk is there. A size cut to 32 bits would make the chunk short."""
-    number = 3
-    sealed = reference.seal(key, nonce, PLAIN[:CHUNK_SIZE], number)[:SEALED_CHUNK_SIZE]
-    pieces = as_pieces([number], [0, 2], [(CHUNK_SIZE - 50, 0, 50), (0, 50, 20)])
-    expected = PLAIN[CHUNK_SIZE - 50 : CHUNK_SIZE] + PLAIN[:20]
+    size = min(after, CHUNK_SIZE)
+    sealed = reference.seal(key, nonce, PLAIN[:size], number)[:SEALED_CHUNK_SIZE]
+    pieces = as_pieces([number], [0, 2], [(size - 50, 0, 50), (0, 50, 20)])
     total = number * CHUNK_SIZE + after
-    assert host.gather(state, sealed, pieces, total, 70) == (None, expected)
+    assert host.gather(state, sealed, pieces, total, 70) == (None, PLAIN[size - 50 : size] + PLAIN[:20])
     assert host.gather(state, flip(sealed, 0), pieces, total, 70) == (number, bytes(70))
 
 
