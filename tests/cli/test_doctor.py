@@ -46,8 +46,7 @@ def test_a_machine_is_examined(cli):
 def test_a_machine_is_described_to_a_program(cli):
     document = cli.json("doctor")
     assert set(document) == {"software", "cpu", "memory", "engine", "tee", "graphics", "cuda", "key_file", "statements"}
-    assert document["engine"]["engine"] == aead.selected_engine().name
-    assert document["engine"]["problem"] is None
+    assert (document["engine"]["engine"], document["engine"]["problem"]) == (aead.selected_engine().name, None)
     assert {statement["protected"] for statement in document["statements"]} == {True, False}
 
 

@@ -210,7 +210,7 @@ def test_the_kernels_of_an_installed_package_come_first(tmp_path, monkeypatch):
         nvrtc.find_kernels()
 
 
-def test_a_header_that_changes_changes_the_digest(tmp_path):
+def test_a_header_that_changes_changes_the_digest_and_a_number_must_be_plain(tmp_path):
     main, header = tmp_path / "fastrack.cu", tmp_path / "aes.cuh"
     main.write_text('#include "aes.cuh"\n')
     digests = []
@@ -220,10 +220,7 @@ def test_a_header_that_changes_changes_the_digest(tmp_path):
     header.rename(tmp_path / "ghash.cuh")
     digests.append(nvrtc.read_kernels(tmp_path).digest)
     assert len(set(digests)) == 4
-
-
-def test_sources_that_lack_a_number_are_refused(tmp_path):
-    (tmp_path / "fastrack.cu").write_text("#define FASTRACK_THREADS 64 // not a plain line\n")
+    main.write_text("#define FASTRACK_THREADS 64 // not a plain line\n")
     with pytest.raises(DeviceError, match="FASTRACK_THREADS"):
         _ = nvrtc.read_kernels(tmp_path).threads
 
@@ -258,8 +255,10 @@ def test_a_list_is_issued_in_the_context_of_its_device(runtime):
     assert libcuda.violations == []
 
 
-def test_all_memory_of_a_multiprocessor_may_be_shared_so_that_two_blocks_fit(runtime):
-    CupyDriver(0)
+def test_all_memory_of_a_multiprocessor_may_be_shared_and_page_locked_memory_has_its_size(runtime):
+    host = CupyDriver(0).host(16401)
+    assert (host.size, host.dtype, host.flags.writeable) == (16401, np.uint8, True)
+    assert ("hostAlloc", 0, 16401, 1) in runtime.calls
     assert {kernel.preferred_shared_memory_carveout for kernel in runtime.kernels.values()} == {100}
     for name, kernel in runtime.kernels.items():
         assert kernel.max_dynamic_shared_size_bytes == nvrtc.find_kernels().shared(name)
@@ -292,12 +291,6 @@ def test_what_is_dropped_is_given_back_once_and_not_by_a_child(runtime):
     names = ["streamDestroy", "eventDestroy", "free", "freeHost"]
     assert sorted(runtime.calls) == sorted(zip(names, [1] * 4, pointers, strict=True))
     assert runtime.current == 0
-
-
-def test_page_locked_memory_is_of_the_size_that_was_asked_for(runtime):
-    host = CupyDriver(0).host(16401)
-    assert (host.size, host.dtype, host.flags.writeable) == (16401, np.uint8, True)
-    assert ("hostAlloc", 0, 16401, 1) in runtime.calls
 
 
 def test_an_event_happened_or_not(runtime):

@@ -144,9 +144,9 @@ class TestKernels:
         arrays = [Array(each.data.ptr, 50, 50, 1) for each in (source, target)]
         return Arguments(arrays[0], addend, arrays[1]), source, target
 
-    def launch(self, driver, kernel, threads, parameters=None, extra=None):
+    def launch(self, driver, kernel, threads, parameters=None, extra=None, stream=None):
         sizes = (1, 1, 1, threads, 1, 1, 0)
-        return driver("cuLaunchKernel")(pointer(kernel.ptr), *sizes, None, parameters, extra)
+        return driver("cuLaunchKernel")(pointer(kernel.ptr), *sizes, stream, parameters, extra)
 
     def test_arguments_come_one_by_one_or_in_a_buffer(self, driver, kernel, cupy):
         given, _, target = self.arguments(cupy, 3)
@@ -174,9 +174,8 @@ class TestKernels:
     def test_a_stream_of_another_device_is_refused(self, driver, kernel, cupy, runtime, violating):
         with cupy.cuda.Device(1):
             stream = cupy.cuda.Stream(non_blocking=True)
-        sizes = (1, 1, 1, 64, 1, 1, 0)
         each = (ctypes.c_void_p * 3)()
-        assert driver("cuLaunchKernel")(pointer(kernel.ptr), *sizes, pointer(stream.ptr), each, None) == INVALID_HANDLE
+        assert self.launch(driver, kernel, 64, each, stream=pointer(stream.ptr)) == INVALID_HANDLE
         assert violating.calls()["on the wrong device"] == 1
 
 
