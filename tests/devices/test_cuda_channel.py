@@ -68,20 +68,15 @@ def test_rows_of_a_sealed_tensor_arrive(opened, plain, rows):
     opened.assert_holds(x, plain[rows])
 
 
-def test_a_plain_tensor_arrives_and_comes_back_sealed(opened):
-    x = opened.channel.to_device(PLAIN)
-    assert isinstance(x, FakeArray)
-    opened.assert_holds(x, PLAIN)
-    sealed = opened.channel.to_host(x, key=KEY, name="back")
-    assert np.array_equal(fastrack.unseal(sealed, keys=KEY, framework="numpy"), PLAIN)
+EDGES = [np.arange(nbytes, dtype=np.uint8) for nbytes in (0, 1, CHUNK_SIZE, 2 * CHUNK_SIZE)]
 
 
-@pytest.mark.parametrize("nbytes", [0, 1, CHUNK_SIZE, 2 * CHUNK_SIZE])
-def test_sizes_at_the_edges_go_there_and_back(opened, nbytes):
-    plain = np.arange(nbytes, dtype=np.uint8)
+@pytest.mark.parametrize("plain", [PLAIN, *EDGES], ids=len)
+def test_a_plain_tensor_arrives_and_comes_back_sealed(opened, plain):
     x = opened.channel.to_device(plain)
+    assert isinstance(x, FakeArray)
     opened.assert_holds(x, plain)
-    sealed = opened.channel.to_host(x, key=KEY)
+    sealed = opened.channel.to_host(x, key=KEY, name="back")
     assert np.array_equal(fastrack.unseal(sealed, keys=KEY, framework="numpy"), plain)
 
 
