@@ -1,7 +1,7 @@
 """``python -m bench.gpu.kit FOLDER``: gather what ``make gpu`` needs on a machine without a network.
 
-Runs on a machine with one. The folder gets wheels, those files of published vectors that tests/gpu reads, and a script
-that installs the wheels and runs stages. CuPy, numba, NumPy and torch are large, and have to be there already.
+Runs on a machine with one. The folder gets wheels, those files of published vectors that tests/kernels reads, and a
+script that installs the wheels and runs stages. CuPy, numba, NumPy and torch are large, and have to be there already.
 """
 
 import argparse
@@ -73,7 +73,7 @@ def gather(folder, python):
 
 
 def copy_vectors(folder):
-    """Copy the files of the vectors that tests/gpu reads, out of the packages that are installed here."""
+    """Copy the files of the vectors that tests/kernels reads, out of the packages that are installed here."""
     for package, names in VECTORS.items():
         spec = find_spec(package)
         if spec is None:

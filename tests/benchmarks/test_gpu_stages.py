@@ -469,6 +469,11 @@ def test_a_profiler_that_may_not_read_counters_is_skipped(monkeypatch, tmp_path)
 # Other processes.
 
 
+def test_the_tests_for_a_device_run_on_a_stand_in():
+    found = tests.run_tests("stand-in", tests.KERNELS[-1], 300)
+    assert found["passed"] >= 7
+
+
 def test_all_tests_for_a_device_run_on_a_stand_in(started):
     started.device = "stand-in"
     started.record.document["limit"] = 300

@@ -10,20 +10,78 @@ import pytest
 from helpers.buffers import Fenced
 from helpers.forking import in_forked_child
 from helpers.reference import noise
+from helpers.stub_cuda import StubCuda
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fastrack._crypto import jit, memcpy
 from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE
+from fastrack._devices.cuda.commands import Commands
+from fastrack._devices.cuda.native import Native
 
 MIB = 1 << 20
 THREADS = [1, 2, 4]
 
 
+class ByLists:
+    """The same copies by a list of commands for a device."""
+
+    def run(self, name, threads, *operands):
+        libcuda, commands = StubCuda(), Commands()
+        getattr(commands, name)(*operands)
+        assert Native(libcuda.functions, 99).run(commands, threads=threads)[0] == 0
+
+    def copy(self, target, source, threads):
+        self.run("copy", threads, target, source)
+
+    def pack(self, target, source, numbers, threads):
+        self.run("pack", threads, target, source, numbers)
+
+
+each_way = pytest.mark.parametrize("way", [memcpy, ByLists()], ids=["at once", "by lists"])
+
+
+def chunks_of(*numbers):
+    return np.array(numbers, np.int64)
+
+
+def side_by_side(source, numbers):
+    return b"".join(source[number * SEALED_CHUNK_SIZE :][:SEALED_CHUNK_SIZE].tobytes() for number in numbers)
+
+
+@each_way
 @pytest.mark.parametrize("threads", THREADS)
 @pytest.mark.parametrize("size", [0, 1, SEALED_CHUNK_SIZE, 2 * MIB - 1, 2 * MIB, 5 * MIB + 7, 40 * MIB + 1])
-def test_a_run_is_copied(size, threads):
+def test_a_run_is_copied(size, threads, way):
     source, target = Fenced.holding(noise(size), 3), Fenced(size, 17)
-    memcpy.copy(target.data, source.data, threads)
+    way.copy(target.data, source.data, threads)
     assert np.array_equal(target.data, noise(size))
+    assert target.stands
+
+
+@pytest.mark.parametrize("threads", THREADS)
+@pytest.mark.parametrize("count", [1, 3, 300, 2500])
+def test_chunks_are_packed(count, threads):
+    source = noise((count - 1) * SEALED_CHUNK_SIZE + 1000)
+    numbers = np.flatnonzero(np.random.default_rng(count).random(count) < 0.6)
+    numbers = np.union1d(numbers, [count - 1])
+    target = Fenced((numbers.size - 1) * SEALED_CHUNK_SIZE + 1000, 17)
+    ByLists().pack(target.data, source, numbers, threads)
+    assert target.data.tobytes() == side_by_side(source, numbers.tolist())
+    assert target.stands
+
+
+@settings(deadline=None)
+@given(count=st.integers(1, 30), last=st.integers(1, SEALED_CHUNK_SIZE), data=st.data())
+def test_chunks_are_packed_in_the_order_given(count, last, data):
+    source = noise((count - 1) * SEALED_CHUNK_SIZE + last)
+    numbers = [] if count == 1 else data.draw(st.lists(st.integers(0, count - 2), max_size=20))
+    if data.draw(st.booleans()):
+        numbers.append(count - 1)
+    expected = side_by_side(source, numbers)
+    target = Fenced(len(expected), 5)
+    ByLists().pack(target.data, source, chunks_of(*numbers), 2)
+    assert target.data.tobytes() == expected
     assert target.stands
 
 

@@ -8,7 +8,7 @@ from bench.gpu.processes import ROOT
 from bench.gpu.processes import run as run_process
 
 FOLDER = ROOT / "tests" / "gpu"
-KERNELS = [ROOT / "tests" / "kernels" / f"test_cu_{name}.py" for name in ("chunks", "gather")]
+KERNELS = [ROOT / "tests" / "kernels" / f"test_cu_{name}.py" for name in ("chunks", "gather", "vectors")]
 
 
 def run(stage):
