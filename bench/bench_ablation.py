@@ -1,7 +1,5 @@
 """The steps of `fastrack bench`, one idea after another, on `cpu`: the same objects, timed by pytest-benchmark."""
 
-from __future__ import annotations
-
 import pytest
 
 from fastrack._bench.runner import rounds_of

@@ -1,7 +1,5 @@
 """The engines alone: runs of chunks in cache and out of it, next to OpenSSL on whole buffers."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

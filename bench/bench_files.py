@@ -1,7 +1,5 @@
 """Sealed files, from a warm cache."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from pathlib import Path

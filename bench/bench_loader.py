@@ -1,7 +1,5 @@
 """Batches of sealed rows through a `DataLoader` and `wrap`."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from conftest import MIB

@@ -5,10 +5,8 @@ comparable is the time until the weights are in the module. Fresh memory costs m
 the longer ago something was given back to the system; so the runs take turns, each time in another order.
 """
 
-from __future__ import annotations
-
 import random
-import time
+from functools import partial
 from statistics import median
 
 import pytest
@@ -17,6 +15,7 @@ import torch
 from conftest import MIB
 
 from fastrack import load_model, save_model
+from fastrack._bench.measure import timed_rounds
 
 TENSORS, SIDE = 32, 4096
 SIZE = TENSORS * SIDE * SIDE * 2
@@ -66,13 +65,9 @@ def test_load_model(rate, paths, key, filled):
 
 
 @pytest.mark.benchmark(group=GROUP + ", into its memory")
-def test_plain_load_state_dict(rate, paths, filled):
-    rate(SIZE, plain_in_place, filled, paths[0])
-
-
-@pytest.mark.benchmark(group=GROUP + ", into its memory")
-def test_plain_safetensors_load_model(rate, paths, filled):
-    rate(SIZE, safetensors.torch.load_model, filled, paths[0])
+@pytest.mark.parametrize("load", [plain_in_place, safetensors.torch.load_model])
+def test_plain_into_its_memory(rate, paths, filled, load):
+    rate(SIZE, load, filled, paths[0])
 
 
 @pytest.mark.benchmark(group=GROUP + ", into fresh memory")
@@ -81,13 +76,9 @@ def test_load_model_fresh(rate, paths, key):
 
 
 @pytest.mark.benchmark(group=GROUP + ", into fresh memory")
-def test_plain_load_file_read(rate, paths):
-    rate(SIZE, plain_fresh, paths[0], backend="pread")
-
-
-@pytest.mark.benchmark(group=GROUP + ", into fresh memory")
-def test_plain_load_file_copied(rate, paths):
-    rate(SIZE, plain_fresh_in_memory, paths[0])
+@pytest.mark.parametrize("load", [partial(plain_fresh, backend="pread"), plain_fresh_in_memory], ids=["read", "copied"])
+def test_plain_into_fresh_memory(rate, paths, load):
+    rate(SIZE, load, paths[0])
 
 
 @pytest.mark.benchmark(group=GROUP + ", mapped and not read")
@@ -110,9 +101,7 @@ def test_ratio(benchmark, paths, key, filled):
     order = random.Random(0)
     for _ in range(ROUNDS):
         for name, way in order.sample(list(ways.items()), len(ways)):
-            start = time.perf_counter()
-            way()
-            seconds[name].append(time.perf_counter() - start)
+            seconds[name] += timed_rounds({name: way}, 1)[name].seconds
     medians = {name: median(runs[1:]) for name, runs in seconds.items()}
     ratios = {
         "sealed to plain": medians["sealed"] / medians["plain"],

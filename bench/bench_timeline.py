@@ -1,7 +1,5 @@
 """What a trace costs while it is taken: the same transfers without and with, in turns."""
 
-from __future__ import annotations
-
 from statistics import median
 
 import pytest

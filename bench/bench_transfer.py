@@ -1,7 +1,5 @@
 """Transfers to the `cpu` device: the direct path, the bounce path in both forms, the plain copy that bounds them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from conftest import MIB, import_private, size_name, sizes

@@ -3,8 +3,6 @@
 What is marked as a guard is what `make bench-compare` looks at. Its names last: one that is renamed is a new benchmark.
 """
 
-from __future__ import annotations
-
 from pkgutil import resolve_name
 
 import numpy as np

@@ -1,28 +1,20 @@
-"""A measured number next to its target."""
+"""What the results say of a target."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A measured number next to its target.
+    """A measured number next to its target."""
 
-    name : what was measured, and against what
-    value : the number, or None if it was not measured
-    unit : "x" for a ratio
-    target : the bound that it has to keep
-    at_most : whether that is an upper bound
-    aim : a further bound, which is not checked
-    """
-
-    name: str
-    value: float | None
-    unit: str
-    target: float
-    at_most: bool = False
-    aim: float | None = None
+    name: str  # what was measured, and against what
+    value: float | None  # None if it was not measured
+    unit: str  # "x" for a ratio
+    target: float  # the bound that it has to keep
+    at_most: bool = False  # whether that is an upper bound
+    aim: float | None = None  # a further bound, which is not checked
 
     @property
     def is_met(self) -> bool | None:
@@ -32,12 +24,5 @@ class Metric:
 
     def as_dict(self):
         """Return the metric for JSON, in which the target is called `reach`."""
-        return {
-            "name": self.name,
-            "value": self.value,
-            "unit": self.unit,
-            "reach": self.target,
-            "at_most": self.at_most,
-            "aim": self.aim,
-            "is_met": self.is_met,
-        }
+        document = asdict(self)
+        return document | {"reach": document.pop("target"), "is_met": self.is_met}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from bench.machine import read_machine
 from bench.metric import Metric
 from fastrack import Channel, Key, save_file, seal, verify_file
 from fastrack._bench import paths
@@ -39,22 +39,14 @@ _READ_SIZE = 128 << 10  # bytes that `cat` reads at a time
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One path at one size.
+    """One path at one size."""
 
-    size : bytes of plaintext
-    path : what was measured
-    seconds : median of the runs
-    gbps : 1e9 bytes of plaintext a second
-    over_bounce : speed relative to the bounce path for the same kind of tensor; None for the plain copies
-    of_copy : speed relative to the plain copy into memory of the same kind, prepared or fresh
-    """
-
-    size: int
+    size: int  # bytes of plaintext
     path: str
-    seconds: float
-    gbps: float
-    over_bounce: float | None
-    of_copy: float | None
+    seconds: float  # median of the runs
+    gbps: float  # 1e9 bytes of plaintext a second
+    over_bounce: float | None  # speed relative to the bounce path for the same kind of tensor; None for plain copies
+    of_copy: float | None  # speed relative to the plain copy into memory of the same kind, prepared or fresh
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +66,10 @@ def measure_paths(sizes_mib=(SIZE,), *, bits=256, repeat=9, say=lambda _: None):
         with _open_cases(nbytes, bits) as cases:
             times = interleave({case.path: case.run for case in cases}, repeat)
         seconds = {path: median(runs) for path, runs in times.items()}
-        rows += [_row(nbytes, case, seconds) for case in cases]
+        for case in cases:
+            own = seconds[case.path]
+            over_bounce, of_copy = (seconds[other] / own if other else None for other in (case.bounce, case.copy))
+            rows.append(Row(nbytes, case.path, own, nbytes / own / 1e9, over_bounce, of_copy))
     return rows
 
 
@@ -124,29 +119,27 @@ def _reference(sealed, key, bits):
     return run
 
 
-def _row(nbytes, case, seconds):
-    own = seconds[case.path]
-    return Row(
-        nbytes,
-        case.path,
-        own,
-        nbytes / own / 1e9,
-        seconds[case.bounce] / own if case.bounce else None,
-        seconds[case.copy] / own if case.copy else None,
-    )
-
-
 # The targets.
+
+RATIOS = [  # at least so many times as fast as another path
+    ("direct", "bounce", 5),
+    ("direct", "parallel bounce", 1.8),
+    ("direct", "plain copy", 0.8),
+    ("direct, fresh", "plain copy, fresh", 0.9),
+    ("direct", "pyca Cobblestone", 2.5),
+    ("direct, one thread", "pyca Cobblestone", 1.5),
+    ("direct, plain tensor", "bounce, plain tensor", 3),
+]
 
 
 def check_targets(rows, *, repeat=9, file_mib=1024, say=lambda _: None):
-    """Return a `Metric` for every target: those of paths from `rows`, at the largest size, and others measured here.
-
-    repeat : runs of each thing, of which medians are taken
-    file_mib : size of the file that is verified
-    """
+    """Return a `Metric` for every target: those of paths from `rows`, at the largest size, and others measured here."""
     size = max(row.size for row in rows)
-    metrics = _path_metrics({row.path: row.seconds for row in rows if row.size == size}, size // MIB)
+    seconds = {row.path: row.seconds for row in rows if row.size == size}
+    metrics = [
+        Metric(f"{path}, {size // MIB} MiB, over {other}", seconds[other] / seconds[path], "x", target)
+        for path, other, target in RATIOS
+    ]
     say("small tensors")
     metrics.append(Metric("sealed 4 KiB tensor, a call, warm", _small_call(), "us", 150, at_most=True))
     say("a busy interpreter")
@@ -161,21 +154,6 @@ def check_targets(rows, *, repeat=9, file_mib=1024, say=lambda _: None):
     return metrics
 
 
-def _path_metrics(seconds, mib):
-    def ratio(path, other, target):
-        return Metric(f"{path}, {mib} MiB, over {other}", seconds[other] / seconds[path], "x", target)
-
-    return [
-        ratio("direct", "bounce", 5),
-        ratio("direct", "parallel bounce", 1.8),
-        ratio("direct", "plain copy", 0.8),
-        ratio("direct, fresh", "plain copy, fresh", 0.9),
-        ratio("direct", "pyca Cobblestone", 2.5),
-        ratio("direct, one thread", "pyca Cobblestone", 1.5),
-        ratio("direct, plain tensor", "bounce, plain tensor", 3),
-    ]
-
-
 def _small_call():
     key = Key.generate()
     sealed = seal(np.zeros(4096, np.uint8), key)
@@ -185,20 +163,16 @@ def _small_call():
 
 
 def _busy_share(size, repeat):
-    key = Key.generate()
-    plain = np.ones(size, np.uint8)
-    sealed, out = seal(plain, key), np.ones_like(plain)
+    key, out = Key.generate(), np.ones(size, np.uint8)
+    sealed = seal(out, key)
+    quiet, busy = [], []
     with Channel("cpu", keys=key) as channel:
-
-        def move():
-            channel.to_device(sealed, out=out)
-
-        move()
-        quiet, busy = [], []
+        runs = {"move": lambda: channel.to_device(sealed, out=out)}
+        timed_rounds(runs, 1)
         for _ in range(repeat):
-            quiet += timed_rounds({"quiet": move}, 1)["quiet"].seconds
+            quiet += timed_rounds(runs, 1)["move"].seconds
             with _busy_thread():
-                busy += timed_rounds({"busy": move}, 1)["busy"].seconds
+                busy += timed_rounds(runs, 1)["move"].seconds
     return median(quiet) / median(busy)
 
 
@@ -231,12 +205,9 @@ def _verify_share(mib, repeat):
 def _read_all(path):
     """Read a file as `cat file > /dev/null` does, without the start of a process."""
     buffer = bytearray(_READ_SIZE)
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        while os.readv(descriptor, [buffer]):
+    with path.open("rb", buffering=0) as file:
+        while file.readinto(buffer):
             pass
-    finally:
-        os.close(descriptor)
 
 
 def _import_cost(repeat):
@@ -258,7 +229,7 @@ def main(argv):
         metrics = check_targets(rows, repeat=options.repeat, file_mib=max(1, int(4 * options.size)), say=say)
     if options.json:
         document = {
-            "machine": _read_machine(),
+            "machine": read_machine(),
             "bits": options.bits,
             "repeat": options.repeat,
             "rows": [asdict(row) for row in rows],
@@ -293,13 +264,6 @@ def target_table(metrics):
     return table
 
 
-def _read_machine():
-    from fastrack._cli import machine
-
-    software, cpu, memory = machine.read_software(), asdict(machine.read_cpu()), asdict(machine.read_memory())
-    return {"software": software, "cpu": cpu, "memory": memory}
-
-
 @contextmanager
 def _progress():
     if not sys.stderr.isatty():
@@ -310,9 +274,7 @@ def _progress():
 
 
 def _parse(argv):
-    parser = argparse.ArgumentParser(
-        "python -m bench.targets", description="Measure every path, and check the targets."
-    )
+    parser = argparse.ArgumentParser("python -m bench.targets", description=__doc__.partition(":")[0])
     parser.add_argument("--size", type=float, default=SIZE, metavar="MIB", help="of the tensors (default: 256)")
     parser.add_argument("--bits", type=int, choices=(128, 256), default=256, help="of all keys (default: 256)")
     parser.add_argument("--repeat", type=int, default=9, metavar="N", help="rounds of measurement (default: 9)")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from fastrack import Key
 from fastrack._crypto.keyring import KEY_FILE_VARIABLE
 
 # Makes `helpers` importable from every test folder.
@@ -21,3 +22,8 @@ def pytest_addoption(parser, pluginmanager):
 @pytest.fixture(autouse=True)
 def _no_key_from_the_environment(monkeypatch):
     monkeypatch.delenv(KEY_FILE_VARIABLE, raising=False)
+
+
+@pytest.fixture(scope="session")
+def key():
+    return Key.generate()

@@ -1,7 +1,5 @@
 """``python -m bench.compare BASE``."""
 
-from __future__ import annotations
-
 import sys
 
 from bench.compare.command import main

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench.compare import environments, selftest
+from bench.compare import CannotCompareError, environments, selftest
 from bench.compare.comparison import Plan, compare, rehearse
-from bench.compare.errors import CannotCompareError
+from bench.compare.pairs import SIDES
 from bench.compare.report import Report, load_note
 from bench.compare.verdicts import Verdict
 
@@ -56,11 +56,10 @@ def main(arguments: list[str], plan: Plan = Plan(), root: Path = environments.RO
 
 
 def _compare_with(base: str, plan: Plan, root: Path) -> Report:
-    with _folder(root) as folder, _progress() as say:
-        trees = {side: folder / side for side in ("base", "head")}
+    with _trees(root) as trees, _progress() as say:
         commit = environments.take_revision(root, base, trees["base"])
         head = environments.take_working_tree(root, trees["head"])
-        return _compare_trees(trees, (f"{base} ({commit})", head), folder, say, plan)
+        return _compare_trees(trees, (f"{base} ({commit})", head), say, plan)
 
 
 def _try_itself(times: int, console: Console, plan: Plan, root: Path) -> int:
@@ -68,26 +67,22 @@ def _try_itself(times: int, console: Console, plan: Plan, root: Path) -> int:
     right = {"planted": 0, "unchanged": 0}
     for turn in range(times):
         for kind in right:
-            with _folder(root) as folder, _progress() as say:
-                trees = {side: folder / side for side in ("base", "head")}
-                environments.take_working_tree(root, trees["base"])
-                shutil.copytree(trees["base"], trees["head"], dirs_exist_ok=True)
+            with _trees(root) as trees, _progress() as say:
+                for tree in trees.values():
+                    environments.take_working_tree(root, tree)
                 if kind == "planted":
                     selftest.plant(trees["head"])
-                report = _compare_trees(
-                    trees, ("the working tree", f"{kind}, {turn + 1} of {times}"), folder, say, plan
-                )
+                report = _compare_trees(trees, ("the working tree", f"{kind}, {turn + 1} of {times}"), say, plan)
             report.print(console)
             right[kind] += report.code == (kind == "planted")
     console.print(f"planted: {right['planted']} of {times} flagged; unchanged: {right['unchanged']} of {times} passed")
     return int(min(right.values()) < times)
 
 
-def _compare_trees(
-    trees: dict[str, Path], labels: tuple[str, str], folder: Path, say: Callable[[str], None], plan: Plan
-) -> Report:
+def _compare_trees(trees: dict[str, Path], labels: tuple[str, str], say: Callable[[str], None], plan: Plan) -> Report:
     """Build both, and measure the suites of head on both."""
     notes = load_note() + environments.check_requirements(trees["base"], trees["head"])
+    folder = trees["head"].parent
     cache = folder.parent
     pythons = {side: environments.build(side, tree, cache, say) for side, tree in trees.items()}
     environments.forget_old(cache)
@@ -95,21 +90,21 @@ def _compare_trees(
     rehearse(pythons, trees["head"], folder, say, plan)
     start = time.monotonic()
     rows = compare(pythons, trees["head"], folder, say, plan)
-    undecided = [row for row in rows if row.verdict is Verdict.UNDECIDED]
-    if undecided:
+    if any(row.verdict is Verdict.UNDECIDED for row in rows):
         notes.append("undecided rows are no finding: run it again when the machine is idle")
     return Report(*labels, rows, notes, time.monotonic() - start)
 
 
 @contextmanager
-def _folder(root: Path) -> Iterator[Path]:
+def _trees(root: Path) -> Iterator[dict[str, Path]]:
+    """Give an empty folder for each side, in a new one."""
     cache = environments.cache_of(root)
     cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="run-", dir=cache) as name:
-        folder = Path(name)
-        for side in ("base", "head"):
-            (folder / side).mkdir()
-        yield folder
+    with tempfile.TemporaryDirectory(prefix="run-", dir=cache) as folder:
+        trees = {side: Path(folder, side) for side in SIDES}
+        for tree in trees.values():
+            tree.mkdir()
+        yield trees
 
 
 @contextmanager

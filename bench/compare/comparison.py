@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.compare.errors import CannotCompareError
+from bench.compare import CannotCompareError
 from bench.compare.pairs import run_pair
 from bench.compare.report import short
 from bench.compare.verdicts import CONFIRMED, WORSE, Row, Verdict, judge, one_sided
@@ -18,28 +18,19 @@ _AT_ONCE = 8  # benchmarks that are measured again: a few at a time are decided 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured.
+    """How much is measured."""
 
-    pairs : of processes, for every benchmark; and at most, for one that is undecided
-    rounds : of each benchmark in a pair, if they do not take too long
-    seconds : in which undecided benchmarks may be measured again
-    patience : seconds that a process may be silent
-    """
-
-    pairs: int = 4
-    most_pairs: int = 12
-    rounds: int = 31
-    seconds: float = 150
-    patience: float = 120
+    pairs: int = 4  # of processes, for every benchmark
+    most_pairs: int = 12  # for one that is undecided
+    rounds: int = 31  # of each benchmark in a pair, if they do not take too long
+    seconds: float = 150  # in which undecided benchmarks may be measured again
+    patience: float = 120  # seconds that a process may be silent
 
 
 def compare(pythons: dict[str, Path], suites: Path, folder: Path, say, plan: Plan) -> list[Row]:
     """Measure the suites under `suites` with the Python of each side; logs go to `folder`.
 
-    Raises
-    ------
-    CannotCompareError
-        If a side does not start, or there is nothing that both can run.
+    Raises CannotCompareError if a side does not start, or there is nothing that both can run.
     """
     measured: dict[str, list[list[tuple[float, float]]]] = {}
     broken: dict[str, dict[str, str]] = {}

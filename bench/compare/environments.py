@@ -19,7 +19,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from bench.compare.errors import CannotCompareError
+from bench.compare import CannotCompareError
 
 ROOT = Path(__file__).resolve().parents[2]
 _KEPT = 12  # environments
@@ -28,18 +28,11 @@ _FINISHED = "finished"
 
 
 def cache_of(root: Path) -> Path:
-    """Where the environments of the repository at `root` are kept."""
     return root / ".benchmarks" / "compare"
 
 
 def take_revision(root: Path, revision: str, folder: Path) -> str:
-    """Put a revision's files into `folder`, and return its short id.
-
-    Raises
-    ------
-    CannotCompareError
-        If there is no such revision.
-    """
+    """Put a revision's files into `folder`, and return its short id."""
     try:
         commit = _git(root, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}").decode().strip()
     except CannotCompareError as error:
@@ -92,25 +85,17 @@ def forget_old(cache: Path) -> None:
 
 
 def check_requirements(base: Path, head: Path) -> list[str]:
-    """What to tell about dependencies, since both sides get the same ones.
-
-    Raises
-    ------
-    CannotCompareError
-        If a side needs what is not installed.
-    """
-    wanted = {name: _requirements(folder) for name, folder in (("base", base), ("working tree", head))}
-    for name, requirements in wanted.items():
+    """Return what to tell about dependencies, which both sides share; raise if a side needs others."""
+    wanted, present = _requirements(base), _requirements(head)
+    for name, requirements in (("base", wanted), ("working tree", present)):
         missing = [text for text in sorted(requirements) if not _is_met(Requirement(text))]
         if missing:
             raise CannotCompareError(
                 f"the {name} needs {', '.join(missing)}, and this environment has another version or none; "
                 "install what both sides accept, or compare with a later base"
             )
-    if wanted["base"] == wanted["working tree"]:
-        return []
-    differing = sorted(wanted["base"] ^ wanted["working tree"])
-    return [f"dependencies differ ({', '.join(differing)}); both sides ran with those installed here"]
+    differing = ", ".join(sorted(wanted ^ present))
+    return [f"dependencies differ ({differing}); both sides ran with those installed here"] if differing else []
 
 
 def _requirements(folder: Path) -> set[str]:
@@ -145,7 +130,6 @@ def _run(*command: str | Path) -> None:
 
 
 def _digest(source: Path) -> str:
-    """Of what is built, and what with."""
     digest = hashlib.sha256(f"{sys.executable} {sys.version}".encode())
     for name in _BUILT:
         top = source / name

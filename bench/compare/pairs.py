@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.compare.errors import CannotCompareError
+from bench.compare import CannotCompareError
 
 WORKER = Path(__file__).with_name("worker.py")
 SIDES = ("base", "head")
@@ -26,24 +26,19 @@ _FAREWELL = 10  # seconds to clean up, before a worker is killed
 
 @dataclass(slots=True)
 class Found:
-    """What a pair found.
+    """What a pair found."""
 
-    names : of the benchmarks that were to be measured
-    rounds : by benchmark, seconds a call of base and of head, in rounds next to each other
-    broken : by benchmark and side, why it was not measured there
-    """
-
-    names: list[str] = field(default_factory=list)
-    rounds: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
-    broken: dict[str, dict[str, str]] = field(default_factory=dict)
+    names: list[str] = field(default_factory=list)  # of the benchmarks that were to be measured
+    rounds: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # by benchmark, seconds of base and head
+    broken: dict[str, dict[str, str]] = field(default_factory=dict)  # by benchmark and side, why it was not measured
 
 
+@dataclass
 class DeadError(Exception):
     """A worker said nothing more."""
 
-    def __init__(self, side: str, why: str):
-        super().__init__(side, why)
-        self.side, self.why = side, why
+    side: str
+    why: str
 
 
 class Worker:
@@ -54,21 +49,15 @@ class Worker:
         read, theirs = os.pipe()
         mine, write = os.pipe()
         command = [python, "-P", WORKER, root, str(mine), str(theirs)]
-        environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONHASHSEED": str(seed)}
+        environment = {name: text for name, text in os.environ.items() if name not in {"PYTHONPATH", "PYTEST_ADDOPTS"}}
+        environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONHASHSEED": str(seed)}
         environment["TMPDIR"] = tempfile.mkdtemp(prefix="tmp-", dir=log.parent)
-        environment.pop("PYTHONPATH", None)
-        environment.pop("PYTEST_ADDOPTS", None)
         with log.open("ab") as output:
+            # In a session of its own, as a Ctrl-C is for the coordinator, which ends the workers.
             self._process = subprocess.Popen(
-                command,
-                cwd=root,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=(mine, theirs),
-                start_new_session=True,  # a Ctrl-C is for the coordinator, which ends them
-            )
+                command, cwd=root, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                pass_fds=(mine, theirs), start_new_session=True,
+            )  # fmt: skip
         os.close(mine)
         os.close(theirs)
         self._read, self._write = read, write
@@ -126,22 +115,18 @@ def run_pair(
 ) -> Found:
     """Measure `names`, or all guards that both sides have, with a new process a side.
 
-    Raises
-    ------
-    CannotCompareError
-        If a side does not even start, or `fastrack` is not the environment's own there.
+    Raises CannotCompareError if a side does not even start, or `fastrack` is not the environment's own there.
     """
-    workers: list[Worker] = []
+    workers: dict[str, Worker] = {}
     found = Found()
     try:
-        order = SIDES if number % 2 == 0 else SIDES[::-1]
-        for side in order:
+        for side in SIDES if number % 2 == 0 else SIDES[::-1]:
             log = folder / f"{side}.log"
-            workers.append(Worker(side, pythons[side], root, log, seed=number + 1, patience=patience))
-        pair = sorted(workers, key=lambda worker: SIDES.index(worker.side))
+            workers[side] = Worker(side, pythons[side], root, log, seed=number + 1, patience=patience)
+        pair = [workers[side] for side in SIDES]
         sides = {worker.side: _collect(worker, pythons[worker.side]) for worker in pair}
         if names is None:
-            names = [name for name in sides["base"].names if name in sides["head"].names]
+            names = [name for name in sides["base"]["names"] if name in sides["head"]["names"]]
             found.broken = _one_sided(sides)
         found.names = names
         for worker in pair:
@@ -156,22 +141,15 @@ def run_pair(
             if measured:
                 found.rounds[name] = measured
     finally:
-        for worker in workers:
+        for worker in workers.values():
             worker.hang_up()
-        for worker in workers:
+        for worker in workers.values():
             worker.end()
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Collected:
-    """The benchmarks that a side has, and by place in the suites what kept others from being collected."""
-
-    names: list[str]
-    errors: dict[str, str]
-
-
-def _collect(worker: Worker, python: Path) -> _Collected:
+def _collect(worker: Worker, python: Path) -> dict[str, Any]:
+    """Return the names of a side's benchmarks and, by place in the suites, errors that kept others from being there."""
     prefix = python.parents[1].resolve()
     try:
         place = Path(worker.hear()["fastrack"])
@@ -179,24 +157,22 @@ def _collect(worker: Worker, python: Path) -> _Collected:
             raise CannotCompareError(
                 f"{worker.side} imports fastrack from {place}, not from {prefix}; remove {prefix.parent} and try again"
             )
-        told = worker.hear()
+        return worker.hear()
     except DeadError as dead:
         raise CannotCompareError(f"{worker.side} does not start: {dead.why}") from dead
-    return _Collected(told["names"], told["errors"])
 
 
-def _one_sided(sides: dict[str, _Collected]) -> dict[str, dict[str, str]]:
+def _one_sided(sides: dict[str, dict[str, Any]]) -> dict[str, dict[str, str]]:
     """By benchmark and side, why it cannot be measured there."""
     broken: dict[str, dict[str, str]] = {}
     for side, other in (SIDES, SIDES[::-1]):
-        errors = sides[side].errors
-        for name in sides[other].names:
-            if name not in sides[side].names:
-                why = next((text for place, text in errors.items() if name.startswith(place)), "it is not there")
-                broken.setdefault(name, {})[side] = why
+        errors, theirs = sides[side]["errors"], sides[other]["names"]
+        missing = {name: "it is not there" for name in theirs if name not in sides[side]["names"]}
         for place, text in errors.items():
-            if not any(name.startswith(place) for name in sides[other].names):
-                broken.setdefault(place, {})[side] = text
+            below = [name for name in theirs if name.startswith(place)]
+            missing |= {name: text for name in below if name in missing} if below else {place: text}
+        for name, why in missing.items():
+            broken.setdefault(name, {})[side] = why
     return broken
 
 

@@ -21,13 +21,11 @@ _BUSY = 0.25  # of the CPUs, on average over the last minute
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """base, head : what was compared; notes : what to know beside the rows; seconds : the measuring took."""
-
     base: str
     head: str
     rows: list[Row]
-    notes: list[str]
-    seconds: float
+    notes: list[str]  # what to know beside the rows
+    seconds: float  # that the measuring took
 
     @property
     def code(self) -> int:
@@ -52,17 +50,14 @@ class Report:
         console.print(f"{self.summary()}, in {self.seconds:.0f} s", markup=False)
 
     def summary(self) -> str:
-        """How many rows of each verdict."""
         counts = {kind: sum(row.verdict is kind for row in self.rows) for kind in Verdict}
         return ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
 
 
 def load_note() -> list[str]:
-    """A warning, if the machine has other things to do."""
     load, cpus = os.getloadavg()[0], os.cpu_count() or 1
-    if load <= _BUSY * cpus:
-        return []
-    return [f"the load was {load:.1f} on {cpus} CPUs before the start: intervals are wider, and rows may be undecided"]
+    note = f"the load was {load:.1f} on {cpus} CPUs before the start: intervals are wider, and rows may be undecided"
+    return [note] if load > _BUSY * cpus else []
 
 
 def _cells(row: Row) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.compare.errors import CannotCompareError
+from bench.compare import CannotCompareError
 
 SHARE = 0.2
 _CHANNEL = Path("fastrack") / "_transfer" / "channel.py"
@@ -31,13 +31,7 @@ Channel._send = _slowed(Channel._send)
 
 
 def plant(source: Path) -> None:
-    """Make the transfer loops of the tree in `source` take 20 % longer.
-
-    Raises
-    ------
-    CannotCompareError
-        If `Channel` has no such loops.
-    """
+    """Make the transfer loops of the tree in `source` take 20 % longer, or raise CannotCompareError if it has none."""
     channel = source / _CHANNEL
     text = channel.read_text()
     if not ("    def _receive(" in text and "    def _send(" in text):

@@ -12,12 +12,8 @@ from enum import StrEnum
 from math import exp, log, sqrt
 from statistics import fmean, median, stdev
 
-WORSE = 1.10
-"""From this ratio on, slower is too slow."""
-
-CONFIRMED = 6
-"""Pairs before anything is called slower."""
-
+WORSE = 1.10  # from this ratio on, slower is too slow
+CONFIRMED = 6  # pairs before anything is called slower
 # Student's t, 0.995 quantile, by degrees of freedom: two-sided 99 %. NIST/SEMATECH e-Handbook, section 1.3.6.7.2.
 _T = (63.657, 9.925, 5.841, 4.604, 4.032, 3.707, 3.499, 3.355, 3.250, 3.169, 3.106, 3.055, 3.012, 2.977, 2.947)
 

@@ -23,8 +23,6 @@ import pytest
 
 
 class Line:
-    """The two pipes."""
-
     def __init__(self, read: int, write: int):
         self._read, self._write = os.fdopen(read), os.fdopen(write, "w")
 

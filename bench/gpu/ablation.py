@@ -1,23 +1,19 @@
 """What each of fastrack's ideas brings on a GPU: the steps of `fastrack bench`, by the host's clock."""
 
-from __future__ import annotations
-
 from bench.gpu.plan import size_of
-from bench.gpu.timing import Row, interleave, wall
+from bench.gpu.timing import rows, wall
 from fastrack._bench.steps import DIRECTIONS, notes, open_steps
 
 
-def measure(gpu, plan, say):
-    """Rows for every direction, size and step."""
+def measure(gpu, plan):
     driver = gpu.driver
     for note in notes(driver.name):
-        say(f"    {note}")
+        print(f"    {note}")
     for direction in DIRECTIONS:
         for size in plan.ablation_sizes:
-            say(f"    {direction}, {size_of(size)}")
+            print(f"    {direction}, {size_of(size)}")
             with open_steps(direction, size, device=driver.name, driver=driver) as opened:
                 opened.check()
-                found = interleave({step.name: lambda _, run=step.run: wall(run) for step in opened.steps}, plan)
-            settings = {"direction": direction, "bits": 256}
-            yield from (Row("ablation", name, size, times, settings) for name, times in found.items())
+                runs = {step.name: lambda _, run=step.run: wall(run) for step in opened.steps}
+                yield from rows("ablation", size, runs, plan, direction=direction, bits=256)
             gpu.tidy()

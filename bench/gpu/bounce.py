@@ -4,32 +4,36 @@ Today's GPUs authenticate one long chain before they decrypt, and here is no ker
 path comes off better than it is.
 """
 
-from __future__ import annotations
-
 import os
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from fastrack._crypto import engine as aead
-from fastrack._crypto.cobblestone import NONCE_SIZE, TAG_SIZE, MessageKey, ciphertext_size
-from fastrack._tensors import arrays
+from fastrack._bench.paths import new_key, touched
+from fastrack._crypto.cobblestone import NONCE_SIZE, TAG_SIZE, ciphertext_size
+from fastrack._crypto.engine import get_engine
 
 
-class WholeBounce:
+class _Bounce:
+    def __init__(self, gpu, stream, size, sealed_size):
+        self._gpu, self._stream, self._plain = gpu, stream, touched(size)
+        self._bounce, self._there = gpu.host(sealed_size), gpu.memory(sealed_size)
+
+    def _upload(self):
+        self._gpu.upload(self._there.pointer, self._bounce, self._stream)
+        self._gpu.wait(self._stream)
+
+
+class WholeBounce(_Bounce):
     """As it is: OpenSSL opens the owner's message on one thread, and seals it on one for the GPU; then it is copied."""
 
-    def __init__(self, gpu, stream, size, bits=256):
-        self._gpu, self._stream = gpu, stream
-        self._owner = AESGCM(AESGCM.generate_key(bits))
-        self._session = AESGCM(AESGCM.generate_key(bits))
-        self._plain = _touched(size)
-        self._bounce = gpu.host(size + TAG_SIZE)
-        self._there = gpu.memory(size + TAG_SIZE)
+    def __init__(self, gpu, stream, size):
+        super().__init__(gpu, stream, size, size + TAG_SIZE)
+        self._owner, self._session = (AESGCM(AESGCM.generate_key(256)) for _ in range(2))
 
     def seal(self, plain):
-        """What the owner does, once."""
-        message, nonce = _touched(NONCE_SIZE + plain.size + TAG_SIZE), os.urandom(NONCE_SIZE)
+        """Do what the owner does, once."""
+        message, nonce = touched(NONCE_SIZE + plain.size + TAG_SIZE), os.urandom(NONCE_SIZE)
         message[:NONCE_SIZE] = np.frombuffer(nonce, np.uint8)
         self._owner.encrypt_into(nonce, plain.data, None, message[NONCE_SIZE:].data)
         return message
@@ -37,45 +41,25 @@ class WholeBounce:
     def move(self, message):
         self._owner.decrypt_into(message[:NONCE_SIZE].tobytes(), message[NONCE_SIZE:].data, None, self._plain.data)
         self._session.encrypt_into(os.urandom(NONCE_SIZE), self._plain.data, None, self._bounce.data)
-        self._gpu.upload(self._there.pointer, self._bounce, self._stream)
-        self._gpu.wait(self._stream)
-
-    def close(self):
-        """Nothing is left to do."""
+        self._upload()
 
 
-class ParallelBounce:
+class ParallelBounce(_Bounce):
     """The same with chunks, all threads and fastrack's engine. What is left is the detour."""
 
-    def __init__(self, gpu, stream, size, bits=256):
-        self._gpu, self._stream, self._bits = gpu, stream, bits
-        self._engine = aead.get_engine()
-        self._owner = self._engine.expand_key(self._key())
-        self._plain = _touched(size)
-        self._bounce = gpu.host(ciphertext_size(size))
-        self._there = gpu.memory(ciphertext_size(size))
+    def __init__(self, gpu, stream, size):
+        super().__init__(gpu, stream, size, ciphertext_size(size))
+        self._engine = get_engine()
+        self._owner = self._engine.expand_key(new_key(256))
 
     def seal(self, plain):
-        message = _touched(ciphertext_size(plain.size))
+        message = touched(ciphertext_size(plain.size))
         self._engine.seal_run(self._owner, plain, message, 0)
         return message
 
     def move(self, message):
         assert self._engine.open_run(self._owner, message, self._plain, 0) is None
-        session = self._engine.expand_key(self._key())
+        session = self._engine.expand_key(new_key(256))
         self._engine.seal_run(session, self._plain, self._bounce, 0)
         session.wipe()
-        self._gpu.upload(self._there.pointer, self._bounce, self._stream)
-        self._gpu.wait(self._stream)
-
-    def close(self):
-        self._owner.wipe()
-
-    def _key(self):
-        return MessageKey.raw(os.urandom(self._bits // 8), os.urandom(NONCE_SIZE))
-
-
-def _touched(size):
-    memory = arrays.empty_bytes(size)
-    memory.fill(0)
-    return memory
+        self._upload()

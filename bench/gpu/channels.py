@@ -1,24 +1,19 @@
 """Channels to the GPU whose settings are those of a measurement rather than fastrack's."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 
 from fastrack import Channel
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._transfer.channel import DEPTH
 
+DEFAULTS = {"slab": CudaDevice.max_slab_size, "lead": CudaDevice.first_slab_size, "depth": DEPTH}
+
 
 @contextmanager
 def channel_on(driver, key, *, share=1.0, slab=None, lead=None, depth=None):
-    """Open a channel over this driver. Settings that are absent are those of `defaults`."""
+    """Open a channel over this driver. Settings that are absent are those of `DEFAULTS`."""
     device = CudaDevice(driver, share=share)
     device.max_slab_size = slab or device.max_slab_size
     device.first_slab_size = min(lead or device.first_slab_size, device.max_slab_size)
     with Channel._from_device(device, keys=key, depth=depth or DEPTH) as channel:
         yield channel
-
-
-def defaults():
-    """Return the settings of a channel to which none are given."""
-    return {"slab": CudaDevice.max_slab_size, "lead": CudaDevice.first_slab_size, "depth": DEPTH}

@@ -1,7 +1,5 @@
 """Run every stage in a process of its own, with one line of JSON each. Needs the standard library only."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
@@ -34,7 +32,6 @@ def main(argv):
 
 
 def _run(stage, machine, options):
-    """Run a stage, print its line, and return its outcome."""
     print(f"{stage}: {STAGES[stage]} (at most {options.seconds:g} s)", file=sys.stderr, flush=True)
     settings = {"device": options.device, "quick": options.quick, "seconds": max(options.seconds - _MARGIN, 1)}
     path = record.create(options.out, stage, machine, **settings)
@@ -63,7 +60,6 @@ def _parse(argv):
 
 
 def _nothing(options, why):
-    """Say that nothing can be done."""
     print(f"There is no usable CUDA device: {why}\nskipped: {', '.join(options.stages)}")
     print("docs/run-on-your-gpu.md says what a machine needs for `make gpu`.")
     return 2

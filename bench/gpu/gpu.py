@@ -1,7 +1,5 @@
 """The GPU that is measured: fastrack's driver, the device's clock, and the few calls that fastrack does not make."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager, nullcontext
 from unittest.mock import patch
 
@@ -20,25 +18,17 @@ class WrongResultError(Exception):
     """Something else came out than had to."""
 
 
+def require(*modules):
+    """Raise `Skip` unless these modules can be used."""
+    problem = needs.lacks(*modules)
+    if problem:
+        raise Skip(problem)
+
+
 class Gpu:
-    """An NVIDIA GPU by way of CuPy.
+    """An NVIDIA GPU by way of CuPy: "cuda:N". A candidate has other kernels than fastrack's."""
 
-    Parameters
-    ----------
-    device : str
-        "cuda:N".
-    candidate : Candidate, optional
-        Other kernels than fastrack's.
-
-    Attributes
-    ----------
-    driver : CupyDriver
-        What fastrack itself uses.
-    resident : int
-        Blocks of the kernels that a multiprocessor has room for, as far as fastrack's grids go: 1024 threads.
-    """
-
-    resident = 2
+    resident = 2  # blocks that a multiprocessor has room for, as far as fastrack's grids go: 1024 threads
 
     def __init__(self, device, candidate=None):
         import cupy
@@ -53,7 +43,6 @@ class Gpu:
         cupy.cuda.runtime.setDevice(self.index)
 
     def extend_state(self, state):
-        """Return the bytes that these kernels expect as the state of a key."""
         return self._candidate.extend_state(state) if self._candidate else state
 
     def kernels(self):
@@ -76,7 +65,6 @@ class Gpu:
             cuda.funcSetAttribute(function.handle, _CARVEOUT, percent)
 
     def compile(self, code):
-        """Compile kernels that are not fastrack's."""
         return self._cupy.RawModule(code=code, options=("-std=c++17",), backend="nvrtc")
 
     def run(self, module, name, blocks, threads, shared):
@@ -92,34 +80,27 @@ class Gpu:
     # Memory, streams and what is put on them: the only place of the suite that asks a driver for these.
 
     def memory(self, size):
-        """Allocate device memory."""
         return self.driver.memory(size)
 
     def host(self, size):
-        """Allocate page-locked host memory."""
         return self.driver.host(size)
 
     def stream(self, *, high_priority=False):
-        """Make a stream."""
         return self.driver.stream(high_priority=high_priority)
 
     def upload(self, pointer, source, stream):
-        """Copy page-locked memory to the device."""
         with self._issuing() as commands:
             commands.upload(pointer, source, stream)
 
     def download(self, target, pointer, stream):
-        """Copy device memory to page-locked memory."""
         with self._issuing() as commands:
             commands.download(target, pointer, stream)
 
     def fill(self, pointer, value, size, stream):
-        """Set bytes of device memory."""
         with self._issuing() as commands:
             commands.fill(pointer, value, size, stream)
 
     def launch(self, kernel, blocks, arguments, stream):
-        """Start a kernel."""
         with self._issuing() as commands:
             commands.launch(self.driver.functions[kernel], blocks, arguments, stream)
 
@@ -131,7 +112,6 @@ class Gpu:
         return event
 
     def elapsed(self, before, after):
-        """Return the seconds between two stamps."""
         return self.driver.elapsed(before, after)
 
     def wait(self, stream):
@@ -156,7 +136,6 @@ class Gpu:
             self._cupy.cuda.runtime.memcpyAsync(target, source, size, _COPY, stream.ptr)
 
     def array(self, size):
-        """A vector of bytes on the device."""
         return self.driver.empty("U8", (size,), "cupy")
 
     def read(self, array):
@@ -167,10 +146,7 @@ class Gpu:
         return self.driver.view(array, writable=True).pointer
 
     def product(self, side):
-        """A matrix product to be disturbed."""
-        problem = needs.lacks("torch")
-        if problem:
-            raise Skip(problem)
+        require("torch")
         return Product(self.index, side)
 
     def in_use(self):
@@ -180,7 +156,6 @@ class Gpu:
         return total - free
 
     def is_well(self):
-        """Whether it still does what it is asked."""
         try:
             self._cupy.cuda.runtime.deviceSynchronize()
         except RuntimeError:
@@ -202,12 +177,12 @@ class Product:
             raise Skip(f"this torch ({torch.__version__}) cannot use a GPU")
         self._torch = torch
         device = f"cuda:{index}"
+        self._index = index
         with torch.cuda.device(index):
             self._stream = torch.cuda.Stream(device)
             self._a, self._b = (torch.randn(side, side, device=device).to(torch.bfloat16) for _ in range(2))
             self._out = torch.empty_like(self._a)
             torch.cuda.synchronize(device)
-        self._index = index
 
     def run(self, count):
         """Seconds of one product, on average over so many in a row."""

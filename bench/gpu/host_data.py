@@ -1,16 +1,15 @@
 """Random bytes on the host, and what is made of them before anything is measured."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from bench.gpu.gpu import WrongResultError
+from bench.gpu.plan import MIB
+from fastrack import Key, seal
 
-_PIECE = 16 << 20
+_PIECE = 16 * MIB
 
 
 def noise(size):
-    """Fresh random bytes."""
     return np.random.default_rng().integers(0, 256, size, dtype=np.uint8)
 
 
@@ -19,28 +18,27 @@ def sets_of(size, plan, most=64):
     return max(2, min(most, -(-plan.spread // max(size, 1))))
 
 
-class Plains:
-    """Some plain arrays of one size, in ordinary memory, out of one stock of random bytes."""
+def plains_of(size, count, stock):
+    """Return plain arrays of one size, in ordinary memory, out of one stock of random bytes."""
+    room = stock.size - size
+    return [stock[start : start + size] for start in (room * n // max(count - 1, 1) for n in range(count))]
 
-    def __init__(self, size, count, stock):
-        room = stock.size - size
-        self._arrays = [stock[start : start + size] for start in (room * n // max(count - 1, 1) for n in range(count))]
 
-    def __len__(self):
-        return len(self._arrays)
+class Pair:
+    """Two sealed tensors of one size, to be moved in turn, so that no cache holds what is moved next."""
 
-    def __getitem__(self, number):
-        return self._arrays[number % len(self._arrays)]
+    def __init__(self, gpu, size):
+        self.key, stock = Key.generate(256), noise(size + MIB)
+        self.sealed = [seal(stock[start : start + size], self.key) for start in (0, MIB)]
+        self.out = [gpu.array(size) for _ in self.sealed]
+
+    def mover(self, channel):
+        """Return what moves one of them by this channel, by its number."""
+        return lambda number: channel.to_device(self.sealed[number % 2], out=self.out[number % 2])
 
 
 def require_same(what, gpu, pointer, expected, stream):
-    """Compare what is on the device with what has to be there.
-
-    Raises
-    ------
-    WrongResultError
-        If it is something else.
-    """
+    """Raise `WrongResultError` if there is something else on the device than has to be there."""
     staged = gpu.host(min(_PIECE, max(expected.size, 1)))
     for start in range(0, expected.size, _PIECE):
         part = expected[start : start + _PIECE]

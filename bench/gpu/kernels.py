@@ -1,7 +1,5 @@
 """How fast the kernels are, on memory of the device and by its clock, next to a copy from the device to itself."""
 
-from __future__ import annotations
-
 import os
 
 from bench.gpu.gpu import WrongResultError
@@ -16,15 +14,14 @@ _AHEAD = 1 << 30  # bytes that are filled while the runs are queued
 _TILE = 64 * MIB
 
 
-def measure(gpu, plan, say):
-    """Rows for every size, key size and share of the multiprocessors."""
+def measure(gpu, plan):
     launches = Launches(gpu)
     scratch = launches.gpu.memory(_ahead_of(plan))
     tile = launches.gpu.host(min(_TILE, max(plan.kernel_sizes)))
     tile[:] = noise(tile.size)
     for size in plan.kernel_sizes:
         for bits in (128, 256):
-            say(f"    {size_of(size)}, AES-{bits}")
+            print(f"    {size_of(size)}, AES-{bits}")
             yield from _Case(launches, size, bits, tile, scratch, plan).rows()
 
 

@@ -1,10 +1,8 @@
 """``python -m bench.gpu.kit FOLDER``: gather what ``make gpu`` needs on a machine without a network.
 
-Runs on a machine with one. The folder gets wheels, those files of published vectors that tests/gpu reads, and a script
-that installs the wheels and runs stages. CuPy, numba, NumPy and torch are large, and have to be there already.
+Runs on a machine with one. The folder gets wheels, those files of published vectors that tests/kernels reads, and a
+script that installs the wheels and runs stages. CuPy, numba, NumPy and torch are large, and have to be there already.
 """
-
-from __future__ import annotations
 
 import argparse
 import re
@@ -56,7 +54,7 @@ def main(argv):
     parser.add_argument("--python", default="3.12", help="the version of Python on that machine")
     options = parser.parse_args(argv)
     gather(options.folder, options.python)
-    size = size_of_folder(options.folder)
+    size = sum(path.stat().st_size for path in options.folder.rglob("*") if path.is_file())
     print(f"{options.folder}: {size / 1e6:.1f} MB\n{EXPECTED}")
     if size > MOST:
         print(f"too large: expected at most {MOST / 1e6:g} MB", file=sys.stderr)
@@ -75,7 +73,7 @@ def gather(folder, python):
 
 
 def copy_vectors(folder):
-    """Copy the files of the vectors that tests/gpu reads, out of the packages that are installed here."""
+    """Copy the files of the vectors that tests/kernels reads, out of the packages that are installed here."""
     for package, names in VECTORS.items():
         spec = find_spec(package)
         if spec is None:
@@ -96,14 +94,8 @@ def download(folder, python):
 
 
 def requirements():
-    """Return the packages with the versions of requirements.txt."""
     pinned = dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "requirements.txt").read_text(), re.MULTILINE))
     return [f"{name}=={pinned[name]}" for name in PACKAGES]
-
-
-def size_of_folder(folder):
-    """Return the bytes of all files."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 if __name__ == "__main__":

@@ -1,22 +1,19 @@
 """Measure `to_device` of a sealed tensor by size, next to a page-locked copy, by the host's clock."""
 
-from __future__ import annotations
-
 from bench.gpu.channels import channel_on
 from bench.gpu.host_data import noise
 from bench.gpu.plan import size_of
-from bench.gpu.timing import Row, interleave, wall
+from bench.gpu.timing import rows, wall
 from fastrack import Key, seal
 
 SEALED, LOCKED = "to_device, sealed", "page-locked copy"
 
 
-def measure(gpu, plan, say):
-    """Yield rows for every size."""
+def measure(gpu, plan):
     key, stream = Key.generate(256), gpu.stream(high_priority=True)
     with channel_on(gpu.driver, key) as channel:
         for size in plan.latency_sizes:
-            say(f"    {size_of(size)}")
+            print(f"    {size_of(size)}")
             plain = noise(size)
             sealed, out, locked = seal(plain, key), gpu.array(size), gpu.host(size)
             locked[:] = plain
@@ -30,4 +27,4 @@ def measure(gpu, plan, say):
                 SEALED: lambda _, sealed=sealed, out=out: wall(channel.to_device, sealed, out=out),
                 LOCKED: lambda _, copy=copy: wall(copy),
             }
-            yield from (Row("latency", path, size, times) for path, times in interleave(runs, plan).items())
+            yield from rows("latency", size, runs, plan)

@@ -43,7 +43,6 @@ class Launches:
         self.gpu.wait(self.stream)
 
     def put(self, pointer, content):
-        """Bring bytes to the device."""
         content = np.frombuffer(content, np.uint8)
         if content.size:
             staged = self._staged(content.size)
@@ -52,7 +51,6 @@ class Launches:
             self.wait()
 
     def get(self, pointer, size):
-        """Bring bytes here."""
         if not size:
             return b""
         staged = self._staged(size)
@@ -68,8 +66,6 @@ class Launches:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """An expanded key, as bytes on the host."""
-
     data: np.ndarray
     bits: int
 
@@ -81,7 +77,6 @@ class ByteRuns:
         self._launches = Launches(gpu)
 
     def prepare(self, key, nonce):
-        """Expand a message key on the host."""
         state = self._launches.gpu.extend_state(expand(key, nonce).tobytes())
         return State(np.frombuffer(state, np.uint8), 8 * len(key))
 
@@ -102,9 +97,8 @@ class ByteRuns:
         count = len(plain) // CHUNK_SIZE + 1 if ends else max(1, -(-len(plain) // CHUNK_SIZE))
         target, source = self._fenced(len(plain) + TAG_SIZE * count), self._fenced(len(plain), plain, offset)
         states = self._state(state)
-        self._launches.seal(
-            state.bits, blocks, states.pointer, source.pointer, target.pointer, first, count, len(plain)
-        )
+        where = (states.pointer, source.pointer, target.pointer, first, count, len(plain))
+        self._launches.seal(state.bits, blocks, *where)
         return target.content()
 
     def gather(self, state, packed, pieces, total, result_size, *, blocks=1, offset=0, seed=None, plan_verdict=GOOD):

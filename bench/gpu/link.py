@@ -1,19 +1,17 @@
 """Measure what bounds a transfer: copies between page-locked memory and the device, and the host's own copy."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np
 
-from bench.gpu.timing import Row, interleave, wall
+from bench.gpu.timing import Row, interleave, rows, wall
 from fastrack._crypto import memcpy as packing
 
 UP, DOWN, FILL, PIN = "host to device", "device to host", "fill page-locked memory", "allocate page-locked memory"
 _PIN = 8 << 20
 
 
-def measure(gpu, plan, say):
+def measure(gpu, plan):
     """Yield rows of copies by size, of the fill by threads, and of an allocation."""
     size = max(plan.link_sizes)
     stream, locked, there = gpu.stream(high_priority=True), gpu.host(size), gpu.memory(size)
@@ -28,13 +26,12 @@ def measure(gpu, plan, say):
         gpu.wait(stream)
 
     for count in plan.link_sizes:
-        found = interleave({UP: lambda _, n=count: wall(up, n), DOWN: lambda _, n=count: wall(down, n)}, plan)
-        yield from (Row("link", path, count, times) for path, times in found.items())
+        runs = {UP: lambda _, n=count: wall(up, n), DOWN: lambda _, n=count: wall(down, n)}
+        yield from rows("link", count, runs, plan)
     source = np.full(size, 9, np.uint8)
     cores = len(os.sched_getaffinity(0))
     threads = [each for each in plan.fill_threads if each <= cores]
-    say(f"    threads: {threads}")
+    print(f"    threads: {threads}")
     runs = {each: lambda _, each=each: wall(packing.copy, locked, source, each) for each in threads}
     yield from (Row("link", FILL, size, times, {"threads": n}) for n, times in interleave(runs, plan).items())
-    pinned = interleave({PIN: lambda _: wall(gpu.host, _PIN)}, plan)
-    yield Row("link", PIN, _PIN, pinned[PIN])
+    yield from rows("link", _PIN, {PIN: lambda _: wall(gpu.host, _PIN)}, plan)

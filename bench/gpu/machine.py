@@ -1,19 +1,14 @@
 """``python -m bench.gpu.machine cuda:0``: print what results say of the machine, as JSON. Compiles no kernel."""
 
-from __future__ import annotations
-
-import importlib.util
 import json
 import platform
 import subprocess
 import sys
 from dataclasses import asdict
-from importlib import import_module
-from pathlib import Path
 
 from bench.gpu import needs
+from bench.machine import ROOT, import_from_cli, read_machine
 
-ROOT = Path(__file__).resolve().parents[2]
 _OLDEST = (8, 0)
 
 
@@ -29,22 +24,15 @@ def main(argv):
 def read(device):
     """Return the machine: software, CPU, memory, GPU, and the driver's word on confidential mode."""
     gpu = read_gpu(int(device.removeprefix("cuda:")))
-    machine, graphics = _room("machine"), None
+    machine, graphics = read_machine(), None
     if needs.lacks("pynvml") is None:
-        graphics = asdict(_room("nvml").read_graphics())
-    return {
-        "software": {**machine.read_software(), **needs.versions()},
-        "revision": _revision(),
-        "system": f"{platform.system()} {platform.release()}",
-        "cpu": asdict(machine.read_cpu()),
-        "memory": asdict(machine.read_memory()),
-        "gpu": gpu,
-        "graphics": graphics,
-    }
+        graphics = asdict(import_from_cli("nvml").read_graphics())
+    machine["software"] |= needs.versions()
+    system = f"{platform.system()} {platform.release()}"
+    return machine | {"revision": _revision(), "system": system, "gpu": gpu, "graphics": graphics}
 
 
 def read_gpu(index):
-    """Return what CUDA says of a GPU."""
     import cupy
 
     runtime = cupy.cuda.runtime
@@ -71,19 +59,6 @@ def _revision():
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None
-
-
-def _room(name):
-    """Import a module of the command line, whether or not what the rest of that needs is installed."""
-    full = f"fastrack._cli.{name}"
-    try:
-        return import_module(full)
-    except ImportError:
-        spec = importlib.util.spec_from_file_location(full, ROOT / "fastrack" / "cli" / f"{name}.py")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[full] = module
-        spec.loader.exec_module(module)
-        return module
 
 
 if __name__ == "__main__":

@@ -1,25 +1,12 @@
 """Measure rates of the kernels' instructions, in lanes a clock on a multiprocessor, and see where blocks go."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
 
 SOURCE = Path(__file__).with_name("micro.cu")
-RATES = (
-    "lop3",
-    "prmt",
-    "shf",
-    "imad",
-    "idp4a",
-    "imad_wide",
-    "lop3_and_wide",
-    "shared_word",
-    "shared_16_bytes_same",
-    "product_of_bits",
-    "product_of_bytes",
-)
+RATES = ["lop3", "prmt", "shf", "imad", "idp4a", "imad_wide", "lop3_and_wide"]
+RATES += ["shared_word", "shared_16_bytes_same", "product_of_bits", "product_of_bytes"]
 _THREADS, _WARPS = 512, 16
 _INSTRUCTIONS = 64 * 32  # of a warp, as in the source
 _SHARED = 65536
@@ -31,7 +18,10 @@ def measure(gpu):
     module = gpu.compile(SOURCE.read_text(encoding="utf-8"))
     count = gpu.driver.multiprocessors
     rates = {name: _rate(gpu, module, name, 2 * count) for name in RATES}
-    places = {blocks: _places(gpu, module, blocks) for blocks in (count // 4, count // 2, count, 2 * count)}
+    places = {}
+    for blocks in (count // 4, count // 2, count, 2 * count):
+        out, _ = gpu.run(module, "place", blocks, _THREADS, _SHARED)
+        places[blocks] = len(set(out[:blocks].tolist()))
     return {"lanes a clock": rates, "multiprocessors of so many blocks": places}
 
 
@@ -43,8 +33,3 @@ def _rate(gpu, module, name, blocks):
         return f"{type(error).__name__}: {error}"[:120]
     clocks = min(float(np.mean(run)) for run in runs)
     return round(2 * _WARPS * 32 * _INSTRUCTIONS / clocks, 1)
-
-
-def _places(gpu, module, blocks):
-    out, _ = gpu.run(module, "place", blocks, _THREADS, _SHARED)
-    return len(set(out[:blocks].tolist()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -10,21 +11,14 @@ from importlib.util import find_spec
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A package.
+    """A package."""
 
-    module : what is imported
-    names : distributions that have it
-    oldest : the first number of the oldest version that will do
-    purpose : what cannot be done without it; None where that is everything
-    """
-
-    module: str
-    names: tuple[str, ...]
-    oldest: int = 0
-    purpose: str | None = None
+    module: str  # what is imported
+    names: tuple[str, ...]  # distributions that have it
+    oldest: int = 0  # the first number of the oldest version that will do
+    purpose: str | None = None  # what cannot be done without it; None where that is everything
 
     def problem(self):
-        """What is wrong with it, or None."""
         if find_spec(self.module) is None:
             return f"{self.names[0]} is not installed"
         found = self.version()
@@ -35,10 +29,8 @@ class Need:
 
     def version(self):
         for name in self.names:
-            try:
+            with suppress(PackageNotFoundError):
                 return version(name)
-            except PackageNotFoundError:
-                continue
         return None
 
 
@@ -59,16 +51,9 @@ NEEDS = (
 
 def missing():
     """What is missing without which nothing can be done, and what each other thing is wanted for, as sentences."""
-    vital, other = [], []
-    for need in NEEDS:
-        problem = need.problem()
-        if problem is None:
-            continue
-        if need.purpose is None:
-            vital.append(problem)
-        else:
-            other.append(f"{problem}: without {need.purpose}")
-    return vital, other
+    problems = [(need.purpose, problem) for need in NEEDS if (problem := need.problem())]
+    vital = [problem for purpose, problem in problems if purpose is None]
+    return vital, [f"{problem}: without {purpose}" for purpose, problem in problems if purpose]
 
 
 def lacks(*modules):
@@ -78,5 +63,4 @@ def lacks(*modules):
 
 
 def versions():
-    """The versions of what is installed, by module."""
     return {need.module: found for need in NEEDS if (found := need.version())}

@@ -1,19 +1,9 @@
 """The figures as a picture: the timeline, and the paths by size."""
 
-from __future__ import annotations
-
-from bench.gpu import transfers
 from bench.gpu.plan import size_of
+from bench.gpu.transfers import BACK, BOUNCE, LOCKED, PAGEABLE, PARALLEL_BOUNCE, PLAIN, SEALED
 
-_PATHS = (
-    transfers.LOCKED,
-    transfers.PAGEABLE,
-    transfers.SEALED,
-    transfers.PLAIN,
-    transfers.BACK,
-    transfers.PARALLEL_BOUNCE,
-    transfers.BOUNCE,
-)
+_PATHS = (LOCKED, PAGEABLE, SEALED, PLAIN, BACK, PARALLEL_BOUNCE, BOUNCE)
 
 
 def draw(rows, timeline, path):

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Sizes are bytes of plaintext.
-
-    rounds : at most; each runs every path once, in turn
-    budget : seconds after which a comparison starts no other round, once it has three
-    spread : bytes that the buffers of a path take together at least, so that no cache holds them
-    group : bytes that kernels work on between two readings of the device's clock, if a run has less
-    ..._shares : of the multiprocessors
-    matrix, products : side of the matrices, and how many products are one run
-    loop_rows, loop_steps, loop_products : rows of 30,000 values in a batch, batches of a run, and products a batch
-    tools : of compute-sanitizer
-    """
+    """Sizes are bytes of plaintext, shares of the multiprocessors."""
 
     link_sizes: tuple[int, ...] = (4 * KIB, 64 * KIB, MIB, 8 * MIB, 256 * MIB)
     fill_threads: tuple[int, ...] = (1, 2, 4, 8, 12, 16)
@@ -28,24 +18,29 @@ class Plan:
     kernel_shares: tuple[float, ...] = (1, 1 / 2, 1 / 4)
     transfer_sizes: tuple[int, ...] = (64 * KIB, MIB, 16 * MIB, 64 * MIB, 256 * MIB, GIB)
     ablation_sizes: tuple[int, ...] = (64 * KIB, 16 * MIB, 256 * MIB, GIB)
-    rounds: int = 15
-    budget: float = 8.0
-    spread: int = 256 * MIB
-    group: int = 16 * MIB
+    rounds: int = 15  # at most; each runs every path once, in turn
+    budget: float = 8.0  # seconds after which a comparison starts no other round, once it has three
+    spread: int = 256 * MIB  # that the buffers of a path take together at least, so that no cache holds them
+    group: int = 16 * MIB  # that kernels work on between two readings of the device's clock, if a run has less
     sweep_size: int = 256 * MIB
     sweep_slabs: tuple[int, ...] = (MIB, 2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB, 32 * MIB)
     sweep_depths: tuple[int, ...] = (2, 3, 4, 6, 8)
     sweep_leads: tuple[int, ...] = (256 * KIB, MIB, 2 * MIB, 4 * MIB, 8 * MIB)
     sweep_shares: tuple[float, ...] = (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
     timeline_size: int = 256 * MIB
-    matrix: int = 8192
-    products: int = 50
+    matrix: int = 8192  # its side
+    products: int = 50  # that are one run
     stream_size: int = 256 * MIB
     stream_shares: tuple[float, ...] = (1, 1 / 2, 1 / 4, 1 / 8)
-    loop_rows: int = 1280
-    loop_steps: int = 24
-    loop_products: tuple[int, ...] = (1, 4, 16)
-    tools: tuple[str, ...] = ("memcheck", "racecheck", "synccheck")
+    loop_rows: int = 1280  # of 15,000 values in a batch
+    loop_steps: int = 24  # batches of a run
+    loop_products: tuple[int, ...] = (1, 4, 16)  # in a batch
+    tools: tuple[str, ...] = ("memcheck", "racecheck", "synccheck")  # of compute-sanitizer
+
+    def shortened(self, *, shares, budget):
+        """Return a plan that measures kernels at two sizes only."""
+        sizes = tuple(size for size in (8 * MIB, 256 * MIB) if size <= max(self.kernel_sizes)) or self.kernel_sizes
+        return replace(self, kernel_sizes=sizes, kernel_shares=shares, rounds=7, budget=budget)
 
 
 FULL = Plan()

@@ -1,15 +1,15 @@
 """Processes of their own: run with a time limit, and ended with all that they started."""
 
-from __future__ import annotations
-
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from bench.machine import ROOT
+
 _GRACE = 5  # seconds in which a process may end its own children before it is killed
 
 
@@ -38,6 +38,14 @@ def run(command, seconds):
         _end(process)
         raise
     return process.returncode, output
+
+
+def find_tool(name, *places):
+    """Return the path of a tool of the CUDA toolkit, or None. `places` are folders of it within a toolkit."""
+    homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")] + ["/usr/local/cuda"]
+    paths = (Path(home) / place / name for place in places for home in homes if home)
+    there = (str(path) for path in paths if path.is_file() and os.access(path, os.X_OK))
+    return shutil.which(name) or next(there, None)
 
 
 def exit_on_sigterm():

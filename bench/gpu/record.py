@@ -1,18 +1,15 @@
 """Keep the document of a stage on disk, whole from its start and after every row, whatever ends the process."""
 
-from __future__ import annotations
-
 import gc
 import json
 import re
 import time
 import traceback
 from datetime import UTC, datetime
-from pathlib import Path
 
 from bench.gpu.gpu import Skip, WrongResultError
+from bench.machine import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 VERSION = 2
 RUNNING, DONE, SKIPPED, FAILED = "running", "done", "skipped", "FAILED"
 _LOG = 6000  # characters kept of what a process printed
@@ -48,7 +45,6 @@ def create(folder, stage, machine, *, device, quick, seconds):
 
 
 def read(path):
-    """Read a document."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 
@@ -77,21 +73,14 @@ def settle(path, code, output, seconds):
 
 
 def clean(text):
-    """Remove the folders of this machine from a text."""
     return _PATH.sub("", text.replace(f"{ROOT}/", ""))
 
 
 class Record:
-    """Collect what a stage finds.
-
-    Attributes
-    ----------
-    gpu : Gpu or None
-        The GPU once it was opened: it is asked after every step that failed whether it still answers.
-    """
+    """Collect what a stage finds."""
 
     def __init__(self, path):
-        self.gpu = None
+        self.gpu = None  # once it was opened, it is asked after every step that failed whether it still answers
         self.rows = []
         self._path, self.document = path, read(path)
         self._start = time.perf_counter()
@@ -99,7 +88,6 @@ class Record:
 
     @property
     def left(self):
-        """Seconds until the stage has to end."""
         return self.document["limit"] - (time.perf_counter() - self._start)
 
     def step(self, name, action, *, is_check=False, here=True):
@@ -143,7 +131,6 @@ class Record:
         return self.step(name, action)
 
     def add(self, row):
-        """Keep a row."""
         self.rows.append(row)
         self.document["rows"].append(row.as_dict())
         self.save()
@@ -154,12 +141,10 @@ class Record:
         self.save()
 
     def save(self):
-        """Write all that was found so far."""
         self.document["seconds"] = time.perf_counter() - self._start
         write(self._path, self.document)
 
     def finish(self):
-        """Say how the stage ended."""
         steps = self.document["steps"]
         failed = [step["name"] for step in steps if step["outcome"] == FAILED and step["is_check"]]
         if failed:

@@ -1,17 +1,15 @@
 """Measure single kernels that have little to do, by the device's clock."""
 
-from __future__ import annotations
-
 import os
 
 from bench.gpu.launches import GOOD, ByteRuns, Launches
-from bench.gpu.timing import Row, interleave
+from bench.gpu.timing import on_device, rows
 from fastrack._crypto.cobblestone import CHUNK_SIZE, NONCE_SIZE, ciphertext_size
 
 _BITS = 256
 
 
-def measure(gpu, plan, say):
+def measure(gpu, plan):
     """Yield rows of a kernel that opens one chunk, some, and two for every multiprocessor."""
     launches = Launches(gpu)
     content = ByteRuns(gpu).prepare(os.urandom(_BITS // 8), os.urandom(NONCE_SIZE)).data
@@ -20,7 +18,7 @@ def measure(gpu, plan, say):
     launches.put(word.pointer, GOOD.to_bytes(8, "little"))
     for chunks in (1, 64, 2 * gpu.driver.multiprocessors):
         size = chunks * CHUNK_SIZE
-        say(f"    {chunks} chunks")
+        print(f"    {chunks} chunks")
         plain, sealed, target = gpu.memory(size), gpu.memory(ciphertext_size(size)), gpu.memory(size)
         gpu.fill(plain.pointer, 0x5A, size, launches.stream)
         launches.seal(_BITS, chunks, state.pointer, plain.pointer, sealed.pointer, 0, chunks, size)
@@ -29,15 +27,6 @@ def measure(gpu, plan, say):
         def job(chunks=chunks, where=where):
             launches.open(_BITS, chunks, *where)
 
-        runs = {f"open_{_BITS}": lambda _, job=job: _time(gpu, launches, job)}
-        runs |= {"nothing": lambda _: _time(gpu, launches, lambda: None)}
-        for name, times in interleave(runs, plan).items():
-            yield Row("single kernels", name, size, times, {"chunks": chunks})
-
-
-def _time(gpu, launches, job):
-    before = gpu.stamp(launches.stream)
-    job()
-    after = gpu.stamp(launches.stream)
-    launches.wait()
-    return gpu.elapsed(before, after)
+        jobs = {f"open_{_BITS}": job, "nothing": lambda: None}
+        runs = {name: lambda _, job=job: on_device(gpu, launches.stream, [job]) for name, job in jobs.items()}
+        yield from rows("single kernels", size, runs, plan, chunks=chunks)

@@ -1,16 +1,14 @@
 """How much a matrix product is slowed by sealed data that streams in beside it."""
 
-from __future__ import annotations
-
 import threading
 import time
 from contextlib import ExitStack, contextmanager
+from statistics import median_high
 
 from bench.gpu.channels import channel_on
-from bench.gpu.host_data import noise
+from bench.gpu.host_data import Pair, noise
 from bench.gpu.plan import fraction
 from bench.gpu.timing import Row, interleave
-from fastrack import Key, seal
 
 ALONE, COPYING = "nothing", "page-locked copies"
 _PATIENCE = 30
@@ -22,27 +20,28 @@ def beside(share):
     return f"to_device, sealed, share {fraction(share)}"
 
 
-def measure(gpu, plan, say):
+def measure(gpu, plan):
     """Yield rows of the time of one product, by what runs beside it, with the speed of that."""
     case = _Case(gpu, plan)
     with ExitStack() as stack:
         actions = {ALONE: None, COPYING: case.copy}
         for share in plan.stream_shares:
-            actions[beside(share)] = case.stream(stack.enter_context(channel_on(gpu.driver, case.key, share=share)))
-        say(f"    {plan.matrix} x {plan.matrix}, bf16, beside: {', '.join(actions)}")
+            channel = stack.enter_context(channel_on(gpu.driver, case.pair.key, share=share))
+            actions[beside(share)] = case.pair.mover(channel)
+        print(f"    {plan.matrix} x {plan.matrix}, bf16, beside: {', '.join(actions)}")
         yield from case.rows("slowdown", actions)
 
 
-def sweep(gpu, plan, say):
+def sweep(gpu, plan):
     """Yield rows of the time of one product beside sealed data at a share of a quarter, with one setting changed."""
     case = _Case(gpu, plan)
     for setting, values in (("depth", plan.sweep_depths), ("lead", plan.sweep_leads), ("slab", plan.sweep_slabs)):
-        say(f"    {setting}: {values}")
+        print(f"    {setting}: {values}")
         with ExitStack() as stack:
             actions = {ALONE: None}
             for value in values:
-                channel = channel_on(gpu.driver, case.key, share=_SHARE, **{setting: value})
-                actions[f"{setting} {value}"] = case.stream(stack.enter_context(channel))
+                channel = channel_on(gpu.driver, case.pair.key, share=_SHARE, **{setting: value})
+                actions[f"{setting} {value}"] = case.pair.mover(stack.enter_context(channel))
             yield from case.rows("sweep beside", actions)
 
 
@@ -51,44 +50,33 @@ class _Case:
 
     def __init__(self, gpu, plan):
         self._gpu, self._plan, self._product = gpu, plan, gpu.product(plan.matrix)
-        self.key, size = Key.generate(256), plan.stream_size
-        stock = noise(size + (1 << 20))
-        self._sealed = [seal(stock[start : start + size], self.key) for start in (0, 1 << 20)]
-        self._out = [gpu.array(size) for _ in self._sealed]
-        self._locked, self._stream = gpu.host(size), gpu.stream(high_priority=True)
-        self._locked[:] = stock[:size]
-        self._pointers = [gpu.pointer(array) for array in self._out]
+        self.pair = Pair(gpu, plan.stream_size)
+        self._locked, self._stream = gpu.host(plan.stream_size), gpu.stream(high_priority=True)
+        self._locked[:] = noise(plan.stream_size)
+        self._pointers = [gpu.pointer(array) for array in self.pair.out]
 
     def copy(self, number):
-        """Copy out of page-locked memory."""
         self._gpu.upload(self._pointers[number % 2], self._locked, self._stream)
         self._gpu.wait(self._stream)
 
-    def stream(self, channel):
-        """Return what moves sealed data by this channel."""
-        return lambda number: channel.to_device(self._sealed[number % 2], out=self._out[number % 2])
-
     def rows(self, step, actions):
-        """Measure the product beside each action."""
         plan, speeds = self._plan, {name: [] for name in actions}
-        runs = {
-            name: _run(self._product, plan, plan.stream_size, action, speeds[name]) for name, action in actions.items()
-        }
+        runs = {name: _run(self._product, plan, action, speeds[name]) for name, action in actions.items()}
         found = interleave(runs, plan)
         for name, times in found.items():
-            gbps = sorted(speeds[name])[len(speeds[name]) // 2] if speeds[name] else 0.0
+            gbps = median_high(speeds[name] or [0.0])
             told = {"beside": name, "beside_gbps": gbps, "slowed": times.median / found[ALONE].median}
             yield Row(step, "matrix product", 3 * 2 * plan.matrix**2, times, told)
 
 
-def _run(product, plan, size, action, speeds):
+def _run(product, plan, action, speeds):
     def run(_):
         if action is None:
             return product.run(plan.products)
         with _repeated(action) as count:
             start, before = time.perf_counter(), count()
             taken = product.run(plan.products)
-            speeds.append(size * (count() - before) / (time.perf_counter() - start) / 1e9)
+            speeds.append(plan.stream_size * (count() - before) / (time.perf_counter() - start) / 1e9)
         return taken
 
     return run

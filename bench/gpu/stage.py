@@ -1,7 +1,5 @@
 """``python -m bench.gpu.stage PATH``: run the stage whose empty document is there, in this process."""
 
-from __future__ import annotations
-
 import faulthandler
 import sys
 from functools import cached_property
@@ -14,19 +12,7 @@ from bench.gpu.record import Record
 
 
 class Stage:
-    """Hold what the function of a stage is given.
-
-    Attributes
-    ----------
-    path : Path
-        Its document.
-    record : Record
-        Where its steps and rows go.
-    device : str
-        "cuda:N".
-    plan : Plan
-        How much is measured.
-    """
+    """Hold what the function of a stage is given: the path of its document, where rows go, the device and the plan."""
 
     def __init__(self, path, plan=None):
         self.path, self.record = path, Record(path)

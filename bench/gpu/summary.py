@@ -1,7 +1,5 @@
 """Sum up a stage in one line of JSON: how it ended, what failed, and its key figures, as many as fit."""
 
-from __future__ import annotations
-
 import json
 import re
 
@@ -110,9 +108,8 @@ def _add(told, group, name, value):
     told[group] = {**before, name: value}
     if len(_dump(told)) <= LIMIT - 20:
         return True
-    if before:
-        told[group] = before
-    else:
+    told[group] = before
+    if not before:
         del told[group]
     return False
 

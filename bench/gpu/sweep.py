@@ -1,44 +1,26 @@
 """Measure `to_device` by size of the slab and of the first slab, depth of the staging pool and share of the GPU."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 
-from bench.gpu.channels import channel_on, defaults
-from bench.gpu.host_data import noise
-from bench.gpu.plan import fraction, size_of
+from bench.gpu.channels import DEFAULTS, channel_on
+from bench.gpu.host_data import Pair
+from bench.gpu.plan import fraction
 from bench.gpu.timing import Row, interleave, wall
-from fastrack import Key, seal
 
 PATH = "to_device, sealed"
 
 
-def measure(gpu, plan, say):
-    """Rows for one setting changed at a time; all settings of a kind are measured in turn."""
-    key = Key.generate(256)
-    stock = noise(plan.sweep_size + (1 << 20))
-    sealed = [seal(stock[start : start + plan.sweep_size], key) for start in (0, 1 << 20)]
-    out = [gpu.array(plan.sweep_size) for _ in sealed]
-    standard = defaults()
-    for setting, values in (
-        ("slab", plan.sweep_slabs),
-        ("depth", plan.sweep_depths),
-        ("lead", plan.sweep_leads),
-        ("share", plan.sweep_shares),
-    ):
-        say(f"    {setting}: {', '.join(_told(setting, value) for value in values)}")
+def measure(gpu, plan):
+    pair = Pair(gpu, plan.sweep_size)
+    sizes = [("slab", plan.sweep_slabs), ("depth", plan.sweep_depths), ("lead", plan.sweep_leads)]
+    for setting, values in [*sizes, ("share", plan.sweep_shares)]:
+        print(f"    {setting}: {values}")
         with ExitStack() as stack:
             runs = {}
             for value in values:
-                channel = stack.enter_context(channel_on(gpu.driver, key, **{setting: value}))
-                runs[value] = lambda n, channel=channel: wall(channel.to_device, sealed[n % 2], out=out[n % 2])
+                move = pair.mover(stack.enter_context(channel_on(gpu.driver, pair.key, **{setting: value})))
+                runs[value] = lambda number, move=move: wall(move, number)
             found = interleave(runs, plan)
         for value, times in found.items():
-            settings = {**standard, "share": "1", setting: fraction(value) if setting == "share" else value}
+            settings = {**DEFAULTS, "share": "1", setting: fraction(value) if setting == "share" else value}
             yield Row("sweep", PATH, plan.sweep_size, times, {"varied": setting, **settings})
-
-
-def _told(setting, value):
-    if setting == "share":
-        return fraction(value)
-    return str(value) if setting == "depth" else size_of(value)

@@ -1,7 +1,5 @@
 """The targets of a GPU."""
 
-from __future__ import annotations
-
 from bench.gpu import slowdown, transfers
 from bench.gpu.plan import MIB, size_of
 from bench.metric import Metric

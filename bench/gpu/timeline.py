@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from statistics import median
 
 from bench.gpu.channels import channel_on
@@ -17,26 +18,20 @@ _RUNS = 7
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Seconds from the start of the first copy on, as pairs of start and end, a pair a slab.
-
-    seconds : what the whole call took, by the host's clock
-    fill : the share of that in which the host filled slabs
-    """
+    """Seconds from the start of the first copy on, as pairs of start and end, a pair a slab."""
 
     size: int
     copies: tuple[tuple[float, float], ...]
     opens: tuple[tuple[float, float], ...]
-    seconds: float
-    fill: float
+    seconds: float  # that the whole call took, by the host's clock
+    fill: float  # the share of that in which the host filled slabs
 
     @property
     def overlap(self):
-        """Which share of the time spent opening something was being copied at the same time."""
-        total = sum(stop - start for start, stop in self.opens)
-        both = sum(
-            max(0.0, min(stop, end) - max(start, begin)) for start, stop in self.opens for begin, end in self.copies
-        )
-        return both / total if total else 0.0
+        """Return in which share of the time spent opening something was being copied at the same time."""
+        pairs = product(self.opens, self.copies)
+        both = sum(max(0.0, min(stop, end) - max(start, begin)) for (start, stop), (begin, end) in pairs)
+        return both / _total(self.opens) if _total(self.opens) else 0.0
 
     @property
     def span(self):
@@ -49,15 +44,19 @@ class Timeline:
             "size": self.size,
             "seconds": self.seconds,
             "span": self.span,
-            "copying": sum(stop - start for start, stop in self.copies),
-            "opening": sum(stop - start for start, stop in self.opens),
+            "copying": _total(self.copies),
+            "opening": _total(self.opens),
             "overlap": self.overlap,
             "fill": self.fill,
             "slabs": slabs,
         }
 
 
-def measure(gpu, plan, say, show):
+def _total(spans):
+    return sum(stop - start for start, stop in spans)
+
+
+def measure(gpu, plan, show):
     """A row of all runs' times. The run of the median time goes to `show`."""
     key = Key.generate(256)
     sealed, out = seal(noise(plan.timeline_size), key), gpu.array(plan.timeline_size)
@@ -77,7 +76,7 @@ def measure(gpu, plan, say, show):
             raise WrongResultError("a slab was opened before it was there")
     taken = [each.seconds for each in found]
     share = median(each.overlap for each in found)
-    say(f"    {len(chosen.copies)} slabs; while {100 * share:.0f} % of the opening, something was being copied")
+    print(f"    {len(chosen.copies)} slabs; while {100 * share:.0f} % of the opening, something was being copied")
     show(chosen)
     yield Row("timeline", "to_device, sealed, with events", plan.timeline_size, Times(taken))
 

@@ -16,8 +16,7 @@ MIN_ROUNDS = 3
 class Row:
     """One figure.
 
-    step : which part measured it
-    path : what was measured
+    step, path : which part measured it, and what
     size : bytes of plaintext
     times : seconds of a run
     settings : what else it depends on
@@ -35,14 +34,8 @@ class Row:
         return self.size / self.times.median / 1e9 if self.times.median else 0.0
 
     def as_dict(self):
-        return {
-            "step": self.step,
-            "path": self.path,
-            "size": self.size,
-            **self.settings,
-            "seconds": self.times.as_dict(),
-            "gbps": self.gbps,
-        }
+        named = {"step": self.step, "path": self.path, "size": self.size, **self.settings}
+        return {**named, "seconds": self.times.as_dict(), "gbps": self.gbps}
 
 
 def interleave(runs, plan):
@@ -57,6 +50,12 @@ def interleave(runs, plan):
         if number >= MIN_ROUNDS and time.perf_counter() - start > plan.budget:
             break
     return {name: Times(taken) for name, taken in seconds.items()}
+
+
+def rows(step, size, runs, plan, **settings):
+    """Yield a row for each of the runs, measured in turns."""
+    for path, times in interleave(runs, plan).items():
+        yield Row(step, path, size, times, settings)
 
 
 def wall(action, *arguments, **options):

@@ -1,15 +1,13 @@
 """`to_device` and `to_host`, next to plain copies of as many bytes and to the bounce path. By the host's clock."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from bench.gpu.bounce import ParallelBounce, WholeBounce
 from bench.gpu.channels import channel_on
 from bench.gpu.gpu import WrongResultError
-from bench.gpu.host_data import Plains, noise, require_same, sets_of
+from bench.gpu.host_data import noise, plains_of, require_same, sets_of
 from bench.gpu.plan import size_of
-from bench.gpu.timing import Row, interleave, wall
+from bench.gpu.timing import rows, wall
 from fastrack import Key, seal, unseal
 from fastrack._crypto import memcpy as packing
 from fastrack._crypto.workers import default_threads
@@ -21,61 +19,55 @@ BOUNCE, PARALLEL_BOUNCE = "bounce", "parallel bounce"
 FILL = "host's copy into page-locked memory"
 
 
-def measure(gpu, plan, say):
-    """Rows for every size and path."""
+def measure(gpu, plan):
     key = Key.generate(256)
     stock = noise(max(plan.transfer_sizes) + (1 << 20))
     with channel_on(gpu.driver, key) as channel:
         for size in plan.transfer_sizes:
-            say(f"    {size_of(size)}")
+            print(f"    {size_of(size)}")
             case = _Case(gpu, channel, key, size, stock, plan)
-            try:
-                found = interleave(case.runs(), plan)
-                case.require_right()
-            finally:
-                case.close()
-            yield from (Row("transfers", path, size, times, {"bits": 256}) for path, times in found.items())
+            found = list(rows("transfers", size, case.runs(), plan, bits=256))
+            case.require_right()
+            yield from found
             del case
             gpu.tidy()
 
 
 class _Case:
-    """All that the paths of one size need."""
-
     def __init__(self, gpu, channel, key, size, stock, plan):
         self._gpu, self._channel, self._key = gpu, channel, key
         count = sets_of(size, plan, most=32)
-        self._stream = self._gpu.stream(high_priority=True)
-        self._plains = Plains(size, count, stock)
-        self._sealed = [seal(self._plains[n], key) for n in range(count)]
+        self._stream = gpu.stream(high_priority=True)
+        self._plains = plains_of(size, count, stock)
+        self._sealed = [seal(plain, key) for plain in self._plains]
         self._out = [gpu.array(size) for _ in range(count)]
         self._pointers = [gpu.pointer(out) for out in self._out]
-        self._locked = [self._gpu.host(size) for _ in range(min(count, 4))]
+        self._locked = [gpu.host(size) for _ in range(min(count, 4))]
         for number, locked in enumerate(self._locked):
             locked[:] = self._plains[number]
-        self._staged = self._gpu.host(self._sealed[0].chunks.size)
+        self._staged = gpu.host(self._sealed[0].chunks.size)
         self._pageable = np.zeros(size, np.uint8)
-        self._bounces = {
-            name: kind(gpu, self._stream, size)
-            for name, kind in ((BOUNCE, WholeBounce), (PARALLEL_BOUNCE, ParallelBounce))
-        }
+        bounces = {BOUNCE: WholeBounce, PARALLEL_BOUNCE: ParallelBounce}
+        self._bounces = {name: kind(gpu, self._stream, size) for name, kind in bounces.items()}
         self._messages = {name: bounce.seal(self._plains[0]) for name, bounce in self._bounces.items()}
 
     def runs(self):
         return {
-            LOCKED: lambda n: wall(self._upload, n, self._locked[n % len(self._locked)]),
-            PAGEABLE: lambda n: wall(self._upload, n, self._plains[n]),
+            LOCKED: lambda n: wall(self._upload, n, _at(self._locked, n)),
+            PAGEABLE: lambda n: wall(self._upload, n, _at(self._plains, n)),
             FILL: lambda n: wall(self._fill, n),
-            SEALED: lambda n: wall(self._channel.to_device, self._at(self._sealed, n), out=self._at(self._out, n)),
-            PLAIN: lambda n: wall(self._channel.to_device, self._plains[n], out=self._at(self._out, n)),
-            LOCKED_BACK: lambda n: wall(self._download, n, self._locked[n % len(self._locked)]),
+            SEALED: lambda n: wall(self._channel.to_device, _at(self._sealed, n), out=_at(self._out, n)),
+            PLAIN: lambda n: wall(self._channel.to_device, _at(self._plains, n), out=_at(self._out, n)),
+            LOCKED_BACK: lambda n: wall(self._download, n, _at(self._locked, n)),
             PAGEABLE_BACK: lambda n: wall(self._download, n, self._pageable),
-            BACK: lambda n: wall(self._channel.to_host, self._at(self._out, n), key=self._key),
-            **{name: lambda _, name=name: wall(self._bounce, name) for name in self._bounces},
+            BACK: lambda n: wall(self._channel.to_host, _at(self._out, n), key=self._key),
+            **{
+                name: lambda _, move=bounce.move, message=self._messages[name]: wall(move, message)
+                for name, bounce in self._bounces.items()
+            },
         }
 
     def require_right(self):
-        """What arrives in each direction is what was sent."""
         for tensor in (self._sealed[-1], self._plains[-1]):
             self._gpu.fill(self._pointers[-1], 0x5A, self._plains[-1].size, self._stream)
             self._gpu.wait(self._stream)
@@ -85,24 +77,17 @@ class _Case:
         if not np.array_equal(back, self._plains[-1]):
             raise WrongResultError("to_host: what it sealed is not what was on the device")
 
-    def close(self):
-        for bounce in self._bounces.values():
-            bounce.close()
-
-    @staticmethod
-    def _at(things, number):
-        return things[number % len(things)]
-
     def _upload(self, number, source):
-        self._gpu.upload(self._at(self._pointers, number), source, self._stream)
+        self._gpu.upload(_at(self._pointers, number), source, self._stream)
         self._gpu.wait(self._stream)
 
     def _download(self, number, target):
-        self._gpu.download(target, self._at(self._pointers, number), self._stream)
+        self._gpu.download(target, _at(self._pointers, number), self._stream)
         self._gpu.wait(self._stream)
 
     def _fill(self, number):
-        packing.copy(self._staged, self._at(self._sealed, number).chunks, default_threads())
+        packing.copy(self._staged, _at(self._sealed, number).chunks, default_threads())
 
-    def _bounce(self, name):
-        self._bounces[name].move(self._messages[name])
+
+def _at(things, number):
+    return things[number % len(things)]

@@ -5,28 +5,24 @@ the last; the header's HMAC is under the file key and so commits to it). The for
 pyrage has no call for it.
 """
 
-from __future__ import annotations
-
 import io
 
 import numpy as np
 
 from bench.peers import container
-from bench.peers.peer import Features
+from bench.peers.peer import Features, Peer
 
 
-class Age:
+class Age(Peer):
     """Its calls on file objects, which are faster here than those on bytes and need no copy of everything."""
 
-    name, package, is_read = "age (pyrage)", "pyrage", True
-    is_fresh, is_synced = True, False
+    name, package = "age (pyrage)", "pyrage"
     settings = "X25519; encrypt_io and decrypt_io, from and into the arrays' own memory"
     features = Features(
         random_access="not in this package",
         order_and_end="refused",
         key_commitment="yes",
         bounded_memory="yes",
-        gpu="no",
         other_tools="every age",
         metadata="encrypted with the rest",
     )

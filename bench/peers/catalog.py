@@ -1,7 +1,5 @@
 """The peers, in the order of the tables."""
 
-from __future__ import annotations
-
 from bench.peers.age import Age
 from bench.peers.cobblestone import Cobblestone
 from bench.peers.cryptotensors import Cryptotensors

@@ -1,7 +1,5 @@
 """The process of one peer: ``python -m bench.peers.child NAME MIB FOLDER SEED``. It does as told, line by line."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import importlib
@@ -21,13 +19,12 @@ PAGE = 4096
 
 
 def main(arguments):
-    """Answer commands, one JSON document a line each way."""
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever a package prints
     worker = Worker(*arguments)
     for line in sys.stdin:
         try:
-            reply = getattr(worker, f"do_{line.strip()}")()
+            reply = getattr(worker, f"do_{line.strip()}")() or {}
         except Exception as error:  # noqa: BLE001 - whatever it is, the table tells it
             reply = {"error": told(error)}
         replies.write(json.dumps(reply) + "\n")
@@ -73,7 +70,6 @@ class Worker:
     def do_forget(self):
         """Drop what was opened, so that no peer holds memory while another is measured."""
         self._found = None
-        return {}
 
     def do_trim(self):
         """Give back what malloc keeps, so that memory taken anew is seen to be taken."""
@@ -81,7 +77,6 @@ class Worker:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
-        return {}
 
     def do_warm(self):
         """Touch as much memory as will be needed, and give it back.
@@ -90,17 +85,14 @@ class Worker:
         second for 256 MiB, and falls on the peer that is first.
         """
         np.ones(2 * self._size * MIB, np.uint8)
-        return {}
 
     def do_flip(self):
         """Change a bit in the middle of the file."""
 
         def change(path):
-            with path.open("r+b") as file:
-                file.seek(path.stat().st_size // 2)
-                byte = file.read(1)[0]
-                file.seek(-1, os.SEEK_CUR)
-                file.write(bytes([byte ^ 1]))
+            data = np.memmap(path, np.uint8, "r+")
+            data[data.size // 2] ^= 1
+            data.flush()
 
         return self._try(change)
 
@@ -133,11 +125,11 @@ class Worker:
         """The seconds of an action, and how far the process's memory rose above where it was."""
         gc.collect()
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew: man 5 proc
-        before = status("VmRSS")
+        before = sum_of("/proc/self/status", "VmRSS:")
         start = time.perf_counter()
         action()
         seconds = time.perf_counter() - start
-        return seconds, status("VmHWM") - before
+        return seconds, sum_of("/proc/self/status", "VmHWM:") - before
 
 
 def version_of(package):
@@ -168,12 +160,10 @@ def touch(arrays):
 
 
 def files(path):
-    """The files of what was sealed."""
     return [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
 
 
 def sync(path):
-    """Have it on disk."""
     for each in files(path):
         descriptor = os.open(each, os.O_RDONLY)
         try:
@@ -183,23 +173,18 @@ def sync(path):
 
 
 def remove(path):
-    """Make room for the next file."""
     if path.is_dir():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
 
 
-def status(field):
-    """Bytes, of a line of this process's status."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) << 10
-    raise LookupError(field)
+def sum_of(path, *fields):
+    """Sum up lines of a file of proc(5), in bytes."""
+    return sum(int(line.split()[1]) << 10 for line in Path(path).read_text().splitlines() if line.startswith(fields))
 
 
 def told(error):
-    """An error in a line."""
     lines = str(error).splitlines()
     return f"{type(error).__name__}: {lines[0]}"[:200] if lines else type(error).__name__
 

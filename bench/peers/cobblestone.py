@@ -4,28 +4,24 @@ Features: c2sp.org/chunked-encryption for the format; the classes' methods (upda
 package does with it: from the start to the end only.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from bench.peers import container
-from bench.peers.peer import Features
+from bench.peers.peer import Features, Peer
 
 CONTEXT = b"fastrack bench"
 
 
-class Cobblestone:
+class Cobblestone(Peer):
     """One message on one thread. More did not help when they were tried: update_into keeps the interpreter's lock."""
 
-    name, package, is_read = "cryptography.cobblestone", "cryptography", True
-    is_fresh, is_synced = True, False
+    name, package = "cryptography.cobblestone", "cryptography"
     settings = "Cobblestone256; unbuffered files, 1 MiB at a time, update_into memory made for it"
     features = Features(
         random_access="not in this package",
         order_and_end="refused",
         key_commitment="yes",
         bounded_memory="yes",
-        gpu="no",
         other_tools="any Cobblestone",
         metadata="encrypted with the rest",
     )

@@ -1,14 +1,12 @@
 """The command."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import platform
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 
+from bench.machine import read_machine
 from bench.peers.catalog import MEASURE, PEERS
 from bench.peers.child import TENSORS
 from bench.peers.report import Report
@@ -21,25 +19,14 @@ def main(argv):
     slugs = [slug for slug in PEERS if not options.only or slug in options.only]
     with tempfile.TemporaryDirectory(prefix="fastrack-peers-", dir=options.folder) as folder:
         results = measure(slugs, options.size, options.rounds, folder)
-    report = Report(results, size=options.size, rounds=options.rounds, machine=read_machine())
+    machine = read_machine() | {"system": f"{platform.system()} {platform.release()}"}
+    report = Report(results, size=options.size, rounds=options.rounds, machine=machine)
     print(f"\n{report.text()}")
     if options.json:
         options.json.write_text(json.dumps(report.as_dict(), indent=1) + "\n", encoding="utf-8")
     if options.markdown:
         options.markdown.write_text(report.markdown(), encoding="utf-8")
     return int(any(each.slug == MEASURE and not each.is_whole for each in results))
-
-
-def read_machine():
-    """What is to be known of the machine besides its figures."""
-    from fastrack._cli import machine
-
-    return {
-        "software": machine.read_software(),
-        "system": f"{platform.system()} {platform.release()}",
-        "cpu": asdict(machine.read_cpu()),
-        "memory": asdict(machine.read_memory()),
-    }
 
 
 def _parse(argv):
@@ -61,7 +48,6 @@ def _parse(argv):
 
 
 def _size(text):
-    size = int(text)
-    if size < 1:
-        raise argparse.ArgumentTypeError(f"must be 1 or more, not {size}: it is divided into {TENSORS} tensors")
-    return size
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, not {text}: it is divided into {TENSORS} tensors")
+    return int(text)

@@ -1,7 +1,5 @@
 """What the ciphers for bytes are given: a safetensors header and the bytes of the arrays, with nothing copied."""
 
-from __future__ import annotations
-
 import json
 import math
 from itertools import accumulate
@@ -26,7 +24,6 @@ def header(arrays):
 
 
 def pieces(arrays):
-    """All of it, piece by piece."""
     yield memoryview(header(arrays))
     for array in arrays.values():
         memory = memoryview(array).cast("B")
@@ -35,7 +32,6 @@ def pieces(arrays):
 
 
 def describe(text):
-    """Names to dtype and shape, of a header's JSON."""
     return {name: (DTYPES[entry["dtype"]], tuple(entry["shape"])) for name, entry in json.loads(text).items()}
 
 

@@ -1,7 +1,5 @@
 """The children, as the process that measures sees them: alive all along, and told when it is their turn."""
 
-from __future__ import annotations
-
 import json
 import os
 import select
@@ -13,7 +11,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from bench.machine import ROOT
+from bench.peers.child import sum_of
 
 
 class DeadError(Exception):
@@ -34,12 +33,7 @@ class Child:
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )
 
-    @property
-    def pid(self):
-        return self._process.pid
-
     def ask(self, command):
-        """Have it do something, and wait for its answer."""
         try:
             self._process.stdin.write(command.encode() + b"\n")
             self._process.stdin.flush()
@@ -62,11 +56,13 @@ class Child:
         Pages of a mapped file belong to the page cache and do not count, those of its own children do. Looked up about
         every millisecond, so that something shorter may be missed.
         """
-        before, most, done = owned(self.pid), [0], threading.Event()
+        pid, most, done = self._process.pid, 0, threading.Event()
+        before = owned(pid)
 
         def watch():
+            nonlocal most
             while not done.is_set():
-                most[0] = max(most[0], owned(self.pid))
+                most = max(most, owned(pid))
                 time.sleep(0.001)
 
         watcher = threading.Thread(target=watch)
@@ -76,10 +72,9 @@ class Child:
         finally:
             done.set()
             watcher.join()
-        return {**reply, "owned": max(most[0], owned(self.pid)) - before}
+        return {**reply, "owned": max(most, owned(pid)) - before}
 
     def end(self):
-        """Let it go, whatever it is doing."""
         with suppress(BrokenPipeError):
             self._process.stdin.close()
         try:
@@ -101,18 +96,11 @@ class Child:
 def owned(pid):
     """Bytes of memory that a process has for itself, and its children beside it."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
+        total = sum_of(f"/proc/{pid}/status", "RssAnon:", "RssShmem:")
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:
         return 0
-    total = _sum(status, ("RssAnon:", "RssShmem:"))
     for child in children:
-        try:
-            total += _sum(Path(f"/proc/{child}/smaps_rollup").read_text(), ("Private_Dirty:",))
-        except OSError:
-            continue
+        with suppress(OSError):
+            total += sum_of(f"/proc/{child}/smaps_rollup", "Private_Dirty:")
     return total
-
-
-def _sum(text, fields):
-    return sum(int(line.split()[1]) << 10 for line in text.splitlines() if line.startswith(fields))

@@ -6,36 +6,30 @@ with another name, dtype or shape and a file with two chunks exchanged are refus
 run tells: all of the file.
 """
 
-from __future__ import annotations
-
 import base64
 import secrets
 
-from bench.peers.peer import Features
+from bench.peers.peer import Features, Peer, as_torch
 
 
-class Cryptotensors:
+class Cryptotensors(Peer):
     """AES-256-GCM, which its documentation recommends, in the chunks it has by default."""
 
-    name, package, is_read = "cryptotensors", "cryptotensors", True
-    is_fresh, is_synced = True, False
+    name, package = "cryptotensors", "cryptotensors"
     settings = "aes256gcm and ed25519 keys as JWK, format 2 with chunks of 2 MiB; torch.save_file, torch.load_file"
     features = Features(
         random_access="slices",
         order_and_end="refused",
         key_commitment="no",
         bounded_memory="reading, not writing",
-        gpu="no",
-        other_tools="no",
         metadata="signed",
     )
 
     def __init__(self):
         import cryptotensors.torch
-        import torch
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-        self._torch, self._files = torch, cryptotensors.torch
+        self._files = cryptotensors.torch
         signer = Ed25519PrivateKey.generate()
         private, public = signer.private_bytes_raw(), signer.public_key().public_bytes_raw()
         self._keys = {
@@ -45,8 +39,7 @@ class Cryptotensors:
         cryptotensors.register_direct_key_provider(keys=list(self._keys.values()))
 
     def seal(self, arrays, path):
-        tensors = {name: self._torch.from_numpy(array) for name, array in arrays.items()}
-        self._files.save_file(tensors, path, config=self._keys)
+        self._files.save_file(as_torch(arrays), path, config=self._keys)
 
     def open(self, path):
         return self._files.load_file(path)

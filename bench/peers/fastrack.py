@@ -3,32 +3,28 @@
 Features: docs/format.md and docs/threat-model.md, and the tests that every sentence of those has.
 """
 
-from __future__ import annotations
-
 import os
 from unittest import mock
 
 import numpy as np
 
-from bench.peers.peer import Features
-
-FEATURES = Features(
-    random_access="rows",
-    order_and_end="refused",
-    key_commitment="yes",
-    bounded_memory="yes",
-    gpu="yes; not yet run on one",
-    other_tools="safetensors and any Cobblestone",
-    metadata="authenticated",
-)
+from bench.peers.peer import Features, Peer
 
 
-class Fastrack:
+class Fastrack(Peer):
     """Into fresh memory."""
 
-    name, package, is_read, features = "fastrack", "fastrack", True, FEATURES
-    is_fresh, is_synced = True, True
+    name, package, is_synced = "fastrack", "fastrack", True
     settings = "save_file, which syncs the file to disk; load_file and to_device, all threads"
+    features = Features(
+        random_access="rows",
+        order_and_end="refused",
+        key_commitment="yes",
+        bounded_memory="yes",
+        gpu="yes; not yet run on one",
+        other_tools="safetensors and any Cobblestone",
+        metadata="authenticated",
+    )
 
     def __init__(self):
         import fastrack
@@ -43,36 +39,26 @@ class Fastrack:
             return self._fastrack.to_device(dict(file), keys=self._key, framework="torch")
 
 
-class FastrackUnsynced:
+class FastrackUnsynced(Fastrack):
     """What `save_file` takes without what the others leave out."""
 
-    name, package, is_read, features = "fastrack, not synced", "fastrack", True, FEATURES
-    is_fresh, is_synced = True, False
+    name, is_synced = "fastrack, not synced", False
     settings = "as fastrack, with os.fsync doing nothing: for the comparison, not for use"
-
-    def __init__(self):
-        self._fastrack = Fastrack()
-        self.open = self._fastrack.open
 
     def seal(self, arrays, path):
         with mock.patch.object(os, "fsync"):
-            self._fastrack.seal(arrays, path)
+            super().seal(arrays, path)
 
 
-class FastrackInto:
+class FastrackInto(Fastrack):
     """Into memory that is there already."""
 
-    name, package, is_read, features = "fastrack, out=", "fastrack", True, FEATURES
-    is_fresh, is_synced = False, True
+    name, is_fresh = "fastrack, out=", False
     settings = "as fastrack, with to_device(out=) into arrays that were filled before"
-
-    def __init__(self):
-        import fastrack
-
-        self._fastrack, self._key, self._out = fastrack, fastrack.Key.generate(), None
+    _out = None
 
     def seal(self, arrays, path):
-        self._fastrack.save_file(arrays, path, key=self._key)
+        super().seal(arrays, path)
         if self._out is None:
             self._out = {name: np.ones_like(array) for name, array in arrays.items()}
 

@@ -5,26 +5,22 @@ the Fernet specification: AES-128-CBC, then HMAC-SHA256 under the other half of 
 the half that decrypts.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from bench.peers import container
-from bench.peers.peer import Features
+from bench.peers.peer import Features, Peer
 
 
-class Fernet:
+class Fernet(Peer):
     """One token. Several on two threads took as long when they were tried."""
 
-    name, package, is_read = "Fernet", "cryptography", True
-    is_fresh, is_synced = True, False
+    name, package = "Fernet", "cryptography"
     settings = "one token of a safetensors header and the arrays; Fernet takes and gives bytes, so copies are its own"
     features = Features(
         random_access="no",
         order_and_end="refused",
         key_commitment="to half of it",
         bounded_memory="no",
-        gpu="no",
         other_tools="every Fernet",
         metadata="encrypted with the rest",
     )

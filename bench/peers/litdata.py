@@ -5,22 +5,19 @@ Fernet is AES-128-CBC and HMAC-SHA256 under two halves of a key. Tried: with two
 samples come in the other order and nothing is noticed.
 """
 
-from __future__ import annotations
-
 import os
 
-from bench.peers.peer import Features
+from bench.peers.peer import Features, Peer
 
 
-class Litdata:
+class Litdata(Peer):
     """A sample for each tensor, encrypted as its documentation shows, and a worker for each CPU both ways.
 
     Opening took 0.29 s with two workers and 0.35 s with none, 64 MiB on two CPUs; 8 MiB took 0.09 s with one worker
     and 0.05 s with none.
     """
 
-    name, package, is_read = "litdata", "litdata", True
-    is_fresh, is_synced = True, False
+    name, package = "litdata", "litdata"
     settings = (
         'FernetEncryption(level="sample"); optimize(chunk_bytes="64MB") with a forked worker for each CPU; '
         "StreamingDataLoader of its samples one by one, with a worker for each CPU"
@@ -30,8 +27,6 @@ class Litdata:
         order_and_end="samples can be exchanged",
         key_commitment="to half of it",
         bounded_memory="sample by sample",
-        gpu="no",
-        other_tools="no",
         metadata="names encrypted, index in the clear",
     )
 

@@ -3,18 +3,15 @@
 Features: the documentation of numpy.lib.format and numpy.load, and the trials of every run.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
-from bench.peers.peer import Features
+from bench.peers.peer import Features, Peer
 
 
-class Numpy:
+class Numpy(Peer):
     """A folder with a file for each array."""
 
-    name, package, is_read = "np.load", "numpy", True
-    is_fresh, is_synced = True, False
+    name, package = "np.load", "numpy"
     settings = "np.save of each array into a file of its own; np.load"
     features = Features(
         random_access="rows, with mmap_mode",

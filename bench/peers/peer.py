@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any, Protocol
-
-Arrays = Mapping[str, Any]  # names to numpy arrays, or to what numpy.asarray makes an array of without a copy
+from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Features:
     """What holds beyond speed, each in a few words. Every peer's file says where it was read or how it was tried."""
 
@@ -18,8 +13,8 @@ class Features:
     order_and_end: str
     key_commitment: str
     bounded_memory: str
-    gpu: str
-    other_tools: str
+    gpu: str = "no"
+    other_tools: str = "no"
     metadata: str
 
 
@@ -32,22 +27,23 @@ TITLES = {
     "other_tools": "read by other tools",
     "metadata": "names, dtypes, shapes",
 }
-assert [field.name for field in fields(Features)] == list(TITLES)
 
 
-class Peer(Protocol):
-    """One way to keep tensors in a file."""
+class Peer:
+    """One way to keep tensors in a file.
 
-    name: str
-    package: str  # the distribution whose version is told
-    settings: str
-    features: Features
-    is_read: bool  # whether `open` brings every byte into memory of the process; a map alone does not
-    is_fresh: bool  # whether what `open` gives is memory of the process that it did not have before
-    is_synced: bool  # whether `seal` returns when the file is on disk
+    Each has a `name`, the `package` whose version is told, `settings` and `features`; a method `seal(arrays, path)`,
+    which writes NumPy arrays by name to a path where nothing is yet, as a file or a folder; and `open(path)`, which
+    brings all of them back, as what numpy.asarray makes an array of without a copy.
+    """
 
-    def seal(self, arrays: Arrays, path: Path) -> None:
-        """Write the arrays to a path where nothing is yet: a file, or a folder."""
+    is_read = True  # whether `open` brings every byte into memory of the process; a map alone does not
+    is_fresh = True  # whether what `open` gives is memory of the process that it did not have before
+    is_synced = False  # whether `seal` returns when the file is on disk
 
-    def open(self, path: Path) -> Arrays:
-        """Bring all of them back."""
+
+def as_torch(arrays):
+    """Return the arrays as tensors, by name, with nothing copied."""
+    import torch
+
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}

@@ -1,7 +1,5 @@
 """What was found, as tables for people and as a document for programs."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from datetime import UTC, datetime
 
@@ -9,21 +7,10 @@ from bench.peers.catalog import MEASURE, PEERS
 from bench.peers.child import MIB, TENSORS
 from bench.peers.peer import TITLES
 
-HEAD = (
-    "",
-    "seal, s",
-    "seal, on disk, s",
-    "open, s",
-    "seal, GB/s",
-    "open, GB/s",
-    "seal, memory MiB",
-    "open, memory MiB",
-    "overhead, bytes",
-    "overhead, %",
-    "seal, times fastrack's",
-    "on disk, times fastrack's",
-    "open, times fastrack's",
-)
+HEAD = ["", "seal, s", "seal, on disk, s", "open, s", "seal, GB/s", "open, GB/s", "seal, memory MiB"]
+HEAD += ["open, memory MiB", "overhead, bytes", "overhead, %", "seal, times fastrack's", "on disk, times fastrack's"]
+HEAD += ["open, times fastrack's"]
+FEATURES = ("", "a bit changed", "a page cut off", *TITLES.values())
 NOTES = """\
 Medians, the peers in turns, each after it has touched as much memory as it will need and given it back: a virtual
 machine may have to ask its host for memory first. Files are in the page cache when they are opened. "on disk": with an
@@ -35,8 +22,6 @@ timed; pages of a mapped file do not count. "times fastrack's": above 1, fastrac
 
 
 class Report:
-    """Results with the machine and the settings they are of."""
-
     def __init__(self, results, *, size, rounds, machine):
         self.results, self._size, self._rounds, self._machine = results, size, rounds, machine
         self._now = datetime.now(UTC)
@@ -51,7 +36,7 @@ class Report:
             "tensors": TENSORS,
             "rounds": self._rounds,
             "machine": self._machine,
-            "peers": [{**each.as_dict(), "features": asdict(PEERS[each.slug].features)} for each in self.results],
+            "peers": [{**asdict(each), "features": asdict(PEERS[each.slug].features)} for each in self.results],
         }
 
     def title(self):
@@ -63,7 +48,7 @@ class Report:
         )
 
     def figures(self):
-        """The rows of the table of figures; a peer without figures says why."""
+        """Return the rows of the table of figures; a peer without figures says why."""
         return [self._figures(each) for each in self.results]
 
     def settings(self):
@@ -79,46 +64,33 @@ class Report:
         return list(rows.values())
 
     def text(self):
-        return "\n\n".join(
-            (
-                self.title(),
-                _columns("figures", HEAD, self.figures()),
-                NOTES,
-                _columns("settings", ("", "version", ""), self.settings(), left=3),
-                _columns("features", _feature_head(), self.features(), left=10),
-            )
-        )
+        figures = _columns("figures", HEAD, self.figures())
+        settings = _columns("settings", ("", "version", ""), self.settings(), left=3)
+        features = _columns("features", FEATURES, self.features(), left=10)
+        return f"{self.title()}\n\n{figures}\n\n{NOTES}\n\n{settings}\n\n{features}"
 
     def markdown(self):
-        return (
-            "\n\n".join(
-                (
-                    self.title() + ".",
-                    _pipes(HEAD, self.figures()),
-                    NOTES,
-                    _pipes(("", "version", "settings"), self.settings(), left=3),
-                    _pipes(_feature_head(), self.features(), left=10),
-                )
-            )
-            + "\n"
-        )
+        figures = _pipes(HEAD, self.figures())
+        settings = _pipes(("", "version", "settings"), self.settings(), left=3)
+        features = _pipes(FEATURES, self.features(), left=10)
+        return f"{self.title()}.\n\n{figures}\n\n{NOTES}\n\n{settings}\n\n{features}\n"
 
     def _figures(self, result):
         if not result.is_whole:
             return (result.name, f"not measured: {result.error or 'no round was run'}", *[""] * (len(HEAD) - 2))
         nbytes = self._size * MIB
         over = result.bytes - nbytes
-        speed = f"{nbytes / result.median('open') / 1e9:.2f}" if result.is_read else "reads nothing"
+        seconds = {what: result.median(what) for what in ("seal", "synced", "open")}
         return (
             result.name,
-            *(f"{result.median(what):.3f}" for what in ("seal", "synced", "open")),
-            f"{nbytes / result.median('seal') / 1e9:.2f}",
-            speed,
+            *(f"{each:.3f}" for each in seconds.values()),
+            f"{nbytes / seconds['seal'] / 1e9:.2f}",
+            f"{nbytes / seconds['open'] / 1e9:.2f}" if result.is_read else "reads nothing",
             f"{result.seal_owned / MIB:.0f}",
             f"{_beyond(result, nbytes) / MIB:.0f}",
             f"{over}",
             f"{100 * over / nbytes:.3f}",
-            *(self._factor(result, what) for what in ("seal", "synced", "open")),
+            *(self._factor(result, what) for what in seconds),
         )
 
     def _factor(self, result, what):
@@ -132,26 +104,15 @@ def _beyond(result, nbytes):
     return max(0, result.open_owned - nbytes * PEERS[result.slug].is_fresh)
 
 
-def _feature_head():
-    return ("", "a bit changed", "a page cut off", *TITLES.values())
-
-
 def _columns(title, head, rows, left=1):
     """Columns for a terminal, the first ones to the left. A cell that says why there are no figures may run on."""
     lines = [head, *rows]
     widths = [max(len(line[at]) for line in lines if any(line[2:])) for at in range(len(head))]
-    drawn = []
-    for line in lines:
-        cells = [
-            cell.ljust(width) if at < left else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        drawn.append("  " + "  ".join(cells).rstrip())
-    return "\n".join([title, *drawn])
+    form = "  ".join(f"{{:{'<' if at < left else '>'}{width}}}" for at, width in enumerate(widths))
+    return "\n".join([title, *(f"  {form.format(*line)}".rstrip() for line in lines)])
 
 
 def _pipes(head, rows, left=1):
-    """A table in Markdown."""
     rule = [":--" if at < left else "--:" for at in range(len(head))]
     lines = [head, rule, *([cell.replace("|", "\\|") for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 
 from bench.peers.catalog import PEERS
@@ -32,6 +33,11 @@ class Result:
     cut: str = ""
     notes: dict[str, str] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, slug):
+        peer = PEERS[slug]
+        return cls(slug, peer.name, peer.settings, peer.is_read)
+
     @property
     def is_whole(self):
         return not self.error and bool(self.open)
@@ -39,14 +45,10 @@ class Result:
     def median(self, what):
         return median(getattr(self, what))
 
-    def as_dict(self):
-        return asdict(self)
-
 
 def measure(slugs, size, rounds, folder, *, seed=0, say=print, child=Child):
-    """A `Result` for each of the named peers."""
     crew = {slug: child(slug, size, folder, seed) for slug in slugs}
-    results = {slug: _begin(slug) for slug in slugs}
+    results = {slug: Result.of(slug) for slug in slugs}
     turns, shuffler = list(slugs), random.Random(seed)
 
     def each(action):
@@ -68,18 +70,13 @@ def measure(slugs, size, rounds, folder, *, seed=0, say=print, child=Child):
             say(f"round {number + 1} of {rounds}")
             shuffler.shuffle(turns)  # so that no peer always follows the same one
             each(_seal)
-            each(_open if number + 1 < rounds else _open_and_compare)
+            each(partial(_open, is_last=number + 1 == rounds))
         say("each with a bit changed, and with a page cut off")
         each(_tamper)
     finally:
         for each_child in crew.values():
             each_child.end()
     return list(results.values())
-
-
-def _begin(slug):
-    peer = PEERS[slug]
-    return Result(slug, peer.name, peer.settings, peer.is_read)
 
 
 def _start(child, result):
@@ -108,17 +105,12 @@ def _seal(child, result):
     result.synced.append(reply["synced"])
 
 
-def _open(child, result):
+def _open(child, result, *, is_last):
+    """Open, and the last time compare what came, after the time was taken."""
     child.ask("warm")
     result.open.append(child.ask("open")["seconds"])
-    child.ask("forget")
-
-
-def _open_and_compare(child, result):
-    """The last time that is taken: that what came is right is found out after it."""
-    child.ask("warm")
-    result.open.append(child.ask("open")["seconds"])
-    _compare(child)
+    if is_last:
+        _compare(child)
     child.ask("forget")
 
 

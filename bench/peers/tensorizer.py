@@ -6,16 +6,13 @@ Poly1305 commits to no key. Tensors can be had one by one (lazy_load). libsodium
 tensors whose names are exchanged open as each other.
 """
 
-from __future__ import annotations
-
-from bench.peers.peer import Features
+from bench.peers.peer import Features, Peer, as_torch
 
 
-class Tensorizer:
+class Tensorizer(Peer):
     """A random key, which its documentation prefers; reading with as many threads as it chooses."""
 
-    name, package, is_read = "tensorizer", "tensorizer", True
-    is_fresh, is_synced = True, False
+    name, package = "tensorizer", "tensorizer"
     settings = (
         "EncryptionParams.random, TensorSerializer.write_state_dict; TensorDeserializer, which chooses the number of "
         "readers; plaid_mode has no effect in this version"
@@ -25,21 +22,18 @@ class Tensorizer:
         order_and_end="not protected, it says",
         key_commitment="no",
         bounded_memory="tensor by tensor",
-        gpu="no",
-        other_tools="no",
         metadata="in the clear, not authenticated",
     )
 
     def __init__(self):
         import tensorizer
-        import torch
 
-        self._tensorizer, self._torch = tensorizer, torch
+        self._tensorizer = tensorizer
         self._key = tensorizer.EncryptionParams.random()
 
     def seal(self, arrays, path):
         serializer = self._tensorizer.TensorSerializer(path, encryption=self._key)
-        serializer.write_state_dict({name: self._torch.from_numpy(array) for name, array in arrays.items()})
+        serializer.write_state_dict(as_torch(arrays))
         serializer.close()
 
     def open(self, path):

@@ -5,26 +5,22 @@ salt and HKDF give each file its key, with no commitment to it), and the docstri
 streams are "readable but not seekable".
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from bench.peers import container
-from bench.peers.peer import Features
+from bench.peers.peer import Features, Peer
 
 
-class Tink:
+class Tink(Peer):
     """The largest segments of its templates, and as much in a call."""
 
-    name, package, is_read = "Tink streaming AEAD", "tink", True
-    is_fresh, is_synced = True, False
+    name, package = "Tink streaming AEAD", "tink"
     settings = "AES256_GCM_HKDF_1MB; unbuffered files, 1 MiB at a time, readinto the arrays' own memory"
     features = Features(
         random_access="not in Python",
         order_and_end="refused",
         key_commitment="no",
         bounded_memory="yes",
-        gpu="no",
         other_tools="Tink in other languages",
         metadata="encrypted with the rest",
     )

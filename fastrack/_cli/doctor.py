@@ -114,7 +114,7 @@ _PROTECTED = (
 )
 _ALWAYS = (
     "Names, dtypes, shapes and sizes are visible in the file; the parts that are read, and when, to the host.",
-    "An older version of a whole file is accepted as genuine: compare the file id that `fastrack inspect` shows.",
+    "An older version of a whole file is accepted as genuine: compare the file id that `fastrack verify` prints.",
 )
 
 

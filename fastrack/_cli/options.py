@@ -15,7 +15,7 @@ Expect = Annotated[
     typer.Option(metavar="NAME", help="Fail unless this tensor is in the file, and sealed; may be repeated."),
 ]
 FileId = Annotated[
-    str | None, typer.Option("--file-id", metavar="ID", help="Fail unless the file has this id, which `inspect` shows.")
+    str | None, typer.Option("--file-id", metavar="ID", help="Fail unless the file has this id, which `verify` prints.")
 ]
 KeyFile = Annotated[str | None, typer.Option("--key", metavar="KEY", help=KEY_HELP)]
 KeyFiles = Annotated[

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,24 +14,29 @@ from fastrack._crypto.cobblestone import CHUNK_SIZE, MAX_CHUNKS, TAG_SIZE, Messa
 Bytes = npt.NDArray[np.uint8]
 
 
-class KeySchedule(Protocol):
-    """A message key, expanded by an engine for its own use. Call `wipe` after the last chunk of the message."""
+class KeySchedule(ABC):
+    """A message key, expanded by an engine for its own use. Call `wipe` after the last chunk of the message.
 
+    `wipe` must also work on an object whose `__init__` raised.
+    """
+
+    @abstractmethod
     def wipe(self) -> None: ...
+
+    def __del__(self) -> None:
+        self.wipe()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a key schedule holds a secret and cannot be pickled")
 
 
 @dataclass(frozen=True, slots=True)
 class GatherPlan:
-    """A list of byte ranges of chunks, and the offsets in the result that they are copied to.
+    """A list of byte ranges of chunks, and the offsets in the result that they are copied to."""
 
-    chunks : int64 (n,), numbers of the chunks to open, without duplicates
-    starts : int64 (n + 1,), the ranges of chunk `i` are `table[starts[i]:starts[i + 1]]`
-    table : int64 (m, 3), offset in the chunk, offset in the result, length; in bytes
-    """
-
-    chunks: npt.NDArray[np.int64]
-    starts: npt.NDArray[np.int64]
-    table: npt.NDArray[np.int64]
+    chunks: npt.NDArray[np.int64]  # (n,): numbers of the chunks to open, without duplicates
+    starts: npt.NDArray[np.int64]  # (n + 1,): the ranges of chunk `i` are `table[starts[i]:starts[i + 1]]`
+    table: npt.NDArray[np.int64]  # (m, 3): offset in the chunk, offset in the result, length; in bytes
 
 
 class Engine(Protocol):
@@ -60,10 +66,7 @@ class Engine(Protocol):
 def chunks_between(sealed: int, plain: int, first: int = 0) -> int:
     """Return the number of chunks of a run of `sealed` bytes with tags and `plain` bytes without.
 
-    Raises
-    ------
-    ValueError
-        If no run of chunks from `first` on has these sizes. Native code relies on this check.
+    Raise ValueError if no run of chunks from `first` on has these sizes. Native code relies on this check.
     """
     count, remainder = divmod(sealed - plain, TAG_SIZE)
     if remainder or count < 0 or not (count - 1) * CHUNK_SIZE <= plain <= count * CHUNK_SIZE:
@@ -74,12 +77,9 @@ def chunks_between(sealed: int, plain: int, first: int = 0) -> int:
 
 
 def check_buffers(source: Bytes, target: Bytes | None = None) -> None:
-    """Raise unless buffers are one-dimensional, contiguous `uint8` arrays, and the target is writable.
+    """Raise ValueError unless buffers are one-dimensional, contiguous `uint8` arrays, and the target is writable.
 
-    Raises
-    ------
-    ValueError
-        If one is not. Native code relies on this check.
+    Native code relies on this check.
     """
     for array in (source,) if target is None else (source, target):
         if array.dtype != np.uint8 or array.ndim != 1 or not array.flags.c_contiguous:
@@ -89,12 +89,9 @@ def check_buffers(source: Bytes, target: Bytes | None = None) -> None:
 
 
 def check_plan(plan: GatherPlan, sealed: int, plain: int, target: int) -> None:
-    """Raise if a plan reaches outside its message of `plain` bytes or its result of `target` bytes.
+    """Raise ValueError if a plan reaches outside its message of `plain` bytes or its result of `target` bytes.
 
-    Raises
-    ------
-    ValueError
-        If it does. Native code relies on this check.
+    Native code relies on this check.
     """
     chunks, starts, table = plan.chunks, plan.starts, plan.table
     count = chunks_between(sealed, plain)
@@ -106,3 +103,8 @@ def check_plan(plan: GatherPlan, sealed: int, plain: int, target: int) -> None:
         if gather.is_inside(chunks, starts, table, count, plain, target):
             return
     raise ValueError("expected a gather plan inside its message and its result, got one that reaches outside")
+
+
+def address(array: npt.NDArray[Any]) -> int:
+    """Return the address of the first byte of an array."""
+    return int(array.__array_interface__["data"][0])

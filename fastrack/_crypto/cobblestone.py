@@ -24,24 +24,15 @@ from fastrack.errors import AuthenticationError, ClosedError, FormatError
 
 Bytes = bytes | bytearray | memoryview
 
-CHUNK_SIZE: Final = 16384
-"""Bytes of plaintext in every chunk except the last."""
-TAG_SIZE: Final = 16
-"""Bytes of the AES-GCM tag that ends every chunk."""
-SEALED_CHUNK_SIZE: Final = CHUNK_SIZE + TAG_SIZE
-"""Bytes from the start of one chunk to the start of the next."""
-SALT_SIZE: Final = 24
-"""Bytes of the random salt at the start of a message."""
-COMMITMENT_SIZE: Final = 32
-"""Bytes of the key commitment after the salt."""
-HEADER_SIZE: Final = SALT_SIZE + COMMITMENT_SIZE
-"""Bytes before the first chunk."""
-NONCE_SIZE: Final = 12
-"""Bytes of an AES-GCM nonce."""
-MAX_CHUNKS: Final = 2**38
-"""The largest number of chunks of a message: chunk numbers have 38 bits."""
-MAX_PLAIN_SIZE: Final = MAX_CHUNKS * CHUNK_SIZE - 1
-"""The largest plaintext of a message in bytes, one less than 4 PiB."""
+CHUNK_SIZE: Final = 16384  # bytes of plaintext in every chunk except the last
+TAG_SIZE: Final = 16  # bytes of the AES-GCM tag that ends every chunk
+SEALED_CHUNK_SIZE: Final = CHUNK_SIZE + TAG_SIZE  # bytes from the start of one chunk to the start of the next
+SALT_SIZE: Final = 24  # bytes of the random salt at the start of a message
+COMMITMENT_SIZE: Final = 32  # bytes of the key commitment after the salt
+HEADER_SIZE: Final = SALT_SIZE + COMMITMENT_SIZE  # bytes before the first chunk
+NONCE_SIZE: Final = 12  # bytes of an AES-GCM nonce
+MAX_CHUNKS: Final = 2**38  # the largest number of chunks of a message: chunk numbers have 38 bits
+MAX_PLAIN_SIZE: Final = MAX_CHUNKS * CHUNK_SIZE - 1  # the largest plaintext of a message in bytes, one less than 4 PiB
 
 _AEADS = {16: b"AEAD_AES_128_GCM", 32: b"AEAD_AES_256_GCM"}
 _LABEL = b"c2sp.org/chunked-encryption@v1+"
@@ -51,12 +42,8 @@ _SHA512 = SHA512()
 class MessageKey:
     """The secrets of one message: its AES key and its base nonce, overwritten when the object is deleted.
 
-    Parameters
-    ----------
-    material : bytearray
-        The AES key (16 or 32 bytes), then the base nonce (12 bytes). Owned from now on and wiped later, not copied.
-    commitment : bytes
-        The 32 bytes in the header of the message; empty in raw mode.
+    `material` is the AES key (16 or 32 bytes), then the base nonce (12 bytes); it is owned from now on and wiped later,
+    not copied. `commitment` is the 32 bytes in the header of the message, empty in raw mode.
     """
 
     __slots__ = ("_material", "_wiped", "commitment")
@@ -72,19 +59,9 @@ class MessageKey:
 
     @classmethod
     def raw(cls, key: Bytes, nonce: Bytes) -> Self:
-        """Return the message key of raw mode, from a key and a base nonce that both parties share.
+        """Return the message key of raw mode, from a key (16 or 32 bytes) and a base nonce (12) that both sides share.
 
-        Parameters
-        ----------
-        key : bytes-like
-            16 or 32 bytes.
-        nonce : bytes-like
-            12 bytes. A (key, nonce) pair must never seal two messages.
-
-        Raises
-        ------
-        FormatError
-            If either has another length.
+        A (key, nonce) pair must never seal two messages. Raise FormatError if either has another length.
         """
         if len(key) not in _AEADS or len(nonce) != NONCE_SIZE:
             raise FormatError(f"expected a key of 16 or 32 bytes and a nonce of 12, got {len(key)} and {len(nonce)}")
@@ -99,10 +76,7 @@ class MessageKey:
     def material(self) -> bytearray:
         """The AES key, then the base nonce: 28 or 44 bytes, the buffer itself. It must not be copied.
 
-        Raises
-        ------
-        ClosedError
-            If the key has been wiped.
+        Raise ClosedError if the key has been wiped.
         """
         if self._wiped:
             raise ClosedError("expected a message key, got a wiped one; derive it again from the header of its message")
@@ -138,24 +112,9 @@ class MessageKey:
 def derive(secret: Bytes, salt: Bytes, context: Bytes) -> MessageKey:
     """Derive a message key and its commitment with HKDF-Expand-SHA-512, as c2sp.org/chunked-encryption specifies.
 
-    Parameters
-    ----------
-    secret : bytes-like
-        The owner's key: 16 bytes for Cobblestone-128, 32 bytes for Cobblestone-256.
-    salt : bytes-like
-        24 bytes: new and random to seal a message; the first bytes of a message to open it.
-    context : bytes-like
-        The data that the message is bound to; any length.
-
-    Returns
-    -------
-    MessageKey
-        The message key, with its commitment.
-
-    Raises
-    ------
-    FormatError
-        If the secret or the salt has another length, or the secret is all zeros.
+    `secret` is the owner's key: 16 bytes for Cobblestone-128, 32 bytes for Cobblestone-256. `salt` has 24 bytes: new
+    and random to seal a message; the first bytes of a message to open it. `context` is the data that the message is
+    bound to, of any length. Raise FormatError if the secret or the salt has another length, or the secret is all zeros.
     """
     size = len(secret)
     aead = _AEADS.get(size)
@@ -183,28 +142,11 @@ def derive(secret: Bytes, salt: Bytes, context: Bytes) -> MessageKey:
 
 
 def open_header(header: Bytes, secret: Bytes, context: Bytes) -> MessageKey:
-    """Derive the key of a message from its header, and check the commitment in the header.
+    """Derive the key of a message from its header, its first 56 bytes, and check the commitment in the header.
 
-    Parameters
-    ----------
-    header : bytes-like
-        The first 56 bytes of the message.
-    secret : bytes-like
-        The owner's key: 16 or 32 bytes.
-    context : bytes-like
-        The data that the message was bound to when it was sealed.
-
-    Returns
-    -------
-    MessageKey
-        The key that opens the chunks of this message.
-
-    Raises
-    ------
-    AuthenticationError
-        If the key or the context differs, or the header was altered. No chunk has been decrypted.
-    FormatError
-        If the header or the secret has another length.
+    `context` is the data that the message was bound to when it was sealed. Raise AuthenticationError if the key or the
+    context differs, or the header was altered; no chunk has been decrypted then. Raise FormatError if the header or the
+    secret has another length.
     """
     if len(header) != HEADER_SIZE:
         raise FormatError(f"expected a header of {HEADER_SIZE} bytes, got {len(header)}: the message was cut short")
@@ -222,15 +164,7 @@ def open_header(header: Bytes, secret: Bytes, context: Bytes) -> MessageKey:
 def chunk_count(plain_size: int) -> int:
     """Return the number of chunks of a message: at least one, as the last is always shorter than 16 KiB.
 
-    Parameters
-    ----------
-    plain_size : int
-        Bytes of plaintext.
-
-    Raises
-    ------
-    FormatError
-        If it is negative, or larger than `MAX_PLAIN_SIZE`.
+    Raise FormatError if the plaintext is larger than `MAX_PLAIN_SIZE`, or its size negative.
     """
     if not 0 <= plain_size <= MAX_PLAIN_SIZE:
         raise FormatError(f"expected a message of 0 to {MAX_PLAIN_SIZE} bytes, got {plain_size}: split the tensor")
@@ -250,10 +184,7 @@ def ciphertext_size(plain_size: int) -> int:
 def plain_size(message_size: int) -> int:
     """Return the size of the plaintext in a message of `message_size` bytes.
 
-    Raises
-    ------
-    FormatError
-        If no message has that size: it was cut short, or something follows it.
+    Raise FormatError if no message has that size: it was cut short, or something follows it.
     """
     if message_size < HEADER_SIZE + TAG_SIZE:
         raise FormatError(
@@ -265,10 +196,7 @@ def plain_size(message_size: int) -> int:
 def raw_plain_size(ciphertext_size: int) -> int:
     """Return the size of the plaintext in `ciphertext_size` bytes of chunks, without a header.
 
-    Raises
-    ------
-    FormatError
-        If no run of chunks has that size: the last must have a tag, and be shorter than the others.
+    Raise FormatError if no run of chunks has that size: the last must have a tag, and be shorter than the others.
     """
     full, last = divmod(ciphertext_size, SEALED_CHUNK_SIZE)
     if last < TAG_SIZE or not 0 <= full < MAX_CHUNKS:
@@ -286,17 +214,7 @@ def chunk_offset(chunk: int) -> int:
 def chunk_nonce(base: Bytes, chunk: int) -> bytes:
     """Return the AES-GCM nonce of a chunk: the base nonce XOR the chunk number, big-endian in the last 38 bits.
 
-    Parameters
-    ----------
-    base : bytes-like
-        The base nonce, 12 bytes.
-    chunk : int
-        The chunk number, from 0.
-
-    Raises
-    ------
-    FormatError
-        If the base nonce has another length, or the chunk number more than 38 bits.
+    Raise FormatError if the base nonce has another length than 12 bytes, or the chunk number more than 38 bits.
     """
     if len(base) != NONCE_SIZE or not 0 <= chunk < MAX_CHUNKS:
         raise FormatError(
@@ -306,20 +224,10 @@ def chunk_nonce(base: Bytes, chunk: int) -> bytes:
 
 
 def iter_segments(plain_size: int, limit: int) -> Iterator[tuple[int, int]]:
-    """Split a message into segments of whole chunks.
+    """Split a message into segments of up to `limit` bytes of plaintext, a multiple of 16384.
 
-    Parameters
-    ----------
-    plain_size : int
-        Bytes of plaintext of the message.
-    limit : int
-        The largest plaintext of a segment in bytes; a multiple of 16384.
-
-    Yields
-    ------
-    first, size : int
-        The number of its first chunk, and the size of its plaintext. The last segment ends the message, and is empty
-        if the message is.
+    Yield the number of the first chunk of each, and the size of its plaintext. The last segment ends the message, and
+    is empty if the message is.
     """
     for start in range(0, plain_size + 1, limit):
         size = min(limit, plain_size - start)

@@ -17,16 +17,11 @@ ENGINE_VARIABLE = "FASTRACK_ENGINE"
 
 @dataclass(frozen=True, slots=True)
 class SelectedEngine:
-    """The engine of this process, and the reason for it.
-
-    name : the engine's name
-    forced : True if the environment variable `FASTRACK_ENGINE` names it
-    fault : the failed test of a faster engine that it replaces, or None
-    """
+    """The engine of this process, and the reason for it."""
 
     name: str
-    forced: bool = False
-    fault: str | None = None
+    forced: bool = False  # True if the environment variable `FASTRACK_ENGINE` names it
+    fault: str | None = None  # the failed test of a faster engine that it replaces
 
 
 def available_engines() -> tuple[str, ...]:
@@ -40,12 +35,8 @@ def available_engines() -> tuple[str, ...]:
 def get_engine(name: str | None = None, *, threads: int | None = None) -> Engine:
     """Return the engine of that name, or the selected one; one instance for each number of threads.
 
-    Raises
-    ------
-    ValueError
-        If this machine cannot run it.
-    DeviceError
-        If it fails its known-answer test, or `FASTRACK_ENGINE` names one that this machine cannot run.
+    Raise ValueError if this machine cannot run it. Raise DeviceError if it fails its known-answer test, or if
+    `FASTRACK_ENGINE` names one that this machine cannot run.
     """
     return _make(name or selected_engine().name, threads or default_threads())
 
@@ -54,12 +45,8 @@ def get_engine(name: str | None = None, *, threads: int | None = None) -> Engine
 def selected_engine() -> SelectedEngine:
     """Select the engine of this process: that of `FASTRACK_ENGINE`, or the fastest if it passes its known-answer test.
 
-    An engine that fails is reported by one `RuntimeWarning`, and replaced by OpenSSL.
-
-    Raises
-    ------
-    DeviceError
-        If `FASTRACK_ENGINE` names an engine that this machine cannot run or that fails, or if OpenSSL fails.
+    An engine that fails is reported by one `RuntimeWarning`, and replaced by OpenSSL. Raise DeviceError if
+    `FASTRACK_ENGINE` names an engine that this machine cannot run or that fails, or if OpenSSL fails.
     """
     names = available_engines()
     forced = os.environ.get(ENGINE_VARIABLE)

@@ -10,65 +10,56 @@ from fastrack._crypto.cobblestone import CHUNK_SIZE
 from fastrack._crypto.jit import compiled
 
 
-def _make_plan(starts: Any, sizes: Any, offsets: Any) -> Any:
+@compiled
+def make_plan(starts: Any, sizes: Any, offsets: Any) -> Any:
     """Split ranges of plaintext at chunk boundaries, sort them by chunk, and return the arrays of a `GatherPlan`.
 
+    Range `i` has `sizes[i]` bytes from `starts[i]` on, and is copied to `offsets[i]` in the result; all are int64 (n,).
     Ranges that are adjacent in the message and in the result are merged before.
-
-    Parameters
-    ----------
-    starts, sizes, offsets : numpy.ndarray
-        int64 (n,). Range `i` has `sizes[i]` bytes from `starts[i]` on, and is copied to `offsets[i]` in the result.
     """
     count = 0
-    last = np.int64(-1)
-    ascending = True
     index = 0
     while index < starts.size:
-        after, size = _merged(starts, sizes, offsets, index)
+        after, size = _merge(starts, sizes, offsets, index)
         if size > 0:
-            first = starts[index] // CHUNK_SIZE
-            ascending = ascending and first >= last
-            last = (starts[index] + size - 1) // CHUNK_SIZE
-            count += last - first + 1
+            count += (starts[index] + size - 1) // CHUNK_SIZE - starts[index] // CHUNK_SIZE + 1
         index = after
 
     numbers = np.empty(count, np.int64)
     table = np.empty((count, 3), np.int64)
+    ascending = True
     row = 0
     index = 0
     while index < starts.size:
-        after, size = _merged(starts, sizes, offsets, index)
+        after, size = _merge(starts, sizes, offsets, index)
         start, stop = starts[index], starts[index] + size
         while start < stop:
             number = start // CHUNK_SIZE
             length = min(stop, (number + 1) * CHUNK_SIZE) - start
             numbers[row] = number
-            table[row, 0] = start - number * CHUNK_SIZE
-            table[row, 1] = offsets[index] + start - starts[index]
-            table[row, 2] = length
+            ascending = ascending and (row == 0 or number >= numbers[row - 1])
+            table[row] = start - number * CHUNK_SIZE, offsets[index] + start - starts[index], length
             start += length
             row += 1
         index = after
 
     if not ascending:
         order = np.argsort(numbers, kind="mergesort")
-        numbers = numbers[order]
-        table = table[order]
+        numbers, table = numbers[order], table[order]
 
     chunks = np.empty(count, np.int64)
     firsts = np.empty(count + 1, np.int64)
     unique = 0
     for row in range(count):
         if row == 0 or numbers[row] != numbers[row - 1]:
-            chunks[unique] = numbers[row]
-            firsts[unique] = row
+            chunks[unique], firsts[unique] = numbers[row], row
             unique += 1
     firsts[unique] = count
     return chunks[:unique], firsts[: unique + 1], table
 
 
-def _is_inside(chunks: Any, starts: Any, table: Any, count: int, plain: int, target: int) -> bool:
+@compiled
+def is_inside(chunks: Any, starts: Any, table: Any, count: int, plain: int, target: int) -> bool:
     """Return whether a plan of valid dtypes and shapes stays inside its message of `count` chunks and its result."""
     if starts[0] != 0 or starts[chunks.size] != len(table):
         return False
@@ -89,6 +80,7 @@ def _is_inside(chunks: Any, starts: Any, table: Any, count: int, plain: int, tar
     return True
 
 
+@compiled
 def _merge(starts: Any, sizes: Any, offsets: Any, index: int) -> Any:
     """Merge range `index` with those that continue it; return the index after them, and the merged size."""
     size = sizes[index]
@@ -97,8 +89,3 @@ def _merge(starts: Any, sizes: Any, offsets: Any, index: int) -> Any:
         size += sizes[after]
         after += 1
     return after, size
-
-
-_merged = compiled(_merge)
-make_plan = compiled(_make_plan)
-is_inside = compiled(_is_inside)

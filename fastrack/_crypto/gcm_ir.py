@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 from llvmlite import ir
 
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
-from fastrack._crypto.llvm import I1, I8, I32, I64, Emitter, compile_for, declare
+from fastrack._crypto.llvm import I1, I8, I32, I64, I128, Emitter, compile_for, declare, define, emit_loop
 
 _TARGETS = {  # by the width of the instructions: a microarchitecture level, and further features
     16: ("x86-64-v3", "+aes,+pclmul,+prfchw"),
@@ -78,19 +78,16 @@ def chunk_function(module: ir.Module, variant: Variant, name: str) -> ir.Functio
     chunk is authentic, else 0; `verify` ignores its target. Addresses, sizes and results are 64-bit integers.
     """
     build, arguments = _BUILDERS[name]
-    symbol = f"fastrack_{name}_{variant.bits}_{variant.width}_{variant.native}"
-    function = module.globals.get(symbol)
-    if function is not None:
-        return function
-    function = ir.Function(module, ir.FunctionType(I64, [I64] * arguments), symbol)
-    function.linkage = "internal"
-    compile_for(function, *_TARGETS[variant.native])
-    if name == "expand_key":
-        isolate_frame(function)
-    else:
-        clear_registers(function)  # in case it is not inlined into its run, as with `NUMBA_CPU_NAME=generic`
-    build(function, variant)
-    return function
+
+    def emit(function: ir.Function) -> None:
+        compile_for(function, *_TARGETS[variant.native])
+        if name == "expand_key":
+            isolate_frame(function)
+        else:
+            clear_registers(function)  # in case it is not inlined into its run, as with `NUMBA_CPU_NAME=generic`
+        build(function, variant)
+
+    return define(module, f"fastrack_{name}_{variant.bits}_{variant.width}_{variant.native}", arguments, emit)
 
 
 def run_function(module: ir.Module, variant: Variant, name: str) -> ir.Function:
@@ -101,42 +98,28 @@ def run_function(module: ir.Module, variant: Variant, name: str) -> ir.Function:
     is inlined, as a call for each chunk costs up to a tenth of the time. It is then compiled for this CPU, as the run
     is, and may use more registers than the variant has.
     """
-    symbol = f"fastrack_{name}_run_{variant.bits}_{variant.width}_{variant.native}"
-    function = module.globals.get(symbol)
-    if function is not None:
-        return function
     chunk = chunk_function(module, variant, name)
-    function = ir.Function(module, ir.FunctionType(I64, [I64] * 6), symbol)
-    function.linkage = "internal"
-    isolate_frame(function)
-    schedule, source, target, first, count, size = function.args
     source_step, target_step = (CHUNK_SIZE, SEALED_CHUNK_SIZE) if name == "seal" else (SEALED_CHUNK_SIZE, CHUNK_SIZE)
-    entry, loop, done = (function.append_basic_block() for _ in range(3))
-    builder = ir.IRBuilder(entry)
-    builder.branch(loop)
 
-    builder.position_at_end(loop)
-    index, bad = builder.phi(I64), builder.phi(I64)
-    index.add_incoming(ir.Constant(I64, 0), entry)
-    bad.add_incoming(count, entry)
-    source_address = builder.add(source, builder.mul(index, ir.Constant(I64, source_step)))
-    target_address = builder.add(target, builder.mul(index, ir.Constant(I64, target_step)))
-    remaining = builder.sub(size, builder.mul(index, ir.Constant(I64, CHUNK_SIZE)))
-    full = ir.Constant(I64, CHUNK_SIZE)
-    length = builder.select(builder.icmp_signed("<", remaining, full), remaining, full)
-    good = builder.call(chunk, [schedule, source_address, target_address, builder.add(first, index), length])
-    is_first = builder.and_(
-        builder.icmp_unsigned("==", good, ir.Constant(I64, 0)), builder.icmp_unsigned("==", bad, count)
-    )
-    first_bad = builder.select(is_first, index, bad)
-    next_index = builder.add(index, ir.Constant(I64, 1))
-    index.add_incoming(next_index, loop)
-    bad.add_incoming(first_bad, loop)
-    builder.cbranch(builder.icmp_unsigned("<", next_index, count), loop, done)
+    def emit(function: ir.Function) -> None:
+        isolate_frame(function)
+        schedule, source, target, first, count, size = function.args
+        builder = ir.IRBuilder(function.append_basic_block())
 
-    builder.position_at_end(done)
-    builder.ret(first_bad)
-    return function
+        def body(index: ir.Value, bad: ir.Value) -> list[ir.Value]:
+            source_address = builder.add(source, builder.mul(index, I64(source_step)))
+            target_address = builder.add(target, builder.mul(index, I64(target_step)))
+            remaining = builder.sub(size, builder.mul(index, I64(CHUNK_SIZE)))
+            is_full = builder.icmp_signed(">=", remaining, I64(CHUNK_SIZE))
+            length = builder.select(is_full, I64(CHUNK_SIZE), remaining)
+            good = builder.call(chunk, [schedule, source_address, target_address, builder.add(first, index), length])
+            is_bad = builder.icmp_unsigned("==", good, I64(0))
+            is_first = builder.and_(is_bad, builder.icmp_unsigned("==", bad, count))
+            return [builder.select(is_first, index, bad)]
+
+        builder.ret(*emit_loop(builder, count, [count], body))
+
+    return define(module, f"fastrack_{name}_run_{variant.bits}_{variant.width}_{variant.native}", 6, emit)
 
 
 def isolate_frame(function: ir.Function) -> None:
@@ -158,17 +141,15 @@ def stack_wiper(module: ir.Module) -> ir.Function:
 
     Functions that its caller called before have left their data there.
     """
-    function = module.globals.get("fastrack_wipe_stack")
-    if function is not None:
-        return function
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), []), "fastrack_wipe_stack")
-    function.linkage = "internal"
-    function.attributes.add("noinline")
-    builder = ir.IRBuilder(function.append_basic_block())
-    stack = builder.alloca(I8, STACK_SIZE)
-    fill_zero(builder, builder.ptrtoint(stack, I64), ir.Constant(I64, STACK_SIZE))
-    builder.ret_void()
-    return function
+
+    def emit(function: ir.Function) -> None:
+        function.attributes.add("noinline")
+        builder = ir.IRBuilder(function.append_basic_block())
+        stack = builder.alloca(I8, STACK_SIZE)
+        fill_zero(builder, builder.ptrtoint(stack, I64), I64(STACK_SIZE))
+        builder.ret(I64(0))
+
+    return define(module, "fastrack_wipe_stack", 0, emit)
 
 
 # Key expansion: FIPS 197 section 5.2 (round keys), SP 800-38D section 7.1 step 1 (hash key).
@@ -180,12 +161,11 @@ def _build_expand_key(function: ir.Function, variant: Variant) -> None:
     emit = Emitter(builder, 16)
     wide = Emitter(builder, 64, native=16)
 
-    keys = expand_128(emit, material) if variant.bits == 128 else expand_256(emit, material)
+    keys = expand_key(emit, material, variant.bits)
     for index, key in enumerate(keys):
         wide.store(wide.broadcast(key), schedule, _ROUND_KEYS + 64 * index, align=64)
 
-    hash_key = emit.words(0, 0)
-    hash_key = encrypt_block(emit, hash_key, keys)
+    hash_key = encrypt_block(emit, emit.words(0, 0), keys)
     first = power = emit.times_x(emit.reverse_bytes(hash_key))
     for exponent in range(1, _POWERS + 1):
         offset = (_POWERS - exponent) * 16
@@ -193,39 +173,35 @@ def _build_expand_key(function: ir.Function, variant: Variant) -> None:
         emit.store(emit.halves(power), schedule, _HASH_HALVES + offset, align=16)
         power = emit.multiply(power, first)
 
-    nonce = builder.add(material, ir.Constant(I64, variant.bits // 8))
-    low = builder.zext(builder.load(builder.inttoptr(nonce, I64.as_pointer()), align=1), ir.IntType(128))
-    rest = builder.add(nonce, ir.Constant(I64, 8))
-    high = builder.zext(builder.load(builder.inttoptr(rest, I32.as_pointer()), align=1), ir.IntType(128))
-    block = builder.or_(low, builder.shl(high, ir.Constant(high.type, 64)))
+    nonce = builder.add(material, I64(variant.bits // 8))
+    low = builder.zext(builder.load(builder.inttoptr(nonce, I64.as_pointer()), align=1), I128)
+    rest = builder.add(nonce, I64(8))
+    high = builder.zext(builder.load(builder.inttoptr(rest, I32.as_pointer()), align=1), I128)
+    block = builder.or_(low, builder.shl(high, I128(64)))
     emit.store(emit.reverse_bytes(builder.bitcast(block, emit.type)), schedule, _NONCE, align=16)
-    builder.ret(ir.Constant(I64, 1))
+    builder.ret(I64(1))
 
 
-def expand_128(emit: Emitter, material: ir.Value) -> list[ir.Value]:
-    keys = [emit.load(material)]
-    for constant in (0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80, 0x1B, 0x36):
-        keys.append(_next_key(emit, keys[-1], keys[-1], constant, word=3))
-    return keys
-
-
-def expand_256(emit: Emitter, material: ir.Value) -> list[ir.Value]:
-    keys = [emit.load(material), emit.load(material, 16)]
-    for constant in (0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40):
-        keys.append(_next_key(emit, keys[-2], keys[-1], constant, word=3))
-        keys.append(_next_key(emit, keys[-2], keys[-1], 0, word=2))
+def expand_key(emit: Emitter, material: ir.Value, bits: int) -> list[ir.Value]:
+    """Return the round keys."""
+    count = bits // 128
+    keys = [emit.load(material, 16 * index) for index in range(count)]
+    for constant in (0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80, 0x1B, 0x36)[: 10 if bits == 128 else 7]:
+        keys.append(_next_key(emit, keys[-count], keys[-1], constant, word=3))
+        if bits == 256:
+            keys.append(_next_key(emit, keys[-2], keys[-1], 0, word=2))
     return keys[:15]
 
 
 def _next_key(emit: Emitter, before: ir.Value, last: ir.Value, constant: int, word: int) -> ir.Value:
     builder = emit.builder
     assist = declare(builder.module, "llvm.x86.aesni.aeskeygenassist", ir.FunctionType(emit.type, [emit.type, I8]))
-    words = builder.bitcast(builder.call(assist, [last, ir.Constant(I8, constant)]), ir.VectorType(I32, 4))
-    mask = ir.Constant(ir.VectorType(I32, 4), [ir.Constant(I32, word)] * 4)
-    mixed = builder.bitcast(builder.shuffle_vector(words, words, mask), emit.type)
-    running = builder.bitcast(before, ir.IntType(128))
+    words = ir.VectorType(I32, 4)
+    helped = builder.bitcast(builder.call(assist, [last, I8(constant)]), words)
+    mixed = builder.bitcast(builder.shuffle_vector(helped, helped, words([word] * 4)), emit.type)
+    running = builder.bitcast(before, I128)
     for shift in (32, 64):
-        running = builder.xor(running, builder.shl(running, ir.Constant(running.type, shift)))
+        running = builder.xor(running, builder.shl(running, I128(shift)))
     return emit.xor(builder.bitcast(running, emit.type), mixed)
 
 
@@ -239,23 +215,16 @@ def encrypt_block(emit: Emitter, block: ir.Value, keys: list[ir.Value]) -> ir.Va
 # Working a chunk.
 
 
-def _build_open(function: ir.Function, variant: Variant) -> None:
+def _build_open(function: ir.Function, variant: Variant, *, writes: bool = True) -> None:
     schedule, source, target, chunk, size = function.args
     work = _Chunk(function, variant, schedule, chunk)
-    work.run(source, target, size, decrypt=True)
+    work.run(source, target if writes else None, size, decrypt=True)
     expected_tag = work.small.load(work.builder.add(source, size), once=True)
     good = work.same(work.tag(size), expected_tag)
-    with work.builder.if_then(work.builder.icmp_unsigned("==", good, ir.Constant(I64, 0)), likely=False):
-        fill_zero(work.builder, target, size)
+    if writes:
+        with work.builder.if_then(work.builder.icmp_unsigned("==", good, I64(0)), likely=False):
+            fill_zero(work.builder, target, size)
     work.builder.ret(good)
-
-
-def _build_verify(function: ir.Function, variant: Variant) -> None:
-    schedule, source, _, chunk, size = function.args
-    work = _Chunk(function, variant, schedule, chunk)
-    work.run(source, None, size, decrypt=True)
-    expected_tag = work.small.load(work.builder.add(source, size), once=True)
-    work.builder.ret(work.same(work.tag(size), expected_tag))
 
 
 def _build_seal(function: ir.Function, variant: Variant) -> None:
@@ -263,13 +232,13 @@ def _build_seal(function: ir.Function, variant: Variant) -> None:
     work = _Chunk(function, variant, schedule, chunk)
     work.run(source, target, size, decrypt=False)
     work.small.store(work.tag(size), work.builder.add(target, size))
-    work.builder.ret(ir.Constant(I64, 1))
+    work.builder.ret(I64(1))
 
 
 _BUILDERS: dict[str, tuple[Callable[[ir.Function, Variant], None], int]] = {
     "expand_key": (_build_expand_key, 2),
     "open": (_build_open, 5),
-    "verify": (_build_verify, 5),
+    "verify": (partial(_build_open, writes=False), 5),
     "seal": (_build_seal, 5),
 }
 
@@ -278,7 +247,6 @@ class _Chunk:
     """An emitter of the code of one chunk: groups of vectors first, then single blocks, then the last bytes."""
 
     def __init__(self, function: ir.Function, variant: Variant, schedule: ir.Value, chunk: ir.Value) -> None:
-        self.function = function
         self.variant = variant
         self.schedule = schedule
         self.builder = ir.IRBuilder(function.append_basic_block())
@@ -286,32 +254,32 @@ class _Chunk:
         self.wide = Emitter(self.builder, variant.width, variant.native)
         self.scratch = self.builder.alloca(I8, 16)
         # The nonce of chunk k is the base nonce XOR k, big-endian; byte-reversed, the counter is the lowest 32 bits.
-        number = self.builder.shl(self.builder.zext(chunk, ir.IntType(128)), ir.Constant(ir.IntType(128), 32))
+        number = self.builder.shl(self.builder.zext(chunk, I128), I128(32))
         base = self.small.load(schedule, _NONCE, align=16)
         self.nonce = self.small.xor(base, self.builder.bitcast(number, base.type))
         self.hash = self.small.words(0, 0)
 
     def run(self, source: ir.Value, target: ir.Value | None, size: ir.Value, *, decrypt: bool) -> None:
-        group = ir.Constant(I64, self.variant.group)
+        group = I64(self.variant.group)
         groups = self.builder.udiv(size, group)
         self._groups(source, target, groups, decrypt=decrypt)
         done = self.builder.mul(groups, group)
         remaining = self.builder.sub(size, done)
-        counter = self.builder.add(self.builder.udiv(done, ir.Constant(I64, 16)), ir.Constant(I64, 2))
+        counter = self.builder.add(self.builder.udiv(done, I64(16)), I64(2))
         source = self.builder.add(source, done)
         target = None if target is None else self.builder.add(target, done)
         self._blocks(source, target, remaining, counter, decrypt=decrypt)
 
     def tag(self, size: ir.Value) -> ir.Value:
         """Return the tag: GHASH with the length block, XOR the encrypted first counter block."""
-        bits = self.builder.zext(self.builder.shl(size, ir.Constant(I64, 3)), ir.IntType(128))
+        bits = self.builder.zext(self.builder.shl(size, I64(3)), I128)
         self._absorb(self.small.reverse_bytes(self.builder.bitcast(bits, self.small.type)))
-        mask = self._keystream(ir.Constant(I64, 1))
+        mask = self._keystream(I64(1))
         return self.small.xor(self.small.reverse_bytes(self.hash), mask)
 
     def same(self, left: ir.Value, right: ir.Value) -> ir.Value:
-        difference = self.builder.bitcast(self.small.xor(left, right), ir.IntType(128))
-        equal = self.builder.icmp_unsigned("==", difference, ir.Constant(difference.type, 0))
+        difference = self.builder.bitcast(self.small.xor(left, right), I128)
+        equal = self.builder.icmp_unsigned("==", difference, I128(0))
         return self.builder.zext(equal, I64)
 
     # The main loop. Decryption hashes the ciphertext that it reads. Encryption hashes the ciphertext of the previous
@@ -319,66 +287,37 @@ class _Chunk:
 
     def _groups(self, source: ir.Value, target: ir.Value | None, groups: ir.Value, *, decrypt: bool) -> None:
         builder, wide, variant = self.builder, self.wide, self.variant
-        entry = builder.block
-        loop, done = (self.function.append_basic_block() for _ in range(2))
         origin = wide.xor(wide.broadcast(self.small.reverse_bytes(self.nonce)), self._round_key(0))
-        seeds = [wide.zero_extend(self.hash)]
-        if not decrypt:
-            # The first iteration hashes zeros, which leave a hash of zero unchanged.
-            seeds += [wide.words(0, 0)] * _VECTORS
-        builder.cbranch(builder.icmp_unsigned(">", groups, ir.Constant(I64, 0)), loop, done)
+        # The first iteration of encryption hashes zeros, which leave a hash of zero unchanged.
+        zeros = [] if decrypt else [wide.words(0, 0)] * _VECTORS
 
-        builder.position_at_end(loop)
-        iteration = builder.phi(I64)
-        iteration.add_incoming(ir.Constant(I64, 0), entry)
-        start = builder.phi(wide.type)  # the first counter block less 2, next_start round key 0, in every lane
-        start.add_incoming(origin, entry)
-        carried = [builder.phi(wide.type) for _ in seeds]
-        for phi, seed in zip(carried, seeds, strict=True):
-            phi.add_incoming(seed, entry)
-        next_iteration = builder.add(iteration, ir.Constant(I64, 1))
-        next_start = wide.xor(origin, self._counter(builder.mul(next_iteration, ir.Constant(I64, variant.group // 16))))
-        offset = builder.mul(iteration, ir.Constant(I64, variant.group))
-        source_address = builder.add(source, offset)
-        # A vector is loaded where it is first used: all at once would not fit into the registers.
-        text = cache(lambda lane: wide.load(source_address, variant.width * lane, once=True))
-        hashing = _Hashing(wide, self.schedule, carried[0], text if decrypt else carried[1:].__getitem__)
-        if target is None:
-            for lane in _ORDER:
-                hashing.absorb(lane)
-            result = []
-        else:
+        # `start` is the first counter block less 2, XOR round key 0, in every lane.
+        def body(iteration: ir.Value, start: ir.Value, running: ir.Value, *before: ir.Value) -> list[ir.Value]:
+            blocks = builder.mul(builder.add(iteration, I64(1)), I64(variant.group // 16))
+            next_start = wide.xor(origin, self._counter(blocks))
+            offset = builder.mul(iteration, I64(variant.group))
+            source_address = builder.add(source, offset)
+            # A vector is loaded where it is first used: all at once would not fit into the registers.
+            text = cache(lambda lane: wide.load(source_address, variant.width * lane, once=True))
+            hashing = _Hashing(wide, self.schedule, running, text if decrypt else before.__getitem__)
+            if target is None:
+                return [next_start, hashing.finish()]
             target_address = builder.add(target, offset)
             self._prefetch(source_address, target_address)
             result = self._cipher(self._first_states(start, next_start), text, hashing)
             for lane, value in enumerate(result):
                 wide.store(value, target_address, variant.width * lane)
-        iteration.add_incoming(next_iteration, loop)
-        start.add_incoming(next_start, loop)
-        folded = wide.reduce_xor(hashing.finish())
-        next_values = [wide.zero_extend(folded)] + ([] if decrypt else result)
-        for phi, value in zip(carried, next_values, strict=True):
-            phi.add_incoming(value, loop)
-        builder.cbranch(builder.icmp_unsigned("<", next_iteration, groups), loop, done)
+            return [next_start, hashing.finish(), *([] if decrypt else result)]
 
-        builder.position_at_end(done)
-        ends = [builder.phi(folded.type)] + [builder.phi(wide.type) for _ in next_values[1:]]
-        for phi, seed, value in zip(ends, [self.hash, *seeds[1:]], [folded, *next_values[1:]], strict=True):
-            phi.add_incoming(seed, entry)
-            phi.add_incoming(value, loop)
-        self.hash = ends[0]
+        _, self.hash, *last = emit_loop(builder, groups, [origin, self.hash, *zeros], body)
         if not decrypt:
-            hashing = _Hashing(wide, self.schedule, wide.zero_extend(ends[0]), ends[1:].__getitem__)
-            for lane in range(_VECTORS):
-                hashing.absorb(lane)
-            self.hash = wide.reduce_xor(hashing.finish())
+            self.hash = _Hashing(wide, self.schedule, self.hash, last.__getitem__).finish()
 
     def _counter(self, number: ir.Value) -> ir.Value:
         """Return `number` at the position of the counter, big-endian, in every lane."""
         swap = declare(self.builder.module, "llvm.bswap.i32", ir.FunctionType(I32, [I32]))
         swapped = self.builder.call(swap, [self.builder.trunc(number, I32)])
-        words = ir.Constant(ir.VectorType(I32, 4), [ir.Constant(I32, 0)] * 4)
-        block = self.builder.insert_element(words, swapped, ir.Constant(I32, 3))
+        block = self.builder.insert_element(ir.VectorType(I32, 4)([0] * 4), swapped, I32(3))
         return self.wide.broadcast(self.builder.bitcast(block, self.small.type))
 
     def _first_states(self, start: ir.Value, next_start: ir.Value) -> list[ir.Value]:
@@ -405,8 +344,7 @@ class _Chunk:
         for step in range(1, rounds):
             key = self._round_key(step)
             states = [wide.aes_round(state, key) for state in states]
-            for lane in _ORDER[(step - 1) * _VECTORS // (rounds - 1) : step * _VECTORS // (rounds - 1)]:
-                hashing.absorb(lane)
+            hashing.absorb(step * _VECTORS // (rounds - 1))
         key = self._round_key(rounds)
         return [wide.aes_last(state, wide.xor(key, text(lane))) for lane, state in enumerate(states)]
 
@@ -419,76 +357,50 @@ class _Chunk:
         self, source: ir.Value, target: ir.Value | None, remaining: ir.Value, counter: ir.Value, *, decrypt: bool
     ) -> None:
         builder = self.builder
-        entry = builder.block
-        head, body, rest, partial, done = (self.function.append_basic_block() for _ in range(5))
-        builder.branch(head)
 
-        builder.position_at_end(head)
-        offset, number = builder.phi(I64), builder.phi(I64)
-        running = builder.phi(self.small.type)
-        for phi, value in ((offset, ir.Constant(I64, 0)), (number, counter), (running, self.hash)):
-            phi.add_incoming(value, entry)
-        next_offset = builder.add(offset, ir.Constant(I64, 16))
-        builder.cbranch(builder.icmp_unsigned("<=", next_offset, remaining), body, rest)
+        def body(index: ir.Value, running: ir.Value) -> list[ir.Value]:
+            self.hash = running
+            offset = builder.mul(index, I64(16))
+            text = result = self.small.load(builder.add(source, offset), once=True)
+            if target is not None:
+                result = self.small.xor(text, self._keystream(builder.add(counter, index)))
+                self.small.store(result, builder.add(target, offset))
+            self._absorb(text if decrypt else result)
+            return [self.hash]
 
-        builder.position_at_end(body)
-        self.hash = running
-        text = self.small.load(builder.add(source, offset), once=True)
-        result = self._block(text, number, decrypt=decrypt, cipher=target is not None)
-        if target is not None:
-            self.small.store(result, builder.add(target, offset))
-        offset.add_incoming(next_offset, body)
-        number.add_incoming(builder.add(number, ir.Constant(I64, 1)), body)
-        running.add_incoming(self.hash, body)
-        builder.branch(head)
-
-        builder.position_at_end(rest)
-        bytes_left = builder.sub(remaining, offset)
-        builder.cbranch(builder.icmp_unsigned(">", bytes_left, ir.Constant(I64, 0)), partial, done)
-
-        builder.position_at_end(partial)
-        self.hash = running
-        last = self._last(
-            builder.add(source, offset),
-            None if target is None else builder.add(target, offset),
-            bytes_left,
-            number,
-            decrypt=decrypt,
-        )
-        builder.branch(done)
-
-        builder.position_at_end(done)
+        blocks = builder.udiv(remaining, I64(16))
+        (self.hash,) = emit_loop(builder, blocks, [self.hash], body)
+        hashes = [(self.hash, builder.block)]
+        done = builder.mul(blocks, I64(16))
+        bytes_left = builder.sub(remaining, done)
+        with builder.if_then(builder.icmp_unsigned(">", bytes_left, I64(0))):
+            target = None if target is None else builder.add(target, done)
+            self._last(builder.add(source, done), target, bytes_left, builder.add(counter, blocks), decrypt=decrypt)
+            hashes.append((self.hash, builder.block))
         self.hash = builder.phi(self.small.type)
-        self.hash.add_incoming(running, rest)
-        self.hash.add_incoming(last, partial)
-
-    def _block(self, text: ir.Value, number: ir.Value, *, decrypt: bool, cipher: bool) -> ir.Value:
-        result = self.small.xor(text, self._keystream(number)) if cipher else text
-        self._absorb(text if decrypt else result)
-        return result
+        for value, block in hashes:
+            self.hash.add_incoming(value, block)
 
     def _last(
         self, source: ir.Value, target: ir.Value | None, size: ir.Value, number: ir.Value, *, decrypt: bool
-    ) -> ir.Value:
+    ) -> None:
         builder = self.builder
         scratch = builder.ptrtoint(self.scratch, I64)
-        sixteen = ir.Constant(I64, 16)
-        fill_zero(builder, scratch, sixteen)
+        fill_zero(builder, scratch, I64(16))
         copy(builder, scratch, source, size)
         text = self.small.load(scratch)
         if target is None:
             self._absorb(text)
-            return self.hash
+            return
         result = self.small.xor(text, self._keystream(number))
         self.small.store(result, scratch)
         copy(builder, target, scratch, size)
-        fill_zero(builder, builder.add(scratch, size), builder.sub(sixteen, size))
+        fill_zero(builder, builder.add(scratch, size), builder.sub(I64(16), size))
         self._absorb(text if decrypt else self.small.load(scratch))
-        fill_zero(builder, scratch, sixteen)
-        return self.hash
+        fill_zero(builder, scratch, I64(16))
 
     def _keystream(self, number: ir.Value) -> ir.Value:
-        counter = self.builder.bitcast(self.builder.zext(number, ir.IntType(128)), self.small.type)
+        counter = self.builder.bitcast(self.builder.zext(number, I128), self.small.type)
         block = self.small.reverse_bytes(self.small.add32(self.nonce, counter))
         keys = [
             self.small.load(self.schedule, _ROUND_KEYS + 64 * step, align=16) for step in range(self.variant.rounds + 1)
@@ -509,23 +421,29 @@ class _Hashing:
     def __init__(self, wide: Emitter, schedule: ir.Value, start: ir.Value, text: VectorAt) -> None:
         self.wide = wide
         self.schedule = schedule
-        self.start = start
+        self.start = wide.zero_extend(start)
         self.text = text
         self.sums: tuple[ir.Value, ...] = ()
+        self.absorbed = 0
 
-    def absorb(self, lane: int) -> None:
+    def absorb(self, count: int) -> None:
+        """Absorb vectors until `count` of them are."""
         wide = self.wide
-        text = wide.reverse_bytes(self.text(lane))
-        if lane == 0:
-            text = wide.xor(text, self.start)
-        offset = 16 * (_POWERS - _VECTORS * wide.blocks) + wide.width * lane
-        key = wide.load(self.schedule, _HASH_KEYS + offset, align=wide.width)
-        halves = wide.load(self.schedule, _HASH_HALVES + offset, align=wide.width)
-        product = wide.product(text, key, halves)
-        self.sums = tuple(map(wide.xor, self.sums, product)) if self.sums else product
+        for lane in _ORDER[self.absorbed : count]:
+            text = wide.reverse_bytes(self.text(lane))
+            if lane == 0:
+                text = wide.xor(text, self.start)
+            offset = 16 * (_POWERS - _VECTORS * wide.blocks) + wide.width * lane
+            key = wide.load(self.schedule, _HASH_KEYS + offset, align=wide.width)
+            halves = wide.load(self.schedule, _HASH_HALVES + offset, align=wide.width)
+            product = wide.product(text, key, halves)
+            self.sums = tuple(map(wide.xor, self.sums, product)) if self.sums else product
+        self.absorbed = count
 
     def finish(self) -> ir.Value:
-        return self.wide.reduce(*self.sums)
+        """Absorb the vectors that are left, and return the hash."""
+        self.absorb(_VECTORS)
+        return self.wide.reduce_xor(self.wide.reduce(*self.sums))
 
 
 def fill_zero(builder: ir.IRBuilder, address: ir.Value, size: ir.Value) -> None:
@@ -533,7 +451,7 @@ def fill_zero(builder: ir.IRBuilder, address: ir.Value, size: ir.Value) -> None:
     pointer = I8.as_pointer()
     signature = ir.FunctionType(ir.VoidType(), [pointer, I8, I64, I1])
     fill = declare(builder.module, "llvm.memset.p0.i64", signature)
-    builder.call(fill, [builder.inttoptr(address, pointer), ir.Constant(I8, 0), size, ir.Constant(I1, 1)])
+    builder.call(fill, [builder.inttoptr(address, pointer), I8(0), size, I1(1)])
 
 
 def copy(builder: ir.IRBuilder, target: ir.Value, source: ir.Value, size: ir.Value) -> None:
@@ -542,4 +460,4 @@ def copy(builder: ir.IRBuilder, target: ir.Value, source: ir.Value, size: ir.Val
     signature = ir.FunctionType(ir.VoidType(), [pointer, pointer, I64, I1])
     move = declare(builder.module, "llvm.memcpy.p0.p0.i64", signature)
     addresses = (builder.inttoptr(address, pointer) for address in (target, source))
-    builder.call(move, [*addresses, size, ir.Constant(I1, 0)])
+    builder.call(move, [*addresses, size, I1(0)])

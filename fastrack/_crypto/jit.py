@@ -9,14 +9,16 @@ that they used. `drain` takes the grains that are left, and waits for those that
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from fastrack._crypto import gcm_ir, llvm
@@ -59,10 +61,7 @@ def build(width: int, native: int) -> Kernels:
 
     @cached_njit(nogil=False)  # it is so short that releasing the GIL would cost more under contention
     def expand_key(bits: int, schedule: int, material: int) -> None:
-        if bits == 256:
-            _expand_key(variant, 256, schedule, material)
-        else:
-            _expand_key(variant, 128, schedule, material)
+        _call(variant, "expand_key", bits, (schedule, material))
         wipe_stack()
 
     return Kernels(
@@ -88,10 +87,7 @@ def _build_run(variant: str, name: str, source_step: int, target_step: int) -> A
             stop = min(start + grain, count)
             src, dst = source + start * source_step, target + start * target_step
             remaining = size - start * CHUNK_SIZE
-            if bits == 256:
-                bad = _chunks(variant, name, 256, schedule, src, dst, first + start, stop - start, remaining)
-            else:
-                bad = _chunks(variant, name, 128, schedule, src, dst, first + start, stop - start, remaining)
+            bad = _call(variant, name, bits, (schedule, src, dst, first + start, stop - start, remaining))
             if bad < stop - start:
                 fetch_min(counters + _BAD, first + start + bad)
             done += stop - start
@@ -125,11 +121,7 @@ def _build_gather(variant: str) -> Any:
                 low, high = starts[index], starts[index + 1]
                 whole = high - low == 1 and table[low, 2] == length
                 dst = target + table[low, 1] if whole else scratch
-                if bits == 256:
-                    bad = _chunks(variant, "open", 256, schedule, src, dst, chunk, 1, length)
-                else:
-                    bad = _chunks(variant, "open", 128, schedule, src, dst, chunk, 1, length)
-                if bad == 0:
+                if _call(variant, "open", bits, (schedule, src, dst, chunk, 1, length)) == 0:
                     fetch_min(counters + _BAD, chunk)
                 if not whole:
                     # The scratch buffer of a bad chunk holds zeros, and so do its ranges in the result.
@@ -190,118 +182,87 @@ def wait_until_done(counters: int, done: int) -> None:
         sched_yield()
 
 
-# The functions of `gcm_ir` as intrinsics. The literals `variant`, `name` and `bits` select the code.
-
-
 @intrinsic(prefer_literal=True)
-def _expand_key(typingctx: Any, variant: Any, bits: Any, schedule: Any, material: Any) -> Any:
+def _call(typingctx: Any, variant: Any, name: Any, bits: Any, arguments: Any) -> Any:
+    """Call a function of `gcm_ir`: "expand_key", or "open", "verify" or "seal" for a run of chunks.
+
+    The literals `variant` and `name` select it, and at run time `bits`, the size of the key.
+    """
+    words = types.UniTuple(types.int64, len(arguments))
+    build = gcm_ir.chunk_function if name.literal_value == "expand_key" else gcm_ir.run_function
+
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        return builder.call(
-            gcm_ir.chunk_function(builder.module, _parse_variant(variant, bits), "expand_key"), values[2:]
+        width, native, _ = variant.literal_value.split("/")
+        short, long = (
+            build(builder.module, gcm_ir.Variant(size, int(width), int(native)), name.literal_value)
+            for size in (128, 256)
         )
+        function = builder.select(builder.icmp_unsigned("==", values[2], llvm.I64(256)), long, short)
+        return builder.call(function, cgutils.unpack_tuple(builder, values[3]))
 
-    return types.int64(variant, bits, types.int64, types.int64), codegen
-
-
-@intrinsic(prefer_literal=True)
-def _chunks(
-    typingctx: Any, variant: Any, name: Any, bits: Any, schedule: Any, source: Any, target: Any, first: Any, count: Any,
-    size: Any,
-) -> Any:  # fmt: skip
-    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        function = gcm_ir.run_function(builder.module, _parse_variant(variant, bits), name.literal_value)
-        return builder.call(function, values[3:])
-
-    return types.int64(variant, name, bits, *[types.int64] * 6), codegen
+    return types.int64(variant, name, types.int64, words), codegen
 
 
-def _parse_variant(variant: Any, bits: Any) -> gcm_ir.Variant:
-    width, native, _ = variant.literal_value.split("/")
-    return gcm_ir.Variant(bits.literal_value, int(width), int(native))
+def emitted(emit: Callable[..., ir.Value | None]) -> Any:
+    """Make a function for compiled code of `emit(builder, *words)`, which emits code on 64-bit integers.
+
+    The function returns the integer that `emit` returns, or 0.
+    """
+
+    @wraps(emit)
+    def intrinsic_function(typingctx: Any, *words: Any) -> Any:
+        def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
+            result = emit(builder, *values)
+            return llvm.I64(0) if result is None else result
+
+        return types.int64(*[types.int64] * len(words)), codegen
+
+    return intrinsic(intrinsic_function)
 
 
-# Memory and threads.
+@emitted
+def fetch_add(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -> ir.Value:
+    return builder.atomic_rmw("add", builder.inttoptr(address, llvm.I64.as_pointer()), value, "seq_cst")
 
 
-@intrinsic
-def fetch_add(typingctx: Any, address: Any, value: Any) -> Any:
-    return types.int64(types.int64, types.int64), _atomic("add")
+@emitted
+def fetch_min(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -> ir.Value:
+    return builder.atomic_rmw("min", builder.inttoptr(address, llvm.I64.as_pointer()), value, "seq_cst")
 
 
-@intrinsic
-def fetch_min(typingctx: Any, address: Any, value: Any) -> Any:
-    return types.int64(types.int64, types.int64), _atomic("min")
+@emitted
+def copy_bytes(builder: ir.IRBuilder, target: ir.Value, source: ir.Value, size: ir.Value) -> None:
+    gcm_ir.copy(builder, target, source, size)
 
 
-def _atomic(operation: str) -> Any:
-    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        address, value = values
-        pointer = builder.inttoptr(address, llvm.I64.as_pointer())
-        return builder.atomic_rmw(operation, pointer, value, "seq_cst")
-
-    return codegen
+@emitted
+def _wipe(builder: ir.IRBuilder, address: ir.Value, size: ir.Value) -> None:
+    gcm_ir.fill_zero(builder, address, size)
 
 
-@intrinsic
-def copy_bytes(typingctx: Any, target: Any, source: Any, size: Any) -> Any:
-    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        gcm_ir.copy(builder, *values)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64), codegen
-
-
-@intrinsic
-def _wipe(typingctx: Any, address: Any, size: Any) -> Any:
-    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        gcm_ir.fill_zero(builder, *values)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), codegen
-
-
-@intrinsic
-def _scratch(typingctx: Any) -> Any:
+@emitted
+def _scratch(builder: ir.IRBuilder) -> ir.Value:
     """Return the address of `CHUNK_SIZE` bytes on the stack, valid until the kernel returns.
 
     numba would free an array after its last use by name, though its address is still in use.
     """
-
-    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        with builder.goto_entry_block():
-            scratch = builder.alloca(llvm.I8, CHUNK_SIZE)
-        return builder.ptrtoint(scratch, llvm.I64)
-
-    return types.int64(), codegen
+    with builder.goto_entry_block():
+        scratch = builder.alloca(llvm.I8, CHUNK_SIZE)
+    return builder.ptrtoint(scratch, llvm.I64)
 
 
-@intrinsic
-def wipe_stack(typingctx: Any) -> Any:
+@emitted
+def wipe_stack(builder: ir.IRBuilder) -> None:
     """Overwrite the stack below the frame of this function, where functions that it called have left data."""
-
-    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        builder.call(gcm_ir.stack_wiper(builder.module), [])
-        return context.get_dummy_value()
-
-    return types.void(), codegen
+    builder.call(gcm_ir.stack_wiper(builder.module), [])
 
 
-@intrinsic
-def isolate_frame(typingctx: Any) -> Any:
+@emitted
+def isolate_frame(builder: ir.IRBuilder) -> None:
     """Prevent inlining of the function that calls this, so that `wipe_stack` in its callers covers its frame."""
-
-    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        gcm_ir.isolate_frame(builder.function)
-        return context.get_dummy_value()
-
-    return types.void(), codegen
+    gcm_ir.isolate_frame(builder.function)
 
 
-@intrinsic
-def sched_yield(typingctx: Any) -> Any:
-    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        function = llvm.declare(builder.module, "sched_yield", ir.FunctionType(llvm.I32, []))
-        builder.call(function, [])
-        return context.get_dummy_value()
-
-    return types.void(), codegen
+@emitted
+def sched_yield(builder: ir.IRBuilder) -> None:
+    builder.call(llvm.declare(builder.module, "sched_yield", ir.FunctionType(llvm.I32, [])), [])

@@ -292,12 +292,7 @@ class Key:
     def material(self) -> memoryview:
         """Return a read-only view of the secret. Not public: for key derivation inside the package.
 
-        The view keeps the secret alive, but `wipe` overwrites it all the same.
-
-        Raises
-        ------
-        ClosedError
-            If the key has been wiped.
+        The view keeps the secret alive, but `wipe` overwrites it all the same. Raise ClosedError if it has done so.
         """
         if self._wiped:
             raise ClosedError(f"key {self._id} was wiped; load it again")

@@ -1,18 +1,18 @@
 """Emit vector code for the kernels as LLVM IR, with llvmlite.
 
 `Emitter` is a thin layer over `llvmlite.ir.IRBuilder`: 128-, 256- or 512-bit vectors of 64-bit words, the AES and
-carry-less multiplication instructions, and the field operations of GHASH. It emits straight-line code only; loops are
-the caller's.
+carry-less multiplication instructions, and the field operations of GHASH. It emits straight-line code only; `emit_loop`
+emits loops.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from llvmlite import ir
 
-I1, I8, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 32, 64))
+I1, I8, I32, I64, I128 = (ir.IntType(bits) for bits in (1, 8, 32, 64, 128))
 
 # The reduction constant of a carry-less multiplier, as (low, high) words: x^128 + x^7 + x^2 + x + 1 in the bit order of
 # GHASH after a byte swap (NIST SP 800-38D section 6.3).
@@ -49,26 +49,25 @@ class Emitter:
     def prefetch(self, address: ir.Value, offset: int, *, write: bool) -> None:
         """Prefetch the cache line at an address that will be read or written soon. The address may be invalid."""
         pointer = I8.as_pointer()
-        line = self.builder.inttoptr(self.builder.add(address, ir.Constant(I64, offset)), pointer)
-        hint = declare(
-            self.builder.module, "llvm.prefetch.p0", ir.FunctionType(ir.VoidType(), [pointer, I32, I32, I32])
-        )
-        self.builder.call(hint, [line, *(ir.Constant(I32, value) for value in (int(write), 3, 1))])
+        line = self.builder.inttoptr(self.builder.add(address, I64(offset)), pointer)
+        signature = ir.FunctionType(ir.VoidType(), [pointer, I32, I32, I32])
+        hint = declare(self.builder.module, "llvm.prefetch.p0", signature)
+        self.builder.call(hint, [line, I32(int(write)), I32(3), I32(1)])
 
     def _pointer(self, address: ir.Value, offset: int) -> ir.Value:
-        moved = self.builder.add(address, ir.Constant(I64, offset)) if offset else address
+        moved = self.builder.add(address, I64(offset)) if offset else address
         return self.builder.inttoptr(moved, self.type.as_pointer())
 
     # Constants and movement.
 
     def words(self, low: int, high: int) -> ir.Constant:
         """Return the block (low, high) in every lane."""
-        return ir.Constant(self.type, [ir.Constant(I64, word) for word in (low, high) * self.blocks])
+        return self.type([low, high] * self.blocks)
 
     def counters(self, values: Iterable[int]) -> ir.Constant:
         """Return one block per value: the value as 32 bits, big-endian, in the last four bytes, and zeros elsewhere."""
         words = [word for value in values for word in (0, int.from_bytes(value.to_bytes(8, "big"), "little"))]
-        return ir.Constant(self.type, [ir.Constant(I64, word) for word in words])
+        return self.type(words)
 
     def blend(self, left: ir.Value, right: ir.Value, mask: Sequence[bool]) -> ir.Value:
         """Return the blocks of `right` where `mask` is true, and those of `left` elsewhere."""
@@ -84,8 +83,7 @@ class Emitter:
 
     def zero_extend(self, block: ir.Value) -> ir.Value:
         """Return a 16-byte block in the first lane, with zeros elsewhere."""
-        zero = ir.Constant(block.type, [ir.Constant(I64, 0)] * 2)
-        return self._shuffle(block, zero, [0, 1] + [2, 3] * (self.blocks - 1))
+        return self._shuffle(block, block.type([0, 0]), [0, 1] + [2, 3] * (self.blocks - 1))
 
     def reduce_xor(self, value: ir.Value) -> ir.Value:
         """Return the XOR of all lanes, as a 16-byte block."""
@@ -105,8 +103,7 @@ class Emitter:
         return self.builder.bitcast(shuffled, self.type)
 
     def _shuffle(self, left: ir.Value, right: ir.Value, order: Sequence[int]) -> ir.Value:
-        mask = ir.Constant(ir.VectorType(I32, len(order)), [ir.Constant(I32, index) for index in order])
-        return self.builder.shuffle_vector(left, right, mask)
+        return self.builder.shuffle_vector(left, right, ir.VectorType(I32, len(order))(list(order)))
 
     # Arithmetic.
 
@@ -130,26 +127,21 @@ class Emitter:
 
     def clmul(self, left: ir.Value, right: ir.Value, select: int) -> ir.Value:
         """Multiply one word of each block: bit 0 of `select` selects the word of `left`, bit 4 that of `right`."""
-        return self._call_native("llvm.x86.pclmulqdq", [left, right], [ir.Constant(I8, select)])
+        return self._call_native("llvm.x86.pclmulqdq", [left, right], [I8(select)])
 
     def _call_native(self, name: str, vectors: list[ir.Value], scalars: Sequence[ir.Value] = ()) -> ir.Value:
         narrow = ir.VectorType(I64, self.native // 8)
         suffix = {16: "", 32: ".256", 64: ".512"}[self.native]
         signature = ir.FunctionType(narrow, [narrow] * len(vectors) + [scalar.type for scalar in scalars])
         call = declare(self.builder.module, name + suffix, signature)
-        words = self.native // 8
         parts = []
-        for start in range(0, self.width // 8, words):
-            order = range(start, start + words)
-            pieces = [
-                vector if words == self.width // 8 else self._shuffle(vector, vector, order) for vector in vectors
-            ]
+        for start in range(0, self.type.count, narrow.count):
+            order = range(start, start + narrow.count)
+            pieces = vectors if narrow == self.type else [self._shuffle(vector, vector, order) for vector in vectors]
             parts.append(self.builder.call(call, [*pieces, *scalars]))
         while len(parts) > 1:
-            size = parts[0].type.count
-            parts = [
-                self._shuffle(low, high, range(2 * size)) for low, high in zip(parts[::2], parts[1::2], strict=True)
-            ]
+            order = range(2 * parts[0].type.count)
+            parts = [self._shuffle(low, high, order) for low, high in zip(parts[::2], parts[1::2], strict=True)]
         return parts[0]
 
     # The field of GHASH. Blocks are byte-reversed. One factor of each product is pre-shifted: multiplied by x, which
@@ -180,16 +172,52 @@ class Emitter:
     def times_x(self, block: ir.Value) -> ir.Value:
         """Multiply a byte-reversed block by x, without a branch on its bits, to pre-shift a hash key."""
         builder = self.builder
-        wide = builder.bitcast(block, ir.IntType(128))
-        carry = builder.ashr(wide, ir.Constant(wide.type, 127))
+        wide = builder.bitcast(block, I128)
+        carry = builder.ashr(wide, wide.type(127))
         polynomial = builder.bitcast(self.words(*_POLYNOMIAL), wide.type)
-        shifted = builder.xor(builder.shl(wide, ir.Constant(wide.type, 1)), builder.and_(carry, polynomial))
+        shifted = builder.xor(builder.shl(wide, wide.type(1)), builder.and_(carry, polynomial))
         return builder.bitcast(shifted, block.type)
 
 
 def declare(module: ir.Module, name: str, signature: ir.FunctionType) -> ir.Function:
     """Return the function of that name in `module`, and declare it if needed."""
     return module.globals.get(name) or ir.Function(module, signature, name)
+
+
+def define(module: ir.Module, name: str, arguments: int, build: Callable[[ir.Function], None]) -> ir.Function:
+    """Return the internal function of that name, from 64-bit integers to one, and `build` it if needed."""
+    function = module.globals.get(name)
+    if function is None:
+        function = ir.Function(module, ir.FunctionType(I64, [I64] * arguments), name)
+        function.linkage = "internal"
+        build(function)
+    return function
+
+
+def emit_loop(
+    builder: ir.IRBuilder, count: ir.Value, seeds: Sequence[ir.Value], body: Callable[..., Sequence[ir.Value]]
+) -> list[ir.Value]:
+    """Emit `for index in range(count): values = body(index, *values)`, and return the values after it.
+
+    The values, which are `seeds` at first, stay in registers.
+    """
+    entry = builder.block
+    head, inside, done = (builder.append_basic_block() for _ in range(3))
+    builder.branch(head)
+
+    builder.position_at_end(head)
+    index, *values = phis = [builder.phi(seed.type) for seed in (count, *seeds)]
+    builder.cbranch(builder.icmp_unsigned("<", index, count), inside, done)
+
+    builder.position_at_end(inside)
+    changed = [builder.add(index, I64(1)), *body(index, *values)]
+    for phi, seed, value in zip(phis, (I64(0), *seeds), changed, strict=True):
+        phi.add_incoming(seed, entry)
+        phi.add_incoming(value, builder.block)
+    builder.branch(head)
+
+    builder.position_at_end(done)
+    return values
 
 
 def compile_for(function: ir.Function, cpu: str, features: str) -> None:

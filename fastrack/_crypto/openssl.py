@@ -13,7 +13,7 @@ import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from fastrack._crypto.base import Bytes, GatherPlan, check_buffers, check_plan, chunks_between
+from fastrack._crypto.base import Bytes, GatherPlan, KeySchedule, check_buffers, check_plan, chunks_between
 from fastrack._crypto.cobblestone import CHUNK_SIZE, NONCE_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, MessageKey, chunk_nonce
 from fastrack.errors import ClosedError
 
@@ -33,24 +33,25 @@ class OpenSSLEngine:
         check_buffers(source, target)
         count = chunks_between(source.size, target.size, first)
         private = np.empty(SEALED_CHUNK_SIZE, np.uint8)
-        bad = None
-        for index, plain, sealed in _slices(count, target.size):
-            good = schedule.open(first + index, source[sealed], target[plain], private)
-            bad = first + index if bad is None and not good else bad
-        return bad
+        bad = [
+            first + index
+            for index, plain, sealed in _slices(count, target.size)
+            if not schedule.open(first + index, source[sealed], target[plain], private)
+        ]
+        return min(bad, default=None)
 
     def verify_run(self, schedule: OpenSSLSchedule, source: Bytes, first: int) -> int | None:
         check_buffers(source)
-        count = -(-source.size // SEALED_CHUNK_SIZE)
-        size = source.size - count * TAG_SIZE
-        chunks_between(source.size, size, first)
+        size = source.size - -(-source.size // SEALED_CHUNK_SIZE) * TAG_SIZE
+        count = chunks_between(source.size, size, first)
         private, scratch = np.empty(SEALED_CHUNK_SIZE, np.uint8), np.empty(CHUNK_SIZE, np.uint8)
-        bad = None
-        for index, plain, sealed in _slices(count, size):
-            good = schedule.open(first + index, source[sealed], scratch[: plain.stop - plain.start], private)
-            bad = first + index if bad is None and not good else bad
+        bad = [
+            first + index
+            for index, plain, sealed in _slices(count, size)
+            if not schedule.open(first + index, source[sealed], scratch[: plain.stop - plain.start], private)
+        ]
         scratch.fill(0)
-        return bad
+        return min(bad, default=None)
 
     def seal_run(self, schedule: OpenSSLSchedule, source: Bytes, target: Bytes, first: int) -> None:
         check_buffers(source, target)
@@ -64,19 +65,19 @@ class OpenSSLEngine:
         size = source.size - -(-source.size // SEALED_CHUNK_SIZE) * TAG_SIZE
         check_plan(plan, source.size, size, target.size)
         private, scratch = np.empty(SEALED_CHUNK_SIZE, np.uint8), np.empty(CHUNK_SIZE, np.uint8)
-        bad: int | None = None
+        bad = []
         for index, chunk in enumerate(plan.chunks.tolist()):
             length = min(CHUNK_SIZE, size - chunk * CHUNK_SIZE)
             start = chunk * SEALED_CHUNK_SIZE
             if not schedule.open(chunk, source[start : start + length + TAG_SIZE], scratch[:length], private):
-                bad = chunk if bad is None else min(bad, chunk)
+                bad.append(chunk)
             for offset, result_offset, extent in plan.table[plan.starts[index] : plan.starts[index + 1]].tolist():
                 target[result_offset : result_offset + extent] = scratch[offset : offset + extent]
         scratch.fill(0)
-        return bad
+        return min(bad, default=None)
 
 
-class OpenSSLSchedule:
+class OpenSSLSchedule(KeySchedule):
     """A cipher object, its key and the base nonce. OpenSSL's internal copies of them cannot be overwritten.
 
     The key is copied, since with OpenSSL before 3.2 pyca reads it again for each chunk, and the caller may wipe the
@@ -87,7 +88,7 @@ class OpenSSLSchedule:
     other process can access.
     """
 
-    __slots__ = ("_cipher", "_key", "_nonce")
+    _key = bytearray()  # if `__init__` raises
 
     def __init__(self, key: MessageKey) -> None:
         self._key = bytearray(key.key)  # `bytes` could not be overwritten
@@ -123,19 +124,9 @@ class OpenSSLSchedule:
         self._nonce = b""
         self._key[:] = bytes(len(self._key))
 
-    def __del__(self) -> None:
-        if hasattr(self, "_key"):  # `__init__` may have raised before this attribute was set
-            self.wipe()
-
-    def __reduce__(self) -> str:
-        raise TypeError("a key schedule holds a secret and cannot be pickled")
-
 
 def _slices(count: int, size: int) -> Iterator[tuple[int, slice, slice]]:
     for index in range(count):
-        start, stop = index * CHUNK_SIZE, min((index + 1) * CHUNK_SIZE, size)
-        yield (
-            index,
-            slice(start, stop),
-            slice(index * SEALED_CHUNK_SIZE, index * SEALED_CHUNK_SIZE + stop - start + TAG_SIZE),
-        )
+        start, sealed = index * CHUNK_SIZE, index * SEALED_CHUNK_SIZE
+        length = min(CHUNK_SIZE, size - start)
+        yield index, slice(start, start + length), slice(sealed, sealed + length + TAG_SIZE)

@@ -19,16 +19,10 @@ class Session:
     """A random secret and a counter. No two transfers get the same key, and neither survives a fork or a pickle.
 
     Every salt contains random bytes as well, so that copies of a process that Python cannot detect, such as virtual
-    machines started from one snapshot, get different keys too.
-
-    Parameters
-    ----------
-    bits : {256, 128}
-        The size of the AES keys.
+    machines started from one snapshot, get different keys too. `bits` is the size of the AES keys, 256 or 128.
     """
 
     def __init__(self, bits: int = 256) -> None:
-        self._bits = bits
         self._secret: bytearray | None = bytearray(os.urandom(bits // 8))
         self.reset_after_fork()
         register_fork_reset(self)
@@ -47,10 +41,7 @@ class Session:
     def next_key(self) -> MessageKey:
         """Derive the raw-mode message key of one transfer. The salt is the counter and new random bytes.
 
-        Raises
-        ------
-        ClosedError
-            If the session was wiped.
+        Raise ClosedError if the session was wiped.
         """
         with self._lock:
             if self._owner != os.getpid():  # a fork that Python did not detect

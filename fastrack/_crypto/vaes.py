@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fastrack._crypto import workers
-from fastrack._crypto.base import Bytes, GatherPlan, check_buffers, check_plan, chunks_between
+from fastrack._crypto.base import Bytes, GatherPlan, KeySchedule, address, check_buffers, check_plan, chunks_between
 from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE, TAG_SIZE, MessageKey
 from fastrack.errors import ClosedError
 
@@ -46,9 +45,8 @@ class VaesEngine:
 
     def verify_run(self, schedule: VaesSchedule, source: Bytes, first: int) -> int | None:
         check_buffers(source)
-        count = -(-source.size // SEALED_CHUNK_SIZE)
-        size = source.size - count * TAG_SIZE
-        chunks_between(source.size, size, first)
+        size = source.size - -(-source.size // SEALED_CHUNK_SIZE) * TAG_SIZE
+        count = chunks_between(source.size, size, first)
         arguments = (address(source), 0, first, count, size)
         return self._run(self._kernels.verify_run, schedule, arguments, count, (source,))
 
@@ -74,10 +72,10 @@ class VaesEngine:
         return workers.run(kernel, arguments, count, self.threads, (schedule, keepalive))
 
 
-class VaesSchedule:
+class VaesSchedule(KeySchedule):
     """A message key as round keys, powers of the hash key H and the base nonce, in aligned memory."""
 
-    __slots__ = ("_memory", "address", "bits", "wiped")
+    _memory = np.empty(0, np.uint8)  # if `__init__` raises
 
     def __init__(self, bits: int, size: int) -> None:
         self.bits = bits
@@ -90,28 +88,25 @@ class VaesSchedule:
         self.wiped = True
         self._memory.fill(0)
 
-    def __del__(self) -> None:
-        with contextlib.suppress(AttributeError):  # `__init__` may have raised before this attribute was set
-            self.wipe()
-
-    def __reduce__(self) -> str:
-        raise TypeError("a key schedule holds a secret and cannot be pickled")
-
 
 def supported_width() -> int:
     """Return the widest vectors that this machine supports, in bytes: 64, 32, or 0 for none."""
     if sys.platform not in {"linux", "darwin"} or not is_compiling():
         return 0
+    if not cpu_has("aes", "pclmul", "avx2", "bmi2", "prfchw", "vaes", "vpclmulqdq"):
+        return 0
+    return 64 if cpu_has("avx512f", "avx512bw", "avx512vl", "avx512cd", "avx512dq") else 32
+
+
+def cpu_has(*names: str) -> bool:
+    """Return whether this CPU has these instructions, by LLVM's names."""
     from llvmlite import binding
 
     try:
         features = binding.get_host_cpu_features()
-    except RuntimeError:  # LLVM does not support this machine
-        return 0
-    if not all(features.get(name, False) for name in ("aes", "pclmul", "avx2", "bmi2", "prfchw", "vaes", "vpclmulqdq")):
-        return 0
-    wide = all(features.get(name, False) for name in ("avx512f", "avx512bw", "avx512vl", "avx512cd", "avx512dq"))
-    return 64 if wide else 32
+    except RuntimeError:  # LLVM does not know this machine
+        return False
+    return all(features.get(name, False) for name in names)
 
 
 def is_compiling() -> bool:
@@ -123,8 +118,3 @@ def is_compiling() -> bool:
         except ValueError:  # numba reads other values as 0
             disabled = 0
     return not disabled
-
-
-def address(array: Bytes) -> int:
-    """Return the address of the first byte of an array."""
-    return int(array.__array_interface__["data"][0])

@@ -15,17 +15,9 @@ _CUDA = re.compile(r"cuda(?::(\d+))?")
 
 
 def canonical(device: object = None) -> str:
-    """Return the name of a device as fastrack writes it: "cpu", or "cuda:N".
+    """Return the name of a device, by default "cpu", as fastrack writes it: "cpu", or "cuda:N".
 
-    Parameters
-    ----------
-    device : str or torch.device, optional
-        By default "cpu".
-
-    Raises
-    ------
-    DeviceError
-        If the kind of device is unknown.
+    `device` may also be a `torch.device`. Raise DeviceError if the kind of device is unknown.
     """
     name = DEFAULT if device is None else str(device)
     cuda = _CUDA.fullmatch(name)
@@ -39,17 +31,9 @@ def canonical(device: object = None) -> str:
 def open_device(name: str, threads: int | None = None, share: float | None = None) -> Device:
     """Open a device by its canonical name.
 
-    Parameters
-    ----------
-    threads : int, optional
-        Maximum number of threads of the host, by default the number of its CPUs.
-    share : float, optional
-        Maximum share of a GPU's multiprocessors, above 0 and at most 1, by default all.
-
-    Raises
-    ------
-    DeviceError
-        If this machine cannot use the device. The message says what to install or to use instead.
+    `threads` is the maximum number of threads of the host, by default the number of its CPUs, and `share` the maximum
+    share of a GPU's multiprocessors, above 0 and at most 1, by default all. Raise DeviceError if this machine cannot
+    use the device; the message says what to install or to use instead.
     """
     if name == "cpu":
         from fastrack._devices.cpu import CpuDevice

@@ -18,23 +18,14 @@ BAD_PLAN = -1  # the result of a gather whose plan was altered on its way to the
 class Slab:
     """A segment of a message: whole chunks for one copy and one kernel launch, or the chunks of a gather.
 
-    Attributes
-    ----------
-    first_chunk : int
-        Number of its first chunk.
-    start, stop : int
-        Range of its plaintext in the plaintext of the message, in bytes.
-    sealed_size : int
-        Size of its sealed chunks, in bytes.
-    plan : GatherPlan or None
-        For a gather, the chunks and the destinations of their bytes. `first_chunk`, `start` and `stop` then describe
-        the whole message.
+    `start` and `stop` are the range of its plaintext in that of the message, in bytes. For a gather, `plan` has the
+    chunks and the destinations of their bytes; `first_chunk`, `start` and `stop` then describe the whole message.
     """
 
     first_chunk: int
     start: int
     stop: int
-    sealed_size: int
+    sealed_size: int  # bytes of its sealed chunks
     plan: GatherPlan | None = None
 
     @property
@@ -51,13 +42,7 @@ class SpanCallback(Protocol):
 
 
 class StagingBuffer(Protocol):
-    """Host memory with room for one slab, for fast copies to and from a device.
-
-    Attributes
-    ----------
-    memory : numpy.ndarray
-        Its bytes.
-    """
+    """Host memory with room for one slab, for fast copies to and from a device."""
 
     memory: Bytes
 
@@ -75,28 +60,16 @@ class StagingBuffer(Protocol):
 
 
 class Operation(Protocol):
-    """The opening or sealing of one message on a device. Call `finish` in any case, also after an error.
+    """The opening or sealing of one message on a device. Call `finish` in any case, also after an error."""
 
-    Attributes
-    ----------
-    lane : int
-        Group of transfers that may delay this one; less than `Device.lanes`.
-    """
-
-    lane: int
+    lane: int  # the group of transfers that may delay this one; less than `Device.lanes`
 
     def open(self, slab: Slab, sealed: Bytes, buffer: StagingBuffer | None) -> None:
         """Authenticate and decrypt a slab, now or with the next `issue`.
 
-        The result of a chunk whose tag is wrong is zeros.
-
-        Parameters
-        ----------
-        sealed : numpy.ndarray
-            The sealed chunks in host memory: in their source, which for a gather is the whole message without its
-            header, or in `buffer.memory`, which for a gather holds only its chunks, one after the other.
-        buffer : StagingBuffer or None
-            The staging buffer, for a device that needs one. It is in use until the next `issue`.
+        `sealed` is its chunks in host memory: in their source, which for a gather is the whole message without its
+        header, or in `buffer.memory`, which for a gather holds only its chunks, one after the other. `buffer`, for a
+        device that needs one, is in use until the next `issue`. The result of a chunk whose tag is wrong is zeros.
         """
 
     def seal(self, slab: Slab, sealed: Bytes, buffer: StagingBuffer | None) -> None:
@@ -118,44 +91,28 @@ class Operation(Protocol):
     def result(self) -> int | None:
         """Wait for the end, and return the first chunk whose tag is wrong, `BAD_PLAN`, or None. Valid after `finish`.
 
-        Raises
-        ------
-        DeviceError
-            If the device failed.
+        Raise DeviceError if the device failed.
         """
 
 
 class Device(Protocol):
     """A place for plaintext.
 
-    Attributes
-    ----------
-    name : str
-        "cpu" or "cuda:N".
-    in_place : bool
-        Whether the device reads ciphertext from any host memory, so that staging is not needed.
-    lanes : int
-        Number of groups of transfers that do not delay each other. Each has its own staging buffers.
-    max_slab_size : int
-        Maximum bytes of plaintext of a staged slab; a multiple of 16384.
-    first_slab_size : int
-        The same for the first slab of a message. Each that follows is half as large again, up to `max_slab_size`: the
-        device starts early, and the next slab is filled before the previous one is done.
+    The first staged slab of a message has up to `first_slab_size` bytes of plaintext, and each that follows is half as
+    large again, up to `max_slab_size`: the device starts early, and the next slab is filled before the previous one is
+    done. Both are multiples of 16384.
     """
 
-    name: str
-    in_place: bool
-    lanes: int
+    name: str  # "cpu" or "cuda:N"
+    in_place: bool  # the device reads ciphertext from any host memory, so that staging is not needed
+    lanes: int  # groups of transfers that do not delay each other; each has its own staging buffers
     max_slab_size: int
     first_slab_size: int
 
     def framework(self, requested: Framework | None, source: Framework | None) -> Framework:
         """Return the framework of a result: the requested one, else that of the source if possible, else another.
 
-        Raises
-        ------
-        DeviceError
-            If the requested framework has no arrays on this device.
+        Raise DeviceError if the requested framework has no arrays on this device.
         """
 
     def empty(self, dtype: str, shape: Sequence[int], framework: Framework) -> tuple[Any, Any]:

@@ -57,17 +57,11 @@ after_fork(_reset_after_fork)
 
 
 class SideStream:
-    """A CUDA stream on which results are allocated and filled before another stream uses them.
+    """A CUDA stream of device `index` on which results are allocated and filled before another stream uses them.
 
     The memory of a result is reused only after that other stream has finished with it. For torch,
-    `torch.Tensor.record_stream` ensures that; for CuPy, which has no equivalent, this class does.
-
-    Parameters
-    ----------
-    index : int
-        Number of the device.
-    torch, cupy : module or None
-        The modules that can use the device.
+    `torch.Tensor.record_stream` ensures that; for CuPy, which has no equivalent, this class does. `torch` and `cupy`
+    are the modules, or None for one that cannot use the device.
     """
 
     def __init__(self, index: int, torch: Any, cupy: Any) -> None:

@@ -1,7 +1,5 @@
 """The reference path is slow, not wrong."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

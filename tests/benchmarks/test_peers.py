@@ -6,6 +6,7 @@ import argparse
 import json
 import mmap
 import re
+import subprocess
 import sys
 from dataclasses import fields
 
@@ -16,15 +17,12 @@ from bench.peers import child, command, container, crew, report, rounds
 from bench.peers.catalog import PEERS
 from bench.peers.crew import Child, DeadError
 from bench.peers.peer import TITLES, Features
+from bench.peers.rounds import Result
 
 HERE = ["fastrack", "fastrack-unsynced", "fastrack-out", "cobblestone", "fernet", "numpy"]
 TORCH = ["safetensors", "safetensors-copied", "safetensors-mapped"]
-MACHINE = {
-    "software": {"python": "3", "torch": "2"},
-    "system": "Linux",
-    "cpu": {"model": "a CPU", "threads": 2},
-    "memory": {"total": 1 << 30},
-}
+MACHINE = {"software": {"python": "3", "torch": "2"}, "system": "Linux", "memory": {"total": 1 << 30}}
+MACHINE |= {"cpu": {"model": "a CPU", "threads": 2}}
 
 
 @pytest.fixture
@@ -33,26 +31,19 @@ def arrays():
 
 
 def results():
-    """Two peers with figures, and one without."""
-    found = []
-    for slug, seconds in (("fastrack", 0.5), ("tink", 1.0), ("age", None)):
-        each = rounds._begin(slug)
-        if seconds is None:
-            each.error = "start: ModuleNotFoundError: No module named 'pyrage'"
-        else:
-            each.version, each.bytes, each.flip, each.cut = "1", child.MIB + 100, "refused", "refused"
-            each.seal, each.synced, each.open = [seconds, 9, seconds / 2], [seconds] * 3, [seconds / 2] * 3
-        found.append(each)
+    found = [Result.of(slug) for slug in ("fastrack", "tink", "age")]
+    for each, seconds in zip(found, (0.5, 1.0), strict=False):
+        each.version, each.bytes, each.flip, each.cut = "1", child.MIB + 100, "refused", "refused"
+        each.seal, each.synced, each.open = [seconds, 9, seconds / 2], [seconds] * 3, [seconds / 2] * 3
+    found[2].error = "start: ModuleNotFoundError: No module named 'pyrage'"
     return found
 
 
-def reported():
-    return report.Report(results(), size=1, rounds=3, machine=MACHINE)
+def reported(found=None):
+    return report.Report(found or results(), size=1, rounds=3, machine=MACHINE)
 
 
 class Broken:
-    """A peer whose package is not there."""
-
     name, package, settings, features = "broken", "nothing", "none", PEERS["age"].features
     is_read, is_fresh, is_synced = True, True, False
 
@@ -96,10 +87,17 @@ FAULTS: dict = {}
 
 
 @pytest.fixture
-def stand_ins():
+def measured():
+    """Measure peers without processes: the sizes do not matter."""
     TURNS.clear()
     FAULTS.clear()
-    return Alive
+    return lambda slugs, number, say=said_nothing: rounds.measure(slugs, 1, number, "", say=say, child=Alive)
+
+
+def started(slug, folder):
+    worker = child.Worker(slug, 1, folder, 0)
+    worker.do_start()
+    return worker
 
 
 @pytest.mark.parametrize("slug", [*HERE, *TORCH])
@@ -110,15 +108,12 @@ def test_a_peer_gives_back_what_it_was_given(slug, arrays, tmp_path):
     peer.seal(arrays, tmp_path / "file")
     found = peer.open(tmp_path / "file")
     assert child.same(found, arrays)
-    assert {name: np.asarray(array).shape for name, array in found.items()} == {
-        name: array.shape for name, array in arrays.items()
-    }
+    assert all(np.asarray(found[name]).shape == array.shape for name, array in arrays.items())
 
 
 @pytest.mark.slow
 def test_a_file_that_was_sealed_can_be_sealed_anew(tmp_path):
-    worker = child.Worker("numpy", 1, tmp_path, 0)
-    worker.do_start()
+    worker = started("numpy", tmp_path)
     assert worker.do_seal()["bytes"] == worker.do_seal()["bytes"] > child.MIB
 
 
@@ -128,9 +123,7 @@ def test_what_is_on_disk_is_not_synced_again(tmp_path, monkeypatch):
     synced = []
     monkeypatch.setattr(child, "sync", synced.append)
     for slug in ("fastrack", "fastrack-unsynced", "numpy"):
-        worker = child.Worker(slug, 1, tmp_path, 0)
-        worker.do_start()
-        worker.do_seal()
+        started(slug, tmp_path).do_seal()
     assert [path.name for path in synced] == ["fastrack-unsynced", "numpy"]
 
 
@@ -146,8 +139,7 @@ def test_every_peer_tells_of_itself_without_its_package():
 @pytest.mark.parametrize("slug", ["fastrack", "cobblestone", "fernet", "safetensors"])
 def test_what_is_told_of_a_changed_file_was_tried(slug, tmp_path):
     pytest.importorskip("torch")
-    worker = child.Worker(slug, 1, tmp_path, 0)
-    worker.do_start()
+    worker = started(slug, tmp_path)
     worker.do_seal()
     assert worker.do_flip()["outcome"] == ("other data came out" if slug == "safetensors" else "refused")
     assert worker.do_cut()["outcome"] == "refused"
@@ -187,8 +179,7 @@ def test_memory_is_that_of_the_process_at_most():
 
 @pytest.mark.slow
 def test_a_child_measures_a_peer(tmp_path):
-    found, said = rounds.measure(["cobblestone", "numpy"], 1, 2, tmp_path, say=said_nothing), []
-    assert not said
+    found = rounds.measure(["cobblestone", "numpy"], 1, 2, tmp_path, say=said_nothing)
     for each in found:
         assert each.is_whole
         assert len(each.seal) == len(each.synced) == len(each.open) == 2
@@ -205,9 +196,8 @@ def said_nothing(_):
 
 def test_a_peer_that_cannot_be_imported_is_reported(tmp_path, monkeypatch):
     monkeypatch.setitem(PEERS, "age", Broken)
-    worker = child.Worker("age", 1, tmp_path, 0)
     with pytest.raises(ModuleNotFoundError) as caught:
-        worker.do_start()
+        started("age", tmp_path)
     assert child.told(caught.value) == "ModuleNotFoundError: No module named 'nothing_of_this_name'"
 
 
@@ -216,41 +206,37 @@ def test_a_peer_without_figures_says_why():
     assert told["age (pyrage)"] == "not measured: start: ModuleNotFoundError: No module named 'pyrage'"
 
 
-def test_a_child_that_fails_says_why_and_goes_on(tmp_path):
-    worker = Child("numpy", 1, tmp_path, 0)
-    try:
-        with pytest.raises(DeadError, match="seal: AttributeError"):
-            worker.ask("seal")  # it was not started
-        assert worker.ask("start")["version"] == np.__version__
-        assert worker.ask_watched("seal").keys() == {"seconds", "synced", "peak", "bytes", "owned"}
-    finally:
-        worker.end()
+@pytest.fixture
+def worker(tmp_path):
+    child = Child("numpy", 1, tmp_path, 0)
+    yield child
+    child.end()
 
 
-def test_a_child_that_dies_is_reported(tmp_path):
-    worker = Child("no such peer", 1, tmp_path, 0)
-    try:
-        worker._process.kill()
-        worker._process.wait()
-        with pytest.raises(DeadError, match="the process ended with -9"):
-            worker.ask("start")
-    finally:
-        worker.end()
+def test_a_child_that_fails_says_why_and_goes_on(worker):
+    with pytest.raises(DeadError, match="seal: AttributeError"):
+        worker.ask("seal")  # it was not started
+    assert worker.ask("start")["version"] == np.__version__
+    assert worker.ask_watched("seal").keys() == {"seconds", "synced", "peak", "bytes", "owned"}
 
 
-def test_a_child_that_does_not_answer_is_ended(tmp_path):
-    worker = Child("numpy", 1, tmp_path, 0, limit=0)
-    try:
-        with pytest.raises(DeadError, match="no answer to 'start' in 0 s"):
-            worker.ask("start")
-        assert worker._process.wait(10) == -9
-    finally:
-        worker.end()
+def test_a_child_that_dies_is_reported(worker):
+    worker._process.kill()
+    worker._process.wait()
+    with pytest.raises(DeadError, match="the process ended with -9"):
+        worker.ask("start")
 
 
-def test_peers_take_turns(stand_ins):
+def test_a_child_that_does_not_answer_is_ended(worker):
+    worker._limit = 0
+    with pytest.raises(DeadError, match="no answer to 'start' in 0 s"):
+        worker.ask("start")
+    assert worker._process.wait(10) == -9
+
+
+def test_peers_take_turns(measured):
     slugs = ["tink", "age", "numpy", "fernet"]
-    rounds.measure(slugs, 1, 5, "", say=said_nothing, child=stand_ins)
+    measured(slugs, 5)
     seals, opens = ([slug for slug, what in TURNS if what == asked][8:] for asked in ("seal", "open"))
     orders = [tuple(seals[at : at + 4]) for at in range(0, 20, 4)]
     assert seals == opens
@@ -258,21 +244,21 @@ def test_peers_take_turns(stand_ins):
     assert len({order[order.index("tink") - 1] for order in orders}) > 1
     assert TURNS[-4:] == [(slug, "end") for slug in slugs]
     TURNS.clear()
-    rounds.measure(slugs, 1, 5, "", say=said_nothing, child=stand_ins)
+    measured(slugs, 5)
     assert [slug for slug, what in TURNS if what == "seal"][8:] == seals
 
 
-def test_what_is_opened_last_is_compared_before_it_is_dropped(stand_ins):
-    rounds.measure(["tink"], 1, 2, "", say=said_nothing, child=stand_ins)
+def test_what_is_opened_last_is_compared_before_it_is_dropped(measured):
+    measured(["tink"], 2)
     asked = [what for _, what in TURNS]
     assert asked[-6:] == ["open", "verify", "forget", "flip", "cut", "end"]
     assert asked.count("verify") == 2
 
 
-def test_the_others_go_on_after_one_has_died(stand_ins):
+def test_the_others_go_on_after_one_has_died(measured):
     FAULTS["tink", "open"] = True
     said = []
-    tink, age = rounds.measure(["tink", "age"], 1, 2, "", say=said.append, child=stand_ins)
+    tink, age = measured(["tink", "age"], 2, said.append)
     assert tink.error == "the process ended with -9"
     assert not tink.is_whole
     assert age.open == [0.5, 0.5]
@@ -280,9 +266,9 @@ def test_the_others_go_on_after_one_has_died(stand_ins):
     assert "  Tink streaming AEAD: the process ended with -9" in said
 
 
-def test_a_peer_that_opens_something_else_has_no_figures(stand_ins):
+def test_a_peer_that_opens_something_else_has_no_figures(measured):
     FAULTS["verify"] = {"same": False}
-    (tink,) = rounds.measure(["tink"], 1, 2, "", say=said_nothing, child=stand_ins)
+    (tink,) = measured(["tink"], 2)
     assert tink.error == "what it opened is not what it sealed"
     assert not tink.seal
 
@@ -295,35 +281,31 @@ def test_figures_are_medians_beside_fastracks():
     assert fastrack[-3:] == ("1.00", "1.00", "1.00")
 
 
-@pytest.mark.parametrize(
-    ("slug", "owned", "beyond"),
-    [
-        *[("fastrack", 100, 0), ("fastrack", 150, 50), ("fastrack", 90, 0)],
-        *[("fastrack-out", 3, 3), ("fastrack-out", 100, 100), ("safetensors-mapped", 0, 0)],
-    ],
-)
+FRESH = [("fastrack", 100, 0), ("fastrack", 150, 50), ("fastrack", 90, 0)]
+KEPT = [("fastrack-out", 3, 3), ("fastrack-out", 100, 100), ("safetensors-mapped", 0, 0)]
+
+
+@pytest.mark.parametrize(("slug", "owned", "beyond"), [*FRESH, *KEPT])
 def test_memory_for_the_tensors_counts_where_it_is_kept(slug, owned, beyond):
-    result = rounds._begin(slug)
+    result = Result.of(slug)
     result.open_owned = owned
     assert report._beyond(result, 100) == beyond
 
 
 def test_without_fastrack_there_are_no_factors():
-    found = report.Report(results()[1:], size=1, rounds=3, machine=MACHINE)
-    assert found.figures()[0][-3:] == ("", "", "")
+    assert reported(results()[1:]).figures()[0][-3:] == ("", "", "")
 
 
 def test_a_map_has_no_speed():
-    mapped = rounds._begin("safetensors-mapped")
+    mapped = Result.of("safetensors-mapped")
     mapped.seal = mapped.synced = mapped.open = [1.0]
-    row = report.Report([*results(), mapped], size=1, rounds=1, machine=MACHINE).figures()[-1]
+    row = reported([*results(), mapped]).figures()[-1]
     assert "reads nothing" in row
     assert row[-1] == ""
 
 
 def test_ways_of_one_package_share_a_row_of_features():
-    found = [rounds._begin(slug) for slug in PEERS]
-    names = [row[0] for row in report.Report(found, size=1, rounds=1, machine=MACHINE).features()]
+    names = [row[0] for row in reported([Result.of(slug) for slug in PEERS]).features()]
     assert names.count("fastrack") == names.count("safetensors") == 1
     assert len(names) == len(PEERS) - 4
 
@@ -352,13 +334,9 @@ def test_the_document_holds_all_of_it():
 
 @pytest.mark.slow
 def test_the_command_writes_what_it_prints(tmp_path, capsys):
-    code = command.main(
-        [
-            *("--only", "numpy", "--size", "1", "--rounds", "1", "--folder", str(tmp_path)),
-            *("--json", str(tmp_path / "a.json"), "--markdown", str(tmp_path / "a.md")),
-        ]
-    )
-    assert code == 0
+    arguments = ["--only", "numpy", "--size", "1", "--rounds", "1", "--folder", str(tmp_path)]
+    arguments += ["--json", str(tmp_path / "a.json"), "--markdown", str(tmp_path / "a.md")]
+    assert command.main(arguments) == 0
     assert "np.load" in capsys.readouterr().out
     assert json.loads((tmp_path / "a.json").read_text())["peers"][0]["error"] == ""
     assert (tmp_path / "a.md").read_text().count("np.load") >= 3
@@ -366,7 +344,7 @@ def test_the_command_writes_what_it_prints(tmp_path, capsys):
 
 
 def test_a_run_without_figures_of_fastrack_fails(monkeypatch, capsys):
-    monkeypatch.setattr(command, "measure", lambda *_, **__: [rounds._begin("fastrack")])
+    monkeypatch.setattr(command, "measure", lambda *_, **__: [Result.of("fastrack")])
     assert command.main(["--size", "1"]) == 1
     assert "not measured: no round was run" in capsys.readouterr().out
 
@@ -380,16 +358,9 @@ def test_wrong_options_are_refused(arguments, capsys):
 
 
 def test_the_child_answers_line_by_line(tmp_path):
-    import subprocess
-
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.peers.child", "numpy", "1", str(tmp_path), "0"],
-        input="start\nnothing\n",
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=crew.ROOT,
-    )
+    line = [sys.executable, "-m", "bench.peers.child", "numpy", "1", str(tmp_path), "0"]
+    options = {"input": "start\nnothing\n", "capture_output": True, "text": True, "cwd": crew.ROOT}
+    done = subprocess.run(line, check=True, **options)
     assert [set(json.loads(line)) for line in done.stdout.splitlines()] == [{"version"}, {"error"}]
 
 

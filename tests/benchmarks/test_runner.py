@@ -1,8 +1,7 @@
 """Every step of the ablation moves the same bytes, refuses what was altered, and is counted as it says."""
 
-from __future__ import annotations
-
 import dataclasses
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from fastrack import AuthenticationError, DeviceError
 from fastrack._bench import paths as bounce
 from fastrack._bench import runner as ablation
 from fastrack._bench import steps
-from fastrack._bench.measure import BOUNCE, COPY, Times, timed_rounds
+from fastrack._bench.measure import BOUNCE, COPY, Times, interleave, timed_rounds
 from fastrack._bench.runner import Measured, ablate, rounds_of
 from fastrack._bench.steps import DIRECT, DIRECTIONS, OVERLAP, PARALLEL, STEPS, notes, open_steps
 from fastrack._crypto.cobblestone import CHUNK_SIZE
@@ -31,31 +30,27 @@ class SmallDevice(CudaDevice):
 @pytest.fixture(params=MODES)
 def driver(request, monkeypatch):
     """A GPU of host memory, for the steps and for the channel."""
-    driver = stand_in(monkeypatch, request.param)
-    yield driver
-    driver.stop()
-    assert driver.violations == []
-    assert driver.left() == 0
+    with stand_in(monkeypatch, request.param) as driver:
+        yield driver
 
 
 @pytest.fixture(params=["cpu", *MODES])
 def device(request, monkeypatch):
     """The name of a device: `cpu`, or a GPU of host memory."""
-    if request.param == "cpu":
-        yield "cpu"
-        return
-    driver = stand_in(monkeypatch, request.param)
-    yield "cuda:0"
-    driver.stop()
-    assert driver.violations == []
+    with nullcontext() if request.param == "cpu" else stand_in(monkeypatch, request.param):
+        yield "cpu" if request.param == "cpu" else "cuda:0"
 
 
+@contextmanager
 def stand_in(monkeypatch, mode):
     fake_cuda.install(monkeypatch)
     driver = FakeDriver(mode)
     monkeypatch.setattr(channel, "open_device", lambda *_: SmallDevice(driver))
     monkeypatch.setattr(steps, "_open_driver", lambda _: driver)
-    return driver
+    yield driver
+    driver.stop()
+    assert driver.violations == []
+    assert driver.left() == 0
 
 
 # What arrives.
@@ -99,6 +94,10 @@ def test_what_an_earlier_copy_brought_from_a_gpu_is_not_taken_for_a_result():
             steps.Steps([idle], opened._plain, opened._forget).check()
 
 
+def step_of(opened, name):
+    return next(step for step in opened.steps if step.name == name)
+
+
 def tampered(monkeypatch, place):
     """Turn over a byte of every sealed message that goes by, at its place or counted from its end."""
 
@@ -115,7 +114,7 @@ def tampered(monkeypatch, place):
 @pytest.mark.parametrize("place", [0, NBYTES // 2, -30])
 def test_an_altered_message_is_refused_on_cpu_and_leaves_zeros(monkeypatch, name, place):
     with open_steps("to_device", NBYTES) as opened:
-        (step,) = [step for step in opened.steps if step.name == name]
+        step = step_of(opened, name)
         tampered(monkeypatch, place)
         with pytest.raises(AuthenticationError):
             step.run()
@@ -126,7 +125,7 @@ def test_an_altered_message_is_refused_on_cpu_and_leaves_zeros(monkeypatch, name
 @pytest.mark.parametrize("name", [DIRECT, PARALLEL])
 def test_an_altered_message_is_refused_on_a_gpu_and_leaves_zeros(monkeypatch, name):
     with open_steps("to_device", NBYTES, device="cuda:0") as opened:
-        (step,) = [step for step in opened.steps if step.name == name]
+        step = step_of(opened, name)
         tampered(monkeypatch, 2 * CHUNK_SIZE)
         with pytest.raises(AuthenticationError) as refusal:
             step.run()
@@ -137,7 +136,7 @@ def test_an_altered_message_is_refused_on_a_gpu_and_leaves_zeros(monkeypatch, na
 @pytest.mark.parametrize("name", [BOUNCE, DIRECT, PARALLEL, OVERLAP])
 def test_a_byte_that_the_bus_turns_over_is_refused_and_leaves_zeros(driver, name):
     with open_steps("to_device", NBYTES, device="cuda:0") as opened:
-        (step,) = [step for step in opened.steps if step.name == name]
+        step = step_of(opened, name)
         step.run()
         driver.flips[driver.calls["upload"] + 2] = 1000  # the first is the key's
         with pytest.raises(AuthenticationError):
@@ -150,17 +149,15 @@ def test_a_byte_that_the_bus_turns_over_is_refused_and_leaves_zeros(driver, name
 @pytest.mark.parametrize("place", [0, NBYTES // 2, -30])
 def test_the_host_refuses_what_was_altered_on_the_way_from_the_device(monkeypatch, place):
     with open_steps("to_host", NBYTES) as opened:
-        first = opened.steps[0]
-        assert first.name == BOUNCE
         tampered(monkeypatch, place)
         with pytest.raises(AuthenticationError):
-            first.run()
+            step_of(opened, BOUNCE).run()
 
 
 @pytest.mark.parametrize("name", [DIRECT, PARALLEL])
 def test_the_owner_refuses_what_was_altered_on_the_way_to_the_host(monkeypatch, name):
     with open_steps("to_host", NBYTES) as opened:
-        (step,) = [step for step in opened.steps if step.name == name]
+        step = step_of(opened, name)
         tampered(monkeypatch, NBYTES // 2)
         with pytest.raises(AuthenticationError):
             step.read(step.run())
@@ -194,15 +191,10 @@ def test_without_a_gpu_a_device_error_says_what_to_do():
 
 
 def test_traffic_is_two_for_each_pass():
+    traffic = {BOUNCE: 8, DIRECT: 4, PARALLEL: 4, OVERLAP: 2, COPY: 2}
     with open_steps("to_device", NBYTES) as there, open_steps("to_host", NBYTES) as back:
         for opened in (there, back):
-            assert {step.name: step.traffic for step in opened.steps} == {
-                BOUNCE: 8,
-                DIRECT: 4,
-                PARALLEL: 4,
-                OVERLAP: 2,
-                COPY: 2,
-            }
+            assert {step.name: step.traffic for step in opened.steps} == traffic
             assert all(step.traffic == 2 * len(step.passes) for step in opened.steps)
 
 
@@ -225,13 +217,16 @@ def test_small_sizes_have_the_rounds_of_a_p99_and_large_ones_those_asked_for():
     assert rounds_of(1, 1) == 500
 
 
-def test_a_step_may_settle_before_it_is_timed():
+def test_rounds_call_each_in_turn_after_it_has_settled():
     order = []
     runs = {name: lambda name=name: order.append(name) for name in "ab"}
     times = timed_rounds(runs, 2, settle=1)
     assert "".join(order) == "aabb" * 2
     assert [len(found.seconds) for found in times.values()] == [2, 2]
     assert all(found.cpu >= 0 for found in times.values())
+    order.clear()
+    assert [len(seconds) for seconds in interleave(runs, 2).values()] == [2, 2]
+    assert "".join(order) == "ab" * 3  # the first to warm up
 
 
 @pytest.fixture

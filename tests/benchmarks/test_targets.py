@@ -1,7 +1,5 @@
 """The path table has every path at every size, and its ratios are those of its times."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

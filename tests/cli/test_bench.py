@@ -94,7 +94,8 @@ def test_a_document_on_stdout_stands_there_alone(cli):
 
 @pytest.mark.usefixtures("gpu")
 def test_a_gpu_is_measured_with_a_word_on_what_stands_for_a_chain(cli, folder):
-    said = cli(f"{QUICK} --device cuda:0 --json out.json").stdout
+    said = cli(f"{QUICK} --device cuda:0 --json out.json --timeline when.json").stdout
+    assert {"kernels", "uploads", "downloads"} <= events_of(folder / "when.json")[1]
     assert "to_host, cuda:0\n" in said
     assert "one thread block on the GPU" in said
     document = json.loads((folder / "out.json").read_text())
@@ -111,9 +112,6 @@ def test_without_a_gpu_the_command_says_what_to_do(cli):
 
 def test_a_device_that_is_none_is_refused(cli):
     assert cli.error(f"{QUICK} --device tpu") == "error: no such device: 'tpu'; expected 'cpu' or 'cuda:N'\n"
-
-
-def test_an_error_for_a_program_is_one_document(cli):
     document = json.loads(cli(f"{QUICK} --device tpu --json -", status=1).stdout)
     assert document["error"]["type"] == "DeviceError"
 
@@ -129,29 +127,28 @@ def test_a_narrow_terminal_breaks_no_words(cli, monkeypatch):
 
 def test_a_p99_that_is_not_known_is_a_dash(capsys, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist sets it
-    show_ablation(rows_of(1 << 20), "cpu", stdout())
-    (line, *_) = [line for line in capsys.readouterr().out.splitlines() if "+ direct   " in line]
-    assert " ".join(line.split()) == "+ direct 9 0.00 500.0 - 700.0 1.500 4 2.00 1.50 25 % 4.00"
-    show_ablation(rows_of(1 << 20, p99=0.01), "cpu", stdout())
-    (line, *_) = [line for line in capsys.readouterr().out.splitlines() if "+ direct   " in line]
-    assert "10.000" in line.split()
+    for p99, shown in ((None, "-"), (0.01, "10.000")):
+        show_ablation(rows_of(1 << 20, p99=p99), "cpu", stdout())
+        (line, *_) = [line for line in capsys.readouterr().out.splitlines() if "+ direct   " in line]
+        assert " ".join(line.split()) == f"+ direct 9 0.00 500.0 {shown} 700.0 1.500 4 2.00 1.50 25 % 4.00"
 
 
-def test_figures_are_drawn(cli, folder):
-    assert "Picture: chart.png" in cli(f"{QUICK} --picture chart.png").stdout
+def test_figures_are_drawn_and_a_timeline_is_a_trace_of_each_kind_of_transfer(cli, folder):
+    said = cli(f"{QUICK} --picture chart.png --timeline when.json").stdout
+    assert "Picture: chart.png" in said
     assert (folder / "chart.png").read_bytes().startswith(b"\x89PNG")
+    assert "Timeline: when.json" in said
+    names, _ = events_of(folder / "when.json")
+    assert (names.count("to_device"), names.count("to_host")) == (2, 1)
 
 
 @pytest.mark.parametrize("sizes", [(1,), (1 << 16, 1 << 20, 1 << 24, 1 << 28, 1 << 30)])
-def test_a_chart_takes_any_number_of_sizes(folder, sizes):
-    draw_ablation(rows_of(*sizes), "cpu", folder / "chart.svg")
-    text = (folder / "chart.svg").read_text()
-    assert text.count("2.0x") == 2 * len(sizes) * len(STEPS)
-
-
-def test_a_chart_takes_losses(folder):
-    draw_ablation(rows_of(1 << 20), "cpu", folder / "chart.svg", losses=[2.0, 1.0, 0.5])
-    assert "Loss, on sealed and on plain data alike" in (folder / "chart.svg").read_text()
+def test_a_chart_takes_any_number_of_sizes_and_losses(folder, sizes):
+    for losses in ([], [2.0, 1.0, 0.5]):
+        draw_ablation(rows_of(*sizes), "cpu", folder / "chart.svg", losses=losses)
+        text = (folder / "chart.svg").read_text()
+        assert text.count("2.0x") == 2 * len(sizes) * len(STEPS)
+        assert ("Loss, on sealed and on plain data alike" in text) is bool(losses)
 
 
 def test_a_chart_without_matplotlib_says_what_to_install(cli, monkeypatch):
@@ -173,18 +170,6 @@ def events_of(path):
     events = json.loads(path.read_text())["traceEvents"]
     names = [event["name"] for event in events if event["ph"] == "X"]
     return names, {event["args"]["name"] for event in events if event["name"] == "thread_name"}
-
-
-def test_a_timeline_is_a_trace_of_each_kind_of_transfer(cli, folder):
-    assert "Timeline: when.json" in cli(f"{QUICK} --timeline when.json").stdout
-    names, _ = events_of(folder / "when.json")
-    assert (names.count("to_device"), names.count("to_host")) == (2, 1)
-
-
-@pytest.mark.usefixtures("gpu")
-def test_the_timeline_of_a_gpu_has_its_streams(cli, folder):
-    cli(f"{QUICK} --device cuda:0 --timeline when.json")
-    assert {"kernels", "uploads", "downloads"} <= events_of(folder / "when.json")[1]
 
 
 @pytest.mark.parametrize(

@@ -10,32 +10,20 @@ from fastrack._cli.console import clean, format_rate, pluralize, progress_bar
 from fastrack._util.units import format_size
 
 
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (256 << 20, "256 MiB"), (5 << 50, "5120.0 TiB")],
-)
-def test_a_size_is_written_in_powers_of_1024(count, text):
-    assert format_size(count) == text
-
-
-def test_a_pace_is_told_only_of_work_that_tells_one():
+def test_sizes_rates_and_counts_are_written_for_people():
+    sizes = {0: "0 B", 1023: "1023 B", 1024: "1 KiB", 1536: "1.5 KiB", 256 << 20: "256 MiB", 5 << 50: "5120.0 TiB"}
+    assert {count: format_size(count) for count in sizes} == sizes
     assert format_rate(10**9, 0.5) == "0.50 s, 2.00 GB/s"
-    assert format_rate(1000, 0.005) == "5.0 ms"
-
-
-def test_one_is_no_plural():
+    assert format_rate(1000, 0.005) == "5.0 ms"  # too short to tell a rate
     assert [pluralize(number, "tensor") for number in (0, 1, 2)] == ["0 tensors", "1 tensor", "2 tensors"]
 
 
-@pytest.mark.parametrize("text", ["plain", "Ünïcode 漢字", "[brackets]"])
-def test_what_can_be_printed_stays_as_it_is(text):
-    assert clean(text) == text
-
-
-@pytest.mark.parametrize("text", ["\x1b[2J", "\r", "\n", "\x9b", "\u2028", "\udc80", "\u202e"])
-def test_what_drives_a_terminal_is_escaped(text):
-    assert clean(text).isascii()
-    assert clean(text).startswith("\\")
+def test_what_drives_a_terminal_is_escaped_and_all_else_stays():
+    for text in ("plain", "Ünïcode 漢字", "[brackets]"):
+        assert clean(text) == text
+    for text in ("\x1b[2J", "\r", "\n", "\x9b", "\u2028", "\udc80", "\u202e"):
+        assert clean(text).isascii()
+        assert clean(text).startswith("\\")
 
 
 class Terminal(io.StringIO):
@@ -59,18 +47,11 @@ def _a_capable_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
 
 
-def test_a_bar_shows_work_that_takes_long(monkeypatch, capsys):
+def test_a_bar_shows_work_that_takes_long_until_it_is_over_or_fails(monkeypatch, capsys):
+    assert work() == ""
     monkeypatch.setattr(console, "_DELAY", 0)
     assert "sealing" in work()
     assert capsys.readouterr().out == ""
-
-
-def test_work_of_a_moment_shows_no_bar():
-    assert work() == ""
-
-
-def test_a_bar_goes_when_the_work_fails(monkeypatch):
-    monkeypatch.setattr(console, "_DELAY", 0)
     assert work(fails=True).rindex("\x1b[?25h") > 0  # the cursor is back
 
 

@@ -22,12 +22,6 @@ def work(folder):
     return folder / "work"
 
 
-def small(monkeypatch):
-    """A library of one page, so that the whole demo takes a moment."""
-    library = {"source": np.arange(50_000, dtype=np.uint8), "starts": np.zeros(1, np.int64)}
-    monkeypatch.setattr(demo_module, "_library", lambda: library)
-
-
 @pytest.mark.slow
 def test_the_demo_tells_its_story_and_leaves_a_picture(cli, folder, work):
     said = cli(QUICK).stdout
@@ -87,17 +81,16 @@ def test_the_library_is_python_source():
     library = demo_module._library()
     starts = library["starts"]
     assert library["source"].size == starts[-1] > 1_000_000
-    first = library["source"][: starts[1]].tobytes()
-    compile(first, "first", "exec")
+    compile(library["source"][: starts[1]].tobytes(), "first", "exec")
 
 
 @pytest.mark.slow
 def test_a_demo_that_fails_leaves_nothing(cli, work, monkeypatch):
-    small(monkeypatch)
-
     def fail(*_):
         raise KeyboardInterrupt
 
+    library = {"source": np.arange(50_000, dtype=np.uint8), "starts": np.zeros(1, np.int64)}
+    monkeypatch.setattr(demo_module, "_library", lambda: library)  # of one page, so that it takes a moment
     monkeypatch.setattr(demo_module, "_forge", fail)
     cli(QUICK, status=130)
     assert list(work.iterdir()) == []

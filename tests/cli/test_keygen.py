@@ -27,13 +27,10 @@ def test_a_key_of_another_size_is_bad_usage(cli):
 
 
 @pytest.mark.usefixtures("key")
-def test_a_key_file_is_never_replaced(cli, folder):
+def test_a_key_file_is_never_replaced_and_needs_a_directory_that_is_there(cli, folder):
     before = (folder / "owner.key").read_bytes()
     assert "owner.key: exists and was left as it was" in cli.error("keygen owner.key")
     assert (folder / "owner.key").read_bytes() == before
-
-
-def test_a_key_needs_a_directory_that_is_there(cli):
     assert cli.error("keygen nowhere/owner.key") == "error: nowhere: no such directory; make it first\n"
 
 

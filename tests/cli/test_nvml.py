@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
 import pynvml
@@ -14,17 +15,19 @@ class FakeNvml:
     """A driver with one GPU. `fails` gives the error code of the calls that are to fail."""
 
     def __init__(self, *, feature=1, environment=2, devtools=0, ready=1, multi_gpu=0, fails=None):
-        self.state = SimpleNamespace(ccFeature=feature, environment=environment, devToolsMode=devtools)
-        self.ready = ready
         self.multi_gpu = multi_gpu
-        self.fails = fails or {}
         self.open = 0
-
-    def __getattribute__(self, name):
-        fails = object.__getattribute__(self, "__dict__").get("fails", {})
-        if name in fails:
-            return lambda *_: self.fail(fails[name])
-        return object.__getattribute__(self, name)
+        state = SimpleNamespace(ccFeature=feature, environment=environment, devToolsMode=devtools)
+        answers = {
+            "nvmlSystemGetDriverVersion": lambda: "580.65.06",
+            "nvmlDeviceGetCount": lambda: 1,
+            "nvmlDeviceGetHandleByIndex": lambda index: f"handle {index}",
+            "nvmlDeviceGetName": {"handle 0": "NVIDIA H100"}.__getitem__,
+            "nvmlDeviceGetMemoryInfo": {"handle 0": SimpleNamespace(total=80 * GIB)}.__getitem__,
+            "nvmlSystemGetConfComputeState": lambda: state,
+            "nvmlSystemGetConfComputeGpusReadyState": lambda: ready,
+        }
+        self.__dict__.update(answers | {name: partial(self.fail, code) for name, code in (fails or {}).items()})
 
     def __getattr__(self, name):
         if name.startswith("nvml") and not name.startswith("nvmlError"):
@@ -32,7 +35,7 @@ class FakeNvml:
         return getattr(pynvml, name)
 
     @staticmethod
-    def fail(code):
+    def fail(code, *_):
         raise pynvml.NVMLError(code)
 
     def nvmlInit(self):  # noqa: N802
@@ -40,29 +43,6 @@ class FakeNvml:
 
     def nvmlShutdown(self):  # noqa: N802
         self.open -= 1
-
-    def nvmlSystemGetDriverVersion(self):  # noqa: N802
-        return "580.65.06"
-
-    def nvmlDeviceGetCount(self):  # noqa: N802
-        return 1
-
-    def nvmlDeviceGetHandleByIndex(self, index):  # noqa: N802
-        return f"handle {index}"
-
-    def nvmlDeviceGetName(self, handle):  # noqa: N802
-        assert handle == "handle 0"
-        return "NVIDIA H100"
-
-    def nvmlDeviceGetMemoryInfo(self, handle):  # noqa: N802
-        assert handle == "handle 0"
-        return SimpleNamespace(total=80 * GIB)
-
-    def nvmlSystemGetConfComputeState(self):  # noqa: N802
-        return self.state
-
-    def nvmlSystemGetConfComputeGpusReadyState(self):  # noqa: N802
-        return self.ready
 
     def nvmlSystemGetConfComputeSettings(self, settings):  # noqa: N802
         settings._obj.multiGpuMode = self.multi_gpu
@@ -79,28 +59,22 @@ def test_a_confidential_gpu_is_read():
     assert nvml.open == 0
 
 
-def test_a_gpu_out_of_confidential_mode_is_read():
-    mode = read_graphics(FakeNvml(feature=0, environment=0)).confidential
-    assert (mode.enabled, mode.environment, mode.ready) == (False, "unavailable", None)
-
-
-def test_dev_tools_mode_is_read():
-    assert read_graphics(FakeNvml(devtools=1)).confidential.devtools is True
-
-
-def test_a_gpu_that_is_not_ready_is_read():
-    assert read_graphics(FakeNvml(ready=0)).confidential.ready is False
-
-
 @pytest.mark.parametrize(
-    ("mode", "name"), [(0, "none"), (1, "protected PCIe"), (2, "NVLink encryption"), (9, "unknown (9)")]
+    ("state", "read"),
+    [
+        ({"feature": 0, "environment": 0}, {"enabled": False, "environment": "unavailable", "ready": None}),
+        ({"devtools": 1}, {"devtools": True}),
+        ({"ready": 0}, {"ready": False}),
+        ({"environment": 7}, {"environment": "unknown (7)"}),
+        ({"multi_gpu": 0}, {"multi_gpu": "none"}),
+        ({"multi_gpu": 1}, {"multi_gpu": "protected PCIe"}),
+        ({"multi_gpu": 2}, {"multi_gpu": "NVLink encryption"}),
+        ({"multi_gpu": 9}, {"multi_gpu": "unknown (9)"}),
+    ],
 )
-def test_the_multi_gpu_mode_is_read(mode, name):
-    assert read_graphics(FakeNvml(multi_gpu=mode)).confidential.multi_gpu == name
-
-
-def test_an_environment_of_the_future_is_named_by_number():
-    assert read_graphics(FakeNvml(environment=7)).confidential.environment == "unknown (7)"
+def test_a_mode_is_read(state, read):
+    mode = read_graphics(FakeNvml(**state)).confidential
+    assert {name: getattr(mode, name) for name in read} == read
 
 
 @pytest.mark.parametrize("code", [pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED])
@@ -151,15 +125,12 @@ def test_a_failure_to_end_is_no_error():
     read_graphics(FakeNvml(fails={"nvmlShutdown": pynvml.NVML_ERROR_UNKNOWN}))
 
 
-def test_an_old_pynvml_without_multi_gpu_settings_will_do(monkeypatch):
-    monkeypatch.delattr(pynvml, "c_nvmlSystemConfComputeSettings_v1_t")
-    assert read_graphics(FakeNvml()).confidential.multi_gpu is None
-
-
-def test_settings_that_come_back_with_an_error_code_are_not_believed():
+def test_multi_gpu_settings_that_are_not_there_or_come_with_an_error_code_are_not_believed(monkeypatch):
     nvml = FakeNvml()
     nvml.nvmlSystemGetConfComputeSettings = lambda _: pynvml.NVML_ERROR_UNKNOWN
     assert read_graphics(nvml).confidential.multi_gpu is None
+    monkeypatch.delattr(pynvml, "c_nvmlSystemConfComputeSettings_v1_t")  # as in an old one
+    assert read_graphics(FakeNvml()).confidential.multi_gpu is None
 
 
 def test_the_driver_of_this_machine_is_read_without_an_error():

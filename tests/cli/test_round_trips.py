@@ -17,8 +17,7 @@ NOTES = b"not for everyone\r\n\x00\xff" * 3000
 
 
 def same(found, expected):
-    assert found.dtype == expected.dtype
-    assert found.shape == expected.shape
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
     assert found.tobytes() == expected.tobytes()
 
 
@@ -42,19 +41,17 @@ def test_an_npz_file_comes_back(cli, key, arrays):
             same(back[name], plain[name])
 
 
-@pytest.mark.parametrize("array", [np.float32(2.5), np.empty((0, 4)), np.eye(300), np.array([True, False])], ids=str)
-def test_an_npy_file_comes_back(cli, key, array):
+@pytest.mark.parametrize(
+    "array",
+    [np.float32(2.5), np.empty((0, 4)), np.eye(300), np.array([True, False]), np.arange(12).reshape(3, 4).T],
+    ids=str,
+)
+def test_an_npy_file_comes_back_in_our_order(cli, key, array):
     np.save("one.npy", array)
     cli(f"seal one.npy sealed.safetensors {key}")
     cli(f"unseal sealed.safetensors back.npy {key}")
     same(np.load("back.npy"), np.asarray(array))
-
-
-def test_an_npy_file_in_the_other_order_comes_back_in_ours(cli, key):
-    np.save("one.npy", np.asfortranarray(np.arange(12).reshape(3, 4)))
-    cli(f"seal one.npy sealed.safetensors {key}")
-    cli(f"unseal sealed.safetensors back.npy {key}")
-    np.testing.assert_array_equal(np.load("back.npy"), np.arange(12).reshape(3, 4))
+    assert np.load("back.npy").flags.c_contiguous
 
 
 @pytest.mark.parametrize("data", [NOTES, b"", b"x", bytes(16384), bytes(16385)], ids=len)
@@ -66,17 +63,9 @@ def test_any_file_comes_back(cli, key, folder, data):
     assert (folder / "back.txt").read_bytes() == data
 
 
-def test_a_file_sealed_with_128_bits_comes_back(cli, folder):
+def test_a_key_file_of_128_bits_may_come_from_the_environment(cli, folder, monkeypatch):
     cli("keygen small.key --bits 128")
-    (folder / "notes.txt").write_bytes(NOTES)
-    cli("seal notes.txt notes.sealed --key small.key")
-    cli("unseal notes.sealed back.txt --key small.key")
-    assert (folder / "back.txt").read_bytes() == NOTES
-
-
-@pytest.mark.usefixtures("key")
-def test_the_key_file_may_come_from_the_environment(cli, folder, monkeypatch):
-    monkeypatch.setenv("FASTRACK_KEY_FILE", "owner.key")
+    monkeypatch.setenv("FASTRACK_KEY_FILE", "small.key")
     (folder / "notes.txt").write_bytes(NOTES)
     cli("seal notes.txt notes.sealed")
     cli("verify notes.sealed")
@@ -144,19 +133,16 @@ def test_sealing_leaves_out_what_is_not_to_be_read(cli, key, arrays):
 
 def test_a_name_is_given_to_one_tensor_only(cli, key, arrays):
     save_plain(arrays, "plain.safetensors")
-    assert "expected a file of one tensor, got 2" in cli.error(
-        f"seal plain.safetensors sealed.safetensors --name w {key}"
-    )
+    line = f"seal plain.safetensors sealed.safetensors --name w {key}"
+    assert "expected a file of one tensor, got 2" in cli.error(line)
     assert not Path("sealed.safetensors").exists()
 
 
 def test_sealing_tells_a_program_what_it_did(cli, key, arrays):
     np.savez("plain.npz", **arrays)
     document = cli.json(f"seal plain.npz sealed.safetensors --plain y {key}")
-    assert document["tensors"] == 1
-    assert document["bytes"] == arrays["x"].nbytes
-    assert document["plain_tensors"] == 1
-    assert document["plain_bytes"] == arrays["y"].nbytes
+    assert (document["tensors"], document["bytes"]) == (1, arrays["x"].nbytes)
+    assert (document["plain_tensors"], document["plain_bytes"]) == (1, arrays["y"].nbytes)
     assert document["seconds"] > 0
 
 

@@ -4,9 +4,10 @@ import copy
 import pickle
 
 import pytest
-from cryptography import cobblestone as reference
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from helpers import by_hand
+from helpers.runs import flip
 from helpers.vectors import derive_as_published, published  # noqa: F401 - a fixture
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,28 +34,12 @@ from fastrack._crypto.cobblestone import (
 )
 from fastrack.errors import AuthenticationError, ClosedError, FormatError
 
-ENCRYPTORS = {16: reference.Cobblestone128Encryptor, 32: reference.Cobblestone256Encryptor}
+SECRET = bytes(range(32))
 SECRETS = (st.binary(min_size=16, max_size=16) | st.binary(min_size=32, max_size=32)).filter(any)
 PLAIN_SIZES = st.integers(0, 4 * CHUNK_SIZE) | st.integers(0, MAX_PLAIN_SIZE)
-EDGES = [
-    0,
-    1,
-    TAG_SIZE,
-    CHUNK_SIZE - 1,
-    CHUNK_SIZE,
-    CHUNK_SIZE + 1,
-    2 * CHUNK_SIZE - 1,
-    2 * CHUNK_SIZE,
-    256 * CHUNK_SIZE,
-    257 * CHUNK_SIZE + 1,
-]
+EDGES = [0, 1, TAG_SIZE, *(count * CHUNK_SIZE + more for count in (1, 2, 256, 257) for more in (-1, 0, 1))]
 VECTORS = published()
 each_key_size = pytest.mark.parametrize("size", [16, 32])
-
-
-def sealed_elsewhere(secret, context, plain):
-    encryptor = ENCRYPTORS[len(secret)](secret, context)
-    return encryptor.update(plain) + encryptor.finalize()
 
 
 def opened_with(message_key, message):
@@ -83,17 +68,6 @@ def test_a_published_header_opens_or_is_refused(vector):
             open_header(vector.message[:HEADER_SIZE], vector.key, vector.context)
 
 
-@pytest.mark.parametrize("vector", VECTORS)
-def test_a_published_message_has_the_size_it_should(vector):
-    if vector.valid:
-        assert plain_size(len(vector.message)) == vector.plain_size
-        assert message_size(vector.plain_size) == len(vector.message)
-        assert raw_plain_size(len(vector.message) - HEADER_SIZE) == vector.plain_size
-    elif vector.name.partition("_")[2] in IMPOSSIBLE:
-        with pytest.raises(FormatError):
-            plain_size(len(vector.message))
-
-
 # Cases of a size that no message has. One that was cut within its second chunk is not among them: its last chunk is as
 # short as a last chunk may be, so only its tag can tell.
 IMPOSSIBLE = {
@@ -111,11 +85,16 @@ IMPOSSIBLE = {
 
 @pytest.mark.usefixtures("derive_as_published")
 @pytest.mark.parametrize("vector", VECTORS)
-def test_a_published_message_opens_chunk_by_chunk(vector):
-    if not vector.valid:
-        return
-    message_key = open_header(vector.message[:HEADER_SIZE], vector.key, vector.context)
-    assert len(opened_with(message_key, vector.message)) == vector.plain_size
+def test_a_published_message_has_the_size_it_should_and_opens_chunk_by_chunk(vector):
+    if vector.valid:
+        assert plain_size(len(vector.message)) == vector.plain_size
+        assert message_size(vector.plain_size) == len(vector.message)
+        assert raw_plain_size(len(vector.message) - HEADER_SIZE) == vector.plain_size
+        message_key = open_header(vector.message[:HEADER_SIZE], vector.key, vector.context)
+        assert len(opened_with(message_key, vector.message)) == vector.plain_size
+    elif vector.name.partition("_")[2] in IMPOSSIBLE:
+        with pytest.raises(FormatError):
+            plain_size(len(vector.message))
 
 
 # Agreement with the reference implementation
@@ -125,7 +104,7 @@ def test_a_published_message_opens_chunk_by_chunk(vector):
 @given(data=st.data(), context=st.binary(max_size=200))
 def test_the_reference_makes_headers_that_open_here(size, data, context):
     secret = data.draw(st.binary(min_size=size, max_size=size).filter(any))
-    message = sealed_elsewhere(secret, context, b"")
+    message = by_hand.seal(secret, context, b"")
     message_key = open_header(message[:HEADER_SIZE], secret, context)
     assert message_key.commitment == message[SALT_SIZE:HEADER_SIZE]
     assert len(message_key.material) == size + 12
@@ -137,7 +116,7 @@ def test_the_reference_makes_headers_that_open_here(size, data, context):
 )
 def test_the_reference_makes_messages_that_open_here(size, plain_bytes):
     secret, plain = bytes(range(size)), bytes(i % 251 for i in range(plain_bytes))
-    message = sealed_elsewhere(secret, b"context", plain)
+    message = by_hand.seal(secret, b"context", plain)
     assert len(message) == message_size(plain_bytes)
     assert opened_with(open_header(message[:HEADER_SIZE], secret, b"context"), message) == plain
 
@@ -150,42 +129,28 @@ def test_the_reference_opens_a_message_made_by_this_arithmetic(size):
     message = salt + message_key.commitment
     for number, chunk in enumerate(chunks):
         message += AESGCM(message_key.key).encrypt(chunk_nonce(message_key.nonce, number), chunk, None)
-    decryptor = {16: reference.Cobblestone128Decryptor, 32: reference.Cobblestone256Decryptor}[size](secret, b"context")
-    assert decryptor.update(message) + decryptor.finalize() == b"".join(chunks)
+    assert by_hand.unseal(secret, b"context", message) == b"".join(chunks)
 
 
 def test_chunks_are_bound_to_their_place():
-    secret = bytes(range(32))
-    message = sealed_elsewhere(secret, b"", bytes(2 * CHUNK_SIZE))
-    first, second = chunk_offset(0), chunk_offset(1)
-    swapped = (
-        message[:first]
-        + message[second : second + SEALED_CHUNK_SIZE]
-        + message[first:second]
-        + message[second + SEALED_CHUNK_SIZE :]
-    )
+    message = by_hand.seal(SECRET, b"", bytes(2 * CHUNK_SIZE))
+    first, second, last = map(chunk_offset, range(3))
+    swapped = message[:first] + message[second:last] + message[first:second] + message[last:]
     with pytest.raises(InvalidTag):
-        opened_with(open_header(swapped[:HEADER_SIZE], secret, b""), swapped)
+        opened_with(open_header(swapped[:HEADER_SIZE], SECRET, b""), swapped)
 
 
 # Headers
 
 
-def test_every_flipped_bit_of_a_header_is_refused():
-    secret = bytes(range(32))
-    header = sealed_elsewhere(secret, b"context", b"")[:HEADER_SIZE]
+def test_every_flipped_bit_and_every_truncation_of_a_header_is_refused():
+    header = by_hand.seal(SECRET, b"context", b"")[:HEADER_SIZE]
     for bit in range(8 * HEADER_SIZE):
-        bad = bytearray(header)
-        bad[bit // 8] ^= 1 << bit % 8
         with pytest.raises(AuthenticationError):
-            open_header(bad, secret, b"context")
-
-
-def test_every_truncation_of_a_header_is_refused():
-    header = sealed_elsewhere(bytes(range(32)), b"", b"")[:HEADER_SIZE]
+            open_header(flip(header, bit), SECRET, b"context")
     for size in range(HEADER_SIZE):
         with pytest.raises(FormatError, match="cut short"):
-            open_header(header[:size], bytes(range(32)), b"")
+            open_header(header[:size], SECRET, b"context")
 
 
 @pytest.mark.parametrize(
@@ -193,39 +158,32 @@ def test_every_truncation_of_a_header_is_refused():
     [
         (b"\1" + bytes(31), b"context"),
         (bytes(range(16)), b"context"),
-        (bytes(range(32)), b""),
-        (bytes(range(32)), b"context\0"),
-        (bytes(range(32)), b"Context"),
+        *((SECRET, context) for context in (b"", b"context\0", b"Context")),
     ],
 )
 def test_another_key_or_context_is_refused_before_any_chunk(secret, context):
-    header = sealed_elsewhere(bytes(range(32)), b"context", b"")[:HEADER_SIZE]
+    header = by_hand.seal(SECRET, b"context", b"")[:HEADER_SIZE]
     with pytest.raises(AuthenticationError, match=r"key .* context") as caught:
         open_header(header, secret, context)
     assert caught.value.chunk is None
 
 
 def test_a_header_may_be_a_view_of_a_mapped_file():
-    message = memoryview(bytearray(sealed_elsewhere(bytes(range(32)), b"", b"abc")))
-    assert opened_with(open_header(message[:HEADER_SIZE], memoryview(bytes(range(32))), bytearray()), message) == b"abc"
+    message = memoryview(bytearray(by_hand.seal(SECRET, b"", b"abc")))
+    assert opened_with(open_header(message[:HEADER_SIZE], memoryview(SECRET), bytearray()), message) == b"abc"
 
 
-@pytest.mark.parametrize("size", [0, 1, 15, 17, 24, 31, 33, 64])
-def test_a_secret_of_another_length_is_refused(size):
-    with pytest.raises(FormatError, match=f"got {size}"):
-        derive(bytes(size), bytes(SALT_SIZE), b"")
-
-
-@pytest.mark.parametrize("size", [16, 32])
-def test_a_secret_of_zeros_is_refused(size):
-    with pytest.raises(FormatError, match="expected random bytes, got zeros only"):
-        derive(bytes(size), bytes(SALT_SIZE), b"")
-
-
-@pytest.mark.parametrize("size", [0, 23, 25, 32])
-def test_a_salt_of_another_length_is_refused(size):
-    with pytest.raises(FormatError, match=f"got {size}"):
-        derive(bytes(range(32)), bytes(size), b"")
+@pytest.mark.parametrize(
+    ("secret", "salt", "told"),
+    [
+        *((bytes(size), bytes(SALT_SIZE), f"got {size}") for size in (0, 1, 15, 17, 24, 31, 33, 64)),
+        *((bytes(size), bytes(SALT_SIZE), "expected random bytes, got zeros only") for size in (16, 32)),
+        *((SECRET, bytes(size), f"got {size}") for size in (0, 23, 25, 32)),
+    ],
+)
+def test_a_secret_of_zeros_and_other_lengths_of_secret_and_salt_are_refused(secret, salt, told):
+    with pytest.raises(FormatError, match=told):
+        derive(secret, salt, b"")
 
 
 @given(secret=SECRETS, salt=st.binary(min_size=SALT_SIZE, max_size=SALT_SIZE), context=st.binary(max_size=50))
@@ -245,6 +203,8 @@ def test_a_raw_message_key_joins_a_key_and_a_nonce():
     message_key = MessageKey.raw(b"k" * 16, bytearray(b"n" * 12))
     assert message_key.material == b"k" * 16 + b"n" * 12
     assert (message_key.key, message_key.nonce, message_key.commitment) == (b"k" * 16, b"n" * 12, b"")
+    assert message_key.key.readonly
+    assert message_key.nonce.readonly
 
 
 @pytest.mark.parametrize(("key", "nonce"), [(15, 12), (28, 12), (44, 12), (0, 12), (16, 11), (32, 24), (32, 0)])
@@ -259,28 +219,21 @@ def test_material_of_another_size_is_refused(size):
         MessageKey(bytearray(size))
 
 
-def test_wiping_a_message_key_overwrites_it_in_place():
-    message_key = derive(bytes(range(32)), bytes(SALT_SIZE), b"")
+def test_wiping_a_message_key_overwrites_it_in_place_and_hands_out_no_zeros():
+    message_key = derive(SECRET, bytes(SALT_SIZE), b"")
     material, key, nonce = message_key.material, message_key.key, message_key.nonce
     assert any(material)
     message_key.wipe()
     message_key.wipe()
     assert bytes(material) == bytes(44)
     assert bytes(key) + bytes(nonce) == bytes(44)
-
-
-@pytest.mark.parametrize("name", ["material", "key", "nonce"])
-def test_a_wiped_message_key_is_not_handed_out_as_zeros(name):
-    message_key = derive(bytes(range(32)), bytes(SALT_SIZE), b"")
-    message_key.wipe()
-    with pytest.raises(ClosedError, match="derive it again"):
-        getattr(message_key, name)
+    for name in ("material", "key", "nonce"):
+        with pytest.raises(ClosedError, match="derive it again"):
+            getattr(message_key, name)
 
 
 def test_a_message_key_that_goes_away_wipes_itself():
-    message_key = derive(bytes(range(32)), bytes(SALT_SIZE), b"")
-    material = message_key.material
-    del message_key
+    material = derive(SECRET, bytes(SALT_SIZE), b"").material
     assert bytes(material) == bytes(44)
 
 
@@ -288,14 +241,8 @@ def test_a_message_key_whose_header_was_refused_is_wiped(monkeypatch):
     derived = []
     monkeypatch.setattr(cobblestone, "derive", lambda *given: derived.append(derive(*given)) or derived[-1])
     with pytest.raises(AuthenticationError):
-        open_header(bytes(HEADER_SIZE), bytes(range(32)), b"")
+        open_header(bytes(HEADER_SIZE), SECRET, b"")
     assert "wiped" in repr(derived[0])
-
-
-def test_the_views_of_a_message_key_cannot_be_written_to():
-    message_key = MessageKey.raw(bytes(16), bytes(12))
-    assert message_key.key.readonly
-    assert message_key.nonce.readonly
 
 
 def test_a_repr_of_a_message_key_shows_no_secret():
@@ -313,14 +260,10 @@ def test_a_message_key_stays_in_its_process(duplicate):
 
 
 @given(PLAIN_SIZES)
-def test_sizes_are_inverse(size):
+def test_sizes_are_inverse_and_the_last_chunk_is_shorter_than_the_others(size):
     assert plain_size(message_size(size)) == size
     assert raw_plain_size(ciphertext_size(size)) == size
     assert message_size(size) == HEADER_SIZE + ciphertext_size(size)
-
-
-@given(PLAIN_SIZES)
-def test_the_last_chunk_is_always_shorter_than_the_others(size):
     last = message_size(size) - chunk_offset(chunk_count(size) - 1)
     assert TAG_SIZE <= last < SEALED_CHUNK_SIZE
 
@@ -345,17 +288,7 @@ def test_edges_of_chunks_are_counted_right(size):
 
 @pytest.mark.parametrize(
     "size",
-    [
-        -1,
-        0,
-        55,
-        56,
-        71,
-        HEADER_SIZE + SEALED_CHUNK_SIZE,
-        HEADER_SIZE + SEALED_CHUNK_SIZE + 15,
-        HEADER_SIZE + 5 * SEALED_CHUNK_SIZE,
-        HEADER_SIZE + 5 * SEALED_CHUNK_SIZE + 1,
-    ],
+    [-1, 0, 55, 56, 71, *(HEADER_SIZE + chunks * SEALED_CHUNK_SIZE + more for chunks in (1, 5) for more in (0, 1, 15))],
 )
 def test_no_message_has_an_impossible_size(size):
     with pytest.raises(FormatError, match="cut short"):
@@ -364,11 +297,9 @@ def test_no_message_has_an_impossible_size(size):
         raw_plain_size(size - HEADER_SIZE)
 
 
-@pytest.mark.parametrize(
-    "size", [HEADER_SIZE + TAG_SIZE, HEADER_SIZE + SEALED_CHUNK_SIZE - 1, HEADER_SIZE + SEALED_CHUNK_SIZE + TAG_SIZE]
-)
-def test_the_shortest_and_longest_last_chunks_are_possible(size):
-    assert message_size(plain_size(size)) == size
+def test_the_shortest_and_longest_last_chunks_are_possible():
+    for chunks in (TAG_SIZE, SEALED_CHUNK_SIZE - 1, SEALED_CHUNK_SIZE + TAG_SIZE):
+        assert message_size(plain_size(HEADER_SIZE + chunks)) == HEADER_SIZE + chunks
 
 
 def test_a_message_ends_where_its_chunk_numbers_do():
@@ -397,7 +328,8 @@ def test_a_chunk_number_changes_the_last_38_bits_alone(base, chunk):
     assert nonce[7] >> 6 == base[7] >> 6
 
 
-def test_nonces_count_in_big_endian():
+def test_nonces_count_in_big_endian_from_the_base_nonce_itself():
+    assert chunk_nonce(b"base nonce..", 0) == b"base nonce.."
     assert chunk_nonce(bytes(12), 0x0102) == bytes(10) + b"\1\2"
     assert chunk_nonce(b"\xff" * 12, MAX_CHUNKS - 1) == b"\xff" * 7 + b"\xc0\0\0\0\0"
 
@@ -412,7 +344,3 @@ def test_a_chunk_number_past_38_bits_has_no_nonce(chunk):
 def test_a_base_nonce_of_another_length_is_refused(size):
     with pytest.raises(FormatError, match=f"got {size}"):
         chunk_nonce(bytes(size), 0)
-
-
-def test_the_first_nonce_is_the_base_nonce_itself():
-    assert chunk_nonce(b"base nonce..", 0) == b"base nonce.."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from helpers.forking import in_forked_child
@@ -19,29 +19,12 @@ def draw(session):
 
 
 @pytest.mark.parametrize("bits", [128, 256])
-def test_keys_differ_from_one_transfer_to_the_next(bits):
-    session = Session(bits)
-    keys = {draw(session) for _ in range(100)}
-    assert len(keys) == 100
+def test_keys_differ_between_transfers_threads_and_sessions(bits):
+    sessions = [Session(bits), Session(bits)]
+    with ThreadPoolExecutor(8) as pool:
+        keys = set(pool.map(draw, sessions * 800))
+    assert len(keys) == 1600
     assert {len(key) for key in keys} == {bits // 8 + 12}
-
-
-def test_two_sessions_share_no_key():
-    assert draw(Session()) != draw(Session())
-
-
-def test_threads_never_draw_the_same_key():
-    session, drawn = Session(), []
-
-    def work():
-        drawn.extend(draw(session) for _ in range(200))
-
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(set(drawn)) == 1600
 
 
 def test_a_forked_child_draws_other_keys_than_its_parent():
@@ -61,37 +44,26 @@ def test_a_fork_that_python_was_not_told_of_is_noticed(monkeypatch):
     assert bytes(session._secret) != secret
 
 
-def test_wiping_overwrites_the_secret():
+def test_wiping_overwrites_the_secret_for_forked_children_too():
     session = Session()
     secret = session._secret
     session.wipe()
     assert not any(secret)
+    for where in (lambda draw: draw(), in_forked_child):
+        assert where(lambda: refused(session))
+
+
+def refused(session):
     with pytest.raises(ClosedError, match="open another channel"):
         session.next_key()
+    return True
 
 
-def test_a_session_cannot_be_pickled():
+def test_a_session_is_not_pickled_and_shows_no_secret():
+    session = Session()
     with pytest.raises(TypeError, match="stays in its process"):
-        pickle.dumps(Session())
-
-
-def test_its_repr_shows_no_secret():
-    session = Session()
+        pickle.dumps(session)
     assert bytes(session._secret).hex() not in repr(session)
-
-
-def test_a_wiped_session_stays_wiped_in_a_forked_child():
-    session = Session()
-    session.wipe()
-
-    def child():
-        try:
-            session.next_key()
-        except ClosedError:
-            return True
-        return False
-
-    assert in_forked_child(child)
 
 
 def test_copies_of_a_process_draw_different_keys():

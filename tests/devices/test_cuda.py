@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from helpers import fake_cuda
 from helpers.cuda_rig import Message, Rig, within
-from helpers.fake_cuda import MODES
+from helpers.fake_cuda import MODES, FakeDriver
+from helpers.runs import as_pieces
 
 from fastrack import DeviceError
 from fastrack._crypto.base import GatherPlan
@@ -23,6 +24,7 @@ from fastrack._tensors import arrays
 
 SIZES = [0, 1, 16, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 4 * CHUNK_SIZE, 9 * CHUNK_SIZE + 77]
 SEEDS = range(50)
+ROWS = [140, 0, 3, 17, 99, 100, 16, 3]
 LONG = Message(9 * CHUNK_SIZE + 77)
 OTHER = Message(7 * CHUNK_SIZE + 5, seed=1)
 
@@ -34,18 +36,13 @@ def pieces_of(message, rows, row=1000):
     return plan.ranges().pieces(), expected
 
 
-@pytest.fixture(autouse=True)
-def _cupy(monkeypatch):
-    fake_cuda.install(monkeypatch)
-
-
 # What comes out.
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("bits", [128, 256])
 @pytest.mark.parametrize("size", SIZES)
-def test_a_message_is_opened(size, bits, mode):
+def test_a_message_is_opened_and_sealed(size, bits, mode):
     message = Message(size, bits)
     rig = Rig(mode)
     array = rig.array(size)
@@ -53,13 +50,6 @@ def test_a_message_is_opened(size, bits, mode):
     assert np.array_equal(rig.driver.read(array), message.plain)
     assert not rig.driver.holds(message.secret)
     rig.close(arrays=1)
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("bits", [128, 256])
-@pytest.mark.parametrize("size", SIZES)
-def test_a_message_is_sealed(size, bits, mode):
-    message = Message(size, bits)
     rig = Rig(mode)
     work, sealed = rig.seal(message, rig.driver.array(message.plain))
     assert work.result() is None
@@ -73,7 +63,7 @@ def test_a_message_is_sealed(size, bits, mode):
 def test_rows_are_gathered(bits, mode):
     message = Message(9 * CHUNK_SIZE + 77, bits)
     rig = Rig(mode)
-    pieces, expected = pieces_of(message, [140, 0, 3, 17, 99, 100, 16, 3])
+    pieces, expected = pieces_of(message, ROWS)
     array = rig.array(expected.size)
     assert rig.gather(message, pieces, array).result() is None
     assert np.array_equal(rig.driver.read(array), expected)
@@ -93,11 +83,8 @@ def test_the_short_last_chunk_is_gathered():
 def test_a_gather_of_nothing_asks_for_nothing():
     rig = Rig()
     work = rig.begin(LONG, rig.array(0))
-    none = np.empty(0, np.int64)
     slot = rig.take()
-    work.open(
-        Slab(0, 0, LONG.plain.size, 0, GatherPlan(none, np.zeros(1, np.int64), none.reshape(0, 3))), slot.memory, slot
-    )
+    work.open(Slab(0, 0, LONG.plain.size, 0, as_pieces([], [0], [])), slot.memory, slot)
     work.finish()
     assert work.result() is None
     assert rig.driver.launches == []
@@ -186,13 +173,9 @@ def test_clearing_waits_for_the_owner_and_is_done_when_it_returns(seed):
     rig.driver.later(lambda: memory.fill(7))
     rig.device.clear(rig.device.view(array, writable=True))
     assert not memory.any()
+    rig.device.clear(rig.device.view(rig.array(0), writable=True))  # nothing to clear is no error
     rig.driver.finish()
     assert not memory.any()
-
-
-def test_clearing_nothing_is_no_error():
-    rig = Rig()
-    rig.device.clear(rig.device.view(rig.array(0), writable=True))
     assert rig.driver.violations == []
 
 
@@ -215,28 +198,18 @@ def test_threads_share_a_device(mode):
     rig = Rig(mode)
     messages = [Message((3 + n) * CHUNK_SIZE + n, seed=n) for n in range(4)]
     rigs = [rig.beside() for _ in messages]
-    failures = []
 
     def transfer(own, message):
-        try:
-            for _ in range(4):
-                array = own.array(message.plain.size)
-                work = own.open(message, array)
-                assert work.result() is None
-                assert np.array_equal(own.driver.read(array), message.plain)
-                work, sealed = own.seal(message, array)
-                assert work.result() is None
-                assert np.array_equal(sealed, message.sealed)
-        except BaseException as error:  # noqa: BLE001 - told below
-            failures.append(error)
+        for _ in range(4):
+            array = own.array(message.plain.size)
+            assert own.open(message, array).result() is None
+            assert np.array_equal(own.driver.read(array), message.plain)
+            work, sealed = own.seal(message, array)
+            assert work.result() is None
+            assert np.array_equal(sealed, message.sealed)
 
-    threads = [threading.Thread(target=transfer, args=pair, daemon=True) for pair in zip(rigs, messages, strict=True)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive()
-    assert failures == []
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(transfer, rigs, messages, timeout=30))
     rigs.clear()
     rig.close()
 
@@ -245,17 +218,18 @@ def test_threads_share_a_device(mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("chunks", [(0,), (9,), (4, 3), (8, 5, 9)])
-def test_a_wrong_tag_gives_zeros_and_the_number_of_the_first(chunks, mode):
-    message = Message(9 * CHUNK_SIZE + 77).spoilt(*chunks)
+@pytest.mark.parametrize(
+    ("size", "chunks"), [(0, (0,)), *((LONG.plain.size, chunks) for chunks in ((0,), (9,), (4, 3), (8, 5, 9)))]
+)
+def test_a_wrong_tag_gives_zeros_and_the_number_of_the_first(size, chunks, mode):
+    message = Message(size).spoilt(*chunks)
     rig = Rig(mode)
     array = rig.array(message.plain.size)
     work = rig.open(message, array)
-    assert work.result() == min(chunks)
-    assert work.result() == min(chunks)
+    assert work.result() == work.result() == min(chunks)
     assert np.array_equal(rig.driver.read(array), message.plain)
-    assert rig.open(LONG, array).result() is None
-    assert np.array_equal(rig.driver.read(array), LONG.plain)
+    assert rig.open(Message(size), array).result() is None
+    assert np.array_equal(rig.driver.read(array), Message(size).plain)
 
 
 def test_a_wrong_tag_of_a_gather_gives_zeros_and_its_number():
@@ -265,12 +239,6 @@ def test_a_wrong_tag_of_a_gather_gives_zeros_and_its_number():
     array = rig.array(expected.size)
     assert rig.gather(message, pieces, array).result() == 6
     assert np.array_equal(rig.driver.read(array), expected)
-
-
-def test_the_tag_of_an_empty_message_is_checked():
-    rig = Rig()
-    message = Message(0).spoilt(0)
-    assert rig.open(message, rig.array(0)).result() == 0
 
 
 @pytest.mark.parametrize("place", [0, 16383, 16384, 16399, 16400, -1])
@@ -289,7 +257,7 @@ def test_a_byte_that_is_turned_over_on_the_bus_is_noticed(place):
 # The uploads of a gather are its key, the key of its plans, and a slab with its plan behind it.
 @pytest.mark.parametrize("place", [0, 1, 7, 8, 100, 200, -17, -16, -1])
 def test_a_plan_that_is_altered_on_the_bus_is_noticed_and_the_result_is_zeros(place):
-    pieces, expected = pieces_of(LONG, [140, 0, 3, 17, 99, 100, 16, 3])
+    pieces, expected = pieces_of(LONG, ROWS)
     rig = Rig(chunks=16)
     array = rig.driver.array(np.full(expected.size, 0x5A, np.uint8))
     rig.driver.flips = {3: SEALED_CHUNK_SIZE * len(pieces.chunks) + place if place >= 0 else place}
@@ -315,7 +283,7 @@ def test_a_plan_of_many_chunks_is_noticed_whichever_is_altered_and_nothing_of_it
 
 
 def test_after_a_plan_was_altered_later_slabs_of_the_message_are_not_gathered_either():
-    pieces, expected = pieces_of(LONG, [140, 0, 3, 17, 99, 100, 16, 3])
+    pieces, expected = pieces_of(LONG, ROWS)
     rig = Rig(chunks=2)
     array = rig.driver.array(np.full(expected.size, 0x5A, np.uint8))
     rig.driver.flips = {3: -1}
@@ -334,7 +302,7 @@ def test_an_altered_key_of_the_plans_is_noticed():
 
 
 def test_plans_cross_the_bus_sealed_each_under_a_key_of_its_own(monkeypatch):
-    pieces, expected = pieces_of(LONG, [140, 0, 3, 17, 99, 100, 16, 3])
+    pieces, expected = pieces_of(LONG, ROWS)
     rig = Rig(chunks=16)
     uploads = []
     upload = rig.driver.upload
@@ -394,27 +362,18 @@ def test_a_share_of_the_multiprocessors_bounds_the_grid(share, multiprocessors, 
 @pytest.mark.parametrize("share", [0, -1, 1.01, float("nan")])
 def test_a_share_is_above_0_and_at_most_1(share):
     with pytest.raises(ValueError, match="share="):
-        CudaDevice(fake_cuda.FakeDriver(), share=share)
+        CudaDevice(FakeDriver(), share=share)
 
 
-@pytest.mark.parametrize(
-    ("wanted", "origin", "framework"),
-    [("torch", "numpy", "torch"), ("cupy", "torch", "cupy"), (None, "torch", "torch"), (None, "cupy", "cupy"),
-     (None, "numpy", "cupy")],
-)  # fmt: skip
-def test_a_result_is_of_the_framework_that_came_in(wanted, origin, framework):
-    assert Rig().device.framework(wanted, origin) == framework
-
-
-@pytest.mark.parametrize(("torch", "framework"), [(True, "torch"), (False, "cupy")])
-def test_a_sealed_tensor_becomes_torchs_if_that_is_installed(torch, framework, monkeypatch):
-    monkeypatch.setattr(arrays, "installed", lambda name: torch)
-    assert Rig().device.framework(None, None) == framework
-
-
-def test_numpy_keeps_nothing_there():
+def test_a_result_is_of_the_framework_that_is_asked_for_or_that_came_in_or_that_is_installed(monkeypatch):
+    framework = Rig().device.framework
+    assert (framework("torch", "numpy"), framework("cupy", "torch")) == ("torch", "cupy")
+    assert (framework(None, "torch"), framework(None, "cupy"), framework(None, "numpy")) == ("torch", "cupy", "cupy")
+    for torch in (True, False):
+        monkeypatch.setattr(arrays, "installed", lambda name, torch=torch: torch)
+        assert framework(None, None) == ("torch" if torch else "cupy")
     with pytest.raises(DeviceError, match="framework='torch' or 'cupy'"):
-        Rig().device.framework("numpy", None)
+        framework("numpy", None)
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import functools
 
 import numpy as np
 import pytest
-from helpers import fake_cuda
 from helpers.cuda_rig import within
 from helpers.fake_cuda import MODES, FakeArray, FakeDriver
+from helpers.tampering import tampered
 
 import fastrack
 from fastrack import AuthenticationError, Channel, DeviceError, Key
@@ -27,10 +27,12 @@ class SmallDevice(CudaDevice):
 class Opened:
     """A channel to a device made for tests."""
 
-    def __init__(self, monkeypatch, mode, seed=0, keys=KEY):
-        fake_cuda.install(monkeypatch)
+    def __init__(self, mode, seed=0):
         self.driver = FakeDriver(mode, seed)
-        self.channel = Channel._from_device(SmallDevice(self.driver), keys=keys)
+        self.channel = Channel._from_device(SmallDevice(self.driver), keys=KEY)
+
+    def assert_holds(self, x, expected):
+        assert np.array_equal(self.driver.read(x), expected)
 
     def close(self):
         within(60, self.channel.close)
@@ -39,67 +41,53 @@ class Opened:
 
 
 @pytest.fixture(params=MODES)
-def opened(request, monkeypatch):
-    opened = Opened(monkeypatch, request.param)
+def opened(request):
+    opened = Opened(request.param)
     yield opened
     opened.close()
-
-
-def test_a_plain_tensor_arrives(opened):
-    x = opened.channel.to_device(PLAIN)
-    assert isinstance(x, FakeArray)
-    assert np.array_equal(opened.driver.read(x), PLAIN)
 
 
 def test_a_sealed_tensor_arrives(opened):
     sealed = fastrack.seal(PLAIN, KEY, name="x")
     x = opened.channel.to_device({"a": sealed, "b": 5}, framework="cupy")
-    assert np.array_equal(opened.driver.read(x["a"]), PLAIN)
+    opened.assert_holds(x["a"], PLAIN)
     assert x["b"] == 5
     assert {name for name, *_ in opened.driver.launches} == {"open_256"}
 
 
-def test_rows_of_a_sealed_tensor_arrive(opened):
-    sealed = fastrack.seal(PLAIN, KEY, name="x")
-    rows = [299, 0, 17, 16, 15, 200, 201, 17]
-    x = opened.channel.to_device(sealed[rows], framework="cupy")
-    assert np.array_equal(opened.driver.read(x), PLAIN[rows])
+@pytest.mark.parametrize(
+    ("plain", "rows"),
+    [
+        (PLAIN, [299, 0, 17, 16, 15, 200, 201, 17]),
+        (np.arange(30000, dtype=np.int16).reshape(-1, 2), np.random.default_rng(1).permutation(15000)[:6000]),
+    ],
+    ids=["few", "of many pieces"],
+)
+def test_rows_of_a_sealed_tensor_arrive(opened, plain, rows):
+    x = opened.channel.to_device(fastrack.seal(plain, KEY, name="x")[rows], framework="cupy")
+    opened.assert_holds(x, plain[rows])
 
 
-def test_the_rows_of_a_large_gather_with_many_pieces_arrive(opened):
-    narrow = np.arange(30000, dtype=np.int16).reshape(-1, 2)
-    sealed = fastrack.seal(narrow, KEY, name="x")
-    rows = np.random.default_rng(1).permutation(15000)[:6000]
-    x = opened.channel.to_device(sealed[rows], framework="cupy")
-    assert np.array_equal(opened.driver.read(x), narrow[rows])
+EDGES = [np.arange(nbytes, dtype=np.uint8) for nbytes in (0, 1, CHUNK_SIZE, 2 * CHUNK_SIZE)]
 
 
-def test_a_tensor_comes_back_sealed(opened):
-    x = opened.channel.to_device(PLAIN)
-    sealed = opened.channel.to_host(x, key=KEY, name="back")
-    assert np.array_equal(fastrack.unseal(sealed, keys=KEY, framework="numpy"), PLAIN)
-
-
-@pytest.mark.parametrize("nbytes", [0, 1, CHUNK_SIZE, 2 * CHUNK_SIZE])
-def test_sizes_at_the_edges_go_there_and_back(opened, nbytes):
-    plain = np.arange(nbytes, dtype=np.uint8)
+@pytest.mark.parametrize("plain", [PLAIN, *EDGES], ids=len)
+def test_a_plain_tensor_arrives_and_comes_back_sealed(opened, plain):
     x = opened.channel.to_device(plain)
-    assert np.array_equal(opened.driver.read(x), plain)
-    sealed = opened.channel.to_host(x, key=KEY)
+    assert isinstance(x, FakeArray)
+    opened.assert_holds(x, plain)
+    sealed = opened.channel.to_host(x, key=KEY, name="back")
     assert np.array_equal(fastrack.unseal(sealed, keys=KEY, framework="numpy"), plain)
 
 
 def test_a_spoilt_chunk_is_told_and_the_result_is_cleared(opened):
     sealed = fastrack.seal(PLAIN, KEY, name="x")
-    message = np.array(sealed.message)
-    message[56 + 16400 * 7] ^= 1
-    spoilt = type(sealed)(sealed.context, message, sealed.key_id)
     x = opened.channel.to_device(PLAIN)
     with pytest.raises(AuthenticationError, match="chunk 7") as failure:
-        opened.channel.to_device(spoilt, out=x)
+        opened.channel.to_device(tampered(sealed, 56 + 16400 * 7), out=x)
     assert failure.value.chunk == 7
     assert not opened.driver.read(x).any()
-    assert np.array_equal(opened.driver.read(opened.channel.to_device(sealed, out=x)), PLAIN)
+    opened.assert_holds(opened.channel.to_device(sealed, out=x), PLAIN)
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -118,31 +106,31 @@ def test_a_plan_that_was_altered_is_told_and_the_result_holds_zeros(opened, wait
     assert (failure.value.tensor, failure.value.chunk) == ("x", None)
     assert not opened.driver.read(x).any()
     opened.driver.flips.clear()
-    assert np.array_equal(opened.driver.read(opened.channel.to_device(sealed[rows], out=x)), PLAIN[rows])
+    opened.assert_holds(opened.channel.to_device(sealed[rows], out=x), PLAIN[rows])
 
 
 def test_transfers_that_are_not_waited_for_arrive(opened):
     results = [opened.channel.to_device(PLAIN + n, non_blocking=True) for n in range(5)]
     for n, x in enumerate(results):
-        assert np.array_equal(opened.driver.read(x), PLAIN + n)
+        opened.assert_holds(x, PLAIN + n)
     opened.channel.synchronize()
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_a_channel_keeps_its_order(monkeypatch, seed):
-    opened = Opened(monkeypatch, "lazy", seed)
+def test_a_channel_keeps_its_order(seed):
+    opened = Opened("lazy", seed)
     x = opened.channel.to_device(PLAIN, non_blocking=seed % 2 == 0)
     sealed = opened.channel.to_host(x, key=KEY)
     y = opened.channel.to_device(sealed, framework="cupy", non_blocking=True)
-    assert np.array_equal(opened.driver.read(y), PLAIN)
+    opened.assert_holds(y, PLAIN)
     opened.close()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
-def test_calls_that_fail_leave_a_channel_that_works(monkeypatch, mode):
+def test_calls_that_fail_leave_a_channel_that_works(mode):
     for number in range(1, 1000, 7):
-        opened = Opened(monkeypatch, mode, number)
+        opened = Opened(mode, number)
         opened.driver.fail_at(number)
         try:
             x = within(60, functools.partial(opened.channel.to_device, PLAIN))
@@ -151,7 +139,7 @@ def test_calls_that_fail_leave_a_channel_that_works(monkeypatch, mode):
             opened.driver.fail_at(None)
         failed, opened.driver._fail_at = opened.driver.failed, None
         x = within(60, functools.partial(opened.channel.to_device, PLAIN))
-        assert np.array_equal(opened.driver.read(x), PLAIN), number
+        opened.assert_holds(x, PLAIN)
         opened.close()
         if failed is None and number > 300:
             return

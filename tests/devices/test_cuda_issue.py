@@ -7,7 +7,6 @@ import types
 
 import numpy as np
 import pytest
-from helpers import fake_cuda
 from helpers.cuda_rig import MESSAGE, Message, Rig, within
 from helpers.fake_cuda import PER_THREAD, FakeArray, FakeDriver
 
@@ -23,11 +22,6 @@ SLABS = 40
 
 class SmallDevice(CudaDevice):
     max_slab_size = first_slab_size = 2 * CHUNK_SIZE
-
-
-@pytest.fixture(autouse=True)
-def _cupy(monkeypatch):
-    fake_cuda.install(monkeypatch)
 
 
 @pytest.fixture(params=["lazy", "threads", "serial"])
@@ -128,19 +122,13 @@ def test_the_callers_thread_issues_outside_of_confidential_mode():
 # Callers.
 
 
-def gated(rig, stream):
-    """Work that is on a caller's stream until the event that is returned is set."""
-    gate = threading.Event()
-    rig.driver.later(lambda: gate.wait(20), stream)
-    return gate
-
-
 @pytest.mark.parametrize("callers", [2, LANES])
 def test_a_caller_whose_stream_is_busy_does_not_hold_up_others(callers):
     rig = Rig("threads")
     streams = [rig.driver._new_stream() for _ in range(callers)]
     arrays = [FakeArray(rig.driver, "u1", MESSAGE.plain.shape, stream=stream) for stream in streams]
-    gate = gated(rig, streams[0])
+    gate = threading.Event()
+    rig.driver.later(lambda: gate.wait(20), streams[0])
     late = rig.beside()
     waiting = threading.Thread(target=late.open, args=(MESSAGE, arrays[0]), daemon=True)
     waiting.start()
@@ -190,13 +178,12 @@ def test_streams_beyond_the_lanes_share_them():
 
 def test_many_outstanding_messages_share_few_allocations():
     rig = Rig("lazy")
-    before = rig.driver.calls["host"] + rig.driver.calls["memory"]
     message = Message(100)
     arrays = [rig.array(100) for _ in range(100)]
-    taken = rig.driver.calls["host"] + rig.driver.calls["memory"]
+    before = rig.driver.calls["host"] + rig.driver.calls["memory"]
     works = [rig.open(message, array) for array in arrays]
-    assert rig.driver.calls["host"] + rig.driver.calls["memory"] - taken <= 2 * (100 // 32)
     assert before
+    assert rig.driver.calls["host"] + rig.driver.calls["memory"] - before <= 2 * (100 // 32)
     assert [work.result() for work in works] == [None] * 100
     del works, arrays
     rig.close()

@@ -8,7 +8,6 @@ import time
 
 import numpy as np
 import pytest
-from helpers import fake_cuda
 from helpers.cuda_rig import MESSAGE, PIECES, Message, Rig, cut, opened, within
 from helpers.fake_cuda import MODES
 from helpers.forking import in_forked_child
@@ -20,11 +19,6 @@ from fastrack._devices.cuda import buffers
 from fastrack._devices.cuda.buffers import MessageState
 
 SECONDS = 60
-
-
-@pytest.fixture(autouse=True)
-def _cupy(monkeypatch):
-    fake_cuda.install(monkeypatch)
 
 
 # Closing.
@@ -86,18 +80,13 @@ def test_the_thread_of_confidential_mode_ends_with_its_device():
     assert not set(threading.enumerate()) - before
 
 
-def test_outside_of_confidential_mode_there_is_no_hand_over():
+def test_no_thread_is_started_outside_of_confidential_mode_or_before_there_is_work():
     before = set(threading.enumerate())
     rig = Rig()
     assert opened(rig)
-    assert set(threading.enumerate()) == before
-    rig.close()
-
-
-def test_no_thread_is_started_before_there_is_work():
-    before = set(threading.enumerate())
     Rig("serial")
     assert set(threading.enumerate()) == before
+    rig.close()
 
 
 # Forks.
@@ -175,6 +164,20 @@ def _interrupt(*_, **__):
     raise KeyboardInterrupt
 
 
+def interrupted(patch, target, name, meanwhile=None):
+    """Have a function interrupted once it has returned; it gives its operands to `meanwhile` first."""
+    function = getattr(target, name)
+
+    def call(*operands):
+        function(*operands)
+        if meanwhile:
+            meanwhile(*operands)
+        raise KeyboardInterrupt
+
+    patch.setattr(target, name, call)
+    return pytest.raises(KeyboardInterrupt)
+
+
 def test_an_interrupt_at_the_end_of_a_message_leaves_its_key_to_no_other(monkeypatch):
     rig = Rig("serial")
     assert opened(rig)  # the control that comes next has been used, and its events happened
@@ -182,16 +185,8 @@ def test_an_interrupt_at_the_end_of_a_message_leaves_its_key_to_no_other(monkeyp
     rig.device._pipeline.submit(gate.wait)  # as another transfer's copy in confidential mode
     array = rig.array(MESSAGE.plain.size)
     work = rig.begin(MESSAGE, array)
-    submit = rig.device._pipeline.submit
-
-    def submit_and_be_interrupted(job):
-        submit(job)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(rig.device._pipeline, "submit", submit_and_be_interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            work.finish()
+    with monkeypatch.context() as patch, interrupted(patch, rig.device._pipeline, "submit"):
+        work.finish()
     other = Message(5000, seed=2)
     sealing = rig.begin(other, rig.driver.array(other.plain), writable=False)
     assert sealing._state is not work._state
@@ -284,17 +279,9 @@ def test_an_interrupt_while_the_key_of_plans_is_put_leaves_it_nowhere(monkeypatc
     array = rig.array(200)
     work = rig.begin(MESSAGE, array)
     secrets = []
-    write_state = buffers.write_state
-
-    def write_and_be_interrupted(key, target):
-        write_state(key, target)
-        secrets.append(bytes(key.key))
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(buffers, "write_state", write_and_be_interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            work.open(next(cut(PIECES, MESSAGE.plain.size, 2)), MESSAGE.sealed, rig.take())
+    keep = lambda key, target: secrets.append(bytes(key.key))  # noqa: E731
+    with monkeypatch.context() as patch, interrupted(patch, buffers, "write_state", keep):
+        work.open(next(cut(PIECES, MESSAGE.plain.size, 2)), MESSAGE.sealed, rig.take())
     assert rig.driver.holds(secrets[0])
     within(SECONDS, work.finish)
     assert work.result() is None
@@ -309,17 +296,9 @@ def test_an_interrupted_slab_comes_back_only_after_what_may_have_been_asked_for_
     gate = threading.Event()
     rig.device._pipeline.submit(gate.wait)
     slot, slab = rig.take(), next(rig.slabs(MESSAGE))
-    submit = rig.device._pipeline.submit
-
-    def submit_and_be_interrupted(job):
-        submit(job)
-        raise KeyboardInterrupt
-
     work.open(slab, MESSAGE.sealed[: slab.sealed_size], slot)
-    with monkeypatch.context() as patch:
-        patch.setattr(rig.device._pipeline, "submit", submit_and_be_interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            work.issue()
+    with monkeypatch.context() as patch, interrupted(patch, rig.device._pipeline, "submit"):
+        work.issue()
     assert not slot.ready()
     gate.set()
     within(SECONDS, slot.wait)
@@ -345,18 +324,10 @@ def test_a_copy_thread_that_cannot_start_may_start_later(monkeypatch):
 
 def test_an_interrupt_while_the_thread_starts_leads_to_no_second_one(monkeypatch):
     rig = Rig("serial")
-    start = threading.Thread.start
-
-    def start_and_be_interrupted(thread):
-        start(thread)
-        raise KeyboardInterrupt
-
     before = set(threading.enumerate())
     work = rig.begin(MESSAGE, rig.array(MESSAGE.plain.size))
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", start_and_be_interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            work.finish()
+    with monkeypatch.context() as patch, interrupted(patch, threading.Thread, "start"):
+        work.finish()
     for _ in range(5):
         assert within(SECONDS, lambda: opened(rig))
     assert len(set(threading.enumerate()) - before) == 1
@@ -366,10 +337,6 @@ def test_an_interrupt_while_the_thread_starts_leads_to_no_second_one(monkeypatch
 
 def test_a_job_that_raises_after_all_does_not_end_the_thread():
     rig = Rig("serial")
-    rig.device._pipeline.submit(_interrupt_by_error)
+    rig.device._pipeline.submit([].pop)
     assert within(SECONDS, lambda: opened(rig))
     within(SECONDS, rig.close)
-
-
-def _interrupt_by_error():
-    raise RuntimeError

@@ -61,31 +61,15 @@ def cpu():
     return open_device("cpu", threads=2)
 
 
-@pytest.mark.parametrize(
-    ("wanted", "origin", "found"),
-    [
-        ("numpy", "torch", "numpy"),
-        ("torch", None, "torch"),
-        ("torch", "cupy", "torch"),
-        (None, "numpy", "numpy"),
-        (None, "torch", "torch"),
-        (None, "cupy", "torch"),
-        (None, None, "torch"),
-    ],
-)
-def test_the_host_keeps_what_is_wanted_else_what_came(cpu, wanted, origin, found):
-    assert cpu.framework(wanted, origin) == found
-
-
-def test_the_host_keeps_numpys_arrays_where_torch_is_not_installed(cpu, monkeypatch):
+def test_the_host_keeps_what_is_wanted_else_what_came_and_nothing_of_cupy(cpu, monkeypatch):
+    assert cpu.framework("numpy", "torch") == "numpy"
+    assert cpu.framework("torch", None) == cpu.framework("torch", "cupy") == "torch"
+    assert [cpu.framework(None, came) for came in ("numpy", "torch", "cupy", None)] == ["numpy", *["torch"] * 3]
+    for origin in (None, "cupy", "numpy"):
+        with pytest.raises(DeviceError, match="framework='numpy' or 'torch'"):
+            cpu.framework("cupy", origin)
     monkeypatch.setattr(arrays, "installed", lambda framework: False)
     assert cpu.framework(None, None) == cpu.framework(None, "cupy") == "numpy"
-
-
-@pytest.mark.parametrize("origin", [None, "cupy", "numpy"])
-def test_the_host_keeps_nothing_of_cupy(cpu, origin):
-    with pytest.raises(DeviceError, match="framework='numpy' or 'torch'"):
-        cpu.framework("cupy", origin)
 
 
 def test_the_host_is_done_when_it_returns(cpu):
@@ -116,12 +100,9 @@ def test_the_host_is_done_when_it_returns(cpu):
     assert not opened.any()
 
 
-@pytest.mark.parametrize("share", [0, -1, 1.5])
-def test_a_channel_takes_no_share_that_there_is_not(share):
-    with pytest.raises(ValueError, match="share="):
-        Channel(share=share)
-
-
-def test_a_share_has_no_meaning_on_the_host():
+def test_a_channel_takes_no_share_that_there_is_not_and_it_has_no_meaning_on_the_host():
+    for share in (0, -1, 1.5):
+        with pytest.raises(ValueError, match="share="):
+            Channel(share=share)
     with Channel(share=0.25) as channel:
         assert channel.to_device(np.arange(3)).tolist() == [0, 1, 2]

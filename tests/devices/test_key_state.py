@@ -6,18 +6,17 @@ import hashlib
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from helpers.buffers import Fenced
+from helpers.reference import X, hash_key, round_keys, times
 
 from fastrack._crypto.cobblestone import CHUNK_SIZE, MessageKey
 from fastrack._devices.cuda import key_state
 from fastrack._devices.cuda.key_state import STATE_SIZE, write_state
 from fastrack._devices.cuda.nvrtc import find_kernels
+from fastrack.errors import ClosedError
 
 NONCE = bytes(range(200, 212))
 POWERS, LENGTH = 272, 256
-REDUCTION = 0xE1 << 120
-X = 1 << 126
 # SHA-256 of states, key and nonce in front. A kernel on the tests' shim made them; it did what this module does now.
 KNOWN = [
     (bytes(16), bytes(12), "3bff9cb99ddf3aeaff8425f4fe01ca3303a3bd7a73eac9001cb7bdd45e0191ad"),
@@ -49,62 +48,8 @@ def write(request):
     return written
 
 
-def times(x, y):
-    """x * y in the field of NIST SP 800-38D, section 6.3, bit by bit; its first bit is the highest here."""
-    product = 0
-    for bit in range(127, -1, -1):
-        product ^= y * (x >> bit & 1)
-        y = y >> 1 ^ REDUCTION * (y & 1)
-    return product
-
-
 def fields(state, start, count):
     return [int.from_bytes(state[place : place + 16], "little") for place in range(start, start + 16 * count, 16)]
-
-
-def hash_key(key):
-    encryptor = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
-    return int.from_bytes(encryptor.update(bytes(16)))
-
-
-def encrypt_by_rounds(schedule, rounds, block):
-    """AES by its definition (FIPS 197, section 5.1), from a schedule that is given."""
-
-    def add(state, step):
-        return [a ^ b for a, b in zip(state, schedule[16 * step : 16 * step + 16], strict=True)]
-
-    state = add(block, 0)
-    for step in range(1, rounds + 1):
-        state = [SBOX[state[(index + 4 * (index % 4)) % 16]] for index in range(16)]
-        if step < rounds:
-            state = [
-                double(state[c + r]) ^ double(state[c + (r + 1) % 4]) ^ state[c + (r + 1) % 4]
-                ^ state[c + (r + 2) % 4] ^ state[c + (r + 3) % 4]
-                for c in range(0, 16, 4)
-                for r in range(4)
-            ]  # fmt: skip
-        state = add(state, step)
-    return bytes(state)
-
-
-def double(a):
-    return a << 1 ^ (a >> 7) * 0x11B
-
-
-def _sbox():
-    table, p, q = [0x63] * 256, 1, 1
-    while True:
-        p = p ^ double(p)  # times 3
-        for shift in (1, 2, 4):  # divided by 3
-            q ^= q << shift & 0xFF
-        q ^= (q >> 7) * 0x09
-        rotated = q | q << 8
-        table[p] = (q ^ rotated >> 7 ^ rotated >> 6 ^ rotated >> 5 ^ rotated >> 4 ^ 0x63) & 0xFF
-        if p == 1:
-            return table
-
-
-SBOX = _sbox()
 
 
 @pytest.mark.parametrize(("key", "nonce", "digest"), KNOWN)
@@ -116,16 +61,12 @@ def test_a_state_is_the_one_that_the_kernel_made(write, key, nonce, digest):
 @pytest.mark.parametrize("size", [16, 32])
 def test_a_state_has_the_schedule_the_nonce_and_the_powers(write, size, seed):
     random = np.random.default_rng((size, seed))
-    key, nonce, block = random.bytes(size), random.bytes(12), random.bytes(16)
-    state, rounds = write(key, nonce), size // 4 + 6
-    end = 16 * (rounds + 1)
-    assert state[:size] == key
-    encryptor = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
-    assert encrypt_by_rounds(state[:end], rounds, block) == encryptor.update(block)
-    assert state[end:240] == bytes(240 - end)
+    key, nonce = random.bytes(size), random.bytes(12)
+    state = write(key, nonce)
+    assert state[:240] == b"".join(round_keys(key)).ljust(240, b"\0")
     assert state[240:256] == nonce + bytes(4)
 
-    h = hash_key(key)
+    h = int.from_bytes(hash_key(key))
     assert fields(state, LENGTH, 1) == [times(8 * CHUNK_SIZE, h)]
     assert state[POWERS : POWERS + 16] == bytes(16)
     power = 1 << 127
@@ -181,8 +122,6 @@ def test_another_target_is_refused(target):
 
 
 def test_a_wiped_key_is_refused():
-    from fastrack.errors import ClosedError
-
     key = MessageKey.raw(bytes(16), NONCE)
     key.wipe()
     state = np.zeros(STATE_SIZE, np.uint8)
@@ -192,4 +131,4 @@ def test_a_wiped_key_is_refused():
 
 
 def test_the_kernels_know_the_same_size():
-    assert find_kernels().state == STATE_SIZE
+    assert find_kernels().constants["STATE_BYTES"] == STATE_SIZE

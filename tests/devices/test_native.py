@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 import time
 import types
 
 import numpy as np
 import pytest
-from helpers.buffers import Fenced
+from helpers.processes import run_python
 from helpers.reference import noise
 from helpers.stub_cuda import NOT_READY, StubCuda
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numba import cfunc, int32, int64
 
 from fastrack import DeviceError
 from fastrack._crypto import workers
-from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE
 from fastrack._devices.cuda import native
 from fastrack._devices.cuda.commands import NAMES, Commands, Function
 from fastrack._devices.cuda.native import STOPPED, Native, find_functions
@@ -44,12 +38,6 @@ def libcuda():
 @pytest.fixture
 def run(libcuda):
     return Native(libcuda.functions, CONTEXT).run
-
-
-def side_by_side(source, numbers):
-    return b"".join(
-        source[number * SEALED_CHUNK_SIZE : (number + 1) * SEALED_CHUNK_SIZE].tobytes() for number in numbers
-    )
 
 
 # Calls.
@@ -90,19 +78,10 @@ def test_a_command_that_fails_ends_the_list_and_is_named(libcuda, run):
     status, place = run(commands)
     assert (status, NAMES[commands.code[place]]) == (400, "cuStreamWaitEvent")
     assert len(libcuda.calls) == 2
-
-
-def test_a_context_that_cannot_be_set_leaves_everything_alone(libcuda, run):
-    commands = Commands()
-    commands.record(handle(1), handle(2))
-    libcuda.status["cuCtxPushCurrent"] = 201
-    assert run(commands) == (201, 0)
-    assert libcuda.calls == []
-
-
-def test_an_empty_list_is_none(libcuda, run):
     assert run(Commands()) == (0, 0)
-    assert libcuda.calls == []
+    libcuda.status["cuCtxPushCurrent"] = 201
+    assert run(commands) == (201, 0)  # without the context no command runs
+    assert len(libcuda.calls) == 2
 
 
 def test_stamps_are_of_the_clock_that_timelines_use(run):
@@ -188,49 +167,7 @@ def test_the_lock_is_kept_or_given_up(hold):
     assert (max(gaps) > 0.95) is hold
 
 
-# Copies.
-
-
-@pytest.mark.parametrize("threads", [1, 2, 4])
-@pytest.mark.parametrize("size", [0, 1, SEALED_CHUNK_SIZE, 2 * MIB - 1, 5 * MIB + 7, 40 * MIB + 1])
-def test_host_memory_is_copied(run, size, threads):
-    source, target = Fenced.holding(noise(size), 3), Fenced(size, 17)
-    commands = Commands()
-    commands.copy(target.data, source.data)
-    assert run(commands, threads=threads)[0] == 0
-    assert np.array_equal(target.data, noise(size))
-    assert target.stands
-
-
-@pytest.mark.parametrize("threads", [1, 2, 4])
-@pytest.mark.parametrize("count", [1, 3, 300, 2500])
-def test_chunks_are_packed(run, count, threads):
-    source = noise((count - 1) * SEALED_CHUNK_SIZE + 1000)
-    numbers = np.flatnonzero(np.random.default_rng(count).random(count) < 0.6)
-    numbers = np.union1d(numbers, [count - 1])
-    target = Fenced((numbers.size - 1) * SEALED_CHUNK_SIZE + 1000, 17)
-    commands = Commands()
-    commands.pack(target.data, source, numbers)
-    assert run(commands, threads=threads)[0] == 0
-    assert target.data.tobytes() == side_by_side(source, numbers.tolist())
-    assert target.stands
-
-
-@settings(deadline=None)
-@given(st.integers(1, 30), st.integers(1, SEALED_CHUNK_SIZE), st.data())
-def test_chunks_are_packed_in_the_order_given(count, last, data):
-    source = noise((count - 1) * SEALED_CHUNK_SIZE + last)
-    numbers = [] if count == 1 else data.draw(st.lists(st.integers(0, count - 2), max_size=20))
-    if data.draw(st.booleans()):
-        numbers.append(count - 1)
-    expected = side_by_side(source, numbers)
-    target = Fenced(len(expected), 5)
-    commands = Commands()
-    commands.pack(target.data, source, np.array(numbers, np.int64))
-    libcuda = StubCuda()
-    Native(libcuda.functions, CONTEXT).run(commands)
-    assert target.data.tobytes() == expected
-    assert target.stands
+# Copies. Those of one command are tested with those of fastrack._crypto.memcpy.
 
 
 @pytest.mark.slow
@@ -248,22 +185,19 @@ def test_many_copies_of_one_list_each_see_what_the_one_before_left(run):
         assert np.array_equal(second, expected)
 
 
-def test_helpers_that_never_come_are_not_waited_for(run, monkeypatch):
-    monkeypatch.setattr(workers, "start", lambda *_: None)
-    target, source = np.zeros(8 * MIB, np.uint8), noise(8 * MIB)
-    commands = Commands()
+def one_copy(size):
+    """A list of one copy, its target and its source."""
+    target, source, commands = np.zeros(size, np.uint8), noise(size), Commands()
     commands.copy(target, source)
-    run(commands, threads=4)
-    assert np.array_equal(target, source)
+    return commands, target, source
 
 
-def test_a_helper_that_comes_too_late_leaves_at_once_and_touches_nothing(run, monkeypatch):
+def test_a_helper_that_comes_too_late_is_not_waited_for_leaves_at_once_and_touches_nothing(run, monkeypatch):
     late = []
     monkeypatch.setattr(workers, "start", lambda work, helpers, kept: late.append((work, kept)))
-    target, source = np.zeros(8 * MIB, np.uint8), noise(8 * MIB)
-    commands = Commands()
-    commands.copy(target, source)
-    run(commands, threads=2)
+    commands, target, source = one_copy(8 * MIB)
+    run(commands, threads=4)
+    assert np.array_equal(target, source)
     target.fill(0)
     ((work, _),) = late
     work()
@@ -272,9 +206,7 @@ def test_a_helper_that_comes_too_late_leaves_at_once_and_touches_nothing(run, mo
 
 def test_short_copies_have_no_helpers(run, monkeypatch):
     monkeypatch.setattr(workers, "start", lambda *_: pytest.fail("a helper was called"))
-    target, source = np.zeros(100_000, np.uint8), noise(100_000)
-    commands = Commands()
-    commands.copy(target, source)
+    commands, target, source = one_copy(100_000)
     run(commands, threads=8)
     assert np.array_equal(target, source)
 
@@ -287,10 +219,8 @@ def test_an_interrupt_before_the_list_begins_lets_helpers_go(run, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(native, "_run", interrupt)
-    commands = Commands()
-    commands.copy(np.zeros(8 * MIB, np.uint8), noise(8 * MIB))
     with pytest.raises(KeyboardInterrupt):
-        run(commands, threads=2)
+        run(one_copy(8 * MIB)[0], threads=2)
     thread = threading.Thread(target=helping[0], daemon=True)
     thread.start()
     thread.join(20)
@@ -314,14 +244,11 @@ print([sum(made.stats.cache_hits.values()) for made in (native._run, native._run
 
 
 def test_a_second_process_finds_the_compiled_code(tmp_path):
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
     found = []
-    for _ in range(2):
-        command = [sys.executable, "-c", CACHED]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        found.append((done.stdout.strip(), len(list(tmp_path.rglob("*.nbc")))))
-    assert found[0][0] == "[0, 0, 0]"
-    assert found[1] == ("[1, 1, 1]", found[0][1])
+    for hits in ("[0, 0, 0]\n", "[1, 1, 1]\n"):
+        assert run_python(CACHED, NUMBA_CACHE_DIR=str(tmp_path)) == hits
+        found.append(len(list(tmp_path.rglob("*.nbc"))))
+    assert found[0] == found[1]
 
 
 # What is missing.

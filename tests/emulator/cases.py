@@ -123,47 +123,35 @@ def leave():
     return "left"
 
 
+def _free_memory():
+    return cupy.cuda.runtime.memGetInfo()[0]
+
+
 def pooled_memory():
     """Move to a device of which CuPy's pool holds all memory unused, and return the error or None."""
     # In many blocks: one of which a part is used again cannot be given back.
-    hog = [cupy.empty(16 * MIB, np.uint8) for _ in range(cupy.cuda.runtime.memGetInfo()[0] // (16 * MIB))]
+    hog = [cupy.empty(16 * MIB, np.uint8) for _ in range(_free_memory() // (16 * MIB))]
     del hog
     with Channel("cuda:0", keys=_key) as channel:
-        try:
-            moved = channel.to_device(_sealed(5 * MIB), framework="cupy")
-        except DeviceError as error:
-            return str(error)
-        assert np.array_equal(cupy.asnumpy(moved), _data(5 * MIB))
-    return None
+        return _refusal(channel)
 
 
 def one_free_block():
     """Move to a device most of whose memory is one unused block of CuPy's pool, and return the error or None."""
     with Channel("cuda:0", keys=_key) as channel:
-        hog = cupy.empty(cupy.cuda.runtime.memGetInfo()[0] - 6 * MIB, np.uint8)
+        hog = cupy.empty(_free_memory() - 6 * MIB, np.uint8)
         del hog
-        try:
-            moved = channel.to_device(_sealed(5 * MIB), framework="cupy")
-        except DeviceError as error:
-            return str(error)
-        assert np.array_equal(cupy.asnumpy(moved), _data(5 * MIB))
-    return None
+        return _refusal(channel)
 
 
 def no_memory():
     """Move to a device that is full, and again when it is not."""
-    result = {}
-    hog = cupy.empty(cupy.cuda.runtime.memGetInfo()[0] - 2 * MIB, np.uint8)
+    hog = cupy.empty(_free_memory() - 2 * MIB, np.uint8)
     with Channel("cuda:0", keys=_key) as channel:
-        try:
-            channel.to_device(_sealed(5 * MIB), framework="cupy")
-        except DeviceError as error:
-            result["full"] = str(error)
+        full = _refusal(channel)
         del hog
         cupy.get_default_memory_pool().free_all_blocks()
-        moved = channel.to_device(_sealed(5 * MIB), framework="cupy")
-        result["freed"] = np.array_equal(cupy.asnumpy(moved), _data(5 * MIB))
-    return result
+        return {"full": full, "freed": _refusal(channel) is None}
 
 
 def loop():
@@ -244,7 +232,7 @@ def capture():
         stream.begin_capture(THREAD_LOCAL)
         try:
             counter += 1
-            result["refused"] = _refusal(channel, sealed, out)
+            result["refused"] = _refusal(channel, 100_000, out=out)
             counter += 1
             graph = stream.end_capture()
         except RuntimeError as error:
@@ -257,11 +245,13 @@ def capture():
     return result
 
 
-def _refusal(channel, sealed, out):
+def _refusal(channel, size=5 * MIB, **options):
+    """Move so many bytes, and return the error or None."""
     try:
-        channel.to_device(sealed, out=out)
+        moved = channel.to_device(_sealed(size), **(options or {"framework": "cupy"}))
     except DeviceError as error:
         return str(error)
+    assert np.array_equal(cupy.asnumpy(moved), _data(size))
     return None
 
 

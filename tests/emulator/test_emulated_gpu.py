@@ -15,7 +15,7 @@ SLOW_ON_THE_HOST = "test_gives_back_the_memory_it_took"  # stands here as well, 
 
 def run_gpu_tests(device, chosen, **environment):
     """Run the tests for a GPU whose names match."""
-    files = ["tests/gpu", "tests/kernels/test_cu_chunks.py", "tests/kernels/test_cu_gather.py"]
+    files = ["tests/gpu", *(f"tests/kernels/test_cu_{name}.py" for name in ("chunks", "gather", "vectors"))]
     options = ["-p", "no:cacheprovider", "-p", "emulator.small", "-q", "--gpu", device]
     chosen = f"({chosen}) and not torch and not {SLOW_ON_THE_HOST}"
     done = start("pytest", *files, *options, "-k", chosen, **environment)
@@ -66,11 +66,8 @@ class TestResults:
 
 
 class TestCalls:
-    def test_none_is_made_on_the_wrong_device(self, calls):
-        assert calls["wrong_device"] == 0
-
-    def test_the_current_device_of_the_thread_is_kept(self, calls):
-        assert calls["current"] == 0
+    def test_none_is_made_on_the_wrong_device_and_that_of_the_thread_is_kept(self, calls):
+        assert (calls["wrong_device"], calls["current"]) == (0, 0)
 
     def test_the_current_device_is_asked_for_at_most_four_times_a_message(self, calls):
         assert calls["each"].get("cudaGetDevice", 0) <= 4
@@ -100,11 +97,9 @@ class TestProcesses:
 
 
 class TestMemory:
-    def test_memory_that_only_the_pool_holds_is_used(self, run_case):
-        assert run_case("pooled_memory", EMU_MEMORY=GIB) is None
-
-    def test_one_block_that_only_the_pool_holds_is_used(self, run_case):
-        assert run_case("one_free_block", EMU_MEMORY=GIB) is None
+    @pytest.mark.parametrize("case", ["pooled_memory", "one_free_block"])
+    def test_memory_that_only_the_pool_holds_is_used(self, run_case, case):
+        assert run_case(case, EMU_MEMORY=GIB) is None
 
     def test_a_full_device_is_an_error_that_passes(self, run_case):
         result = run_case("no_memory", EMU_MEMORY=GIB)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -24,12 +24,7 @@ extern "C" __global__ void __launch_bounds__(64) cupy_add__test(Array source, un
 
 
 class Array(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("size", ctypes.c_int64),
-        ("shape", ctypes.c_int64),
-        ("stride", ctypes.c_int64),
-    )
+    _fields_ = (("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("size", "shape", "stride")))
 
 
 class Arguments(ctypes.Structure):
@@ -87,6 +82,12 @@ def fill_slowly(runtime, memory, stream):
         runtime.memsetAsync(memory.data.ptr, value, memory.nbytes, stream)
 
 
+def in_thread(action, *arguments):
+    """Return what an action gives in another thread."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(action, *arguments).result()
+
+
 def pointer(value):
     return ctypes.c_void_p(value)
 
@@ -118,11 +119,7 @@ class TestDriver:
 
     def test_a_thread_without_a_context_is_refused(self, driver, cupy):
         stream = cupy.cuda.Stream(non_blocking=True)
-        found = []
-        thread = threading.Thread(target=lambda: found.append(driver("cuStreamSynchronize")(pointer(stream.ptr))))
-        thread.start()
-        thread.join()
-        assert found == [INVALID_CONTEXT]
+        assert in_thread(driver("cuStreamSynchronize"), pointer(stream.ptr)) == INVALID_CONTEXT
 
     def test_events_and_streams_of_the_runtime_are_those_of_the_driver(self, driver, cupy, runtime):
         stream, event = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Event(disable_timing=True)
@@ -147,9 +144,9 @@ class TestKernels:
         arrays = [Array(each.data.ptr, 50, 50, 1) for each in (source, target)]
         return Arguments(arrays[0], addend, arrays[1]), source, target
 
-    def launch(self, driver, kernel, threads, parameters=None, extra=None):
+    def launch(self, driver, kernel, threads, parameters=None, extra=None, stream=None):
         sizes = (1, 1, 1, threads, 1, 1, 0)
-        return driver("cuLaunchKernel")(pointer(kernel.ptr), *sizes, None, parameters, extra)
+        return driver("cuLaunchKernel")(pointer(kernel.ptr), *sizes, stream, parameters, extra)
 
     def test_arguments_come_one_by_one_or_in_a_buffer(self, driver, kernel, cupy):
         given, _, target = self.arguments(cupy, 3)
@@ -177,9 +174,8 @@ class TestKernels:
     def test_a_stream_of_another_device_is_refused(self, driver, kernel, cupy, runtime, violating):
         with cupy.cuda.Device(1):
             stream = cupy.cuda.Stream(non_blocking=True)
-        sizes = (1, 1, 1, 64, 1, 1, 0)
         each = (ctypes.c_void_p * 3)()
-        assert driver("cuLaunchKernel")(pointer(kernel.ptr), *sizes, pointer(stream.ptr), each, None) == INVALID_HANDLE
+        assert self.launch(driver, kernel, 64, each, stream=pointer(stream.ptr)) == INVALID_HANDLE
         assert violating.calls()["on the wrong device"] == 1
 
 
@@ -208,11 +204,7 @@ class TestStreams:
         memory = cupy.zeros(LONG, np.uint8)
         cupy.cuda.Device().synchronize()
         fill_slowly(runtime, memory, 2)
-        found = []
-        thread = threading.Thread(target=lambda: found.append(runtime.streamQuery(2)))
-        thread.start()
-        thread.join()
-        assert found == [0]
+        assert in_thread(runtime.streamQuery, 2) == 0
         assert runtime.streamQuery(2) == NOT_READY
         runtime.streamSynchronize(2)
 
@@ -272,11 +264,7 @@ class TestCaptures:
     @pytest.mark.parametrize(("mode", "status"), [(GLOBAL, UNSUPPORTED), (THREAD_LOCAL, 0), (RELAXED, 0)])
     def test_another_thread_must_not_allocate_during_a_global_capture(self, stream, runtime, mode, status):
         stream.begin_capture(mode)
-        found = []
-        thread = threading.Thread(target=lambda: found.append(status_of(runtime.malloc, 1000)))
-        thread.start()
-        thread.join()
-        assert found == [status]
+        assert in_thread(status_of, runtime.malloc, 1000) == status
         assert status_of(stream.end_capture) == (INVALIDATED if status else 0)
 
     def test_the_legacy_stream_is_not_used_beside_the_capture_of_a_blocking_one(self, cupy, runtime):

@@ -1,7 +1,5 @@
 """Fuzzes all targets at once, each in a process of its own: ``python -m fuzz``. See docs/reliability.md."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -67,12 +65,12 @@ def _fuzz(name, folder, seconds):
     start = time.monotonic()
     log = folder / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as out, tempfile.TemporaryDirectory(prefix="fastrack-fuzz-", dir=_memory()) as temporary:
-        environment = os.environ | {"TMPDIR": temporary}  # libFuzzer ends its process without cleaning up
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with log.open("wb") as out, tempfile.TemporaryDirectory(prefix="fastrack-fuzz-", dir=memory) as temporary:
+        # libFuzzer ends its process without cleaning up.
+        options = {"env": os.environ | {"TMPDIR": temporary}, "stdout": out, "stderr": out, "timeout": seconds + GRACE}
         try:
-            code = subprocess.run(
-                command, env=environment, stdout=out, stderr=out, timeout=seconds + GRACE, check=False
-            ).returncode
+            code = subprocess.run(command, check=False, **options).returncode
         except subprocess.TimeoutExpired:
             code = "it did not end"
     text = log.read_text(errors="replace")
@@ -88,11 +86,6 @@ def _fuzz(name, folder, seconds):
         "peak_mib": _last(r"^stat::peak_rss_mb:\s*(\d+)", text),
         "crashes": int(bool(code)),
     }
-
-
-def _memory():
-    """Where files are in memory, if there is such a place."""
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 def _show_crash(name, folder, code, text):

@@ -3,8 +3,6 @@
 Native code that reads or writes one byte too many there ends the process with SIGSEGV.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from helpers import engines, reference
 from helpers.buffers import Guarded, as_array
@@ -14,30 +12,8 @@ from fastrack._crypto.base import GatherPlan
 from fastrack._crypto.cobblestone import MAX_CHUNKS, MessageKey
 
 LONGEST = 4  # chunks of a run
-ENDS = [
-    0,
-    1,
-    15,
-    16,
-    17,
-    31,
-    32,
-    63,
-    64,
-    65,
-    127,
-    128,
-    255,
-    256,
-    511,
-    512,
-    513,
-    1023,
-    1024,
-    4095,
-    8191,
-    *range(16366, CHUNK_SIZE),
-]
+ENDS = [0, 1, 15, 16, 17, 31, 32, 63, 64, 65, 127, 128, 255, 256, 511, 512, 513, 1023, 1024, 4095, 8191]
+ENDS += range(16366, CHUNK_SIZE)
 WILD = [-1, 1, -(2**63), 2**63 - 1, 2**62, CHUNK_SIZE, CHUNK_SIZE + 1, 2**32, 2**59]
 
 

@@ -3,8 +3,6 @@
 Every function takes a `random.Random` and gives the same for the same seed.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import re
@@ -57,11 +55,8 @@ def mutate_message(data, random):
         if len(first) == len(second):
             message[one : one + SEALED_CHUNK_SIZE], message[other : other + SEALED_CHUNK_SIZE] = second, first
     elif kind == 3:
-        del message[
-            random.choice(
-                [HEADER_SIZE + SEALED_CHUNK_SIZE * random.randrange(chunks), random.randrange(len(message) + 1)]
-            ) :
-        ]
+        whole = HEADER_SIZE + SEALED_CHUNK_SIZE * random.randrange(chunks)
+        del message[random.choice([whole, random.randrange(len(message) + 1)]) :]
     elif kind == 4:
         message += random.randbytes(random.choice([1, 16, SEALED_CHUNK_SIZE]))
     else:
@@ -134,9 +129,8 @@ def mutate_archive(data, random):
     name = random.choice(list(files))
     files[name] = mutate_array(files[name], random)
     packed = io.BytesIO()
-    with zipfile.ZipFile(
-        packed, "w", random.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA])
-    ) as out:
+    method = random.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA])
+    with zipfile.ZipFile(packed, "w", method) as out:
         for each, content in files.items():
             out.writestr(each, content)
     return packed.getvalue()
@@ -149,9 +143,8 @@ def mutate_array(data, random):
         return mutate_bytes(data, random)
     start, stop = random.choice(words)
     number = str(random.choice(NUMBERS))
-    new = random.choice(
-        [number, number, f"'{random.choice('<>|=')}{random.choice('bBiufcOSUVmM')}{number}'", "()", "True"]
-    )
+    dtype = f"'{random.choice('<>|=')}{random.choice('bBiufcOSUVmM')}{number}'"
+    new = random.choice([number, number, dtype, "()", "True"])
     return data[:start] + new.encode().ljust(stop - start) + data[stop:]
 
 
@@ -162,13 +155,11 @@ def split(data):
 
 
 def join(header, body):
-    """A safetensors file."""
     header += b" " * (-len(header) % 8)
     return len(header).to_bytes(PREFIX, "little") + header + body
 
 
 def parse(text):
-    """The tree of a JSON text, or None."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -176,7 +167,6 @@ def parse(text):
 
 
 def write(tree):
-    """The JSON text of a tree."""
     try:
         return json.dumps(tree, separators=(",", ":"), ensure_ascii=False).encode(errors="replace")
     except RecursionError:

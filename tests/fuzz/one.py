@@ -3,11 +3,10 @@
 With a fourth argument, the path of an input, runs that one alone: how a crash is looked at again.
 """
 
-from __future__ import annotations
-
 import re
 import resource
 import sys
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -44,16 +43,9 @@ def main():
         "-print_final_stats=1",
         "-verbosity=1",
     ]
-    places = inputs or [str(corpus)]
-    atheris.Setup([sys.argv[0], *options, *places], _once(target), custom_mutator=_mutator(target))
+    places, once = inputs or [str(corpus)], partial(targets.guarded, target)
+    atheris.Setup([sys.argv[0], *options, *places], once, custom_mutator=_mutator(target))
     atheris.Fuzz()
-
-
-def _once(target):
-    def once(data):
-        targets.guarded(target, data)
-
-    return once
 
 
 def _mutator(target):

@@ -3,8 +3,6 @@
 The pieces are tokens of JSON, marks, chunks, tags and whole messages, so that much of what is made nearly opens.
 """
 
-from __future__ import annotations
-
 import hmac
 import json
 import re
@@ -262,12 +260,9 @@ def _move_piece(body, other, random):
 def _move_message(text, body, other_text, other_body, random):
     """Put a whole message of the other file in the place of one of this, under whatever name."""
     tree, other = parse(text), json.loads(other_text)
-    places = [
-        entry.get("data_offsets") for entry in (tree if isinstance(tree, dict) else {}).values() if type(entry) is dict
-    ]
-    places = [
-        place for place in places if isinstance(place, list) and len(place) == 2 and set(map(type, place)) == {int}
-    ]
+    entries = tree.values() if isinstance(tree, dict) else ()
+    places = [entry.get("data_offsets") for entry in entries if isinstance(entry, dict)]
+    places = [place for place in places if isinstance(place, list) and [*map(type, place)] == [int, int]]
     del other["__metadata__"]
     start, stop = random.choice(sorted(entry["data_offsets"] for entry in other.values()))
     fitting = [place for place in places if place[0] >= 0 and place[1] - place[0] == stop - start]

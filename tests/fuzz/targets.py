@@ -3,18 +3,17 @@
 Seeds are the same in every run, random salts included, so that inputs kept from earlier runs mean the same.
 """
 
-from __future__ import annotations
-
 import gc
 import io
 import json
 import os
 import pickle
 import resource
-import shutil
 import tempfile
 import warnings
 import zlib
+from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from unittest import mock
@@ -40,6 +39,7 @@ RING = fastrack.KeyRing(KEYS)
 MEMORY = 256 << 20  # bytes that the largest resident size may grow by within one input
 FILES = 64  # files that may be open besides those that were at the start, before garbage is collected
 LARGEST = 1 << 20  # bytes of a tensor of a made-up shape, at most
+REFUSALS = (AuthenticationError, UnknownKeyError)
 
 TENSORS = {
     "image": np.arange(10_000, dtype=np.float32).reshape(100, 100),  # three chunks
@@ -60,26 +60,22 @@ def guarded(target, data):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     target.run(data)
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-    if grown > MEMORY + 64 * len(data):
-        raise Violation(f"{len(data)} bytes of input took {grown} bytes of memory")
+    require(grown <= MEMORY + 64 * len(data), f"{len(data)} bytes of input took {grown} bytes of memory")
     _require_few_files()
 
 
 def _require_few_files():
     """Find files that were left open. A sealed file and its plain tensors know each other, so some stay for a while."""
-    if len(os.listdir("/proc/self/fd")) - _open_at_start > FILES:  # noqa: PTH208 - of Linux
+    if _open_files() - _open_at_start > FILES:
         gc.collect()
-        left = len(os.listdir("/proc/self/fd")) - _open_at_start  # noqa: PTH208
-        if left > FILES // 2:
-            raise Violation(f"{left} files were left open")
+        left = _open_files() - _open_at_start
+        require(left <= FILES // 2, f"{left} files were left open")
 
 
 def attempt(action, *errors):
-    """What `action` gives, or None after one of the errors that may come."""
-    try:
+    """Return what `action` gives, or None after one of the errors that may come."""
+    with suppress(*errors):
         return action()
-    except errors:
-        return None
 
 
 def require(condition, message):
@@ -87,25 +83,26 @@ def require(condition, message):
         raise Violation(message)
 
 
-class Folder:
-    """A folder for the files that targets read."""
-
-    def __init__(self):
-        self._folder = tempfile.TemporaryDirectory(prefix="fastrack-fuzz-")
-        self.path = Path(self._folder.name)
-
-    def put(self, name, data):
-        path = self.path / name
-        path.write_bytes(data)
-        return path
-
-    def clear(self):
-        for path in self.path.iterdir():
-            path.unlink() if path.is_file() else shutil.rmtree(path)
+_TEMPORARY = tempfile.TemporaryDirectory(prefix="fastrack-fuzz-")
+FOLDER = Path(_TEMPORARY.name)  # for the files that targets read
 
 
-FOLDER = Folder()
-_open_at_start = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+def put(name, data):
+    path = FOLDER / name
+    path.write_bytes(data)
+    return path
+
+
+def clear():
+    for path in FOLDER.iterdir():
+        path.unlink()
+
+
+def _open_files():
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - of Linux
+
+
+_open_at_start = _open_files()
 
 
 def same_every_time(make):
@@ -114,10 +111,9 @@ def same_every_time(make):
         return make()
 
 
-def sealed_file(key, tensors=None, **options):
-    """The bytes of a sealed file."""
-    path = FOLDER.path / "seed.safetensors"
-    same_every_time(lambda: fastrack.save_file(TENSORS if tensors is None else tensors, path, key, **options))
+def sealed_file(key, tensors=TENSORS, **options):
+    path = FOLDER / "seed.safetensors"
+    same_every_time(lambda: fastrack.save_file(tensors, path, key, **options))
     data = path.read_bytes()
     path.unlink()
     return data
@@ -141,19 +137,18 @@ class Files:
         ]
 
     def run(self, data):
-        path = FOLDER.put("file.safetensors", data)
+        path = put("file.safetensors", data)
         examine(path)
         if zlib.crc32(data) % 16 == 0:
             self._rewrite(path)
 
     def _rewrite(self, path):
         """Decrypt the whole file. It may have been altered all the same: in its names, or in what was plain before."""
-        target = FOLDER.path / "plain.safetensors"
-        errors = (AuthenticationError, UnknownKeyError, FormatError)
+        target = FOLDER / "plain.safetensors"
         try:
             with fastrack.load_file(path) as file:
                 fastrack.unseal_file(file, target, RING, plain=file.plain)
-        except errors:
+        except (*REFUSALS, FormatError):
             require(not target.exists(), "a file that could not be unsealed left something behind")
         else:
             with fastrack.load_file(target) as plain, fastrack.load_file(path) as file:
@@ -162,7 +157,7 @@ class Files:
                     memory = plain.stored(name)[2]
                     require(is_known(file[name], memory), f"{name!r} was unsealed to what nobody sealed")
         target.unlink(missing_ok=True)
-        require(not list(FOLDER.path.glob(".fastrack-*")), "a temporary file was left behind")
+        require(not list(FOLDER.glob(".fastrack-*")), "a temporary file was left behind")
 
 
 class Metadata:
@@ -181,8 +176,7 @@ class Metadata:
         return [text, b"{}", text.replace(b",", b" , "), text.replace(b'"F32"', b'"BF16"').replace(b"100", b"200", 1)]
 
     def run(self, data):
-        text = data.decode(errors="replace")
-        examine(FOLDER.put("metadata.safetensors", self._file(text)))
+        examine(put("metadata.safetensors", self._file(data.decode(errors="replace"))))
 
     def _file(self, text):
         header, parts, start = {"__metadata__": {**self._marks, "fastrack.tensors": text}}, [], 0
@@ -219,21 +213,15 @@ def examine(path):
         opened = [open_one(file[name]) for name in file]
         for name in file.plain:
             attempt(lambda name=name: file.plain[name].tobytes(), TypeError)
-    try:
-        fastrack.verify_file(path, RING)
-    except (AuthenticationError, UnknownKeyError, FormatError):
-        good = False
-    else:
-        good = True
-    require(good == (bool(opened) and all(opened)), "verify_file and unseal disagree")
+    good = attempt(lambda: [fastrack.verify_file(path, RING)], *REFUSALS, FormatError)
+    require(bool(good) == (bool(opened) and all(opened)), "verify_file and unseal disagree")
 
 
 def open_one(sealed):
-    """Open a sealed tensor in every way. Whether it opened."""
-    errors = (AuthenticationError, UnknownKeyError)
-    is_good = attempt(lambda: _read_bytes(sealed), *errors) is not None
+    """Open a sealed tensor in every way, and return whether it opened."""
+    is_good = attempt(lambda: _read_bytes(sealed), *REFUSALS) is not None
     for framework in ("numpy", "torch"):
-        opened = attempt(lambda f=framework: fastrack.unseal(sealed, RING, framework=f), TypeError, *errors)
+        opened = attempt(lambda f=framework: fastrack.unseal(sealed, RING, framework=f), TypeError, *REFUSALS)
         require(opened is None or is_good, f"{sealed!r} opened in one way and not in another")
         if opened is not None:
             found = arrays.describe(opened)
@@ -241,7 +229,7 @@ def open_one(sealed):
             require(is_known(sealed, arrays.bytes_of(opened)), f"{sealed!r} opened to what nobody sealed")
     rows = attempt(lambda: sealed[-1:], IndexError, TypeError)
     if rows is not None:
-        row = attempt(lambda: fastrack.to_device(rows, keys=RING, framework="numpy"), TypeError, *errors)
+        row = attempt(lambda: fastrack.to_device(rows, keys=RING, framework="numpy"), TypeError, *REFUSALS)
         require(row is None or not row.size or is_good or sealed.nbytes > cobblestone.CHUNK_SIZE, "rows opened alone")
         require(row is None or not row.size or _ends_with(sealed, row), f"the last row of {sealed!r} is wrong")
     return is_good
@@ -364,17 +352,16 @@ class KeyFiles:
         return data[:1] + mutators.mutate_bytes(data[1:], random)
 
     def run(self, data):
-        path = FOLDER.put("some.key", data[1:])
+        path = put("some.key", data[1:])
         path.chmod(0o600 | (data[0] & 0o77 if data else 0))
         shared = path.stat().st_mode & 0o77
         try:
-            key = Key.load(path)
+            key = attempt(lambda: Key.load(path), FormatError)
         except KeyPermissionError:
             require(shared, "a key file of one's own was refused")
-        except FormatError:
-            require(not shared, "a key file of others was read")
-        else:
-            require(not shared, "a key file of others was read")
+            return
+        require(not shared, "a key file of others was read")
+        if key is not None:
             require(bytes(key._format()).rstrip(b"\n") == data[1:].removesuffix(b"\n"), "two texts give one key")
 
 
@@ -404,35 +391,28 @@ class Skeletons:
 
         def fetch(number, framework):
             used.append(number)
-            array = self.arrays[number % 2]
-            return array if framework == "numpy" else __import__("torch").from_numpy(array)
+            return _array_of(framework, self.arrays[number % 2])
 
         state = attempt(lambda: [skeleton.decode_state(data, fetch)], FormatError)
         if state is not None:
-            again = attempt(
-                lambda: skeleton.encode_state(state[0])[0], TypeError
-            )  # it may hold text that is no Unicode
-            same = again is None or skeleton.encode_state(skeleton.decode_state(again, self._fetch(state[0])))[0]
-            require(again is None or same == again, "a state does not survive being saved")
+            saved = attempt(lambda: skeleton.encode_state(state[0]), TypeError)  # it may hold text that is no Unicode
+            if saved is not None:
+                again, taken = saved
+                read = skeleton.decode_state(again, lambda number, kind: _array_of(kind, np.asarray(taken[number])))
+                require(skeleton.encode_state(read)[0] == again, "a state does not survive being saved")
             pickle.dumps(state)
         if state is not None or zlib.crc32(data) % 8 == 0:
             self._load(data, used)
 
-    def _fetch(self, state):
-        taken = skeleton.encode_state(state)[1]
-
-        def fetch(number, framework):
-            array = np.asarray(taken[number])
-            return array if framework == "numpy" else __import__("torch").from_numpy(array)
-
-        return fetch
-
     def _load(self, data, used):
-        path = FOLDER.path / "checkpoint.safetensors"
-        count = min(max(used, default=0) + 1, 8)
-        tensors = {str(number): self.arrays[number % 2] for number in range(count if used else 0)}
+        path = FOLDER / "checkpoint.safetensors"
+        tensors = {str(number): self.arrays[number % 2] for number in range(min(max(used, default=-1) + 1, 8))}
         fastrack.save_file({"skeleton": np.frombuffer(data, np.uint8), **tensors}, path, KEYS[0])
         attempt(lambda: fastrack.load_checkpoint(path, keys=RING), FormatError, AuthenticationError)
+
+
+def _array_of(framework, array):
+    return array if framework == "numpy" else __import__("torch").from_numpy(array)
 
 
 # Data sets.
@@ -459,14 +439,14 @@ class DataSets:
         shards = self._shards(case) if isinstance(case, dict) else []
         if not shards:
             return
-        paths = [FOLDER.path / f"shard-{number}.safetensors" for number in range(len(shards))]
+        paths = [FOLDER / f"shard-{number}.safetensors" for number in range(len(shards))]
         for path, shard in zip(paths, shards, strict=True):
             fastrack.save_file(shard, path, KEYS[0])
         try:
             self._rows(case, shards, paths)
             self._records(case, shards)
         finally:
-            FOLDER.clear()
+            clear()
 
     def _shards(self, case):
         shards = case.get("shards")
@@ -483,9 +463,7 @@ class DataSets:
         return made
 
     def _rows(self, case, shards, paths):
-        columns = case.get("columns")
-        errors = (ValueError, TypeError)
-        data = attempt(lambda: SealedDataset(paths, columns, keys=RING), *errors)
+        data = attempt(lambda: SealedDataset(paths, case.get("columns"), keys=RING), ValueError, TypeError)
         if data is None:
             return
         whole = {name: np.concatenate([shard[name] for shard in shards]) for name in data.columns}
@@ -522,16 +500,11 @@ class DataSets:
         if offsets is None or offsets.size > 100 or not shards[0]:
             return
         flat = next(iter(shards[0].values())).reshape(-1)
-        path = FOLDER.path / "records.safetensors"
+        path = FOLDER / "records.safetensors"
         fastrack.save_file({"data": flat, "offsets": offsets}, path, KEYS[0])
         data = attempt(lambda: SealedDataset.records(path, keys=RING), FormatError, TypeError)
-        sound = (
-            offsets.ndim == 1
-            and offsets.size > 0
-            and offsets[0] >= 0
-            and offsets[-1] <= flat.size
-            and all(one <= other for one, other in zip(offsets.tolist(), offsets[1:].tolist(), strict=False))
-        )
+        sound = offsets.ndim == 1 and offsets.size > 0
+        sound = sound and all(one <= other for one, other in pairwise([0, *offsets.tolist(), flat.size]))
         require((data is not None) == sound, "offsets were misjudged")
         for number in range(len(data) if data is not None else 0):
             record = fastrack.to_device(data[number], keys=RING, framework="numpy")["data"]
@@ -567,17 +540,12 @@ class PlainFiles:
 
     @staticmethod
     def mutate(data, random):
-        if data[:1] == b"\2":
-            return b"\2" + mutators.mutate_file(data[1:], random)
-        if data[:1] == b"\1":
-            return b"\1" + mutators.mutate_archive(data[1:], random)
-        if data[:1] == b"\0":
-            return b"\0" + mutators.mutate_array(data[1:], random)
-        return data[:1] + mutators.mutate_bytes(data[1:], random)
+        kinds = {b"\0": mutators.mutate_array, b"\1": mutators.mutate_archive, b"\2": mutators.mutate_file}
+        return data[:1] + kinds.get(data[:1], mutators.mutate_bytes)(data[1:], random)
 
     def run(self, data):
-        path = FOLDER.put(self.kinds[data[0] % 4 if data else 3], data[1:])
-        target = FOLDER.path / "sealed.safetensors"
+        path = put(self.kinds[data[0] % 4 if data else 3], data[1:])
+        target = FOLDER / "sealed.safetensors"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # NumPy's, of files of Python 2
             done = attempt(lambda: fastrack.seal_file(path, target, KEYS[0]) or True, FormatError, TypeError)
@@ -585,7 +553,7 @@ class PlainFiles:
         if done:
             fastrack.verify_file(target, RING) if fastrack.load_file(target) else None
             self._compare(path, target)
-        FOLDER.clear()
+        clear()
 
     def _compare(self, path, target):
         with fastrack.load_file(target) as file:
@@ -596,19 +564,15 @@ class PlainFiles:
                 opened = fastrack.unseal(file["a"], RING, framework="numpy")
                 require(opened.tobytes() == plain.tobytes(), "an array was sealed wrongly")
             elif path.suffix == ".bin":
-                require(bytes(_bytes_of(file[path.name])) == path.read_bytes(), "a file was sealed wrongly")
-
-
-def _bytes_of(sealed):
-    return fastrack.unseal(sealed, RING, framework="numpy")
+                opened = fastrack.unseal(file[path.name], RING, framework="numpy")
+                require(opened.tobytes() == path.read_bytes(), "a file was sealed wrongly")
 
 
 TARGETS = (Files, Metadata, Messages, KeyFiles, Skeletons, DataSets, PlainFiles, Engines, Recombined)
 
 
 def make(name):
-    """The target of that name."""
-    for kind in TARGETS:
-        if kind.name == name:
-            return kind()
-    raise ValueError(f"no such target: {name}; there are {', '.join(kind.name for kind in TARGETS)}")
+    kinds = {kind.name: kind for kind in TARGETS}
+    if name not in kinds:
+        raise ValueError(f"no such target: {name}; there are {', '.join(kinds)}")
+    return kinds[name]()

@@ -40,13 +40,6 @@ def real(gpu, device):
     return device
 
 
-@pytest.fixture(scope="session")
-def host(gpu):
-    from bench.gpu.launches import ByteRuns
-
-    return ByteRuns(gpu)
-
-
 # Transfers.
 
 
@@ -80,7 +73,24 @@ def _install_stand_in(request, gpu):
     return StandInFrame(gpu)
 
 
-class TorchFrame:
+class Frame:
+    """Arrays of a framework on a device, as far as frameworks agree."""
+
+    def part(self, x, start, stop):
+        return x[start:stop]
+
+    def plus_one(self, x):
+        return x + 1
+
+    def keep_busy(self):
+        """Put some milliseconds of work on the current stream."""
+        x = self.make(np.zeros(SLOW, np.uint8))
+        for _ in range(100):
+            x += 1
+        return x
+
+
+class TorchFrame(Frame):
     name = "torch"
 
     def __init__(self, device):
@@ -95,24 +105,11 @@ class TorchFrame:
     def read(self, x):
         return x.cpu().numpy()
 
-    def part(self, x, start, stop):
-        return x[start:stop]
-
-    def plus_one(self, x):
-        return x + 1
-
-    def keep_busy(self):
-        """Put some milliseconds of work on the current stream."""
-        x = self._torch.zeros(SLOW, dtype=self._torch.uint8, device=self._device)
-        for _ in range(100):
-            x.add_(1)
-        return x
-
     def side_stream(self):
         return self._torch.cuda.stream(self._torch.cuda.Stream(self._device))
 
 
-class CupyFrame:
+class CupyFrame(Frame):
     name = "cupy"
 
     def __init__(self, device):
@@ -126,18 +123,6 @@ class CupyFrame:
 
     def read(self, x):
         return self._cupy.asnumpy(x)
-
-    def part(self, x, start, stop):
-        return x[start:stop]
-
-    def plus_one(self, x):
-        return x + 1
-
-    def keep_busy(self):
-        x = self._cupy.zeros(SLOW, dtype=np.uint8)
-        for _ in range(100):
-            x += 1
-        return x
 
     def side_stream(self):
         return self._cupy.cuda.Stream(non_blocking=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 
 import numpy as np
 
@@ -90,9 +91,8 @@ class Rig:
     def beside(self):
         """Another one on the same device, with slots of its own."""
         other = object.__new__(Rig)
-        other.__dict__.update(
-            self.__dict__, slots=[self.device.staging_buffer(slot.memory.size) for slot in self.slots]
-        )
+        slots = [self.device.staging_buffer(slot.memory.size) for slot in self.slots]
+        other.__dict__.update(self.__dict__, slots=slots)
         return other
 
     def leave(self):
@@ -185,19 +185,13 @@ def opened(rig):
 
 def within(seconds, action):
     """What `action` returns or raises, if it does in time."""
-    outcome = []
+    outcome = Future()
 
     def run():
         try:
-            outcome.append((True, action()))
+            outcome.set_result(action())
         except BaseException as error:  # noqa: BLE001 - raised again below
-            outcome.append((False, error))
+            outcome.set_exception(error)
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    assert outcome, f"nothing happened for {seconds} seconds"
-    good, result = outcome[0]
-    if not good:
-        raise result
-    return result
+    threading.Thread(target=run, daemon=True).start()
+    return outcome.result(seconds)

@@ -22,26 +22,13 @@ import time
 import types
 import weakref
 from collections import Counter, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE
-from fastrack._devices.cuda.commands import (
-    COPY,
-    DOWNLOAD,
-    FILL,
-    LAUNCH,
-    PACK,
-    POLL,
-    RECORD,
-    REQUIRE_IDLE,
-    SYNCHRONIZE,
-    TIMESTAMP,
-    UPLOAD,
-    WAIT,
-    Function,
-)
+from fastrack._devices.cuda import commands as numbers
+from fastrack._devices.cuda.commands import POLL, REQUIRE_IDLE, SYNCHRONIZE, TIMESTAMP, Function
 from fastrack._devices.cuda.driver import View
 from fastrack._devices.cuda.nvrtc import KERNELS
 from fastrack._tensors import dtypes
@@ -50,6 +37,11 @@ from helpers.fake_kernels import run_kernel
 
 MODES = ("lazy", "threads", "serial")
 PER_THREAD = 2  # cudaStreamPerThread: another stream in every thread
+# The methods that have the names of their commands.
+_METHODS = {
+    getattr(numbers, name.upper()): name
+    for name in ("wait", "record", "upload", "download", "fill", "launch", "copy", "pack")
+}
 _POISON = 0xA5
 _PATIENCE = 20
 
@@ -127,7 +119,7 @@ class FakeDriver:
             elif number == SYNCHRONIZE:
                 self._synchronize(self._events[operands[0]], held=held)
             else:
-                _PUT[number](self, *operands)
+                getattr(self, _METHODS[number])(*operands)
             place += length
         self.returns += not held
 
@@ -230,19 +222,13 @@ class FakeDriver:
 
     def _held(self, address, size, what):
         """The page-locked memory that a copy is about to use."""
-        root = self._root_of(address, size)
-        if root is None and self.pageable:
-            root = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
-            self._pageable.append(root)
-            return _Held(self.violations, root, 0, size, what)
-        assert root is not None, f"{size} bytes that are {what} are not page-locked"
-        return _Held(self.violations, root, address - root.ctypes.data, size, what)
-
-    def _root_of(self, address, size):
-        for block in self.hosts():
-            if block.ctypes.data <= address and address + size <= block.ctypes.data + block.size:
-                return block
-        return None
+        for root in self.hosts():
+            if root.ctypes.data <= address and address + size <= root.ctypes.data + root.size:
+                return _Held(self.violations, root, address - root.ctypes.data, size, what)
+        assert self.pageable, f"{size} bytes that are {what} are not page-locked"
+        root = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
+        self._pageable.append(root)
+        return _Held(self.violations, root, 0, size, what)
 
     # Arrays.
 
@@ -336,13 +322,12 @@ class FakeDriver:
 
     def _run_until(self, reached):
         if self.mode == "threads":
-            if not self._changed.wait_for(reached, _PATIENCE):
-                self.violations.append("waited for what never happens")
-            return
-        while not reached():
-            if not self._step():
-                self.violations.append("waited for what never happens")
-                return
+            happened = self._changed.wait_for(reached, _PATIENCE)
+        else:
+            while not (happened := reached()) and self._step():
+                pass
+        if not happened:
+            self.violations.append("waited for what never happens")
 
     def _step(self):
         ready = [stream for stream in self._streams if stream.ops and stream.ops[0].ready]
@@ -369,18 +354,6 @@ class FakeDriver:
             operation.run()
         except Exception as error:  # noqa: BLE001 - a plan that is not there yet may be anything
             self.violations.append(f"{type(error).__name__}: {error}")
-
-
-_PUT = {
-    WAIT: lambda driver, *operands: driver.wait(*operands),
-    RECORD: lambda driver, *operands: driver.record(*operands),
-    UPLOAD: lambda driver, *operands: driver.upload(*operands),
-    DOWNLOAD: lambda driver, *operands: driver.download(*operands),
-    FILL: lambda driver, *operands: driver.fill(*operands),
-    LAUNCH: lambda driver, *operands: driver.launch(*operands),
-    COPY: lambda driver, *operands: driver.copy(*operands),
-    PACK: lambda driver, *operands: driver.pack(*operands),
-}
 
 
 class Space:
@@ -432,11 +405,10 @@ class FakeArray:
         self.pointer = self._memory.pointer + 1
 
 
+@dataclass(eq=False)
 class FakeEvent:
-    mark = None
-
-    def __init__(self, ptr):
-        self.ptr = ptr
+    ptr: int
+    mark: _Mark | None = None
 
 
 class _Mark:
@@ -447,12 +419,12 @@ class _Mark:
         self.happened = True
 
 
+@dataclass(eq=False)
 class _Stream:
-    def __init__(self, ptr, weight):
-        self.ptr = ptr
-        self.weight = weight
-        self.ops = deque()
-        self.thread = None
+    ptr: int
+    weight: int
+    ops: deque = field(default_factory=deque)
+    thread: threading.Thread | None = None
 
 
 @dataclass

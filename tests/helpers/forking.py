@@ -17,6 +17,7 @@ def in_forked_child(action, seconds=60):
     if child == 0:
         status = 1
         try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # a handler of Python waits for native code that may hang
             signal.alarm(seconds)
             with os.fdopen(writing, "wb") as pipe:
                 pipe.write(pickle.dumps(action()))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
+
+BITS = 128, 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +51,10 @@ def wycheproof(bits):
         plain = plain if test["result"] == "valid" else None
         cases.append(Case(f"wycheproof {test['tcId']} {test['comment']}", key, nonce, plain, text + tag))
     return cases
+
+
+@cache
+def load_all():
+    """Load every file, by a name for it."""
+    found = {f"nist-{kind.lower()}-{bits}": nist(kind, bits) for kind in ("Decrypt", "EncryptExtIV") for bits in BITS}
+    return found | {f"wycheproof-{bits}": wycheproof(bits) for bits in BITS}

@@ -56,17 +56,7 @@ def build(source, folder, variant="watched"):
         return library
     kernel_flags, shim_flags = FLAGS[variant]
     kernels, shim, linked = (folder / f"{os.getpid()}-{library.name}{end}" for end in (".cu.o", ".o", ""))
-    head = (
-        *COMMON,
-        *kernel_flags,
-        "-Wno-unknown-pragmas",
-        "-I",
-        headers,
-        "-include",
-        SHIM / "shim.h",
-        "-x",
-        "c++",
-    )
+    head = (*COMMON, *kernel_flags, "-Wno-unknown-pragmas", "-I", headers, "-include", SHIM / "shim.h", "-x", "c++")
     try:
         _compile(*head, "-c", source, "-o", kernels)
         _compile(*COMMON, *shim_flags, "-Wall", "-Wextra", "-Werror", "-c", SHIM / "shim.cpp", "-o", shim)
@@ -118,13 +108,10 @@ class Library:
         values = [each.ctypes.data if isinstance(each, np.ndarray) else each for each in arguments]
         buffers = (_Buffer * len(arrays))(*((a.ctypes.data, a.nbytes, a.flags.writeable) for a in arrays))
         message = ctypes.create_string_buffer(MESSAGE)
-        numbers = (ctypes.c_uint64(number) for number in (len(values), grid, threads, shared, seed))
-        count, *sizes = numbers
         failed = self.shared.shim_launch(
             ctypes.cast(getattr(self.shared, kernel), ctypes.c_void_p),
             (ctypes.c_uint64 * len(values))(*values),
-            count,
-            *sizes,
+            *map(ctypes.c_uint64, (len(values), grid, threads, shared, seed)),
             buffers,
             ctypes.c_uint64(len(arrays)),
             message,
@@ -160,13 +147,10 @@ class Host:
 
     def prepare(self, key, nonce):
         """Expand a message key, as the host does for a device."""
-        from fastrack._devices.cuda.key_state import (  # imports numba, a third of a second: when first used
-            STATE_SIZE,
-            write_state,
-        )
+        from fastrack._devices.cuda import key_state  # imports numba, a third of a second: when first used
 
-        state = Fenced(STATE_SIZE, 16)
-        write_state(MessageKey.raw(key, nonce), state.data)
+        state = Fenced(key_state.STATE_SIZE, 16)
+        key_state.write_state(MessageKey.raw(key, nonce), state.data)
         assert state.stands
         return State(read_only(state), 8 * len(key))
 
@@ -227,11 +211,6 @@ class Host:
 class State:
     data: np.ndarray
     bits: int
-
-
-def aligned(content):
-    """Return bytes as a read-only array at a multiple of 16, as kernels take a state."""
-    return read_only(Fenced.holding(content, 16))
 
 
 def read_only(fenced):

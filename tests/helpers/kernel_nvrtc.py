@@ -80,10 +80,8 @@ def find_libraries():
     except PackageNotFoundError:
         installed = []
     folders = filter(None, os.environ.get("FASTRACK_NVRTC", "").split(os.pathsep))
-    named = [
-        path for folder in folders for path in sorted(Path(folder).rglob("libnvrtc.so.*")) if NAME.search(path.name)
-    ]
-    return [*installed, *named]
+    named = (path for folder in folders for path in sorted(Path(folder).rglob("libnvrtc.so.*")))
+    return [*installed, *(path for path in named if NAME.search(path.name))]
 
 
 def _version(path):

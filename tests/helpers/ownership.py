@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import gc
 import logging
-import queue
 import re
-import threading
 import warnings
 from collections import deque
-from contextlib import suppress
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -36,6 +34,7 @@ TIMEOUT = 30
 
 threads = st.integers(0, THREADS - 1)
 channels = st.integers(0, CHANNELS - 1)
+nests = st.lists(st.sampled_from([GOOD, BAD, BROKEN]), min_size=1, max_size=2)
 
 
 class SteppedDevice(CpuDevice):
@@ -119,46 +118,28 @@ class Group:
     to_device: object
 
 
-class Stepped:
+class Stepped(ThreadPoolExecutor):
     """A thread that calls one thing at a time, and is waited for."""
 
     def __init__(self):
-        self._calls, self._answers = queue.SimpleQueue(), queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        super().__init__(1)
 
     def call(self, action):
         """Return the error of fastrack that the action raised, or None."""
-        self._calls.put(action)
-        answer = self._answers.get(timeout=TIMEOUT)
-        if answer is not None and not isinstance(answer, FastrackError):
-            raise answer
-        return answer
-
-    def end(self):
-        self._calls.put(None)
-        self._thread.join(TIMEOUT)
-        assert not self._thread.is_alive()
-
-    def _run(self):
-        while (action := self._calls.get()) is not None:
-            try:
-                action()
-            except BaseException as error:  # noqa: BLE001 - raised in `call`
-                self._answers.put(error)
-            else:
-                self._answers.put(None)
-            action = None
+        error = self.submit(action).exception(TIMEOUT)
+        if error is not None and not isinstance(error, FastrackError):
+            raise error
+        return error
 
 
-@dataclass
 class Place:
     """A channel, and the operations that were started on it and are not told yet."""
 
-    channel: Channel
-    device: SteppedDevice
-    operations: list[Operation] = field(default_factory=list)
-    ended: set[object] = field(default_factory=set)  # owners that nothing can be raised to any more
+    def __init__(self):
+        self.device = SteppedDevice()
+        self.channel = Channel._from_device(self.device, keys=KEY)
+        self.operations: list[Operation] = []
+        self.ended = set()  # owners that nothing can be raised to any more
 
 
 class Ownership(RuleBasedStateMachine):
@@ -177,25 +158,20 @@ class Ownership(RuleBasedStateMachine):
         self._threads = [Stepped() for _ in range(THREADS)]
         self._owners = [object() for _ in range(THREADS)]
         self._groups = []
-        self._places = [self._open() for _ in range(CHANNELS)]
-
-    def _open(self):
-        device = SteppedDevice()
-        return Place(Channel._from_device(device, keys=KEY), device)
+        self._places = [Place() for _ in range(CHANNELS)]
 
     # Steps
 
-    @rule(thread=threads, number=channels, fates=st.lists(st.sampled_from([GOOD, BAD, BROKEN]), min_size=1, max_size=2))
+    @rule(thread=threads, number=channels, fates=nests)
     def start(self, thread, number, fates):
         """Start a nest of one or two transfers without waiting."""
         place = self._places[number]
-        channel = place.channel
-        to_device = partial(channel.to_device, non_blocking=True)
+        to_device = partial(place.channel.to_device, non_blocking=True)
         self._start(place, self._owners[thread], fates, thread, to_device)
         self._require_swept(place)
 
     @precondition(lambda self: self._groups)
-    @rule(data=st.data(), fates=st.lists(st.sampled_from([GOOD, BAD, BROKEN]), min_size=1, max_size=2))
+    @rule(data=st.data(), fates=nests)
     def start_in_group(self, data, fates):
         group = data.draw(st.sampled_from(self._groups))
         self._start(self._places[group.place], group, fates, group.thread, group.to_device)
@@ -214,8 +190,7 @@ class Ownership(RuleBasedStateMachine):
     @precondition(lambda self: self._groups)
     @rule(data=st.data())
     def close_group(self, data):
-        group = data.draw(st.sampled_from(self._groups))
-        self._end_group(group)
+        self._end_group(data.draw(st.sampled_from(self._groups)))
 
     @rule(data=st.data(), number=channels)
     def finish(self, data, number):
@@ -237,7 +212,7 @@ class Ownership(RuleBasedStateMachine):
         """End a thread, whose groups end before it, and start another one in its place."""
         for group in [group for group in self._groups if group.thread == thread]:
             self._end_group(group)
-        self._threads[thread].end()
+        self._threads[thread].shutdown()
         for place in self._places:
             place.ended.add(self._owners[thread])
         self._threads[thread], self._owners[thread] = Stepped(), object()
@@ -254,7 +229,7 @@ class Ownership(RuleBasedStateMachine):
             self._groups.remove(group)
             error = self._threads[group.thread].call(partial(group.context.__exit__, None, None, None))
             assert isinstance(error, ClosedError)
-        self._places[number] = self._open()
+        self._places[number] = Place()
 
     @rule(number=channels)
     def drop(self, number):
@@ -267,7 +242,7 @@ class Ownership(RuleBasedStateMachine):
         if lost and not self._logged:  # an error that was raised may keep the channel, in a cycle
             gc.collect()
         self._require_reported(lost)
-        self._places[number] = self._open()
+        self._places[number] = Place()
 
     @invariant()
     def nothing_is_reported_that_no_step_expects(self):
@@ -283,8 +258,7 @@ class Ownership(RuleBasedStateMachine):
                 if place is not None:
                     place.channel._owners.reset_after_fork()
             for thread in self._threads:
-                with suppress(AssertionError):
-                    thread.end()
+                thread.shutdown(wait=False)  # after a step that failed it may be stuck
             self._warnings.__exit__(None, None, None)
             logging.getLogger("fastrack").removeHandler(self._handler)
 

@@ -1,13 +1,16 @@
-"""Runs of chunks by plain AES-GCM from pyca/cryptography, and nothing of the code under test."""
+"""Runs of chunks by plain AES-GCM from pyca/cryptography, and its parts by the standards: no code under test."""
 
 from __future__ import annotations
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 CHUNK_SIZE, TAG_SIZE = 16384, 16
 SEALED_CHUNK_SIZE = CHUNK_SIZE + TAG_SIZE
+X = 1 << 126  # the element x of GHASH's field
+_REDUCTION = 0xE1 << 120
 
 
 def nonce_of(base, chunk):
@@ -30,10 +33,9 @@ def open_each(key, base, sealed, first=0):
     cipher = AESGCM(key)
     chunks = []
     for index, start in enumerate(range(0, len(sealed), SEALED_CHUNK_SIZE)):
+        chunk = sealed[start : start + SEALED_CHUNK_SIZE]
         try:
-            chunks.append(
-                cipher.decrypt(nonce_of(base, first + index), sealed[start : start + SEALED_CHUNK_SIZE], None)
-            )
+            chunks.append(cipher.decrypt(nonce_of(base, first + index), chunk, None))
         except InvalidTag:
             chunks.append(None)
     return chunks
@@ -42,3 +44,52 @@ def open_each(key, base, sealed, first=0):
 def noise(size, seed=0):
     """Reproducible bytes, none of them zero: zeros are what a refused chunk leaves."""
     return np.random.default_rng(seed).integers(1, 256, size, dtype=np.uint8)
+
+
+def times(x, y):
+    """Multiply in the field of NIST SP 800-38D, section 6.3, bit by bit; its first bit is the highest here."""
+    product = 0
+    for bit in range(127, -1, -1):
+        product ^= y * (x >> bit & 1)
+        y = y >> 1 ^ _REDUCTION * (y & 1)
+    return product
+
+
+def round_keys(key):
+    """Return the round keys of FIPS 197, section 5.2, by the S-box of its section 5.1.1."""
+    words = [key[i : i + 4] for i in range(0, len(key), 4)]
+    count, constant = len(words), 1
+    for index in range(count, 4 * (count + 7)):
+        last = words[-1]
+        if index % count == 0:
+            last = bytes(_S_BOX[byte] for byte in last[1:] + last[:1])
+            last = bytes([last[0] ^ constant]) + last[1:]
+            constant = constant << 1 ^ (0x11B if constant & 0x80 else 0)
+        elif count > 6 and index % count == 4:
+            last = bytes(_S_BOX[byte] for byte in last)
+        words.append(bytes(left ^ right for left, right in zip(words[-count], last, strict=True)))
+    return [b"".join(words[start : start + 4]) for start in range(0, len(words), 4)]
+
+
+def hash_key(key):
+    """Return the hash key H of GCM (SP 800-38D, section 7.1)."""
+    return Cipher(algorithms.AES(key), modes.ECB()).encryptor().update(bytes(16))
+
+
+def _make_s_box():
+    box, p, q = [0x63] * 256, 1, 1
+    while True:
+        p ^= p << 1 & 0xFF ^ (0x1B if p & 0x80 else 0)
+        for shift in (1, 2, 4):
+            q = (q ^ q << shift) & 0xFF
+        q ^= 0x09 if q & 0x80 else 0
+        rotated = (q << shift | q >> 8 - shift for shift in range(1, 5))
+        value = q ^ 0x63
+        for turn in rotated:
+            value ^= turn & 0xFF
+        box[p] = value
+        if p == 1:
+            return box
+
+
+_S_BOX = _make_s_box()

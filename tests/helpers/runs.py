@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from hypothesis import strategies as st
 
 from fastrack._crypto.base import GatherPlan
 from fastrack._crypto.cobblestone import MessageKey
@@ -60,6 +61,25 @@ def plan(ranges):
     rows = [row for chunk in table.values() for row in chunk]
     starts = np.cumsum([0, *map(len, table.values())], dtype=np.int64)
     return GatherPlan(np.array(list(table), np.int64), starts, np.array(rows, np.int64).reshape(-1, 3)), size
+
+
+def as_pieces(chunks, starts, table):
+    """Make a plan of lists."""
+    rows = np.array(table, np.int64) if len(table) else np.empty((0, 3), np.int64)
+    return GatherPlan(np.array(chunks, np.int64), np.array(starts, np.int64), rows)
+
+
+def ranges_within(size, count):
+    """Draw at most so many slices of so many bytes, as (start, length)."""
+    lengths = st.integers(0, 300) | st.just(CHUNK_SIZE) | st.integers(0, size)
+    pairs = st.tuples(st.integers(0, size - 1), lengths)
+    return st.lists(pairs.map(lambda pair: (pair[0], min(pair[1], size - pair[0]))), max_size=count)
+
+
+def zeroed(plain, chunks):
+    """The plaintext with zeros in the places of these chunks."""
+    parts = (plain[start : start + CHUNK_SIZE] for start in range(0, len(plain), CHUNK_SIZE))
+    return b"".join(bytes(len(part)) if chunk in chunks else part for chunk, part in enumerate(parts))
 
 
 def plain_size_of(sealed):

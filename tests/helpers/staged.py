@@ -214,9 +214,8 @@ class StagedWork:
         self._over.set()
 
     def _open_run(self, slab, sealed, slot):
-        self._note(
-            self._engine.open_run(self._schedule, sealed, self._memory[slab.start : slab.stop], slab.first_chunk)
-        )
+        plain = self._memory[slab.start : slab.stop]
+        self._note(self._engine.open_run(self._schedule, sealed, plain, slab.first_chunk))
 
     def _open_gather(self, slab, sealed, slot):
         pieces = get_plan(slot.memory, sealed.size, slab.plan)

@@ -34,15 +34,35 @@ def tamper_file(path, name, *places):
     path.write_bytes(data)
 
 
-def shorten_claim(path, name, count):
-    """Let a sealed file say that a tensor has so many rows, with a message of that size. Takes no key."""
+def rewrite_file(path, change, target=None):
+    """Change a file's metadata and tensors by `change(metadata, tensors)`, at `target` or in place. Takes no key."""
     with safe_open(path, "numpy") as file:
         metadata = file.metadata()
         tensors = {each: file.get_tensor(each) for each in file.keys()}  # noqa: SIM118 - it is no mapping
-    claims = json.loads(metadata["fastrack.tensors"])
-    shape = claims[name]["shape"]
-    claims[name]["shape"] = [count, *shape[1:]]
-    bits = dtypes.BITS[claims[name]["dtype"]]
-    tensors[name] = tensors[name][: message_size(count * math.prod(shape[1:]) * bits // 8)].copy()
-    metadata["fastrack.tensors"] = json.dumps(claims)
-    save_file(tensors, path, metadata)
+    change(metadata, tensors)
+    save_file(tensors, target or path, metadata)
+
+
+def relist(path, change, target=None):
+    """Change what a file lists of its sealed tensors by `change(listed, metadata)`, likewise."""
+
+    def change_list(metadata, _):
+        listed = json.loads(metadata["fastrack.tensors"])
+        change(listed, metadata)
+        metadata["fastrack.tensors"] = json.dumps(listed)
+
+    rewrite_file(path, change_list, target)
+
+
+def shorten_claim(path, name, count):
+    """Let a sealed file say that a tensor has so many rows, with a message of that size. Takes no key."""
+
+    def shorten(metadata, tensors):
+        claims = json.loads(metadata["fastrack.tensors"])
+        shape = claims[name]["shape"]
+        claims[name]["shape"] = [count, *shape[1:]]
+        bits = dtypes.BITS[claims[name]["dtype"]]
+        tensors[name] = tensors[name][: message_size(count * math.prod(shape[1:]) * bits // 8)].copy()
+        metadata["fastrack.tensors"] = json.dumps(claims)
+
+    rewrite_file(path, shorten)

@@ -8,7 +8,7 @@ from helpers.kernel_host import SOURCE, Host, Library
 from helpers.kernel_suite import key, nonce, state  # noqa: F401 - fixtures
 
 device, gpu = gpu_suite.device, gpu_suite.gpu  # fixtures
-ON_BOTH = {"test_cu_chunks", "test_cu_gather"}
+ON_BOTH = {"test_cu_chunks", "test_cu_gather", "test_cu_vectors"}
 
 
 @pytest.fixture(scope="session")

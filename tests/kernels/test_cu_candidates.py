@@ -6,8 +6,10 @@ import re
 
 import pytest
 from helpers import kernel_host, reference
-from helpers.kernel_host import Host, Library, State, pack
+from helpers.buffers import Fenced
+from helpers.kernel_host import Host, Library, State, pack, read_only
 from helpers.kernel_nvrtc import Nvrtc, find_libraries
+from helpers.kernel_suite import assert_last_chunk, remains_of_secrets
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, noise
 from helpers.runs import flip, plan
 
@@ -48,16 +50,14 @@ class Extended:
 
     def __init__(self, host, candidate):
         self._host, self._candidate = host, candidate
-        self.open_run, self.seal_run, self.gather, self.remains = (
-            host.open_run,
-            host.seal_run,
-            host.gather,
-            host.remains,
-        )
+
+    def __getattr__(self, name):
+        return getattr(self._host, name)
 
     def prepare(self, key, nonce):
         state = self._host.prepare(key, nonce)
-        return State(kernel_host.aligned(self._candidate.extend_state(state.data.tobytes())), state.bits)
+        extended = self._candidate.extend_state(state.data.tobytes())
+        return State(read_only(Fenced.holding(extended, 16)), state.bits)
 
 
 @pytest.mark.parametrize("case", CASES, ids=[f"case-{case[0]}" for case in CASES])
@@ -71,10 +71,7 @@ def test_a_published_case_is_a_chunk(host, case):
 
 @pytest.mark.parametrize("length", LENGTHS)
 def test_a_last_chunk_of_any_length_opens_and_seals(host, state, key, nonce, length):
-    plain = noise(length, seed=length).tobytes()
-    sealed = reference.seal(key, nonce, plain, 3)
-    assert host.open_run(state, sealed, 3, offset=length % 7) == (None, plain)
-    assert host.seal_run(state, plain, 3, offset=length % 5) == sealed
+    assert_last_chunk(host, state, key, nonce, length)
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 3, 5])
@@ -109,22 +106,7 @@ def test_pieces_are_gathered(host, state, key, nonce, blocks):
 
 
 def test_no_kernel_leaves_a_secret_in_shared_memory(host, key, nonce):
-    plain = noise(700).tobytes()
-    sealed = reference.seal(key, nonce, plain)
-    state = host.prepare(key, nonce)
-    pieces, size = plan([(0, 700)])
-    material = state.data.tobytes()[:8704] + plain
-    secrets = {material[start : start + 8] for start in range(0, len(material) - 8, 4)} - {bytes(8)}
-    launches = {
-        "open": lambda: host.open_run(state, sealed),
-        "seal": lambda: host.seal_run(state, plain),
-        "gather": lambda: host.gather(state, sealed, pieces, 700, size),
-    }
-    for name, launch in launches.items():
-        launch()
-        remains = host.remains()
-        found = [start for start in range(0, len(remains), 4) if remains[start : start + 8] in secrets]
-        assert (name, found) == (name, [])
+    assert remains_of_secrets(host, key, nonce) == {"open": [], "seal": [], "gather": []}
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
@@ -132,13 +114,10 @@ def test_nvrtc_spills_two_words_at_most(candidate, architecture):
     libraries = find_libraries()
     if not libraries:
         pytest.skip("there is no NVRTC wheel")
-    _, log = Nvrtc.load(libraries[0]).compile(
-        candidate.kernels.folder / "fastrack.cu", architecture, candidate.kernels.folder
-    )
-    stacks = {
-        name: int(stack) for name, stack in re.findall(r"entry function '(\w+)'.*?(\d+) bytes stack", log, re.DOTALL)
-    }
+    folder = candidate.kernels.folder
+    _, log = Nvrtc.load(libraries[0]).compile(folder / "fastrack.cu", architecture, folder)
+    stacks = dict(re.findall(r"entry function '(\w+)'.*?(\d+) bytes stack", log, re.DOTALL))
     assert set(stacks) == set(KERNELS)
-    assert max(stacks.values()) <= SPILLED
+    assert max(map(int, stacks.values())) <= SPILLED
     registers = [int(number) for number in re.findall(r"Used (\d+) registers", log)]
     assert max(registers) * max(1024, candidate.kernels.threads) <= REGISTERS

@@ -7,23 +7,17 @@ import pytest
 from helpers import reference
 from helpers.kernel_host import pack
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, noise
-from helpers.runs import flip, plan
+from helpers.runs import as_pieces, flip, plan, ranges_within, zeroed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastrack._crypto.base import GatherPlan
 from fastrack._sealed.indexing import plan_rows
 
 SIZE = 5 * CHUNK_SIZE + 1234
 PLAIN = noise(SIZE, seed=1).tobytes()
 GRIDS = st.integers(1, 7)
 OFFSETS = st.integers(0, 15)
-RANGES = st.lists(
-    st.tuples(st.integers(0, SIZE - 1), st.integers(0, 300) | st.just(CHUNK_SIZE) | st.integers(0, SIZE)).map(
-        lambda pair: (pair[0], min(pair[1], SIZE - pair[0]))
-    ),
-    max_size=40,
-)
+RANGES = ranges_within(SIZE, 40)
 UNTOUCHED = 0xA5
 
 
@@ -35,11 +29,6 @@ def sealed(key, nonce):
 def gather(host, state, sealed, pieces, size, **options):
     """Stage the chunks that a plan names, as they are staged for a device, and gather out of them."""
     return host.gather(state, pack(sealed, pieces.chunks.tolist()), pieces, SIZE, size, **options)
-
-
-def as_pieces(chunks, starts, table):
-    rows = np.array(table, np.int64) if len(table) else np.empty((0, 3), np.int64)
-    return GatherPlan(np.array(chunks, np.int64), np.array(starts, np.int64), rows)
 
 
 def slices(plain, ranges):
@@ -59,13 +48,10 @@ def test_pieces_are_slices_of_the_plaintext(host, state, sealed, ranges, blocks,
 )
 def test_pieces_of_bad_chunks_are_zeros_and_all_others_right(host, state, sealed, ranges, bad, byte, blocks, offset):
     altered = flip(sealed, *(8 * (chunk * SEALED_CHUNK_SIZE + byte) for chunk in bad))
-    zeroed = bytearray(PLAIN)
-    for chunk in bad:
-        zeroed[chunk * CHUNK_SIZE : (chunk + 1) * CHUNK_SIZE] = bytes(min(CHUNK_SIZE, SIZE - chunk * CHUNK_SIZE))
     pieces, size = plan(ranges)
     lowest = min(bad & set(pieces.chunks.tolist()), default=None)
     result = gather(host, state, altered, pieces, size, blocks=blocks, offset=offset)
-    assert result == (lowest, slices(bytes(zeroed), ranges))
+    assert result == (lowest, slices(zeroed(PLAIN, bad), ranges))
 
 
 # SIZE is 83154 = 2 * 3 * 13859 bytes.
@@ -97,14 +83,8 @@ def test_any_alignment_of_source_and_target_is_copied(host, state, sealed, offse
     ranges = [(1000 + 50 * length + length % 16, length) for length in range(41)]
     pieces, size = plan(ranges)
     assert gather(host, state, sealed, pieces, size, offset=offset) == (None, slices(PLAIN, ranges))
-    for start, length in [
-        (3, 1),
-        (17, 5),
-        (CHUNK_SIZE - 9, 9),
-        (offset, CHUNK_SIZE - offset),
-        (SIZE - 7, 7),
-        (SIZE - 1, 1),
-    ]:
+    alone = [(3, 1), (17, 5), (CHUNK_SIZE - 9, 9), (offset, CHUNK_SIZE - offset), (SIZE - 7, 7), (SIZE - 1, 1)]
+    for start, length in alone:
         pieces, size = plan([(start, length)])
         assert gather(host, state, sealed, pieces, size, offset=offset) == (None, PLAIN[start : start + length])
 
@@ -124,10 +104,7 @@ def test_what_no_piece_names_is_left_alone(host, state, sealed):
         expected[3:8] = PLAIN[CHUNK_SIZE : CHUNK_SIZE + 5] if bad is None else bytes(5)
         expected[90:94] = PLAIN[-4:]
         assert gather(host, state, altered, pieces, 100) == (bad, bytes(expected))
-
-
-def test_a_chunk_without_pieces_is_still_verified(host, state, sealed):
-    pieces = as_pieces([2, 3], [0, 0, 0], [])
+    pieces = as_pieces([2, 3], [0, 0, 0], [])  # without pieces a chunk is still verified
     assert gather(host, state, sealed, pieces, 0) == (None, b"")
     assert gather(host, state, flip(sealed, 8 * 3 * SEALED_CHUNK_SIZE), pieces, 0) == (3, b"")
 
@@ -141,24 +118,17 @@ def test_the_order_of_the_chunks_is_free_and_the_lowest_bad_one_reported(host, s
         assert gather(host, state, altered, pieces, size, blocks=blocks) == (1, b"".join(expected))
 
 
-def test_a_chunk_of_any_number_is_gathered(host, state, key, nonce):
-    number = 2**38 - 2
-    sealed = reference.seal(key, nonce, PLAIN[:700], number)
-    pieces = as_pieces([number], [0, 1], [(650, 0, 50)])
-    total = number * CHUNK_SIZE + 700
-    assert host.gather(state, sealed, pieces, total, 50) == (None, PLAIN[650:700])
-    assert host.gather(state, flip(sealed, 0), pieces, total, 50) == (number, bytes(50))
-
-
-@pytest.mark.parametrize("after", [2**32, 2**32 + 100, 2**33 + CHUNK_SIZE - 1, 2**51 + 1])
-def test_a_chunk_far_from_the_end_of_a_large_message_is_whole(host, state, key, nonce, after):
+@pytest.mark.parametrize(
+    ("number", "after"),
+    [(2**38 - 2, 700), *((3, after) for after in (2**32, 2**32 + 100, 2**33 + CHUNK_SIZE - 1, 2**51 + 1))],
+)
+def test_a_chunk_of_any_number_and_far_from_the_end_is_whole(host, state, key, nonce, number, after):
     """Of a message above 4 GiB only the gathered chunk is there. A size cut to 32 bits would make the chunk short."""
-    number = 3
-    sealed = reference.seal(key, nonce, PLAIN[:CHUNK_SIZE], number)[:SEALED_CHUNK_SIZE]
-    pieces = as_pieces([number], [0, 2], [(CHUNK_SIZE - 50, 0, 50), (0, 50, 20)])
-    expected = PLAIN[CHUNK_SIZE - 50 : CHUNK_SIZE] + PLAIN[:20]
+    size = min(after, CHUNK_SIZE)
+    sealed = reference.seal(key, nonce, PLAIN[:size], number)[:SEALED_CHUNK_SIZE]
+    pieces = as_pieces([number], [0, 2], [(size - 50, 0, 50), (0, 50, 20)])
     total = number * CHUNK_SIZE + after
-    assert host.gather(state, sealed, pieces, total, 70) == (None, expected)
+    assert host.gather(state, sealed, pieces, total, 70) == (None, PLAIN[size - 50 : size] + PLAIN[:20])
     assert host.gather(state, flip(sealed, 0), pieces, total, 70) == (number, bytes(70))
 
 

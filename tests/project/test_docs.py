@@ -57,6 +57,12 @@ def find(pattern, name):
     return re.findall(pattern, read(name), re.MULTILINE)
 
 
+def sections(pattern, text):
+    """Return the titles and texts of a page's sections."""
+    parts = re.split(pattern, text, flags=re.MULTILINE)[1:]
+    return zip(parts[::2], parts[1::2], strict=True)
+
+
 def blocks_of(name, *languages):
     found = re.findall(r"^```(\w+)\n(.*?)^```$", read(name), re.MULTILINE | re.DOTALL)
     return [(language, text) for language, text in found if language in languages]
@@ -71,14 +77,10 @@ def run_page(name, folder, *, with_torch):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("with_torch", {importlib.util.find_spec("torch") is not None, False})
 @pytest.mark.parametrize("name", PAGES)
-def test_the_examples_run(name, tmp_path):
-    run_page(name, tmp_path, with_torch=importlib.util.find_spec("torch") is not None)
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_the_examples_run_without_torch(name, tmp_path):
-    run_page(name, tmp_path, with_torch=False)
+def test_the_examples_run(name, with_torch, tmp_path):
+    run_page(name, tmp_path, with_torch=with_torch)
 
 
 @pytest.mark.slow
@@ -95,14 +97,10 @@ def open_sealed():
     (_, program), *others = blocks_of("docs/format.md", "python")
     assert not others
     assert "fastrack" not in re.findall(r"^(?:import|from) (\w+)", program, re.MULTILINE)
+    assert len([line for line in program.splitlines() if line.strip()]) <= 25  # as it promises
     space = {}
     exec(program, space)
     return space["open_sealed"]
-
-
-def test_the_program_without_fastrack_has_no_more_lines_than_promised():
-    (_, program), *_ = blocks_of("docs/format.md", "python")
-    assert len([line for line in program.splitlines() if line.strip()]) <= 25
 
 
 @pytest.mark.parametrize("bits", [128, 256])
@@ -130,14 +128,10 @@ def test_the_program_without_fastrack_refuses_an_altered_file(open_sealed, tmp_p
         open_sealed(path, "x", bytes(key.material()))
 
 
-def test_the_example_of_a_context_is_what_the_code_makes():
+def test_the_examples_of_a_context_and_a_derivation_are_what_the_code_makes():
     (line,) = find(r"^fastrack/tensor@1␀.*$", "docs/format.md")
     claim = MessageContext("images", "F32", (1797, 64), bytes(range(16)).hex())
     assert line.replace("␀", "\0").encode() == claim.encode()
-
-
-def test_the_example_of_a_derivation_is_what_the_code_derives():
-    claim = MessageContext("images", "F32", (1797, 64), bytes(range(16)).hex())
     made = cobblestone.derive(bytes(range(32)), bytes(range(24)), claim.encode())
     named = dict(find(r"^\| (key|base nonce|commitment|key id) \| `([0-9a-f]+)` \|$", "docs/format.md"))
     assert named == {
@@ -186,13 +180,12 @@ def test_the_command_line_page_has_the_commands_and_their_options_and_no_others(
 
     from fastrack._cli.app import app
 
-    sections = re.split(r"^## (\w+)$", read("docs/cli.md"), flags=re.MULTILINE)[1:]
     page = {
         name: (
             re.findall(r"^\| `(--[\w-]+)", text, re.MULTILINE),
             re.findall(rf"^fastrack {name}(.*)$", text, re.MULTILINE),
         )
-        for name, text in zip(sections[::2], sections[1::2], strict=True)
+        for name, text in sections(r"^## (\w+)$", read("docs/cli.md"))
     }
     known = {}
     for name, command in typer.main.get_command(app).commands.items():
@@ -252,11 +245,8 @@ def test_every_page_is_in_the_contents():
 
 
 def test_the_page_on_architecture_has_the_modules_and_no_others():
-    sections = re.split(r"^### (.*)$", read("docs/dev/architecture.md").partition("\n## From ")[0], flags=re.MULTILINE)[
-        1:
-    ]
     named = set()
-    for title, text in zip(sections[::2], sections[1::2], strict=True):
+    for title, text in sections(r"^### (.*)$", read("docs/dev/architecture.md").partition("\n## From ")[0]):
         (package, *others) = re.findall(r"`(\w+)`", title)
         modules = re.findall(r"`([\w/]+)`", "".join(re.findall(r"^\| (`[^|]*) \|", text, re.MULTILINE)))
         named |= {module if others else f"{package}/{module}" for module in modules}

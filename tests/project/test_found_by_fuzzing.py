@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.cuda_rig import within
 from helpers.forking import in_forked_child
 
 import fastrack
@@ -19,12 +20,12 @@ from fastrack import FormatError, Key
 KEY = Key.from_bytes(bytes(range(32)))
 
 
-def archive(compression=zipfile.ZIP_STORED):
+def archive(compression=zipfile.ZIP_STORED, content=None):
     """An .npz file of one array."""
     one, whole = io.BytesIO(), io.BytesIO()
     np.save(one, np.arange(100))
     with zipfile.ZipFile(whole, "w", compression) as file:
-        file.writestr("x.npy", one.getvalue())
+        file.writestr("x.npy", content or one.getvalue())
     return bytearray(whole.getvalue())
 
 
@@ -33,29 +34,18 @@ def directory(data):
     return data.index(b"PK\1\2")
 
 
-def unknown_compression():
+def altered(place, value):
+    """An archive with another byte in its directory."""
     data = archive()
-    data[directory(data) + 10] = 99
+    data[directory(data) + place] = value
     return data
 
 
-def later_version():
-    data = archive()
-    data[directory(data) + 6] = 99
-    return data
-
-
-def encrypted():
+def flagged(flag):
+    """An archive with a flag of its entry set."""
     data = archive()
     for place in (6, directory(data) + 8):
-        data[place] |= 1
-    return data
-
-
-def patched():
-    data = archive()
-    for place in (6, directory(data) + 8):
-        data[place] |= 32
+        data[place] |= flag
     return data
 
 
@@ -67,13 +57,11 @@ def before_the_start():
     return data
 
 
-def larger_than_memory():
-    """An archive whose array claims to have 80 TB."""
-    one, whole = io.BytesIO(), io.BytesIO()
-    np.lib.format.write_array_header_1_0(one, {"descr": "<f8", "fortran_order": False, "shape": (10**13,)})
-    with zipfile.ZipFile(whole, "w") as file:
-        file.writestr("x.npy", one.getvalue())
-    return whole.getvalue()
+def headed(descr, shape):
+    """An .npy file and an .npz file of a header alone."""
+    one = io.BytesIO()
+    np.lib.format.write_array_header_1_0(one, {"descr": descr, "fortran_order": False, "shape": shape})
+    return {"npy": one.getvalue(), "npz": archive(content=one.getvalue())}
 
 
 def spoilt(compression, content):
@@ -87,12 +75,12 @@ def spoilt(compression, content):
 @pytest.mark.parametrize(
     "data",
     [
-        unknown_compression(),
-        later_version(),
-        encrypted(),
-        patched(),
+        altered(10, 99),
+        altered(6, 99),
+        flagged(1),
+        flagged(32),
         before_the_start(),
-        larger_than_memory(),
+        headed("<f8", (10**13,))["npz"],  # an array of 80 TB
         spoilt(zipfile.ZIP_BZIP2, bz2.compress(b"")[:3]),
         spoilt(zipfile.ZIP_LZMA, b"\t\4\5\0]"),
     ],
@@ -107,12 +95,8 @@ def test_an_archive_that_zipfile_cannot_read_is_no_archive(tmp_path, data):
 
 @pytest.mark.parametrize("kind", ["npy", "npz"])
 def test_an_array_of_no_type_is_no_array(tmp_path, kind):
-    one, whole = io.BytesIO(), io.BytesIO()
-    np.lib.format.write_array_header_1_0(one, {"descr": (), "fortran_order": False, "shape": ()})
-    with zipfile.ZipFile(whole, "w") as file:
-        file.writestr("x.npy", one.getvalue())
     path = tmp_path / f"x.{kind}"
-    path.write_bytes({"npy": one, "npz": whole}[kind].getvalue())
+    path.write_bytes(headed((), ())[kind])
     with pytest.raises(FormatError, match=rf"x\.{kind} is not an \.{kind} file"):
         fastrack.seal_file(path, tmp_path / "sealed.safetensors", KEY)
 
@@ -154,17 +138,9 @@ def slow_keys():
 
 
 @pytest.mark.usefixtures("slow_keys")
-def test_a_forked_child_does_not_wait_for_the_keys_of_a_thread_that_it_has_not():
+@pytest.mark.parametrize(
+    "elsewhere", [lambda use: in_forked_child(use, 5), lambda use: within(5, use)], ids=["child", "thread"]
+)
+def test_a_forked_child_or_a_thread_does_not_wait_for_the_keys_of_another_thread(elsewhere):
     sealed = fastrack.seal(np.arange(3), KEY)
-    opened = in_forked_child(lambda: fastrack.to_device(sealed, keys=KEY, framework="numpy").tolist(), 5)
-    assert opened == [0, 1, 2]
-
-
-@pytest.mark.usefixtures("slow_keys")
-def test_a_thread_does_not_wait_for_the_keys_of_another():
-    sealed = fastrack.seal(np.arange(3), KEY)
-    opened = []
-    thread = threading.Thread(target=lambda: opened.append(fastrack.to_device(sealed, keys=KEY)), daemon=True)
-    thread.start()
-    thread.join(5)
-    assert opened
+    assert elsewhere(lambda: fastrack.to_device(sealed, keys=KEY, framework="numpy").tolist()) == [0, 1, 2]

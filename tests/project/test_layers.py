@@ -26,9 +26,8 @@ def check(folder):
     code = "import sys; from importlinter.cli import lint_imports_command as run; sys.exit(run())"
     arguments = ["--config", ROOT / "pyproject.toml", "--no-cache"]
     environment = {**os.environ, "PYTHONPATH": str(folder)}
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code, *arguments], env=environment, cwd=folder, capture_output=True, check=False
-    )
+    command = [sys.executable, "-P", "-c", code, *arguments]
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, check=False)
     return done.returncode, done.stdout.decode()
 
 
@@ -56,13 +55,8 @@ def test_an_arrow_that_was_turned_is_found(folder):
 
 def test_the_package_has_four_files_and_nine_packages():
     tracked = [path for path in (ROOT / "fastrack").iterdir() if path.name not in {"__pycache__", "kernels"}]
-    assert sorted(path.name for path in tracked if path.is_file()) == [
-        "__init__.py",
-        "__main__.py",
-        "_version.py",
-        "errors.py",
-        "py.typed",
-    ]
+    files = {path.name for path in tracked if path.is_file()}
+    assert files == {"__init__.py", "__main__.py", "_version.py", "errors.py", "py.typed"}
     packages = {path.name for path in tracked if path.is_dir()}
     assert sum(name.startswith("_") for name in packages) == 9
-    assert {name for name in packages if not name.startswith("_")} <= {"attest", "grants"}  # public by their own names
+    assert {name for name in packages if not name.startswith("_")} <= {"attest", "grants", "providers"}  # public

@@ -61,53 +61,38 @@ def test_the_kernels_travel_inside_the_package(wheel):
         assert wheel.read(f"fastrack/{name}") == (ROOT / name).read_bytes()
 
 
-def test_the_wheel_says_that_it_is_typed(wheel):
+def test_the_wheel_holds_the_package_for_every_platform_and_nothing_else(wheel):
+    assert Path(wheel.filename).name == f"fastrack-{fastrack.__version__}-py3-none-any.whl"
     assert "fastrack/py.typed" in wheel.namelist()
-
-
-def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     tops = {name.partition("/")[0] for name in wheel.namelist()}
     assert tops == {"fastrack", f"fastrack-{fastrack.__version__}.dist-info"}
     assert not [name for name in wheel.namelist() if {"tests", "bench", "__pycache__"} & set(name.split("/"))]
 
 
-def test_the_wheel_is_for_every_platform(wheel):
-    assert Path(wheel.filename).name == f"fastrack-{fastrack.__version__}-py3-none-any.whl"
-
-
-def test_the_wheel_installs_the_command(wheel):
-    points = wheel.read(f"fastrack-{fastrack.__version__}.dist-info/entry_points.txt").decode()
-    assert "fastrack = fastrack._cli:main" in points
+def test_the_wheel_installs_the_command_and_brings_the_licence(wheel):
+    folder = f"fastrack-{fastrack.__version__}.dist-info"
+    assert "fastrack = fastrack._cli:main" in wheel.read(f"{folder}/entry_points.txt").decode()
+    assert wheel.read(f"{folder}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
 
 
 def test_the_metadata_says_what_the_project_is(metadata):
-    assert metadata["Name"] == "fastrack"
-    assert metadata["Version"] == fastrack.__version__
-    assert metadata["Requires-Python"] == ">=3.11"
-    assert metadata["License-Expression"] == "Apache-2.0"
-    assert metadata["Description-Content-Type"] == "text/markdown"
+    expected = {
+        "Name": "fastrack",
+        "Version": fastrack.__version__,
+        "Requires-Python": ">=3.11",
+        "License-Expression": "Apache-2.0",
+        "Description-Content-Type": "text/markdown",
+    }
+    assert {name: metadata[name] for name in expected} == expected
     assert metadata.get_payload().startswith("# fastrack")
+    for name in ("Documentation", "Source", "Changelog", "Issues"):
+        assert any(line.startswith(f"{name}, https://") for line in metadata.get_all("Project-URL"))
 
 
 def test_heavy_packages_are_extras(metadata):
     assert set(metadata.get_all("Provides-Extra")) == {"torch", "cu12", "cu13", "demo", "bench"}
     required = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
     assert not [line for line in required if line.startswith(("torch", "cupy", "scikit", "matplotlib"))]
-
-
-def test_the_licence_travels_along(wheel):
-    licence = wheel.read(f"fastrack-{fastrack.__version__}.dist-info/licenses/LICENSE")
-    assert licence == (ROOT / "LICENSE").read_bytes()
-
-
-@pytest.mark.parametrize("folder", ["examples", "fastrack", "kernels", "tests"])
-def test_the_source_archive_holds_every_source(sdist_names, folder):
-    assert files_under(folder) <= sdist_names
-
-
-@pytest.mark.parametrize("name", ["Documentation", "Source", "Changelog", "Issues"])
-def test_the_metadata_names_the_pages_of_the_project(metadata, name):
-    assert any(line.startswith(f"{name}, https://") for line in metadata.get_all("Project-URL"))
 
 
 def test_the_citation_has_the_version():
@@ -121,12 +106,9 @@ def test_hooks_have_the_locked_versions():
     assert dict(hooks) == {name: locked[name] for name in ("ruff", "codespell")}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *["pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "Makefile", "requirements.txt", ".ci/run"],
-        *["SECURITY.md", "CONTRIBUTING.md", "CITATION.cff", ".pre-commit-config.yaml", ".github/workflows/ci.yml"],
-    ],
-)
-def test_the_source_archive_can_be_worked_on(sdist_names, name):
-    assert name in sdist_names
+def test_the_source_archive_holds_every_source_and_can_be_worked_on(sdist_names):
+    for folder in ("examples", "fastrack", "kernels", "tests"):
+        assert files_under(folder) <= sdist_names
+    others = "pyproject.toml README.md LICENSE CHANGELOG.md Makefile requirements.txt .ci/run SECURITY.md"
+    others += " CONTRIBUTING.md CITATION.cff .pre-commit-config.yaml .github/workflows/ci.yml"
+    assert set(others.split()) <= sdist_names

@@ -2,41 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 
 import numpy as np
 import pytest
-import safetensors.numpy
-from helpers.tampering import tampered
-from safetensors import safe_open
+from helpers.tampering import relist, tampered
 
 import fastrack
 from fastrack import AuthenticationError, FormatError, Key, load_file, save_file
 
-
-@pytest.fixture(scope="module")
-def key():
-    return Key.generate()
-
-
 # Tensors that are sealed already
-
-
-def bound_file(tmp_path, key, **tensors):
-    path = tmp_path / "bound.safetensors"
-    save_file({name: fastrack.seal(tensor, key, name) for name, tensor in tensors.items()}, path, key)
-    return path
-
-
-def altered(path, change):
-    """The same file with other metadata, which takes no key."""
-    with safe_open(path, "numpy") as file:
-        metadata = file.metadata()
-        tensors = {name: file.get_tensor(name) for name in file.offset_keys()}
-    listed = json.loads(metadata["fastrack.tensors"])
-    change(listed, metadata)
-    safetensors.numpy.save_file(tensors, path, {**metadata, "fastrack.tensors": json.dumps(listed)})
 
 
 def test_sealed_tensors_are_stored_as_they_are(tmp_path, key):
@@ -56,18 +31,16 @@ def test_sealed_tensors_are_stored_as_they_are(tmp_path, key):
 
 
 def test_tensors_of_several_files_are_no_file_without_the_key(tmp_path, key):
-    paths = []
-    for value in (1, 2):
-        path = tmp_path / f"{value}.safetensors"
+    paths = [tmp_path / "1", tmp_path / "2"]
+    for value, path in enumerate(paths, 1):
         save_file({name: fastrack.seal(np.full(100, value), key, name) for name in "xy"}, path, key)
-        paths.append(path)
     with load_file(paths[0]) as one, load_file(paths[1]) as two:
         other, message = two["y"], two["y"].message
         entry = {"dtype": "I64", "shape": [100], "file": other.context.file, "binding": other.binding.header.hex()}
         assert one["y"].nbytes == other.nbytes
         data = paths[0].read_bytes().replace(bytes(one["y"].message), bytes(message))
     paths[0].write_bytes(data)
-    altered(paths[0], lambda listed, _: listed.update(y=entry))
+    relist(paths[0], lambda listed, _: listed.update(y=entry))
     with load_file(paths[0]) as file:
         assert fastrack.unseal(file["x"], key).sum() == 100
         for use in (fastrack.unseal, lambda sealed, keys: fastrack.to_device(sealed[[1]], keys=keys)):
@@ -77,7 +50,8 @@ def test_tensors_of_several_files_are_no_file_without_the_key(tmp_path, key):
 
 
 def test_a_binding_cannot_be_left_out_or_made_up(tmp_path, key):
-    path = bound_file(tmp_path, key, x=np.arange(10))
+    path = tmp_path / "bound.safetensors"
+    save_file({"x": fastrack.seal(np.arange(10), key, "x")}, path, key)
     good = path.read_bytes()
     for change in (
         lambda listed, _: listed["x"].pop("file") and listed["x"].pop("binding"),
@@ -86,12 +60,12 @@ def test_a_binding_cannot_be_left_out_or_made_up(tmp_path, key):
         lambda _, metadata: metadata.update({"fastrack.file": "0" * 32}),
     ):
         path.write_bytes(good)
-        altered(path, change)
+        relist(path, change)
         with load_file(path) as file, pytest.raises(AuthenticationError):
             fastrack.unseal(file["x"], key)
     for value in (None, "", "0" * 111, "g" * 112, 7):
         path.write_bytes(good)
-        altered(path, lambda listed, _, value=value: listed["x"].update(binding=value))
+        relist(path, lambda listed, _, value=value: listed["x"].update(binding=value))
         with pytest.raises(FormatError, match="112 hexadecimal digits"):
             load_file(path)
 

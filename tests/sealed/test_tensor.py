@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 import fastrack
 from fastrack import AuthenticationError, FormatError, Key, SealedTensor, UnknownKeyError
+from fastrack._crypto.cobblestone import CHUNK_SIZE, HEADER_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, chunk_offset
 from fastrack._crypto.engine import get_engine
 from fastrack._crypto.keyring import KEY_FILE_VARIABLE, KeyRing
 from fastrack._devices.base import BAD_PLAN
@@ -26,8 +27,6 @@ from fastrack._sealed.tensor import OpenMessage, SealedRows, bad_chunk
 from fastrack._tensors import arrays, dtypes
 from fastrack.errors import ClosedError
 
-CHUNK_SIZE, TAG_SIZE, HEADER_SIZE = 16384, 16, 56
-SEALED_CHUNK_SIZE = CHUNK_SIZE + TAG_SIZE
 SECRET = bytes(range(60, 92))
 PLAIN = np.random.default_rng(7).integers(1, 256, 2 * CHUNK_SIZE + 100, dtype=np.uint8)  # three chunks, no zero in them
 
@@ -48,12 +47,12 @@ def key_path(tmp_path, key):
     return tmp_path / "owner.key"
 
 
-def with_message(sealed, message):
-    return SealedTensor(sealed.context, np.frombuffer(bytes(message), np.uint8), sealed.key_id)
+def with_message(sealed, message, **changes):
+    return SealedTensor(replace(sealed.context, **changes), np.frombuffer(bytes(message), np.uint8), sealed.key_id)
 
 
 def with_claim(sealed, **changes):
-    return SealedTensor(replace(sealed.context, **changes), np.frombuffer(sealed.message, np.uint8), sealed.key_id)
+    return with_message(sealed, sealed.message, **changes)
 
 
 def parts(sealed):
@@ -99,7 +98,7 @@ def test_what_was_sealed_comes_out(bits, size):
     key = Key.generate(bits)
     plain = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
     sealed = fastrack.seal(plain, key)
-    assert sealed.message.nbytes == HEADER_SIZE + size + TAG_SIZE * (size // CHUNK_SIZE + 1)
+    assert sealed.message.nbytes == 56 + size + 16 * (size // CHUNK_SIZE + 1)
     assert np.array_equal(fastrack.unseal(sealed, key, framework="numpy"), plain)
 
 
@@ -143,10 +142,6 @@ def test_every_torch_dtype_comes_out(key, name, shape):
     assert torch.equal(back.view(torch.uint8), tensor.view(torch.uint8))
 
 
-def test_a_tensor_without_dimensions_comes_out(key):
-    assert fastrack.unseal(fastrack.seal(torch.tensor(2.5), key), key).item() == 2.5
-
-
 @pytest.mark.parametrize(
     "array",
     [
@@ -163,50 +158,39 @@ def test_any_layout_comes_out_dense(key, array):
     assert back.flags.c_contiguous
 
 
-def test_a_tensor_that_wants_a_gradient_comes_out_without(key):
-    back = fastrack.unseal(fastrack.seal(torch.ones(3, requires_grad=True), key), key)
-    assert torch.equal(back, torch.ones(3))
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.tensor(2.5), torch.ones(3, requires_grad=True), torch.tensor([1 + 2j], dtype=torch.complex64).conj()],
+    ids=["scalar", "with gradient", "conjugated"],
+)
+def test_a_tensor_comes_out_resolved_and_without_a_gradient(key, tensor):
+    back = fastrack.unseal(fastrack.seal(tensor, key), key)
+    assert torch.equal(back, tensor.detach().resolve_conj())
     assert not back.requires_grad
-
-
-def test_a_conjugated_view_comes_out_resolved(key):
-    tensor = torch.tensor([1 + 2j, 3 - 4j], dtype=torch.complex64)
-    back = fastrack.unseal(fastrack.seal(tensor.conj(), key), key)
-    assert torch.equal(back, tensor.conj().resolve_conj())
     assert not back.is_conj()
 
 
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        np.array([None, 1]),
-        np.zeros(3, ">f4"),
-        np.array(["text"]),
-        np.zeros(3, "f4,i4"),
-        np.zeros(3, complex),
-        torch.zeros(3, dtype=torch.complex128),
-        torch.zeros(1, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)[0],
-        torch.zeros(3, device="meta"),
-        torch.eye(3).to_sparse(),
-        [1.0, 2.0],
-        "text",
-        None,
-    ],
-)
+UNSEALABLE = [np.array([None, 1]), np.zeros(3, ">f4"), np.array(["text"]), np.zeros(3, "f4,i4"), np.zeros(3, complex)]
+UNSEALABLE += [torch.zeros(3, dtype=torch.complex128), torch.zeros(3, device="meta"), torch.eye(3).to_sparse()]
+UNSEALABLE += [torch.zeros(1, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)[0], [1.0, 2.0], "text", None]
+
+
+@pytest.mark.parametrize("tensor", UNSEALABLE)
 def test_what_cannot_be_sealed_is_refused(key, tensor):
     with pytest.raises(TypeError):
         fastrack.seal(tensor, key)
 
 
-@pytest.mark.parametrize("name", [5, None, b"bytes"])
-def test_a_name_that_is_no_text_is_refused(key, name):
-    with pytest.raises(TypeError, match="name of a tensor: expected text"):
+@pytest.mark.parametrize(
+    ("name", "error", "match"),
+    [
+        *((name, TypeError, "name of a tensor: expected text") for name in (5, None, b"bytes")),
+        ("\ud800", FormatError, r"expected Unicode text, got '\\ud800'"),
+    ],
+)
+def test_a_name_that_is_no_text_is_refused(key, name, error, match):
+    with pytest.raises(error, match=match):
         fastrack.seal(PLAIN, key, name=name)
-
-
-def test_a_name_that_unicode_cannot_encode_is_refused(key):
-    with pytest.raises(FormatError, match=r"expected Unicode text, got '\\ud800'"):
-        fastrack.seal(PLAIN, key, name="\ud800")
 
 
 def test_no_two_messages_are_alike(key):
@@ -215,22 +199,17 @@ def test_no_two_messages_are_alike(key):
     assert len({message[HEADER_SIZE : HEADER_SIZE + 32] for message in messages}) == 20
 
 
-def test_the_result_is_of_the_framework_asked_for(key, sealed):
-    assert isinstance(fastrack.unseal(sealed, key, framework="numpy"), np.ndarray)
-    assert isinstance(fastrack.unseal(sealed, key, framework="torch"), torch.Tensor)
-    assert isinstance(fastrack.unseal(sealed, key), torch.Tensor)
+def test_the_result_is_of_the_framework_asked_for_and_can_be_written_to(key, sealed):
+    for framework, kind in (("numpy", np.ndarray), ("torch", torch.Tensor), (None, torch.Tensor)):
+        result = fastrack.unseal(sealed, key, framework=framework)
+        assert isinstance(result, kind)
+        result[0] = 1
+        assert np.array_equal(fastrack.unseal(sealed, key, framework="numpy"), PLAIN)
 
 
 def test_the_result_is_of_numpy_where_torch_is_not_installed(key, sealed, monkeypatch):
     monkeypatch.setattr(arrays, "installed", lambda framework: False)
     assert isinstance(fastrack.unseal(sealed, key), np.ndarray)
-
-
-def test_the_result_can_be_written_to(key, sealed):
-    for framework in ("numpy", "torch"):
-        result = fastrack.unseal(sealed, key, framework=framework)
-        result[0] = 1
-        assert np.array_equal(fastrack.unseal(sealed, key, framework="numpy"), PLAIN)
 
 
 @pytest.mark.parametrize("framework", ["cupy", "jax", 5])
@@ -263,16 +242,11 @@ def test_a_key_that_is_not_given_is_named(key, sealed):
         fastrack.unseal(sealed)
 
 
-def test_a_wiped_key_opens_nothing(sealed):
+def test_a_wiped_key_opens_and_seals_nothing(sealed):
     key = Key.from_bytes(SECRET)
     key.wipe()
     with pytest.raises(ClosedError, match="was wiped; load it again"):
         fastrack.unseal(sealed, key)
-
-
-def test_a_wiped_key_seals_nothing():
-    key = Key.generate()
-    key.wipe()
     with pytest.raises(ClosedError):
         fastrack.seal(PLAIN, key)
 
@@ -319,9 +293,7 @@ def test_a_flipped_bit_names_its_tensor_and_chunk(key, sealed, framework):
     for chunk in range(3):
         content = len(parts(sealed)[chunk + 1])
         for place in (0, content // 2, content - TAG_SIZE - 1, content - TAG_SIZE, content - 1):
-            message = bytearray(sealed.message)
-            message[HEADER_SIZE + chunk * SEALED_CHUNK_SIZE + place] ^= 0x10
-            altered = with_message(sealed, message)
+            altered = tampered(sealed, chunk_offset(chunk) + place)
             with pytest.raises(AuthenticationError, match=f"tensor 'images', chunk {chunk}: .* altered") as caught:
                 fastrack.unseal(altered, key, framework=framework)
             assert (caught.value.tensor, caught.value.chunk) == ("images", chunk)
@@ -336,10 +308,7 @@ def test_an_error_about_a_chunk_or_a_plan_is_short_whatever_the_name(chunk):
 
 
 def test_the_first_of_several_bad_chunks_is_named(key, sealed):
-    message = bytearray(sealed.message)
-    for chunk in (2, 1):
-        message[HEADER_SIZE + chunk * SEALED_CHUNK_SIZE] ^= 1
-    assert refusal(with_message(sealed, message), key).chunk == 1
+    assert refusal(tampered(sealed, chunk_offset(2), chunk_offset(1)), key).chunk == 1
 
 
 def test_every_truncation_is_refused(sealed):
@@ -360,8 +329,8 @@ def test_every_extension_is_refused(sealed):
     "size", [0, 1, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 5, 2 * CHUNK_SIZE, 2 * CHUNK_SIZE + 99]
 )
 def test_a_truncation_with_a_shape_to_fit_is_refused(key, sealed, size):
-    message = np.frombuffer(sealed.message, np.uint8)[: HEADER_SIZE + size + TAG_SIZE * (size // CHUNK_SIZE + 1)]
-    cut = SealedTensor(replace(sealed.context, shape=(size,)), message, sealed.key_id)
+    message = sealed.message[: HEADER_SIZE + size + TAG_SIZE * (size // CHUNK_SIZE + 1)]
+    cut = with_message(sealed, message, shape=(size,))
     assert refusal(cut, key).chunk is None
 
 
@@ -397,9 +366,7 @@ def test_every_removed_or_added_chunk_is_refused(key, long):
         removed = b"".join([header, *rest, end])
         with pytest.raises(FormatError):
             with_message(long, removed)
-        shorter = SealedTensor(
-            replace(long.context, shape=(3 * CHUNK_SIZE,)), np.frombuffer(removed, np.uint8), long.key_id
-        )
+        shorter = with_message(long, removed, shape=(3 * CHUNK_SIZE,))
         assert refusal(shorter, key).chunk is None
         # With another chunk in the gap at the end, the size fits again.
         filled = b"".join([header, *rest, chunks[place], end])
@@ -428,16 +395,10 @@ def test_the_header_of_another_message_is_refused(key, long):
 @pytest.mark.parametrize(
     "change",
     [
-        {"name": "labels"},
-        {"name": "images "},
-        {"name": ""},
-        {"dtype": "I8"},
-        {"dtype": "BOOL"},
-        {"shape": (2, CHUNK_SIZE + 50)},
-        {"shape": (1, 2 * CHUNK_SIZE + 100)},
-        {"shape": (2 * CHUNK_SIZE + 100, 1)},
-        {"file": "0" * 32},
-        {"file": ""},
+        *({"name": name} for name in ("labels", "images ", "")),
+        *({"dtype": dtype} for dtype in ("I8", "BOOL")),
+        *({"shape": shape} for shape in ((2, CHUNK_SIZE + 50), (1, PLAIN.size), (PLAIN.size, 1))),
+        *({"file": file} for file in ("0" * 32, "")),
     ],
 )
 def test_a_claim_it_was_not_sealed_under_is_refused(key, sealed, change):
@@ -509,9 +470,7 @@ def test_a_tensor_without_dimensions_has_neither_rows_nor_length(key):
 
 def test_a_bad_chunk_matters_only_to_the_rows_it_holds(key, table, sealed_table):
     for chunk in range(19):
-        message = bytearray(sealed_table.message)
-        message[HEADER_SIZE + chunk * SEALED_CHUNK_SIZE + 7] ^= 4
-        altered = with_message(sealed_table, message)
+        altered = tampered(sealed_table, chunk_offset(chunk) + 7)
         held = [
             row for row in range(100) if row * 3000 < (chunk + 1) * CHUNK_SIZE and (row + 1) * 3000 > chunk * CHUNK_SIZE
         ]
@@ -598,11 +557,8 @@ def shows_a_secret(text):
 
 
 def test_no_error_shows_a_secret_even_with_the_values_of_variables(sealed, key):
-    message = bytearray(sealed.message)
-    message[-1] ^= 1
-    last = with_message(sealed, message)
-    message[0] ^= 1
-    first = with_message(sealed, message)
+    assert all(map(shows_a_secret, [SECRET.hex(), repr(SECRET), repr(bytearray(SECRET)), repr(list(SECRET))]))
+    first, last = tampered(sealed, 0), tampered(sealed, -1)
     wiped = Key.from_bytes(SECRET)
     wiped.wipe()
     failures = [
@@ -633,13 +589,6 @@ def test_bytes_that_are_given_for_a_key_are_not_repeated(sealed):
     assert not shows_a_secret("".join(traceback.format_exception(caught.value)))
 
 
-def test_the_check_for_secrets_would_find_one():
-    assert shows_a_secret(f"x {SECRET.hex()}")
-    assert shows_a_secret(repr(SECRET))
-    assert shows_a_secret(repr(bytearray(SECRET)))
-    assert shows_a_secret(repr(list(SECRET)))
-
-
 # One run of chunks at a time
 
 
@@ -654,9 +603,7 @@ def test_a_run_of_chunks_opens_on_its_own(key, long):
 
 
 def test_a_bad_chunk_is_found_in_its_run_alone(key, long):
-    message = bytearray(long.message)
-    message[HEADER_SIZE + 2 * SEALED_CHUNK_SIZE] ^= 1
-    with OpenMessage(with_message(long, message), KeyRing(key)) as opened:
+    with OpenMessage(tampered(long, chunk_offset(2)), KeyRing(key)) as opened:
         assert opened.verify_run(0, 2 * CHUNK_SIZE) is None
         assert opened.verify_run(1, 2 * CHUNK_SIZE) == 2
         memory = np.full(2 * CHUNK_SIZE, 0xAA, np.uint8)
@@ -667,9 +614,7 @@ def test_a_bad_chunk_is_found_in_its_run_alone(key, long):
 
 
 def test_an_empty_last_chunk_is_checked_as_well(key, long):
-    message = bytearray(long.message)
-    message[-1] ^= 1
-    altered = with_message(long, message)
+    altered = tampered(long, -1)
     assert refusal(altered, key).chunk == 4
     with OpenMessage(altered, KeyRing(key)) as opened:
         assert opened.verify_run(3, CHUNK_SIZE) == 4
@@ -693,11 +638,8 @@ def test_a_message_made_by_hand_opens(bits, dtype, shape, sealed):
     secret = bytes(range(bits // 8))
     key = Key.from_bytes(secret)
     message = by_hand.seal(secret, by_hand.context("x", dtype, shape, "f" * 32), PLAIN.tobytes())
-    made = SealedTensor(
-        replace(sealed.context, name="x", dtype=dtype, shape=shape, file="f" * 32),
-        np.frombuffer(message, np.uint8),
-        key.id,
-    )
+    claim = replace(sealed.context, name="x", dtype=dtype, shape=shape, file="f" * 32)
+    made = SealedTensor(claim, np.frombuffer(message, np.uint8), key.id)
     assert fastrack.unseal(made, key, framework="numpy").tobytes() == PLAIN.tobytes()
 
 
@@ -705,13 +647,13 @@ def test_rows_of_a_batch_leave_nothing_in_memory_after_an_error(key, monkeypatch
     taken = []
     monkeypatch.setattr(arrays, "empty_bytes", lambda size: taken.append(np.empty(size, np.uint8)) or taken[-1])
     good, bad = (fastrack.seal(PLAIN.reshape(-1, 4), key, name) for name in ("good", "bad"))
-    taken.clear()
-    message = bytearray(bad.message)
-    message[-1] ^= 1
-    with pytest.raises(AuthenticationError) as caught:
-        fastrack.unseal(fastrack.collate([good, with_message(bad, message)]), key)
-    assert caught.value.tensor == "bad"
-    assert not any(memory.any() for memory in taken)
+    for place, allocations in ((-1, 1), (0, 0)):  # in the chunk, and in the header
+        taken.clear()
+        with pytest.raises(AuthenticationError) as caught:
+            fastrack.unseal(fastrack.collate([good, tampered(bad, place)]), key)
+        assert caught.value.tensor == "bad"
+        assert len(taken) == allocations
+        assert not any(memory.any() for memory in taken)
 
     original = OpenMessage.gather
 
@@ -721,9 +663,10 @@ def test_rows_of_a_batch_leave_nothing_in_memory_after_an_error(key, monkeypatch
         original(opened, *arguments)
 
     monkeypatch.setattr(OpenMessage, "gather", interrupted)
+    taken.clear()
     with pytest.raises(KeyboardInterrupt):
         fastrack.unseal(fastrack.collate([good, bad]), key)
-    assert len(taken) == 2
+    assert len(taken) == 1
     assert not any(memory.any() for memory in taken)
 
 
@@ -745,17 +688,3 @@ def test_a_handle_does_not_become_an_array_of_handles(convert):
     for handle in (sealed, sealed[2:5], sealed[1]):
         with pytest.raises(TypeError, match="is sealed"):
             convert(handle)
-
-
-@pytest.mark.parametrize(("place", "allocations"), [(-1, 1), (0, 0)], ids=["chunk", "header"])
-def test_rows_of_several_tensors_leave_no_plaintext_of_the_good_ones(monkeypatch, place, allocations):
-    key = Key.generate()
-    good, bad = (fastrack.seal(np.full(5000, 7, np.uint8), key, name=name) for name in ("good", "bad"))
-    rows = fastrack.collate([good, tampered(bad, place)])
-    made = []
-    empty_bytes = arrays.empty_bytes
-    monkeypatch.setattr(arrays, "empty_bytes", lambda size: made.append(empty_bytes(size)) or made[-1])
-    with pytest.raises(AuthenticationError, match="'bad'"):
-        fastrack.unseal(rows, key)
-    assert len(made) == allocations
-    assert not any(memory.any() for memory in made)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import io
 import json
+import multiprocessing
 import os
 import random
+import resource
 import shutil
-import signal
 import stat
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import traceback
 import warnings
 import zipfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import ml_dtypes
 import numpy as np
@@ -26,29 +28,19 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 from helpers import by_hand
+from helpers.tampering import tamper_file, tampered
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fastrack
-from fastrack import (
-    AuthenticationError,
-    ClosedError,
-    FastrackError,
-    FormatError,
-    Key,
-    UnknownKeyError,
-    load_file,
-    save_file,
-    seal_file,
-    unseal,
-    unseal_file,
-)
+from fastrack import Key, load_file, save_file, seal_file, unseal, unseal_file
+from fastrack._crypto.cobblestone import CHUNK_SIZE, chunk_offset
 from fastrack._sealed import importers, writer
 from fastrack._sealed.reader import check_file
 from fastrack._tensors import arrays
 from fastrack._util import atomic
+from fastrack.errors import AuthenticationError, ClosedError, FastrackError, FormatError, UnknownKeyError
 
-CHUNK_SIZE = 16384
 SECRET = bytes(range(80, 112))
 KEY = Key.from_bytes(SECRET)
 ROOT = Path(fastrack.__file__).parents[1]
@@ -64,7 +56,8 @@ TENSORS = {
 
 @pytest.fixture
 def target(tmp_path):
-    return tmp_path / "new" / "out.safetensors" if (tmp_path / "new").mkdir() is None else None
+    (tmp_path / "new").mkdir()
+    return tmp_path / "new" / "out.safetensors"
 
 
 @pytest.fixture
@@ -151,15 +144,12 @@ def test_tensors_may_be_left_in_plain(target):
     assert TENSORS["images"][:4].tobytes() not in content
 
 
-def test_a_name_to_leave_in_plain_must_be_there(target):
+def test_names_to_leave_in_plain_must_be_there_and_be_several(target):
     with pytest.raises(KeyError, match="plain= names tensors that are not given: label, x"):
         save_file(TENSORS, target, KEY, plain=["x", "labels", "label"])
-    assert not target.exists()
-
-
-def test_one_text_is_not_taken_for_the_names_of_its_letters(target):
     with pytest.raises(TypeError, match=r"Give \['ab'\]"):
         save_file({"a": TENSORS["scale"], "b": TENSORS["scale"]}, target, KEY, plain="ab")
+    assert not target.exists()
 
 
 def test_metadata_goes_with_the_file(target):
@@ -171,36 +161,27 @@ def test_metadata_goes_with_the_file(target):
         assert metadata.items() <= file.metadata().items()
 
 
-def test_metadata_of_the_format_is_refused(target):
-    with pytest.raises(FormatError, match=r"reserved, got fastrack.key"):
-        save_file(TENSORS, target, KEY, metadata={"fastrack.key": "x"})
-    assert not target.exists()
+NO_TEXT, NO_UNICODE = (TypeError, "names and metadata: expected text, got"), (FormatError, "expected Unicode text")
 
 
 @pytest.mark.parametrize(
-    ("tensors", "metadata"),
-    [({5: "x"}, {}), ({b"x": "x"}, {}), ({None: "x"}, {}), ({"x": "x"}, {"epoch": 5}), ({"x": "x"}, {5: "epoch"})],
+    ("name", "metadata", "error", "match"),
+    [
+        *((name, {}, *NO_TEXT) for name in (5, b"x", None)),
+        ("x", {"epoch": 5}, *NO_TEXT),
+        ("x", {5: "epoch"}, *NO_TEXT),
+        ("\ud800", {}, *NO_UNICODE),
+        ("x", {"\ud800": ""}, *NO_UNICODE),
+        ("x", {"a": "b\udfff"}, *NO_UNICODE),
+        ("x", {"fastrack.key": "x"}, FormatError, r"reserved, got fastrack.key"),
+        ("__metadata__", {}, FormatError, "'__metadata__' is reserved"),
+    ],
 )
 @pytest.mark.parametrize("plain", [False, True])
-def test_names_and_metadata_that_are_no_text_are_refused(target, tensors, metadata, plain):
-    tensors = dict.fromkeys(tensors, np.zeros(3))
-    with pytest.raises(TypeError, match="names and metadata: expected text, got"):
-        save_file(tensors, target, KEY, plain=tensors if plain else (), metadata=metadata)
-    assert not target.exists()
-
-
-@pytest.mark.parametrize(("name", "metadata"), [("\ud800", {}), ("x", {"\ud800": ""}), ("x", {"a": "b\udfff"})])
-@pytest.mark.parametrize("plain", [False, True])
-def test_text_that_unicode_cannot_encode_is_refused(target, name, metadata, plain):
-    with pytest.raises(FormatError, match="expected Unicode text"):
+def test_names_and_metadata_that_cannot_be_stored_are_refused(target, name, metadata, error, match, plain):
+    with pytest.raises(error, match=match):
         save_file({name: np.zeros(3)}, target, KEY, plain=[name] if plain else (), metadata=metadata)
-    assert not leftovers(target)
-
-
-@pytest.mark.parametrize("plain", [False, True])
-def test_the_name_of_the_metadata_is_no_name_for_a_tensor(target, plain):
-    with pytest.raises(FormatError, match="'__metadata__' is reserved"):
-        save_file({"__metadata__": np.zeros(3)}, target, KEY, plain=["__metadata__"] if plain else ())
+    assert not target.exists()
     assert not leftovers(target)
 
 
@@ -260,19 +241,15 @@ def test_a_wiped_key_seals_no_file(target):
     assert not leftovers(target)
 
 
-def test_every_file_has_an_id_of_its_own(target):
-    ids = set()
+def test_every_file_has_an_id_of_its_own_and_its_tensors_share_no_salt(target):
+    ids, salts = set(), []
     for _ in range(10):
-        save_file({"x": TENSORS["scale"]}, target, KEY)
+        save_file({str(i): TENSORS["scale"] for i in range(3)}, target, KEY)
         with load_file(target) as file:
-            ids.add(file["x"].context.file)
+            ids.add(file["0"].context.file)
+            salts += [bytes(file[name].message[:24]) for name in file]
     assert len(ids) == 10
-
-
-def test_tensors_of_a_file_share_no_salt(target):
-    save_file({str(i): TENSORS["scale"] for i in range(30)}, target, KEY)
-    with load_file(target) as file:
-        assert len({bytes(file[name].message[:24]) for name in file}) == 30
+    assert len(set(salts)) == 30
 
 
 def test_progress_counts_every_byte_once(target):
@@ -303,10 +280,6 @@ def test_a_safetensors_file_is_sealed_with_its_metadata(tmp_path, target):
         assert file.metadata == {"format": "pt"}
         assert (set(file), set(file.plain)) == ({"w"}, {"b"})
     assert same(opened(target), opened(source))
-    unseal_file(target, tmp_path / "back.safetensors", KEY, plain=["b"])
-    with safetensors.safe_open(tmp_path / "back.safetensors", framework="numpy") as file:
-        assert file.metadata() == {"format": "pt"}
-    assert same(opened(tmp_path / "back.safetensors"), opened(source))
 
 
 def test_types_that_numpy_lacks_pass_through_files(tmp_path, target):
@@ -323,17 +296,11 @@ def test_types_that_numpy_lacks_pass_through_files(tmp_path, target):
         assert file.stored("a")[2].tobytes() + file.stored("b")[2].tobytes() == b"abcdef"
 
 
+FORTRAN = np.asfortranarray(TENSORS["images"])
+
+
 @pytest.mark.usefixtures("small_slabs")
-@pytest.mark.parametrize(
-    "array",
-    [
-        TENSORS["images"],
-        TENSORS["scale"],
-        TENSORS["nothing"],
-        np.asfortranarray(TENSORS["images"]),
-        np.zeros((3, 2), bool),
-    ],
-)
+@pytest.mark.parametrize("array", [*map(TENSORS.get, ["images", "scale", "nothing"]), FORTRAN, np.zeros((3, 2), bool)])
 def test_a_numpy_file_is_sealed_under_its_own_name(tmp_path, target, array):
     np.save(tmp_path / "points.npy", array)
     seal_file(tmp_path / "points.npy", target, KEY)
@@ -343,6 +310,7 @@ def test_a_numpy_file_is_sealed_under_its_own_name(tmp_path, target, array):
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_an_archive_of_numpy_files_is_sealed_name_by_name(tmp_path, target, save):
     arrays = {name: array for name, array in TENSORS.items() if name != "half"}
+    arrays["fortran"] = FORTRAN
     save(tmp_path / "all.npz", **arrays)
     seal_file(str(tmp_path / "all.npz"), str(target), KEY, plain=["labels"])
     assert same(opened(target), arrays)
@@ -400,39 +368,33 @@ UNSOUND = [
     numpy_file(b"{'descr':'<f4'("),
     numpy_file(b"{'descr':'<f4,,','fortran_order':False,'shape':()}"),
     numpy_file(b"{'descr':[('a',)],'fortran_order':False,'shape':()}"),
-    numpy_file(b"{'descr':'<f4','fortran_order':False,'shape':(-1,)}"),
-    numpy_file(b"{'descr':'<f4','fortran_order':False,'shape':(True,)}"),
-    numpy_file(b"{'descr':'<f4','fortran_order':False,'shape':(9999999999999999999999,)}"),
-    numpy_file(b"{'descr':'<f4','fortran_order':False,'shape':(4611686018427387904, 4)}"),
+    *(
+        numpy_file(b"{'descr':'<f4','fortran_order':False,'shape':%b}" % shape)
+        for shape in (b"(-1,)", b"(True,)", b"(9999999999999999999999,)", b"(4611686018427387904, 4)")
+    ),
     saved(np.save, x=np.array([{"an": "object"}])),
 ]
 
 
-@pytest.mark.parametrize("content", [*UNSOUND, SOUND_NPZ])
-@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
-def test_what_is_no_numpy_file_is_refused(tmp_path, target, content):
-    (tmp_path / "x.npy").write_bytes(content)
-    with pytest.raises(FormatError, match=r"x\.npy is not an \.npy file"):
-        seal_file(tmp_path / "x.npy", target, KEY)
-    assert not leftovers(target)
+UNSOUND_NPZ = [*map(zipped, UNSOUND[2:]), b"", SOUND_NPY, SOUND_NPZ[:100], b"PK\3\4" + bytes(60)]
 
 
 @pytest.mark.parametrize(
-    "content",
-    [*map(zipped, UNSOUND[2:]), b"", SOUND_NPY, SOUND_NPZ[:100], b"PK\3\4" + bytes(60), SOUND_NPZ.replace(b"@", b"A")],
+    ("name", "content", "match"),
+    [
+        *(("x.npy", content, r"x\.npy is not an \.npy file") for content in [*UNSOUND, SOUND_NPZ]),
+        *(("x.npz", content, r"x\.npz is not an \.npz file") for content in UNSOUND_NPZ),
+        ("x.npz", SOUND_NPZ.replace(b"@", b"A"), r"x\.npz is not an \.npz file"),
+        ("x.npz", zipped(b"text", "readme.txt"), r"'readme\.txt' is not an \.npy file"),
+        ("x.safetensors", b"text", "expected a safetensors file"),
+    ],
 )
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
-def test_what_is_no_archive_of_numpy_files_is_refused(tmp_path, target, content):
-    (tmp_path / "x.npz").write_bytes(content)
-    with pytest.raises(FormatError, match=r"x\.npz is not an \.npz file"):
-        seal_file(tmp_path / "x.npz", target, KEY)
+def test_what_is_not_what_its_suffix_says_is_refused(tmp_path, target, name, content, match):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(FormatError, match=match):
+        seal_file(tmp_path / name, target, KEY)
     assert not leftovers(target)
-
-
-def test_an_archive_with_another_thing_in_it_is_refused(tmp_path, target):
-    (tmp_path / "x.npz").write_bytes(zipped(b"text", "readme.txt"))
-    with pytest.raises(FormatError, match=r"'readme\.txt' is not an \.npy file"):
-        seal_file(tmp_path / "x.npz", target, KEY)
 
 
 def test_an_archive_with_a_member_twice_is_refused(tmp_path, target):
@@ -478,13 +440,6 @@ def test_an_archive_is_unpacked_slab_by_slab_as_it_is_sealed(tmp_path, target, m
     assert same(opened(target), arrays)
 
 
-def test_an_archived_array_in_fortran_order_is_put_in_order(tmp_path, target):
-    array = np.asfortranarray(np.arange(12.0).reshape(3, 4))
-    np.savez(tmp_path / "x.npz", x=array)
-    seal_file(tmp_path / "x.npz", target, KEY)
-    assert same(opened(target), {"x": array})
-
-
 @pytest.mark.parametrize("size", [3, 2048, 50_000])
 def test_an_archive_whose_checksum_is_wrong_is_refused(tmp_path, target, size):
     content = bytearray(saved(np.savez, x=np.arange(float(size))))
@@ -495,7 +450,6 @@ def test_an_archive_whose_checksum_is_wrong_is_refused(tmp_path, target, size):
     assert not leftovers(target)
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("suffix", [".npy", ".npz", ".bin"])
 def test_a_source_is_opened_once(tmp_path, target, monkeypatch, suffix):
@@ -518,12 +472,6 @@ def test_a_file_in_the_other_byte_order_is_refused(tmp_path, target):
     np.save(tmp_path / "x.npy", np.zeros(3, ">f8"))
     with pytest.raises(TypeError, match="convert it first"):
         seal_file(tmp_path / "x.npy", target, KEY)
-
-
-def test_what_is_no_safetensors_file_is_refused(tmp_path, target):
-    (tmp_path / "x.safetensors").write_bytes(b"text")
-    with pytest.raises(FormatError, match="expected a safetensors file"):
-        seal_file(tmp_path / "x.safetensors", target, KEY)
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".npy", ".npz", ".bin"])
@@ -549,10 +497,9 @@ def test_chosen_tensors_are_unsealed_alone(tmp_path, target):
     back = tmp_path / "back.safetensors"
     unseal_file(target, back, KEY, names=["images", "scale"])
     assert same(safetensors.numpy.load_file(back), {name: TENSORS[name] for name in ("images", "scale")})
-    with pytest.raises(KeyError, match="no such"):
-        unseal_file(target, back, KEY, names=["no such"])
-    with pytest.raises(KeyError, match="no such"):
-        unseal_file(target, back, KEY, names=["images"], plain=["no such"])
+    for options in ({"names": ["no such"]}, {"names": ["images"], "plain": ["no such"]}):
+        with pytest.raises(KeyError, match="no such"):
+            unseal_file(target, back, KEY, **options)
 
 
 @pytest.mark.parametrize("names", [None, ["labels"], ["images", "labels"]])
@@ -603,10 +550,7 @@ def test_the_suffix_of_the_target_says_what_is_written(tmp_path, target):
 @pytest.mark.parametrize("chunk", [0, 1, 2, 9])
 def test_a_bad_chunk_leaves_no_plaintext_behind(tmp_path, target, chunk):
     save_file({"images": TENSORS["images"]}, target, KEY)
-    content = bytearray(target.read_bytes())
-    place = len(content) - 160_000 - 10 * 16 + chunk * (CHUNK_SIZE + 16)
-    content[place] ^= 1
-    target.write_bytes(content)
+    tamper_file(target, "images", chunk_offset(chunk))
     back = tmp_path / "back"
     back.mkdir()
     (back / "x.npy").write_bytes(b"old")
@@ -621,22 +565,17 @@ def test_a_bad_chunk_leaves_no_plaintext_behind(tmp_path, target, chunk):
 def test_no_slab_is_written_before_it_was_authenticated():
     plain = np.random.default_rng(0).integers(1, 256, 6 * CHUNK_SIZE, dtype=np.uint8)
     sealed = fastrack.seal(plain, KEY)
-    message = np.frombuffer(sealed.message, np.uint8).copy()
-    message[56 + 3 * (CHUNK_SIZE + 16)] ^= 1
     out = io.BytesIO()
     with pytest.raises(AuthenticationError):
-        writer.write_plaintext(
-            fastrack.SealedTensor(sealed.context, message, sealed.key_id), fastrack.KeyRing(KEY), out
-        )
+        writer.write_plaintext(tampered(sealed, chunk_offset(3)), fastrack.KeyRing(KEY), out)
     assert out.getvalue() == plain[: 2 * CHUNK_SIZE].tobytes()
 
 
 def test_another_key_unseals_no_file(tmp_path, target):
     save_file(TENSORS, target, KEY)
-    with pytest.raises(UnknownKeyError):
-        unseal_file(target, tmp_path / "back.safetensors", Key.generate())
-    with pytest.raises(UnknownKeyError):
-        unseal_file(target, tmp_path / "back.safetensors")
+    for keys in (Key.generate(), None):
+        with pytest.raises(UnknownKeyError):
+            unseal_file(target, tmp_path / "back.safetensors", keys)
     assert not (tmp_path / "back.safetensors").exists()
 
 
@@ -659,21 +598,18 @@ def untouched(target, before):
     return (target.read_bytes() if target.exists() else None) == before and not leftovers(target)
 
 
-class BreaksError(Exception):
-    pass
-
-
 @pytest.mark.usefixtures("small_slabs")
+@pytest.mark.parametrize("error", [LookupError, KeyboardInterrupt])
 @pytest.mark.parametrize("after", [1, 3, 5])
-def test_a_failure_on_the_way_leaves_what_was_there(target, before, after):
+def test_a_failure_on_the_way_leaves_what_was_there(target, before, error, after):
     calls = []
 
     def give_up(size):
         calls.append(size)
         if len(calls) == after:
-            raise BreaksError
+            raise error
 
-    with pytest.raises(BreaksError):
+    with pytest.raises(error):
         save_file({"images": TENSORS["images"]}, target, KEY, progress=give_up)
     assert untouched(target, before)
 
@@ -685,29 +621,17 @@ def test_a_source_that_fails_on_the_way_leaves_what_was_there(target, before):
     assert untouched(target, before)
 
 
-def test_an_interrupt_leaves_what_was_there(target, before):
-    def interrupt(_):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        save_file(TENSORS, target, KEY, progress=interrupt)
-    assert untouched(target, before)
-
-
 FULL = [errno.ENOSPC, errno.EDQUOT, errno.EFBIG]
 
 
 @pytest.mark.parametrize("call", ["fsync", "link", "replace"])
 @pytest.mark.parametrize("number", [*FULL, errno.EIO])
 def test_a_disk_that_is_full_at_the_last_moment_leaves_what_was_there(target, before, monkeypatch, call, number):
-    def refuse(*_, **__):
-        raise OSError(number, os.strerror(number))
-
     if call == "replace":  # comes last where a file has a temporary name
         monkeypatch.setattr(atomic, "_UNNAMED", 0)
     elif call == "link" and not atomic._UNNAMED:
         pytest.skip("this system has no files without names")
-    monkeypatch.setattr(os, call, refuse)
+    monkeypatch.setattr(os, call, Mock(side_effect=OSError(number, os.strerror(number))))
     with pytest.raises(OSError, match=os.strerror(number)) as caught:
         save_file(TENSORS, target, KEY)
     monkeypatch.undo()
@@ -718,36 +642,21 @@ def test_a_disk_that_is_full_at_the_last_moment_leaves_what_was_there(target, be
     assert untouched(target, before)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(signal, "SIGXFSZ"), reason="this system has no limit on the size of files")
+@pytest.fixture
+def little_room():
+    """Let no file grow beyond a megabyte."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.usefixtures("little_room")
 def test_a_disk_that_is_full_on_the_way_leaves_what_was_there(target, before):
-    done = subprocess.run(
-        [sys.executable, "-c", _SEAL_WITH_LITTLE_ROOM, str(target)],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=ROOT,
-    )
-    number, _, text = done.stdout.strip().partition(" ")
-    assert int(number) == errno.EFBIG
-    assert "free some space and try again" in text
+    with pytest.raises(OSError, match="free some space and try again") as caught:
+        save_file({"x": np.zeros(3_000_000, np.uint8)}, target, KEY)
+    assert caught.value.errno == errno.EFBIG
     assert untouched(target, before)
-
-
-_SEAL_WITH_LITTLE_ROOM = """
-import resource, signal, sys
-import numpy as np
-import fastrack
-key = fastrack.Key.generate()
-tensor = np.zeros(3_000_000, np.uint8)
-fastrack.seal(tensor, key)
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
-try:
-    fastrack.save_file({"x": tensor}, sys.argv[1], key)
-except OSError as error:
-    print(error.errno, error)
-"""
 
 
 @pytest.fixture
@@ -778,15 +687,11 @@ def test_a_disk_without_space_leaves_what_was_there(little_disk):
     assert same(opened(target), TENSORS)
 
 
-def test_a_missing_directory_is_missing(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        save_file(TENSORS, tmp_path / "missing" / "out", KEY)
-    assert not leftovers(tmp_path / "out")
-
-
-def test_a_directory_is_no_target(tmp_path, monkeypatch):
+def test_a_directory_is_no_target_and_a_missing_one_is_missing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
+    with pytest.raises(FileNotFoundError):
+        save_file(TENSORS, tmp_path / "missing" / "out", KEY)
     for path in (tmp_path / "folder", "", ".", "/"):
         with pytest.raises(IsADirectoryError, match="name a file in it"):
             save_file(TENSORS, path, KEY)
@@ -849,18 +754,6 @@ def test_no_error_shows_the_key(tmp_path, target):
 # What takes longer
 
 
-def run_script(source, *arguments, timeout=300):
-    done = subprocess.run(
-        [sys.executable, "-c", source, *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        cwd=ROOT,
-        timeout=timeout,
-    )
-    return json.loads(done.stdout)
-
-
 _HUGE = 3 << 30
 _MARKS = {0: b"start", (1 << 30) - 2: b"across", _HUGE - 5: b"end.."}
 
@@ -894,7 +787,6 @@ print(json.dumps({"peak": peak[0] * 1024, "errors": errors}))
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="nothing here tells how much memory is resident")
 def test_three_gibibytes_are_sealed_verified_and_unsealed_in_half_of_one(tmp_path):
     if shutil.disk_usage(tmp_path).free < 12 << 30:
         pytest.skip("this takes 12 GiB of disk")
@@ -904,7 +796,8 @@ def test_three_gibibytes_are_sealed_verified_and_unsealed_in_half_of_one(tmp_pat
             file.seek(place)
             file.write(mark)
     try:
-        told = run_script(_SEAL_VERIFY_UNSEAL, source, sealed, back)
+        command = [sys.executable, "-c", _SEAL_VERIFY_UNSEAL, source, sealed, back]
+        told = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, cwd=ROOT, timeout=300).stdout)
         assert told["errors"] == []
         assert told["peak"] < 512 << 20
         with load_file(back) as file:
@@ -919,38 +812,23 @@ def test_three_gibibytes_are_sealed_verified_and_unsealed_in_half_of_one(tmp_pat
             path.unlink(missing_ok=True)
 
 
-_SEAL_WHEN_TOLD = """
-import sys
-import numpy as np
-import fastrack
-source, target, path = sys.argv[1:]
-key = fastrack.Key.load(path)
-fastrack.seal(np.zeros(100_000, np.uint8), key)
-print("ready", flush=True)
-fastrack.seal_file(source, target, key)
-print("done", flush=True)
-"""
-
-
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_killed_seal_leaves_no_part_of_a_file_under_its_name(tmp_path, target):
-    source, key_path = tmp_path / "plain.bin", tmp_path / "owner.key"
-    KEY.save(key_path)
+    source = tmp_path / "plain.bin"
     with source.open("wb") as file:
         file.truncate(200 << 20)
-    command = [sys.executable, "-c", _SEAL_WHEN_TOLD, source, target, key_path]
 
     def seal(kill_after=None):
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
-            assert process.stdout.readline() == "ready\n"
-            if kill_after is None:
-                assert process.stdout.readline() == "done\n"
-            else:
-                time.sleep(kill_after)
-                process.send_signal(signal.SIGKILL)
-            process.wait(60)
+        process = multiprocessing.get_context("fork").Process(target=seal_file, args=(source, target, KEY))
+        process.start()
+        if kill_after is not None:
+            time.sleep(kill_after)
+            process.kill()
+        process.join(60)
+        return process.exitcode
 
-    seal()
+    assert seal() == 0
     moments = random.Random(5)
     killed = 0
     for attempt in range(10):
@@ -1012,15 +890,6 @@ def test_a_target_is_left_as_it_was_if_it_may_not_be_replaced(tmp_path, target, 
     assert there.read_bytes() == OLD
 
 
-def test_a_link_stays_and_the_file_it_leads_to_is_replaced(target):
-    link = target.with_name("link.safetensors")
-    link.symlink_to(target)
-    save_file({"x": np.arange(3)}, link, KEY)
-    assert link.is_symlink()
-    assert not target.is_symlink()
-    assert list(opened(target)) == ["x"]
-
-
 def test_a_name_may_be_as_long_as_the_file_system_allows(target):
     long = target.with_name("x" * 255)
     save_file({"x": np.arange(3)}, long, KEY)
@@ -1041,7 +910,6 @@ def test_a_torch_tensor_of_another_layout_is_put_in_order_slab_by_slab(target, m
         assert all(torch.equal(unseal(file[name], KEY), tensor) for name, tensor in tensors.items())
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
 def test_what_is_no_ordinary_file_is_not_replaced_by_one(target):
     os.mkfifo(target)
     with pytest.raises(OSError, match="no ordinary file"):
@@ -1055,26 +923,23 @@ def test_a_key_may_be_the_path_of_its_file(target, tmp_path):
     assert opened(target, tmp_path / "owner.key")["x"].tolist() == [0, 1, 2]
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors", ".bin"])
 def test_nothing_waits_for_a_pipe(tmp_path, target, suffix):
     pipe = tmp_path / f"pipe{suffix}"
     os.mkfifo(pipe, 0o600)
-    uses = [
+    for use in (
         lambda: seal_file(pipe, target, KEY),
         lambda: load_file(pipe),
         lambda: unseal_file(pipe, target, KEY),
         lambda: fastrack.verify_file(pipe, KEY),
-    ]
-    for use in uses:
+    ):
         with pytest.raises(OSError, match="not a regular file") as caught:
             use()
         assert caught.value.filename == str(pipe)
     assert not target.exists()
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="this system has no such files")
 def test_a_file_that_gives_more_than_its_size_is_not_sealed_as_an_empty_one(target):
     with pytest.raises(OSError, match="expected 0 bytes as its size says, got more"):
         seal_file("/proc/self/status", target, KEY)

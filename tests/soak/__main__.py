@@ -1,7 +1,5 @@
 """Soaks fastrack: ``python -m soak``. See docs/reliability.md."""
 
-from __future__ import annotations
-
 import argparse
 import faulthandler
 import json
@@ -93,10 +91,7 @@ class _Soak:
         self._watch(workers)
         self._workers += workers
         self._problems += [problem for worker in workers for problem in worker.violations]
-        if not self._gauges:
-            self._gauges.append(gauges.read())
-            return
-        now, leaks = gauges.settled(self._gauges[0])
+        now, leaks = gauges.settled(self._gauges[0]) if self._gauges else (gauges.read(), [])
         self._gauges.append(now)
         self._problems += [f"leak: {leak}" for leak in leaks]
 
@@ -133,7 +128,7 @@ class _Soak:
             "wrong": sum(worker.wrong for worker in self._workers),
             "jobs": dict(sorted(jobs.items())),
             "faults": {kind: {"injected": n, "caught": caught[kind]} for kind, n in sorted(injected.items())},
-            "gauges": [one.as_dict() for one in self._gauges],
+            "gauges": [one._asdict() for one in self._gauges],
             "violations": self._problems + lost,
         }
 

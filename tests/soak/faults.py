@@ -1,7 +1,5 @@
 """What goes wrong on purpose. Each must give the documented error, zeros in `out=`, and nothing that stays behind."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource
@@ -45,11 +43,8 @@ def swapped_chunks(worker):
     message, array = worker.sealed(worker.random.randrange(3, 40) * CHUNK_SIZE)
     one, other = sorted(worker.random.sample(range(array.nbytes // CHUNK_SIZE), 2))
     data = np.frombuffer(bytes(message.message), np.uint8).copy()
-    chunks = [
-        slice(HEADER_SIZE + SEALED_CHUNK_SIZE * number, HEADER_SIZE + SEALED_CHUNK_SIZE * (number + 1))
-        for number in (one, other)
-    ]
-    data[chunks[0]], data[chunks[1]] = data[chunks[1]].copy(), data[chunks[0]].copy()
+    chunks = data[HEADER_SIZE : HEADER_SIZE + SEALED_CHUNK_SIZE * (other + 1)].reshape(-1, SEALED_CHUNK_SIZE)
+    chunks[[one, other]] = chunks[[other, one]]
     _refused(worker, "swapped chunks", SealedTensor(message.context, data, message.key_id), array, one)
 
 
@@ -57,18 +52,17 @@ def wrong_key(worker):
     message, array = worker.sealed()
     with worker.way() as way:
         worker.fault("key not given", lambda: way.to_device(message, keys=STRANGER), UnknownKeyError)
-    data = np.frombuffer(bytes(message.message), np.uint8)
-    _refused(worker, "another key", SealedTensor(message.context, data, STRANGER.id), array, None, keys=STRANGER)
+    strange = SealedTensor(message.context, np.frombuffer(message.message, np.uint8), STRANGER.id)
+    _refused(worker, "another key", strange, array, None, keys=STRANGER)
 
 
 def other_message(worker):
     """One of another file, of the same name, dtype and shape."""
     message, array = worker.sealed()
     other = fastrack.seal(array, worker.key(), name=message.name)
-    if message.key_id != other.key_id:
-        return
-    data = np.frombuffer(bytes(other.message), np.uint8)
-    _refused(worker, "replaced message", SealedTensor(message.context, data, message.key_id), array, None)
+    if message.key_id == other.key_id:
+        replaced = SealedTensor(message.context, np.frombuffer(other.message, np.uint8), message.key_id)
+        _refused(worker, "replaced message", replaced, array, None)
 
 
 def _refused(worker, kind, message, array, chunk, keys=RING):
@@ -92,13 +86,23 @@ def altered_file(worker):
     error = worker.fault("altered file", lambda: fastrack.verify_file(path, RING), AuthenticationError)
     assert (error.tensor, error.chunk) == ("a", chunk)
     with fastrack.load_file(path) as file:
-        worker.check(fastrack.to_device(file["b"], keys=RING, framework="numpy"), arrays["b"], "the other tensor")
+        worker.check(_opened(file["b"]), arrays["b"], "the other tensor")
     path.unlink()
 
 
+def _saved(worker, size):
+    """Return the path of a sealed file, and the array in it."""
+    path, array = worker.folder / "x.safetensors", worker.array(size)
+    fastrack.save_file({"x": array}, path, worker.key())
+    return path, array
+
+
+def _opened(sealed):
+    return fastrack.to_device(sealed, keys=RING, framework="numpy")
+
+
 def truncated_file(worker):
-    path = worker.folder / "t.safetensors"
-    fastrack.save_file({"x": worker.array(worker.size() // 8)}, path, worker.key())
+    path, _ = _saved(worker, worker.size() // 8)
     os.truncate(path, worker.random.randrange(path.stat().st_size))
     worker.fault("truncated file", lambda: fastrack.load_file(path), FormatError)
     path.unlink()
@@ -106,16 +110,15 @@ def truncated_file(worker):
 
 def replaced_file(worker):
     """What was opened before stays what it was, and what is opened then is the new one."""
-    path, other = worker.folder / "r.safetensors", worker.folder / "new.safetensors"
-    old, new = worker.array(100_000), worker.array(200_000)
-    fastrack.save_file({"x": old}, path, worker.key())
+    new, other = worker.array(200_000), worker.folder / "new.safetensors"
+    path, old = _saved(worker, 100_000)
     with fastrack.load_file(path) as file:
         fastrack.save_file({"x": new}, other, worker.key())
         worker.injected["replaced file"] += 1
         other.replace(path)
-        worker.check(fastrack.to_device(file["x"], keys=RING, framework="numpy"), old, "the old file")
+        worker.check(_opened(file["x"]), old, "the old file")
     with fastrack.load_file(path) as file:
-        worker.check(fastrack.to_device(file["x"], keys=RING, framework="numpy"), new, "the new file")
+        worker.check(_opened(file["x"]), new, "the new file")
     worker.caught["replaced file"] += 1
     path.unlink()
 
@@ -140,9 +143,7 @@ def closed_channel(worker):
 
 def failing_write(worker):
     """A disk that fills up, by an error from `progress` and by a limit on the size of files in a forked child."""
-    path = worker.folder / "w.safetensors"
-    old, new = worker.array(50_000), worker.array(3 << 20)
-    fastrack.save_file({"x": old}, path, worker.key())
+    (path, old), new = _saved(worker, 50_000), worker.array(3 << 20)
 
     def full(_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -158,16 +159,13 @@ def failing_write(worker):
         return 0
 
     worker.injected["file too large"] += 1
-    if in_forked_child(in_child, 50) == errno.EFBIG:
-        worker.caught["file too large"] += 1
+    worker.caught["file too large"] += in_forked_child(in_child, 50) == errno.EFBIG
     _holds_one_of(worker, path, old)
 
 
 def interrupted_save(worker):
     """A process that is killed while it saves: the old file or the new one is there, whole."""
-    path = worker.folder / "k.safetensors"
-    old, new = worker.array(50_000), worker.array(4 << 20)
-    fastrack.save_file({"x": old}, path, worker.key())
+    (path, old), new = _saved(worker, 50_000), worker.array(4 << 20)
     child = os.fork()
     if not child:
         try:
@@ -187,7 +185,7 @@ def interrupted_save(worker):
 def _holds_one_of(worker, path, *arrays):
     fastrack.verify_file(path, RING)
     with fastrack.load_file(path) as file:
-        found = fastrack.to_device(file["x"], keys=RING, framework="numpy")
+        found = _opened(file["x"])
     path.unlink()
     for array in arrays:
         if found.shape == array.shape and found.dtype == array.dtype and found.tobytes() == array.tobytes():
@@ -212,16 +210,6 @@ def killed_loader(worker):
         raise Violation(f"batches of a killed process: {received}")
 
 
-LIGHT = {
-    "flipped bit": (flipped_bit, 8),
-    "swapped chunks": (swapped_chunks, 3),
-    "wrong key": (wrong_key, 3),
-    "other message": (other_message, 2),
-    "altered file": (altered_file, 2),
-    "truncated file": (truncated_file, 2),
-    "replaced file": (replaced_file, 2),
-    "closed channel": (closed_channel, 1),
-    "failing write": (failing_write, 0.5),
-    "interrupted save": (interrupted_save, 0.5),
-}
-HEAVY = {"killed loader": (killed_loader, 0.1)}
+LIGHT = {flipped_bit: 8, swapped_chunks: 3, wrong_key: 3, other_message: 2, altered_file: 2, truncated_file: 2}
+LIGHT |= {replaced_file: 2, closed_channel: 1, failing_write: 0.5, interrupted_save: 0.5}
+HEAVY = {killed_loader: 0.1}

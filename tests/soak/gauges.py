@@ -8,8 +8,8 @@ import os
 import re
 import threading
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 GROWTH = 64 << 20  # bytes that the resident size may grow by after the warm-up
 POOL = 32  # threads of fastrack's pool, which come when they are first needed, and stay
@@ -17,8 +17,7 @@ _M_MMAP_THRESHOLD = -3  # malloc.h of glibc
 PATIENCE = 20  # seconds for processes and threads to go
 
 
-@dataclass(frozen=True)
-class Gauges:
+class Gauges(NamedTuple):
     """What is held when no thread of the soak runs. Threads of fastrack's own pool are counted apart."""
 
     resident: int
@@ -28,9 +27,6 @@ class Gauges:
     files: int
     children: int
     shared: int
-
-    def as_dict(self):
-        return asdict(self)
 
 
 def give_back_arrays():
@@ -56,7 +52,7 @@ def read():
         native=len(list(Path("/proc/self/task").iterdir())) - len(names),
         files=len(list(Path("/proc/self/fd").iterdir())),
         children=_descendants(os.getpid()),
-        shared=len([path for path in Path("/dev/shm").iterdir() if path.owner() == _user() and _is_ours(path)]),
+        shared=sum(_is_ours(path) for path in Path("/dev/shm").iterdir()),
     )
 
 
@@ -92,10 +88,6 @@ def _descendants(process):
     return count
 
 
-def _user():
-    return Path("/proc/self").owner()
-
-
 def _is_ours(path):
-    """What torch and multiprocessing keep there; other programs may come and go."""
-    return path.name.startswith(("torch_", "psm_", "sem.mp-"))
+    """Return whether torch or multiprocessing keeps it there; other programs may come and go."""
+    return path.name.startswith(("torch_", "psm_", "sem.mp-")) and path.owner() == Path("/proc/self").owner()

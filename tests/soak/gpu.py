@@ -1,7 +1,5 @@
 """The same on a CUDA device that is made of host memory, by the driver that the tests have for it."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np
@@ -40,14 +38,13 @@ def install():
     channel.open_device = choose
 
 
-def on_the_device(worker):
+def fake_gpu(worker):
     """One channel, a few transfers, and a fault among them."""
     driver = _local.driver = FakeDriver(worker.random.choice(MODES), worker.random.randrange(1000))
     with Channel("cuda:0", keys=KEYS) as opened:
         for _ in range(worker.random.randrange(1, 6)):
-            worker.random.choice(
-                [_there, _there_and_back, _rows, _spoilt, _flipped_by_the_bus, _flipped_plan, _failing]
-            )(worker, driver, opened)
+            action = worker.random.choice(ACTIONS)
+            action(worker, driver, opened)
     driver.stop()
     if driver.violations:
         raise Violation(f"what no program may do on a GPU: {driver.violations}")
@@ -86,26 +83,27 @@ def _spoilt(worker, driver, opened):
 
 def _flipped_by_the_bus(worker, driver, opened):
     array = worker.array(worker.random.randrange(1, 20) * CHUNK_SIZE)
-    out = opened.to_device(np.ones_like(array))
-    opened.synchronize()
-    driver.flips[driver.calls["upload"] + 2] = worker.random.randrange(CHUNK_SIZE)  # the first is that of the key
-    worker.fault("bit on the bus, GPU", lambda: opened.to_device(array, out=out), AuthenticationError)
-    driver.flips.clear()
-    _require_zeros(driver, out)
-    worker.check(driver.read(opened.to_device(array, out=out)), array, "the transfer after a failure")
+    # The first upload is that of the key.
+    _flip(worker, driver, opened, "bit on the bus, GPU", array, array, 2, worker.random.randrange(CHUNK_SIZE))
 
 
 def _flipped_plan(worker, driver, opened):
     sealed, array = worker.sealed(worker.random.randrange(1, 20) * CHUNK_SIZE, rows=17)
     chosen = [worker.random.randrange(17) for _ in range(9)]
-    out = opened.to_device(np.ones_like(array[chosen]))
-    opened.synchronize()
     # The uploads are the key, the key of the plans, and a slab: its chunks, its plan, and the tag of the plan.
-    driver.flips[driver.calls["upload"] + 3] = -worker.random.randrange(1, TAG_SIZE + 8 * 3 * 9)
-    worker.fault("bit of a plan, GPU", lambda: opened.to_device(sealed[chosen], out=out), AuthenticationError)
+    place = -worker.random.randrange(1, TAG_SIZE + 8 * 3 * 9)
+    _flip(worker, driver, opened, "bit of a plan, GPU", sealed[chosen], array[chosen], 3, place)
+
+
+def _flip(worker, driver, opened, kind, given, array, upload, place):
+    """Move what is given with a bit flipped at a place of an upload, then once more without."""
+    out = opened.to_device(np.ones_like(array))
+    opened.synchronize()
+    driver.flips[driver.calls["upload"] + upload] = place
+    worker.fault(kind, lambda: opened.to_device(given, out=out), AuthenticationError)
     driver.flips.clear()
     _require_zeros(driver, out)
-    worker.check(driver.read(opened.to_device(sealed[chosen], out=out)), array[chosen], "rows after a failure")
+    worker.check(driver.read(opened.to_device(given, out=out)), array, "the transfer after a failure")
 
 
 def _failing(worker, driver, opened):
@@ -140,4 +138,5 @@ def _require_zeros(driver, out):
         raise Violation("out= on the GPU does not hold zeros")
 
 
-JOBS = {"fake GPU": (on_the_device, 1)}
+ACTIONS = [_there, _there_and_back, _rows, _spoilt, _flipped_by_the_bus, _flipped_plan, _failing]
+JOBS = {fake_gpu: 1}

@@ -1,7 +1,5 @@
 """Models, wrapped loaders and transfers that nothing waits for, of all threads on one device that works later."""
 
-from __future__ import annotations
-
 import re
 
 import torch
@@ -55,7 +53,7 @@ def model(worker):
     path.unlink()
 
 
-def loader(worker):
+def wrapped_loader(worker):
     """Batches arrive as they were, until the one that was altered, which is named."""
     batches = [fastrack.seal(worker.array(20_000), worker.key(), name=_name(worker, n)) for n in range(9)]
     plain = [fastrack.unseal(batch, RING, framework="numpy") for batch in batches]
@@ -101,4 +99,4 @@ def _names_in(error):
     return re.findall(r"tensor '(soak-[^']*)'", "\n".join([str(error), *getattr(error, "__notes__", [])]))
 
 
-JOBS = {"model": (model, 2), "wrapped loader": (loader, 2), "without waiting": (without_waiting, 4)}
+JOBS = {model: 2, wrapped_loader: 2, without_waiting: 4}

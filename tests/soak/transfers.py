@@ -1,7 +1,5 @@
 """What a thread of the soak does when nothing goes wrong."""
 
-from __future__ import annotations
-
 import faulthandler
 import os
 from collections import namedtuple
@@ -100,15 +98,9 @@ def loader(worker, workers=0):
     path = worker.folder / "d.safetensors"
     fastrack.save_file(arrays, path, worker.key())
     options = {"num_workers": workers, "multiprocessing_context": "forkserver", "timeout": 60} if workers else {}
-    data = SealedDataset(path)
-    batches = DataLoader(
-        data,
-        batch_size=worker.random.choice([1, 7, 32]),
-        shuffle=True,
-        generator=torch.Generator().manual_seed(worker.random.randrange(1000)),
-        collate_fn=fastrack.collate,
-        **options,
-    )
+    size, seed = worker.random.choice([1, 7, 32]), worker.random.randrange(1000)
+    options |= {"shuffle": True, "generator": torch.Generator().manual_seed(seed), "collate_fn": fastrack.collate}
+    batches = DataLoader(SealedDataset(path), size, **options)
     wrapped = fastrack.wrap(batches, keys=KEYS, prefetch=worker.random.choice([0, 1, 3]))
     seen = []
     for batch in wrapped:
@@ -141,15 +133,5 @@ def fork(worker):
     assert all(good), "a forked child got wrong bytes"
 
 
-LIGHT = {
-    "plain": (plain, 10),
-    "sealed": (sealed, 10),
-    "rows": (rows, 10),
-    "nest": (nest, 5),
-    "there and back": (there_and_back, 8),
-    "file": (file, 4),
-    "checkpoint": (checkpoint, 2),
-    "loader": (loader, 2),
-    "fork": (fork, 0.5),
-}
-HEAVY = {"loader with processes": (loader_with_processes, 0.3)}
+LIGHT = {plain: 10, sealed: 10, rows: 10, nest: 5, there_and_back: 8, file: 4, checkpoint: 2, loader: 2, fork: 0.5}
+HEAVY = {loader_with_processes: 0.3}

@@ -1,7 +1,5 @@
 """One thread of the soak: what it takes its decisions from, what it counts, and how it checks a result."""
 
-from __future__ import annotations
-
 import random
 import re
 import threading
@@ -39,10 +37,7 @@ class Violation(AssertionError):  # noqa: N818 - it is a finding
 
 
 class Worker(threading.Thread):
-    """Does one job after the other until the time is over, the same ones for the same seed.
-
-    job, since : what it does, and from when on, for the watchdog
-    """
+    """Does one job after the other until the time is over, the same ones for the same seed."""
 
     def __init__(self, number, seed, jobs, until, folder):
         super().__init__(name=f"soak-{number}", daemon=True)
@@ -52,24 +47,25 @@ class Worker(threading.Thread):
         self.until = until
         self.folder = folder / f"{number}"
         self.folder.mkdir(exist_ok=True)
-        self.job, self.since = "", time.monotonic()
+        self.job, self.since = "", time.monotonic()  # what it does, and from when on, for the watchdog
         self.jobs, self.injected, self.caught = Counter(), Counter(), Counter()
         self.transfers = self.bytes = self.wrong = 0
         self.violations = []
         self._choices = jobs
 
     def run(self):
-        names, weights = list(self._choices), [weight for _, weight in self._choices.values()]
+        jobs, weights = list(self._choices), list(self._choices.values())
         while time.monotonic() < self.until and not self.violations:
-            (name,) = self.random.choices(names, weights)
-            self.job, self.since = name, time.monotonic()
+            (job,) = self.random.choices(jobs, weights)
+            self.job, self.since = job.__name__.replace("_", " "), time.monotonic()
             try:
-                self._choices[name][0](self)
-                self._require(not list(self.folder.iterdir()), f"left in its folder: {list(self.folder.iterdir())}")
+                job(self)
+                left = list(self.folder.iterdir())
+                assert not left, f"left in its folder: {left}"
             except BaseException as error:  # noqa: BLE001 - whatever it is, it is told
                 text = without_folders("".join(traceback.format_exception(error)))
                 self.violations.append(f"{self.name}, seed {self.seed}, after {sum(self.jobs.values())} jobs:\n{text}")
-            self.jobs[name] += 1
+            self.jobs[self.job] += 1
         self.job = ""
 
     # What to move, and by which way.
@@ -136,7 +132,3 @@ class Worker(threading.Thread):
             self.caught[kind] += 1
             return error
         raise Violation(f"{kind}: nothing was raised")
-
-    def _require(self, condition, message):
-        if not condition:
-            raise Violation(message)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fastrack._tensors import arrays, dtypes
 
+ROOT = Path(arrays.__file__).parents[2]
 SHAPES = [(), (0,), (1,), (5,), (0, 3), (3, 0, 2), (2, 3, 4)]
 LAYOUTS = {
     "fortran": np.asfortranarray,
@@ -28,10 +29,6 @@ LAYOUTS = {
 }
 
 
-def in_torch(dtype, shape):
-    return torch.arange(int(np.prod(shape)) * dtype.itemsize, dtype=torch.uint8).view(dtype).reshape(shape)
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", ["u1", "i2", "f4", "c8"])
 def test_the_bytes_of_an_array_are_dense_and_in_c_order(layout, dtype):
@@ -39,21 +36,11 @@ def test_the_bytes_of_an_array_are_dense_and_in_c_order(layout, dtype):
     assert arrays.bytes_of(array).tobytes() == array.tobytes()
 
 
-@pytest.mark.parametrize(
-    "view",
-    [
-        lambda t: t.T,
-        lambda t: t[::2, ::3],
-        lambda t: t[:, 3],
-        lambda t: t.flip(0),
-        lambda t: t[None].expand(4, -1, -1),
-        lambda t: t.permute(1, 0)[3:],
-        lambda t: t[::7],
-        lambda t: t[0, ::9],
-        lambda t: t[::7, ::9],
-        lambda t: t[3, 3],
-    ],
-)
+VIEWS = [lambda t: t.T, lambda t: t.flip(0), lambda t: t[None].expand(4, -1, -1), lambda t: t.permute(1, 0)[3:]]
+PLACES = [np.s_[::2, ::3], np.s_[:, 3], np.s_[::7], np.s_[0, ::9], np.s_[::7, ::9], np.s_[3, 3]]
+
+
+@pytest.mark.parametrize("view", [*VIEWS, *(lambda t, place=place: t[place] for place in PLACES)])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float64, torch.complex64])
 def test_the_bytes_of_a_tensor_are_dense_and_in_c_order(view, dtype):
     tensor = view(torch.arange(63).reshape(7, 9).to(dtype))
@@ -76,7 +63,8 @@ def test_an_array_comes_back_from_its_bytes(name, shape):
 def test_a_tensor_comes_back_from_its_bytes(name, shape):
     if name == "F4" and not shape:
         pytest.skip("torch has no pair without a dimension")
-    tensor = in_torch(dtypes.to_torch(name), shape)
+    dtype = dtypes.to_torch(name)
+    tensor = torch.arange(int(np.prod(shape)) * dtype.itemsize, dtype=torch.uint8).view(dtype).reshape(shape)
     described, stored = arrays.describe(tensor)
     memory = arrays.empty_bytes(dtypes.nbytes(described, stored))
     memory[:] = arrays.bytes_of(tensor)
@@ -95,18 +83,11 @@ def test_the_bytes_of_a_contiguous_array_are_a_view():
     assert tensor.isnan().all()
 
 
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.zeros(()),
-        np.zeros((2, 3), "f4"),
-        np.zeros(9)[::9],
-        torch.zeros(()),
-        torch.zeros(2, 3),
-        torch.zeros(9)[::9],
-        torch.zeros(3, requires_grad=True).detach(),
-    ],
-)
+DENSE = [np.zeros(()), np.zeros((2, 3), "f4"), np.zeros(9)[::9], torch.zeros(()), torch.zeros(2, 3)]
+DENSE += [torch.zeros(9)[::9], torch.zeros(3, requires_grad=True).detach()]
+
+
+@pytest.mark.parametrize("array", DENSE)
 def test_an_array_to_be_filled_is_filled_in_place(array):
     memory = arrays.bytes_of(array, writable=True)
     memory[:] = 0xFF
@@ -119,34 +100,22 @@ def read_only():
     return array
 
 
-@pytest.mark.parametrize(
-    "array",
-    [
-        read_only(),
-        np.zeros((3, 4)).T,
-        np.zeros(9)[::2],
-        np.zeros(9)[::-1],
-        torch.zeros(3, 4).T,
-        torch.zeros(1).expand(5),
-        torch.zeros(3, dtype=torch.complex64).conj(),
-        torch.zeros(3, dtype=torch.complex64).conj().imag,
-    ],
-)
+NOT_DENSE = [np.zeros((3, 4)).T, np.zeros(9)[::2], np.zeros(9)[::-1], torch.zeros(3, 4).T, torch.zeros(1).expand(5)]
+CONJUGATED = torch.zeros(3, dtype=torch.complex64).conj()
+
+
+@pytest.mark.parametrize("array", [read_only(), *NOT_DENSE, CONJUGATED, CONJUGATED.imag])
 def test_an_array_that_cannot_be_filled_in_place_is_refused(array):
     with pytest.raises(ValueError, match="contiguous"):
         arrays.bytes_of(array, writable=True)
 
 
-def test_a_conjugated_view_gives_the_bytes_it_stands_for():
-    tensor = torch.tensor([1 + 2j, 3 - 4j], dtype=torch.complex64)
-    assert tensor.conj().is_conj()
-    assert arrays.bytes_of(tensor.conj()).tobytes() == np.array([1 - 2j, 3 + 4j], np.complex64).tobytes()
-
-
-def test_a_negated_view_gives_the_bytes_it_stands_for():
-    tensor = torch.tensor([1 + 2j, 3 - 4j], dtype=torch.complex64).conj().imag
-    assert tensor.is_neg()
-    assert arrays.bytes_of(tensor).tobytes() == np.array([-2, 4], np.float32).tobytes()
+def test_a_conjugated_or_negated_view_gives_the_bytes_it_stands_for():
+    conjugated = torch.tensor([1 + 2j, 3 - 4j], dtype=torch.complex64).conj()
+    assert conjugated.is_conj()
+    assert arrays.bytes_of(conjugated).tobytes() == np.array([1 - 2j, 3 + 4j], np.complex64).tobytes()
+    assert conjugated.imag.is_neg()
+    assert arrays.bytes_of(conjugated.imag).tobytes() == np.array([-2, 4], np.float32).tobytes()
 
 
 def test_a_parameter_gives_its_bytes_without_its_gradient():
@@ -192,16 +161,8 @@ def test_only_numpy_and_torch_keep_arrays_in_host_memory():
 
 
 def test_asking_what_is_installed_imports_nothing():
-    source = (
-        "from fastrack._tensors import arrays; import sys; print(arrays.installed('torch'), 'torch' in sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", source], capture_output=True, text=True, check=True, cwd=Path(arrays.__file__).parents[2]
-    )
-    assert done.stdout.split() == ["True", "False"]
-
-
-def test_what_is_not_installed_is_said_not_to_be():
+    code = "from fastrack._tensors import arrays; import sys; print(arrays.installed('torch'), 'torch' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True, cwd=ROOT).split() == ["True", "False"]
     assert not arrays.installed("no-such-framework")
 
 

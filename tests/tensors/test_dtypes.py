@@ -14,56 +14,34 @@ from hypothesis import strategies as st
 from fastrack._tensors import dtypes
 from fastrack.errors import FormatError
 
-NUMPY = {
-    "BOOL": "bool",
-    "U8": "uint8",
-    "I8": "int8",
-    "U16": "uint16",
-    "I16": "int16",
-    "F16": "float16",
-    "U32": "uint32",
-    "I32": "int32",
-    "F32": "float32",
-    "U64": "uint64",
-    "I64": "int64",
-    "F64": "float64",
-    "C64": "complex64",
+# What stands for each name in NumPy and in torch.
+TYPES = {
+    "BOOL": (np.bool_, torch.bool),
+    "U8": (np.uint8, torch.uint8),
+    "I8": (np.int8, torch.int8),
+    "U16": (np.uint16, torch.uint16),
+    "I16": (np.int16, torch.int16),
+    "F16": (np.float16, torch.float16),
+    "BF16": (ml_dtypes.bfloat16, torch.bfloat16),
+    "U32": (np.uint32, torch.uint32),
+    "I32": (np.int32, torch.int32),
+    "F32": (np.float32, torch.float32),
+    "U64": (np.uint64, torch.uint64),
+    "I64": (np.int64, torch.int64),
+    "F64": (np.float64, torch.float64),
+    "C64": (np.complex64, torch.complex64),
+    "F8_E5M2": (ml_dtypes.float8_e5m2, torch.float8_e5m2),
+    "F8_E4M3": (ml_dtypes.float8_e4m3fn, torch.float8_e4m3fn),
+    "F8_E8M0": (ml_dtypes.float8_e8m0fnu, torch.float8_e8m0fnu),
+    "F8_E4M3FNUZ": (ml_dtypes.float8_e4m3fnuz, torch.float8_e4m3fnuz),
+    "F8_E5M2FNUZ": (ml_dtypes.float8_e5m2fnuz, torch.float8_e5m2fnuz),
 }
-ML_DTYPES = {
-    "BF16": ml_dtypes.bfloat16,
-    "F8_E5M2": ml_dtypes.float8_e5m2,
-    "F8_E4M3": ml_dtypes.float8_e4m3fn,
-    "F8_E8M0": ml_dtypes.float8_e8m0fnu,
-    "F8_E4M3FNUZ": ml_dtypes.float8_e4m3fnuz,
-    "F8_E5M2FNUZ": ml_dtypes.float8_e5m2fnuz,
-}
-TORCH = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "U16": torch.uint16,
-    "I16": torch.int16,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "U32": torch.uint32,
-    "I32": torch.int32,
-    "F32": torch.float32,
-    "U64": torch.uint64,
-    "I64": torch.int64,
-    "F64": torch.float64,
-    "C64": torch.complex64,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E8M0": torch.float8_e8m0fnu,
-    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
-    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
-    "F4": torch.float4_e2m1fn_x2,
-}
+NUMPY = {name: np.dtype(dtype) for name, (dtype, _) in TYPES.items()}
+TORCH = {**{name: dtype for name, (_, dtype) in TYPES.items()}, "F4": torch.float4_e2m1fn_x2}
 
 
-@pytest.mark.parametrize(("name", "numpy"), {**NUMPY, **ML_DTYPES}.items())
-def test_a_numpy_dtype_and_its_safetensors_name_stand_for_each_other(name, numpy):
-    dtype = np.dtype(numpy)
+@pytest.mark.parametrize(("name", "dtype"), NUMPY.items())
+def test_a_numpy_dtype_and_its_safetensors_name_stand_for_each_other(name, dtype):
     assert dtypes.from_numpy(dtype) == name
     assert dtypes.to_numpy(name) == dtype
     assert dtypes.BITS[name] == 8 * dtype.itemsize
@@ -87,22 +65,19 @@ def test_safetensors_knows_every_name_and_counts_the_same_bits(tmp_path, name):
 
 @pytest.mark.parametrize(
     "dtype",
-    ["O", "S3", "U3", "V4", "M8[ns]", "m8[s]", "complex128", "longdouble", "i4,f4", [("x", "f4")], ("u1", 3)],
+    [
+        *("O", "S3", "U3", "V4", "M8[ns]", "m8[s]", "complex128", "longdouble", "i4,f4", [("x", "f4")], ("u1", 3)),
+        *(ml_dtypes.int4, ml_dtypes.uint4, ml_dtypes.float4_e2m1fn, ml_dtypes.float8_e4m3),
+    ],
 )
 def test_a_numpy_dtype_that_safetensors_lacks_is_refused(dtype):
     with pytest.raises(TypeError, match=r"cannot hold the NumPy dtype .* convert it first"):
         dtypes.from_numpy(np.dtype(dtype))
 
 
-@pytest.mark.parametrize("dtype", [ml_dtypes.int4, ml_dtypes.uint4, ml_dtypes.float4_e2m1fn, ml_dtypes.float8_e4m3])
-def test_an_ml_dtype_that_safetensors_lacks_is_refused(dtype):
-    with pytest.raises(TypeError, match="cannot hold the NumPy dtype"):
-        dtypes.from_numpy(np.dtype(dtype))
-
-
-@pytest.mark.parametrize("name", [name for name, dtype in NUMPY.items() if np.dtype(dtype).itemsize > 1])
+@pytest.mark.parametrize("name", [name for name in NUMPY if name[-2:] in {"16", "32", "64"} and name != "BF16"])
 def test_the_other_byte_order_is_refused(name):
-    dtype = np.dtype(NUMPY[name])
+    dtype = NUMPY[name]
     assert dtypes.from_numpy(dtype.newbyteorder("=")) == name
     with pytest.raises(TypeError, match="convert it first"):
         dtypes.from_numpy(dtype.newbyteorder("S"))
@@ -138,8 +113,11 @@ def test_bytes_are_counted_as_numpy_counts_them(name, shape):
     assert dtypes.nbytes(name, shape) == np.empty(shape, NUMPY[name]).nbytes
 
 
-@pytest.mark.parametrize(("name", "shape", "size"), [("F4", (2, 3), 3), ("F6_E2M3", (4,), 3), ("F4", (0,), 0)])
-def test_elements_of_a_part_of_a_byte_are_packed(name, shape, size):
+@pytest.mark.parametrize(
+    ("name", "shape", "size"),
+    [("F4", (2, 3), 3), ("F6_E2M3", (4,), 3), ("F4", (0,), 0), ("F64", (2**63, 2**63), 2**129)],
+)
+def test_elements_of_a_part_of_a_byte_are_packed_and_no_count_overflows(name, shape, size):
     assert dtypes.nbytes(name, shape) == size
 
 
@@ -155,18 +133,10 @@ def test_an_unknown_name_is_refused(name):
         dtypes.nbytes(name, ())
 
 
-def test_a_negative_dimension_is_refused():
+@pytest.mark.parametrize("shape", [(2, -1), (-2, -1)])
+def test_a_negative_dimension_is_refused(shape):
     with pytest.raises(FormatError, match="negative dimension"):
-        dtypes.nbytes("F32", (2, -1))
-
-
-def test_two_negative_dimensions_make_no_positive_one():
-    with pytest.raises(FormatError, match="negative dimension"):
-        dtypes.nbytes("F32", (-2, -1))
-
-
-def test_absurd_shapes_are_counted_without_overflow():
-    assert dtypes.nbytes("F64", (2**63, 2**63)) == 2**129
+        dtypes.nbytes("F32", shape)
 
 
 def test_torch_counts_pairs_where_two_elements_share_a_byte():
@@ -174,14 +144,8 @@ def test_torch_counts_pairs_where_two_elements_share_a_byte():
     assert dtypes.shape_of_torch("F4", (3, 4)) == (3, 8)
     assert dtypes.torch_shape("F32", (3, 7)) == dtypes.shape_of_torch("F32", (3, 7)) == (3, 7)
     assert dtypes.torch_shape("F32", ()) == dtypes.shape_of_torch("F32", ()) == ()
-
-
-def test_an_odd_number_of_half_bytes_has_no_torch_shape():
     with pytest.raises(TypeError, match="got 3"):
         dtypes.torch_shape("F4", (2, 3))
-
-
-def test_a_pair_without_a_dimension_is_refused():
     with pytest.raises(TypeError, match=r"call tensor.reshape\(1\) first"):
         dtypes.shape_of_torch("F4", ())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -62,19 +63,10 @@ def records(key, tmp_path_factory):
     return SealedDataset.records(path, keys=key)
 
 
-class Watched:
-    """A data set that says what its worker holds, in place of samples."""
-
-    def __init__(self, dataset):
-        self.dataset = dataset
-
-    def __len__(self):
-        return len(self.dataset)
-
-    def __getitem__(self, index):
-        with open("/proc/self/maps") as maps:  # noqa: PTH123
-            mapped = [line.split()[-1] for line in maps if line.rstrip().endswith(".safetensors")]
-        return self.dataset[index], mapped
+def with_maps(sample):
+    """Give a sample, and what sealed files its worker has mapped."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return sample, [line for line in lines if line.rstrip().endswith(".safetensors")]
 
 
 def loaded(loader, channel):
@@ -85,15 +77,8 @@ def loaded(loader, channel):
 def test_batches_are_those_of_plain_indexing(channel, paths, plain, method):
     dataset = SealedDataset(paths)
     order = RandomSampler(dataset, generator=torch.Generator().manual_seed(3))
-    loader = DataLoader(
-        dataset,
-        batch_size=16,
-        sampler=order,
-        collate_fn=collate,
-        num_workers=2,
-        multiprocessing_context=method,
-        persistent_workers=True,
-    )
+    options = {"num_workers": 2, "multiprocessing_context": method, "persistent_workers": True}
+    loader = DataLoader(dataset, batch_size=16, sampler=order, collate_fn=collate, **options)
     for seed in (3, 4):
         order.generator.manual_seed(seed)
         moved = loaded(loader, channel)
@@ -132,19 +117,16 @@ def test_samples_come_back_one_by_one(channel, paths, plain, records, method):
 
 @pytest.mark.slow
 def test_a_spawned_worker_opens_no_file(paths):
-    loader = DataLoader(
-        Watched(SealedDataset(paths)), batch_size=None, num_workers=1, multiprocessing_context="spawn", sampler=[0, 127]
-    )
+    options = {"num_workers": 1, "multiprocessing_context": "spawn", "sampler": [0, 127]}
+    loader = DataLoader(SealedDataset(paths), batch_size=None, collate_fn=with_maps, **options)
     for sample, mapped in loader:
         assert sample["labels"].shape == ()
-        assert not [path for path in mapped if path.endswith(".safetensors")]
+        assert not mapped
 
 
 def test_a_row_out_of_range_is_refused_there(paths):
-    loader = DataLoader(
-        SealedDataset(paths), batch_size=2, sampler=[0, 128], collate_fn=collate, num_workers=1,
-        multiprocessing_context="fork",
-    )  # fmt: skip
+    options = {"num_workers": 1, "multiprocessing_context": "fork"}
+    loader = DataLoader(SealedDataset(paths), batch_size=2, sampler=[0, 128], collate_fn=collate, **options)
     with pytest.raises(IndexError, match="row 128 is out of range"):
         list(loader)
 

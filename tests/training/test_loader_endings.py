@@ -14,9 +14,8 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from helpers import staged as staged_helper
 from helpers.loading import PATIENCE, Numbers, fail_on_five, loader_threads, threads_left, wait_until
-from helpers.staged import fail_at, staged_channel
+from helpers.staged import Gate, fail_at, staged_channel
 from helpers.tampering import tampered
 from torch.utils.data import DataLoader
 
@@ -87,6 +86,8 @@ class TestEndings:
         for _ in range(3):
             with pytest.raises(StopIteration):
                 next(iterator)
+        iterator.close()
+        assert list(iterator) == []
 
     def test_by_break(self, prefetch):
         loader = Watched(1000)
@@ -97,17 +98,12 @@ class TestEndings:
         assert loader.alive == 0
         assert len(loader.fetched) <= 4 + prefetch
 
-    def test_by_del(self, prefetch):
+    @pytest.mark.parametrize("fetched", [0, 1])
+    def test_by_del(self, prefetch, fetched):
         loader = Watched(1000)
         iterator = iter(wrap(loader, prefetch=prefetch))
-        next(iterator)
+        assert [next(iterator) for _ in range(fetched)] == list(range(fetched))
         del iterator
-        assert not threads_left()
-        assert loader.alive == 0
-
-    def test_by_del_before_the_first_batch(self, prefetch):
-        loader = Watched(1000)
-        iter(wrap(loader, prefetch=prefetch))
         assert not threads_left()
         assert loader.alive == 0
 
@@ -132,12 +128,6 @@ class TestEndings:
         assert loader.alive == 0
         assert list(iterator) == []
         iterator.close()
-
-    def test_by_closing_after_the_end(self, prefetch):
-        iterator = iter(wrap([1], prefetch=prefetch))
-        assert list(iterator) == [1]
-        iterator.close()
-        assert list(iterator) == []
 
     def test_by_an_exception_in_the_loop(self, prefetch):
         loader = Watched(1000)
@@ -236,7 +226,7 @@ class TestErrors:
 
     def test_let_go_of_the_loaders_iterator(self, prefetch):
         key = Key.generate()
-        sealed = [fastrack.seal(np.arange(3), key), tampered(fastrack.seal(np.arange(3), key), -1)]
+        sealed = [fastrack.seal(np.arange(3), key), tampered(fastrack.seal(np.arange(3), key, name="bad"), -1)]
 
         class Batches(Watched):
             def __iter__(self):
@@ -245,6 +235,7 @@ class TestErrors:
         loader = Batches(2)
         with pytest.raises(AuthenticationError) as caught:
             list(wrap(loader, keys=key, prefetch=prefetch))
+        assert (caught.value.tensor, caught.value.chunk) == ("bad", 0)
         assert caught.value.__traceback__ is not None  # whose frames hold much, but not that
         assert loader.alive == 0
 
@@ -360,7 +351,7 @@ class TestOnADeviceThatFails:
         assert list(iterator) == []
 
     def test_a_break_while_a_batch_is_on_its_way_leaves_no_slot(self, channel, prefetch):
-        gate = staged_helper.Gate()
+        gate = Gate()
         iterator = iter(wrap([np.ones(100_000)] * 9, "cuda", prefetch=prefetch))
         next(iterator)
         channel._device.meddle = gate
@@ -384,14 +375,9 @@ def batches():
 """
 
 
-def run_program(code, **values):
-    text = PROGRAM.format(**{"slow": -1, "seconds": 0, **values}) + code
-    return subprocess.Popen(
-        [sys.executable, "-X", "dev", "-W", "error", "-c", text],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def run_program(code, slow=-1, seconds=0):
+    command = [sys.executable, "-X", "dev", "-W", "error", "-c", PROGRAM.format(slow=slow, seconds=seconds) + code]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 class TestTheEndOfTheProcess:

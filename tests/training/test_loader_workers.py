@@ -9,16 +9,8 @@ import warnings
 
 import pytest
 import torch
-from helpers.loading import (
-    Numbers,
-    Stream,
-    die_on_five,
-    fail_on_five,
-    is_main_thread,
-    process_id,
-    threads_left,
-    wait_until,
-)
+from helpers import loading
+from helpers.loading import Numbers, Stream, threads_left, wait_until
 from torch.utils.data import DataLoader
 
 import fastrack
@@ -45,7 +37,7 @@ def test_batches_come_in_order(method):
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_workers_that_persist_are_used_again(prefetch):
-    loader = DataLoader(Numbers(8, process_id), num_workers=2, persistent_workers=True)
+    loader = DataLoader(Numbers(8, loading.process_id), num_workers=2, persistent_workers=True)
     wrapped = wrap(loader, prefetch=prefetch)
     workers = [{process for _, process in rows(wrapped)} for _ in range(3)]
     assert workers[0] == workers[1] == workers[2]
@@ -80,7 +72,7 @@ def test_a_stream_is_dealt_to_them():
 
 @pytest.mark.slow
 def test_an_error_of_theirs_comes_where_its_batch_would():
-    iterator = iter(wrap(DataLoader(Numbers(20, fail_on_five), num_workers=1)))
+    iterator = iter(wrap(DataLoader(Numbers(20, loading.fail_on_five), num_workers=1)))
     assert [next(iterator).tolist() for _ in range(5)] == [[[i, 0]] for i in range(5)]
     with pytest.raises(LookupError, match=r"item 5 is not there"):
         next(iterator)
@@ -101,7 +93,7 @@ def handler(monkeypatch):
 @pytest.mark.usefixtures("handler")
 @pytest.mark.parametrize("is_handled", [True, False])
 def test_their_death_is_heard(is_handled):
-    iterator = iter(wrap(DataLoader(Numbers(20, die_on_five), num_workers=1, prefetch_factor=1)))
+    iterator = iter(wrap(DataLoader(Numbers(20, loading.die_on_five), num_workers=1, prefetch_factor=1)))
     assert signal.getsignal(signal.SIGCHLD) != signal.SIG_DFL
     if not is_handled:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -120,7 +112,7 @@ def test_their_death_is_heard(is_handled):
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_they_are_forked_from_the_thread_that_begins_the_iteration(prefetch):
     # A child has one thread, and what its parent's others kept for themselves ends in it: process groups of torch hang.
-    loader = DataLoader(Numbers(2, is_main_thread), num_workers=1, multiprocessing_context="fork")
+    loader = DataLoader(Numbers(2, loading.is_main_thread), num_workers=1, multiprocessing_context="fork")
     assert rows(wrap(loader, prefetch=prefetch)) == [[0, 1], [1, 1]]
 
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 from helpers.ownership import Ownership
 from helpers.staged import Gate, staged_channel
-from helpers.tampering import tampered
+from helpers.tampering import tamper_file, tampered
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
@@ -85,18 +85,15 @@ def in_thread(action, *arguments):
     return result[0]
 
 
-def calls(channel):
-    """One of each call of another thread that may not be raised this thread's failures."""
-    yield lambda: channel.to_device(GOOD, framework="numpy")
-    yield lambda: channel.to_device(PLAIN, non_blocking=True)
-    yield lambda: channel.to_host(PLAIN)
-    yield channel.synchronize
-
-
 def test_calls_of_another_thread_are_not_raised_a_failure_and_do_not_take_it(channel):
     start(channel)
     wait_until_done(channel)
-    for call in calls(channel):
+    for call in (
+        lambda: channel.to_device(GOOD, framework="numpy"),
+        lambda: channel.to_device(PLAIN, non_blocking=True),
+        lambda: channel.to_host(PLAIN),
+        channel.synchronize,
+    ):
         in_thread(call)
     with pytest.raises(AuthenticationError, match="'bad'"):
         channel.synchronize()
@@ -153,11 +150,8 @@ def test_a_group_whose_channel_is_closed_ends_with_an_error():
 def damaged_model(folder):
     """The path of a model with a bad chunk."""
     fastrack.save_model(net(), folder / "good", key=KEY)
-    with fastrack.load_file(folder / "good") as file:
-        message = bytes(file["0.weight"].message)
-    content = bytearray((folder / "good").read_bytes())
-    content[content.find(message) + chunk_offset(1)] ^= 1
-    (folder / "bad").write_bytes(content)
+    (folder / "bad").write_bytes((folder / "good").read_bytes())
+    tamper_file(folder / "bad", "0.weight", chunk_offset(1))
     return folder / "bad"
 
 
@@ -333,8 +327,7 @@ else:
 @pytest.mark.parametrize("sealed", ["GOOD", "BAD"])
 def test_a_process_that_ends_reports_its_failures(sealed, thread, request):
     folders = os.pathsep.join(map(str, [request.path.parent, request.path.parents[1], request.config.rootpath]))
-    arguments = [folders, sealed, thread]
-    command = [sys.executable, "-W", "always::ResourceWarning", "-c", PROGRAM, *arguments]
+    command = [sys.executable, "-W", "always::ResourceWarning", "-c", PROGRAM, folders, sealed, thread]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert done.stderr.count("tensor 'bad', chunk 0") == (2 if sealed == "BAD" else 0)
     assert ("ResourceWarning: a transfer of thread" in done.stderr) == (sealed == "BAD")
@@ -346,12 +339,9 @@ SCHEDULES = int(os.environ.get("FASTRACK_SCHEDULES", "60"))
 
 
 def run_schedules(count):
-    phases = [Phase.explicit, Phase.generate]
-    options = {"max_examples": count, "stateful_step_count": 30, "database": None, "phases": phases, "deadline": None}
-    checks = list(HealthCheck)
-    run_state_machine_as_test(
-        Ownership, settings=settings(**options, derandomize=count < 1000, suppress_health_check=checks)
-    )
+    options = {"max_examples": count, "stateful_step_count": 30, "database": None, "deadline": None}
+    options |= {"phases": [Phase.explicit, Phase.generate], "suppress_health_check": list(HealthCheck)}
+    run_state_machine_as_test(Ownership, settings=settings(**options, derandomize=count < 1000))
 
 
 @pytest.mark.timeout(60 + SCHEDULES)
@@ -375,13 +365,12 @@ def test_the_schedules_find_failures_that_threads_take_from_each_other(monkeypat
         run_schedules(60)
 
 
-def test_the_schedules_find_failures_that_are_lost(monkeypatch):
-    monkeypatch.setattr(Owner, "report", Owner.take)
-    with pytest.raises(AssertionError):
-        run_schedules(60)
-
-
-def test_the_schedules_find_failures_that_are_raised_twice(monkeypatch):
-    monkeypatch.setattr(Owner, "take", lambda owner: owner._failures.copy())
+@pytest.mark.parametrize(
+    ("method", "wrong"),
+    [("report", Owner.take), ("take", lambda owner: owner._failures.copy())],
+    ids=["lost", "raised twice"],
+)
+def test_the_schedules_find_failures_that_are_lost_or_raised_twice(monkeypatch, method, wrong):
+    monkeypatch.setattr(Owner, method, wrong)
     with pytest.raises(AssertionError):
         run_schedules(60)

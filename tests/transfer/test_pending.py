@@ -6,6 +6,7 @@ import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,13 +17,8 @@ from helpers.staged import Gate, fail_at, staged_channel
 from helpers.tampering import tampered
 
 import fastrack
-from fastrack import AuthenticationError, Channel, ClosedError, DeviceError, Key
+from fastrack import AuthenticationError, Channel, ClosedError, DeviceError
 from fastrack._crypto.cobblestone import CHUNK_SIZE, chunk_offset
-
-
-@pytest.fixture(scope="module")
-def key():
-    return Key.generate()
 
 
 @pytest.fixture(scope="module")
@@ -58,17 +54,12 @@ def wait_until_done(channel):
         assert work._over.wait(60)
 
 
-def tensors(error):
-    """The names of the tensors that an error and its notes are of."""
-    return re.findall(r"tensor '([^']*)'", "\n".join([str(error), *getattr(error, "__notes__", [])]))
-
-
 def raised_by(call):
-    """The names of the tensors whose failures a call raises."""
+    """The names of the tensors whose failures a call raises, by its error and the notes of it."""
     try:
         call()
     except AuthenticationError as error:
-        return tensors(error)
+        return re.findall(r"tensor '([^']*)'", "\n".join([str(error), *getattr(error, "__notes__", [])]))
     return []
 
 
@@ -246,10 +237,7 @@ def test_the_host_itself_finishes_at_once(key, bad, good, plain):
 
 
 def test_a_fault_on_the_host_is_raised_at_once(channel, good, plain, monkeypatch):
-    def fill(*_):
-        raise MemoryError("no memory")
-
-    monkeypatch.setattr(fastrack._transfer.sources.SealedSource, "fill", fill)
+    monkeypatch.setattr(fastrack._transfer.sources.SealedSource, "fill", Mock(side_effect=MemoryError))
     out = np.full_like(plain, 7)
     with pytest.raises(MemoryError):
         channel.to_device(good, out=out, non_blocking=True)
@@ -307,12 +295,9 @@ def test_each_thread_is_raised_the_failures_of_its_own_transfers(channel, key, p
 
 
 def test_an_interrupted_wait_forgets_nothing(channel, bad, monkeypatch):
-    def interrupt(_):
-        raise KeyboardInterrupt
-
     start(channel, bad)
     with monkeypatch.context() as patch:
-        patch.setattr(staged_helper.StagedWork, "result", interrupt)
+        patch.setattr(staged_helper.StagedWork, "result", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             channel.synchronize()
     with pytest.raises(AuthenticationError):

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 import fastrack
 from fastrack import Key
-from fastrack._crypto import cobblestone
 from fastrack._crypto.base import GatherPlan
-from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, MessageKey
+from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, MessageKey, ciphertext_size
 from fastrack._crypto.engine import get_engine
 from fastrack._devices.cuda.gather_plan import room_for
 from fastrack._sealed.indexing import plan_rows
@@ -38,11 +37,11 @@ def test_slabs_are_the_message_in_order(chunks, rest, sizes):
         assert slab.start == slab.first_chunk * CHUNK_SIZE
         assert slab.plan is None
         start, sealed = slab.stop, sealed + slab.sealed_size
-    assert (start, sealed) == (nbytes, cobblestone.ciphertext_size(nbytes))
+    assert (start, sealed) == (nbytes, ciphertext_size(nbytes))
     if sizes is None:
         assert len(slabs) == 1
     else:
-        assert all(slab.sealed_size <= cobblestone.ciphertext_size(sizes.limit) for slab in slabs)
+        assert all(slab.sealed_size <= ciphertext_size(sizes.limit) for slab in slabs)
         assert all(slab.stop > slab.start for slab in slabs) or nbytes == 0
 
 
@@ -74,19 +73,14 @@ def check_gathers(pieces, nbytes, sizes):
         assert count > 0
         assert (slab.first_chunk, slab.start, slab.stop) == (0, 0, nbytes)
         assert (np.diff(part.chunks) > 0).all()
-        assert slab.sealed_size == sum(
-            cobblestone.ciphertext_size(nbytes) - last * SEALED_CHUNK_SIZE if chunk == last else SEALED_CHUNK_SIZE
-            for chunk in part.chunks.tolist()
-        )
+        end = [ciphertext_size(nbytes) - last * SEALED_CHUNK_SIZE] if last in part.chunks else []
+        assert slab.sealed_size == (count - len(end)) * SEALED_CHUNK_SIZE + sum(end)
         assert (part.starts[0], part.starts[-1], part.starts.size) == (0, len(part.table), count + 1)
         assert (np.diff(part.starts) > 0).all()
-        assert all(
-            array.dtype == np.int64 and array.flags.c_contiguous for array in (part.chunks, part.starts, part.table)
-        )
-        taken = room_for(part, slab.sealed_size)
-        assert (
-            taken <= cobblestone.ciphertext_size(max(size, 2 * CHUNK_SIZE)) <= cobblestone.ciphertext_size(sizes.limit)
-        )
+        arrays = (part.chunks, part.starts, part.table)
+        assert all(array.dtype == np.int64 and array.flags.c_contiguous for array in arrays)
+        room = ciphertext_size(max(size, 2 * CHUNK_SIZE))
+        assert room_for(part, slab.sealed_size) <= room <= ciphertext_size(sizes.limit)
     found = np.concatenate([entries(slab.plan) for slab in slabs]) if slabs else np.empty((0, 4), np.int64)
     assert np.array_equal(found, entries(pieces))
     return slabs
@@ -123,7 +117,7 @@ def test_gathers_of_rows_are_their_plan_in_order_and_fit_into_a_slot(width, rows
 @pytest.mark.parametrize("spare", [-1, 0, 1])
 def test_a_chunk_is_split_exactly_where_it_does_not_fit(spare):
     # A buffer for two chunks holds one, 33 bytes for its number and its start, 333 pieces of 49 bytes, and 64 bytes.
-    assert (cobblestone.ciphertext_size(2 * CHUNK_SIZE) - SEALED_CHUNK_SIZE - 33 - 64) // 49 == 333
+    assert (ciphertext_size(2 * CHUNK_SIZE) - SEALED_CHUNK_SIZE - 33 - 64) // 49 == 333
     pieces = GatherPlan(np.array([4]), np.array([0, 333 + spare]), np.zeros((333 + spare, 3), np.int64))
     slabs = check_gathers(pieces, 5 * CHUNK_SIZE, Sizes(CHUNK_SIZE, 2 * CHUNK_SIZE))
     assert [len(slab.plan.table) for slab in slabs] == ([333, 1] if spare == 1 else [333 + spare])
@@ -161,11 +155,6 @@ def sealed(plain):
     return fastrack.seal(plain, Key.generate())
 
 
-@pytest.fixture
-def slot():
-    return np.zeros(cobblestone.ciphertext_size(4 * CHUNK_SIZE), np.uint8)
-
-
 STAGED = Sizes(CHUNK_SIZE, 4 * CHUNK_SIZE)
 
 
@@ -186,22 +175,15 @@ def test_a_message_that_is_not_staged_is_one_slab(sealed):
 
 
 def test_rows_come_with_the_message_that_holds_them(sealed):
-    rows = [
-        0,
-        3 * CHUNK_SIZE,
-        3 * CHUNK_SIZE + 1,
-        9 * CHUNK_SIZE,
-        10 * CHUNK_SIZE,
-        11 * CHUNK_SIZE,
-        20 * CHUNK_SIZE + 4,
-    ]
+    rows = np.array([0, 3, 3, 9, 10, 11, 20]) * CHUNK_SIZE + [0, 0, 1, 0, 0, 0, 4]
     source = RowSource(*sealed[rows].slices())
     slabs = list(source.slabs(STAGED))
     assert all(source.fill(slab, None) is source.memory for slab in slabs)
     assert [number for slab in slabs for number in slab.plan.chunks.tolist()] == [0, 3, 9, 10, 11, 20]
 
 
-def test_a_plain_tensor_is_sealed_on_the_way(plain, slot):
+def test_a_plain_tensor_is_sealed_on_the_way(plain):
+    slot = np.zeros(ciphertext_size(4 * CHUNK_SIZE), np.uint8)
     key = MessageKey.raw(bytes(32), bytes(12))
     source = PlainSource(plain, key, get_engine())
     opener = get_engine().expand_key(key)

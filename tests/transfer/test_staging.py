@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,15 +14,10 @@ from helpers.tampering import tampered
 
 import fastrack
 import fastrack._crypto.memcpy
-from fastrack import AuthenticationError, ClosedError, DeviceError, Key
+from fastrack import AuthenticationError, ClosedError, DeviceError
 from fastrack._crypto import engine as aead
 
 CHUNK_SIZE = 16384
-
-
-@pytest.fixture(scope="module")
-def key():
-    return Key.generate()
 
 
 def data(size, seed=0):
@@ -42,10 +38,6 @@ def falling(method):
         raise DeviceError("the device fell off the bus")
 
     return fall
-
-
-def no_memory(*_):
-    raise MemoryError("no memory")
 
 
 def require_wiped(work):
@@ -143,7 +135,7 @@ def test_a_fault_on_the_host_waits_for_the_device(staged, key, monkeypatch):
 
 
 def test_the_first_of_two_errors_is_told(staged, key, monkeypatch):
-    monkeypatch.setattr(fastrack._transfer.sources.SealedSource, "fill", no_memory)
+    monkeypatch.setattr(fastrack._transfer.sources.SealedSource, "fill", Mock(side_effect=MemoryError))
     for name in ("finish", "result"):
         monkeypatch.setattr(staged_helper.StagedWork, name, falling(getattr(staged_helper.StagedWork, name)))
     monkeypatch.setattr(staged._device, "clear", falling(staged._device.clear))

@@ -4,39 +4,22 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from helpers.forking import in_forked_child
+from helpers.staged import StagedSlot
 
 from fastrack import DeviceError
 from fastrack._transfer.staging import StagingPool
 
 
-class StagingBuffer:
-    """One that a device is busy with while `busy` is set."""
-
-    def __init__(self, size):
-        self.memory = np.ones(size, np.uint8)
-        self.idle = threading.Event()
-        self.idle.set()
-
-    @property
-    def busy(self):
-        return not self.idle.is_set()
-
-    @busy.setter
-    def busy(self, busy):
-        (self.idle.clear if busy else self.idle.set)()
-
-    def ready(self):
-        return self.idle.is_set()
-
-    def wait(self):
-        assert self.idle.wait(60)
+class StagingBuffer(StagedSlot):
+    """One that must not be wiped while a device is busy with it."""
 
     def wipe(self):
-        assert not self.busy
+        assert self.ready()
         self.memory.fill(0)
 
 
@@ -47,7 +30,7 @@ class Host:
         self.made = []
 
     def staging_buffer(self, size):
-        self.made.append(StagingBuffer(size))
+        self.made.append(StagingBuffer(np.ones(size, np.uint8)))
         return self.made[-1]
 
 
@@ -86,17 +69,17 @@ def test_one_that_the_device_is_busy_with_is_passed_over(host):
     pool = StagingPool(host, 10, 3)
     first, second, third = slots = acquire(pool, 3)
     release(pool, slots)
-    third.busy = True
+    third.mark_in_use()
     assert acquire(pool) == [second]
     assert acquire(pool) == [first]
-    third.busy = False
+    third.give_back()
     assert acquire(pool) == [third]
 
 
 def test_while_the_device_is_busy_with_all_another_is_made(host):
     pool = StagingPool(host, 10, 2)
     (first,) = acquire(pool)
-    first.busy = True
+    first.mark_in_use()
     pool.release(first)
     (second,) = acquire(pool)
     assert second is not first
@@ -106,7 +89,8 @@ def test_while_the_device_is_busy_with_all_another_is_made(host):
 def test_while_the_device_is_busy_with_all_there_may_be_the_first_to_come_back_is_dealt(host, block):
     pool = StagingPool(host, 10, 2)
     first, second = acquire(pool, 2)
-    first.busy = second.busy = True
+    first.mark_in_use()
+    second.mark_in_use()
     release(pool, [second, first])
     assert pool.acquire(block=block) is second
 
@@ -154,24 +138,22 @@ def test_a_caller_that_does_not_block_gets_none_when_all_are_taken(host):
 
 def test_a_caller_that_blocks_waits_when_all_are_taken(host):
     pool = StagingPool(host, 10, 2)
-    taken, worst, lock = [0], [0], threading.Lock()
+    taken, worst = [], []  # whose methods are atomic
     gate = threading.Barrier(8)
 
     def borrow():
         gate.wait()
         for _ in range(50):
             slot = pool.acquire(block=True)
-            with lock:
-                taken[0] += 1
-                worst[0] = max(worst[0], taken[0])
-            with lock:
-                taken[0] -= 1
+            taken.append(slot)
+            worst.append(len(taken))
+            taken.remove(slot)
             pool.release(slot)
 
     with ThreadPoolExecutor(8) as executor:
         for borrowing in [executor.submit(borrow) for _ in range(8)]:
             borrowing.result(60)
-    assert 1 <= worst[0] <= 2
+    assert 1 <= max(worst) <= 2
     assert len(host.made) <= 2
 
 
@@ -191,11 +173,7 @@ def test_a_slot_may_be_given_to_another_ring(host):
 def test_where_there_is_no_memory_for_another_slot_those_there_are_have_to_do(host):
     pool = StagingPool(host, 10, 3)
     (slot,) = acquire(pool)
-
-    def full(_):
-        raise DeviceError("no memory left")
-
-    host.staging_buffer = full
+    host.staging_buffer = Mock(side_effect=DeviceError("no memory left"))
     assert pool.acquire(block=False) is None
     pool.release(slot)
     assert acquire(pool) == [slot]
@@ -206,13 +184,13 @@ def test_where_there_is_no_memory_for_another_slot_those_there_are_have_to_do(ho
 def test_closing_waits_for_every_slot_and_wipes_it(host):
     pool = StagingPool(host, 10, 2)
     slots = acquire(pool, 2)
-    slots[0].busy = True
+    slots[0].mark_in_use()
     release(pool, slots)
     with ThreadPoolExecutor(1) as executor:
         closing = executor.submit(pool.close)
         with pytest.raises(TimeoutError):
             closing.result(0.05)
-        slots[0].busy = False
+        slots[0].give_back()
         closing.result(60)
     assert not any(slot.memory.any() for slot in slots)
 
@@ -240,7 +218,7 @@ def test_a_slot_that_is_taken_at_closing_is_wiped_when_it_comes_back(host):
 def test_a_forked_child_makes_slots_of_its_own(host):
     pool = StagingPool(host, 10, 2)
     slots = acquire(pool, 2)
-    slots[0].busy = True
+    slots[0].mark_in_use()
     pool.release(slots[0])
 
     def child():

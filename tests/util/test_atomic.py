@@ -7,10 +7,11 @@ import errno
 import os
 import signal
 import stat
-import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
+from helpers.forking import in_forked_child
 
 from fastrack._util import atomic
 from fastrack._util.atomic import new_file
@@ -18,22 +19,20 @@ from fastrack._util.atomic import new_file
 MIB = 1 << 20
 
 
-def fails_with(problem, times=1):
-    """What `fallocate` may do, a few times over."""
-    calls = []
+def fails_with(problem):
+    """What `fallocate` may do, once."""
+    results = iter([-1])
 
-    def fallocate(*arguments):
-        calls.append(arguments)
+    def fallocate(*_):
         ctypes.set_errno(problem)
-        return -1 if len(calls) <= times else 0
+        return next(results, 0)
 
-    fallocate.calls = calls
     return fallocate
 
 
-def write(path, size=4 * MIB, claimed=None):
-    content = os.urandom(size)
-    with new_file(path, size if claimed is None else claimed) as file:
+def write(path, claimed=4 * MIB):
+    content = os.urandom(4 * MIB)
+    with new_file(path, claimed) as file:
         file.write(content[:10])
         file.write(content[10:])
     assert path.read_bytes() == content
@@ -41,11 +40,10 @@ def write(path, size=4 * MIB, claimed=None):
 
 @pytest.mark.parametrize("claimed", [0, 1, 4 * MIB, 5 * MIB])
 def test_a_file_is_as_long_as_what_was_written(tmp_path, claimed):
-    write(tmp_path / "file", claimed=claimed)
+    write(tmp_path / "file", claimed)
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="sets no room aside")
 def test_room_is_made_before_anything_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(atomic, "_UNNAMED", 0)  # a file with a name can be looked at
     with new_file(tmp_path / "file", 4 * MIB) as file:
@@ -97,12 +95,8 @@ def system(request, monkeypatch):
     if request.param != "unnamed":
         monkeypatch.setattr(atomic, "_UNNAMED", 0)
     if request.param == "without links":
-        monkeypatch.setattr(os, "link", lambda *_, **__: raise_(OSError(errno.EPERM, "no links here")))
+        monkeypatch.setattr(os, "link", Mock(side_effect=OSError(errno.EPERM, "no links here")))
     return request.param
-
-
-def raise_(error):
-    raise error
 
 
 @pytest.fixture
@@ -140,16 +134,13 @@ def test_a_file_has_its_name_at_the_end_alone(tmp_path, system, old):
 
 @pytest.mark.skipif(not atomic._UNNAMED, reason="this system has no files without names")
 def test_nothing_is_left_of_a_file_whose_process_is_killed(tmp_path):
-    script = """
-import os, signal, sys
-from pathlib import Path
-from fastrack._util.atomic import new_file
-with new_file(Path(sys.argv[1])) as file:
-    file.write(b"plaintext" * 100_000)
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-    done = subprocess.run([sys.executable, "-c", script, tmp_path / "file"], check=False)
-    assert done.returncode == -signal.SIGKILL
+    def write_and_die():
+        with new_file(tmp_path / "file") as file:
+            file.write(b"plaintext" * 100_000)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(AssertionError, match=f"ended with status {signal.SIGKILL:d}"):
+        in_forked_child(write_and_die)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -217,7 +208,6 @@ def test_a_file_that_is_replaced_leaves_its_mode_which_comes_last(tmp_path, monk
     assert mode_of(tmp_path / "file") == mode
 
 
-@pytest.mark.skipif(os.name != "posix", reason="files have no owners here")
 def test_the_mode_of_a_file_of_another_user_is_not_taken_over(tmp_path, foreign):
     (tmp_path / "file").touch()
     (tmp_path / "file").chmod(0o666)
@@ -227,7 +217,6 @@ def test_the_mode_of_a_file_of_another_user_is_not_taken_over(tmp_path, foreign)
     assert mode_of(tmp_path / "file") == 0o600
 
 
-@pytest.mark.skipif(os.name != "posix", reason="files have no owners here")
 def test_a_link_that_another_user_made_is_not_followed(tmp_path, foreign):
     (tmp_path / "mine").write_text("mine")
     (tmp_path / "planted").symlink_to("mine")

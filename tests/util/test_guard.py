@@ -12,20 +12,15 @@ from fastrack import ClosedError
 from fastrack._util.guard import CloseGuard
 
 
-def test_callers_enter_until_it_is_closed():
+def test_callers_enter_until_it_is_closed_which_happens_once():
     guard = CloseGuard("too late")
     for _ in range(3):
         with guard, guard:
             assert guard.is_open
-    assert guard.close_and_drain()
+    assert [guard.close_and_drain(), guard.close_and_drain()] == [True, False]
     assert not guard.is_open
     with pytest.raises(ClosedError, match="too late"), guard:
         pass
-
-
-def test_it_is_closed_once():
-    guard = CloseGuard("too late")
-    assert [guard.close_and_drain(), guard.close_and_drain()] == [True, False]
 
 
 def test_a_caller_that_raises_has_left():

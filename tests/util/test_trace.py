@@ -6,7 +6,9 @@ import json
 import os
 import threading
 import time
+from contextlib import suppress
 from itertools import pairwise
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -82,25 +84,21 @@ def test_a_sealed_tensor_is_opened_where_it_lies(opened, path):
 
 def test_a_plain_tensor_is_shown_slab_by_slab(path):
     with staged_channel(keys=KEY) as staged:
-        spans = mine(traced(path, lambda: staged.to_device(PLAIN)))
-    assert names(spans)[:2] == ["to_device", "prepare"]
-    assert names(spans)[2:-1] == ["wait", "source", "submit"] * names(spans).count("source")
-    assert names(spans).count("source") > 4
-    assert sum(span["args"]["sealed"] for span in spans if span["name"] == "source") == SEALED.chunks.size
+        whole, *parts = mine(traced(path, lambda: staged.to_device(PLAIN)))
+    sources = [span["args"]["sealed"] for span in parts if span["name"] == "source"]
+    assert len(sources) > 4
+    assert sum(sources) == SEALED.chunks.size
+    assert names([whole, parts[0]]) == ["to_device", "prepare"]
+    assert names(parts[1:-1]) == ["wait", "source", "submit"] * len(sources)
+    assert whole["ts"] <= parts[0]["ts"]
+    assert parts[-1]["stop"] <= whole["stop"]
+    assert all(a["stop"] <= b["ts"] for a, b in pairwise(parts))
 
 
 def test_what_leaves_a_device_is_shown(opened, path):
     spans = mine(traced(path, lambda: opened.to_host(PLAIN, name="back")))
     assert names(spans) == ["to_host", "prepare", "seal", "release"]
     assert spans[0]["args"] == {"bytes": PLAIN.nbytes, "tensor": "back"}
-
-
-def test_spans_lie_within_their_transfer_and_follow_each_other(path):
-    with staged_channel(keys=KEY) as staged:
-        whole, *parts = mine(traced(path, lambda: staged.to_device(PLAIN)))
-    assert whole["ts"] <= parts[0]["ts"]
-    assert parts[-1]["stop"] <= whole["stop"]
-    assert all(a["stop"] <= b["ts"] for a, b in pairwise(parts))
 
 
 def test_the_spans_of_a_transfer_add_up_to_it(opened, path):
@@ -241,41 +239,35 @@ def test_two_channels_to_one_gpu_have_rows_of_their_own(gpu, path):
     assert len({span["tid"] for span in spans}) == 4
 
 
-def test_a_gpu_that_fails_loses_spans_and_says_so(monkeypatch, path):
-    fake_cuda.install(monkeypatch)
-    driver = FakeDriver("lazy")
-    monkeypatch.setattr(channel, "open_device", lambda *_: SmallDevice(driver))
-    opened = Channel("cuda:0", keys=KEY)
+@pytest.mark.parametrize("gpu", ["lazy"], indirect=True)
+def test_a_gpu_that_fails_loses_spans_and_says_so(gpu, path):
+    driver, opened = gpu
     with fastrack.trace(path):
         opened.to_device(SEALED, framework="cupy")
         driver.fail_at(1, sticky=True)
     assert json.loads(path.read_text())["otherData"]["lost"] == 2 * names(spans_of(path)).count("submit") > 4
     driver.fail_at(None)
-    within(60, opened.close)
-    driver.stop()
 
 
 @pytest.mark.parametrize("number", range(3, 60, 3))
 def test_a_fault_under_a_trace_is_told_as_without(gpu, path, number):
     driver, opened = gpu
+    moved = []
     driver.fail_at(number)
-    try:
-        with fastrack.trace(path):
-            x = opened.to_device(SEALED, framework="cupy")
-    except DeviceError:
-        pass
-    else:
-        driver.fail_at(None)
-        assert np.array_equal(driver.read(x), PLAIN)
+    with suppress(DeviceError), fastrack.trace(path):
+        moved.append(opened.to_device(SEALED, framework="cupy"))
     driver.fail_at(None)
+    assert all(np.array_equal(driver.read(x), PLAIN) for x in moved)
     assert spans_of(path)
 
 
-def test_nothing_is_kept_while_no_trace_is_taken(gpu):
-    driver, other = gpu
-    other.to_device(SEALED, framework="cupy")
+def test_nothing_is_timed_while_no_trace_is_taken(gpu, path):
+    driver, opened = gpu
+    opened.to_device(SEALED, framework="cupy")
     assert trace.current() is None
-    assert driver.calls["stamp"] == 0
+    assert driver.calls["elapsed"] == 0
+    traced(path, lambda: opened.to_device(SEALED, framework="cupy"))
+    assert driver.calls["elapsed"] > 0
 
 
 def test_the_trace_of_a_block_that_fails_is_written(opened, path):
@@ -307,10 +299,7 @@ def test_a_trace_that_cannot_be_written_is_refused_before_anything_is_done(tmp_p
 
 
 def test_an_error_of_the_block_is_told_before_one_of_its_trace(path, monkeypatch):
-    def fail(*_):
-        raise OSError("the disk is full")
-
-    monkeypatch.setattr(trace, "new_file", fail)
+    monkeypatch.setattr(trace, "new_file", Mock(side_effect=OSError("the disk is full")))
     with pytest.raises(KeyError) as failure, fastrack.trace(path):
         raise KeyError
     assert "the disk is full" in failure.value.__notes__[0]

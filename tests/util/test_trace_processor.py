@@ -40,30 +40,6 @@ def test_slices_come_back_to_the_nanosecond_by_thread_and_nesting(trace):
     ]
 
 
-def test_process_arguments_counters_and_flows_come_back(trace):
-    events = [
-        complete(2, "read", 10, 5, args={"bytes": 16384, "source": {"path": "w.seal"}}),
-        complete(3, "open", 20, 5),
-        {"ph": "s", "id": 7, "name": "slab", "cat": "slab", "pid": 1, "tid": 2, "ts": 10},
-        {"ph": "f", "id": 7, "name": "slab", "cat": "slab", "pid": 1, "tid": 3, "ts": 20, "bp": "e"},
-        {"ph": "C", "name": "ring", "pid": 1, "ts": 10, "args": {"slabs": 1}},
-        {"ph": "C", "name": "ring", "pid": 1, "ts": 25, "args": {"slabs": 0}},
-    ]
-    flows = "select o.name as o, i.name as i from flow join slice o on slice_out = o.id join slice i on slice_in = i.id"
-    with open_trace(trace(NAMES + events)) as opened:
-        assert opened.errors() == {}
-        assert opened.query("select pid, name from process where name is not null") == [{"pid": 1, "name": "a program"}]
-        assert opened.query("select key, display_value as value from args where key glob 'args.*'") == [
-            {"key": "args.bytes", "value": "16384"},
-            {"key": "args.source.path", "value": "w.seal"},
-        ]
-        assert opened.query(flows) == [{"o": "read", "i": "open"}]
-        assert opened.query("select ts, value, t.name from counter join counter_track t on track_id = t.id") == [
-            {"ts": 10_000, "value": 1.0, "name": "ring slabs"},
-            {"ts": 25_000, "value": 0.0, "name": "ring slabs"},
-        ]
-
-
 def test_slices_that_overlap_without_nesting_are_reported(trace):
     with open_trace(trace([complete(2, "first", 1, 10), complete(2, "second", 5, 10)])) as opened:
         assert sum(opened.errors().values()) == 1
@@ -86,25 +62,11 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path, content, complaint):
     assert refused.typename == "PerfettoException"
 
 
-def test_more_rows_than_one_answer_holds_come_back_whole(trace):
-    numbers = "with recursive n(i) as (select 1 union all select i + 1 from n where i < 60000) select i from n"
-    with open_trace(trace([])) as opened:
-        rows = opened.query(numbers)
-    assert [row["i"] for row in rows] == list(range(1, 60_001))
-
-
 def test_the_trace_processor_ends_with_the_block(trace):
     with pytest.raises(KeyError), open_trace(trace([])) as opened:
         raise KeyError
     with pytest.raises(ConnectionError):
         opened.query("select 1")
-
-
-def test_a_query_without_end_is_given_up(trace):
-    with open_trace(trace([])) as opened:
-        opened._processor.http.conn.sock.settimeout(0.1)
-        with pytest.raises(TimeoutError):
-            opened.query("with recursive n(i) as (select 1 union all select i + 1 from n) select count() from n")
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,18 @@
 """Kernels that may be faster than those of the tree, kept until a measurement on a GPU decides.
 
-A candidate is a folder with the sources that differ from `kernels/`: kernels of the same names and arguments. Where
-they read more than a state, its `candidate.py` has `extend_state(state: bytes) -> bytes`.
+A candidate is a folder with the sources that differ from `kernels/`: kernels of the same names and arguments. What
+differs in a few places stands in its `candidate.py`, as `EDITS`: pairs of a text that a source has once and what stands
+there instead, by the name of the source. Where kernels read more than a state, that module has
+`extend_state(state: bytes) -> bytes`.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from runpy import run_path
 
 from fastrack._devices.cuda.nvrtc import Kernels, find_kernels, read_kernels
 
@@ -19,16 +21,10 @@ FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Sources to compile.
+    """Sources to compile."""
 
-    name : of the folder
-    kernels : the whole sources, with what they say about themselves
-    extend_state : what to make of a state before it is uploaded
-    """
-
-    name: str
-    kernels: Kernels
-    extend_state: Callable[[bytes], bytes] = bytes
+    kernels: Kernels  # the whole sources, with what they say about themselves
+    extend_state: Callable[[bytes], bytes] = bytes  # what to make of a state before it is uploaded
 
     @property
     def blocks(self):
@@ -37,8 +33,7 @@ class Candidate:
 
 
 def names():
-    """Names of all candidates."""
-    return sorted({path.parent.name for path in FOLDER.glob("*/*.cu*")})
+    return sorted({path.parent.name for pattern in ("*/*.cu*", "*/candidate.py") for path in FOLDER.glob(pattern)})
 
 
 def assemble(name, folder):
@@ -46,13 +41,19 @@ def assemble(name, folder):
     for source in (find_kernels().folder, FOLDER / name):
         for path in sorted([*source.glob("*.cu"), *source.glob("*.cuh")]):
             shutil.copyfile(path, folder / path.name)
-    return Candidate(name, read_kernels(folder), _extension(FOLDER / name / "candidate.py"))
+    path = FOLDER / name / "candidate.py"
+    options = run_path(str(path)) if path.is_file() else {}
+    for source, edits in options.get("EDITS", {}).items():
+        _edit(folder / source, edits)
+    return Candidate(read_kernels(folder), options.get("extend_state", bytes))
 
 
-def _extension(path):
-    if not path.is_file():
-        return bytes
-    spec = importlib.util.spec_from_file_location(f"candidate_{path.parent.name}", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.extend_state
+def _edit(path, edits):
+    text = path.read_text(encoding="utf-8")
+    for old, new in edits:
+        if text.count(old) != 1:
+            raise ValueError(
+                f"expected {old!r} once in {path.name}, got it {text.count(old)} times; adapt the candidate"
+            )
+        text = text.replace(old, new)
+    path.write_text(text, encoding="utf-8")

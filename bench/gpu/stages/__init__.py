@@ -1,7 +1,5 @@
 """List and run the stages of ``make gpu``: each is a module with a function `run`, and a process of its own."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 STAGES = {

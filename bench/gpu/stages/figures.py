@@ -1,11 +1,8 @@
 """Measure all figures: kernels, transfers, ablation, timeline, slowdown and sweeps, and a picture of them."""
 
-from __future__ import annotations
+from functools import partial
 
-from pathlib import Path
-
-from bench.gpu import needs
-from bench.gpu.gpu import Skip
+from bench.gpu.gpu import require
 from bench.gpu.targets import check_targets
 
 
@@ -19,26 +16,24 @@ def run(stage):
         record.put("timeline", found.as_dict())
 
     parts = {
-        "kernels": lambda: kernels.measure(stage.gpu, stage.plan, print),
-        "transfers": lambda: transfers.measure(stage.gpu, stage.plan, print),
-        "timeline": lambda: timeline.measure(stage.gpu, stage.plan, print, show),
-        "slowdown": lambda: slowdown.measure(stage.gpu, stage.plan, print),
-        "sweep": lambda: sweep.measure(stage.gpu, stage.plan, print),
-        "sweep beside a product": lambda: slowdown.sweep(stage.gpu, stage.plan, print),
-        "ablation": lambda: ablation.measure(stage.gpu, stage.plan, print),
+        "kernels": kernels.measure,
+        "transfers": transfers.measure,
+        "timeline": partial(timeline.measure, show=show),
+        "slowdown": slowdown.measure,
+        "sweep": sweep.measure,
+        "sweep beside a product": slowdown.sweep,
+        "ablation": ablation.measure,
     }
-    for name, rows in parts.items():
-        record.measure(name, rows)
+    for name, measure in parts.items():
+        record.measure(name, lambda measure=measure: measure(stage.gpu, stage.plan))
         record.put("targets", [metric.as_dict() for metric in check_targets(record.rows)])
     path = stage.path.with_suffix(".png")
     record.step("picture", lambda: _draw(record.rows, shown, path), here=False)
 
 
-def _draw(rows, shown, path: Path):
+def _draw(rows, shown, path):
     from bench.gpu.picture import draw
 
-    problem = needs.lacks("matplotlib")
-    if problem:
-        raise Skip(problem)
+    require("matplotlib")
     draw(rows, shown[0] if shown else None, path)
     return path.name

@@ -1,35 +1,28 @@
 """Make first contact with a GPU: what is there, whether it is right, and what bounds it."""
 
-from __future__ import annotations
-
-import dataclasses
 import json
 import os
 import subprocess
 import sys
 
 from bench.gpu.gpu import Skip
-from bench.gpu.plan import MIB
 from bench.gpu.processes import run as run_process
 
 _QUERY = "driver_version,pcie.link.gen.current,pcie.link.gen.max,pcie.link.width.current,clocks.sm,clocks.max.sm"
 _QUERY += ",power.limit,mig.mode.current"
-_SIZES = (8 * MIB, 256 * MIB)
 
 
 def run(stage):
     from bench.gpu import kernels, known, latency, link, micro, moves, single
 
-    record, plan = stage.record, stage.plan
-    sizes = tuple(size for size in _SIZES if size <= max(plan.kernel_sizes)) or plan.kernel_sizes
-    short = dataclasses.replace(plan, kernel_sizes=sizes, kernel_shares=(1, 1 / 4), rounds=7, budget=4.0)
+    record, short = stage.record, stage.plan.shortened(shares=(1, 1 / 4), budget=4.0)
     record.step("environment", read_environment, here=False)
     record.step("doctor", ask_doctor, here=False)
-    record.step("driver", lambda: read_kernels(stage.gpu), is_check=True)
+    record.step("driver", lambda: stage.gpu.kernels(), is_check=True)  # noqa: PLW0108 - it opens the GPU
     record.step("known answers", lambda: known.check(stage.gpu), is_check=True)
     record.step("moves", lambda: moves.check(stage.gpu), is_check=True)
     for name, part in (("link", link), ("latency", latency), ("kernels", kernels), ("single kernels", single)):
-        record.measure(name, lambda part=part: part.measure(stage.gpu, short, print))
+        record.measure(name, lambda part=part: part.measure(stage.gpu, short))
     record.step("instruction rates", lambda: micro.measure(stage.gpu))
 
 
@@ -43,12 +36,10 @@ def read_environment():
     except subprocess.TimeoutExpired as error:
         raise Skip("nvidia-smi does not answer") from error
     found = [line.split(", ") for line in done.stdout.splitlines()]
-    return {"nvidia-smi": dict(zip(_QUERY.split(","), zip(*found, strict=True), strict=False)), "libc": _libc()}
-
-
-def read_kernels(gpu):
-    """Return what each kernel takes."""
-    return gpu.kernels()
+    return {
+        "nvidia-smi": dict(zip(_QUERY.split(","), zip(*found, strict=True), strict=False)),
+        "libc": os.confstr("CS_GNU_LIBC_VERSION"),
+    }
 
 
 def ask_doctor():
@@ -61,7 +52,3 @@ def ask_doctor():
         raise Skip(f"fastrack doctor cannot be run: {(output.strip().splitlines() or ['it said nothing'])[-1]}")
     found = json.loads(output[start:])
     return {"cuda": found.get("cuda"), "engine": found.get("engine")}
-
-
-def _libc():
-    return os.confstr("CS_GNU_LIBC_VERSION") if "CS_GNU_LIBC_VERSION" in os.confstr_names else None

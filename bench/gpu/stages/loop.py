@@ -1,10 +1,7 @@
 """Time a training loop that `fastrack.wrap` feeds, next to batches on the device and to plain copies."""
 
-from __future__ import annotations
-
-from bench.gpu import needs
-from bench.gpu.gpu import Skip
-from bench.gpu.timing import Row, interleave, wall
+from bench.gpu.gpu import Skip, require
+from bench.gpu.timing import rows, wall
 
 WIDTH = 15_000  # values of bf16 in a row
 THERE, PINNED, WRAPPED = "batches on the device", "plain, page-locked", "fastrack.wrap"
@@ -18,19 +15,13 @@ def run(stage):
 
 def measure(device, plan):
     """Yield rows of the time of one batch, for every number of matrix products that a batch is given."""
-    problem = needs.lacks("torch")
-    if problem:
-        raise Skip(problem)
+    require("torch")
     import torch
+
+    import fastrack
 
     if device != "cpu" and not torch.cuda.is_available():
         raise Skip(f"this torch ({torch.__version__}) cannot use a GPU")
-    yield from _measure(torch, device, plan)
-
-
-def _measure(torch, device, plan):
-    import fastrack
-
     key = fastrack.Key.generate()
     plain = [torch.randn(plan.loop_rows, WIDTH).to(torch.bfloat16) for _ in range(_SETS)]
     sealed = [fastrack.seal(batch, key) for batch in plain]
@@ -57,7 +48,6 @@ def _measure(torch, device, plan):
         PINNED: lambda: (locked[n].to(device, non_blocking=True) for n in order),
         WRAPPED: lambda: fastrack.wrap([sealed[n] for n in order], device, keys=key),
     }
-    size = plain[0].nbytes
     for products in plan.loop_products:
-        found = interleave({name: run_of(batches, products) for name, batches in feeds.items()}, plan)
-        yield from (Row("loop", name, size, times, {"products": products}) for name, times in found.items())
+        runs = {name: run_of(batches, products) for name, batches in feeds.items()}
+        yield from rows("loop", plain[0].nbytes, runs, plan, products=products)

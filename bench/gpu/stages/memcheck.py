@@ -1,16 +1,12 @@
 """Run a few chunks through every kernel under compute-sanitizer, a step for each of its tools."""
 
-from __future__ import annotations
-
-import os
 import re
-import shutil
 import sys
-from pathlib import Path
 
+from bench.gpu.few import RIGHT
 from bench.gpu.gpu import Skip, WrongResultError
+from bench.gpu.processes import find_tool
 from bench.gpu.processes import run as run_process
-from bench.gpu.small import RIGHT
 
 _REFUSED = re.compile(
     r"not supported|unable to|failed to initialize|no cuda-capable|unsupported|not permitted", re.IGNORECASE
@@ -28,18 +24,15 @@ def run(stage):
 
 
 def sanitize(device, tool, seconds):
-    """Run a few chunks through every kernel under a tool. Gives its summary.
+    """Run a few chunks through every kernel under a tool, and return its summary.
 
-    Raises
-    ------
-    Skip, WrongResultError
-        If the tool is absent, refuses the device or takes too long, or if it found something.
+    It is skipped if the tool is absent, refuses the device or takes too long.
     """
-    found = find_sanitizer()
+    found = find_tool("compute-sanitizer", "bin", "compute-sanitizer")
     if found is None:
         raise Skip("compute-sanitizer is neither on the PATH nor in a CUDA toolkit")
     command = [found, "--tool", tool, "--error-exitcode", str(_BAD), *_OPTIONS.get(tool, ())]
-    code, output = run_process([*command, sys.executable, "-m", "bench.gpu.small", device], seconds)
+    code, output = run_process([*command, sys.executable, "-m", "bench.gpu.few", "check", device], seconds)
     lines = output.strip().splitlines() or ["it said nothing"]
     if code is None:
         raise Skip(f"not done after {seconds:.0f} s")
@@ -51,12 +44,3 @@ def sanitize(device, tool, seconds):
         raise Skip(f"the tool refuses the device: {refusal}")
     print("\n".join(lines[-40:]))
     raise WrongResultError(f"{tool} ended with {code}: {summary or lines[-1]}")
-
-
-def find_sanitizer():
-    """Return the path of compute-sanitizer, or None."""
-    homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")] + ["/usr/local/cuda"]
-    places = [Path(home) / "bin" / "compute-sanitizer" for home in homes if home]
-    places += [Path(home) / "compute-sanitizer" / "compute-sanitizer" for home in homes if home]
-    there = (str(place) for place in places if os.access(place, os.X_OK) and place.is_file())
-    return shutil.which("compute-sanitizer") or next(there, None)

@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 import csv
-import os
 import re
-import shutil
 import sys
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from typing import NamedTuple
 
 from bench.gpu.gpu import Skip
+from bench.gpu.processes import find_tool
 from bench.gpu.processes import run as run_process
 
 KERNEL = "open_256"
-SECTIONS = (
-    "SpeedOfLight",
-    "Occupancy",
-    "SchedulerStats",
-    "WarpStateStats",
-    "ComputeWorkloadAnalysis",
-    "MemoryWorkloadAnalysis",
-    "LaunchStats",
-)
+SECTIONS = ["SpeedOfLight", "Occupancy", "SchedulerStats", "WarpStateStats", "ComputeWorkloadAnalysis"]
+SECTIONS += ["MemoryWorkloadAnalysis", "LaunchStats"]
 _SKIP = 4  # launches that fill caches first
 _COLUMNS = ("Section Name", "Metric Name", "Metric Unit", "Metric Value")
 _REFUSED = re.compile(r"ERR_NVGPUCTRPERM|Failed to|not supported|No kernels were profiled", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
+class Metric(NamedTuple):
     """Hold one line of the details page, as a row of the document."""
 
     section: str
@@ -38,7 +28,7 @@ class Metric:
     value: str
 
     def as_dict(self):
-        return {"step": "profile", **asdict(self)}
+        return {"step": "profile", **self._asdict()}
 
 
 def run(stage):
@@ -52,19 +42,13 @@ def run(stage):
 
 
 def profile(device, report, seconds):
-    """Profile one launch into `report`, and return its metrics, and what the tool advises.
-
-    Raises
-    ------
-    Skip
-        If the tool is absent or may not read the counters.
-    """
-    tool = find_tool()
+    """Profile one launch into `report`, and return its metrics, and what the tool advises."""
+    tool = find_tool("ncu", "bin")
     if tool is None:
         raise Skip("ncu is neither on the PATH nor in a CUDA toolkit")
     command = [tool, "--clock-control", "none", "-k", f"regex:{KERNEL}", "--launch-skip", str(_SKIP)]
     command += ["--launch-count", "1", *(part for section in SECTIONS for part in ("--section", section))]
-    command += ["--export", str(report), "--force-overwrite", sys.executable, "-m", "bench.gpu.one", device]
+    command += ["--export", str(report), "--force-overwrite", sys.executable, "-m", "bench.gpu.few", "open", device]
     code, output = run_process(command, seconds)
     lines = output.strip().splitlines() or ["it said nothing"]
     if code is None:
@@ -91,10 +75,3 @@ def read_details(page):
     if not metrics:
         raise ValueError(f"expected a table of metrics from ncu, got {lines[-1] if lines else 'nothing'!r}")
     return metrics, advice
-
-
-def find_tool():
-    """Return the path of ncu, or None."""
-    homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")] + ["/usr/local/cuda"]
-    there = (str(Path(home) / "bin" / "ncu") for home in homes if home and (Path(home) / "bin" / "ncu").is_file())
-    return shutil.which("ncu") or next(there, None)

@@ -1,17 +1,14 @@
 """Run the tests of `tests/gpu`, and those of `tests/kernels` that a GPU can run, a step for each of their files."""
 
-from __future__ import annotations
-
 import re
 import sys
 
-from bench.gpu import needs
-from bench.gpu.gpu import Skip, WrongResultError
+from bench.gpu.gpu import Skip, WrongResultError, require
 from bench.gpu.processes import ROOT
 from bench.gpu.processes import run as run_process
 
 FOLDER = ROOT / "tests" / "gpu"
-KERNELS = [ROOT / "tests" / "kernels" / f"test_cu_{name}.py" for name in ("chunks", "gather")]
+KERNELS = [ROOT / "tests" / "kernels" / f"test_cu_{name}.py" for name in ("chunks", "gather", "vectors")]
 
 
 def run(stage):
@@ -24,16 +21,8 @@ def run(stage):
 
 
 def run_tests(device, path, seconds):
-    """Run a file of tests there, and return how many passed and were skipped, and why those were.
-
-    Raises
-    ------
-    Skip, WrongResultError
-        If that is not possible, or a test failed.
-    """
-    problem = needs.lacks("pytest", "hypothesis")
-    if problem:
-        raise Skip(problem)
+    """Run a file of tests there, and return how many passed and were skipped, and why those were."""
+    require("pytest", "hypothesis")
     # Warnings are errors in this project, but here the versions of packages are not those of requirements.txt.
     warnings = ("default", "error::pytest.PytestUnhandledThreadExceptionWarning")
     command = [sys.executable, "-m", "pytest", str(path), "--gpu", device, "-q", "-rsfE", "--no-header", "--tb=short"]

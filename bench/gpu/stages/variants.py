@@ -1,26 +1,20 @@
 """Compare the kernels with every candidate: known answers first, then speed, with two splits of shared memory."""
 
-from __future__ import annotations
-
 import dataclasses
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bench.gpu import candidates
-from bench.gpu.plan import MIB
 
 TREE = "kernels"
 SPLITS = (-1, 100)  # percent of a multiprocessor's memory that is shared; -1 leaves it to the CUDA driver
-_SIZES = (8 * MIB, 256 * MIB)
 
 
 def run(stage):
     from bench.gpu import kernels, known
 
-    record, plan = stage.record, stage.plan
-    sizes = tuple(size for size in _SIZES if size <= max(plan.kernel_sizes)) or plan.kernel_sizes
-    short = dataclasses.replace(plan, kernel_sizes=sizes, kernel_shares=(1,), rounds=7, budget=2.0)
+    record, short = stage.record, stage.plan.shortened(shares=(1,), budget=2.0)
     for name in [TREE, *candidates.names()]:
         for split in SPLITS:
             step, settings = f"{name}, split {split}", {"variant": name, "split": split}
@@ -34,7 +28,7 @@ def run(stage):
                     return {"right": known.check(gpu), "kernels": gpu.kernels()}
 
             def rows(settings=settings, opened=opened):
-                for row in kernels.measure(opened[0], short, print):
+                for row in kernels.measure(opened[0], short):
                     if "share" in row.settings:
                         yield dataclasses.replace(row, step="variants", settings={**row.settings, **settings})
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from fastrack._crypto.base import Bytes
+from fastrack._crypto.base import Bytes, address
 from fastrack._crypto.cobblestone import MessageKey
-from fastrack._devices.cuda.commands import Commands, address
+from fastrack._devices.cuda.commands import Commands
 from fastrack._devices.cuda.driver import Driver
 from fastrack._devices.cuda.gather_plan import align
 from fastrack._devices.cuda.key_state import write_state
@@ -27,16 +27,11 @@ _PER_ALLOCATION = 32  # message states
 
 
 class CudaStagingBuffer:
-    """`StagingBuffer` in page-locked memory, with device memory of the same size.
+    """`StagingBuffer` in page-locked memory, with device memory of the same size at `device_ptr`.
 
-    Attributes
-    ----------
-    device_ptr : int
-        Address of the device memory.
-    copied, used : event
-        Done when the device memory, and then both memories, may be read or written by the next command.
-    issued : threading.Event
-        Set when all commands that use it were issued; another one for each list of commands.
+    The events `copied` and `used` are done when the device memory, and then both memories, may be read or written by
+    the next command. `issued` is set when all commands that use it were issued; it is another one for each list of
+    commands.
     """
 
     def __init__(self, pipeline: Pipeline, size: int) -> None:
@@ -85,17 +80,12 @@ class CudaStagingBuffer:
 
 
 class MessageState:
-    """The key and the verdicts of a message, on the host and on the device.
+    """The key and the verdicts of a message, in page-locked memory of the host and on the device.
 
-    Attributes
-    ----------
-    memory : numpy.ndarray
-        Page-locked: the key as `write_state` expands it, the verdict, the verdict on the plans of gathers, and the
-        expanded key of these plans. At the end of the message the device's copy, with wiped keys, overwrites it.
-    state, verdict, plan_verdict, plan_state : int
-        Device addresses of the same.
-    started, finished : event
-        Done when the array may be used, and when the message is complete.
+    `memory` holds the key as `write_state` expands it, the verdict, the verdict on the plans of gathers, and the
+    expanded key of these plans. At the end of the message the device's copy, with wiped keys, overwrites it. `state`,
+    `verdict`, `plan_verdict` and `plan_state` are the device addresses of the same. The event `started` is done when
+    the array may be used, and `finished` when the message is complete.
     """
 
     def __init__(self, driver: Driver, memory: Bytes, pointer: int) -> None:

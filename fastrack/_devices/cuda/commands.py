@@ -14,7 +14,7 @@ from typing import Any
 import numpy.typing as npt
 from numpy import int64
 
-from fastrack._crypto.base import Bytes
+from fastrack._crypto.base import Bytes, address
 
 # Commands to the device.
 WAIT, RECORD, UPLOAD, DOWNLOAD, FILL, LAUNCH = 1, 2, 3, 4, 5, 6
@@ -42,34 +42,18 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A kernel and its launch configuration.
+    """A kernel and its launch configuration."""
 
-    Attributes
-    ----------
-    handle : int
-        Its CUfunction.
-    threads : int
-        Threads per block.
-    shared : int
-        Dynamic shared memory per block, in bytes.
-    """
-
-    handle: int
-    threads: int
-    shared: int
+    handle: int  # CUfunction
+    threads: int  # per block
+    shared: int  # bytes of dynamic shared memory per block
 
 
 class Commands:
-    """A list of commands, in the order of their issue.
+    """A list of commands as the words `code`, in the order of their issue.
 
     Streams and events have a `ptr`, their CUDA handle. The list keeps the memory that its commands refer to alive.
-
-    Attributes
-    ----------
-    code : array.array
-        The words.
-    copies : int
-        Bytes that the host copies within host memory.
+    `copies` is the number of bytes that the host copies within host memory.
     """
 
     __slots__ = ("_keepalive", "code", "copies")
@@ -78,9 +62,6 @@ class Commands:
         self.code = array("q")
         self.copies = 0
         self._keepalive: list[object] = []
-
-    def __bool__(self) -> bool:
-        return bool(self.code)
 
     def wait(self, stream: Any, event: Any) -> None:
         """Make later work on `stream` wait for `event`, as last recorded."""
@@ -152,8 +133,3 @@ class Commands:
         """Store the time, as `time.perf_counter_ns`. Return an index: ``code[index]`` then holds it."""
         self.code.extend((TIMESTAMP, 3, 0))
         return len(self.code) - 1
-
-
-def address(memory: npt.NDArray[Any]) -> int:
-    """Return the address of an array."""
-    return int(memory.__array_interface__["data"][0])

@@ -8,7 +8,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -31,7 +30,7 @@ _PORTABLE = 1  # cudaHostAllocPortable: page-locked for every device
 _NON_BLOCKING = 1  # cudaStreamNonBlocking
 _TIMED, _BLOCKING_SYNC = 0, 1 | 2  # cudaEventDefault; cudaEventBlockingSync | cudaEventDisableTiming
 _LOWEST, _HIGHEST = 0, -5  # stream priorities, which CUDA clamps to its range
-_NOT_READY, _NO_MEMORY, _OLD_DRIVER, _NO_DEVICE = 600, 2, 35, 100  # cudaError
+_NO_MEMORY, _OLD_DRIVER, _NO_DEVICE = 2, 35, 100  # cudaError
 
 _MAX_SHARED = 100  # percent of a multiprocessor's memory as shared memory; with less, one block fits instead of two
 
@@ -40,32 +39,24 @@ _INSTALL = f"pip install 'fastrack[cu13]', or 'fastrack[cu12]' where the driver 
 
 
 class CupyDriver:
-    """`Driver` for one GPU.
+    """`Driver` for the GPU of CUDA's number `index`.
 
-    Parameters
-    ----------
-    index : int
-        CUDA's number of the device.
-
-    Raises
-    ------
-    DeviceError
-        If the device cannot be used. The message says what is missing.
+    Raise DeviceError if it cannot be used; the message says what is missing.
     """
 
     def __init__(self, index: int) -> None:
         self.name = f"cuda:{index}"
-        self._index = index
+        self.index = index
         self._torch_is_usable = False  # until checked
         self._cupy = _import_cupy(self.name)
-        self._runtime = self._cupy.cuda.runtime
-        self._errors = (self._runtime.CUDARuntimeError, self._cupy.cuda.driver.CUDADriverError)
-        self._calls = _Calls(self.name, index, self._runtime, (*self._errors, MemoryError))
+        self.runtime = self._cupy.cuda.runtime
+        self._errors = (self.runtime.CUDARuntimeError, self._cupy.cuda.driver.CUDADriverError)
+        self.errors = (*self._errors, MemoryError)
         self._require_device()
-        with self._current():
-            self.multiprocessors = int(self._runtime.deviceGetAttribute(_MULTIPROCESSORS, index))
+        with _Current(self):
+            self.multiprocessors = int(self.runtime.deviceGetAttribute(_MULTIPROCESSORS, index))
         sources = find_kernels()
-        with self._current():
+        with _Current(self):
             self.functions: Mapping[str, Function]
             self._module, self.functions = self._compile(sources)
             self._native = self._open_native()
@@ -75,25 +66,25 @@ class CupyDriver:
     # Memory, streams and events.
 
     def host(self, size: int) -> Bytes:
-        pointer = self._allocate(lambda: self._runtime.hostAlloc(size, _PORTABLE))
+        pointer = self._allocate(lambda: self.runtime.hostAlloc(size, _PORTABLE))
         # The ctypes array is the base of all views, and so the owner of the memory.
         memory = (ctypes.c_uint8 * size).from_address(pointer)
-        self._when_dropped(memory, self._runtime.freeHost, pointer)
+        self._when_dropped(memory, self.runtime.freeHost, pointer)
         return np.frombuffer(memoryview(memory), np.uint8)
 
     def memory(self, size: int) -> _Handle:
-        return self._handle(self._allocate(lambda: self._runtime.malloc(size)), self._runtime.free)
+        return self._handle(self._allocate(lambda: self.runtime.malloc(size)), self.runtime.free)
 
     def stream(self, *, high_priority: bool) -> _Handle:
         self.reclaim()
-        with self._current():
-            stream = self._runtime.streamCreateWithPriority(_NON_BLOCKING, _HIGHEST if high_priority else _LOWEST)
-        return self._handle(stream, self._runtime.streamDestroy)
+        with _Current(self):
+            stream = self.runtime.streamCreateWithPriority(_NON_BLOCKING, _HIGHEST if high_priority else _LOWEST)
+        return self._handle(stream, self.runtime.streamDestroy)
 
     def event(self, *, timed: bool = False) -> _Handle:
-        with self._current():
-            event = self._runtime.eventCreateWithFlags(_TIMED if timed else _BLOCKING_SYNC)
-        return self._handle(event, self._runtime.eventDestroy)
+        with _Current(self):
+            event = self.runtime.eventCreateWithFlags(_TIMED if timed else _BLOCKING_SYNC)
+        return self._handle(event, self.runtime.eventDestroy)
 
     def reclaim(self) -> None:
         """Free memory, streams and events without references.
@@ -101,11 +92,11 @@ class CupyDriver:
         Not done when the reference is dropped: freeing memory waits for the whole device, and the garbage collector may
         run on a thread that the device waits for.
         """
-        side_stream.reclaim(self._index)
+        side_stream.reclaim(self.index)
         if not self._dropped:
             return
         # A device that failed frees nothing, and another thread may be faster.
-        with suppress(DeviceError, IndexError), self._current():
+        with suppress(DeviceError, IndexError), _Current(self):
             while True:
                 destroy, number = self._dropped.popleft()
                 destroy(number)
@@ -129,17 +120,17 @@ class CupyDriver:
         return status == 0
 
     def elapsed(self, start: _Handle, stop: _Handle) -> float:
-        with self._current():
-            return float(self._runtime.eventElapsedTime(start.ptr, stop.ptr)) / 1e3
+        with _Current(self):
+            return float(self.runtime.eventElapsedTime(start.ptr, stop.ptr)) / 1e3
 
     # Arrays.
 
     def empty(self, dtype: str, shape: Sequence[int], framework: Framework) -> Any:
         if framework == "torch":
-            self._refuse_capture(self._torch.cuda.current_stream(self._index).cuda_stream)
+            self._refuse_capture(self._torch.cuda.current_stream(self.index).cuda_stream)
             size, torch_dtype = dtypes.torch_shape(dtype, shape), dtypes.to_torch(dtype)
             return self._allocate(lambda: self._empty_torch(size, torch_dtype))
-        with self._current():
+        with _Current(self):
             self._refuse_capture(self._cupy.cuda.get_current_stream().ptr)
         try:
             return self._allocate(lambda: self._cupy.empty(tuple(shape), dtypes.to_numpy(dtype)))
@@ -151,16 +142,16 @@ class CupyDriver:
         if framework == "torch" and str(array.device) != self.name:
             arrays.flat_torch(array, self.name)  # raises an error that names the difference
         if framework == "torch":
-            stream = self._torch.cuda.current_stream(self._index)
+            stream = self._torch.cuda.current_stream(self.index)
             self._refuse_capture(stream.cuda_stream)
             flat = arrays.flat_torch(array, self.name, writable=writable)
             return View(flat.data_ptr(), flat.numel(), _Handle(stream.cuda_stream), (flat, stream))
-        if framework != "cupy" or array.device.id != self._index:
+        if framework != "cupy" or array.device.id != self.index:
             location = "in host memory" if framework == "numpy" else f"on {getattr(array, 'device', 'no device')}"
             raise TypeError(f"expected an array on {self.name}, got a {type(array).__name__} {location}")
         if writable and not array.flags.c_contiguous:
             raise ValueError("an array to be filled must be contiguous; fill a fresh one")
-        with self._current():
+        with _Current(self):
             stream = self._cupy.cuda.get_current_stream()
             self._refuse_capture(stream.ptr)
             flat = self._cupy.ascontiguousarray(array)
@@ -184,16 +175,16 @@ class CupyDriver:
         """Allocate, and try again after the pools of the frameworks have freed their unused memory."""
         self.reclaim()
         try:
-            with self._current():
+            with _Current(self):
                 return allocate()
         except _NoMemoryError:
-            side_stream.reclaim(self._index, wait=True)
+            side_stream.reclaim(self.index, wait=True)
             self._cupy.get_default_memory_pool().free_all_blocks()
             self._cupy.get_default_pinned_memory_pool().free_all_blocks()
             torch = sys.modules.get("torch")
             if torch is not None and torch.cuda.is_initialized():
                 torch.cuda.empty_cache()
-        with self._current():
+        with _Current(self):
             return allocate()
 
     def _empty_torch(self, shape: Sequence[int], dtype: Any) -> Any:
@@ -218,7 +209,7 @@ class CupyDriver:
 
     def _require_device(self) -> None:
         try:
-            count = self._runtime.getDeviceCount()
+            count = self.runtime.getDeviceCount()
         except self._errors as error:
             if error.status == _OLD_DRIVER:
                 raise DeviceError(
@@ -234,11 +225,11 @@ class CupyDriver:
             raise DeviceError(
                 f"{self.name} cannot be used: CUDA finds no GPU on this machine; use another one, {_INSTEAD}"
             )
-        if self._index >= count:
+        if self.index >= count:
             have = "only cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
             raise DeviceError(f"no such device: {self.name!r}; this machine has {have}")
-        with self._current():
-            major, minor = (self._runtime.deviceGetAttribute(number, self._index) for number in (_MAJOR, _MINOR))
+        with _Current(self):
+            major, minor = (self.runtime.deviceGetAttribute(number, self.index) for number in (_MAJOR, _MINOR))
         if (major, minor) < _MIN_COMPUTE_CAPABILITY:
             raise DeviceError(
                 f"{self.name} cannot be used: it has compute capability {major}.{minor}, and the kernels need "
@@ -269,14 +260,11 @@ class CupyDriver:
     def _open_native(self) -> Native:
         functions = find_functions()
         context = ctypes.c_void_p()
-        self._runtime.free(0)  # makes the device's context current in this thread
+        self.runtime.free(0)  # makes the device's context current in this thread
         ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(functions["cuCtxGetCurrent"])(ctypes.byref(context))
         return Native(functions, context.value or 0)
 
     # How calls are made.
-
-    def _current(self) -> _Current:
-        return _Current(self._calls)
 
     def _handle(self, number: int, destroy: Callable[[int], None]) -> _Handle:
         handle = _Handle(number)
@@ -300,44 +288,34 @@ class _Handle:
         return self.ptr
 
 
-@dataclass(frozen=True, slots=True)
-class _Calls:
-    """A device, the runtime to call for it, and the errors that it raises."""
-
-    name: str
-    index: int
-    runtime: Any
-    errors: tuple[type[BaseException], ...]
-
-
 class _Current:
     """A context manager that makes a device current, and raises `DeviceError` for errors of CUDA."""
 
-    __slots__ = ("_before", "_calls")
+    __slots__ = ("_before", "_driver")
 
-    def __init__(self, calls: _Calls) -> None:
-        self._calls = calls
+    def __init__(self, driver: CupyDriver) -> None:
+        self._driver = driver
         self._before: int | None = None
 
     def __enter__(self) -> None:
-        calls = self._calls
+        driver = self._driver
         try:
-            before = calls.runtime.getDevice()
-            if before != calls.index:
-                calls.runtime.setDevice(calls.index)
+            before = driver.runtime.getDevice()
+            if before != driver.index:
+                driver.runtime.setDevice(driver.index)
                 self._before = before
-        except calls.errors as error:
-            raise _device_error(calls.name, error) from error
+        except driver.errors as error:
+            raise _device_error(driver.name, error) from error
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        calls = self._calls
+        driver = self._driver
         if self._before is not None:
-            with suppress(*calls.errors):  # the first error is the one to raise
-                calls.runtime.setDevice(self._before)
-        if isinstance(error, calls.errors):
-            raise _device_error(calls.name, error) from error
+            with suppress(*driver.errors):  # the first error is the one to raise
+                driver.runtime.setDevice(self._before)
+        if isinstance(error, driver.errors):
+            raise _device_error(driver.name, error) from error
 
 
 class _NoMemoryError(DeviceError):

@@ -28,19 +28,9 @@ _BLOCKS_PER_MULTIPROCESSOR = 2
 class CudaDevice:
     """`Device` on an NVIDIA GPU.
 
-    Parameters
-    ----------
-    driver : Driver
-        The GPU.
-    share : float
-        Maximum share of its multiprocessors for kernels, above 0 and at most 1. The rest stays free for other work.
-    threads : int
-        Maximum number of threads of the host for copies to staging buffers.
-
-    Raises
-    ------
-    ValueError
-        If the share is out of range.
+    `share` is the maximum share of its multiprocessors for kernels, above 0 and at most 1; the rest stays free for
+    other work. `threads` is the maximum number of threads of the host for copies to staging buffers. Raise ValueError
+    if the share is out of range.
     """
 
     in_place = False

@@ -27,24 +27,12 @@ class Memory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The bytes of an array on the device.
+    """The bytes of an array on the device."""
 
-    Attributes
-    ----------
-    pointer : int
-        Address of the first byte, of any alignment.
-    nbytes : int
-        Number of bytes.
-    stream : stream
-        The caller's current stream, in the framework of the array, when the view was made.
-    array : object
-        Owner of the memory.
-    """
-
-    pointer: int
+    pointer: int  # of any alignment
     nbytes: int
-    stream: Stream
-    array: Any
+    stream: Stream  # the caller's current one, in the framework of the array, when the view was made
+    array: Any  # the owner of the memory
 
     def __len__(self) -> int:
         return self.nbytes
@@ -54,23 +42,12 @@ class Driver(Protocol):
     """One CUDA device.
 
     Every method may be called from any thread, with any current device. Failures raise `DeviceError`.
-
-    Attributes
-    ----------
-    name : str
-        "cuda:N".
-    multiprocessors : int
-        Number of multiprocessors.
-    confidential : bool
-        Whether the device is in confidential mode, in which an asynchronous copy blocks the thread that issues it.
-    functions : mapping of str to Function
-        The kernels, by name.
     """
 
-    name: str
+    name: str  # "cuda:N"
     multiprocessors: int
-    confidential: bool
-    functions: Mapping[str, Function]
+    confidential: bool  # in confidential mode an asynchronous copy blocks the thread that issues it
+    functions: Mapping[str, Function]  # the kernels, by name
 
     def host(self, size: int) -> Bytes:
         """Allocate `size` bytes of page-locked host memory, freed after the last reference to it is dropped."""
@@ -90,12 +67,8 @@ class Driver(Protocol):
     def issue(self, commands: Commands, *, threads: int = 1, hold: bool = False) -> None:
         """Run a list of commands by one native call, without the interpreter's lock.
 
-        Parameters
-        ----------
-        threads : int
-            Maximum number of threads of the host for copies within host memory.
-        hold : bool
-            Keep the lock until a command of the list releases it.
+        `threads` is the maximum number of threads of the host for copies within host memory. With `hold` the lock is
+        kept until a command of the list releases it.
         """
 
     def done(self, event: Event) -> bool:
@@ -110,23 +83,13 @@ class Driver(Protocol):
     def empty(self, dtype: str, shape: Sequence[int], framework: Framework) -> Any:
         """Return an uninitialized array of a framework on the device.
 
-        Raises
-        ------
-        DeviceError
-            If the device is out of memory, or a CUDA graph captures the caller's stream.
+        Raise DeviceError if the device is out of memory, or a CUDA graph captures the caller's stream.
         """
 
     def view(self, array: Any, *, writable: bool) -> View:
         """Return the bytes of an array on this device.
 
-        An array that is not contiguous is copied on the device first, unless `writable`.
-
-        Raises
-        ------
-        TypeError
-            If it is no array on this device.
-        ValueError
-            If `writable`, and the array is not contiguous or is read-only.
-        DeviceError
-            If a CUDA graph captures the caller's stream.
+        An array that is not contiguous is copied on the device first, unless `writable`. Raise TypeError if it is no
+        array on this device, ValueError if `writable` and it is not contiguous or is read-only, and DeviceError if a
+        CUDA graph captures the caller's stream.
         """

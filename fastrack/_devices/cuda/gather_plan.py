@@ -12,25 +12,13 @@ from fastrack._crypto.cobblestone import CHUNK_SIZE, TAG_SIZE, MessageKey
 
 @dataclass(frozen=True, slots=True)
 class SealedPlan:
-    """A sealed plan in a staging buffer, and the place where the device opens it.
+    """A sealed plan in a staging buffer, and the place where the device opens it."""
 
-    Attributes
-    ----------
-    sealed : numpy.ndarray
-        Its sealed chunks.
-    start : int
-        Their offset in the buffer.
-    first_chunk, count : int
-        Number of its first chunk, and number of chunks.
-    size : int
-        Bytes of the opened plan.
-    """
-
-    sealed: Bytes
-    start: int
+    sealed: Bytes  # its sealed chunks
+    start: int  # their offset in the buffer
     first_chunk: int
-    count: int
-    size: int
+    count: int  # of its chunks
+    size: int  # bytes of the opened plan
 
     @property
     def end(self) -> int:
@@ -46,12 +34,8 @@ class SealedPlan:
 class PlanSealer:
     """Sealer of the gather plans of one message. Chunk numbers, and so nonces, never repeat.
 
-    Parameters
-    ----------
-    engine : Engine
-        Engine of the host.
-    key : MessageKey
-        Key for these plans only: the key of the message would seal two plans under one nonce.
+    `engine` is one of the host, and `key` for these plans only: the key of the message would seal two plans under one
+    nonce.
     """
 
     def __init__(self, engine: Engine, key: MessageKey) -> None:

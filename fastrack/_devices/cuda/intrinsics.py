@@ -7,55 +7,39 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
+from fastrack._crypto.jit import emitted
 from fastrack._crypto.llvm import I32, I64, declare
 
 _FIRST_ARGUMENT = 7  # index of the first kernel argument in a LAUNCH command, in words
 _MAX_ARGUMENTS = 16
 
 
-@intrinsic
-def at(typingctx: Any, address: Any, index: Any) -> Any:
+@emitted
+def at(builder: ir.IRBuilder, address: ir.Value, index: ir.Value) -> ir.Value:
     """Read word `index`."""
-
-    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        return builder.load(_word(builder, *values))
-
-    return types.int64(types.int64, types.int64), codegen
+    return builder.load(_word(builder, address, index))
 
 
-@intrinsic
-def put(typingctx: Any, address: Any, index: Any, value: Any) -> Any:
+@emitted
+def put(builder: ir.IRBuilder, address: ir.Value, index: ir.Value, value: ir.Value) -> None:
     """Write word `index`. Other threads see it before later writes."""
-
-    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        builder.store_atomic(values[2], _word(builder, *values[:2]), "seq_cst", 8)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64), codegen
+    builder.store_atomic(value, _word(builder, address, index), "seq_cst", 8)
 
 
-@intrinsic
-def load(typingctx: Any, address: Any) -> Any:
+@emitted
+def load(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
     """Read a word that other threads may write."""
-
-    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        pointer = builder.inttoptr(values[0], I64.as_pointer())
-        return builder.load_atomic(pointer, "seq_cst", 8)
-
-    return types.int64(types.int64), codegen
+    return builder.load_atomic(builder.inttoptr(address, I64.as_pointer()), "seq_cst", 8)
 
 
-@intrinsic
-def exchange(typingctx: Any, address: Any, expected: Any, value: Any) -> Any:
+@emitted
+def exchange(builder: ir.IRBuilder, address: ir.Value, expected: ir.Value, value: ir.Value) -> ir.Value:
     """Compare and swap a word, and return its previous value."""
-
-    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        pointer = builder.inttoptr(values[0], I64.as_pointer())
-        return builder.extract_value(builder.cmpxchg(pointer, values[1], values[2], "seq_cst"), 0)
-
-    return types.int64(types.int64, types.int64, types.int64), codegen
+    pointer = builder.inttoptr(address, I64.as_pointer())
+    return builder.extract_value(builder.cmpxchg(pointer, expected, value, "seq_cst"), 0)
 
 
 @intrinsic
@@ -63,69 +47,50 @@ def call(typingctx: Any, function: Any, arguments: Any) -> Any:
     """Call a C function by its address, with integers or pointers, and return its int."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        count = len(signature.args[1])
-        return _call(builder, values[0], [builder.extract_value(values[1], index) for index in range(count)])
+        return _call(builder, values[0], cgutils.unpack_tuple(builder, values[1]))
 
     return types.int64(types.int64, types.UniTuple(types.int64, len(arguments))), codegen
 
 
-@intrinsic
-def launch(typingctx: Any, function: Any, command: Any) -> Any:
+@emitted
+def launch(builder: ir.IRBuilder, function: ir.Value, command: ir.Value) -> ir.Value:
     """Call cuLaunchKernel with the operands of a LAUNCH command."""
-
-    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        function, command = values
-        with builder.goto_entry_block():
-            pointers = builder.alloca(I64, _MAX_ARGUMENTS)
-        for index in range(_MAX_ARGUMENTS):
-            argument = builder.add(command, ir.Constant(I64, 8 * (_FIRST_ARGUMENT + index)))
-            builder.store(argument, builder.gep(pointers, [ir.Constant(I32, index)]))
-
-        def word(index: int) -> ir.Value:
-            return builder.load(_word(builder, command, ir.Constant(I64, index)))
-
-        one, none = ir.Constant(I64, 1), ir.Constant(I64, 0)
-        handle, blocks, threads, shared, stream = (word(index) for index in range(2, _FIRST_ARGUMENT))
-        arguments = builder.ptrtoint(pointers, I64)
-        return _call(builder, function, [handle, blocks, one, one, threads, one, one, shared, stream, arguments, none])
-
-    return types.int64(types.int64, types.int64), codegen
+    with builder.goto_entry_block():
+        pointers = builder.alloca(I64, _MAX_ARGUMENTS)
+    for index in range(_MAX_ARGUMENTS):
+        argument = builder.add(command, I64(8 * (_FIRST_ARGUMENT + index)))
+        builder.store(argument, builder.gep(pointers, [I32(index)]))
+    handle, blocks, threads, shared, stream = (
+        builder.load(_word(builder, command, I64(index))) for index in range(2, _FIRST_ARGUMENT)
+    )
+    arguments = builder.ptrtoint(pointers, I64)
+    one, none = I64(1), I64(0)
+    return _call(builder, function, [handle, blocks, one, one, threads, one, one, shared, stream, arguments, none])
 
 
-@intrinsic
-def now(typingctx: Any) -> Any:
+@emitted
+def now(builder: ir.IRBuilder) -> ir.Value:
     """Return the nanoseconds of the monotonic clock, as `time.perf_counter_ns`."""
-
-    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        with builder.goto_entry_block():
-            timespec = builder.alloca(I64, 2)
-        kind = ir.FunctionType(I32, [I32, I64.as_pointer()])
-        builder.call(declare(builder.module, "clock_gettime", kind), [ir.Constant(I32, 1), timespec])
-        seconds, nanoseconds = (builder.load(builder.gep(timespec, [ir.Constant(I32, index)])) for index in range(2))
-        return builder.add(builder.mul(seconds, ir.Constant(I64, 10**9)), nanoseconds)
-
-    return types.int64(), codegen
+    with builder.goto_entry_block():
+        timespec = builder.alloca(I64, 2)
+    kind = ir.FunctionType(I32, [I32, I64.as_pointer()])
+    builder.call(declare(builder.module, "clock_gettime", kind), [I32(1), timespec])
+    seconds, nanoseconds = (builder.load(builder.gep(timespec, [I32(index)])) for index in range(2))
+    return builder.add(builder.mul(seconds, I64(10**9)), nanoseconds)
 
 
-@intrinsic
-def sleep(typingctx: Any, microseconds: Any) -> Any:
+@emitted
+def sleep(builder: ir.IRBuilder, microseconds: ir.Value) -> None:
     """Suspend the thread."""
-
-    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        sleeping = declare(builder.module, "usleep", ir.FunctionType(I32, [I32]))
-        builder.call(sleeping, [builder.trunc(values[0], I32)])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), codegen
+    sleeping = declare(builder.module, "usleep", ir.FunctionType(I32, [I32]))
+    builder.call(sleeping, [builder.trunc(microseconds, I32)])
 
 
 def _word(builder: ir.IRBuilder, address: ir.Value, index: ir.Value) -> ir.Value:
-    moved = builder.add(address, builder.mul(index, ir.Constant(I64, 8)))
-    return builder.inttoptr(moved, I64.as_pointer())
+    return builder.inttoptr(builder.add(address, builder.mul(index, I64(8))), I64.as_pointer())
 
 
 def _call(builder: ir.IRBuilder, function: ir.Value, arguments: Sequence[ir.Value]) -> ir.Value:
     # The C calling conventions of Linux on x86-64 and AArch64 accept a 64-bit word for a narrower integer.
     kind = ir.FunctionType(I32, [I64] * len(arguments))
-    pointer = builder.inttoptr(function, kind.as_pointer())
-    return builder.sext(builder.call(pointer, list(arguments)), I64)
+    return builder.sext(builder.call(builder.inttoptr(function, kind.as_pointer()), arguments), I64)

@@ -11,19 +11,17 @@ compiler, use `portable_key_state`. Neither looks up a table or branches on a se
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
-from typing import Any
+from functools import cache, partial
 
 import numpy as np
-from llvmlite import binding, ir
-from numba import types
-from numba.extending import intrinsic
+from llvmlite import ir
 
 from fastrack._crypto.base import Bytes
 from fastrack._crypto.cobblestone import CHUNK_SIZE, NONCE_SIZE, MessageKey
-from fastrack._crypto.gcm_ir import encrypt_block, expand_128, expand_256, fill_zero, isolate_frame
-from fastrack._crypto.jit import cached_njit, source_digest, wipe_stack
-from fastrack._crypto.llvm import I32, I64, Emitter, compile_for
+from fastrack._crypto.gcm_ir import copy, encrypt_block, expand_key, fill_zero, isolate_frame
+from fastrack._crypto.jit import cached_njit, emitted, source_digest, wipe_stack
+from fastrack._crypto.llvm import I64, Emitter, compile_for, define, emit_loop
+from fastrack._crypto.vaes import cpu_has
 from fastrack._devices.cuda.portable_key_state import (
     LAST_POWER,
     LENGTH_OFFSET,
@@ -44,20 +42,10 @@ _compiled = cached_njit(nogil=False)  # releasing the lock would cost more than 
 
 
 def write_state(key: MessageKey, target: Bytes) -> None:
-    """Expand a message key into the state that the kernels read.
+    """Expand a message key into the state that the kernels read, and write every byte of `target`.
 
-    Parameters
-    ----------
-    key : MessageKey
-        An AES key of 16 or 32 bytes, and a base nonce.
-    target : numpy.ndarray
-        `STATE_SIZE` bytes, writable and contiguous, at a multiple of 8, such as page-locked memory. Every byte is
-        written.
-
-    Raises
-    ------
-    ValueError
-        If the target differs from that. Native code relies on this check.
+    The target has `STATE_SIZE` bytes, writable and contiguous, at a multiple of 8, such as page-locked memory. Raise
+    ValueError if it differs from that. Native code relies on this check.
     """
     flags = target.flags
     if target.dtype != np.uint8 or target.shape != (STATE_SIZE,) or not (flags.c_contiguous and flags.writeable):
@@ -75,11 +63,7 @@ def _writer() -> Writer:
 
 def has_instructions() -> bool:
     """Return whether this CPU has AES-NI and PCLMULQDQ."""
-    try:
-        features = binding.get_host_cpu_features()
-    except RuntimeError:  # LLVM does not know this machine
-        return False
-    return all(features.get(name, False) for name in ("aes", "pclmul", "ssse3"))
+    return cpu_has("aes", "pclmul", "ssse3")
 
 
 @cache
@@ -91,78 +75,57 @@ def write_by_instructions() -> Writer:
 
     @_compiled
     def write(material: Bytes, target: Bytes) -> None:
-        if material.size == 32 + NONCE_SIZE:
-            _emitted(digest, 256, target.ctypes.data, material.ctypes.data)
-        else:
-            _emitted(digest, 128, target.ctypes.data, material.ctypes.data)
+        assert digest
+        _write(material.size - NONCE_SIZE, target.ctypes.data, material.ctypes.data)
         wipe_stack()
 
     return write  # type: ignore[no-any-return]
 
 
-@intrinsic(prefer_literal=True)
-def _emitted(typingctx: Any, digest: Any, bits: Any, target: Any, material: Any) -> Any:
-    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        builder.call(_emit(builder.module, bits.literal_value), values[2:])
-        return context.get_dummy_value()
+@emitted
+def _write(builder: ir.IRBuilder, key_size: ir.Value, target: ir.Value, material: ir.Value) -> None:
+    short, long = (
+        define(builder.module, f"fastrack_key_state_{bits}", 2, partial(_emit, bits=bits)) for bits in (128, 256)
+    )
+    function = builder.select(builder.icmp_unsigned("==", key_size, I64(32)), long, short)
+    builder.call(function, [target, material])
 
-    return types.void(digest, bits, types.int64, types.int64), codegen
 
-
-def _emit(module: ir.Module, bits: int) -> ir.Function:
-    """Return the function `(target, material)` of a module, and build it first if it is missing."""
-    name = f"fastrack_key_state_{bits}"
-    existing = module.globals.get(name)
-    if existing is not None:
-        return existing
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [I64, I64]), name)
-    function.linkage = "internal"
+def _emit(function: ir.Function, bits: int) -> None:
+    """Emit the function `(target, material)`."""
     compile_for(function, *_TARGET)
     isolate_frame(function)
     target, material = function.args
     builder = ir.IRBuilder(function.append_basic_block())
     emit = Emitter(builder, 16)
-    fill_zero(builder, target, ir.Constant(I64, STATE_SIZE))
-    keys = expand_128(emit, material) if bits == 128 else expand_256(emit, material)
+    fill_zero(builder, target, I64(STATE_SIZE))
+    keys = expand_key(emit, material, bits)
     for index, key in enumerate(keys):
         emit.store(key, target, 16 * index)
-    for start, word in ((0, I64), (8, I32)):
-        source = builder.add(material, ir.Constant(I64, bits // 8 + start))
-        value = builder.load(builder.inttoptr(source, word.as_pointer()), align=1)
-        destination = builder.add(target, ir.Constant(I64, NONCE_OFFSET + start))
-        builder.store(value, builder.inttoptr(destination, word.as_pointer()), align=1)
+    copy(builder, builder.add(target, I64(NONCE_OFFSET)), builder.add(material, I64(bits // 8)), I64(NONCE_SIZE))
     # Read back from the target: fifteen round keys do not fit into the registers and would stay on the stack.
     keys = [emit.load(target, 16 * index, once=True) for index in range(len(keys))]
     hash_key = emit.times_x(emit.reverse_bytes(encrypt_block(emit, emit.words(0, 0), keys)))
     emit.store(emit.multiply(emit.words(8 * CHUNK_SIZE, 0), hash_key), target, LENGTH_OFFSET)
-    _emit_powers(function, emit, hash_key)
-    return function
+    _emit_powers(emit, target, hash_key)
+    builder.ret(I64(0))
 
 
-def _emit_powers(function: ir.Function, emit: Emitter, first: ir.Value) -> None:
-    builder, target = emit.builder, function.args[0]
+def _emit_powers(emit: Emitter, target: ir.Value, first: ir.Value) -> None:
+    builder = emit.builder
     powers = [first]
     for exponent in range(2, _STRANDS + 1):
         powers.append(emit.multiply(powers[(exponent + 1) // 2 - 1], powers[exponent // 2 - 1]))
     for exponent, power in enumerate(powers, start=1):
         emit.store(power, target, POWERS_OFFSET + 16 * exponent)
-    step = powers[-1]
 
-    entry = builder.block
-    loop, done = (function.append_basic_block() for _ in range(2))
-    start = builder.add(target, ir.Constant(I64, POWERS_OFFSET + 16))
-    size = 16 * _STRANDS
-    builder.branch(loop)
-    builder.position_at_end(loop)
-    address = builder.phi(I64)
-    after = builder.add(address, ir.Constant(I64, size))
-    address.add_incoming(start, entry)
-    address.add_incoming(after, loop)
-    for offset in range(0, size, 16):
-        emit.store(emit.multiply(emit.load(address, offset), step), after, offset)
-    end = builder.add(start, ir.Constant(I64, 16 * (LAST_POWER - 1) - size))
-    builder.cbranch(builder.icmp_unsigned("<", after, end), loop, done)
+    def body(index: ir.Value) -> list[ir.Value]:
+        address = builder.add(target, builder.mul(index, I64(16 * _STRANDS)))
+        for offset in range(POWERS_OFFSET + 16, POWERS_OFFSET + 16 * (_STRANDS + 1), 16):
+            emit.store(emit.multiply(emit.load(address, offset), powers[-1]), address, offset + 16 * _STRANDS)
+        return []
 
-    builder.position_at_end(done)
-    emit.store(emit.multiply(emit.load(after), step), after, size)
-    builder.ret_void()
+    count, rest = divmod(LAST_POWER - _STRANDS, _STRANDS)
+    emit_loop(builder, I64(count), [], body)
+    for offset in range(POWERS_OFFSET + 16 * (LAST_POWER - rest + 1), POWERS_OFFSET + 16 * (LAST_POWER + 1), 16):
+        emit.store(emit.multiply(emit.load(target, offset - 16 * _STRANDS), powers[-1]), target, offset)

@@ -16,23 +16,8 @@ from numba import njit
 from fastrack._crypto import workers
 from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE
 from fastrack._crypto.jit import cached_njit, copy_bytes, fetch_add, sched_yield, source_digest
-from fastrack._devices.cuda.commands import (
-    CAPTURING,
-    COPY,
-    DOWNLOAD,
-    FILL,
-    LAUNCH,
-    NAMES,
-    PACK,
-    POLL,
-    RECORD,
-    REQUIRE_IDLE,
-    SYNCHRONIZE,
-    TIMESTAMP,
-    UPLOAD,
-    WAIT,
-    Commands,
-)
+from fastrack._devices.cuda import commands as opcodes
+from fastrack._devices.cuda.commands import NAMES, Commands
 from fastrack._devices.cuda.intrinsics import at, call, exchange, launch, load, now, put, sleep
 from fastrack.errors import DeviceError
 
@@ -61,10 +46,7 @@ _NAP = 50  # microseconds
 def find_functions(library: Any = None) -> dict[str, int]:
     """Return the addresses of the functions of libcuda that lists call, by name.
 
-    Raises
-    ------
-    DeviceError
-        If there is no libcuda, or it lacks one of them.
+    Raise DeviceError if there is no libcuda, or it lacks one of them.
     """
     try:
         library = library or ctypes.CDLL("libcuda.so.1")
@@ -88,14 +70,9 @@ def find_functions(library: Any = None) -> dict[str, int]:
 
 
 class Native:
-    """The runner of command lists for one CUDA context.
+    """The runner of command lists for one CUDA context, which is current while a list runs.
 
-    Parameters
-    ----------
-    functions : dict of str to int
-        Addresses from `find_functions`.
-    context : int
-        CUcontext that is current while a list runs.
+    `functions` are the addresses from `find_functions`, and `context` is a CUcontext.
     """
 
     def __init__(self, functions: dict[str, int], context: int) -> None:
@@ -107,22 +84,14 @@ class Native:
         self._context = context
 
     def run(self, commands: Commands, *, threads: int = 1, start: int = 0, hold: bool = False) -> tuple[int, int]:
-        """Run commands from the word `start` on.
+        """Run commands from the word `start` on, on up to `threads` threads for copies within host memory.
 
-        Parameters
-        ----------
-        threads : int
-            Maximum number of threads for copies within host memory.
-        hold : bool
-            Keep the interpreter's lock until a command stops the list. For lists that take microseconds: getting the
-            lock back from a busy interpreter takes milliseconds.
+        With `hold` the interpreter's lock is kept until a command stops the list. That is for lists that take
+        microseconds: getting the lock back from a busy interpreter takes milliseconds.
 
-        Returns
-        -------
-        status : int
-            0 at the end; `STOPPED` if a command stopped the list; else the CUresult of the command that failed.
-        position : int
-            Index of the first word of the command that failed, or of the next one if the list was stopped.
+        Return the status and a position. The status is 0 at the end; `STOPPED` if a command stopped the list; else the
+        CUresult of the command that failed. The position is the index of the first word of the command that failed, or
+        of the next one if the list was stopped.
         """
         shared = np.zeros(_SHARED, np.int64)
         shared_address = int(shared.__array_interface__["data"][0])
@@ -233,38 +202,38 @@ def _build(digest: str) -> tuple[Any, Any, Any]:
                 here = words + 8 * position
                 code, length = at(here, 0), at(here, 1)
                 function = at(table, code)
-                if code == LAUNCH:
+                if code == opcodes.LAUNCH:
                     status = launch(function, here)
-                elif code in (UPLOAD, DOWNLOAD, FILL):
+                elif code in (opcodes.UPLOAD, opcodes.DOWNLOAD, opcodes.FILL):
                     status = call(function, (at(here, 2), at(here, 3), at(here, 4), at(here, 5)))
-                elif code == WAIT:
+                elif code == opcodes.WAIT:
                     status = call(function, (at(here, 2), at(here, 3), 0))
-                elif code == RECORD:
+                elif code == opcodes.RECORD:
                     status = call(function, (at(here, 2), at(here, 3)))
-                elif code == SYNCHRONIZE:
+                elif code == opcodes.SYNCHRONIZE:
                     status = call(function, (at(here, 2),))
-                elif code == REQUIRE_IDLE:
+                elif code == opcodes.REQUIRE_IDLE:
                     if stops:
                         status = call(function, (at(here, 2),))
                         if status == _NOT_READY:
                             status = STOPPED
-                elif code == POLL:
+                elif code == opcodes.POLL:
                     stop = now() + at(here, 3)
                     status = call(function, (at(here, 2),))
                     while status == _NOT_READY and now() < stop:
                         status = call(function, (at(here, 2),))
                     if status == _NOT_READY:
                         status = STOPPED if stops and at(here, 4) else 0
-                elif code == CAPTURING:
+                elif code == opcodes.CAPTURING:
                     status = call(function, (at(here, 2), here + 24))
                     if status == _IMPLICIT:  # the default stream, while another stream is captured
                         put(here, 3, 1)
                         status = 0
-                elif code == COPY:
+                elif code == opcodes.COPY:
                     _copy_shared(shared, parallel, at(here, 2), at(here, 3), at(here, 4), 0, 0)
-                elif code == PACK:
+                elif code == opcodes.PACK:
                     _copy_shared(shared, parallel, at(here, 2), at(here, 3), at(here, 4), at(here, 5), at(here, 6))
-                elif code == TIMESTAMP:
+                elif code == opcodes.TIMESTAMP:
                     put(here, 2, now())
                 if status in (0, STOPPED):
                     position += length

@@ -19,24 +19,12 @@ _CONSTANT = re.compile(r"^#define FASTRACK_(\w+) (\d+)\s*$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The sources.
-
-    Attributes
-    ----------
-    folder : pathlib.Path
-        Folder of the files.
-    code : str
-        Text of the main file.
-    digest : str
-        Digest of all files.
-    constants : dict of str to int
-        Values of ``#define FASTRACK_THREADS 512`` and the like.
-    """
+    """The sources."""
 
     folder: Path
-    code: str
-    digest: str
-    constants: dict[str, int]
+    code: str  # the text of the main file
+    digest: str  # of all files
+    constants: dict[str, int]  # values of ``#define FASTRACK_THREADS 512`` and the like
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -47,11 +35,6 @@ class Kernels:
     def threads(self) -> int:
         """Threads per block."""
         return self._constant("THREADS")
-
-    @property
-    def state(self) -> int:
-        """Size in bytes of the state of a key, which `fastrack._devices.cuda.key_state` writes."""
-        return self._constant("STATE_BYTES")
 
     def shared(self, kernel: str) -> int:
         """Return the shared memory per block of a kernel, in bytes."""
@@ -66,10 +49,7 @@ class Kernels:
 def find_kernels() -> Kernels:
     """Return the sources of this installation, from the package or from the checkout that contains it.
 
-    Raises
-    ------
-    DeviceError
-        If there are none.
+    Raise DeviceError if there are none.
     """
     package = Path(str(files("fastrack")))
     checkout = package.parent

@@ -26,7 +26,7 @@ _compiled = cached_njit(nogil=False)
 
 # All integers are unsigned, of 64 bits: numba converts mixed signed and unsigned ones to floats. AES works on eight
 # bytes at a time.
-_0, _1, _2, _3, _4, _7, _8, _16, _24, _32 = (np.uint64(number) for number in (0, 1, 2, 3, 4, 7, 8, 16, 24, 32))
+_0, _1, _2, _7, _8, _24, _32 = (np.uint64(number) for number in (0, 1, 2, 7, 8, 24, 32))
 _BYTES = np.uint64(0x0101010101010101)
 _LOW_7 = np.uint64(0x7F7F7F7F7F7F7F7F)
 _REDUCTION, _AFFINE = np.uint64(0x1B), np.uint64(0x63) * _BYTES
@@ -199,28 +199,20 @@ def _carryless(x: Any, y: Any) -> Any:
     return z0 & _HOLES[0] | z1 & _HOLES[1] | z2 & _HOLES[2] | z3 & _HOLES[3]
 
 
-_SWAPS = tuple(
-    (np.uint64(shift), np.uint64(mask))
-    for shift, mask in (
-        (1, 0x5555555555555555),
-        (2, 0x3333333333333333),
-        (4, 0x0F0F0F0F0F0F0F0F),
-        (8, 0x00FF00FF00FF00FF),
-        (16, 0x0000FFFF0000FFFF),
-    )
-)
+# Numbers of bits, and the masks of every other group of so many bits.
+_SWAPS = tuple((np.uint64(bits), np.uint64((2**64 - 1) // (2**bits + 1))) for bits in (1, 2, 4, 8, 16))
 
 
 @_compiled
 def _reverse(word: Any) -> Any:
     """Reverse the bits."""
-    for shift, mask in _SWAPS:
-        word = word >> shift & mask | (word & mask) << shift
+    for bits, mask in _SWAPS:
+        word = word >> bits & mask | (word & mask) << bits
     return word >> _32 | word << _32
 
 
 @_compiled
 def _swap_bytes(word: Any) -> Any:
-    for shift, mask in _SWAPS[3:]:
-        word = word >> shift & mask | (word & mask) << shift
+    for bits, mask in _SWAPS[3:]:
+        word = word >> bits & mask | (word & mask) << bits
     return word >> _32 | word << _32

@@ -19,13 +19,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fastrack._crypto.base import Bytes, Engine, GatherPlan, check_buffers, check_plan, chunks_between
+from fastrack._crypto.base import Bytes, Engine, GatherPlan, address, check_buffers, check_plan, chunks_between
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, ciphertext_size
 from fastrack._crypto.session import Session
 from fastrack._devices.base import BAD_PLAN, Slab
 from fastrack._devices.cuda.buffers import CudaStagingBuffer, MessageState, MessageStatePool
 from fastrack._devices.cuda.clock import Clock
-from fastrack._devices.cuda.commands import Commands, address
+from fastrack._devices.cuda.commands import Commands
 from fastrack._devices.cuda.driver import Event, Stream, View
 from fastrack._devices.cuda.gather_plan import PlanSealer, SealedPlan, room_for
 from fastrack._devices.cuda.streams import Lane, Pipeline
@@ -38,41 +38,20 @@ _SPIN = 200_000  # nanoseconds to spin before the thread sleeps, as waking it ta
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """The parts of a device that its operations share.
-
-    Attributes
-    ----------
-    pipeline : Pipeline
-        Driver and streams.
-    states : MessageStatePool
-        Message states.
-    engine : Engine
-        Host engine that seals gather plans.
-    session : Session
-        Source of keys for gather plans.
-    blocks : int
-        Maximum number of blocks of a launch.
-    threads : int
-        Maximum number of threads of the host for copies.
-    """
+    """The parts of a device that its operations share."""
 
     pipeline: Pipeline
     states: MessageStatePool
-    engine: Engine
-    session: Session
-    blocks: int
-    threads: int
+    engine: Engine  # of the host; seals gather plans
+    session: Session  # the source of keys for gather plans
+    blocks: int  # maximum of a launch
+    threads: int  # maximum of the host for copies
 
 
 class CommandList:
     """Commands that are issued together, and the spans of their steps.
 
-    Attributes
-    ----------
-    commands : Commands
-        The commands.
-    issued : threading.Event
-        Set when they were issued, or never will be.
+    `issued` is set when they were issued, or never will be.
     """
 
     def __init__(self) -> None:
@@ -98,20 +77,8 @@ class CommandList:
 class MessageRecorder:
     """The recorder of one message's commands.
 
-    Parameters
-    ----------
-    resources : Resources
-        Shared parts of the device.
-    state : MessageState
-        Key and verdicts.
-    memory : View
-        Plaintext on the device.
-    lane : Lane
-        Streams.
-    bits : int
-        Size of the message's AES key.
-    clock : Clock or None
-        Clock of the device, if a timeline is recorded.
+    `memory` is the plaintext on the device, and `bits` the size of the message's AES key. `clock` is that of the
+    device, if a timeline is recorded.
     """
 
     def __init__(

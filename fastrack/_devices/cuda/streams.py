@@ -22,24 +22,12 @@ Job = Callable[[], None]
 
 @dataclass(slots=True)
 class Lane:
-    """The streams for the transfers of one or more caller's streams, which they wait for.
+    """The streams for the transfers of one or more caller's streams, which they wait for."""
 
-    Attributes
-    ----------
-    number : int
-        Less than `LANES`.
-    kernels : stream
-        Runs kernels and small copies.
-    downloads : stream
-        Copies sealed slabs to the host.
-    shared : bool
-        Whether several caller's streams use this lane.
-    """
-
-    number: int
-    kernels: Stream
-    downloads: Stream
-    shared: bool = False
+    number: int  # less than `LANES`
+    kernels: Stream  # runs kernels and small copies
+    downloads: Stream  # copies sealed slabs to the host
+    shared: bool = False  # several caller's streams use this lane
 
 
 class Pipeline:
@@ -50,14 +38,9 @@ class Pipeline:
 
     Outside confidential mode the caller's thread issues its own commands. In confidential mode an asynchronous copy
     blocks its thread until the stream has finished all earlier work; one thread of the pipeline then issues all
-    commands. Correctness does not depend on streams that run concurrently.
+    commands, and `threaded` is set. Correctness does not depend on streams that run concurrently.
 
-    Attributes
-    ----------
-    forked : bool
-        Whether this is a copy in a forked child, where the driver must not be used, not even to free memory.
-    threaded : bool
-        Whether a thread of the pipeline issues commands.
+    `forked` says that this is a copy in a forked child, where the driver must not be used, not even to free memory.
     """
 
     def __init__(self, driver: Driver) -> None:

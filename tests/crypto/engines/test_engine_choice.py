@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
+from helpers.processes import run_python
 from llvmlite import binding
 
 from fastrack._crypto import engine as registry
@@ -24,15 +21,18 @@ WIDE = ("avx512f", "avx512bw", "avx512vl", "avx512cd", "avx512dq")
 needs_vectors = pytest.mark.skipif(available_engines()[0] == "openssl", reason="this CPU has no vector engine")
 
 
+def forget():
+    for cached in (registry.selected_engine, registry._fault, registry._make):
+        cached.cache_clear()
+
+
 @pytest.fixture(autouse=True)
 def _choose_anew(monkeypatch):
     """Forget what was chosen and what was found, as in a fresh process without the variable."""
     monkeypatch.delenv(ENGINE_VARIABLE, raising=False)
-    for cached in (registry.selected_engine, registry._fault, registry._make):
-        cached.cache_clear()
+    forget()
     yield
-    for cached in (registry.selected_engine, registry._fault, registry._make):
-        cached.cache_clear()
+    forget()
 
 
 @pytest.fixture
@@ -62,20 +62,13 @@ def test_a_cpu_that_lacks_one_vector_feature_has_openssl_alone(cpu_with, absent)
     assert available_engines() == ("openssl",)
 
 
-def test_a_cpu_that_denies_a_feature_lacks_it(monkeypatch):
-    monkeypatch.setattr(binding, "get_host_cpu_features", lambda: dict.fromkeys(VAES, True) | {"vaes": False})
-    assert available_engines() == ("openssl",)
-
-
-def test_a_machine_that_llvm_does_not_know_has_openssl_alone(monkeypatch):
+def test_a_cpu_or_system_that_is_not_known_has_openssl_alone(cpu_with, monkeypatch):
     def unknown():
         raise RuntimeError("no host CPU")
 
-    monkeypatch.setattr(binding, "get_host_cpu_features", unknown)
-    assert available_engines() == ("openssl",)
-
-
-def test_a_system_that_the_kernels_do_not_know_has_openssl_alone(cpu_with, monkeypatch):
+    for features in (unknown, lambda: dict.fromkeys(VAES, True) | {"vaes": False}):
+        monkeypatch.setattr(binding, "get_host_cpu_features", features)
+        assert available_engines() == ("openssl",)
     cpu_with(*VAES, *WIDE)
     monkeypatch.setattr(vaes.sys, "platform", "win32")
     assert available_engines() == ("openssl",)
@@ -132,11 +125,7 @@ sealed = fastrack.seal(np.arange(50000), key)
 with fastrack.Channel(keys=key) as channel:
     print(channel.to_device(sealed[3:5], framework="numpy"), fastrack.unseal(sealed, key, framework="numpy").sum())
 """
-    environment = {**os.environ, ENGINE_VARIABLE: "openssl"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, env=environment
-    )
-    assert done.stdout == "[3 4] 1249975000\n"
+    assert run_python(code, **{ENGINE_VARIABLE: "openssl"}) == "[3 4] 1249975000\n"
 
 
 # By the test of an engine
@@ -212,35 +201,30 @@ def test_the_code_that_was_tested_is_what_every_number_of_threads_runs():
 def test_an_engine_is_made_once_for_each_number_of_threads():
     for name in available_engines():
         assert get_engine(name, threads=3) is get_engine(name, threads=3)
-    assert get_engine() is get_engine(threads=default_threads())
-
-
-def test_an_engine_takes_as_many_threads_as_it_is_told():
-    for name in available_engines():
         assert get_engine(name, threads=3).threads == (1 if name == "openssl" else 3)
+    assert get_engine() is get_engine(threads=default_threads())
 
 
 @pytest.mark.parametrize("name", ["vaes-512", "vaes-256", "vaes-128", "aes"])
 def test_an_absent_engine_is_refused_and_the_ones_there_are_named(cpu_with, name):
+    with pytest.raises(ValueError, match=rf"\({', '.join(available_engines())}\)"):
+        get_engine("quantum")
     cpu_with()
     with pytest.raises(ValueError, match=rf"\(openssl\), got '{name}'$"):
         get_engine(name, threads=77)
 
 
-def test_the_refusal_names_every_engine_there_is():
-    with pytest.raises(ValueError, match=rf"\({', '.join(available_engines())}\)"):
-        get_engine("quantum")
-
-
-def test_without_vector_instructions_numba_is_never_loaded():
+def test_numba_is_not_loaded_to_ask_what_there_is_and_never_without_vector_instructions():
     code = """
 import sys
 import numpy as np
 from llvmlite import binding
-binding.get_host_cpu_features = dict
 from fastrack._crypto.engine import available_engines, get_engine
 from fastrack._crypto.cobblestone import MessageKey
 
+available_engines()
+print("numba" in sys.modules)
+binding.get_host_cpu_features = dict
 engine = get_engine()
 schedule = engine.expand_key(MessageKey.raw(bytes(32), bytes(12)))
 plain, sealed, out = np.ones(100000, np.uint8), np.empty(100112, np.uint8), np.empty(100000, np.uint8)
@@ -248,16 +232,4 @@ engine.seal_run(schedule, plain, sealed, 0)
 bad = engine.open_run(schedule, sealed, out, 0)
 print(available_engines(), engine.name, bad, (out == plain).all(), "numba" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "('openssl',) openssl None True False\n"
-
-
-def test_asking_what_there_is_loads_no_numba():
-    code = """
-import sys
-from fastrack._crypto.engine import available_engines
-available_engines()
-print("numba" in sys.modules)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "False\n"
+    assert run_python(code) == "False\n('openssl',) openssl None True False\n"

@@ -7,8 +7,8 @@ import pytest
 from helpers import reference
 from helpers.buffers import Fenced, as_array
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, noise
-from helpers.runs import Runs, flip, plain_size_of, plan
-from hypothesis import assume, given, settings
+from helpers.runs import Runs, as_pieces, flip, plain_size_of, plan, ranges_within, zeroed
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from fastrack._crypto.base import GatherPlan, check_plan
@@ -18,17 +18,7 @@ NONCE = bytes(range(12))
 SIZE = 5 * CHUNK_SIZE + 1234
 PLAIN = noise(SIZE).tobytes()
 SEALED = reference.seal(KEY, NONCE, PLAIN)
-RANGES = st.lists(
-    st.tuples(st.integers(0, SIZE - 1), st.integers(0, 300) | st.just(CHUNK_SIZE) | st.integers(0, SIZE)).map(
-        lambda pair: (pair[0], min(pair[1], SIZE - pair[0]))
-    ),
-    max_size=12,
-)
-
-
-def as_pieces(chunks, starts, table):
-    rows = np.array(table, np.int64) if len(table) else np.empty((0, 3), np.int64)
-    return GatherPlan(np.array(chunks, np.int64), np.array(starts, np.int64), rows)
+RANGES = ranges_within(SIZE, 12)
 
 
 @pytest.fixture(scope="session")
@@ -38,6 +28,7 @@ def runs(engine_under_test):
 
 @settings(max_examples=60, deadline=None)
 @given(ranges=RANGES)
+@example(ranges=[])
 def test_pieces_are_slices_of_the_plaintext(runs, ranges):
     expected = [PLAIN[start : start + length] for start, length in ranges]
     assert runs.gather(SEALED, ranges) == (None, expected)
@@ -47,16 +38,9 @@ def test_pieces_are_slices_of_the_plaintext(runs, ranges):
 @given(ranges=RANGES, bad=st.sets(st.integers(0, 5), min_size=1), byte=st.integers(0, 1234))
 def test_pieces_of_bad_chunks_are_zeros_and_all_others_right(runs, ranges, bad, byte):
     altered = flip(SEALED, *(8 * (chunk * SEALED_CHUNK_SIZE + byte) for chunk in bad))
-    zeroed = bytearray(PLAIN)
-    for chunk in bad:
-        zeroed[chunk * CHUNK_SIZE : (chunk + 1) * CHUNK_SIZE] = bytes(min(CHUNK_SIZE, SIZE - chunk * CHUNK_SIZE))
-    touched = {start // CHUNK_SIZE + step for start, length in ranges for step in steps(start, length)}
-    expected = [bytes(zeroed[start : start + length]) for start, length in ranges]
+    touched = set(plan(ranges)[0].chunks.tolist())
+    expected = [zeroed(PLAIN, bad)[start : start + length] for start, length in ranges]
     assert runs.gather(altered, ranges) == (min(bad & touched, default=None), expected)
-
-
-def steps(start, length):
-    return range((start + length - 1) // CHUNK_SIZE - start // CHUNK_SIZE + 1) if length else ()
 
 
 def test_the_order_of_the_chunks_is_free_and_the_lowest_bad_one_reported(runs):
@@ -88,10 +72,8 @@ def test_what_no_piece_names_is_left_alone(runs):
 
 LONG = noise(300 * CHUNK_SIZE).tobytes()
 LONG_SEALED = reference.seal(KEY, NONCE, LONG)
-ROWS = [(start, 1000) for start in range(0, len(LONG) - 1000, 40000)] + [
-    (0, 3 * CHUNK_SIZE),
-    (9 * CHUNK_SIZE, CHUNK_SIZE),
-]
+ROWS = [(start, 1000) for start in range(0, len(LONG) - 1000, 40000)]
+ROWS += [(0, 3 * CHUNK_SIZE), (9 * CHUNK_SIZE, CHUNK_SIZE)]
 
 
 @pytest.mark.parametrize("threads", [1, 2, 16])
@@ -213,9 +195,3 @@ def test_a_chunk_is_taken_exactly_if_the_message_has_it(size, chunk):
     else:
         with pytest.raises(ValueError, match="reaches outside"):
             check_plan(pieces, size, plain_size_of(size), 0)
-
-
-def test_a_plan_may_be_empty(runs):
-    pieces, size = plan([])
-    assert size == 0
-    assert runs.engine.open_gather(runs.schedule, as_array(SEALED), np.empty(0, np.uint8), pieces) is None

@@ -10,7 +10,8 @@ import time
 
 import pytest
 from helpers import engines, reference
-from helpers.process_memory import find_in_process, hash_key, round_keys
+from helpers.process_memory import find_in_process
+from helpers.reference import hash_key, round_keys
 
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, derive
 from fastrack._devices.cuda.key_state import has_instructions

@@ -34,9 +34,7 @@ def verdicts(opened):
 
 def tally(attempt):
     """Attempt it over and over, until both verdicts were seen so often that the meddler must have been at it."""
-    seen = Counter()
-    deadline = time.monotonic() + PATIENCE
-    rounds = 0
+    seen, rounds, deadline = Counter(), 0, time.monotonic() + PATIENCE
     while rounds < ROUNDS or not (seen["opened"] > 50 and seen["refused"] > 50):
         seen.update(verdicts(attempt()))
         rounds += 1

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +13,7 @@ import pytest
 from helpers import reference
 from helpers.buffers import as_array
 from helpers.forking import in_forked_child
+from helpers.processes import run_python
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, noise
 from helpers.runs import Runs, flip
 
@@ -71,22 +70,21 @@ def test_a_child_forked_in_the_middle_of_a_run_is_right_too(make_engine):
     plain = noise(8 * 1024**2).tobytes()
     sealed = runs.seal(plain)
     over = threading.Event()
-    answers = []
 
     def keep_opening():
+        answers = [runs.open(sealed) == (None, plain)]
         while not over.is_set():
             answers.append(runs.open(sealed) == (None, plain))
+        return all(answers)
 
-    other = threading.Thread(target=keep_opening)
-    other.start()
-    try:
-        in_children = [in_forked_child(lambda: runs.open(sealed) == (None, plain)) for _ in range(5)]
-    finally:
-        over.set()
-        other.join()
+    with ThreadPoolExecutor(1) as pool:
+        here = pool.submit(keep_opening)
+        try:
+            in_children = [in_forked_child(lambda: runs.open(sealed) == (None, plain)) for _ in range(5)]
+        finally:
+            over.set()
     assert in_children == [True] * 5
-    assert answers
-    assert all(answers)
+    assert here.result()
 
 
 def test_a_run_while_the_interpreter_exits_is_done_by_the_caller_alone():
@@ -107,16 +105,10 @@ def last():
     out = np.empty_like(plain)
     print(opener.open_run(schedule, sealed, out, 0), (out == plain).all())
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert (done.stdout, done.stderr) == ("None True\n", "")
+    assert run_python(code) == "None True\n"
 
 
 # The worker pool
-
-
-def counters_at(place):
-    words = ctypes.c_int64 * jit.COUNTER_WORDS
-    return np.ctypeslib.as_array(words.from_address(place))
 
 
 def test_there_are_as_many_threads_as_cpus_to_run_on():
@@ -135,11 +127,11 @@ class Stub:
         self.drawn, self.crowd = [], []
 
     def __call__(self, grain, place, wait):
-        counters = counters_at(place)
+        counters = (ctypes.c_int64 * jit.COUNTER_WORDS).from_address(place)
         self.crowd.append(threading.current_thread())
         while True:
             with self.lock:
-                ticket = int(counters[jit.NEXT])
+                ticket = counters[jit.NEXT]
                 counters[jit.NEXT] += 1
             start = ticket * grain
             if start >= self.count:
@@ -167,32 +159,26 @@ def test_the_workers_cover_every_chunk_once(count, threads):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
 def test_a_run_that_fails_ends_after_its_helpers(error):
+    """It fails on the calling thread before that draws a ticket, once a helper holds one."""
     caller, helping = threading.current_thread(), threading.Event()
 
     def at_work(_):
         helping.set()
         time.sleep(0.2)
 
+    def without_a_caller(*operands):
+        if threading.current_thread() is caller:
+            helping.wait(10)
+            raise error
+        kernel(*operands)
+
     kernel = Stub(1000, at_work)
     with pytest.raises(error):
-        workers.run(WithoutACaller(kernel, caller, helping, error), (), 1000, 4, keepalive=("buffers",))
+        workers.run(without_a_caller, (), 1000, 4, keepalive=("buffers",))
     held = len(kernel.drawn)
     assert held >= 1
     time.sleep(0.4)
     assert len(kernel.drawn) == held
-
-
-class WithoutACaller:
-    """A kernel that fails on the calling thread before it draws a ticket, once a helper holds one."""
-
-    def __init__(self, kernel, caller, helping, error):
-        self.kernel, self.caller, self.helping, self.error = kernel, caller, helping, error
-
-    def __call__(self, grain, place, wait):
-        if threading.current_thread() is self.caller:
-            self.helping.wait(10)
-            raise self.error
-        self.kernel(grain, place, wait)
 
 
 class Executor:
@@ -305,5 +291,4 @@ workers.start(lambda: print("worked", flush=True), 1, None)
 
 
 def test_a_process_ends_although_the_start_of_its_first_worker_was_interrupted():
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60, check=True)
-    assert (done.stdout, done.stderr) == ("worked\n", "")
+    assert run_python(INTERRUPTED) == "worked\n"

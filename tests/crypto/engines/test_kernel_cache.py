@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+from helpers.processes import run_python
 
 from fastrack._crypto import engine
 
@@ -24,5 +22,4 @@ print(fastrack.unseal(fastrack.seal(np.arange(5), key), key, framework="numpy").
 
 @pytest.mark.slow
 def test_nowhere_to_keep_compiled_code_is_no_obstacle():
-    done = subprocess.run([sys.executable, "-c", WITHOUT_A_CACHE], check=True, capture_output=True, text=True)
-    assert done.stdout.strip() == "[0, 1, 2, 3, 4]"
+    assert run_python(WITHOUT_A_CACHE) == "[0, 1, 2, 3, 4]\n"

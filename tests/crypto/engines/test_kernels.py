@@ -32,12 +32,9 @@ def test_a_gather_keeps_its_scratch_on_the_stack():
     assert not [line for line in code.splitlines() if "NRT_" in line and "alloc" in line.lower()]
 
 
-def test_a_new_board_has_all_tickets_and_nothing_bad():
+def test_new_counters_have_all_tickets_and_nothing_bad_each_on_a_cache_line_of_its_own():
     counters = jit.new_counters()
     assert counters.size == jit.COUNTER_WORDS
     assert (counters[jit.NEXT], counters[jit.BAD], counters[jit.DONE]) == (0, jit.NONE_BAD, 0)
-
-
-def test_what_several_threads_count_lies_on_cache_lines_of_its_own():
     places = sorted([jit.NEXT, jit.BAD, jit.DONE, jit.COUNTER_WORDS])
     assert all(after - before >= 8 for before, after in pairwise(places))

@@ -1,11 +1,18 @@
 """Extend a state by what GHASH on the tensor cores needs: powers of H for groups of blocks, and a matrix of bits."""
 
-from __future__ import annotations
-
 import numpy as np
 
 _POWERS = 272  # where power 0 lies in a state; powers are divided by x, and little-endian words
 _GROUP = 32  # blocks
+
+EDITS = {
+    "fastrack.cu": [
+        ("STATE_BYTES 8704", "STATE_BYTES 74752"),
+        ("FASTRACK_SHARED_BYTES 66400", "FASTRACK_SHARED_BYTES 74112"),
+        ("GATHER_SHARED_BYTES 82784", "GATHER_SHARED_BYTES 90496"),
+        ('#include "chunk.cuh"', '#include "mma.cuh"\n#include "chunk.cuh"'),
+    ]
+}
 
 
 def extend_state(state):

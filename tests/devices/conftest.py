@@ -1,0 +1,11 @@
+from __future__ import annotations
+
+import pytest
+from helpers import fake_cuda
+
+
+@pytest.fixture(autouse=True)
+def _cupy(request, monkeypatch):
+    """Have arrays of the fake device taken for CuPy's in tests of the CUDA device."""
+    if request.module.__name__.startswith("test_cuda"):
+        fake_cuda.install(monkeypatch)

@@ -1,0 +1,16 @@
+"""Python programs in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+
+def run_python(code, *arguments, cwd=None, status=0, **variables):
+    """Run a program that ends so and complains of nothing, with these environment variables: what it prints."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables}
+    command = [sys.executable, "-W", "error", "-c", code, *map(str, arguments)]
+    done = subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (status, "")
+    return done.stdout
