@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import fastrack
+import fastrack.grants
 from fastrack._crypto import cobblestone
 from fastrack._sealed.tensor import MessageContext
 
@@ -46,7 +47,7 @@ assert with_torch or "torch" not in sys.modules
 """
 
 
-PAGES = ["README.md", pytest.param("docs/quickstart.md", marks=pytest.mark.slow)]
+PAGES = ["README.md", *(pytest.param(f"docs/{name}.md", marks=pytest.mark.slow) for name in ("quickstart", "keys"))]
 
 
 def read(name):
@@ -163,6 +164,8 @@ def test_the_table_of_sizes_is_right():
 def test_the_api_page_has_the_public_names_and_no_others():
     named = find(r"^\.\. auto\w+:: fastrack\.(\w+)(?:\(\))?$", "docs/api.md")
     assert sorted(named) == fastrack.__all__
+    of_grants = find(r"^\.\. auto\w+:: fastrack\.grants\.(\w+)(?:\(\))?$", "docs/api.md")
+    assert sorted(of_grants) == fastrack.grants.__all__
 
 
 def test_the_api_page_names_what_a_channel_counts():
