@@ -1,0 +1,43 @@
+"""Verification of attestation evidence of confidential machines, offline.
+
+Evidence, certificates, collateral and the time are all arguments: no function opens a socket, reads a clock or asks a
+service. Parsers return values that nothing vouches for, such as `TdxQuote`; verifiers raise
+`fastrack.AttestationError`, or return a type of its own, such as `VerifiedTdxQuote`, that says what was proved. A
+`Policy` then judges what was proved.
+
+A public name is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from fastrack.errors import AttestationError
+
+if TYPE_CHECKING:
+    from fastrack.attest._roots import AMD_ROOTS, INTEL_ROOTS, NVIDIA_ROOTS
+
+__all__ = ["AMD_ROOTS", "INTEL_ROOTS", "NVIDIA_ROOTS", "AttestationError"]
+
+_HOMES = {
+    "AMD_ROOTS": "fastrack.attest._roots",
+    "INTEL_ROOTS": "fastrack.attest._roots",
+    "NVIDIA_ROOTS": "fastrack.attest._roots",
+}
+
+
+if not TYPE_CHECKING:  # with it, type checkers would accept misspelt names
+
+    def __getattr__(name: str) -> object:
+        home = _HOMES.get(name)
+        if home is None:
+            message = f"module {__name__!r} has no attribute {name!r}"
+            raise AttributeError(message)
+        value: object = getattr(import_module(home), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
