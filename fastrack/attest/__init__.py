@@ -16,14 +16,43 @@ from typing import TYPE_CHECKING
 from fastrack.errors import AttestationError
 
 if TYPE_CHECKING:
+    from fastrack.attest._pck import PckIdentity
     from fastrack.attest._roots import AMD_ROOTS, INTEL_ROOTS, NVIDIA_ROOTS
+    from fastrack.attest._tdx import TdxTcb, VerifiedTdxQuote, verify_tdx_quote
+    from fastrack.attest._tdx_collateral import TcbLevel, TcbStatus, TdxCollateral
+    from fastrack.attest._tdx_quote import TdReport, TdxQuote, parse_tdx_quote
 
-__all__ = ["AMD_ROOTS", "INTEL_ROOTS", "NVIDIA_ROOTS", "AttestationError"]
+__all__ = [
+    "AMD_ROOTS",
+    "INTEL_ROOTS",
+    "NVIDIA_ROOTS",
+    "AttestationError",
+    "PckIdentity",
+    "TcbLevel",
+    "TcbStatus",
+    "TdReport",
+    "TdxCollateral",
+    "TdxQuote",
+    "TdxTcb",
+    "VerifiedTdxQuote",
+    "parse_tdx_quote",
+    "verify_tdx_quote",
+]
 
 _HOMES = {
     "AMD_ROOTS": "fastrack.attest._roots",
     "INTEL_ROOTS": "fastrack.attest._roots",
     "NVIDIA_ROOTS": "fastrack.attest._roots",
+    "PckIdentity": "fastrack.attest._pck",
+    "TcbLevel": "fastrack.attest._tdx_collateral",
+    "TcbStatus": "fastrack.attest._tdx_collateral",
+    "TdReport": "fastrack.attest._tdx_quote",
+    "TdxCollateral": "fastrack.attest._tdx_collateral",
+    "TdxQuote": "fastrack.attest._tdx_quote",
+    "TdxTcb": "fastrack.attest._tdx",
+    "VerifiedTdxQuote": "fastrack.attest._tdx",
+    "parse_tdx_quote": "fastrack.attest._tdx_quote",
+    "verify_tdx_quote": "fastrack.attest._tdx",
 }
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import TypeVar
 
 from cryptography import x509
@@ -28,6 +29,7 @@ from fastrack.attest._roots import Roots
 E = TypeVar("E", x509.BasicConstraints, x509.KeyUsage)
 
 _LONGEST_CHAIN = 10
+_CACHED_SIZE = 4096  # bytes of a certificate
 _BEGIN, _END = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----"
 _UNREADABLE = (
     ValueError,
@@ -228,7 +230,7 @@ def verify_crl(crl: x509.CertificateRevocationList, issuer: x509.Certificate, *,
         If the issuer, the signature, an extension or the time is wrong.
     """
     require_time_zone(now)
-    if crl.issuer != issuer.subject:
+    if crl.issuer != _subject(issuer):
         raise refused(
             evidence,
             "issuer",
@@ -276,7 +278,7 @@ def require_unrevoked(certificate: x509.Certificate, crl: x509.CertificateRevoca
     AttestationError
         If it was revoked, or has another issuer than the list.
     """
-    if certificate.issuer != crl.issuer:
+    if _issuer(certificate) != crl.issuer:
         raise refused(
             evidence,
             f"revocation of {_name(certificate)}",
@@ -303,12 +305,22 @@ def load_certificate(data: bytes, *, evidence: str) -> x509.Certificate:
     FormatError
         If a part of it is malformed.
     """
+    if len(data) <= _CACHED_SIZE:
+        return _load_cached(data, evidence)
+    return _load(data, evidence)
+
+
+def _load(data: bytes, evidence: str) -> x509.Certificate:
     with _reading(evidence):
         certificate = x509.load_der_x509_certificate(data)
         _ = certificate.extensions, certificate.subject, certificate.issuer, certificate.public_key()
         _ = certificate.signature_hash_algorithm, certificate.signature_algorithm_parameters
         _require_whole_bytes(data, certificate.signature)
     return certificate
+
+
+_load_cached = lru_cache(maxsize=64)(_load)
+"""What `_load` returns, without doing it again for the authorities that all evidence of a kind has in common."""
 
 
 def load_chain(data: bytes, *, evidence: str) -> tuple[x509.Certificate, ...]:
@@ -329,7 +341,7 @@ def load_chain(data: bytes, *, evidence: str) -> tuple[x509.Certificate, ...]:
         )
     encoded = [part.partition(_END)[0] for part in text.split(_BEGIN)[1:]]
     certificates = tuple(load_certificate(_decode(part, evidence), evidence=evidence) for part in encoded)
-    written = b"".join(certificate.public_bytes(Encoding.PEM) for certificate in certificates)
+    written = b"".join(map(_write_pem, certificates))
     if text != written.removesuffix(b"\n"):
         raise malformed(
             evidence, "text", None, wanted="PEM in its strict form", found="another text that decodes alike"
@@ -342,6 +354,11 @@ def _decode(text: bytes, evidence: str) -> bytes:
         return b64decode(text)
     except ValueError as error:
         raise malformed(evidence, "text", None, wanted="base64", found=str(error)) from None
+
+
+@lru_cache(maxsize=64)
+def _write_pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(Encoding.PEM)
 
 
 def load_crl(data: bytes, *, evidence: str) -> x509.CertificateRevocationList:
@@ -421,8 +438,18 @@ def _reading(evidence: str) -> Iterator[None]:
         raise malformed(evidence, "encoding", None, wanted="an X.509 structure", found=str(error)) from None
 
 
+@lru_cache(maxsize=64)
+def _subject(certificate: x509.Certificate) -> x509.Name:
+    return certificate.subject
+
+
+@lru_cache(maxsize=64)
+def _issuer(certificate: x509.Certificate) -> x509.Name:
+    return certificate.issuer
+
+
 def _name(certificate: x509.Certificate) -> str:
-    return repr(common_name(certificate.subject))
+    return repr(common_name(_subject(certificate)))
 
 
 def _broken(
