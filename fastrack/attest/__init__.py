@@ -18,6 +18,8 @@ from fastrack.errors import AttestationError
 if TYPE_CHECKING:
     from fastrack.attest._pck import PckIdentity
     from fastrack.attest._roots import AMD_ROOTS, INTEL_ROOTS, NVIDIA_ROOTS
+    from fastrack.attest._snp import VerifiedSnpReport, verify_snp_report
+    from fastrack.attest._snp_report import SnpProduct, SnpReport, SnpTcb, parse_snp_report
     from fastrack.attest._tdx import TdxTcb, VerifiedTdxQuote, verify_tdx_quote
     from fastrack.attest._tdx_collateral import TcbLevel, TcbStatus, TdxCollateral
     from fastrack.attest._tdx_quote import TdReport, TdxQuote, parse_tdx_quote
@@ -28,14 +30,20 @@ __all__ = [
     "NVIDIA_ROOTS",
     "AttestationError",
     "PckIdentity",
+    "SnpProduct",
+    "SnpReport",
+    "SnpTcb",
     "TcbLevel",
     "TcbStatus",
     "TdReport",
     "TdxCollateral",
     "TdxQuote",
     "TdxTcb",
+    "VerifiedSnpReport",
     "VerifiedTdxQuote",
+    "parse_snp_report",
     "parse_tdx_quote",
+    "verify_snp_report",
     "verify_tdx_quote",
 ]
 
@@ -44,14 +52,20 @@ _HOMES = {
     "INTEL_ROOTS": "fastrack.attest._roots",
     "NVIDIA_ROOTS": "fastrack.attest._roots",
     "PckIdentity": "fastrack.attest._pck",
+    "SnpProduct": "fastrack.attest._snp_report",
+    "SnpReport": "fastrack.attest._snp_report",
+    "SnpTcb": "fastrack.attest._snp_report",
     "TcbLevel": "fastrack.attest._tdx_collateral",
     "TcbStatus": "fastrack.attest._tdx_collateral",
     "TdReport": "fastrack.attest._tdx_quote",
     "TdxCollateral": "fastrack.attest._tdx_collateral",
     "TdxQuote": "fastrack.attest._tdx_quote",
     "TdxTcb": "fastrack.attest._tdx",
+    "VerifiedSnpReport": "fastrack.attest._snp",
     "VerifiedTdxQuote": "fastrack.attest._tdx",
+    "parse_snp_report": "fastrack.attest._snp_report",
     "parse_tdx_quote": "fastrack.attest._tdx_quote",
+    "verify_snp_report": "fastrack.attest._snp",
     "verify_tdx_quote": "fastrack.attest._tdx",
 }
 
