@@ -17,6 +17,9 @@ from fastrack.errors import AttestationError
 
 if TYPE_CHECKING:
     from fastrack.attest._pck import PckIdentity
+    from fastrack.attest._policy import Policy
+    from fastrack.attest._policy_common import Revocation
+    from fastrack.attest._policy_cpu import SnpPolicy, TdxPolicy
     from fastrack.attest._roots import AMD_ROOTS, INTEL_ROOTS, NVIDIA_ROOTS
     from fastrack.attest._snp import VerifiedSnpReport, verify_snp_report
     from fastrack.attest._snp_report import SnpProduct, SnpReport, SnpTcb, parse_snp_report
@@ -30,6 +33,9 @@ __all__ = [
     "NVIDIA_ROOTS",
     "AttestationError",
     "PckIdentity",
+    "Policy",
+    "Revocation",
+    "SnpPolicy",
     "SnpProduct",
     "SnpReport",
     "SnpTcb",
@@ -37,6 +43,7 @@ __all__ = [
     "TcbStatus",
     "TdReport",
     "TdxCollateral",
+    "TdxPolicy",
     "TdxQuote",
     "TdxTcb",
     "VerifiedSnpReport",
@@ -52,6 +59,9 @@ _HOMES = {
     "INTEL_ROOTS": "fastrack.attest._roots",
     "NVIDIA_ROOTS": "fastrack.attest._roots",
     "PckIdentity": "fastrack.attest._pck",
+    "Policy": "fastrack.attest._policy",
+    "Revocation": "fastrack.attest._policy_common",
+    "SnpPolicy": "fastrack.attest._policy_cpu",
     "SnpProduct": "fastrack.attest._snp_report",
     "SnpReport": "fastrack.attest._snp_report",
     "SnpTcb": "fastrack.attest._snp_report",
@@ -59,6 +69,7 @@ _HOMES = {
     "TcbStatus": "fastrack.attest._tdx_collateral",
     "TdReport": "fastrack.attest._tdx_quote",
     "TdxCollateral": "fastrack.attest._tdx_collateral",
+    "TdxPolicy": "fastrack.attest._policy_cpu",
     "TdxQuote": "fastrack.attest._tdx_quote",
     "TdxTcb": "fastrack.attest._tdx",
     "VerifiedSnpReport": "fastrack.attest._snp",

@@ -96,7 +96,8 @@ class VerifiedTdxQuote:
     verified_at : datetime.datetime
         The time at which everything was valid.
     collateral_issued_at : datetime.datetime
-        The time at which the oldest document of the collateral was issued.
+        The time at which the oldest document of the collateral was issued. The list of the root does not count: it is
+        issued once a year.
     valid_until : datetime.datetime
         The first time at which a document of the collateral, or a certificate, is no longer valid.
     """
@@ -173,7 +174,7 @@ def verify_tdx_quote(
         evaluation_number=min(tcb_info.evaluation_number, qe_identity.evaluation_number),
     )
     documents = (tcb_info, qe_identity)
-    issued = [document.issued_at for document in documents] + [crl.last_update_utc for crl in lists]
+    issued = [*(document.issued_at for document in documents), lists[1].last_update_utc]
     ends = [document.next_update for document in documents]
     ends += [crl.next_update_utc for crl in lists if crl.next_update_utc]
     ends += [document.chain.valid_until for document in documents]

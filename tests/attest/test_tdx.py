@@ -55,7 +55,7 @@ def test_a_good_quote_is_verified(layout):
     assert verified.platform.components == foundry.COMPONENTS
     assert verified.platform.pce_svn == foundry.PCE_SVN
     assert verified.verified_at == NOW
-    assert verified.collateral_issued_at == NOW - DAY
+    assert verified.collateral_issued_at == NOW - DAY  # all were issued then
     assert verified.valid_until == NOW + 29 * DAY
 
 
