@@ -106,7 +106,7 @@ class Table:
         self._known.add(key)
         value = self._members.get(key)
         if value is None or type(value) is kind:
-            return value  # type: ignore[return-value]
+            return value
         raise self.refusal(key, wanted, repr(value))
 
     def _list(self, key: str, wanted: str, convert: Callable[[object], T | None]) -> tuple[T, ...]:
