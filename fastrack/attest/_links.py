@@ -1,8 +1,8 @@
 """Verify chains of ECDSA certificates link by link, with the links that chains have in common verified once.
 
-pyca's verifier, which `verify_chain` uses, can neither keep the links above a device, which eight GPUs of a machine have in
-common, nor take NVIDIA's reference manifests: their authorities write dates before 2050 as GeneralizedTime, against RFC
-5280, section 4.1.2.5.
+pyca's verifier, which `verify_chain` uses, can neither keep the links above a device, which eight GPUs of a machine have
+in common, nor take NVIDIA's reference manifests: their authorities write dates before 2050 as GeneralizedTime, against
+RFC 5280, section 4.1.2.5.
 """
 
 from __future__ import annotations
@@ -60,11 +60,9 @@ def _find_problem(certificate: x509.Certificate, issuer: x509.Certificate) -> st
     """Return why an issuer did not issue a certificate; None if it did. That depends on nothing else, and is kept."""
     if certificate.signature_algorithm_oid not in _ALGORITHMS:
         return "a signature by another algorithm than ECDSA"
-    unknown = [
-        one.oid.dotted_string for one in certificate.extensions if one.critical and one.oid not in _KNOWN_CRITICAL
-    ]
-    if unknown:
-        return f"the critical extension {unknown[0]}"
+    for extension in certificate.extensions:
+        if extension.critical and extension.oid not in _KNOWN_CRITICAL:
+            return f"the critical extension {extension.oid.dotted_string}"
     try:
         certificate.verify_directly_issued_by(issuer)
     except (InvalidSignature, ValueError, TypeError, UnsupportedAlgorithm) as error:
