@@ -1,8 +1,8 @@
 """Verify chains of ECDSA certificates link by link, with the links that chains have in common verified once.
 
-pyca's verifier, which `verify_chain` uses, can neither keep the links above a device, which eight GPUs of a machine have
-in common, nor take NVIDIA's reference manifests: their authorities write dates before 2050 as GeneralizedTime, against
-RFC 5280, section 4.1.2.5.
+pyca's verifier, which `verify_chain` uses, can neither keep the links above a device, which eight GPUs of a machine
+have in common, nor take NVIDIA's reference manifests: their authorities write dates before 2050 as GeneralizedTime,
+against RFC 5280, section 4.1.2.5.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from fastrack._util.public import attest_public
 from fastrack.attest import _der as der
 from fastrack.attest._binary import Cursor
 from fastrack.attest._errors import malformed, refused
-from fastrack.attest._x509 import common_name, require_time_zone
+from fastrack.attest._x509 import _reading, common_name, load_certificate, require_time_zone
 
 E = TypeVar("E", x509.BasicConstraints, x509.KeyUsage, x509.ExtendedKeyUsage)
 
@@ -120,15 +120,15 @@ def verify_ocsp_response(
     ...     attest.verify_ocsp_response(b"no response", None, None, now=datetime(2026, 6, 1, tzinfo=UTC))
     ... except fastrack.FormatError as error:
     ...     print(error)
-    reading the OCSP response failed: expected an OCSP response as its encoding, got ... It is damaged, cut short, ...
+    reading the OCSP response failed: expected an X.509 structure as its encoding, got error parsing asn1 value: ...
     """
     require_time_zone(now)
-    loaded = _load(response, evidence)
+    loaded = _load(bytes(response), evidence)
     responder = _find_responder(loaded, issuer, now, evidence)
-    _verify_signature(loaded, responder, evidence)
+    _verify_signature(loaded.response, responder, evidence)
     if nonce is not None:
-        _require_nonce(loaded, nonce, evidence)
-    single = _find_single(loaded, certificate, issuer, evidence)
+        _require_nonce(loaded.response, nonce, evidence)
+    single = _find_single(loaded.response, certificate, issuer, evidence)
     start, end = single.this_update_utc, single.next_update_utc
     if end is None or not start <= now <= end:
         wanted = f"{start.isoformat()} to {end.isoformat() if end else 'a next update, which it lacks'}"
@@ -169,7 +169,7 @@ def check_revocation(
     """
     if responses is None:
         return None, None
-    loaded = [(data, _load(data, evidence)) for data in responses]
+    loaded = [(data, _load(bytes(data), evidence).response) for data in responses]
     verified = []
     for certificate, issuer in pairwise(chain):
         found = [
@@ -187,26 +187,35 @@ def check_revocation(
     return min(one.this_update for one in verified), min(one.valid_until for one in verified)
 
 
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """A response of which all parts were read, with the certificates in it."""
+
+    response: ocsp.OCSPResponse
+    certificates: tuple[x509.Certificate, ...]
+
+
 @lru_cache(maxsize=64)
-def _load(data: bytes, evidence: str) -> ocsp.OCSPResponse:
+def _load(data: bytes, evidence: str) -> _Loaded:
     """Load a response, and read all parts of it that are read later."""
-    try:
+    critical, encoded = [], []
+    with _reading(evidence):
         response = ocsp.load_der_ocsp_response(data)
         status = response.response_status
         if status is ocsp.OCSPResponseStatus.SUCCESSFUL:
             critical = [extension.oid.dotted_string for extension in response.extensions if extension.critical]
-            singles = [(one.certificate_status, one.this_update_utc, one.next_update_utc) for one in response.responses]
-            _ = singles, response.signature_hash_algorithm, response.responder_name, response.certificates
-            _ = [(one.hash_algorithm, one.revocation_time_utc, one.revocation_reason) for one in response.responses]
-            _ = [certificate.extensions for certificate in response.certificates]
-    except _UNREADABLE as error:
-        raise malformed(evidence, "encoding", None, wanted="an OCSP response", found=str(error)) from None
+            _ = response.signature_hash_algorithm, response.responder_name, response.responder_key_hash
+            for one in response.responses:
+                _ = one.certificate_status, one.this_update_utc, one.next_update_utc, one.hash_algorithm
+                _ = one.revocation_time_utc, one.revocation_reason
+            encoded = [certificate.public_bytes(Encoding.DER) for certificate in response.certificates]
     if status is not ocsp.OCSPResponseStatus.SUCCESSFUL:
         raise refused(evidence, "status", wanted="a successful response", found=status.name, advice=_FETCH)
     if critical:
         raise refused(evidence, "extensions", wanted="none that is critical", found=critical[0], advice=_FETCH)
     _require_strict(data, response, evidence)
-    return response
+    name = f"certificate in the {evidence}"
+    return _Loaded(response, tuple(load_certificate(one, evidence=name) for one in encoded))
 
 
 def _require_strict(data: bytes, response: ocsp.OCSPResponse, evidence: str) -> None:
@@ -235,13 +244,12 @@ def _require_strict(data: bytes, response: ocsp.OCSPResponse, evidence: str) -> 
     basic.done()
 
 
-def _find_responder(
-    response: ocsp.OCSPResponse, issuer: x509.Certificate, now: datetime, evidence: str
-) -> x509.Certificate:
+def _find_responder(loaded: _Loaded, issuer: x509.Certificate, now: datetime, evidence: str) -> x509.Certificate:
     """Find the certificate of the responder: the issuer, or one that the issuer has appointed (RFC 6960, 4.2.2.2)."""
+    response = loaded.response
     if _is_responder(response, issuer):
         return issuer
-    found = [certificate for certificate in response.certificates if _is_responder(response, certificate)]
+    found = [certificate for certificate in loaded.certificates if _is_responder(response, certificate)]
     if len(found) != 1:
         name = response.responder_name
         raise refused(

@@ -146,8 +146,9 @@ def parse(data: bytes, document: str) -> Element:
         raise malformed(document, "size", None, wanted=f"up to {_LARGEST} bytes", found=len(data))
     builder = _Builder(document)
     try:
+        data.decode()  # expat takes UTF-16 as well, if it starts with a byte order mark
         builder.parser.Parse(data, True)
-    except expat.ExpatError as error:
+    except (expat.ExpatError, UnicodeDecodeError) as error:
         raise malformed(document, "text", None, wanted="well-formed XML", found=str(error)) from None
     assert builder.root is not None
     return builder.root

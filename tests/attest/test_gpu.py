@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from contextlib import suppress
 from dataclasses import FrozenInstanceError, replace
 from datetime import UTC, datetime
 
@@ -100,9 +101,7 @@ def test_what_is_verified_can_be_pickled_and_not_changed():
 
 
 def test_errors_name_the_device():
-    with pytest.raises(
-        AttestationError, match=r"nonce of the GPU 3 report failed: expected 0909.*, got 0001"
-    ) as caught:
+    with pytest.raises(AttestationError, match=r"nonce of the GPU 3 report failed: expected 0909.*, got 00") as caught:
         verify(nonce=b"\x09" * 32, evidence="GPU 3 report")
     assert (caught.value.evidence, caught.value.field) == ("GPU 3 report", "nonce")
     assert (caught.value.wanted, caught.value.found) == ("09" * 32, NONCE.hex())
@@ -319,10 +318,8 @@ def test_every_truncation_of_a_report_is_refused():
 @example(b"\x11\xe0\x01\xff" + bytes(33) + b"\x11\x60\0\0" + bytes(38))
 def test_garbage_is_a_format_error(data):
     for value in (data, b"\x11\xe0\x01\xff" + bytes(33) + b"\x11\x60\0\0" + data):
-        try:
+        with suppress(FormatError):
             attest.parse_gpu_report(value)
-        except FormatError:
-            pass
 
 
 @settings(max_examples=200, deadline=None)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from hashlib import sha384
+from itertools import pairwise
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -154,7 +155,7 @@ def gpu_fields(**changes):
     return [(number, value) for number, value in fields.values() if value is not None]
 
 
-def switch_fields(bios=SWITCH_BIOS.encode()):
+def switch_fields(bios=b"96.10.55.00.01"):
     return [(6, bios), (22, bytes.fromhex("203eb31ad9ed0008")), (12, bytes(104)), (23, b"\xec\0"), (24, b"\2\0")]
 
 
@@ -227,6 +228,8 @@ def resource(index, values, *, active=True, alternatives=None, name=None, size=4
 
 NAMESPACES = f'xmlns="{SWID}" xmlns:ns0="{SWID}" xmlns:ns2="http://www.w3.org/2001/04/xmlenc#sha384"'
 
+SIGNATURE_NAMESPACES = NAMESPACES.replace(" xmlns:ns0", f' xmlns:ds="{DSIG}" xmlns:ns0')
+
 
 def rim_text(
     resources,
@@ -273,7 +276,7 @@ def rim(resources=None, *, signer=None, key=None, digest=None, info=None, certif
     before, end = rim_text(driver_resources() if resources is None else resources, **options)
     digest = digest or sha384((before + after + end).encode()).digest()
     inner = signed_info(digest, **(info or {}))
-    signature = sign(key or signer.chain[0].key, f'<ds:SignedInfo {NAMESPACES} xmlns:ds="{DSIG}">{inner}'.encode())
+    signature = sign(key or signer.chain[0].key, f"<ds:SignedInfo {SIGNATURE_NAMESPACES}>{inner}".encode())
     if certificates is None:
         certificates = [b64(one.der) for one in signer.chain]
     listed = "".join(f"<ds:X509Certificate>{one}</ds:X509Certificate>" for one in certificates)
@@ -322,14 +325,13 @@ def status(
     issuer,
     *,
     by=None,
-    key=None,
     good=True,
     unknown=False,
     start=NOW - DAY,
     end=NOW + DAY,
     nonce=None,
     by_name=False,
-    send=True,
+    sent=None,
     algorithm=None,
     certid=None,
     critical=False,
@@ -355,13 +357,13 @@ def status(
         )
         .responder_id(ocsp.OCSPResponderEncoding.NAME if by_name else ocsp.OCSPResponderEncoding.HASH, by.certificate)
     )
-    if by is not issuer and send:
-        builder = builder.certificates([by.certificate])
+    if by is not issuer and sent != ():
+        builder = builder.certificates([one.certificate for one in sent or [by]])
     if nonce is not None:
         builder = builder.add_extension(x509.OCSPNonce(nonce), critical=critical)
-    return builder.sign(key or by.key, algorithm or by.hash()).public_bytes(Encoding.DER)
+    return builder.sign(by.key, algorithm or by.hash()).public_bytes(Encoding.DER)
 
 
 def statuses(chain):
     """Make a good response for every certificate but the last."""
-    return [status(one, issuer) for one, issuer in zip(chain, chain[1:], strict=False)]
+    return [status(one, issuer) for one, issuer in pairwise(chain)]
