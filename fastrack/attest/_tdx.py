@@ -27,10 +27,10 @@ from fastrack.attest._tdx_collateral import (
 from fastrack.attest._tdx_quote import EVIDENCE, TdReport, TdxQuote, parse_tdx_quote
 from fastrack.attest._x509 import (
     VerifiedChain,
-    common_name,
     load_chain,
     load_crl,
     require_unrevoked,
+    subject_name,
     verify_chain,
     verify_crl,
 )
@@ -199,7 +199,7 @@ def verify_signatures(quote: TdxQuote, *, now: datetime, roots: Roots) -> Verifi
         If a certificate or key is malformed.
     """
     chain = verify_chain(load_chain(quote.pck_chain, evidence="PCK chain"), roots=roots, now=now, evidence="PCK chain")
-    names = [common_name(certificate.subject) for certificate in chain.certificates]
+    names = [subject_name(certificate) for certificate in chain.certificates]
     if len(names) != 3 or names[0] != _PCK or names[1] not in _PCK_ISSUERS:
         raise refused(
             "PCK chain",

@@ -282,7 +282,7 @@ def require_unrevoked(certificate: x509.Certificate, crl: x509.CertificateRevoca
         raise refused(
             evidence,
             f"revocation of {_name(certificate)}",
-            wanted=f"the list of {certificate.issuer.rfc4514_string()}",
+            wanted=f"the list of {_issuer(certificate).rfc4514_string()}",
             found=f"the list of {crl.issuer.rfc4514_string()}",
             advice="Fetch the list of the authority that issued the certificate.",
         )
@@ -387,6 +387,12 @@ def common_name(name: x509.Name) -> str:
     return str(found[0].value) if len(found) == 1 else name.rfc4514_string()
 
 
+@lru_cache(maxsize=64)
+def subject_name(certificate: x509.Certificate) -> str:
+    """Return the common name of the subject of a certificate."""
+    return common_name(certificate.subject)
+
+
 def extension_value(certificate: x509.Certificate, oid: str) -> bytes | None:
     """Return the DER value of an extension that pyca does not know; None if the certificate lacks it."""
     try:
@@ -449,7 +455,7 @@ def _issuer(certificate: x509.Certificate) -> x509.Name:
 
 
 def _name(certificate: x509.Certificate) -> str:
-    return repr(common_name(_subject(certificate)))
+    return repr(subject_name(certificate))
 
 
 def _broken(
