@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fastrack.attest._policy import Policy
     from fastrack.attest._policy_common import Revocation
     from fastrack.attest._policy_cpu import SnpPolicy, TdxPolicy
+    from fastrack.attest._policy_gpu import GpuPolicy
     from fastrack.attest._roots import AMD_ROOTS, INTEL_ROOTS, NVIDIA_ROOTS
     from fastrack.attest._snp import VerifiedSnpReport, verify_snp_report
     from fastrack.attest._snp_report import SnpProduct, SnpReport, SnpTcb, parse_snp_report
@@ -32,6 +33,7 @@ __all__ = [
     "INTEL_ROOTS",
     "NVIDIA_ROOTS",
     "AttestationError",
+    "GpuPolicy",
     "PckIdentity",
     "Policy",
     "Revocation",
@@ -56,6 +58,7 @@ __all__ = [
 
 _HOMES = {
     "AMD_ROOTS": "fastrack.attest._roots",
+    "GpuPolicy": "fastrack.attest._policy_gpu",
     "INTEL_ROOTS": "fastrack.attest._roots",
     "NVIDIA_ROOTS": "fastrack.attest._roots",
     "PckIdentity": "fastrack.attest._pck",
