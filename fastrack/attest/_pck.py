@@ -44,6 +44,13 @@ class PckIdentity:
         The raw security version of the CPU, 16 bytes.
     components : tuple of int
         The security versions of the 16 components of the TCB.
+
+    Examples
+    --------
+    >>> from fastrack import attest
+    >>> platform = attest.PckIdentity(bytes(16), bytes.fromhex("b0c06f000000"), bytes(2), 11, bytes(16), (0,) * 16)
+    >>> platform.fmspc.hex()
+    'b0c06f000000'
     """
 
     ppid: bytes

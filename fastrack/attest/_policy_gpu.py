@@ -82,7 +82,7 @@ class MatchedClaims(Protocol):
 @attest_public
 @dataclass(frozen=True, slots=True)
 class GpuPolicy:
-    """The section ``[gpu]`` of a policy.
+    r"""The section ``[gpu]`` of a policy.
 
     Attributes
     ----------
@@ -108,6 +108,13 @@ class GpuPolicy:
         How much is asked about the revocation of the certificates of devices and manifests.
     max_revocation_age : datetime.timedelta
         The longest time since the oldest OCSP response, if one is required.
+
+    Examples
+    --------
+    >>> from fastrack import attest
+    >>> policy = attest.Policy.from_toml("version = 1\n[gpu]\ncount = 8\nmin_driver = '550.90.07'")
+    >>> policy.gpu.count, policy.gpu.min_driver, policy.gpu.require_manifests
+    (8, '550.90.07', True)
     """
 
     count: int | None = None

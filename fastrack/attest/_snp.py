@@ -58,6 +58,13 @@ class VerifiedSnpReport:
         The time at which the revocation list was issued that does not have the authority; None if none was passed.
     valid_until : datetime.datetime
         The first time at which a certificate, or the revocation list, is no longer valid.
+
+    Examples
+    --------
+    >>> from dataclasses import fields
+    >>> from fastrack import attest
+    >>> [field.name for field in fields(attest.VerifiedSnpReport)]
+    ['report', 'product', 'provider', 'verified_at', 'revocation_checked_at', 'valid_until']
     """
 
     report: SnpReport

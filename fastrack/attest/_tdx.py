@@ -55,6 +55,17 @@ class TdxTcb:
         The level of the quoting enclave.
     evaluation_number : int
         The lower one of the two documents' ``tcbEvaluationDataNumber``. It grows with every recovery of the TCB.
+
+    Examples
+    --------
+    >>> from datetime import UTC, datetime
+    >>> from fastrack import attest
+    >>> date = datetime(2024, 3, 13, tzinfo=UTC)
+    >>> good = attest.TcbLevel(attest.TcbStatus.UP_TO_DATE, date)
+    >>> old = attest.TcbLevel(attest.TcbStatus.OUT_OF_DATE, date, ("INTEL-SA-00837",))
+    >>> tcb = attest.TdxTcb(platform=good, module=old, quoting_enclave=good, evaluation_number=17)
+    >>> tcb.status.value, tcb.advisory_ids
+    ('OutOfDate', ('INTEL-SA-00837',))
     """
 
     platform: TcbLevel
@@ -100,6 +111,13 @@ class VerifiedTdxQuote:
         issued once a year.
     valid_until : datetime.datetime
         The first time at which a document of the collateral, or a certificate, is no longer valid.
+
+    Examples
+    --------
+    >>> from dataclasses import fields
+    >>> from fastrack import attest
+    >>> [field.name for field in fields(attest.VerifiedTdxQuote)]
+    ['report', 'tcb', 'platform', 'verified_at', 'collateral_issued_at', 'valid_until']
     """
 
     report: TdReport

@@ -60,6 +60,14 @@ class TcbLevel:
         The date up to which all known weaknesses are mended in it.
     advisory_ids : tuple of str
         The security advisories that apply to it.
+
+    Examples
+    --------
+    >>> from datetime import UTC, datetime
+    >>> from fastrack import attest
+    >>> level = attest.TcbLevel(attest.TcbStatus.OUT_OF_DATE, datetime(2024, 3, 13, tzinfo=UTC), ("INTEL-SA-00837",))
+    >>> level.status.value
+    'OutOfDate'
     """
 
     status: TcbStatus
