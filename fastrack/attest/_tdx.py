@@ -45,6 +45,9 @@ _AGAIN = "The quote was altered, or its parts are of different quotes; ask for i
 class TdxTcb:
     """The state of the trusted computing base of a platform with TDX, as verified collateral has it.
 
+    ``TEE_TCB_SVN`` of the report decides, which are the versions when the TD was started. Whether the present ones
+    (``TEE_TCB_SVN2``) are newer, so that starting the TD again would help, is not derived.
+
     Attributes
     ----------
     platform : TcbLevel

@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509 import verification
 from cryptography.x509.oid import ExtensionOID, SignatureAlgorithmOID
 
+from fastrack._util.fork import after_fork
 from fastrack.attest._errors import malformed, refused
 from fastrack.attest._roots import Roots
 
@@ -452,6 +453,15 @@ def _subject(certificate: x509.Certificate) -> x509.Name:
 @lru_cache(maxsize=64)
 def _issuer(certificate: x509.Certificate) -> x509.Name:
     return certificate.issuer
+
+
+def _reset_after_fork() -> None:
+    """Replace the lock in a forked child, as the thread that holds it may not have come along."""
+    global _warnings_lock  # noqa: PLW0603
+    _warnings_lock = threading.Lock()
+
+
+after_fork(_reset_after_fork)
 
 
 def _name(certificate: x509.Certificate) -> str:
