@@ -16,12 +16,18 @@ from typing import TYPE_CHECKING
 from fastrack.errors import AttestationError
 
 if TYPE_CHECKING:
+    from fastrack.attest._gpu import GpuMode, VerifiedGpuReport, verify_gpu_report
+    from fastrack.attest._gpu_identity import GpuArchitecture
+    from fastrack.attest._gpu_report import GpuReport, parse_gpu_report
+    from fastrack.attest._match import MatchedGpuReport, match_measurements
+    from fastrack.attest._ocsp import VerifiedOcspResponse, verify_ocsp_response
     from fastrack.attest._pck import PckIdentity
     from fastrack.attest._policy import Policy
     from fastrack.attest._policy_common import Revocation
     from fastrack.attest._policy_cpu import SnpPolicy, TdxPolicy
     from fastrack.attest._policy_gpu import GpuPolicy
-    from fastrack.attest._roots import AMD_ROOTS, INTEL_ROOTS, NVIDIA_ROOTS
+    from fastrack.attest._rim import Rim, RimMeasurement, VerifiedRim, parse_rim, verify_rim
+    from fastrack.attest._roots import AMD_ROOTS, INTEL_ROOTS, NVIDIA_RIM_ROOTS, NVIDIA_ROOTS
     from fastrack.attest._snp import VerifiedSnpReport, verify_snp_report
     from fastrack.attest._snp_report import SnpProduct, SnpReport, SnpTcb, parse_snp_report
     from fastrack.attest._tdx import TdxTcb, VerifiedTdxQuote, verify_tdx_quote
@@ -31,12 +37,19 @@ if TYPE_CHECKING:
 __all__ = [
     "AMD_ROOTS",
     "INTEL_ROOTS",
+    "NVIDIA_RIM_ROOTS",
     "NVIDIA_ROOTS",
     "AttestationError",
+    "GpuArchitecture",
+    "GpuMode",
     "GpuPolicy",
+    "GpuReport",
+    "MatchedGpuReport",
     "PckIdentity",
     "Policy",
     "Revocation",
+    "Rim",
+    "RimMeasurement",
     "SnpPolicy",
     "SnpProduct",
     "SnpReport",
@@ -48,22 +61,38 @@ __all__ = [
     "TdxPolicy",
     "TdxQuote",
     "TdxTcb",
+    "VerifiedGpuReport",
+    "VerifiedOcspResponse",
+    "VerifiedRim",
     "VerifiedSnpReport",
     "VerifiedTdxQuote",
+    "match_measurements",
+    "parse_gpu_report",
+    "parse_rim",
     "parse_snp_report",
     "parse_tdx_quote",
+    "verify_gpu_report",
+    "verify_ocsp_response",
+    "verify_rim",
     "verify_snp_report",
     "verify_tdx_quote",
 ]
 
 _HOMES = {
     "AMD_ROOTS": "fastrack.attest._roots",
+    "GpuArchitecture": "fastrack.attest._gpu_identity",
+    "GpuMode": "fastrack.attest._gpu",
     "GpuPolicy": "fastrack.attest._policy_gpu",
+    "GpuReport": "fastrack.attest._gpu_report",
     "INTEL_ROOTS": "fastrack.attest._roots",
+    "MatchedGpuReport": "fastrack.attest._match",
+    "NVIDIA_RIM_ROOTS": "fastrack.attest._roots",
     "NVIDIA_ROOTS": "fastrack.attest._roots",
     "PckIdentity": "fastrack.attest._pck",
     "Policy": "fastrack.attest._policy",
     "Revocation": "fastrack.attest._policy_common",
+    "Rim": "fastrack.attest._rim",
+    "RimMeasurement": "fastrack.attest._rim",
     "SnpPolicy": "fastrack.attest._policy_cpu",
     "SnpProduct": "fastrack.attest._snp_report",
     "SnpReport": "fastrack.attest._snp_report",
@@ -75,10 +104,19 @@ _HOMES = {
     "TdxPolicy": "fastrack.attest._policy_cpu",
     "TdxQuote": "fastrack.attest._tdx_quote",
     "TdxTcb": "fastrack.attest._tdx",
+    "VerifiedGpuReport": "fastrack.attest._gpu",
+    "VerifiedOcspResponse": "fastrack.attest._ocsp",
+    "VerifiedRim": "fastrack.attest._rim",
     "VerifiedSnpReport": "fastrack.attest._snp",
     "VerifiedTdxQuote": "fastrack.attest._tdx",
+    "match_measurements": "fastrack.attest._match",
+    "parse_gpu_report": "fastrack.attest._gpu_report",
+    "parse_rim": "fastrack.attest._rim",
     "parse_snp_report": "fastrack.attest._snp_report",
     "parse_tdx_quote": "fastrack.attest._tdx_quote",
+    "verify_gpu_report": "fastrack.attest._gpu",
+    "verify_ocsp_response": "fastrack.attest._ocsp",
+    "verify_rim": "fastrack.attest._rim",
     "verify_snp_report": "fastrack.attest._snp",
     "verify_tdx_quote": "fastrack.attest._tdx",
 }

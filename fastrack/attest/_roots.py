@@ -25,3 +25,6 @@ AMD_ROOTS: Final = frozenset(
 
 NVIDIA_ROOTS: Final = frozenset({"102bf659d5419614c9d8e6aecebc80454eb26b1df6a769ac720b9a690b167b48"})
 """NVIDIA Device Identity CA, the last certificate of every chain that a GPU or NVSwitch hands out; 2021 to 9999."""
+
+NVIDIA_RIM_ROOTS: Final = frozenset({"12977b5115acb0381179279fffeb5a8c4d264971ebb32298023a465fa41df5d1"})
+"""NVIDIA CoRIM signing Root CA, the last certificate in every reference manifest of NVIDIA's service; 2023 to 2053."""
