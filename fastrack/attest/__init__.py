@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fastrack.attest._policy import Policy
     from fastrack.attest._policy_common import Revocation
     from fastrack.attest._policy_cpu import SnpPolicy, TdxPolicy
+    from fastrack.attest._policy_gpu import GpuPolicy
     from fastrack.attest._rim import Rim, RimMeasurement, VerifiedRim, parse_rim, verify_rim
     from fastrack.attest._roots import AMD_ROOTS, INTEL_ROOTS, NVIDIA_RIM_ROOTS, NVIDIA_ROOTS
     from fastrack.attest._snp import VerifiedSnpReport, verify_snp_report
@@ -41,6 +42,7 @@ __all__ = [
     "AttestationError",
     "GpuArchitecture",
     "GpuMode",
+    "GpuPolicy",
     "GpuReport",
     "MatchedGpuReport",
     "PckIdentity",
@@ -80,6 +82,7 @@ _HOMES = {
     "AMD_ROOTS": "fastrack.attest._roots",
     "GpuArchitecture": "fastrack.attest._gpu_identity",
     "GpuMode": "fastrack.attest._gpu",
+    "GpuPolicy": "fastrack.attest._policy_gpu",
     "GpuReport": "fastrack.attest._gpu_report",
     "INTEL_ROOTS": "fastrack.attest._roots",
     "MatchedGpuReport": "fastrack.attest._match",

@@ -54,13 +54,14 @@ class Cursor:
         FormatError
             If fewer are left.
         """
-        if not 0 <= size <= self.remaining:
+        start = self._offset
+        end = start + size
+        if size < 0 or end > len(self._data):
             raise malformed(
                 self.structure, field, self.offset, wanted=f"{size} bytes", found=f"{self.remaining} that are left"
             )
-        found = self._data[self._offset : self._offset + size]
-        self._offset += size
-        return found
+        self._offset = end
+        return self._data[start:end]
 
     def u8(self, field: str) -> int:
         """Read an unsigned integer of 8 bits."""

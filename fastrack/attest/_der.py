@@ -31,20 +31,18 @@ def read_element(cursor: Cursor, field: str) -> tuple[int, Cursor]:
         If it is not DER, or longer than what is left.
     """
     offset = cursor.offset
-    tag = cursor.u8(field)
+    tag, length = cursor.take(2, field)
     if tag & 0x1F == 0x1F:
         raise malformed(cursor.structure, field, offset, wanted="a tag of one byte", found=f"{tag:#04x}")
-    return tag, cursor.part(_read_length(cursor, field), f"{cursor.structure}, {field}")
+    if length >= 0x80:
+        length = _read_long_length(cursor, length & 0x7F, field)
+    return tag, cursor.part(length, cursor.structure)
 
 
-def _read_length(cursor: Cursor, field: str) -> int:
+def _read_long_length(cursor: Cursor, count: int, field: str) -> int:
     offset = cursor.offset
-    first = cursor.u8(field)
-    if first < 0x80:
-        return first
-    count = first & 0x7F
     if not 1 <= count <= _LONGEST:
-        raise malformed(cursor.structure, field, offset, wanted="a length of up to 4 bytes", found=f"{first:#04x}")
+        raise malformed(cursor.structure, field, offset, wanted="a length of up to 4 bytes", found=f"{count} bytes")
     length = int.from_bytes(cursor.take(count, field), "big")
     if length < 0x80 or length < 1 << 8 * (count - 1):
         raise malformed(cursor.structure, field, offset, wanted="the shortest form of a length", found=length)

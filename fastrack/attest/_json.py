@@ -13,6 +13,7 @@ from fastrack.attest._errors import malformed
 from fastrack.errors import FormatError
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+_LIMIT = 1 << 16  # of integers
 _HEX = re.compile(r"(?:[0-9a-fA-F]{2})*")
 
 
@@ -66,7 +67,7 @@ class Node:
     def integer(self, name: str) -> int:
         """Read an integer from 0 to 65535."""
         node = self.member(name)
-        if type(node.value) is not int or not 0 <= node.value < 1 << 16:
+        if type(node.value) is not int or not 0 <= node.value < _LIMIT:
             raise node.refusal("an integer from 0 to 65535", node.value)
         return node.value
 
@@ -92,6 +93,15 @@ class Node:
             raise node.refusal("a list", type(node.value).__name__)
         for number, value in enumerate(node.value):
             yield Node(value, self.document, f"{node.path}[{number}]")
+
+    def integers(self, name: str, of: str) -> tuple[int, ...]:
+        """Read a list of objects, and of each the member `of`, an integer."""
+        value = self.member(name).value
+        if isinstance(value, list):
+            found = tuple(item.get(of) if isinstance(item, dict) else None for item in value)
+            if all(type(number) is int and 0 <= number < _LIMIT for number in found):
+                return found  # type: ignore[return-value]
+        return tuple(item.integer(of) for item in self.items(name))  # which names the one that is wrong
 
     def texts(self, name: str) -> tuple[str, ...]:
         """Read a list of strings; an absent one is empty."""

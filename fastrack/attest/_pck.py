@@ -16,9 +16,11 @@ from fastrack.attest._errors import malformed
 from fastrack.attest._x509 import extension_value
 
 _OID = "1.2.840.113741.1.13.1"
-_PPID, _TCB, _PCE_ID, _FMSPC = (f"{_OID}.{number}" for number in (1, 2, 3, 4))
-_COMPONENTS = tuple(f"{_TCB}.{number}" for number in range(1, 17))
-_PCE_SVN, _CPU_SVN = f"{_TCB}.17", f"{_TCB}.18"
+# The members' identifiers, encoded: all begin with that of the extension, and their further arcs take a byte each.
+_BASE = bytes.fromhex("2a864886f84d010d01")
+_PPID, _TCB, _PCE_ID, _FMSPC = (_BASE + bytes([number]) for number in (1, 2, 3, 4))
+_COMPONENTS = tuple(_TCB + bytes([number]) for number in range(1, 17))
+_PCE_SVN, _CPU_SVN = _TCB + b"\x11", _TCB + b"\x12"
 
 EVIDENCE = "PCK certificate"
 
@@ -42,6 +44,13 @@ class PckIdentity:
         The raw security version of the CPU, 16 bytes.
     components : tuple of int
         The security versions of the 16 components of the TCB.
+
+    Examples
+    --------
+    >>> from fastrack import attest
+    >>> platform = attest.PckIdentity(bytes(16), bytes.fromhex("b0c06f000000"), bytes(2), 11, bytes(16), (0,) * 16)
+    >>> platform.fmspc.hex()
+    'b0c06f000000'
     """
 
     ppid: bytes
@@ -77,26 +86,26 @@ def read_pck_identity(certificate: x509.Certificate) -> PckIdentity:
     )
 
 
-def _read_members(cursor: Cursor, field: str) -> dict[str, Cursor]:
+def _read_members(cursor: Cursor, field: str) -> dict[bytes, Cursor]:
     """Read pairs of an object identifier and a value, and return a cursor on each value."""
-    members: dict[str, Cursor] = {}
+    members: dict[bytes, Cursor] = {}
     while cursor.remaining:
         offset = cursor.offset
         pair = der.read(cursor, der.SEQUENCE, field)
-        oid = der.read_oid(pair, field)
+        oid = der.read_bytes(pair, der.OBJECT_IDENTIFIER, field)
         if oid in members:
-            raise malformed(EVIDENCE, field, offset, wanted="each member once", found=f"{oid} twice")
+            raise malformed(EVIDENCE, field, offset, wanted="each member once", found=f"{oid.hex()} twice")
         members[oid] = pair
     return members
 
 
-def _find(members: dict[str, Cursor], oid: str, field: str) -> Cursor:
+def _find(members: dict[bytes, Cursor], oid: bytes, field: str) -> Cursor:
     if oid not in members:
-        raise malformed(EVIDENCE, field, None, wanted=f"the member {oid}", found="none")
+        raise malformed(EVIDENCE, field, None, wanted=f"the member {oid.hex()}", found="none")
     return members[oid]
 
 
-def _read_octets(members: dict[str, Cursor], oid: str, field: str, size: int) -> bytes:
+def _read_octets(members: dict[bytes, Cursor], oid: bytes, field: str, size: int) -> bytes:
     found = der.read_bytes(_find(members, oid, field), der.OCTET_STRING, field)
     if len(found) != size:
         raise malformed(EVIDENCE, field, None, wanted=f"{size} bytes", found=f"{len(found)} bytes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,6 +14,7 @@ from fastrack._util.regular_file import open_regular
 from fastrack.attest._errors import refused
 from fastrack.attest._policy_common import NOT_MEANT
 from fastrack.attest._policy_cpu import SnpPolicy, TdxPolicy, check_snp, check_tdx, read_snp, read_tdx
+from fastrack.attest._policy_gpu import GpuClaims, GpuPolicy, MatchedClaims, check_gpus, read_gpu
 from fastrack.attest._snp import VerifiedSnpReport
 from fastrack.attest._tdx import VerifiedTdxQuote
 from fastrack.attest._toml import Table
@@ -36,6 +38,8 @@ class Policy:
         What is asked of machines with Intel TDX; None if they are not accepted.
     snp : SnpPolicy or None
         What is asked of machines with AMD SEV-SNP; None if they are not accepted.
+    gpu : GpuPolicy or None
+        What is asked of GPUs and NVSwitches; None if none are accepted.
 
     Examples
     --------
@@ -57,6 +61,7 @@ class Policy:
 
     tdx: TdxPolicy | None = None
     snp: SnpPolicy | None = None
+    gpu: GpuPolicy | None = None
 
     @classmethod
     def from_toml(cls, source: str | os.PathLike[str]) -> Self:
@@ -82,8 +87,9 @@ class Policy:
             tdx = read_tdx(section) if (section := cpu.table("tdx")) else None
             snp = read_snp(section) if (section := cpu.table("snp")) else None
             cpu.done()
+        gpu = read_gpu(section) if (section := table.table("gpu")) else None
         table.done()
-        return cls(tdx=tdx, snp=snp)
+        return cls(tdx=tdx, snp=snp, gpu=gpu)
 
     def check_cpu(self, verified: VerifiedTdxQuote | VerifiedSnpReport, *, now: datetime) -> None:
         """Require that a verified CPU is one that this policy accepts.
@@ -113,6 +119,31 @@ class Policy:
         else:
             found = type(claims).__name__
             raise TypeError(f"expected VerifiedTdxQuote or VerifiedSnpReport, got {found}; verify the evidence first")
+
+    def check_gpus(self, devices: Iterable[GpuClaims | MatchedClaims], *, now: datetime) -> None:
+        """Require that verified GPUs and NVSwitches are ones that this policy accepts, and that none is there twice.
+
+        Parameters
+        ----------
+        devices : iterable of MatchedGpuReport or VerifiedGpuReport
+            All devices of the machine, each by what `match_measurements` or `verify_gpu_report` returned; the latter
+            only suffices where the policy has ``require_manifests = false``.
+        now : datetime.datetime
+            The time, with a time zone.
+
+        Raises
+        ------
+        AttestationError
+            If one is not; the error has the device, the field, its value, and those that are allowed.
+        TypeError
+            If one is of another type, such as a report that was only parsed.
+        ValueError
+            If `now` has no time zone.
+        """
+        require_time_zone(now)
+        devices = list(devices)
+        if devices or self.gpu:
+            check_gpus(_require_section(self.gpu, "GPU evidence", "gpu"), devices, now)
 
 
 def _require_section(section: T | None, evidence: str, name: str) -> T:

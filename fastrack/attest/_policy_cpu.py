@@ -39,7 +39,7 @@ _LEVELS = ("bootloader", "tee", "snp", "microcode", "fmc")
 @attest_public
 @dataclass(frozen=True, slots=True)
 class TdxPolicy:
-    """The section ``[cpu.tdx]`` of a policy.
+    r"""The section ``[cpu.tdx]`` of a policy.
 
     Attributes
     ----------
@@ -57,6 +57,13 @@ class TdxPolicy:
         The longest time since the collateral was issued.
     allow_debug, allow_migration : bool
         Whether TDs are accepted that the host may read, or move to another machine.
+
+    Examples
+    --------
+    >>> from fastrack import attest
+    >>> policy = attest.Policy.from_toml("version = 1\n[cpu.tdx]\nmrtd = 'any'")
+    >>> policy.tdx == attest.TdxPolicy(measurements={})
+    True
     """
 
     measurements: Mapping[str, frozenset[bytes]]
@@ -72,7 +79,7 @@ class TdxPolicy:
 @attest_public
 @dataclass(frozen=True, slots=True)
 class SnpPolicy:
-    """The section ``[cpu.snp]`` of a policy.
+    r"""The section ``[cpu.snp]`` of a policy.
 
     Attributes
     ----------
@@ -95,6 +102,13 @@ class SnpPolicy:
         cores.
     require_alias_check : bool
         Whether the platform must have checked that no address of its memory is an alias of another.
+
+    Examples
+    --------
+    >>> from fastrack import attest
+    >>> policy = attest.Policy.from_toml("version = 1\n[cpu.snp]\nmeasurement = 'any'\nmin_tcb = { microcode = 115 }")
+    >>> policy.snp.min_tcb, policy.snp.allow_debug
+    ({'microcode': 115}, False)
     """
 
     measurements: Mapping[str, frozenset[bytes]]

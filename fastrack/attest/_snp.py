@@ -19,12 +19,12 @@ from fastrack.attest._signatures import verify_ecdsa
 from fastrack.attest._snp_report import EVIDENCE, SIGNED_SIZE, SnpProduct, SnpReport, SnpTcb, parse_snp_report
 from fastrack.attest._x509 import (
     VerifiedChain,
-    common_name,
     extension_value,
     load_certificate,
     load_chain,
     load_crl,
     require_unrevoked,
+    subject_name,
     verify_crl,
     verify_pss_chain,
 )
@@ -58,6 +58,13 @@ class VerifiedSnpReport:
         The time at which the revocation list was issued that does not have the authority; None if none was passed.
     valid_until : datetime.datetime
         The first time at which a certificate, or the revocation list, is no longer valid.
+
+    Examples
+    --------
+    >>> from dataclasses import fields
+    >>> from fastrack import attest
+    >>> [field.name for field in fields(attest.VerifiedSnpReport)]
+    ['report', 'product', 'provider', 'verified_at', 'revocation_checked_at', 'valid_until']
     """
 
     report: SnpReport
@@ -169,7 +176,7 @@ def _load_leaf(leaf: bytes) -> x509.Certificate:
 
 def _require_names(chain: VerifiedChain, report: SnpReport) -> SnpProduct:
     """Require the names that AMD gives its certificates, all of one product, which is that of the report."""
-    names = [common_name(certificate.subject) for certificate in chain.certificates]
+    names = [subject_name(certificate) for certificate in chain.certificates]
     product = report.product or next((one for one in SnpProduct if names[-1] == f"ARK-{one}"), SnpProduct.MILAN)
     issuer = f"SEV-{product}" if report.signing_key == "VCEK" else f"SEV-VLEK-{product}"
     wanted = [f"SEV-{report.signing_key}", issuer, f"ARK-{product}"]

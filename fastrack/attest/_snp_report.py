@@ -48,6 +48,12 @@ class SnpTcb:
         Of the FMC, which Turin has and Milan and Genoa have not.
     bootloader, tee, snp, microcode : int
         Of the other parts.
+
+    Examples
+    --------
+    >>> from fastrack import attest
+    >>> attest.SnpTcb.unpack(bytes([3, 0, 0, 0, 0, 0, 8, 115]), attest.SnpProduct.MILAN)
+    SnpTcb(bootloader=3, tee=0, snp=8, microcode=115, fmc=None)
     """
 
     bootloader: int
@@ -107,6 +113,13 @@ class SnpReport:
         Mitigation vectors at launch and now, from version 5 on.
     data : bytes
         The whole report.
+
+    Examples
+    --------
+    >>> from dataclasses import fields
+    >>> from fastrack import attest
+    >>> [field.name for field in fields(attest.SnpReport)][:4]
+    ['version', 'product', 'guest_svn', 'policy']
     """
 
     version: int

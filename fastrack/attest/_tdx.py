@@ -27,10 +27,10 @@ from fastrack.attest._tdx_collateral import (
 from fastrack.attest._tdx_quote import EVIDENCE, TdReport, TdxQuote, parse_tdx_quote
 from fastrack.attest._x509 import (
     VerifiedChain,
-    common_name,
     load_chain,
     load_crl,
     require_unrevoked,
+    subject_name,
     verify_chain,
     verify_crl,
 )
@@ -45,6 +45,9 @@ _AGAIN = "The quote was altered, or its parts are of different quotes; ask for i
 class TdxTcb:
     """The state of the trusted computing base of a platform with TDX, as verified collateral has it.
 
+    ``TEE_TCB_SVN`` of the report decides, which are the versions when the TD was started. Whether the present ones
+    (``TEE_TCB_SVN2``) are newer, so that starting the TD again would help, is not derived.
+
     Attributes
     ----------
     platform : TcbLevel
@@ -55,6 +58,17 @@ class TdxTcb:
         The level of the quoting enclave.
     evaluation_number : int
         The lower one of the two documents' ``tcbEvaluationDataNumber``. It grows with every recovery of the TCB.
+
+    Examples
+    --------
+    >>> from datetime import UTC, datetime
+    >>> from fastrack import attest
+    >>> date = datetime(2024, 3, 13, tzinfo=UTC)
+    >>> good = attest.TcbLevel(attest.TcbStatus.UP_TO_DATE, date)
+    >>> old = attest.TcbLevel(attest.TcbStatus.OUT_OF_DATE, date, ("INTEL-SA-00837",))
+    >>> tcb = attest.TdxTcb(platform=good, module=old, quoting_enclave=good, evaluation_number=17)
+    >>> tcb.status.value, tcb.advisory_ids
+    ('OutOfDate', ('INTEL-SA-00837',))
     """
 
     platform: TcbLevel
@@ -100,6 +114,13 @@ class VerifiedTdxQuote:
         issued once a year.
     valid_until : datetime.datetime
         The first time at which a document of the collateral, or a certificate, is no longer valid.
+
+    Examples
+    --------
+    >>> from dataclasses import fields
+    >>> from fastrack import attest
+    >>> [field.name for field in fields(attest.VerifiedTdxQuote)]
+    ['report', 'tcb', 'platform', 'verified_at', 'collateral_issued_at', 'valid_until']
     """
 
     report: TdReport
@@ -199,7 +220,7 @@ def verify_signatures(quote: TdxQuote, *, now: datetime, roots: Roots) -> Verifi
         If a certificate or key is malformed.
     """
     chain = verify_chain(load_chain(quote.pck_chain, evidence="PCK chain"), roots=roots, now=now, evidence="PCK chain")
-    names = [common_name(certificate.subject) for certificate in chain.certificates]
+    names = [subject_name(certificate) for certificate in chain.certificates]
     if len(names) != 3 or names[0] != _PCK or names[1] not in _PCK_ISSUERS:
         raise refused(
             "PCK chain",

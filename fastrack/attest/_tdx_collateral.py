@@ -19,7 +19,7 @@ from fastrack.attest._pck import PckIdentity
 from fastrack.attest._roots import Roots
 from fastrack.attest._signatures import verify_ecdsa
 from fastrack.attest._tdx_quote import QeReport, TdReport
-from fastrack.attest._x509 import VerifiedChain, common_name, load_chain, verify_chain
+from fastrack.attest._x509 import VerifiedChain, load_chain, subject_name, verify_chain
 
 _SIGNER = "Intel SGX TCB Signing"
 _NEWER = "Fetch current collateral, and check the time that was passed as now=."
@@ -60,6 +60,14 @@ class TcbLevel:
         The date up to which all known weaknesses are mended in it.
     advisory_ids : tuple of str
         The security advisories that apply to it.
+
+    Examples
+    --------
+    >>> from datetime import UTC, datetime
+    >>> from fastrack import attest
+    >>> level = attest.TcbLevel(attest.TcbStatus.OUT_OF_DATE, datetime(2024, 3, 13, tzinfo=UTC), ("INTEL-SA-00837",))
+    >>> level.status.value
+    'OutOfDate'
     """
 
     status: TcbStatus
@@ -155,7 +163,7 @@ def verify_signer(chain: bytes, *, roots: Roots, now: datetime, evidence: str) -
         If one is malformed.
     """
     certificates = load_chain(chain, evidence=f"{evidence} issuer chain")
-    names = [common_name(certificate.subject) for certificate in certificates]
+    names = [subject_name(certificate) for certificate in certificates]
     if len(names) != 2 or names[0] != _SIGNER:
         advice = "Fetch the collateral again."
         wanted, found = f"{_SIGNER!r} directly below the root", ", ".join(names)
@@ -202,11 +210,10 @@ def find_platform_level(tcb_info: Node, pck: PckIdentity, report: TdReport) -> T
     first = 2 if report.tee_tcb_svn[1] else 0
     for level in tcb_info.items("tcbLevels"):
         tcb = level.member("tcb")
-        sgx, tdx = (_read_components(tcb, name) for name in ("sgxtcbcomponents", "tdxtcbcomponents"))
         if (
-            _reaches(pck.components, sgx)
+            _reaches(pck.components, _read_components(tcb, "sgxtcbcomponents"))
             and pck.pce_svn >= tcb.integer("pcesvn")
-            and _reaches(report.tee_tcb_svn[first:], tdx[first:])
+            and _reaches(report.tee_tcb_svn[first:], _read_components(tcb, "tdxtcbcomponents")[first:])
         ):
             return _read_level(level)
     raise refused("TDX quote", "TCB", wanted="a known level", found=report.tee_tcb_svn + pck.cpu_svn, advice=_UNKNOWN)
@@ -290,7 +297,7 @@ def _read_level(level: Node) -> TcbLevel:
 
 
 def _read_components(tcb: Node, name: str) -> tuple[int, ...]:
-    found = tuple(component.integer("svn") for component in tcb.items(name))
+    found = tcb.integers(name, "svn")
     if len(found) != 16:
         raise malformed("TCB info", name, None, wanted="16 components", found=len(found))
     return found

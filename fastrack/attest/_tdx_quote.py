@@ -50,6 +50,14 @@ class TdReport:
         64 bytes that the TD chose.
     tee_tcb_svn2, mrservicetd : bytes or None
         Present security versions, and the measurement of service TDs, of TDX 1.5 and later.
+
+    Examples
+    --------
+    >>> from fastrack import attest
+    >>> registers = [bytes(16), bytes(48), bytes(48), bytes(8), 1, 0, *[bytes(48)] * 4, (bytes(48),) * 4, bytes(64)]
+    >>> report = attest.TdReport(*registers)
+    >>> report.is_debug, report.is_migratable
+    (True, False)
     """
 
     tee_tcb_svn: bytes
@@ -104,6 +112,13 @@ class TdxQuote:
         What the quote claims.
     data : bytes
         The whole quote, without what follows it.
+
+    Examples
+    --------
+    >>> from dataclasses import fields
+    >>> from fastrack import attest
+    >>> [field.name for field in fields(attest.TdxQuote)][:3]
+    ['version', 'report', 'data']
     """
 
     version: int

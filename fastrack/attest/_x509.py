@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509 import verification
 from cryptography.x509.oid import ExtensionOID, SignatureAlgorithmOID
 
+from fastrack._util.fork import after_fork
 from fastrack.attest._errors import malformed, refused
 from fastrack.attest._roots import Roots
 
@@ -282,7 +283,7 @@ def require_unrevoked(certificate: x509.Certificate, crl: x509.CertificateRevoca
         raise refused(
             evidence,
             f"revocation of {_name(certificate)}",
-            wanted=f"the list of {certificate.issuer.rfc4514_string()}",
+            wanted=f"the list of {_issuer(certificate).rfc4514_string()}",
             found=f"the list of {crl.issuer.rfc4514_string()}",
             advice="Fetch the list of the authority that issued the certificate.",
         )
@@ -387,6 +388,12 @@ def common_name(name: x509.Name) -> str:
     return str(found[0].value) if len(found) == 1 else name.rfc4514_string()
 
 
+@lru_cache(maxsize=64)
+def subject_name(certificate: x509.Certificate) -> str:
+    """Return the common name of the subject of a certificate."""
+    return common_name(certificate.subject)
+
+
 def extension_value(certificate: x509.Certificate, oid: str) -> bytes | None:
     """Return the DER value of an extension that pyca does not know; None if the certificate lacks it."""
     try:
@@ -448,8 +455,17 @@ def _issuer(certificate: x509.Certificate) -> x509.Name:
     return certificate.issuer
 
 
+def _reset_after_fork() -> None:
+    """Replace the lock in a forked child, as the thread that holds it may not have come along."""
+    global _warnings_lock  # noqa: PLW0603
+    _warnings_lock = threading.Lock()
+
+
+after_fork(_reset_after_fork)
+
+
 def _name(certificate: x509.Certificate) -> str:
-    return repr(common_name(_subject(certificate)))
+    return repr(subject_name(certificate))
 
 
 def _broken(

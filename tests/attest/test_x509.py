@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, padding
+from helpers.forking import in_forked_child
 from helpers.foundry.authority import NOW, Authority, bundle, flips, is_refused, key_usage, named, rsa_key
 from hypothesis import given
 from hypothesis import strategies as st
@@ -280,3 +281,29 @@ def test_real_authorities_of_amd_are_pinned(evidence, name):
 
     text = (evidence / "snp" / f"{name}_ask_ark_asvk.pem").read_bytes()
     assert _x509.fingerprint(_x509.load_chain(text, evidence="AMD chain")[1]) in AMD_ROOTS
+
+
+# Warnings, threads and forks.
+
+
+def test_the_serial_number_of_amd_s_certificates_is_no_warning(recwarn):
+    from helpers.foundry import snp
+
+    _x509.load_certificate(snp.chip().leaf, evidence="VCEK certificate")
+    assert not recwarn.list
+
+
+def test_a_name_with_a_country_that_is_too_long_is_malformed():
+    from cryptography import x509
+
+    with pytest.warns(UserWarning, match="Attribute's length"):
+        country = x509.NameAttribute(x509.NameOID.COUNTRY_NAME, "Wonderland", _validate=False)
+    authority = Authority(x509.Name([country]), ca=False)
+    with pytest.raises(FormatError, match="part of a name"):
+        _x509.load_certificate(authority.der, evidence="leaf")
+
+
+def test_a_forked_child_does_not_wait_for_a_lost_thread():
+    der = Authority("a").der
+    with _x509._warnings_lock:
+        assert in_forked_child(lambda: _x509.load_certificate(der, evidence="a").serial_number, seconds=10)

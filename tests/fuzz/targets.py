@@ -33,6 +33,7 @@ from fastrack._tensors import arrays, dtypes
 from fastrack._training import state as skeleton
 from fuzz import mutators
 from fuzz.engines import Engines
+from fuzz.evidence import Policies, SnpReports, TdxQuotes
 from fuzz.recombined import Recombined
 
 KEYS = [Key.from_bytes(bytes(range(32))), Key.from_bytes(bytes(range(16)))]
@@ -603,7 +604,20 @@ def _bytes_of(sealed):
     return fastrack.unseal(sealed, RING, framework="numpy")
 
 
-TARGETS = (Files, Metadata, Messages, KeyFiles, Skeletons, DataSets, PlainFiles, Engines, Recombined)
+TARGETS = (
+    Files,
+    Metadata,
+    Messages,
+    KeyFiles,
+    Skeletons,
+    DataSets,
+    PlainFiles,
+    Engines,
+    Recombined,
+    TdxQuotes,
+    SnpReports,
+    Policies,
+)
 
 
 def make(name):

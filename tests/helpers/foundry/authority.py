@@ -18,6 +18,11 @@ LONG = timedelta(days=3650)
 PSS = padding.PSS(padding.MGF1(hashes.SHA384()), hashes.SHA384.digest_size)
 
 
+def new_key(curve=ec.SECP256R1):
+    """Make an ECDSA key. All keys of the foundry come from here and from `rsa_key`, where fuzzing puts its own."""
+    return ec.generate_private_key(curve())
+
+
 @cache
 def rsa_key(_name):
     """Make an RSA key, once for each name, as that takes a while. Smaller than AMD's, for the same reason."""
@@ -54,9 +59,9 @@ class Authority:
         critical=(),
         claimed_issuer=None,
         hash_algorithm=None,
-        pss=PSS,
+        pss=None,
     ):
-        self.key = key or ec.generate_private_key(ec.SECP256R1())
+        self.key = key or new_key()
         self.subject = name if isinstance(name, x509.Name) else named(name)
         signer = issuer or self
         builder = (
@@ -78,7 +83,7 @@ class Authority:
             unknown = x509.UnrecognizedExtension(x509.ObjectIdentifier(oid), value)
             builder = builder.add_extension(unknown, critical=oid in critical)
         algorithm = hash_algorithm or signer.hash()
-        options = {"rsa_padding": pss} if isinstance(signer.key, rsa.RSAPrivateKey) else {}
+        options = signing_options(signer.key, pss)
         self.certificate = builder.sign(signer.key, algorithm, **options)
 
     def hash(self):
@@ -115,8 +120,12 @@ class Authority:
         for authority in revoked:
             entry = x509.RevokedCertificateBuilder().serial_number(authority.certificate.serial_number)
             builder = builder.add_revoked_certificate(entry.revocation_date(start).build())
-        options = {"rsa_padding": PSS} if isinstance(self.key, rsa.RSAPrivateKey) else {}
-        return builder.sign(self.key, self.hash(), **options).public_bytes(Encoding.DER)
+        return builder.sign(self.key, self.hash(), **signing_options(self.key)).public_bytes(Encoding.DER)
+
+
+def signing_options(key, pss=None):
+    """Sign in the way of the key, and always the same."""
+    return {"rsa_padding": pss or PSS} if isinstance(key, rsa.RSAPrivateKey) else {"ecdsa_deterministic": True}
 
 
 def named(common_name):

@@ -9,7 +9,8 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from helpers.foundry.authority import PSS, Authority, bundle, key_usage, rsa_key
+from helpers.foundry import authority
+from helpers.foundry.authority import Authority, bundle, key_usage
 from helpers.foundry.tdx import element, integer, number, raw_signature
 
 PRODUCTS = {"Milan": (0x19, 0x01), "Genoa": (0x19, 0x11), "Turin": (0x1A, 0x02)}
@@ -34,11 +35,13 @@ class Amd:
 @cache
 def amd(product):
     """Make the authorities of a product, once."""
-    ark = Authority(f"ARK-{product}", key=rsa_key(f"ARK {product}"))
+    ark = Authority(f"ARK-{product}", key=authority.rsa_key(f"ARK {product}"))
     usage = key_usage("key_cert_sign")
-    ask = Authority(f"SEV-{product}", ark, key=rsa_key(f"ASK {product}"), path_length=0, usage=usage)
+    ask = Authority(f"SEV-{product}", ark, key=authority.rsa_key(f"ASK {product}"), path_length=0, usage=usage)
     return Amd(
-        ark, ask, Authority(f"SEV-VLEK-{product}", ark, key=rsa_key(f"ASVK {product}"), path_length=0, usage=usage)
+        ark,
+        ask,
+        Authority(f"SEV-VLEK-{product}", ark, key=authority.rsa_key(f"ASVK {product}"), path_length=0, usage=usage),
     )
 
 
@@ -57,6 +60,7 @@ class Chip:
 def chip(
     product="Milan",
     *,
+    of=None,
     is_vlek=False,
     tcb=None,
     chip_id=None,
@@ -68,7 +72,7 @@ def chip(
     **options,
 ):
     """Make a chip with its certificate. Like AMD's, it has neither constraints nor usage, and the serial number 0."""
-    of = amd(product)
+    of = of or amd(product)
     issuer = issuer or (of.asvk if is_vlek else of.ask)
     tcb = TCB | (tcb or {})
     chip_id = chip_id or (CHIP_ID[:8] if product == "Turin" else CHIP_ID)
@@ -86,7 +90,7 @@ def chip(
         members["5"] = element(0x16, provider.encode())
     else:
         members["4"] = element(0x04, chip_id) if wrapped else chip_id
-    key = key or ec.generate_private_key(ec.SECP384R1())
+    key = key or authority.new_key(ec.SECP384R1)
     leaf = Authority(
         options.pop("name", "SEV-VLEK" if is_vlek else "SEV-VCEK"),
         issuer,
@@ -103,7 +107,7 @@ def without_serial(certificate, key):
     changed = signed[:place] + b"\0" + signed[place + 1 :]
     der = certificate.public_bytes(Encoding.DER)
     der = der.replace(signed, changed)
-    return der.removesuffix(certificate.signature) + key.sign(changed, PSS, hashes.SHA384())
+    return der.removesuffix(certificate.signature) + key.sign(changed, authority.PSS, hashes.SHA384())
 
 
 def pack(product, tcb):

@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 
+from helpers.foundry import authority
 from helpers.foundry.authority import NOW, Authority, bundle, key_usage
 
 VENDOR = bytes.fromhex("939a7233f79c4ca9940a0db3957f0607")
@@ -50,13 +51,18 @@ def intel():
     )
 
 
+def new_key():
+    """Make a key as `authority.new_key` does at that time."""
+    return authority.new_key()
+
+
 @dataclass
 class Platform:
     """A machine: a PCK certificate with its key, and an attestation key."""
 
     pck: Authority
     chain: bytes
-    attestation_key: ec.EllipticCurvePrivateKey = field(default_factory=lambda: ec.generate_private_key(ec.SECP256R1()))
+    attestation_key: ec.EllipticCurvePrivateKey = field(default_factory=new_key)
 
 
 def platform(
@@ -216,7 +222,7 @@ def public_point(key):
 
 def raw_signature(key, data, *, size=32, algorithm=None, byteorder="big"):
     """Sign, and write r and s side by side."""
-    r, s = decode_dss_signature(key.sign(data, ec.ECDSA(algorithm or hashes.SHA256())))
+    r, s = decode_dss_signature(key.sign(data, ec.ECDSA(algorithm or hashes.SHA256(), deterministic_signing=True)))
     return r.to_bytes(size, byteorder) + s.to_bytes(size, byteorder)
 
 
