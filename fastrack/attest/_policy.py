@@ -12,9 +12,11 @@ from typing import Self, TypeVar
 from fastrack._util.public import attest_public
 from fastrack._util.regular_file import open_regular
 from fastrack.attest._errors import refused
+from fastrack.attest._gpu import VerifiedGpuReport
+from fastrack.attest._match import MatchedGpuReport
 from fastrack.attest._policy_common import NOT_MEANT
 from fastrack.attest._policy_cpu import SnpPolicy, TdxPolicy, check_snp, check_tdx, read_snp, read_tdx
-from fastrack.attest._policy_gpu import GpuClaims, GpuPolicy, MatchedClaims, check_gpus, read_gpu
+from fastrack.attest._policy_gpu import GpuPolicy, check_gpus, read_gpu
 from fastrack.attest._snp import VerifiedSnpReport
 from fastrack.attest._tdx import VerifiedTdxQuote
 from fastrack.attest._toml import Table
@@ -120,7 +122,7 @@ class Policy:
             found = type(claims).__name__
             raise TypeError(f"expected VerifiedTdxQuote or VerifiedSnpReport, got {found}; verify the evidence first")
 
-    def check_gpus(self, devices: Iterable[GpuClaims | MatchedClaims], *, now: datetime) -> None:
+    def check_gpus(self, devices: Iterable[VerifiedGpuReport | MatchedGpuReport], *, now: datetime) -> None:
         """Require that verified GPUs and NVSwitches are ones that this policy accepts, and that none is there twice.
 
         Parameters

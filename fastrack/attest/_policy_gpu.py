@@ -6,14 +6,17 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Protocol, runtime_checkable
 
 from fastrack._util.public import attest_public
 from fastrack.attest._errors import refused
+from fastrack.attest._gpu import GpuMode, VerifiedGpuReport
+from fastrack.attest._gpu_identity import GpuArchitecture
+from fastrack.attest._match import MatchedGpuReport
 from fastrack.attest._policy_common import (
     NOT_MEANT,
     Revocation,
     read_days,
+    read_enum,
     read_revocation,
     require,
     require_current,
@@ -21,62 +24,9 @@ from fastrack.attest._policy_common import (
 )
 from fastrack.attest._toml import Table
 
-_SWITCH = "nvswitch"
-_ARCHITECTURES = ("hopper", "blackwell", _SWITCH)
-_MODES = ("SPT", "MPT", "PPCIE")
 _DRIVER = re.compile(r"\d{1,9}(?:\.\d{1,9})*")
 _VBIOS = re.compile(r"[0-9a-fA-F]{1,8}(?:\.[0-9a-fA-F]{1,8})*")
 _CHIP_ID = re.compile(r"[0-9A-F]{1,64}")
-
-
-@runtime_checkable
-class GpuClaims(Protocol):
-    """The claims of a verified report that a policy looks at."""
-
-    @property
-    def evidence(self) -> str: ...
-    @property
-    def architecture(self) -> str: ...
-    @property
-    def chip(self) -> str: ...
-    @property
-    def chip_id(self) -> str: ...
-    @property
-    def driver_version(self) -> str | None: ...
-    @property
-    def vbios_version(self) -> str: ...
-    @property
-    def mode(self) -> str | None: ...
-    @property
-    def verified_at(self) -> datetime: ...
-    @property
-    def revocation_checked_at(self) -> datetime | None: ...
-    @property
-    def valid_until(self) -> datetime: ...
-
-
-@runtime_checkable
-class ManifestClaims(Protocol):
-    """The claims of a verified reference manifest that a policy looks at."""
-
-    @property
-    def verified_at(self) -> datetime: ...
-    @property
-    def revocation_checked_at(self) -> datetime | None: ...
-    @property
-    def valid_until(self) -> datetime: ...
-
-
-@runtime_checkable
-class MatchedClaims(Protocol):
-    """A verified report whose measurements were compared with its reference manifests."""
-
-    @property
-    def report(self) -> GpuClaims: ...
-    @property
-    def rims(self) -> Sequence[ManifestClaims]: ...
-    @property
-    def matched(self) -> Sequence[int]: ...
 
 
 @attest_public
@@ -88,7 +38,7 @@ class GpuPolicy:
     ----------
     count : int or None
         The number of GPUs, without switches; None for one or more.
-    architectures : frozenset of str
+    architectures : frozenset of GpuArchitecture
         The generations that are accepted: "hopper", "blackwell", "nvswitch"; all if empty.
     chips : frozenset of str
         The chips that are accepted, such as "GH100"; all if empty.
@@ -98,7 +48,7 @@ class GpuPolicy:
         The lowest version of the driver.
     min_vbios : mapping of str to str
         The lowest version of the VBIOS for each generation.
-    modes : frozenset of str
+    modes : frozenset of GpuMode
         The confidential modes that are accepted: "SPT", "MPT", "PPCIE"; a GPU must report one of them. All, and GPUs
         that report none, if empty.
     require_manifests : bool
@@ -118,12 +68,12 @@ class GpuPolicy:
     """
 
     count: int | None = None
-    architectures: frozenset[str] = frozenset()
+    architectures: frozenset[GpuArchitecture] = frozenset()
     chips: frozenset[str] = frozenset()
     chip_ids: frozenset[str] = frozenset()
     min_driver: str | None = None
     min_vbios: Mapping[str, str] = field(default_factory=dict)
-    modes: frozenset[str] = frozenset()
+    modes: frozenset[GpuMode] = frozenset()
     require_manifests: bool = True
     revocation: Revocation = Revocation.CACHED
     max_revocation_age: timedelta = timedelta(days=1)
@@ -133,12 +83,12 @@ def read_gpu(table: Table) -> GpuPolicy:
     """Read the section ``[gpu]``."""
     policy = GpuPolicy(
         count=_read_count(table),
-        architectures=_read_choice(table, "architectures", _ARCHITECTURES),
+        architectures=read_enum(table, "architectures", GpuArchitecture),
         chips=frozenset(table.texts("chips")),
         chip_ids=_read_chip_ids(table),
         min_driver=_read_version(table, "min_driver", _DRIVER),
         min_vbios=_read_floors(table),
-        modes=_read_choice(table, "modes", _MODES),
+        modes=read_enum(table, "modes", GpuMode),
         require_manifests=table.boolean("require_manifests", default=True),
         revocation=read_revocation(table),
         max_revocation_age=read_days(table, "max_revocation_age_days") or timedelta(days=1),
@@ -147,7 +97,7 @@ def read_gpu(table: Table) -> GpuPolicy:
     return policy
 
 
-def check_gpus(policy: GpuPolicy, devices: Sequence[GpuClaims | MatchedClaims], now: datetime) -> None:
+def check_gpus(policy: GpuPolicy, devices: Sequence[VerifiedGpuReport | MatchedGpuReport], now: datetime) -> None:
     """Require that verified devices are ones that a policy accepts, and that no device is there twice.
 
     Raises
@@ -158,7 +108,7 @@ def check_gpus(policy: GpuPolicy, devices: Sequence[GpuClaims | MatchedClaims], 
         If one is of another type, such as a report that was only parsed.
     """
     reports = [_report_of(device) for device in devices]
-    gpus = sum(report.architecture != _SWITCH for report in reports)
+    gpus = sum(not report.is_switch for report in reports)
     if gpus != (policy.count or max(gpus, 1)):
         wanted = f"{policy.count or 'one or more'} (gpu.count)"
         raise refused("GPU evidence", "number of GPUs", wanted=wanted, found=gpus, advice=NOT_MEANT)
@@ -168,15 +118,15 @@ def check_gpus(policy: GpuPolicy, devices: Sequence[GpuClaims | MatchedClaims], 
         _check_manifests(policy, device, report.evidence, now)
 
 
-def _report_of(device: object) -> GpuClaims:
-    report = device.report if isinstance(device, MatchedClaims) else device
-    if not isinstance(report, GpuClaims):
+def _report_of(device: object) -> VerifiedGpuReport:
+    report = device.report if isinstance(device, MatchedGpuReport) else device
+    if not isinstance(report, VerifiedGpuReport):
         found = type(device).__name__
         raise TypeError(f"expected VerifiedGpuReport or MatchedGpuReport, got {found}; verify the evidence first")
     return report
 
 
-def _require_distinct(reports: Iterable[GpuClaims]) -> None:
+def _require_distinct(reports: Iterable[VerifiedGpuReport]) -> None:
     seen: dict[str, str] = {}
     for report in reports:
         if report.chip_id in seen:
@@ -186,8 +136,8 @@ def _require_distinct(reports: Iterable[GpuClaims]) -> None:
         seen[report.chip_id] = report.evidence
 
 
-def _check_device(policy: GpuPolicy, report: GpuClaims, now: datetime) -> None:
-    name, is_switch = report.evidence, report.architecture == _SWITCH
+def _check_device(policy: GpuPolicy, report: VerifiedGpuReport, now: datetime) -> None:
+    name, is_switch = report.evidence, report.is_switch
     require_current(name, report.verified_at, report.valid_until, now)
     if policy.architectures:
         require(name, "architecture", report.architecture, policy.architectures, "gpu.architectures")
@@ -206,17 +156,17 @@ def _check_device(policy: GpuPolicy, report: GpuClaims, now: datetime) -> None:
     require_revocation(name, policy.revocation, checked_at, longest, now, "gpu.revocation")
 
 
-def _check_manifests(policy: GpuPolicy, device: GpuClaims | MatchedClaims, name: str, now: datetime) -> None:
-    if not isinstance(device, MatchedClaims):
+def _check_manifests(policy: GpuPolicy, device: VerifiedGpuReport | MatchedGpuReport, name: str, now: datetime) -> None:
+    if not isinstance(device, MatchedGpuReport):
         if policy.require_manifests:
             wanted = "ones that were compared with reference manifests (gpu.require_manifests)"
             advice = "Fetch the manifests that the report names, and call match_measurements with them."
             raise refused(name, "measurements", wanted=wanted, found="ones that were not", advice=advice)
         return
+    evidence = f"reference manifest of the {name}"
     for rim in device.rims:
-        require_current(f"reference manifest of the {name}", rim.verified_at, rim.valid_until, now)
+        require_current(evidence, rim.verified_at, rim.valid_until, now)
         checked_at, longest = rim.revocation_checked_at, policy.max_revocation_age
-        evidence = f"reference manifest of the {name}"
         require_revocation(evidence, policy.revocation, checked_at, longest, now, "gpu.revocation")
 
 
@@ -240,13 +190,6 @@ def _read_count(table: Table) -> int | None:
     return count
 
 
-def _read_choice(table: Table, key: str, choices: Sequence[str]) -> frozenset[str]:
-    found = frozenset(table.texts(key))
-    if unknown := found.difference(choices):
-        raise table.refusal(key, f"some of {', '.join(choices)}", ", ".join(sorted(unknown)))
-    return found
-
-
 def _read_chip_ids(table: Table) -> frozenset[str]:
     found = frozenset(text.upper() for text in table.texts("chip_ids"))
     for text in found:
@@ -266,6 +209,6 @@ def _read_floors(table: Table) -> dict[str, str]:
     floors = table.table("min_vbios")
     if floors is None:
         return {}
-    found = {name: version for name in _ARCHITECTURES if (version := _read_version(floors, name, _VBIOS))}
+    versions = {name.value: _read_version(floors, name.value, _VBIOS) for name in GpuArchitecture}
     floors.done()
-    return found
+    return {name: version for name, version in versions.items() if version}

@@ -1,49 +1,43 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from dataclasses import replace
+from datetime import timedelta
 
 import pytest
+from helpers.foundry import nvidia as foundry
 from helpers.foundry.authority import NOW
 
-from fastrack import AttestationError, FormatError
+from fastrack import AttestationError, FormatError, attest
 from fastrack.attest import GpuPolicy, Policy, Revocation
 
 DAY = timedelta(days=1)
 
 
-@dataclass(frozen=True)
-class Report:
-    """The claims of a verified report of a GPU, as a policy sees them."""
-
-    evidence: str = "GPU 0 report"
-    architecture: str = "hopper"
-    chip: str = "GH100"
-    chip_id: str = "41E23D711E1C4FBFAC"
-    driver_version: str | None = "550.144.03"
-    vbios_version: str = "96.00.9F.00.01"
-    mode: str | None = "SPT"
-    verified_at: datetime = NOW
-    revocation_checked_at: datetime | None = NOW - 2 * DAY
-    valid_until: datetime = NOW + 9 * DAY
+def verified(device, **options):
+    data = foundry.report(device, **options)
+    found = attest.verify_gpu_report(
+        data, device.pem, nonce=foundry.NONCE, now=NOW, roots=device.roots, evidence="GPU 0 report"
+    )
+    return replace(found, revocation_checked_at=NOW - 2 * DAY, valid_until=NOW + 9 * DAY)
 
 
-@dataclass(frozen=True)
-class Manifest:
-    verified_at: datetime = NOW
-    revocation_checked_at: datetime | None = NOW - 2 * DAY
-    valid_until: datetime = NOW + 9 * DAY
+def manifest(data):
+    found = attest.verify_rim(data, now=NOW, roots=foundry.rim_signer().roots)
+    return replace(found, revocation_checked_at=NOW - 2 * DAY, valid_until=NOW + 9 * DAY)
 
 
-@dataclass(frozen=True)
-class Matched:
-    report: Report = Report()
-    rims: tuple[Manifest, ...] = (Manifest(), Manifest())
-    matched: tuple[int, ...] = (0, 1)
+REPORT = verified(foundry.hopper())  # with driver 580.159.03 and VBIOS 96.00.74.00.20
+RIMS = manifest(foundry.rim()), manifest(foundry.vbios_rim())
+MATCHED = attest.match_measurements(REPORT, RIMS)
+SWITCH = attest.match_measurements(
+    verified(foundry.switch(), fields=foundry.switch_fields(), measurements=foundry.MEASUREMENTS[:31]),
+    [manifest(foundry.switch_rim())],
+)
 
 
-SWITCH = Report("switch 0 report", "nvswitch", "LS10", "50203EB31AD9ED0008", None, "96.10.57.00.01", None)
+def matched(*, rims=RIMS, **changes):
+    return replace(MATCHED, report=replace(REPORT, **changes), rims=rims)
 
 
 def policy(text=""):
@@ -51,11 +45,11 @@ def policy(text=""):
 
 
 def check(text="", *devices, now=NOW):
-    return policy(text).check_gpus(devices or [Matched()], now=now)
+    return policy(text).check_gpus(devices or [MATCHED], now=now)
 
 
 def several(count):
-    return [Matched(replace(Report(), evidence=f"GPU {at} report", chip_id=f"A{at}")) for at in range(count)]
+    return [matched(evidence=f"GPU {at} report", chip_id=f"A{at}") for at in range(count)]
 
 
 @pytest.mark.parametrize(
@@ -66,11 +60,11 @@ def several(count):
         "architectures = ['blackwell', 'hopper']",
         "chips = ['GH100']",
         "chip_ids = ['41e23d711e1c4fbfac']",
-        "min_driver = '550.144.03'",
-        "min_driver = '550.90.07'",
-        "min_driver = '550'",
-        "min_vbios = { hopper = '96.00.9F.00.01', blackwell = '97.00' }",
-        "min_vbios = { hopper = '96.00.74.00.1C' }",
+        "min_driver = '580.159.03'",
+        "min_driver = '580.95.05'",
+        "min_driver = '580'",
+        "min_vbios = { hopper = '96.00.74.00.20', blackwell = '97.00' }",
+        "min_vbios = { hopper = '96.00.74.00.1F' }",
         "min_vbios = { blackwell = '97' }",
         "modes = ['SPT']",
         "revocation = 'none'",
@@ -88,7 +82,7 @@ def test_a_gpu_that_fits_is_accepted(text):
         ("architectures = ['blackwell']", "architecture"),
         ("chips = ['GB100']", "chip"),
         ("chip_ids = ['00']", "chip id"),
-        ("min_driver = '550.144.04'", "driver version"),
+        ("min_driver = '580.159.04'", "driver version"),
         ("min_driver = '1000'", "driver version"),
         ("min_vbios = { hopper = '96.00.A0.00.00' }", "VBIOS version"),
         ("modes = ['MPT', 'PPCIE']", "confidential mode"),
@@ -115,36 +109,36 @@ def test_a_gpu_that_does_not_fit_is_refused(text, field):
 )
 def test_a_claim_that_is_missing_or_odd_is_refused(change, text):
     with pytest.raises(AttestationError):
-        check(text, Matched(replace(Report(), **change)))
+        check(text, matched(**change))
 
 
 @pytest.mark.parametrize("change", [{"revocation_checked_at": None}, {"valid_until": NOW - DAY}])
 def test_manifests_are_judged_as_the_reports_are(change):
     with pytest.raises(AttestationError, match="reference manifest of the GPU 0 report"):
-        check("", Matched(rims=(Manifest(), replace(Manifest(), **change))))
+        check("", matched(rims=(RIMS[0], replace(RIMS[1], **change))))
 
 
 def test_a_report_without_manifests_is_refused_unless_allowed():
     with pytest.raises(AttestationError, match="match_measurements"):
-        check("", Report())
-    check("require_manifests = false", Report())
-    check("require_manifests = false", Matched())
+        check("", REPORT)
+    check("require_manifests = false", REPORT)
+    check("require_manifests = false", MATCHED)
 
 
 def test_a_device_counts_once():
     with pytest.raises(AttestationError, match="Ask each device for its own report") as raised:
-        check("", Matched(), Matched(replace(Report(), evidence="GPU 1 report")))
+        check("", MATCHED, matched(evidence="GPU 1 report"))
     assert (raised.value.evidence, raised.value.field) == ("GPU 1 report", "chip id")
 
 
 def test_switches_do_not_count_as_gpus():
-    check("count = 8\nmin_driver = '550'\nmodes = ['SPT']", *several(8), Matched(SWITCH))
+    check("count = 8\nmin_driver = '580'\nmodes = ['SPT']", *several(8), SWITCH)
     with pytest.raises(AttestationError, match="number of GPUs"):
-        check("", Matched(SWITCH))
+        check("", SWITCH)
     with pytest.raises(AttestationError, match="VBIOS"):
-        check("min_vbios = { nvswitch = '96.10.58' }", Matched(), Matched(SWITCH))
+        check("min_vbios = { nvswitch = '96.10.58' }", MATCHED, SWITCH)
     with pytest.raises(AttestationError, match="architecture"):
-        check("architectures = ['hopper']", Matched(), Matched(SWITCH))
+        check("architectures = ['hopper']", MATCHED, SWITCH)
 
 
 @pytest.mark.parametrize("count", [7, 9])
@@ -157,12 +151,12 @@ def test_gpus_are_accepted_by_a_section_alone():
     nothing = Policy.from_toml("version = 1")
     nothing.check_gpus([], now=NOW)
     with pytest.raises(AttestationError, match=r"\[gpu\]"):
-        nothing.check_gpus([Matched()], now=NOW)
+        nothing.check_gpus([MATCHED], now=NOW)
     with pytest.raises(AttestationError, match="number of GPUs"):
         policy().check_gpus([], now=NOW)
 
 
-@pytest.mark.parametrize("thing", [None, b"report", Manifest(), Matched(report=b"report")])
+@pytest.mark.parametrize("thing", [None, b"report", RIMS[0], attest.parse_gpu_report(foundry.report(foundry.hopper()))])
 def test_what_was_not_verified_is_not_judged(thing):
     with pytest.raises(TypeError, match="verify the evidence first"):
         check("", thing)

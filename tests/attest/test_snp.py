@@ -9,6 +9,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 from helpers.foundry import snp as foundry
 from helpers.foundry.authority import LONG, NOW, Authority, bundle, flips, is_refused, rsa_key
+from helpers.foundry.tdx import integer, octets
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -178,6 +179,12 @@ def wrong():
             },
             "Turin's of version 2": {"machine": turin, "report": foundry.report(turin, version=2)},
             "a chip id of a wrong size": {"machine": foundry.chip(chip_id=bytes(63))},
+            "a wrapped chip id of a wrong size": {"machine": foundry.chip(chip_id=bytes(63), wrapped=True)},
+            "a byte behind a patch level": {"machine": foundry.chip(replaced={"3.8": integer(115) + b"\0"})},
+            "a byte behind a wrapped chip id": {
+                "machine": foundry.chip(replaced={"4": octets(foundry.CHIP_ID) + b"\0"})
+            },
+            "a patch level that is no integer": {"machine": foundry.chip(replaced={"3.8": octets(b"\x73")})},
             "a provider that is not ASCII": {"machine": foundry.chip(is_vlek=True, provider="Wölke")},
         }
         | {

@@ -149,6 +149,7 @@ def wrong_quotes():
             foundry.Platform(of.signing, bundle(of.signing, of.root))
         ),
         "bytes follow the PCK chain": foundry.quote(machine, surplus=b"\0"),
+        "bytes follow the certification data": foundry.quote(machine, after=b"\0"),
         "the certification data is of another type": foundry.quote(machine, inner_type=4),
         "the outer certification data is of another type": foundry.quote(machine, outer_type=5),
         "the body is an enclave's": foundry.quote(machine, version=5, body=bytes(384), body_type=1),
@@ -210,6 +211,14 @@ def wrong_collateral():
         "QE identity signed by another key": {"qe_identity_signature": foundry.raw_signature(impostor.key, identity())},
         "TCB info signed by a platform": {"signer": machine.pck, "tcb_info_issuer_chain": machine.chain},
         "QE identity signed by a platform": {"qe_signer": machine.pck, "qe_identity_issuer_chain": machine.chain},
+        "TCB info signed by another name below the root": {
+            "signer": (named := Authority("Intel SGX PCK Certificate", of.root, ca=False)),
+            "tcb_info_issuer_chain": bundle(named, of.root),
+        },
+        "QE identity signed by another name below the root": {
+            "qe_signer": named,
+            "qe_identity_issuer_chain": bundle(named, of.root),
+        },
         "TCB info signed by a name below an authority": {
             "signer": (below := Authority("Intel SGX TCB Signing", of.platform_ca, ca=False)),
             "tcb_info_issuer_chain": bundle(below, of.platform_ca, of.root),
@@ -237,7 +246,7 @@ def wrong_collateral():
         "TCB info with a date of no form": {"info": info(nextUpdate="2030-01-01")},
         "TCB info with a date that does not exist": {"info": info(nextUpdate="2030-13-01T00:00:00Z")},
         "TCB info without modules": {"info": info(tdxModuleIdentities=[])},
-        "TCB info with too few components": {"info": info(levels=[foundry.tcb_level(components=(1,) * 15)])},
+        "TCB info with too few components": {"info": info(levels=[foundry.tcb_level(components=(0,) * 15)])},
         "TCB info with a negative number": {"info": info(levels=[foundry.tcb_level(pce_svn=-1)])},
         "TCB info with an unknown status": {"info": info(levels=[foundry.tcb_level(status="Fine")])},
         "TCB info with odd hexadecimal": {"info": info(fmspc="B0C06F00000")},

@@ -107,6 +107,14 @@ def test_an_authority_of_the_same_name_with_another_key_is_refused(kind):
         verify(kind, authorities)
 
 
+def test_an_authority_that_is_no_part_of_the_path_is_refused(kind):
+    leaf, middle, root = make(kind, middle={"path_length": None})
+    other = make(kind, root={"key": root.key}, middle={"path_length": None})[1]
+    for chain in ([leaf, middle, other, root], [leaf, other, middle, root]):
+        with pytest.raises(AttestationError):
+            verify(kind, chain)
+
+
 def test_a_chain_of_two_is_accepted():
     root = Authority("Root")
     verify("ecdsa", [Authority("Leaf", root, ca=False), root])

@@ -67,6 +67,7 @@ def chip(
     issuer=None,
     key=None,
     leave_out=(),
+    replaced=None,
     wrapped=False,
     provider="Cloud",
     **options,
@@ -90,6 +91,7 @@ def chip(
         members["5"] = element(0x16, provider.encode())
     else:
         members["4"] = element(0x04, chip_id) if wrapped else chip_id
+    members |= replaced or {}
     key = key or authority.new_key(ec.SECP384R1)
     leaf = Authority(
         options.pop("name", "SEV-VLEK" if is_vlek else "SEV-VCEK"),

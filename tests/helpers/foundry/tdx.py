@@ -194,6 +194,7 @@ def quote(
     inner_type=5,
     outer_type=6,
     surplus=b"",
+    after=b"",
     qe_key=None,
 ):
     """Write and sign a quote. `bound_key` replaces what the QE's report is about; `qe_key` signs that report."""
@@ -204,7 +205,9 @@ def quote(
     report = qe_report(sha256((bound_key or key) + auth_data).digest() + bytes(32), **(qe or {}))
     inner = number(inner_type) + sized(machine.chain if chain is None else chain)
     outer = report + raw_signature(qe_key or machine.pck.key, report) + number(len(auth_data)) + auth_data + inner
-    signatures = raw_signature(machine.attestation_key, signed) + key + number(outer_type) + sized(outer + surplus)
+    signatures = (
+        raw_signature(machine.attestation_key, signed) + key + number(outer_type) + sized(outer + surplus) + after
+    )
     return signed + sized(signatures)
 
 
