@@ -270,6 +270,20 @@ def verify_list(authority, data):
     _x509.verify_crl(crl_of(authority, data), authority.certificate, now=NOW, evidence="list")
 
 
+def test_a_list_whose_signature_has_unused_bits_is_refused():
+    authority = Authority("a")
+    der = next(der for der in iter(lambda: Authority("a").crl(revoked=[authority]), None) if der[-1] % 2 == 0)
+    signature = crl_of(authority, der).signature
+    with pytest.raises(FormatError, match="unused bits"):
+        crl_of(authority, der.removesuffix(b"\0" + signature) + b"\1" + signature)
+
+
+def test_a_list_is_verified_at_a_time_with_a_zone():
+    authority = Authority("a")
+    with pytest.raises(ValueError, match="with a time zone"):
+        _x509.verify_crl(crl_of(authority), authority.certificate, now=NOW.replace(tzinfo=None), evidence="list")
+
+
 # Real ones.
 
 
