@@ -254,6 +254,12 @@ def test_a_list_by_another_key_of_the_same_name_is_refused():
         _x509.verify_crl(crl_of(Authority("Middle", root)), middle.certificate, now=NOW, evidence="list")
 
 
+def test_a_list_by_an_authority_of_another_kind_of_key_is_refused():
+    other = Authority("Middle", key=ec.generate_private_key(ec.SECP384R1()))
+    with pytest.raises(AttestationError, match="signature"):
+        _x509.verify_crl(crl_of(other), Authority("Middle", key=rsa_key("root")).certificate, now=NOW, evidence="list")
+
+
 def test_an_authority_that_may_sign_no_lists_is_refused():
     _, middle, _ = make("ecdsa", middle={"usage": key_usage("key_cert_sign")})
     with pytest.raises(AttestationError, match="cRLSign"):
@@ -303,6 +309,13 @@ def test_real_authorities_of_amd_are_pinned(evidence, name):
 
     text = (evidence / "snp" / f"{name}_ask_ark_asvk.pem").read_bytes()
     assert _x509.fingerprint(_x509.load_chain(text, evidence="AMD chain")[1]) in AMD_ROOTS
+
+
+def test_a_large_certificate_is_loaded():
+    authority = Authority("a", extensions=[("1.2.3.4", bytes(9000))])
+    assert _x509.load_certificate(authority.der, evidence="a") == authority.certificate
+    with pytest.raises(FormatError):
+        _x509.load_certificate(authority.der[:-1], evidence="a")
 
 
 # Warnings, threads and forks.
