@@ -294,6 +294,7 @@ def test_a_file_that_is_no_text_or_too_long_is_refused(tmp_path, content):
         ("version = 1\n[cpu.snp]\nmeasurement = 'any'\nrevocation = 'maybe'", "required, cached, none"),
         ("version = 1\n[cpu.snp]\nmeasurement = 'any'\nmin_tcb = { ucode = 1 }", "cpu.snp.min_tcb.ucode"),
         ("version = 1\n[cpu.snp]\nmeasurement = 'any'\nproducts = ['Rome']", "Milan, Genoa, Turin"),
+        ("version = 1\n[cpu.snp]\nmeasurement = 'any'\nchip_id = []", "cpu.snp.chip_id"),
     ],
 )
 def test_a_mistake_in_a_policy_is_named(text, said):
