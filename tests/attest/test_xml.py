@@ -123,7 +123,7 @@ def documents(draw, depth=0):
     return f"<{name}{start}>{''.join(inner)}</{name}>"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(documents())
 def test_the_canonical_form_is_that_of_lxml(text):
     etree = pytest.importorskip("lxml.etree")
