@@ -283,7 +283,7 @@ def test_garbage_is_refused(garbage, start, size):
         attest.parse_rim(garbage)
     with suppress(FormatError):
         attest.parse_rim(bad)
-    assert bad == data or is_refused(verify, bad)
+    assert bad.strip() == data.strip() or is_refused(verify, bad)  # space around a document is no part of it
 
 
 # Manifests of NVIDIA.
