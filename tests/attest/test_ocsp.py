@@ -24,6 +24,13 @@ def verify(response=None, about=ABOUT, issuer=ISSUER, *, now=NOW, **options):
     return attest.verify_ocsp_response(response, about.certificate, issuer.certificate, now=now, **options)
 
 
+OCSP_SIGNING = (
+    x509.ExtensionOID.EXTENDED_KEY_USAGE.dotted_string,
+    x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.OCSP_SIGNING]).public_bytes(),
+)
+UNKNOWN = ("1.2.3", b"\5\0")
+
+
 # Good ones.
 
 
@@ -98,7 +105,18 @@ def wrong_responses():
         "responder that is a leaf": of(by=Authority("OCSP Responder", ISSUER, ca=False, key=foundry.new_key())),
         "responder that has expired": delegated(end=NOW - DAY),
         "responder that is not valid yet": delegated(start=NOW + DAY),
-        "responder that is an authority": delegated(ca=True),
+        "responder that is an authority": delegated(ca=True, usage=key_usage("digital_signature")),
+        "responder that issues certificates": delegated(ca=True),
+        "responder that has an unknown extension": of(
+            by=Authority(
+                "OCSP Responder",
+                ISSUER,
+                ca=False,
+                key=foundry.new_key(),
+                extensions=[OCSP_SIGNING, UNKNOWN],
+                critical=["1.2.3"],
+            )
+        ),
         "responder that may not sign": delegated(usage=key_usage("key_agreement")),
         "signature by another key, delegated": of(
             by=foundry.responder(ISSUER), sent=[foundry.responder(ISSUER)], by_name=True
