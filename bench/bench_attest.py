@@ -1,7 +1,7 @@
 """Attestation evidence of CPUs, verified offline on one core. The tests' foundry makes and signs all of it.
 
-"Cold" clears all that is kept between calls before each round: parsed certificates, of which machines of a kind have all
-but one in common, and their names.
+"Cold" clears all that is kept between calls before each round: parsed certificates and their names. Machines of a kind
+have all of them but one in common.
 """
 
 from __future__ import annotations
