@@ -99,6 +99,14 @@ def test_a_platform_may_be_issued_by_the_other_authority():
         verify(foundry.quote(machine))
 
 
+def test_a_platform_must_be_issued_by_one_of_the_two():
+    of = foundry.intel()
+    other = Authority("Intel SGX Another CA", of.root, path_length=0)
+    given = collateral(pck_crl=other.crl(), pck_crl_issuer_chain=bundle(other, of.root))
+    with pytest.raises(AttestationError, match="subjects"):
+        verify(foundry.quote(foundry.platform(issuer=other)), given)
+
+
 # Quotes that are wrong.
 
 
