@@ -149,6 +149,28 @@ def test_a_response_that_is_an_error_is_refused():
         verify(bytes.fromhex("30030a0103"))
 
 
+def test_a_response_must_have_one_status_without_critical_extensions():
+    def of(change):
+        return foundry.status(ABOUT, ISSUER, change=lambda data: foundry.with_statuses(data, change))
+
+    def with_extension(statuses, *, critical):
+        single = statuses[foundry.header_size(statuses) :]
+        flag = foundry.der(0x01, b"\xff") if critical else b""
+        extension = foundry.der(0x30, b"\x06\x02\x2a\x03", flag, foundry.der(0x04, b"\5\0"))
+        extensions = foundry.der(0xA1, foundry.der(0x30, extension))
+        return foundry.der(0x30, foundry.der(0x30, single[foundry.header_size(single) :], extensions))
+
+    verify(of(lambda statuses: statuses))
+    verify(of(lambda statuses: with_extension(statuses, critical=False)))
+    with pytest.raises(AttestationError, match=r"extensions .*1\.2\.3"):
+        verify(of(lambda statuses: with_extension(statuses, critical=True)))
+    for times in (0, 2):
+        with pytest.raises(FormatError, match="number of statuses"):
+            verify(
+                of(lambda statuses, times=times: foundry.der(0x30, statuses[foundry.header_size(statuses) :] * times))
+            )
+
+
 def test_a_time_without_a_zone_is_a_mistake_of_the_caller():
     with pytest.raises(ValueError, match="time zone"):
         verify(now=NOW.replace(tzinfo=None))
