@@ -210,6 +210,15 @@ def test_revocation_is_asked_for_as_the_policy_says(revocation, accepted):
                 policy.check_cpu(verified, now=NOW)
 
 
+def test_a_list_may_have_to_be_of_this_moment():
+    text = "version = 1\n[cpu.snp]\nmeasurement = 'any'\nrevocation = 'required'\nmax_revocation_age_days = 0"
+    policy = Policy.from_toml(text)
+    assert policy.snp.max_revocation_age == timedelta(0)
+    policy.check_cpu(report(crl=amd.amd("Milan").ark.crl(start=NOW)), now=NOW)
+    with pytest.raises(AttestationError, match="revocation"):
+        policy.check_cpu(report(crl=amd.amd("Milan").ark.crl()), now=NOW)
+
+
 def test_revocation_is_asked_for_by_default():
     assert SnpPolicy({}).revocation is Revocation.CACHED
     assert Policy.from_toml("version = 1\n[cpu.snp]\nmeasurement = 'any'").snp == SnpPolicy({})
