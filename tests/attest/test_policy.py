@@ -293,6 +293,7 @@ def test_a_file_that_is_no_text_or_too_long_is_refused(tmp_path, content):
         ("version = 1\n[cpu.tdx]\nmrtd = 'all'", "mrtd"),
         ("version = 1\n[cpu.tdx]\nmrtd = ['22']", "48 bytes"),
         ("version = 1\n[cpu.tdx]\nmrtd = [22]", "48 bytes"),
+        (f"version = 1\n[cpu.tdx]\nmrtd = ['{'zz' * 48}']", "48 bytes"),
         ("version = 1\n[cpu.tdx]\nmrtd = 'any'\nmrdt = []", "cpu.tdx.mrdt"),
         ("version = 1\n[cpu.tdx]\nmrtd = 'any'\ntcb_status = ['Fine']", "UpToDate, SWHardeningNeeded"),
         ("version = 1\n[cpu.tdx]\nmrtd = 'any'\ntcb_status = 'UpToDate'", "a list"),
