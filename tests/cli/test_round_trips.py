@@ -8,8 +8,7 @@ import pytest
 from safetensors.numpy import load_file as load_plain
 from safetensors.numpy import save_file as save_plain
 
-from fastrack._crypto.keys import Key
-from fastrack._sealed.reader import load_file
+from fastrack import Key, load_file
 
 NOTES = b"not for everyone\r\n\x00\xff" * 3000
 
