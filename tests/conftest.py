@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from fastrack import Key
-from fastrack._crypto.keyring import KEY_FILE_VARIABLE
 
 # Makes `helpers` importable from every test folder.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -15,13 +14,14 @@ sys.path.append(str(Path(__file__).parents[1]))  # and `bench`, which opens a GP
 
 def pytest_addoption(parser, pluginmanager):
     parser.addoption("--gpu", metavar="DEVICE", help="the GPU for tests/gpu and tests/kernels: cuda:N, or stand-in")
+    parser.addoption("--accept-messages", action="store_true", help="write tests/project/messages.txt as it is now")
     if not pluginmanager.has_plugin("timeout"):  # as on a machine that is lent with its GPU
         parser.addini("timeout", "seconds a test, which only pytest-timeout enforces")
 
 
 @pytest.fixture(autouse=True)
 def _no_key_from_the_environment(monkeypatch):
-    monkeypatch.delenv(KEY_FILE_VARIABLE, raising=False)
+    monkeypatch.delenv("FASTRACK_KEY_FILE", raising=False)
 
 
 @pytest.fixture(scope="session")

@@ -378,7 +378,8 @@ def _open_source(source: str | os.PathLike[str]) -> Key | object:
     """Return the key in a key file, or the provider that a folder or a scheme names."""
     if not os.fspath(source):
         raise TypeError(
-            f"keys= takes the path of a key file, got an empty string; omit it to use that in {KEY_FILE_VARIABLE}"
+            "key= and keys= take the path of a key file, got an empty string; omit it to use that in "
+            f"{KEY_FILE_VARIABLE}"
         )
     open_it = _opener(source)
     if open_it is not None:
@@ -426,7 +427,7 @@ def _flatten(keys: object) -> Iterator[Key | Any]:
     elif isinstance(keys, (str, os.PathLike)):
         yield _open_source(keys)
     elif isinstance(keys, (bytes, bytearray, memoryview)):
-        raise TypeError("keys= takes no bytes: Key.from_bytes() makes a key of them")
+        raise TypeError("key= and keys= take no bytes: Key.from_bytes() makes a key of them")
     elif isinstance(keys, (KeyProvider, Mapping)) or callable(keys):
         yield keys
     elif isinstance(keys, Iterable):
@@ -434,7 +435,7 @@ def _flatten(keys: object) -> Iterator[Key | Any]:
             yield from _flatten(key)
     else:
         raise TypeError(
-            "keys= takes a Key, the path of a key file, a key provider, or an iterable of these, got "
+            "key= and keys= take a Key, the path of a key file, a key provider, or an iterable of these, got "
             f"{type(keys).__name__}"
         )
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from fastrack import load_file
 from fastrack._cli.app import app
 from fastrack._crypto.cobblestone import chunk_offset
-from fastrack._sealed.reader import load_file
 
 
 class Script:

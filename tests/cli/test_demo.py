@@ -7,10 +7,9 @@ import sys
 import numpy as np
 import pytest
 
+from fastrack import Key, save_file
 from fastrack._cli import demo as demo_module
 from fastrack._cli.console import stdout
-from fastrack._crypto.keys import Key
-from fastrack._sealed.writer import save_file
 from fastrack.errors import FastrackError
 
 QUICK = "demo --size 0.0625 --repeat 1 --picture chart.png --directory work"

@@ -5,9 +5,7 @@ import pytest
 from helpers import by_hand
 from safetensors.numpy import save_file as save_plain
 
-from fastrack._crypto.keys import Key
-from fastrack._sealed.reader import load_file
-from fastrack._sealed.writer import save_file
+from fastrack import Key, load_file, save_file
 
 
 def test_a_sealed_file_is_shown_without_a_key(cli, sealed, folder):

@@ -4,7 +4,7 @@ import stat
 
 import pytest
 
-from fastrack._crypto.keys import Key
+from fastrack import Key
 
 
 def test_a_key_file_is_made_that_only_its_owner_may_read(cli, folder):

@@ -17,7 +17,7 @@ from helpers.processes import run_python
 from safetensors.numpy import save_file
 
 import fastrack
-from fastrack._crypto.keys import Key
+from fastrack import Key
 
 
 def run(*line, **options):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fastrack._sealed.reader import load_file
+from fastrack import load_file
 
 
 def test_a_sound_file_is_authentic(cli, key, sealed):

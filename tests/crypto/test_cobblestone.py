@@ -177,7 +177,7 @@ def test_a_header_may_be_a_view_of_a_mapped_file():
     ("secret", "salt", "told"),
     [
         *((bytes(size), bytes(SALT_SIZE), f"got {size}") for size in (0, 1, 15, 17, 24, 31, 33, 64)),
-        *((bytes(size), bytes(SALT_SIZE), "expected random bytes, got zeros only") for size in (16, 32)),
+        *((bytes(size), bytes(SALT_SIZE), "zeros") for size in (16, 32)),
         *((SECRET, bytes(size), f"got {size}") for size in (0, 23, 25, 32)),
     ],
 )
@@ -228,7 +228,7 @@ def test_wiping_a_message_key_overwrites_it_in_place_and_hands_out_no_zeros():
     assert bytes(material) == bytes(44)
     assert bytes(key) + bytes(nonce) == bytes(44)
     for name in ("material", "key", "nonce"):
-        with pytest.raises(ClosedError, match="derive it again"):
+        with pytest.raises(ClosedError, match="wiped"):
             getattr(message_key, name)
 
 
@@ -252,7 +252,7 @@ def test_a_repr_of_a_message_key_shows_no_secret():
 
 @pytest.mark.parametrize("duplicate", [pickle.dumps, copy.copy, copy.deepcopy])
 def test_a_message_key_stays_in_its_process(duplicate):
-    with pytest.raises(TypeError, match="derive it there again"):
+    with pytest.raises(TypeError, match="pickled"):
         duplicate(MessageKey.raw(bytes(16), bytes(12)))
 
 
@@ -305,7 +305,7 @@ def test_the_shortest_and_longest_last_chunks_are_possible():
 def test_a_message_ends_where_its_chunk_numbers_do():
     assert chunk_count(MAX_PLAIN_SIZE) == MAX_CHUNKS
     assert plain_size(message_size(MAX_PLAIN_SIZE)) == MAX_PLAIN_SIZE
-    with pytest.raises(FormatError, match="split the tensor"):
+    with pytest.raises(FormatError, match=str(MAX_PLAIN_SIZE + 1)):
         chunk_count(MAX_PLAIN_SIZE + 1)
     with pytest.raises(FormatError):
         plain_size(message_size(MAX_PLAIN_SIZE) + TAG_SIZE + 1)

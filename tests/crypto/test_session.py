@@ -54,14 +54,14 @@ def test_wiping_overwrites_the_secret_for_forked_children_too():
 
 
 def refused(session):
-    with pytest.raises(ClosedError, match="open another channel"):
+    with pytest.raises(ClosedError):
         session.next_key()
     return True
 
 
 def test_a_session_is_not_pickled_and_shows_no_secret():
     session = Session()
-    with pytest.raises(TypeError, match="stays in its process"):
+    with pytest.raises(TypeError, match="session"):
         pickle.dumps(session)
     assert bytes(session._secret).hex() not in repr(session)
 

@@ -101,7 +101,7 @@ def test_a_plan_that_was_altered_is_told_and_the_result_holds_zeros(opened, wait
         opened.channel.to_device(sealed[rows], out=x, non_blocking=not waits)
         opened.channel.synchronize()
 
-    with pytest.raises(AuthenticationError, match=r"rows of tensor 'x': .* altered on its way") as failure:
+    with pytest.raises(AuthenticationError, match="rows of") as failure:
         move()
     assert (failure.value.tensor, failure.value.chunk) == ("x", None)
     assert not opened.driver.read(x).any()

@@ -55,7 +55,7 @@ def test_a_closed_device_does_nothing_more():
         lambda: rig.device.view(view.array, writable=True),
         lambda: rig.device.clear(view),
     ):
-        with pytest.raises(ClosedError, match="open another channel"):
+        with pytest.raises(ClosedError):
             use()
 
 
@@ -316,7 +316,7 @@ def test_a_copy_thread_that_cannot_start_may_start_later(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         work.finish()
-    with pytest.raises(DeviceError, match="no thread to copy with"):
+    with pytest.raises(DeviceError, match="no thread"):
         work.result()
     assert within(SECONDS, lambda: opened(rig))
     within(SECONDS, rig.close)

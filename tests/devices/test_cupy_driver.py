@@ -128,7 +128,7 @@ def runtime(monkeypatch):
 
 def test_without_cupy_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(DeviceError, match=r"(?s)needs CuPy.*fastrack\[cu13\].*fastrack\[cu12\].*use device='cpu'"):
+    with pytest.raises(DeviceError, match=r"(?s)\[cu13\].*\[cu12\].*device='cpu'"):
         open_device("cuda:0")
     with pytest.raises(DeviceError, match="needs CuPy"):
         fastrack.to_device(np.zeros(3), "cuda")
@@ -137,12 +137,12 @@ def test_without_cupy_it_says_what_to_install(monkeypatch):
 @pytest.mark.parametrize(
     ("count", "message"),
     [
-        (FakeError(35), "no NVIDIA driver, or one too old.*use device='cpu'"),
-        (FakeError(100), "finds no GPU.*use device='cpu'"),
-        (FakeError(999), "cudaError 999.*use device='cpu'"),
-        (0, "finds no GPU.*use device='cpu'"),
-        (1, "no such device: 'cuda:3'; this machine has only cuda:0"),
-        (2, "no such device: 'cuda:3'; this machine has cuda:0 to cuda:1"),
+        (FakeError(35), "driver.*device='cpu'"),
+        (FakeError(100), "GPU.*device='cpu'"),
+        (FakeError(999), "999.*device='cpu'"),
+        (0, "GPU.*device='cpu'"),
+        (1, "'cuda:3'.* cuda:0$"),
+        (2, "'cuda:3'.* cuda:1$"),
     ],
 )
 def test_a_gpu_that_is_not_there_is_said_so(runtime, count, message):
@@ -156,7 +156,7 @@ def test_an_old_gpu_is_refused(runtime):
         runtime.attributes |= {75: major, 76: 0}
         assert open_device("cuda:1").name == "cuda:1"
     runtime.attributes |= {75: 7, 76: 5}
-    with pytest.raises(DeviceError, match=r"compute capability 7\.5, and the kernels need 8\.0.*use device='cpu'"):
+    with pytest.raises(DeviceError, match=r"7\.5.*8\.0.*device='cpu'"):
         open_device("cuda:1")
 
 
@@ -167,7 +167,7 @@ def test_kernels_that_do_not_compile_are_said_so(monkeypatch, error):
         raise error
 
     monkeypatch.setattr(sys.modules["cupy"], "RawModule", module)
-    with pytest.raises(DeviceError, match=r"(?s)kernels do not compile.*use device='cpu'.*libnvrtc.so is missing"):
+    with pytest.raises(DeviceError, match=r"(?s)compile.*device='cpu'.*libnvrtc\.so"):
         open_device("cuda:0")
 
 
@@ -201,12 +201,12 @@ def test_the_kernels_of_an_installed_package_come_first(tmp_path, monkeypatch):
     monkeypatch.setattr(nvrtc, "files", lambda name: package)
     assert nvrtc.find_kernels().threads == 1
     (package / "kernels" / "fastrack.cu").unlink()
-    with pytest.raises(DeviceError, match="install fastrack again"):
+    with pytest.raises(DeviceError, match="install"):
         nvrtc.find_kernels()  # what stands beside the package is another one's
     (tmp_path / "pyproject.toml").touch()  # only a checkout has kernels of its own beside the package
     assert (nvrtc.find_kernels().threads, nvrtc.find_kernels().folder) == (2, tmp_path / "kernels")
     (tmp_path / "kernels" / "fastrack.cu").unlink()
-    with pytest.raises(DeviceError, match="install fastrack again"):
+    with pytest.raises(DeviceError, match="install"):
         nvrtc.find_kernels()
 
 
@@ -311,15 +311,15 @@ def test_the_time_between_two_timed_events_is_in_seconds(runtime, monkeypatch):
 def test_what_cuda_says_is_said_again(runtime):
     driver = CupyDriver(1)
     runtime.libcuda.status["cuEventQuery"] = 700
-    with pytest.raises(DeviceError, match="cuda:1 failed in cuEventQuery: cudaError 700"):
+    with pytest.raises(DeviceError, match=r"cuda:1 .*cuEventQuery: .*700"):
         driver.done(driver.event())
     commands = Commands()
     commands.record(driver.event(), driver.stream(high_priority=True))
     runtime.libcuda.status["cuEventRecord"] = 719
-    with pytest.raises(DeviceError, match="cuda:1 failed in cuEventRecord: cudaError 719"):
+    with pytest.raises(DeviceError, match=r"cuda:1 .*cuEventRecord: .*719"):
         driver.issue(commands)
     for error in (NoMemoryError("none"), FakeError(2)):
-        with pytest.raises(DeviceError, match="no memory left"), cupy_driver._Current(driver):
+        with pytest.raises(DeviceError, match="no memory"), cupy_driver._Current(driver):
             raise error
     with pytest.raises(KeyError), cupy_driver._Current(driver):
         raise KeyError
@@ -337,7 +337,7 @@ def test_memory_that_pools_keep_is_asked_back_before_there_is_none(runtime, monk
     assert emptied == [True]
     monkeypatch.setattr(sys.modules["cupy"].get_default_memory_pool(), "free_all_blocks", lambda: None)
     runtime.full = True
-    with pytest.raises(DeviceError, match="no memory left"):
+    with pytest.raises(DeviceError, match="no memory"):
         driver.memory(64)
 
 
@@ -397,7 +397,7 @@ def test_a_stream_that_is_captured_is_refused_before_anything_is_put_on_it(runti
     cupy.empty = lambda *_: pytest.fail("memory was allocated during a capture")
     del runtime.libcuda.calls[:]
     for use in (lambda: driver.view(CupyArray(), writable=True), lambda: driver.empty("U8", [3], "cupy")):
-        with pytest.raises(DeviceError, match=r"captured into a CUDA graph.*before the capture begins"):
+        with pytest.raises(DeviceError, match=r"captured.*before"):
             use()
     assert {name for name, *_ in runtime.libcuda.calls} == {"cuStreamIsCapturing"}
     runtime.libcuda.capturing.clear()
@@ -405,7 +405,7 @@ def test_a_stream_that_is_captured_is_refused_before_anything_is_put_on_it(runti
     with pytest.raises(DeviceError, match="captured"):
         driver.view(CupyArray(), writable=True)
     runtime.libcuda.status["cuStreamIsCapturing"] = 700
-    with pytest.raises(DeviceError, match="failed in cuStreamIsCapturing"):
+    with pytest.raises(DeviceError, match="cuStreamIsCapturing"):
         driver.view(CupyArray(), writable=True)
 
 
@@ -437,12 +437,12 @@ def test_cupy_makes_arrays_of_the_dtypes_it_has(cupy):
     driver.empty("F32", [2, 3], "cupy")
     assert made == [((2, 3), np.dtype("float32"))]
     for dtype in ("BF16", "F4"):
-        with pytest.raises(TypeError, match="ask for framework='torch'"):
+        with pytest.raises(TypeError, match="framework='torch'"):
             driver.empty(dtype, [2], "cupy")
 
 
 @pytest.mark.usefixtures("runtime")
 def test_a_torch_without_cuda_is_said_so(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(DeviceError, match=r"this torch .* cannot use cuda:0.*framework='cupy'"):
+    with pytest.raises(DeviceError, match=r"torch .* cuda:0.*'cupy'"):
         CupyDriver(0).empty("F32", [2], "torch")

@@ -34,7 +34,7 @@ def test_names_have_one_form(given, name):
 
 @pytest.mark.parametrize("given", ["gpu", "cuda:", "cuda:-1", "CUDA", "mps", 0])
 def test_other_names_are_refused(given):
-    with pytest.raises(DeviceError, match="no such device"):
+    with pytest.raises(DeviceError, match=str(given)):
         canonical(given)
 
 
@@ -66,7 +66,7 @@ def test_the_host_keeps_what_is_wanted_else_what_came_and_nothing_of_cupy(cpu, m
     assert cpu.framework("torch", None) == cpu.framework("torch", "cupy") == "torch"
     assert [cpu.framework(None, came) for came in ("numpy", "torch", "cupy", None)] == ["numpy", *["torch"] * 3]
     for origin in (None, "cupy", "numpy"):
-        with pytest.raises(DeviceError, match="framework='numpy' or 'torch'"):
+        with pytest.raises(DeviceError, match="CuPy"):
             cpu.framework("cupy", origin)
     monkeypatch.setattr(arrays, "installed", lambda framework: False)
     assert cpu.framework(None, None) == cpu.framework(None, "cupy") == "numpy"

@@ -116,7 +116,7 @@ def test_a_message_key_is_written(write, size):
 )
 def test_another_target_is_refused(target):
     before = target.copy()
-    with pytest.raises(ValueError, match="expected a writable"):
+    with pytest.raises(ValueError, match="writable"):
         write_state(MessageKey.raw(bytes(16), NONCE), target)
     assert np.array_equal(target, before)
 

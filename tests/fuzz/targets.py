@@ -23,11 +23,19 @@ from helpers import engines
 from rich.console import Console
 
 import fastrack
-from fastrack import AuthenticationError, FormatError, Key, KeyPermissionError, SealedDataset, UnknownKeyError
+from fastrack import (
+    AuthenticationError,
+    FormatError,
+    Key,
+    KeyPermissionError,
+    SealedDataset,
+    SealedTensor,
+    UnknownKeyError,
+)
 from fastrack._cli.inspect import read_contents, show_contents
 from fastrack._crypto import cobblestone
 from fastrack._crypto.base import GatherPlan
-from fastrack._sealed.tensor import OpenMessage, SealedTensor
+from fastrack._sealed.tensor import OpenMessage
 from fastrack._tensors import arrays, dtypes
 from fastrack._training import state as skeleton
 from fuzz import mutators

@@ -19,10 +19,9 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from fastrack import Channel, ClosedError, DeviceError, FastrackError, Key, seal
+from fastrack import Channel, ClosedError, DeviceError, FastrackError, Key, SealedTensor, seal
 from fastrack._crypto.cobblestone import CHUNK_SIZE, chunk_offset
 from fastrack._devices.cpu import CpuDevice
-from fastrack._sealed.tensor import SealedTensor
 from helpers.staged import StagedSlot, packed
 from helpers.tampering import tampered
 

@@ -10,8 +10,8 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 import fastrack
+from fastrack import SealedTensor
 from fastrack._crypto.cobblestone import message_size
-from fastrack._sealed.tensor import SealedTensor
 from fastrack._tensors import dtypes
 
 

@@ -12,12 +12,11 @@ from fuzz.targets import Violation, guarded
 from helpers.processes import run_python
 
 import fastrack
-from fastrack import FormatError
+from fastrack import FormatError, SealedTensor
 from fastrack._crypto import cobblestone
 from fastrack._crypto import gather as plans
 from fastrack._crypto.openssl import OpenSSLEngine
 from fastrack._sealed import reader as files
-from fastrack._sealed.tensor import SealedTensor
 from fastrack.attest import _snp, _tdx
 
 pytest.importorskip("torch")

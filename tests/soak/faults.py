@@ -15,9 +15,8 @@ from helpers.tampering import tamper_file, tampered
 from torch.utils.data import DataLoader
 
 import fastrack
-from fastrack import AuthenticationError, Channel, ClosedError, FormatError, UnknownKeyError
+from fastrack import AuthenticationError, Channel, ClosedError, FormatError, SealedTensor, UnknownKeyError
 from fastrack._crypto.cobblestone import CHUNK_SIZE, HEADER_SIZE, SEALED_CHUNK_SIZE
-from fastrack._sealed.tensor import SealedTensor
 from soak.worker import KEYS, RING, STRANGER, Violation
 
 

@@ -194,7 +194,7 @@ def test_a_checkpoint_without_tensors_of_torch_needs_no_torch(path):
 
 def test_a_device_that_does_not_exist_is_named_before_anything_is_opened(path):
     save_checkpoint(path, {"a": 1}, key=KEY)
-    with pytest.raises(DeviceError, match="no such device: 'tpu'"):
+    with pytest.raises(DeviceError, match="tpu"):
         load_checkpoint(path, keys=KEY, device="tpu")
 
 
@@ -213,28 +213,28 @@ class Text(str):
 @pytest.mark.parametrize(
     ("state", "match"),
     [
-        ({"a": [1, {2, 3}]}, r"state\['a'\]\[1\]: expected a dict .* got set"),
-        ({"a": (1, Pair(1, 2))}, r"state\['a'\]\[1\]: expected a dict .* got Pair"),
-        ({5: len}, r"state\[5\]: expected a dict .* got builtin_function_or_method"),
-        ([1j], r"state\[0\]: expected a dict .* got complex"),
-        (torch.float32, r"state: expected a dict .* got dtype"),
-        (torch.Size([1]), r"state: expected a dict .* got Size"),
-        (Text("a"), r"state: expected a dict .* got Text"),
-        (collections.Counter("a"), r"state: expected a dict .* got Counter"),
-        (collections.defaultdict(list), r"state: expected a dict .* got defaultdict"),
-        ({"a": {(1, 2): 3}}, r"state\['a'\]: expected keys of type str or int, got tuple"),
-        ({True: 1}, "state: expected keys of type str or int, got bool"),
-        ({1.0: 1}, "state: expected keys of type str or int, got float"),
-        (["\ud800"], r"state\[0\]: expected Unicode text"),
-        ({"\ud800": 1}, r"state\['\\ud800'\]: expected Unicode text"),
-        ({"a": np.array(["text"])}, r"state\['a'\]: a sealed tensor cannot hold the NumPy dtype"),
-        ({"a": np.array([None])}, r"state\['a'\]: a sealed tensor cannot hold the NumPy dtype object"),
-        ([np.str_("a")], r"state\[0\]: a sealed tensor cannot hold"),
-        ([np.datetime64("2026-01-01")], r"state\[0\]: a sealed tensor cannot hold"),
-        ([torch.zeros(1, dtype=torch.complex128)], r"state\[0\]: a sealed tensor cannot hold torch\.complex128"),
-        ([np.ma.masked_array([1], [True])], r"state\[0\]: expected a dict .* got MaskedArray"),
-        ([torch.eye(2).to_sparse()], r"state\[0\]: expected a dense torch\.Tensor, got Tensor \(torch\.sparse_coo\)"),
-        ([torch.ones(2, device="meta")], r"state\[0\]: expected a tensor in host memory, got one on meta"),
+        ({"a": [1, {2, 3}]}, r"state\['a'\]\[1\]: .* got set"),
+        ({"a": (1, Pair(1, 2))}, r"state\['a'\]\[1\]: .* got Pair"),
+        ({5: len}, r"state\[5\]: .* got builtin_function_or_method"),
+        ([1j], r"state\[0\]: .* got complex"),
+        (torch.float32, r"state: .* got dtype"),
+        (torch.Size([1]), r"state: .* got Size"),
+        (Text("a"), r"state: .* got Text"),
+        (collections.Counter("a"), r"state: .* got Counter"),
+        (collections.defaultdict(list), r"state: .* got defaultdict"),
+        ({"a": {(1, 2): 3}}, r"state\['a'\]: .*keys .* got tuple"),
+        ({True: 1}, r"state: .*keys .* got bool"),
+        ({1.0: 1}, r"state: .*keys .* got float"),
+        (["\ud800"], r"state\[0\]: .*Unicode"),
+        ({"\ud800": 1}, r"state\['\\ud800'\]: .*Unicode"),
+        ({"a": np.array(["text"])}, r"state\['a'\]: .* <U4"),
+        ({"a": np.array([None])}, r"state\['a'\]: .* object"),
+        ([np.str_("a")], r"state\[0\]: .* <U1"),
+        ([np.datetime64("2026-01-01")], r"state\[0\]: .* datetime64"),
+        ([torch.zeros(1, dtype=torch.complex128)], r"state\[0\]: .*torch\.complex128"),
+        ([np.ma.masked_array([1], [True])], r"state\[0\]: .* got MaskedArray"),
+        ([torch.eye(2).to_sparse()], r"state\[0\]: .*torch\.sparse_coo"),
+        ([torch.ones(2, device="meta")], r"state\[0\]: .* meta"),
     ],
     ids=str,
 )
@@ -247,7 +247,7 @@ def test_what_cannot_be_kept_is_named_with_its_place(path, state, match):
 def test_a_nest_that_holds_itself_is_refused(path):
     state = {"a": []}
     state["a"].append(state)
-    with pytest.raises(ValueError, match="expected at most 64 levels"):
+    with pytest.raises(ValueError, match="64 levels"):
         save_checkpoint(path, state, key=KEY)
 
 
@@ -256,7 +256,7 @@ def test_the_deepest_nest_comes_back(path):
     for _ in range(64):
         state = {"a": state}
     assert through(state, path) == state
-    with pytest.raises(ValueError, match="expected at most 64 levels"):
+    with pytest.raises(ValueError, match="64 levels"):
         save_checkpoint(path, [state], key=KEY)
 
 
@@ -301,7 +301,7 @@ def test_a_nest_that_is_too_deep_is_refused(path):
     for _ in range(65):
         state = ["list", [state]]
     put(path, of(state))
-    with pytest.raises(FormatError, match="expected at most 64 levels"):
+    with pytest.raises(FormatError, match="64 levels"):
         load_checkpoint(path, keys=KEY)
 
 
@@ -323,7 +323,7 @@ def test_whatever_the_skeleton_says_only_a_format_error_comes_of_it(state):
 
 def test_a_pickle_is_never_opened(path):
     path.write_bytes(pickle.dumps({"a": 1}))
-    with pytest.raises(FormatError, match="expected a safetensors file"):
+    with pytest.raises(FormatError, match="a safetensors"):
         load_checkpoint(path, keys=KEY)
 
 
@@ -332,14 +332,14 @@ def test_a_pickle_is_never_opened(path):
 )
 def test_another_sealed_file_is_no_checkpoint(path, tensors):
     save_file(tensors, path, KEY)
-    with pytest.raises(FormatError, match="expected a checkpoint, got another sealed file"):
+    with pytest.raises(FormatError, match="another sealed"):
         load_checkpoint(path, keys=KEY)
 
 
 def test_a_file_that_was_sealed_under_the_names_of_a_checkpoint_is_none(path):
     upload = {"skeleton": np.frombuffer(of(["list", []]), np.uint8)}
     save_file(upload, path, KEY)
-    with pytest.raises(FormatError, match="expected a checkpoint"):
+    with pytest.raises(FormatError, match="a checkpoint"):
         load_checkpoint(path, keys=KEY)
     relabel(path, "checkpoint")  # which takes no key
     with pytest.raises(AuthenticationError) as caught:
@@ -349,7 +349,7 @@ def test_a_file_that_was_sealed_under_the_names_of_a_checkpoint_is_none(path):
 
 def test_a_checkpoint_is_no_other_sealed_file(path):
     save_checkpoint(path, {"w": np.ones((4, 4), np.float32)}, key=KEY)
-    with pytest.raises(FormatError, match="expected a file of samples, got a checkpoint"):
+    with pytest.raises(FormatError, match="load_checkpoint"):
         fastrack.SealedDataset(path, ["0"], keys=KEY)
     fastrack.verify_file(path, KEY)
     relabel(path, None)
@@ -360,7 +360,7 @@ def test_a_checkpoint_is_no_other_sealed_file(path):
 def test_an_unknown_kind_is_refused(path):
     save_file({"a": np.ones(3)}, path, KEY)
     relabel(path, "tensor")  # has one spelling: no entry
-    with pytest.raises(FormatError, match="or checkpoint, got 'tensor'"):
+    with pytest.raises(FormatError, match="'tensor'"):
         fastrack.load_file(path)
 
 
@@ -393,16 +393,16 @@ def test_no_error_of_a_skeleton_shows_what_it_holds(path, text):
 
 def test_nothing_that_nobody_vouches_for_is_taken(path):
     put(path, of(1), plain=["skeleton"])
-    with pytest.raises(FormatError, match="expected a checkpoint"):
+    with pytest.raises(FormatError, match="a checkpoint"):
         load_checkpoint(path, keys=KEY)
     put(path, of(["torch", 0]), {"0": np.ones(3)}, plain=["0"])
-    with pytest.raises(AuthenticationError, match="lacks array 0 of its checkpoint, or stores it unencrypted"):
+    with pytest.raises(AuthenticationError, match="array 0"):
         load_checkpoint(path, keys=KEY)
     put(path, of(["torch", 1]), {"0": np.ones(3)})
-    with pytest.raises(AuthenticationError, match="lacks array 1"):
+    with pytest.raises(AuthenticationError, match="array 1"):
         load_checkpoint(path, keys=KEY)
     put(path, of(["torch", 0]), {"0": np.ones(3), "more": np.ones(3)}, plain=["more"])
-    with pytest.raises(FormatError, match="tensors by its skeleton"):
+    with pytest.raises(FormatError, match="its skeleton"):
         load_checkpoint(path, keys=KEY)
 
 
@@ -459,7 +459,7 @@ def test_a_full_disk_leaves_the_checkpoint_that_was_there(path, monkeypatch, aft
         return write(self, data)
 
     monkeypatch.setattr(atomic._CompleteWriter, "write", full)
-    with pytest.raises(OSError, match="free some space"):
+    with pytest.raises(OSError, match="free some"):
         save_checkpoint(path, {"epoch": 2, "w": torch.ones(5)}, key=KEY)
     assert load_checkpoint(path, keys=KEY) == {"epoch": 1}
     assert [file.name for file in path.parent.iterdir()] == [path.name]
@@ -480,7 +480,7 @@ def test_a_process_killed_while_it_saves_leaves_the_checkpoint_that_was_there(pa
             os.kill(os.getpid(), signal.SIGKILL)
 
     monkeypatch.setattr(atomic._CompleteWriter, "write", write_and_die)
-    with pytest.raises(AssertionError, match=f"ended with status {signal.SIGKILL:d}"):
+    with pytest.raises(AssertionError, match=f"status {signal.SIGKILL:d}"):
         # An array of NumPy: in a forked child torch waits for threads that stayed with its parent.
         in_forked_child(lambda: save_checkpoint(path, {"epoch": 2, "w": np.ones(50_000)}, key=KEY))
     monkeypatch.undo()

@@ -127,7 +127,7 @@ def test_a_spawned_worker_opens_no_file(paths):
 def test_a_row_out_of_range_is_refused_there(paths):
     options = {"num_workers": 1, "multiprocessing_context": "fork"}
     loader = DataLoader(SealedDataset(paths), batch_size=2, sampler=[0, 128], collate_fn=collate, **options)
-    with pytest.raises(IndexError, match="row 128 is out of range"):
+    with pytest.raises(IndexError, match="row 128"):
         list(loader)
 
 

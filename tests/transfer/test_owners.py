@@ -181,7 +181,7 @@ def test_load_model_refuses_a_bad_chunk_whatever_other_threads_do(tmp_path, othe
             assert moved.wait(60)
             for _ in range(5):
                 module = net()
-                with pytest.raises(AuthenticationError, match=r"'0\.weight', chunk 1"):
+                with pytest.raises(AuthenticationError, match=r"'0\.weight'"):
                     fastrack.load_model(module, path, keys=KEY)
                 assert not module[0].weight.any()
         finally:

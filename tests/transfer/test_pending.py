@@ -101,7 +101,7 @@ def test_a_nest_is_filled_without_waiting(channel, key, plain):
 def test_a_failure_is_raised_by_the_next_synchronize_and_only_there(channel, bad, plain):
     out = np.full_like(plain, 7)
     start_bad = channel.to_device(bad, out=out, non_blocking=True)
-    with pytest.raises(AuthenticationError, match=r"'bad', chunk 3.* holds zeros") as caught:
+    with pytest.raises(AuthenticationError, match="zeros") as caught:
         channel.synchronize()
     assert (caught.value.tensor, caught.value.chunk) == ("bad", 3)
     assert not hasattr(caught.value, "__notes__")

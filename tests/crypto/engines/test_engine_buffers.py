@@ -86,7 +86,7 @@ def test_a_buffer_that_is_not_a_row_of_bytes_is_refused_and_no_other(runs, unfit
         lambda: engine.open_gather(schedule, unfit(sealed), out, plan([(0, 10)])[0]),
         lambda: engine.open_gather(schedule, sealed, odd, plan([(0, 10)])[0]),
     ):
-        with pytest.raises(ValueError, match="one-dimensional, contiguous uint8"):
+        with pytest.raises(ValueError, match="contiguous"):
             attempt()
     assert untouched(out)
     assert untouched(odd.astype(np.uint8))
@@ -110,7 +110,7 @@ def assert_judged(sealed, plain):
     if is_a_run(sealed, plain):
         assert chunks_between(sealed, plain) == -(-sealed // SEALED_CHUNK_SIZE)
     else:
-        with pytest.raises(ValueError, match="no run of chunks"):
+        with pytest.raises(ValueError, match="run of"):
             chunks_between(sealed, plain)
 
 
@@ -142,9 +142,9 @@ def test_an_engine_refuses_other_sizes(engine_under_test, sealed, plain):
     if is_a_run(sealed, plain):
         return
     closed, opened = np.full(sealed, 0xA5, np.uint8), np.full(plain, 0xA5, np.uint8)
-    with pytest.raises(ValueError, match="no run of chunks"):
+    with pytest.raises(ValueError, match="run of"):
         runs.engine.open_run(runs.schedule, closed, opened, 0)
-    with pytest.raises(ValueError, match="no run of chunks"):
+    with pytest.raises(ValueError, match="run of"):
         runs.engine.seal_run(runs.schedule, opened, closed, 0)
     assert untouched(closed)
     assert untouched(opened)
@@ -155,9 +155,9 @@ def test_an_engine_refuses_other_sizes(engine_under_test, sealed, plain):
 )
 def test_a_run_that_ends_within_a_tag_is_refused(runs, size):
     closed, out = np.zeros(size, np.uint8), target()
-    with pytest.raises(ValueError, match="no run of chunks"):
+    with pytest.raises(ValueError, match="run of"):
         runs.engine.verify_run(runs.schedule, closed, 0)
-    with pytest.raises(ValueError, match="no run of chunks"):
+    with pytest.raises(ValueError, match="run of"):
         runs.engine.open_gather(runs.schedule, closed, out, plan([(0, 1)])[0])
     assert untouched(out)
 
@@ -172,5 +172,5 @@ def test_a_run_outside_the_38_bits_of_chunk_numbers_is_refused(make_engine, firs
         (engine.open_run, (sealed, plain)),
         (engine.verify_run, (sealed,)),
     ):
-        with pytest.raises(ValueError, match="chunks from number"):
+        with pytest.raises(ValueError, match="2\\^38"):
             run(schedule, *buffers, first)

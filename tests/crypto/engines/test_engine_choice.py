@@ -100,7 +100,7 @@ def test_an_empty_variable_chooses_nothing(monkeypatch):
 def test_an_engine_that_is_not_there_cannot_be_forced(cpu_with, monkeypatch, name):
     cpu_with()
     monkeypatch.setenv(ENGINE_VARIABLE, name)
-    with pytest.raises(DeviceError, match=rf"expected an engine .* \(openssl\), got '{name}'. Name one of these"):
+    with pytest.raises(DeviceError, match=rf"\(openssl\), got '{name}'. Name"):
         get_engine()
 
 
@@ -147,7 +147,7 @@ def fail_to_compile(*_):
 def test_openssl_takes_the_place_of_an_engine_that_fails(monkeypatch, method, wrong, told):
     monkeypatch.setattr(VaesEngine, method, wrong)
     first = available_engines()[0]
-    with pytest.warns(RuntimeWarning, match=rf"'{first}' failed its test .*{told}.* 'openssl' takes its place"):
+    with pytest.warns(RuntimeWarning, match=rf"'{first}'.*{told}.*'openssl'"):
         assert get_engine().name == "openssl"
     choice = registry.selected_engine()
     assert (choice.name, choice.forced) == ("openssl", False)
@@ -160,7 +160,7 @@ def test_an_engine_that_fails_cannot_be_forced(monkeypatch):
     monkeypatch.setattr(VaesEngine, "seal_run", seal_other_bytes)
     monkeypatch.setenv(ENGINE_VARIABLE, "vaes-256")
     for name in (None, "vaes-256"):
-        with pytest.raises(DeviceError, match=r"'vaes-256' failed its test with a key of 128 bits: .* Do not use it"):
+        with pytest.raises(DeviceError, match=r"'vaes-256' .* 128 .* not use"):
             get_engine(name)
     assert get_engine("openssl").name == "openssl"
 
@@ -168,7 +168,7 @@ def test_an_engine_that_fails_cannot_be_forced(monkeypatch):
 def test_nothing_takes_the_place_of_openssl(cpu_with, monkeypatch):
     cpu_with()
     monkeypatch.setattr(OpenSSLEngine, "seal_run", seal_other_bytes)
-    with pytest.raises(DeviceError, match="'openssl' failed its test"):
+    with pytest.raises(DeviceError, match="'openssl' failed"):
         get_engine()
 
 
