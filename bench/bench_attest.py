@@ -4,8 +4,6 @@
 have all of them but one in common.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 OCSP responses, which devices of a kind have in common; the time is looked at in every call.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Pickles name what is public, and stay readable when modules move."""
 
-from __future__ import annotations
-
 import base64
 import pickle
 import pickletools

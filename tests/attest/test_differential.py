@@ -3,8 +3,6 @@
 Where the two differ, ours refuses more, and `STRICTER` and `unchecked` say what.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """The examples of what is public run as they are written."""
 
-from __future__ import annotations
-
 import doctest
 import inspect
 import re

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 from helpers.foundry import nvidia as foundry
 from helpers.foundry.authority import NOW

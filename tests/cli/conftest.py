@@ -1,7 +1,5 @@
 """Scripts of commands: each runs in a folder of its own, and says what status it expects."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """``keygen --identity``, ``keygen --signer``, ``grant``, ``seal --to`` and ``rekey``, as an owner uses them."""
 
-from __future__ import annotations
-
 import stat
 
 import numpy as np

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from fastrack._cli.machine import CpuTee, read_cpu, read_memory, read_software, read_tee

@@ -1,7 +1,5 @@
 """The command as a process of its own: what CliRunner cannot show."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The HPKE of cryptography against the vectors of RFC 9180 and of the post-quantum draft, which a package has."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.resources
 import json

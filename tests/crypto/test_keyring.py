@@ -1,7 +1,5 @@
 """Keys from providers, folders, descriptors and defaults, wherever a key is wanted."""
 
-from __future__ import annotations
-
 import gc
 import importlib.metadata
 import os

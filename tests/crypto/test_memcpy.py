@@ -1,7 +1,5 @@
 """Copies of ciphertext, on several threads: all of it, nothing else, and nowhere else."""
 
-from __future__ import annotations
-
 import re
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,7 +1,5 @@
 """Every transfer has a key of its own, and none outlives its process."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """What works where numba compiles nothing, as under NUMBA_DISABLE_JIT=1, which measuring coverage asks for."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

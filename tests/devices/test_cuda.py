@@ -1,7 +1,5 @@
 """The CUDA device opens, seals and gathers as it should, whatever order events leave open."""
 
-from __future__ import annotations
-
 import ctypes
 import threading
 from concurrent.futures import ThreadPoolExecutor

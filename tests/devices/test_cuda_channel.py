@@ -1,7 +1,5 @@
 """The transfer loop over a CUDA device: the same results as on the host, in both directions."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Whatever fails on a CUDA device: it is told, nothing waits for ever, no key stays, and the next transfer works."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import time

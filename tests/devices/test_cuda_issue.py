@@ -1,7 +1,5 @@
 """A CUDA device issues its commands in few calls, on the right threads, and no caller's work holds up another's."""
 
-from __future__ import annotations
-
 import threading
 import types
 

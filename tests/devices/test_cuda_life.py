@@ -1,7 +1,5 @@
 """A CUDA device is closed, dropped or forked, in the middle of work too: no key stays, nothing waits for ever."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import time

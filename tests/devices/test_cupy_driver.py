@@ -1,7 +1,5 @@
 """The CUDA driver says what is missing, finds its kernels, and makes the calls it should: all that needs no GPU."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import sys

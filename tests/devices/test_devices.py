@@ -1,7 +1,5 @@
 """Devices are found by name, and each has what the transfer loop asks of one."""
 
-from __future__ import annotations
-
 import inspect
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The expanded key that the CUDA kernels read, by both implementations."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

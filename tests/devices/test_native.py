@@ -1,7 +1,5 @@
 """Lists of commands run as they are written, in one call, and copy all of what they are to copy, and nothing else."""
 
-from __future__ import annotations
-
 import threading
 import time
 import types

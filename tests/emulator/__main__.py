@@ -1,7 +1,5 @@
 """Run a module on the emulator: ``python -m emulator MODULE ARGUMENT...``, as ``python -m`` does without it."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 

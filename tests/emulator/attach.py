@@ -5,8 +5,6 @@ jump to the emulator's function, or to one that prints what is missing. The driv
 libcuda.so.1 or libnvidia-ml.so.1 gives the library of that soname that the process has loaded already.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import re

@@ -1,7 +1,5 @@
 """Compile the emulator, and fastrack's kernels for it, once for each state of their sources."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import subprocess

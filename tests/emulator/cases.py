@@ -1,7 +1,5 @@
 """Cases that tests run in a process of their own: ``python -m emulator emulator.cases CASE`` prints a line of JSON."""
 
-from __future__ import annotations
-
 import gc
 import json
 import statistics

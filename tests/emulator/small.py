@@ -1,7 +1,5 @@
 """Shrink the largest arrays of tests/gpu, with which kernels on the host take minutes. A pytest plugin."""
 
-from __future__ import annotations
-
 MIB = 1 << 20
 LARGE = 26 * MIB + 7  # six slabs: each buffer of the staging pool once
 SLOW = 4 * MIB

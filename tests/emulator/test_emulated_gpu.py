@@ -1,7 +1,5 @@
 """Test fastrack with the real CuPy on the emulator: results, order, calls and faults."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

@@ -1,7 +1,5 @@
 """Test the emulator itself: it does what CUDA documents, and reports violations."""
 
-from __future__ import annotations
-
 import ctypes
 from concurrent.futures import ThreadPoolExecutor
 

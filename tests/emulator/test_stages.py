@@ -1,7 +1,5 @@
 """The stages of `make gpu` run through on the emulator from the kit alone, without a network."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -3,8 +3,6 @@
 The parts of a case stand one after the other, each behind its length; so a mutation may reach any of them.
 """
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import fields
 from functools import cache

@@ -3,8 +3,6 @@
 ``--gpu stand-in`` runs them on host memory, to test the tests. The kernels' own tests are in ``tests/kernels``.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import numpy as np

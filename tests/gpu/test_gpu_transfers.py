@@ -1,7 +1,5 @@
 """Transfers to a device and back: what comes out is what went in, or an error and zeros, in the streams' order."""
 
-from __future__ import annotations
-
 import collections
 import gc
 import threading

@@ -1,7 +1,5 @@
 """Buffers with a fence on both sides, at any distance from an aligned address."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 

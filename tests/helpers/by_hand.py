@@ -1,7 +1,5 @@
 """Sealed files made and opened with safetensors and cryptography alone, as anyone could without fastrack."""
 
-from __future__ import annotations
-
 import json
 
 from cryptography import cobblestone

@@ -1,7 +1,5 @@
 """A CUDA device over a driver made for tests, some slots, and a loop that is as plain as can be."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import Future
 

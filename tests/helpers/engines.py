@@ -3,8 +3,6 @@
 Where FASTRACK_ENGINE forces an engine, it is the only one.
 """
 
-from __future__ import annotations
-
 from functools import cache, partial
 
 from fastrack._crypto.engine import available_engines, get_engine, selected_engine

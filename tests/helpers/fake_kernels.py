@@ -1,7 +1,5 @@
 """What the kernels do, by pyca: for a device that is made of host memory."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Runs a function in a forked child, which answers through a pipe or is killed."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal

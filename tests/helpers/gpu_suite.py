@@ -1,7 +1,5 @@
 """Fixtures for tests on a GPU, or on a stand-in for one."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 import pytest

@@ -1,7 +1,5 @@
 """A second implementation of grants files, from docs/format.md alone: the standard library and cryptography."""
 
-from __future__ import annotations
-
 import base64
 import json
 

@@ -3,8 +3,6 @@
 What is no plain integer where CUDA wants one is refused, as CuPy would.
 """
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import sys

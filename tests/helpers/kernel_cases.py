@@ -6,8 +6,6 @@
 The second form runs one kernel of the shim's self-test, which reads 40 bytes or 100 of shared memory at an offset.
 """
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

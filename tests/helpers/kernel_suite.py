@@ -1,7 +1,5 @@
 """What the kernels' tests share, on the host and on a GPU: a key of each size, and published cases."""
 
-from __future__ import annotations
-
 import pytest
 
 from helpers import reference

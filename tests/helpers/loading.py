@@ -1,7 +1,5 @@
 """Data sets and loaders for the tests of `fastrack.wrap`. Worker processes import this."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

@@ -1,7 +1,5 @@
 """Another process that keeps changing memory while a test works on it."""
 
-from __future__ import annotations
-
 import mmap
 import subprocess
 import sys

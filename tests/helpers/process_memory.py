@@ -1,7 +1,5 @@
 """Searches the memory of another process for secrets. Linux only."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Runs of chunks by plain AES-GCM from pyca/cryptography, and its parts by the standards: no code under test."""
 
-from __future__ import annotations
-
 import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes

@@ -1,7 +1,5 @@
 """One engine, one key: runs of chunks in and out as bytes, checked on the way."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import strategies as st
 

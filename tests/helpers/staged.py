@@ -1,7 +1,5 @@
 """A device that reads nothing where it lies on the host, and does its work later, on a thread of its own."""
 
-from __future__ import annotations
-
 import queue
 import random
 import threading

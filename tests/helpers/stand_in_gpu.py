@@ -1,7 +1,5 @@
 """What the suite for GPUs asks of a GPU, made of host memory: its logic can be run where there is none."""
 
-from __future__ import annotations
-
 import time
 
 from bench.gpu import plan

@@ -3,8 +3,6 @@
 Stands in for ``python -m``. The environment variable FASTRACK_TEST_BEFORE may hold Python to be run before.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from importlib import import_module

@@ -3,8 +3,6 @@
 Everything happens at once. What was called is written down, and what is to be answered can be set.
 """
 
-from __future__ import annotations
-
 import ctypes
 
 from fastrack._devices.cuda import cupy_driver

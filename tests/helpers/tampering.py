@@ -1,7 +1,5 @@
 """Sealed tensors that somebody altered."""
 
-from __future__ import annotations
-
 import json
 import math
 

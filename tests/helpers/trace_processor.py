@@ -1,7 +1,5 @@
 """Opens a trace in Perfetto's own trace processor, which answers SQL about it. Downloads nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """Candidates for faster kernels: right on the host, as those of the tree are, and without spills."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

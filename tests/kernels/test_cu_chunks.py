@@ -1,7 +1,5 @@
 """Runs of chunks through the CUDA kernels, against pyca/cryptography: right ones, and wrong ones at every place."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from helpers import reference

@@ -1,7 +1,5 @@
 """Gathers through the CUDA kernels: pieces of packed chunks, scattered into a result."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from helpers import reference

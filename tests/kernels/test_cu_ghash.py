@@ -1,7 +1,5 @@
 """The multiplication of GHASH, with operands that a random key would not bring about in a lifetime."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

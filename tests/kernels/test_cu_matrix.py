@@ -1,7 +1,5 @@
 """The product of bit matrices that a candidate gets from the tensor cores: its twin on the host, by PTX's layout."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from helpers.buffers import Fenced

@@ -1,7 +1,5 @@
 """The CUDA kernels on the host, in a process under AddressSanitizer and UndefinedBehaviorSanitizer."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The shim itself: what it computes, and that it finds what it is there to find."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import numpy as np

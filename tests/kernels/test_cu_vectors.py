@@ -1,7 +1,5 @@
 """Published vectors through the CUDA kernels: AES-GCM of NIST and of C2SP/wycheproof, and Cobblestone."""
 
-from __future__ import annotations
-
 import hashlib
 
 import pytest

@@ -1,7 +1,5 @@
 """Check the English of docstrings and comments. `python tests/project/language.py` prints the share of verbs."""
 
-from __future__ import annotations
-
 import ast
 import io
 import json

@@ -1,7 +1,5 @@
 """What `make fuzz` and `make soak` found, each made as small as it can be."""
 
-from __future__ import annotations
-
 import bz2
 import errno
 import io

@@ -1,7 +1,5 @@
 """The targets of `make fuzz` on their seeds and on a few hundred inputs made of them. Needs no atheris."""
 
-from __future__ import annotations
-
 import signal
 from random import Random
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The English of docstrings and comments, and the examples of what is public."""
 
-from __future__ import annotations
-
 import doctest
 import inspect
 

@@ -1,7 +1,5 @@
 """The packages import only what stands below them, and the contract that says so would notice otherwise."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

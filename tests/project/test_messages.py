@@ -3,8 +3,6 @@
 Elsewhere tests look at the type of an error, at its attributes, and at names and numbers in it.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import difflib

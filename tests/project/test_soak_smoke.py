@@ -1,7 +1,5 @@
 """The soak of `make soak` for a few seconds: it runs, it counts, and it would tell."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Run type checkers on code that uses the package."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Rows of a sealed tensor: the same as NumPy's, out of the chunks that hold them and no others."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

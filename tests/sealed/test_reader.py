@@ -1,7 +1,5 @@
 """Reading sealed files: lazily, without fastrack too, and however wrong the header is."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -1,7 +1,5 @@
 """Files and checkpoints that an earlier revision wrote: they open, and the same bytes are written today."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import os

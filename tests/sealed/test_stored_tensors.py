@@ -1,7 +1,5 @@
 """Sealed tensors that are stored as they are: in a file of several, bound to it, or as bytes."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

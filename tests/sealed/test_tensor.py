@@ -1,7 +1,5 @@
 """Sealed tensors in memory: what was sealed comes out, or nothing and an error that names the place."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import traceback

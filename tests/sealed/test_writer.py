@@ -1,7 +1,5 @@
 """Writing files: whole or not at all, slab by slab, and plain again when they are unsealed."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json

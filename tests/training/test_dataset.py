@@ -1,7 +1,5 @@
 """Data sets of sealed files: their batches are what plain indexing gives, bit for bit, or an error."""
 
-from __future__ import annotations
-
 import collections
 import gc
 import itertools

@@ -1,7 +1,5 @@
 """Data sets in worker processes, forked and spawned: they deal in numbers, and what they send becomes handles here."""
 
-from __future__ import annotations
-
 import io
 import pickle
 from multiprocessing.reduction import ForkingPickler

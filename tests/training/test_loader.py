@@ -1,7 +1,5 @@
 """A wrapped loader gives the same batches, on the device, and else is like the loader it wraps."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import subprocess

@@ -1,7 +1,5 @@
 """However an iteration of a wrapped loader ends, it leaves nothing behind, and its errors come where they belong."""
 
-from __future__ import annotations
-
 import gc
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Wrapped loaders of torch whose items come from worker processes."""
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import signal

@@ -1,7 +1,5 @@
 """Sealed weights into modules: like load_state_dict, but in place, all or nothing, and never unauthenticated."""
 
-from __future__ import annotations
-
 import errno
 import tracemalloc
 from unittest.mock import Mock

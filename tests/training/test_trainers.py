@@ -1,7 +1,5 @@
 """The trainers of other libraries on a plain DataLoader, with keys that a function finds."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The functions of the package move tensors on channels that the whole process shares."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Failures of transfers reach the thread or the group that started them, once, and no other."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import os

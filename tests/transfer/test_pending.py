@@ -1,7 +1,5 @@
 """Transfers that no call waits for: they end well, or their failure is reported."""
 
-from __future__ import annotations
-
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor

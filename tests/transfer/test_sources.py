@@ -1,7 +1,5 @@
 """Slabs: how messages and gathers are cut into them, and what fills them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import example, given, settings

@@ -1,7 +1,5 @@
 """Transfers to a device that stages everything and works later: buffers, overlap, and what goes wrong meanwhile."""
 
-from __future__ import annotations
-
 import time
 from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock

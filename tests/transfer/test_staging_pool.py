@@ -1,7 +1,5 @@
 """The pool gives each buffer to one transfer at a time, once the device is done with it, and keeps to its depth."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock

@@ -1,7 +1,5 @@
 """New files: room is made beforehand where that is possible, and nothing is left of one that fails."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

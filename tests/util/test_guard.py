@@ -1,7 +1,5 @@
 """A guard lets callers in until it is closed, and closing waits for those inside."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,7 +1,5 @@
 """`trace`: what it writes down, and what it must not disturb."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

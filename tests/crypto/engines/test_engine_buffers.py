@@ -1,7 +1,5 @@
 """Which buffers an engine takes, and which it refuses before a byte is touched."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

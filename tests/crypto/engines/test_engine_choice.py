@@ -1,7 +1,5 @@
 """Which engines there are, and which one is taken."""
 
-from __future__ import annotations
-
 import pytest
 from helpers.processes import run_python
 from llvmlite import binding

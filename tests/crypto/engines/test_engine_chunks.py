@@ -1,7 +1,5 @@
 """What every engine does with one chunk and with many, good and bad, against plain AES-GCM."""
 
-from __future__ import annotations
-
 from itertools import permutations, product
 from random import Random
 

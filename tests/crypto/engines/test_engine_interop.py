@@ -1,7 +1,5 @@
 """Messages go both ways between every engine and pyca/cryptography's own Cobblestone."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Gathers: pieces of chunks, each verified whole, scattered into a result."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from helpers import reference

@@ -1,7 +1,5 @@
 """Process memory after work is done: no message key, no round key, no plaintext of a chunk that was altered."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Key schedules: secrets that leave no trace, and that are of no use once wiped."""
 
-from __future__ import annotations
-
 import copy
 import ctypes
 import gc

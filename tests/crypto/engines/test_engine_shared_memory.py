@@ -1,7 +1,5 @@
 """Another process writes to the ciphertext while it is opened or sealed: what was verified is what comes out."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 

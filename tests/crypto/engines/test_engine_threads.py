@@ -1,7 +1,5 @@
 """Many threads, forks, a process that exits: an engine gives the same answers, and no thread waits forever."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import threading

@@ -1,7 +1,5 @@
 """Published vectors on every engine: Cobblestone with both sizes of key, AES-GCM of NIST and of C2SP/wycheproof."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """The machine code of the vector kernels: the instructions it must have, and how often it reads what may change."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from functools import cache

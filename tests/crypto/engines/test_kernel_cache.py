@@ -1,7 +1,5 @@
 """Compiled code is kept where it can be, and fastrack works where it cannot."""
 
-from __future__ import annotations
-
 import pytest
 from helpers.processes import run_python
 

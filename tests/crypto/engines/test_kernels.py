@@ -1,7 +1,5 @@
 """What numba makes of the kernels that run on several threads at once."""
 
-from __future__ import annotations
-
 import re
 from itertools import pairwise
 

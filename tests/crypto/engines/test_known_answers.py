@@ -1,7 +1,5 @@
 """The test that every engine takes before its first use: that it passes those that are right, and no other."""
 
-from __future__ import annotations
-
 from hashlib import sha256
 
 import numpy as np

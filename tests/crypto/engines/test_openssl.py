@@ -1,7 +1,5 @@
 """How the OpenSSL engine keeps the caller's ciphertext away from OpenSSL, which goes over it twice."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from helpers import engines, reference

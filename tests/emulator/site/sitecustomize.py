@@ -1,7 +1,5 @@
 """Put the emulator under every Python with this folder on its path, and let the stages of `make gpu` measure little."""
 
-from __future__ import annotations
-
 from emulator.attach import Emulator
 from helpers.stand_in_gpu import TINY
 

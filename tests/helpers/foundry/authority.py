@@ -1,7 +1,5 @@
 """Certificates and revocation lists: a root, authorities below it, and leaves, of ECDSA or RSASSA-PSS keys."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from functools import cache
 
