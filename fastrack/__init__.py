@@ -23,6 +23,7 @@ from fastrack.errors import (
     FormatError,
     GrantError,
     KeyPermissionError,
+    ProviderError,
     SignatureError,
     UnknownKeyError,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "KeyPermissionError",
     "KeyProvider",
     "KeyRing",
+    "ProviderError",
     "SealedDataset",
     "SealedFile",
     "SealedRows",

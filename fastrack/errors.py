@@ -11,6 +11,7 @@ worker process may raise them.
 # ├── KeyPermissionError       a key file that others own or may read                    (also a PermissionError)
 # ├── SignatureError           a signed document that was altered, or that no trusted key signed
 # ├── GrantError               a grant that has expired, or is not for this recipient or file
+# ├── ProviderError            a token, TPM or vault that is absent, or does not unwrap a key
 # ├── DeviceError              the device is absent, busy or incapable of an operation
 # └── ClosedError              used after it was closed or wiped
 
@@ -26,6 +27,7 @@ __all__ = [
     "FormatError",
     "GrantError",
     "KeyPermissionError",
+    "ProviderError",
     "SignatureError",
     "UnknownKeyError",
 ]
@@ -107,6 +109,10 @@ class SignatureError(FastrackError):
 
 class GrantError(FastrackError):
     """A grant that has expired, or is not for this recipient or file."""
+
+
+class ProviderError(FastrackError):
+    """A token, TPM or vault that is absent, not configured, or does not wrap or unwrap a key."""
 
 
 class DeviceError(FastrackError):
