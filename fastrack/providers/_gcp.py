@@ -10,7 +10,7 @@ from fastrack.errors import FormatError, ProviderError
 from fastrack.providers._wrapped import KeyWrapper, WrappedKey, import_client, require_algorithm, require_parameters
 
 _ALGORITHM = "GOOGLE_SYMMETRIC_ENCRYPTION"
-_PART = r"[A-Za-z0-9_.:-]{1,128}"
+_PART = r"[A-Za-z0-9_-][A-Za-z0-9_.:-]{0,127}"
 _KEY = re.compile(rf"projects/{_PART}/locations/{_PART}/keyRings/{_PART}/cryptoKeys/{_PART}")
 _REASONS = {
     "DefaultCredentialsError": "no credentials were found; run `gcloud auth application-default login`",
