@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from helpers.wrapped_reader import read_wrapped, unwrap
+from typer.testing import CliRunner
 
 import fastrack
+from fastrack._cli.app import app
 from fastrack.errors import FormatError, KeyPermissionError, ProviderError
 from fastrack.providers import Pkcs11, WrappedKey
 
@@ -126,6 +128,25 @@ def test_a_source_may_name_the_library_and_the_file_of_the_pin(make, token, key,
     make().wrap(key).save(path)
     uri = f"pkcs11:token=vault;object=aes%20key?module-path={MODULE}&pin-source=file:{token}/pin"
     assert fastrack.KeyRing(f"{uri}#{path}")[key.id] == key
+
+
+def test_the_command_makes_a_file_and_seals_with_it(token, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FASTRACK_PKCS11_MODULE", MODULE)
+    np.save("x.npy", np.arange(3))
+    uri = f"pkcs11:token=vault;object=owner?pin-source=file:{token}/pin{SHA1}"
+    key = f"pkcs11:token=vault;object=owner?pin-source=file:{token}/pin#owner.key.wrapped"
+    for line in (
+        ["keygen", "owner.key.wrapped", "--wrap", uri],
+        ["seal", "x.npy", "x.safetensors", "--key", key],
+        ["verify", "x.safetensors", "--key", key],
+    ):
+        result = CliRunner().invoke(app, line)
+        assert result.exit_code == 0, result.output
+        assert PIN not in result.output
+    result = CliRunner().invoke(app, ["verify", "x.safetensors", "--key", "owner.key.wrapped"])
+    assert result.exit_code == 1
+    assert "FASTRACK_PKCS11_PIN" in result.stderr
 
 
 @pytest.mark.parametrize(("name", "query"), [("object=aes%20key", ""), ("object=owner", SHA1)])

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import fastrack
+from fastrack._cli.app import app
 from fastrack.errors import FormatError, ProviderError
 from fastrack.providers import Tpm, WrappedKey, open_wrapper
 
@@ -106,6 +108,19 @@ def test_a_key_that_the_tpm_sealed_opens_what_it_sealed(machine, tmp_path, bits,
     assert fastrack.unseal(sealed, keys=path, framework="numpy").tolist() == [0, 1, 2, 3, 4]
     assert fastrack.unseal(sealed, keys=f"tpm:#{path}", framework="numpy").tolist() == [0, 1, 2, 3, 4]
     assert machine.transient_handles() == 0
+
+
+@pytest.mark.usefixtures("tcti")
+def test_the_command_makes_a_file_and_seals_with_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.save("x.npy", np.arange(3))
+    for line in (
+        ["keygen", "owner.key.wrapped", "--wrap", "tpm:sha256:7"],
+        ["seal", "x.npy", "x.safetensors", "--key", "owner.key.wrapped"],
+        ["verify", "x.safetensors", "--key", "owner.key.wrapped"],
+    ):
+        result = CliRunner().invoke(app, line)
+        assert result.exit_code == 0, result.output
 
 
 def test_a_key_sealed_to_pcrs_opens_in_that_state_alone(machine, tcti, key):
