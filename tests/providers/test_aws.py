@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+import traceback
 
 import numpy as np
 import pytest
@@ -95,6 +96,18 @@ def test_what_is_missing_is_named(key, monkeypatch):
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
     with pytest.raises(ProviderError, match=r"NoRegionError. Set AWS_DEFAULT_REGION"):
         AwsKms("alias/owner").wrap(key)
+
+
+def test_nothing_that_a_server_says_is_repeated(serve, kms, key, monkeypatch):
+    def answer(_method, _path, _headers, document):
+        return 400, {"__type": document["Plaintext"], "message": document["Plaintext"]}, {}
+
+    assert kms.asked == []
+    monkeypatch.setenv("AWS_ENDPOINT_URL_KMS", serve(answer).address)
+    with pytest.raises(ProviderError, match="asking <AwsKms") as caught:
+        AwsKms(ARN).wrap(key)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert base64.b64encode(key.material()).decode().rstrip("=") not in shown
 
 
 @pytest.mark.usefixtures("kms")

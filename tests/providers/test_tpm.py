@@ -148,6 +148,22 @@ def test_a_restart_keeps_the_key_and_another_tpm_does_not_open_it(machines, key)
 
 
 @pytest.mark.usefixtures("tcti")
+def test_what_the_tpm_gives_is_wiped(key, monkeypatch):
+    from fastrack.providers import _tpm
+
+    wiped, wipe = [], _tpm._wipe
+
+    def watch(view):
+        assert bytes(view) == bytes(key.material())
+        wipe(view)
+        wiped.append(bytes(view))
+
+    monkeypatch.setattr(_tpm, "_wipe", watch)
+    assert Tpm().wrap(key).unwrap() == key
+    assert wiped == [bytes(32), bytes(32)]
+
+
+@pytest.mark.usefixtures("tcti")
 def test_an_altered_file_is_refused(machine, key):
     wrapped = Tpm().wrap(key)
     for place in range(0, len(wrapped.ciphertext), 9):

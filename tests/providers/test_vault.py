@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import traceback
 
 import numpy as np
 import pytest
@@ -87,6 +88,21 @@ def test_what_is_missing_is_named(key, monkeypatch):
     monkeypatch.delenv("VAULT_ADDR")
     with pytest.raises(ProviderError, match="in VAULT_ADDR, got none; set it"):
         VaultTransit("owner").wrap(key)
+
+
+@pytest.mark.parametrize("status", [200, 400, 403, 404, 500, 503])
+def test_nothing_that_a_server_says_is_repeated(serve, key, monkeypatch, status):
+    def answer(_method, _path, headers, document):
+        said = [headers["X-Vault-Token"], document["plaintext"]]
+        return status, {"errors": said, "data": {"ciphertext": said}}, {}
+
+    monkeypatch.setenv("VAULT_ADDR", serve(answer).address)
+    monkeypatch.setenv("VAULT_TOKEN", TOKEN)
+    with pytest.raises(ProviderError) as caught:
+        VaultTransit("owner").wrap(key)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert TOKEN not in shown
+    assert base64.b64encode(key.material()).decode() not in shown
 
 
 def test_a_server_that_is_not_there_is_named(key, monkeypatch):
