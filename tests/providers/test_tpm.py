@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -145,6 +148,58 @@ def test_a_restart_keeps_the_key_and_another_tpm_does_not_open_it(machines, key)
     first.stop()
     first.start()
     assert wrapped.unwrap(Tpm(tcti=first.tcti)) == key
+
+
+class Tap:
+    """Two sockets that pass on what goes to and from a TPM, and keep a copy."""
+
+    def __init__(self, machine, folder):
+        self.copy = bytearray()
+        self.tcti = f"swtpm:path={folder}/socket"
+        self._sockets = []
+        for name in ("socket", "socket.ctrl"):
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(f"{folder}/{name}")
+            listener.listen()
+            self._sockets.append(listener)
+            threading.Thread(target=self._accept, args=(listener, f"{machine.folder}/{name}"), daemon=True).start()
+
+    def _accept(self, listener, path):
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = listener.accept()
+                far = socket.socket(socket.AF_UNIX)
+                far.connect(path)
+                self._sockets += [near, far]
+                for pair in ((near, far), (far, near)):
+                    threading.Thread(target=self._pass, args=pair, daemon=True).start()
+
+    def _pass(self, source, target):
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                self.copy += data
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+    def close(self):
+        for each in self._sockets:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+
+def test_no_key_is_on_the_way_to_the_tpm(machine, key):
+    secret = bytes(key.material())
+    with tempfile.TemporaryDirectory(prefix="tap") as folder:
+        tap = Tap(machine, folder)
+        try:
+            for pcrs in ("", "sha256:7"):
+                provider = Tpm(pcrs=pcrs, tcti=tap.tcti)
+                assert provider.unwrap(provider.wrap(key)) == key
+        finally:
+            tap.close()
+    assert len(tap.copy) > 1000
+    assert secret not in tap.copy
 
 
 @pytest.mark.usefixtures("tcti")
