@@ -142,6 +142,16 @@ def test_another_answer_is_refused(serve, key, monkeypatch, answer):
         VaultTransit("owner").wrap(key)
 
 
+def test_a_server_sends_the_token_and_the_key_to_no_other(serve, key, monkeypatch):
+    other = serve(lambda *_: (200, {"data": {"ciphertext": "vault:v1:AAAA"}}, {}))
+    location = {"Location": f"{other.address}/v1/transit/encrypt/owner"}
+    monkeypatch.setenv("VAULT_ADDR", serve(lambda *_: (307, {}, location)).address)
+    monkeypatch.setenv("VAULT_TOKEN", TOKEN)
+    with pytest.raises(ProviderError, match="expected an answer with a ciphertext"):
+        VaultTransit("owner").wrap(key)
+    assert other.asked == []
+
+
 @pytest.mark.parametrize("plaintext", ["", "!", "AAAA", base64.b64encode(bytes(32)).decode()])
 def test_a_plaintext_that_is_no_key_is_refused(serve, key, monkeypatch, plaintext):
     monkeypatch.setenv("VAULT_ADDR", serve(lambda *_: (200, {"data": {"plaintext": plaintext}}, {})).address)
