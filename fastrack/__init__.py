@@ -24,6 +24,7 @@ from fastrack.errors import (
     FormatError,
     GrantError,
     KeyPermissionError,
+    ProviderError,
     SignatureError,
     UnknownKeyError,
 )
@@ -57,6 +58,7 @@ __all__ = [
     "KeyPermissionError",
     "KeyProvider",
     "KeyRing",
+    "ProviderError",
     "SealedDataset",
     "SealedFile",
     "SealedRows",

@@ -12,6 +12,7 @@ worker process may raise them.
 # ├── SignatureError           a signed document that was altered, or that no trusted key signed
 # ├── GrantError               a grant that has expired, or is not for this recipient or file
 # ├── AttestationError         evidence of a confidential machine that does not prove what it should
+# ├── ProviderError            a token, TPM or vault that is absent, or does not unwrap a key
 # ├── DeviceError              the device is absent, busy or incapable of an operation
 # └── ClosedError              used after it was closed or wiped
 
@@ -28,6 +29,7 @@ __all__ = [
     "FormatError",
     "GrantError",
     "KeyPermissionError",
+    "ProviderError",
     "SignatureError",
     "UnknownKeyError",
 ]
@@ -156,6 +158,10 @@ class SignatureError(FastrackError):
 
 class GrantError(FastrackError):
     """A grant that has expired, or is not for this recipient or file."""
+
+
+class ProviderError(FastrackError):
+    """A token, TPM or vault that is absent, not configured, or does not wrap or unwrap a key."""
 
 
 class DeviceError(FastrackError):

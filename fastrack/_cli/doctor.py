@@ -83,9 +83,10 @@ def gather() -> Facts:
 def read_key_file() -> KeyFile:
     """Return the key file that the environment names, after a test that it loads. The key is wiped at once.
 
-    Of a folder the key that seals is loaded. Providers are not asked, and no descriptor is read.
+    Of a folder the key that seals is loaded. Providers are not asked, nor is that of a wrapped key file, and no
+    descriptor is read.
     """
-    from fastrack._crypto.keyring import KEY_FILE_VARIABLE, KeyFolder, is_path
+    from fastrack._crypto.keyring import KEY_FILE_VARIABLE, KeyFolder, is_path, is_wrapped
     from fastrack._crypto.keys import Key, looks_secret
 
     path = os.environ.get(KEY_FILE_VARIABLE)
@@ -95,6 +96,10 @@ def read_key_file() -> KeyFile:
         if not is_path(path):
             return KeyFile(path)
         file = Path(path).expanduser()
+        if is_wrapped(file):
+            from fastrack.providers import WrappedKey
+
+            return KeyFile(path, WrappedKey.load(file).key_id)
         key = KeyFolder(file).get_sealing_key() if file.is_dir() else Key.load(file)
     except (FastrackError, OSError) as error:
         return KeyFile(None if looks_secret(path) else path, problem=message_of(error))

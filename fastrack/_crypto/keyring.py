@@ -349,24 +349,27 @@ class KeyFolder:
 
     def get_key(self, key_id: str) -> Key:
         for path in self._key_files():
-            if key_file_id(path) == key_id:
-                return Key.load(path)
+            if _file_id(path) == key_id:
+                return _load(path)
         raise UnknownKeyError(f"{self._path}: expected a key file with key {key_id}, found none; put its file there")
 
     def get_sealing_key(self) -> Key:
-        files = [path for path in self._key_files() if key_file_id(path) is not None]
+        files = [path for path in self._key_files() if _file_id(path) is not None]
         if len(files) != 1:
             raise UnknownKeyError(
                 f"{self._path}: expected one key file to seal with, got {len(files)}; name the file itself"
             )
-        return Key.load(files[0])
+        return _load(files[0])
 
     def _key_files(self) -> list[Path]:
         return sorted(path for path in self._path.iterdir() if not path.name.startswith(".") and path.is_file())
 
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+")
-_SCHEMES: dict[str, str] = {}  # of this package: the module and the function that makes the provider
+_WRAPPED = "fastrack.providers._wrapped"
+_SCHEMES = dict.fromkeys(  # of this package: the module and the function that makes the provider
+    ("pkcs11", "tpm", "vault-transit", "aws-kms", "gcp-kms", "azure-keyvault"), f"{_WRAPPED}:open_source"
+)
 
 
 def is_path(source: str | os.PathLike[str]) -> bool:
@@ -387,7 +390,26 @@ def _open_source(source: str | os.PathLike[str]) -> Key | object:
     path = Path(source).expanduser()
     if path.suffix == ".grants":
         return import_module("fastrack.grants._grants").open_with_environment(path)  # type: ignore[no-any-return]
-    return KeyFolder(path) if path.is_dir() else Key.load(path)
+    if path.is_dir():
+        return KeyFolder(path)
+    return import_module(_WRAPPED).WrappedKey.load(path) if is_wrapped(path) else Key.load(path)
+
+
+def is_wrapped(path: Path) -> bool:
+    """Return whether a path is that of a wrapped key file, by its suffix."""
+    return path.suffix == ".wrapped"
+
+
+def _file_id(path: Path) -> str | None:
+    """Return the id of the key in a key file or a wrapped key file, or None if the file is neither."""
+    if not is_wrapped(path):
+        return key_file_id(path)
+    key_id: str | None = import_module(_WRAPPED).wrapped_key_id(path)
+    return key_id
+
+
+def _load(path: Path) -> Key:
+    return import_module(_WRAPPED).WrappedKey.load(path).unwrap() if is_wrapped(path) else Key.load(path)
 
 
 def _opener(source: str | os.PathLike[str]) -> Callable[[], Key | object] | None:

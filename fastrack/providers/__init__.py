@@ -1,0 +1,39 @@
+"""Keys wrapped by tokens, TPMs and vaults.
+
+A wrapped key file holds a key that is encrypted by another, which a PKCS#11 token, a TPM 2.0 or a vault holds and never
+gives away. The file is no secret; it can stand wherever a key file can.
+
+Examples
+--------
+>>> import fastrack
+>>> from fastrack.providers import VaultTransit
+>>> key = fastrack.Key.generate()
+>>> wrapped = VaultTransit("owner").wrap(key)  # doctest: +SKIP
+>>> wrapped.save("owner.key.wrapped")  # doctest: +SKIP
+>>> fastrack.verify_file("data.safetensors", keys="owner.key.wrapped")  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from fastrack.providers._aws import AwsKms
+from fastrack.providers._azure import AzureKeyVault
+from fastrack.providers._gcp import GcpKms
+from fastrack.providers._pkcs11 import Pkcs11
+from fastrack.providers._tpm import Tpm
+from fastrack.providers._vault import VaultTransit
+from fastrack.providers._wrapped import KeyWrapper, WrappedKey, open_wrapper
+
+__all__ = [
+    "AwsKms",
+    "AzureKeyVault",
+    "GcpKms",
+    "KeyWrapper",
+    "Pkcs11",
+    "Tpm",
+    "VaultTransit",
+    "WrappedKey",
+    "open_wrapper",
+]
+
+for _name in __all__:
+    globals()[_name].__module__ = "fastrack.providers"  # the path that users import them from

@@ -1,0 +1,128 @@
+"""Keys wrapped by the Key Management Service of AWS."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, ClassVar, Self
+
+from fastrack.errors import FormatError, ProviderError
+from fastrack.providers._wrapped import KeyWrapper, WrappedKey, import_client, require_algorithm, require_parameters
+
+_ALGORITHM = "SYMMETRIC_DEFAULT"
+_CONTEXT = "fastrack-key"
+_KEY = re.compile(r"[A-Za-z0-9:/_-]{1,2048}")
+_ARN = re.compile(r"arn:aws[a-z-]*:kms:([a-z0-9-]+):[0-9]{12}:(?:key|alias)/[A-Za-z0-9/_-]+")
+_REASONS = {
+    "AccessDeniedException": "the credentials lack the right to use this key",
+    "DisabledException": "the key is disabled; enable it",
+    "ExpiredTokenException": "the credentials have expired; get new ones",
+    "IncorrectKeyException": "another key encrypted this file",
+    "InvalidCiphertextException": "the file was altered, or another key encrypted it; restore it from a copy",
+    "KMSInvalidStateException": "the key is about to be deleted, or not ready",
+    "NotFoundException": "there is no such key in this account and region",
+    "UnrecognizedClientException": "the credentials are wrong",
+}
+
+
+class AwsKms(KeyWrapper):
+    """A symmetric key of the Key Management Service of AWS, by the client boto3.
+
+    Region and credentials come from where boto3 finds them: the environment, ``~/.aws``, or the role of the machine.
+    They need the rights ``kms:Encrypt`` and ``kms:Decrypt``. The encryption context ``fastrack-key`` is the id of the
+    wrapped key, which policies may name and CloudTrail logs.
+
+    Parameters
+    ----------
+    key : str
+        The ARN or the id of the key, or an alias such as ``alias/owner``. Other keys of the account do not unwrap.
+    client : botocore client, optional
+        A client for ``kms`` to use. By default one is made when it is first needed.
+
+    Raises
+    ------
+    ValueError
+        If the name has another form.
+
+    Examples
+    --------
+    >>> from fastrack.providers import AwsKms
+    >>> AwsKms("alias/owner")
+    <AwsKms alias/owner>
+    """
+
+    provider: ClassVar[str] = "aws-kms"
+
+    def __init__(self, key: str, *, client: Any = None) -> None:
+        if _KEY.fullmatch(key) is None:
+            raise ValueError(f"expected the ARN, the id or the alias of a key of AWS KMS, got {key!r:.80}")
+        self._key = key
+        self._client = client
+
+    @classmethod
+    def from_uri(cls, uri: str) -> Self:
+        """Make a wrapper of ``aws-kms:KEY``."""
+        return cls(uri.removeprefix(f"{cls.provider}:"))
+
+    @classmethod
+    def from_wrapped(cls, wrapped: WrappedKey) -> Self:
+        """Make a wrapper as the parameters of a file and the environment say."""
+        key = require_parameters(wrapped, frozenset({"key"}))["key"]
+        if _ARN.fullmatch(key) is None:
+            raise FormatError(
+                f"the wrapped file of key {wrapped.key_id} is wrong: expected the ARN of a key of AWS KMS, got "
+                f"{key!r:.80}; restore it"
+            )
+        return cls(key)
+
+    def _encrypt(self, secret: memoryview, key_id: str) -> tuple[str, bytes, dict[str, str]]:
+        encrypt = self._get_client().encrypt
+        answer = self._ask(encrypt, Plaintext=bytes(secret), EncryptionContext={_CONTEXT: key_id})
+        arn, ciphertext = answer.get("KeyId"), answer.get("CiphertextBlob")
+        if not isinstance(arn, str) or _ARN.fullmatch(arn) is None or not isinstance(ciphertext, bytes):
+            raise ProviderError(f"asking {self!r} failed: expected an ARN and a ciphertext, got another answer")
+        return _ALGORITHM, ciphertext, {"key": arn}
+
+    def _decrypt(self, wrapped: WrappedKey) -> bytes | bytearray:
+        require_algorithm(wrapped, _ALGORITHM)
+        decrypt = self._get_client().decrypt
+        context = {_CONTEXT: wrapped.key_id}
+        secret = self._ask(decrypt, CiphertextBlob=wrapped.ciphertext, EncryptionContext=context).get("Plaintext")
+        if not isinstance(secret, bytes):
+            raise ProviderError(f"asking {self!r} failed: expected a plaintext, got another answer")
+        return secret
+
+    def _ask(self, function: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
+        errors = import_client("botocore.exceptions", "aws")
+        try:
+            answer: dict[str, Any] = function(KeyId=self._key, EncryptionAlgorithm=_ALGORITHM, **arguments)
+        except errors.ClientError as error:
+            code = str(error.response.get("Error", {}).get("Code", ""))
+            reason = _REASONS.get(code, "look the code up in the documentation of AWS KMS")
+            code = code if re.fullmatch(r"\w{1,64}", code) else "an unknown code"
+            raise ProviderError(f"asking {self!r} failed: {code}, {reason}") from None
+        except errors.NoCredentialsError:
+            raise ProviderError(
+                f"asking {self!r} failed: boto3 found no credentials. Set AWS_PROFILE, or run `aws configure`"
+            ) from None
+        except errors.BotoCoreError as error:
+            raise ProviderError(
+                f"asking {self!r} failed: {type(error).__name__}; check the network and the region"
+            ) from None
+        return answer
+
+    def _get_client(self) -> Any:
+        if self._client is None:
+            boto3 = import_client("boto3", "aws")
+            errors = import_client("botocore.exceptions", "aws")
+            arn = _ARN.fullmatch(self._key)
+            try:
+                self._client = boto3.client("kms", region_name=None if arn is None else arn[1])
+            except (errors.BotoCoreError, ValueError) as error:
+                raise ProviderError(
+                    f"reaching {self!r} failed: {type(error).__name__}. Set AWS_DEFAULT_REGION, or name the key by ARN"
+                ) from None
+        return self._client
+
+    def __repr__(self) -> str:
+        return f"<AwsKms {self._key}>"

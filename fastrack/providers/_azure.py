@@ -1,0 +1,114 @@
+"""Keys wrapped by Azure Key Vault or Managed HSM."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, ClassVar, Self
+
+from fastrack.errors import FormatError, ProviderError
+from fastrack.providers._wrapped import KeyWrapper, WrappedKey, import_client, require_algorithm, require_parameters
+
+_ALGORITHM = "RSA-OAEP-SHA256"
+_KEY = re.compile(r"https://(?P<host>[a-z0-9.-]{1,255})(?::[0-9]{1,5})?/keys/[A-Za-z0-9-]{1,127}(?:/[0-9a-f]{32})?")
+_CLOUDS = (
+    *(".vault.azure.net", ".vault.azure.cn", ".vault.usgovcloudapi.net"),
+    *(".managedhsm.azure.net", ".managedhsm.azure.cn", ".managedhsm.usgovcloudapi.net"),
+)
+_REASONS = {
+    "ClientAuthenticationError": "the credentials are wrong or were not found; run `az login`",
+    "CredentialUnavailableError": "no credentials were found; run `az login`",
+    "ResourceNotFoundError": "there is no such key; check its name and version",
+    "ServiceRequestError": "the vault could not be reached; check its name and the network",
+}
+_STATUS = {
+    400: "the file was altered, or another key encrypted it; restore it from a copy",
+    403: "the credentials lack the rights get, wrapKey and unwrapKey, or the firewall of the vault refuses",
+    429: "the vault is throttled; try again later",
+}
+
+
+class AzureKeyVault(KeyWrapper):
+    """An RSA key of Azure Key Vault or Managed HSM, by the client azure-keyvault-keys.
+
+    Credentials come from ``azure.identity.DefaultAzureCredential``. The key encrypts by RSA-OAEP with SHA-256, and
+    needs the rights *get*, *wrapKey* and *unwrapKey*.
+
+    Parameters
+    ----------
+    key : str
+        The URL of the key: ``https://VAULT.vault.azure.net/keys/NAME``, perhaps with a version.
+    client : azure.keyvault.keys.crypto.CryptographyClient, optional
+        A client to use. By default one is made when it is first needed.
+
+    Raises
+    ------
+    ValueError
+        If the URL has another form.
+
+    Examples
+    --------
+    >>> from fastrack.providers import AzureKeyVault
+    >>> AzureKeyVault("https://acme.vault.azure.net/keys/owner")
+    <AzureKeyVault https://acme.vault.azure.net/keys/owner>
+    """
+
+    provider: ClassVar[str] = "azure-keyvault"
+
+    def __init__(self, key: str, *, client: Any = None) -> None:
+        if _KEY.fullmatch(key) is None:
+            raise ValueError(f"expected https://VAULT.vault.azure.net/keys/NAME, or with a version, got {key!r:.80}")
+        self._key = key
+        self._client = client
+
+    @classmethod
+    def from_uri(cls, uri: str) -> Self:
+        """Make a wrapper of ``azure-keyvault:URL``."""
+        return cls(uri.removeprefix(f"{cls.provider}:"))
+
+    @classmethod
+    def from_wrapped(cls, wrapped: WrappedKey) -> Self:
+        """Make a wrapper as the parameters of a file and the environment say. The host has to be one of Azure."""
+        key = require_parameters(wrapped, frozenset({"key"}))["key"]
+        match = _KEY.fullmatch(key)
+        if match is None or not match["host"].endswith(_CLOUDS):
+            raise FormatError(
+                f"the wrapped file of key {wrapped.key_id} is wrong: expected the URL of a key of Azure, got "
+                f"{key!r:.80}; restore it, or pass an AzureKeyVault"
+            )
+        return cls(key)
+
+    def _encrypt(self, secret: memoryview, key_id: str) -> tuple[str, bytes, dict[str, str]]:
+        crypto = import_client("azure.keyvault.keys.crypto", "azure")
+        algorithm = crypto.KeyWrapAlgorithm.rsa_oaep_256
+        answer = self._ask(lambda: self._get_client().wrap_key(algorithm, bytes(secret)))
+        key = answer.key_id
+        if not isinstance(key, str) or _KEY.fullmatch(key) is None:
+            raise ProviderError(f"asking {self!r} failed: expected the URL of the key in the answer, got another text")
+        return _ALGORITHM, bytes(answer.encrypted_key), {"key": key}
+
+    def _decrypt(self, wrapped: WrappedKey) -> bytes | bytearray:
+        require_algorithm(wrapped, _ALGORITHM)
+        crypto = import_client("azure.keyvault.keys.crypto", "azure")
+        algorithm = crypto.KeyWrapAlgorithm.rsa_oaep_256
+        secret: bytes = self._ask(lambda: self._get_client().unwrap_key(algorithm, wrapped.ciphertext)).key
+        return secret
+
+    def _ask(self, function: Callable[[], Any]) -> Any:
+        errors = import_client("azure.core.exceptions", "azure")
+        try:
+            return function()
+        except (errors.AzureError, ValueError, NotImplementedError) as error:
+            name, status = type(error).__name__, getattr(error, "status_code", None)
+            reason = _REASONS.get(name) or _STATUS.get(status or 0, "check that it is an RSA key that is enabled")
+            raise ProviderError(f"asking {self!r} failed: {name} {status or ''}".rstrip() + f", {reason}") from None
+
+    def _get_client(self) -> Any:
+        if self._client is None:
+            identity = import_client("azure.identity", "azure")
+            crypto = import_client("azure.keyvault.keys.crypto", "azure")
+            self._client = crypto.CryptographyClient(self._key, identity.DefaultAzureCredential())
+        return self._client
+
+    def __repr__(self) -> str:
+        return f"<AzureKeyVault {self._key}>"
