@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PIP_LOCKED := python -m pip install --quiet --no-deps --require-hashes --only-binary :all:
 
 .PHONY: help demo test test-all test-lowest test-openssl test-pythons coverage check bench bench-compare peers gpu gpu-kit \
-	emulator nvrtc fuzz soak docs lock dist clean
+	emulator integrations nvrtc fuzz soak docs lock dist clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -96,6 +96,18 @@ nvrtc: $(STAMP)  ## compile the kernels with another NVRTC as well, and look for
 	FASTRACK_NVRTC=.nvrtc/$(NVRTC) $(BIN)/python -m pytest tests/kernels/test_cu_build.py -s
 
 EMULATOR := .venv-emulator
+
+# Tokens and TPMs need Debian's softhsm2, swtpm and libtss2-dev; without them their tests are skipped.
+INTEGRATIONS := .venv-integrations
+
+integrations: $(INTEGRATIONS)/.installed  ## test tokens, TPMs, vaults, the broker and the trainers of other libraries with the real packages
+	$(INTEGRATIONS)/bin/python -m pytest tests/providers $(wildcard tests/broker) tests/training/test_trainers.py
+
+$(INTEGRATIONS)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(INTEGRATIONS)
+	$(INTEGRATIONS)/bin/python -m pip install --quiet --upgrade pip
+	$(INTEGRATIONS)/bin/python -m pip install --quiet --editable '.[torch,pkcs11,tpm,vault,aws,gcp,azure]' --group integrations
+	touch $@
 
 emulator: $(EMULATOR)/.installed  ## test the device's code with the real CuPy on an emulated GPU
 	$(EMULATOR)/bin/python -m pytest tests/emulator
