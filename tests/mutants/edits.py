@@ -33,8 +33,6 @@ _RUN = _CHUNKS + "a_run_of_chunks_opens_and_seals_under_any_number"
 _TAG = _CHUNKS + "every_byte_of_a_tag_counts_and_of_one_every_bit"
 _FULL = _CHUNKS + "a_byte_at_any_place_of_a_full_chunk_counts"
 _LOWEST = _CHUNKS + "the_lowest_bad_number_is_reported_whatever_the_order"
-_NUMBER = _CHUNKS + "a_chunk_under_another_number_is_refused"
-_NONCE = _CHUNKS + "any_key_and_nonce_open_and_seal"
 _LARGE = _CHUNKS + "a_chunk_of_a_run_above_4_gib_is_whole"
 _FAR = _CHUNKS + "a_chunk_beyond_4_gib_of_a_run_is_where_it_belongs"
 _SECRETS = _CHUNKS + "no_kernel_leaves_a_secret_in_shared_memory"
@@ -318,7 +316,7 @@ _STAGES = (
         "state->nonce[2] ^ swap_bytes(static_cast<u32>(number)));",
         "state->nonce[2]);",
         "nonce: the number's lower half",
-        _NUMBER,
+        _RUN,
     ),
     (
         "warp-without-barrier",
