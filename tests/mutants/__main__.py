@@ -141,7 +141,7 @@ def _run_pytest(kernels, tests, cache, output):
     with output.open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    os.environ[FOLDER] = str(kernels)
+    os.environ |= {FOLDER: str(kernels), "COLUMNS": "500"}  # so that no complaint is cut short
     os.chdir(ROOT)
     # Nothing that is imported already could be rewritten.
     command = ["-p", "mutants.plugin", "-x", "-q", "-rfE", "--tb=short", "--assert=plain", "--timeout=0"]

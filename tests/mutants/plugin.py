@@ -10,4 +10,4 @@ from helpers import kernel_host
 # Before any test module takes it from there.
 kernel_host.SOURCE = Path(os.environ["FASTRACK_KERNELS"]) / kernel_host.SOURCE.name
 _, shim = kernel_host.FLAGS["watched"]
-kernel_host.FLAGS["watched"] = (("-O1", "-g0", "-D__forceinline__=inline", *kernel_host.WATCH[1:]), shim)
+kernel_host.FLAGS["watched"] = (("-O1", "-g1", "-D__forceinline__=inline", *kernel_host.WATCH[1:]), shim)
