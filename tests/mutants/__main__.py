@@ -15,6 +15,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -35,6 +36,9 @@ TESTS = ROOT / "tests/kernels"
 # What `--wide` runs: all that runs the kernels on the shim.
 WIDE = ("test_cu_ghash.py", "test_cu_chunks.py", "test_cu_gather.py", "test_cu_vectors.py")
 FORK = multiprocessing.get_context("fork")
+# A process that starts while another does would keep a pipe of it open, and its end would go unnoticed. One that starts
+# amid a line of output might wait for that line forever.
+ONE_AT_A_TIME = threading.Lock()
 FOLDER = "FASTRACK_KERNELS"  # which mutants.plugin reads
 UNCHANGED = "(unchanged)"
 CAUGHT, SURVIVED = "caught", "SURVIVED"
@@ -81,10 +85,7 @@ def main():
         for mutant, each in zip(chosen, tries, strict=True):
             result = each.result()
             results.append(result)
-            sys.stdout.write(f"{result.name:<{width}}  {result.outcome:<8}  {result.seconds:5.1f} s  {result.by}\n")
-            if result.outcome != CAUGHT:
-                sys.stdout.write(f"{'':<{width}}  {mutant.file}: {mutant.breaks}\n")
-            sys.stdout.flush()
+            _print(mutant, result, width)
         result = unchanged.result()
     caught = sum(result.outcome == CAUGHT for result in results)
     right = result.outcome == SURVIVED
@@ -106,6 +107,14 @@ def main():
     return 0 if right and caught == len(chosen) else 1
 
 
+def _print(mutant, result, width):
+    with ONE_AT_A_TIME:
+        sys.stdout.write(f"{result.name:<{width}}  {result.outcome:<8}  {result.seconds:5.1f} s  {result.by}\n")
+        if result.outcome != CAUGHT:
+            sys.stdout.write(f"{'':<{width}}  {mutant.file}: {mutant.breaks}\n")
+        sys.stdout.flush()
+
+
 def try_one(folder, name, edits, tests, limit):
     """Run tests on a copy of the kernels with these edits, as (file, old, new)."""
     start = time.monotonic()
@@ -115,7 +124,8 @@ def try_one(folder, name, edits, tests, limit):
         apply_edits(kernels / file, [(old, new)])
     # A copy of this process, in which all that the tests import is there already.
     process = FORK.Process(target=_run_pytest, args=(kernels, tests, folder / "cache", output), daemon=True)
-    process.start()
+    with ONE_AT_A_TIME:
+        process.start()
     process.join(limit)
     if process.exitcode is None:
         os.killpg(process.pid, signal.SIGKILL)
