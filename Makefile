@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PIP_LOCKED := python -m pip install --quiet --no-deps --require-hashes --only-binary :all:
 
 .PHONY: help demo test test-all test-lowest test-openssl test-pythons coverage check bench bench-compare peers gpu gpu-kit \
-	emulator integrations nvrtc fuzz soak docs lock dist clean
+	emulator integrations nvrtc mutants fuzz soak docs lock dist clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -94,6 +94,12 @@ NVRTC ?= 13.0.88
 nvrtc: $(STAMP)  ## compile the kernels with another NVRTC as well, and look for spills; NVRTC=13.0.88
 	test -d .nvrtc/$(NVRTC) || $(BIN)/python -m pip install --quiet --no-deps --target .nvrtc/$(NVRTC) nvidia-cuda-nvrtc==$(NVRTC)
 	FASTRACK_NVRTC=.nvrtc/$(NVRTC) $(BIN)/python -m pytest tests/kernels/test_cu_build.py -s
+
+MUTANTS ?=
+MUTANTS_OPTIONS ?=
+
+mutants: $(STAMP)  ## break the kernels on purpose, and see that the tests notice; some minutes; MUTANTS="parts of names"
+	PYTHONPATH=tests $(BIN)/python -m mutants $(MUTANTS_OPTIONS) $(MUTANTS)
 
 EMULATOR := .venv-emulator
 

@@ -54,20 +54,33 @@ def build(source, folder, variant="watched"):
     library = folder / f"{name}-{digest.hexdigest()[:16]}.so"
     if library.exists():
         return library
-    kernel_flags, shim_flags = FLAGS[variant]
-    kernels, shim, linked = (folder / f"{os.getpid()}-{library.name}{end}" for end in (".cu.o", ".o", ""))
+    kernel_flags, _ = FLAGS[variant]
+    kernels, linked = (folder / f"{os.getpid()}-{library.name}{end}" for end in (".cu.o", ""))
     head = (*COMMON, *kernel_flags, "-Wno-unknown-pragmas", "-I", headers, "-include", SHIM / "shim.h", "-x", "c++")
     try:
         _compile(*head, "-c", source, "-o", kernels)
-        _compile(*COMMON, *shim_flags, "-Wall", "-Wextra", "-Werror", "-c", SHIM / "shim.cpp", "-o", shim)
-        _compile("-shared", *LINK[variant], kernels, shim, "-o", linked, "-ldl")
+        _compile("-shared", *LINK[variant], kernels, _build_shim(folder, variant), "-o", linked, "-ldl")
         for old in folder.glob(f"{name}-*.so"):
             old.unlink(missing_ok=True)
         linked.replace(library)
     finally:
-        for path in (kernels, shim, linked):
+        for path in (kernels, linked):
             path.unlink(missing_ok=True)
     return library
+
+
+def _build_shim(folder, variant):
+    """Compile the shim, or take the object that is there, which all libraries of a variant share."""
+    flags = (*COMMON, *FLAGS[variant][1], "-Wall", "-Wextra", "-Werror")
+    digest = hashlib.sha256(repr(flags).encode())
+    for path in sorted(SHIM.glob("shim.*")):
+        digest.update(path.read_bytes())
+    shim = folder / f"shim-{variant}-{digest.hexdigest()[:16]}.o"
+    if not shim.exists():
+        made = folder / f"{os.getpid()}-{shim.name}"
+        _compile(*flags, "-c", SHIM / "shim.cpp", "-o", made)
+        made.replace(shim)
+    return shim
 
 
 def is_there():
@@ -98,17 +111,21 @@ class Library:
     @classmethod
     def load(cls, path):
         shared = ctypes.CDLL(str(path))
-        shared.shim_launch.restype = ctypes.c_uint64
+        shared.shim_launch.restype = shared.shim_launch_last.restype = ctypes.c_uint64
         shared.shim_remains.restype = ctypes.c_void_p
         return cls(shared)
 
-    def launch(self, kernel, *arguments, grid=1, threads=512, shared=0, seed=0):
-        """Run a kernel. An array among the arguments is a buffer; one that NumPy may write, the kernel may write."""
+    def launch(self, kernel, *arguments, grid=1, threads=512, shared=0, seed=0, last=False):
+        """Run a kernel, or only the last block of its grid.
+
+        An array among the arguments is a buffer; one that NumPy may write, the kernel may write.
+        """
         arrays = [argument for argument in arguments if isinstance(argument, np.ndarray)]
         values = [each.ctypes.data if isinstance(each, np.ndarray) else each for each in arguments]
         buffers = (_Buffer * len(arrays))(*((a.ctypes.data, a.nbytes, a.flags.writeable) for a in arrays))
         message = ctypes.create_string_buffer(MESSAGE)
-        failed = self.shared.shim_launch(
+        run = self.shared.shim_launch_last if last else self.shared.shim_launch
+        failed = run(
             ctypes.cast(getattr(self.shared, kernel), ctypes.c_void_p),
             (ctypes.c_uint64 * len(values))(*values),
             *map(ctypes.c_uint64, (len(values), grid, threads, shared, seed)),
@@ -196,6 +213,11 @@ class Host:
         self._launch(f"gather_{state.bits}", *arguments, grid=blocks, seed=seed, shared="GATHER_SHARED_BYTES")
         assert target.stands
         return verdict_of(lowest), target.data.tobytes()
+
+    def run_last(self, state, kernel, *arguments, blocks):
+        """Run only the last block of a grid, on buffers as they are."""
+        shared = "GATHER_SHARED_BYTES" if kernel == "gather" else "SHARED_BYTES"
+        self._launch(f"{kernel}_{state.bits}", state.data, *arguments, grid=blocks, seed=None, shared=shared, last=True)
 
     def remains(self):
         """What the last launch left in shared memory."""

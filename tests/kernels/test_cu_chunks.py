@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 from helpers import reference
-from helpers.kernel_host import State, size_of
+from helpers.buffers import Fenced
+from helpers.kernel_host import GOOD, SOURCE, State, constants, pack, size_of, verdict_of
 from helpers.kernel_suite import assert_last_chunk, remains_of_secrets
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, noise
-from helpers.runs import flip
+from helpers.runs import flip, plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +17,8 @@ LENGTHS += [*range(36), *range(8176, 8210), *range(16350, 16384)]
 FIRSTS = [0, 1, 2**32 - 3, 2**32 - 1, 2**32, 2**38 - 5]
 OFFSETS = st.integers(0, 15)
 GRIDS = st.integers(1, 7)
+FAR = 2**18  # the plaintext of this chunk begins 4 GiB after that of the first
+TABLE_BYTES = 65536
 
 
 def opened(key, nonce, sealed, first=0):
@@ -205,6 +208,23 @@ def test_a_chunk_of_a_run_above_4_gib_is_whole(host, state, key, nonce, size):
     assert host.seal_run(state, plain, 7, ends=False, size=size) == sealed
 
 
+def test_a_chunk_beyond_4_gib_of_a_run_is_where_it_belongs(host, state, key, nonce):
+    """Only that chunk is there, and only its block runs. An offset cut to 32 bits would lead to another place."""
+    if not hasattr(host, "remains"):
+        pytest.skip("only the shim runs one block of many")
+    expected, text = reference.seal(key, nonce, noise(700).tobytes(), 7 + FAR), noise(700)
+    sealed = np.zeros(FAR * SEALED_CHUNK_SIZE + len(expected), np.uint8)  # pages that nothing touches take no memory
+    plain = np.zeros(FAR * CHUNK_SIZE + 700, np.uint8)
+    sealed[FAR * SEALED_CHUNK_SIZE :] = np.frombuffer(expected, np.uint8)
+    verdict = Fenced.holding(GOOD.to_bytes(8, "little"), 8)
+    host.run_last(state, "open", sealed, plain, 7, FAR + 1, plain.size, verdict.data, blocks=FAR + 1)
+    assert verdict_of(verdict) is None
+    assert np.array_equal(plain[FAR * CHUNK_SIZE :], text)
+    sealed[FAR * SEALED_CHUNK_SIZE :] = 0
+    host.run_last(state, "seal", plain, sealed, 7, FAR + 1, plain.size, blocks=FAR + 1)
+    assert sealed[FAR * SEALED_CHUNK_SIZE :].tobytes() == expected
+
+
 # Secrets
 
 
@@ -212,3 +232,20 @@ def test_no_kernel_leaves_a_secret_in_shared_memory(host, key, nonce):
     if not hasattr(host, "remains"):
         pytest.skip("only the shim shows shared memory")
     assert remains_of_secrets(host, key, nonce) == {"open": [], "seal": [], "gather": []}
+
+
+def test_all_shared_memory_but_the_tables_is_wiped(host, state, key, nonce):
+    """Sums and the start of a keystream are secrets, too, but no part of a key or a plaintext."""
+    if not hasattr(host, "remains"):
+        pytest.skip("only the shim shows shared memory")
+    sizes = constants(SOURCE)
+    plain = noise(2 * CHUNK_SIZE + 9).tobytes()
+    sealed = reference.seal(key, nonce, plain)
+    assert host.open_run(state, sealed) == (None, plain)
+    assert not any(host.remains()[TABLE_BYTES : sizes["SHARED_BYTES"]])
+    assert host.seal_run(state, plain) == sealed
+    assert not any(host.remains()[TABLE_BYTES : sizes["SHARED_BYTES"]])
+    pieces, size = plan([(0, 2 * CHUNK_SIZE)])
+    packed = pack(sealed, pieces.chunks.tolist())
+    assert host.gather(state, packed, pieces, len(plain), size) == (None, plain[:size])
+    assert not any(host.remains()[TABLE_BYTES : sizes["GATHER_SHARED_BYTES"]])

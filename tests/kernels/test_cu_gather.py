@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 from helpers import reference
-from helpers.kernel_host import pack
+from helpers.buffers import Fenced
+from helpers.kernel_host import GOOD, pack, verdict_of
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, noise
 from helpers.runs import as_pieces, flip, plan, ranges_within, zeroed
 from hypothesis import given, settings
@@ -109,11 +110,12 @@ def test_what_no_piece_names_is_left_alone(host, state, sealed):
 
 def test_the_order_of_the_chunks_is_free_and_the_lowest_bad_one_reported(host, state, sealed):
     altered = flip(sealed, 8 * 4 * SEALED_CHUNK_SIZE, 8 * 1 * SEALED_CHUNK_SIZE)
-    pieces, size = plan([(chunk * CHUNK_SIZE + 3, 5) for chunk in (3, 4, 0, 1)])
-    expected = [PLAIN[chunk * CHUNK_SIZE + 3 : chunk * CHUNK_SIZE + 8] for chunk in (3, 4, 0, 1)]
-    expected[1] = expected[3] = bytes(5)
-    for blocks in (1, 2, 5):
-        assert gather(host, state, altered, pieces, size, blocks=blocks) == (1, b"".join(expected))
+    for order in ((3, 4, 0, 1), (3, 0, 1, 4)):
+        ranges = [(chunk * CHUNK_SIZE + 3, 5) for chunk in order]
+        pieces, size = plan(ranges)
+        expected = slices(zeroed(PLAIN, {1, 4}), ranges)
+        for blocks in (1, 2, 5):
+            assert gather(host, state, altered, pieces, size, blocks=blocks) == (1, expected), order
 
 
 @pytest.mark.parametrize(
@@ -150,7 +152,7 @@ def test_what_shared_memory_held_before_changes_nothing(host, state, sealed):
 @pytest.mark.parametrize(
     ("part", "value"),
     [(part, value) for part in ("chunks", "starts", "table") for value in (-1, 2**62, 2**63 - 1, SIZE, 100_000)]
-    + [("chunks", 6), ("starts", 6)],
+    + [("chunks", 6), ("starts", 5), ("starts", 6)],
 )
 def test_a_plan_that_reaches_outside_is_reported_and_writes_nowhere_else(host, state, sealed, part, value):
     """The buffers of the launch have fences, and a kernel that reads outside of one is stopped."""
@@ -163,11 +165,52 @@ def test_a_plan_that_reaches_outside_is_reported_and_writes_nowhere_else(host, s
         assert bad is not None
 
 
+@pytest.mark.parametrize("chunk", [1, 5])
+@pytest.mark.parametrize("before", [0, 20])
+def test_a_piece_may_reach_a_bound_and_no_further(host, state, sealed, chunk, before):
+    """The piece is alone, which all threads copy, or follows empty ones, each of which falls to a warp."""
+    length, limit = min(CHUNK_SIZE, SIZE - chunk * CHUNK_SIZE), 100
+    cases = [
+        *(((length - 3, 0, 3), True), ((length, 0, 0), True), ((length - 3, 0, 4), False), ((length + 1, 0, 0), False)),
+        *(((0, limit - 3, 3), True), ((0, limit, 0), True), ((0, limit - 3, 4), False), ((0, limit + 1, 0), False)),
+        *(((0, 0, limit), True), ((0, 0, limit + 1), False), ((length - limit, 0, limit), True)),
+    ]
+    for (offset, place, size), fits in cases:
+        pieces = as_pieces([chunk], [0, before + 1], [(0, 0, 0)] * before + [(offset, place, size)])
+        expected = bytearray([UNTOUCHED] * limit)
+        if fits:
+            start = chunk * CHUNK_SIZE + offset
+            expected[place : place + size] = PLAIN[start : start + size]
+        result = gather(host, state, sealed, pieces, limit)
+        assert result == (None if fits else chunk, bytes(expected)), (offset, place, size)
+
+
+def test_pieces_beyond_4_gib_are_where_they_belong(host, state, key, nonce):
+    """Of the packed chunks only the last is there, and only its block runs."""
+    if not hasattr(host, "remains"):
+        pytest.skip("only the shim runs one block of many")
+    before, place = 2**18, 2**32 + 5
+    chunk = np.frombuffer(reference.seal(key, nonce, PLAIN[:700], 3), np.uint8)
+    packed = np.zeros(before * SEALED_CHUNK_SIZE + chunk.size, np.uint8)  # pages that nothing touches take no memory
+    packed[before * SEALED_CHUNK_SIZE :] = chunk
+    target = np.zeros(place + 600, np.uint8)
+    chunks, starts = np.zeros(before + 1, np.int64), np.zeros(before + 2, np.int64)
+    chunks[before], starts[before + 1] = 3, 1
+    table = np.array([50, place, 600], np.int64)
+    verdicts = [Fenced.holding(GOOD.to_bytes(8, "little"), 8) for _ in range(2)]
+    counts = (before + 1, 1, 3 * CHUNK_SIZE + 700, target.size)
+    arguments = (packed, target, chunks, starts, table, *counts, *(each.data for each in verdicts))
+    host.run_last(state, "gather", *arguments, blocks=before + 1)
+    assert [verdict_of(each) for each in verdicts] == [None, None]
+    assert target[place:].tobytes() == PLAIN[50:650]
+
+
 @pytest.mark.parametrize("size", [0, 1, 511, 100_000])
 def test_a_plan_that_was_altered_is_not_read_and_the_result_is_zeros(host, state, sealed, size):
     pieces = as_pieces([2**62], [2**62, 2**62], [(2**62, 2**62, 2**62)])
     for blocks, offset in ((1, 0), (3, 5)):
         result = gather(host, state, sealed, as_pieces([0], [0, 0], []), size, blocks=blocks, offset=offset)
         assert result == (None, bytes([UNTOUCHED]) * size)
-        options = {"blocks": blocks, "offset": offset, "plan_verdict": 0}
-        assert host.gather(state, sealed[:SEALED_CHUNK_SIZE], pieces, SIZE, size, **options) == (None, bytes(size))
+        for verdict in (0, 2**32 - 1, 2**64 - 2):
+            options = {"blocks": blocks, "offset": offset, "plan_verdict": verdict}
+            assert host.gather(state, sealed[:SEALED_CHUNK_SIZE], pieces, SIZE, size, **options) == (None, bytes(size))

@@ -44,16 +44,15 @@ def assemble(name, folder):
     path = FOLDER / name / "candidate.py"
     options = run_path(str(path)) if path.is_file() else {}
     for source, edits in options.get("EDITS", {}).items():
-        _edit(folder / source, edits)
+        apply_edits(folder / source, edits)
     return Candidate(read_kernels(folder), options.get("extend_state", bytes))
 
 
-def _edit(path, edits):
+def apply_edits(path, edits):
+    """Replace texts in a file, given as pairs of a text that it has once and another."""
     text = path.read_text(encoding="utf-8")
     for old, new in edits:
         if text.count(old) != 1:
-            raise ValueError(
-                f"expected {old!r} once in {path.name}, got it {text.count(old)} times; adapt the candidate"
-            )
+            raise ValueError(f"expected {old!r} once in {path.name}, got it {text.count(old)} times; adapt the edit")
         text = text.replace(old, new)
     path.write_text(text, encoding="utf-8")

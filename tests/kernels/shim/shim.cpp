@@ -44,6 +44,7 @@ struct ShimBuffer {
 std::uint64_t shim_launch(void* kernel, const std::uint64_t* arguments, std::uint64_t count, std::uint64_t grid,
                           std::uint64_t block, std::uint64_t shared, std::uint64_t seed, const ShimBuffer* buffers,
                           std::uint64_t buffer_count, char* message, std::uint64_t room);
+decltype(shim_launch) shim_launch_last;
 const unsigned char* shim_remains();
 void shim_switch(void** save, void* load);
 }
@@ -52,6 +53,7 @@ namespace {
 
 constexpr std::size_t max_threads = 1024, max_arguments = 12, lanes = 32;
 constexpr std::size_t stack_size = 128 * 1024, page = 4096, max_shared = 227 * 1024;
+constexpr std::uint64_t huge = 1ull << 31;
 constexpr std::size_t fence = 4096;       // around shared memory
 [[maybe_unused]] constexpr std::size_t buffer_fence = 32;  // around every other buffer; the caller sees to it
 
@@ -487,9 +489,12 @@ void shim_atomic(const void* address, unsigned long long size) {
 
 // ---- what Python calls ----
 
-std::uint64_t shim_launch(void* kernel, const std::uint64_t* arguments, std::uint64_t count, std::uint64_t grid,
-                          std::uint64_t block, std::uint64_t shared, std::uint64_t seed, const ShimBuffer* buffers,
-                          std::uint64_t buffer_count, char* message, std::uint64_t room) {
+namespace {
+
+// Runs the blocks of a grid from number `start` on.
+std::uint64_t run_grid(void* kernel, const std::uint64_t* arguments, std::uint64_t count, std::uint64_t grid,
+                       std::uint64_t start, std::uint64_t block, std::uint64_t shared, std::uint64_t seed,
+                       const ShimBuffer* buffers, std::uint64_t buffer_count, char* message, std::uint64_t room) {
     make_room();
     launch = Launch{};
     if (count > max_arguments || !block || block > max_threads || shared > max_shared) {
@@ -508,9 +513,10 @@ std::uint64_t shim_launch(void* kernel, const std::uint64_t* arguments, std::uin
     launch.buffers.push_back({base, base + shared, true, true, std::vector<Trace>(shared)});
     for (std::size_t index = 0; index < buffer_count; ++index) {
         const ShimBuffer& given = buffers[index];
-        // Read-only memory has no races.
+        // Read-only memory has no races. A trace is larger than the byte that it is of, too large for gigabytes.
+        const bool traced = given.writable && given.size < huge;
         launch.buffers.push_back({given.start, given.start + given.size, given.writable != 0, false,
-                                  std::vector<Trace>(given.writable ? given.size : 0)});
+                                  std::vector<Trace>(traced ? given.size : 0)});
     }
 #ifdef SHIM_ADDRESS_SANITIZER
     __asan_poison_memory_region(shared_arena, max_shared + 2 * fence);
@@ -520,9 +526,9 @@ std::uint64_t shim_launch(void* kernel, const std::uint64_t* arguments, std::uin
     std::mt19937_64 random(seed);
     gridDim = {static_cast<unsigned>(grid), 1, 1};
     blockDim = {launch.threads, 1, 1};
-    for (std::uint64_t number = 0; number < grid; ++number) {
+    for (std::uint64_t number = start; number < grid; ++number) {
         // Blocks of one launch end in any order, too.
-        blockIdx = {static_cast<unsigned>(seed == 1 ? grid - 1 - number : number), 0, 0};
+        blockIdx = {static_cast<unsigned>(seed == 1 ? grid - 1 - (number - start) : number), 0, 0};
         poison_shared(random);
         launch.block_start = ++launch.time;
         if (!run_block(draw_order(seed, random))) break;
@@ -530,6 +536,21 @@ std::uint64_t shim_launch(void* kernel, const std::uint64_t* arguments, std::uin
     fence_buffers(false);
     std::snprintf(message, room, "%s", launch.error.c_str());
     return !launch.error.empty();
+}
+
+}  // namespace
+
+std::uint64_t shim_launch(void* kernel, const std::uint64_t* arguments, std::uint64_t count, std::uint64_t grid,
+                          std::uint64_t block, std::uint64_t shared, std::uint64_t seed, const ShimBuffer* buffers,
+                          std::uint64_t buffer_count, char* message, std::uint64_t room) {
+    return run_grid(kernel, arguments, count, grid, 0, block, shared, seed, buffers, buffer_count, message, room);
+}
+
+// Runs only the last block of a grid.
+std::uint64_t shim_launch_last(void* kernel, const std::uint64_t* arguments, std::uint64_t count, std::uint64_t grid,
+                               std::uint64_t block, std::uint64_t shared, std::uint64_t seed, const ShimBuffer* buffers,
+                               std::uint64_t buffer_count, char* message, std::uint64_t room) {
+    return run_grid(kernel, arguments, count, grid, grid - 1, block, shared, seed, buffers, buffer_count, message, room);
 }
 
 // What the last block of a launch left in shared memory.

@@ -8,7 +8,9 @@
 #define __device__
 #define __host__
 #define __constant__
+#ifndef __forceinline__  // which compiles sooner if it is `inline` alone
 #define __forceinline__ inline __attribute__((always_inline))
+#endif
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
 #define __align__(n) alignas(n)
