@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from fastrack._util.pickles import unpickle as _unpickle  # noqa: F401 - pickles of handles name it
 from fastrack._version import __version__
 from fastrack.errors import (
+    AttestationError,
     AuthenticationError,
     ClosedError,
     DeviceError,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from fastrack._util.trace import trace
 
 __all__ = [
+    "AttestationError",
     "AuthenticationError",
     "Channel",
     "ClosedError",

@@ -6,11 +6,12 @@ worker process may raise them.
 
 # FastrackError
 # ├── AuthenticationError      a message was altered, or sealed under another key or context
-# ├── FormatError              not a sealed message, sealed file, key or key file        (also a ValueError)
+# ├── FormatError              not a sealed message, file, key, key file or evidence     (also a ValueError)
 # ├── UnknownKeyError          sealed under a key that was not given                     (also a LookupError)
 # ├── KeyPermissionError       a key file that others own or may read                    (also a PermissionError)
 # ├── SignatureError           a signed document that was altered, or that no trusted key signed
 # ├── GrantError               a grant that has expired, or is not for this recipient or file
+# ├── AttestationError         evidence of a confidential machine that does not prove what it should
 # ├── DeviceError              the device is absent, busy or incapable of an operation
 # └── ClosedError              used after it was closed or wiped
 
@@ -19,6 +20,7 @@ from __future__ import annotations
 from pathlib import Path
 
 __all__ = [
+    "AttestationError",
     "AuthenticationError",
     "ClosedError",
     "DeviceError",
@@ -89,8 +91,55 @@ class AuthenticationError(FastrackError):
         self.chunk = chunk
 
 
+class AttestationError(FastrackError):
+    """Evidence of a confidential machine that does not prove what it should.
+
+    Parameters
+    ----------
+    message : str
+        What failed, and what to do next.
+    evidence : str, optional
+        The structure that failed, such as "TDX quote" or "GPU 3 report", kept as ``.evidence``.
+    field : str, optional
+        The field of that structure, kept as ``.field``.
+    found : object, optional
+        The value that it has, kept as ``.found``.
+    wanted : object, optional
+        The value, or a description of the values, that it should have, kept as ``.wanted``.
+
+    Examples
+    --------
+    >>> import fastrack
+    >>> try:
+    ...     raise fastrack.AttestationError("the debug bit is set", evidence="TDX quote", field="debug", found=True)
+    ... except fastrack.AttestationError as error:
+    ...     print(error.evidence, error.field, error.found)
+    TDX quote debug True
+    """
+
+    evidence: str | None
+    field: str | None
+    found: object
+    wanted: object
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        evidence: str | None = None,
+        field: str | None = None,
+        found: object = None,
+        wanted: object = None,
+    ) -> None:
+        super().__init__(message)
+        self.evidence = evidence
+        self.field = field
+        self.found = found
+        self.wanted = wanted
+
+
 class FormatError(FastrackError, ValueError):
-    """Bytes that are no sealed message, sealed file, key or key file, though one was expected."""
+    """Bytes that are no sealed message, sealed file, key, key file or evidence, though one was expected."""
 
 
 class UnknownKeyError(FastrackError, LookupError):

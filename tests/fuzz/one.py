@@ -17,9 +17,11 @@ COMPILED = [f"fastrack._crypto.{name}" for name in ("jit", "llvm", "gcm_ir", "ga
 
 with atheris.instrument_imports(include=["fastrack"], exclude=COMPILED):
     import fastrack
+    import fastrack.attest
 
-    for each in fastrack.__all__:  # or they would be imported when they are first used, and not be instrumented
-        getattr(fastrack, each)
+    for package in (fastrack, fastrack.attest):  # or names would be imported when they are first used, uninstrumented
+        for each in package.__all__:
+            getattr(package, each)
     from fuzz import targets
     from fuzz.mutators import LONGEST, mutate_bytes
 

@@ -32,6 +32,7 @@ from fastrack._tensors import arrays, dtypes
 from fastrack._training import state as skeleton
 from fuzz import mutators
 from fuzz.engines import Engines
+from fuzz.evidence import Policies, SnpReports, TdxQuotes
 from fuzz.recombined import Recombined
 
 KEYS = [Key.from_bytes(bytes(range(32))), Key.from_bytes(bytes(range(16)))]
@@ -568,7 +569,20 @@ class PlainFiles:
                 require(opened.tobytes() == path.read_bytes(), "a file was sealed wrongly")
 
 
-TARGETS = (Files, Metadata, Messages, KeyFiles, Skeletons, DataSets, PlainFiles, Engines, Recombined)
+TARGETS = (
+    Files,
+    Metadata,
+    Messages,
+    KeyFiles,
+    Skeletons,
+    DataSets,
+    PlainFiles,
+    Engines,
+    Recombined,
+    TdxQuotes,
+    SnpReports,
+    Policies,
+)
 
 
 def make(name):

@@ -18,6 +18,7 @@ from fastrack._crypto import gather as plans
 from fastrack._crypto.openssl import OpenSSLEngine
 from fastrack._sealed import reader as files
 from fastrack._sealed.tensor import SealedTensor
+from fastrack.attest import _snp, _tdx
 
 pytest.importorskip("torch")
 
@@ -122,6 +123,17 @@ def test_the_target_of_recombined_files_tells_of_a_fault(monkeypatch, fault, tol
 
 def refuse(*_):
     raise fastrack.AuthenticationError("refused")
+
+
+@pytest.mark.parametrize(("name", "module", "offset"), [("tdx", _tdx, 4 + 48 + 136), ("snp", _snp, 4 + 0x90)])
+def test_the_targets_of_evidence_tell_of_a_signature_that_is_not_checked(monkeypatch, name, module, offset):
+    target = targets.make(name)
+    data = bytearray(target.seeds()[0])
+    data[offset] ^= 1  # in the measurement
+    guarded(target, bytes(data))
+    monkeypatch.setattr(module, "verify_ecdsa", lambda *_, **__: None)
+    with pytest.raises(AssertionError, match="nothing signed"):
+        guarded(target, bytes(data))
 
 
 def test_the_file_target_tells_of_an_error_that_is_not_documented(monkeypatch):

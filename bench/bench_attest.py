@@ -1,0 +1,72 @@
+"""Attestation evidence, verified offline on one core. The tests' foundry makes and signs all of it.
+
+Certificates that all machines have in common are parsed once, as in a process that verifies more than one.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from fastrack import attest
+
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+
+from helpers.foundry import snp, tdx
+from helpers.foundry.authority import NOW
+
+
+@pytest.fixture(scope="module")
+def machine():
+    return tdx.platform()
+
+
+@pytest.mark.benchmark(group="a TDX quote")
+@pytest.mark.parametrize("version", [4, 5])
+def test_verify_tdx_quote(benchmark, machine, version):
+    quote = tdx.quote(machine, version=version)
+    collateral = attest.TdxCollateral(**tdx.collateral())
+    roots = tdx.intel().roots
+    verified = benchmark(attest.verify_tdx_quote, quote, collateral, now=NOW, roots=roots)
+    assert verified.tcb.status == "UpToDate"
+
+
+@pytest.mark.benchmark(group="a TDX quote")
+def test_verify_tdx_quote_with_dcap_qvl(benchmark, machine):
+    dcap_qvl = pytest.importorskip("dcap_qvl")
+    quote = tdx.quote(machine)
+    collateral = dcap_qvl.QuoteCollateralV3.from_json(tdx.as_json(tdx.collateral()))
+    root = tdx.intel().root.der
+    verified = benchmark(dcap_qvl.verify_with_root_ca, quote, collateral, root, int(NOW.timestamp()))
+    assert verified.status == "UpToDate"
+
+
+@pytest.mark.benchmark(group="a TDX quote")
+def test_parse_tdx_quote(benchmark, machine):
+    assert benchmark(attest.parse_tdx_quote, tdx.quote(machine)).version == 4
+
+
+@pytest.mark.benchmark(group="an SNP report")
+@pytest.mark.parametrize("product", sorted(snp.PRODUCTS))
+def test_verify_snp_report(benchmark, product):
+    chip, of = snp.chip(product), snp.amd(product)
+    report = snp.report(chip)
+    verified = benchmark(
+        attest.verify_snp_report, report, chip.leaf, chip.issuers, now=NOW, roots=of.roots, crl=of.ark.crl()
+    )
+    assert verified.product == product
+
+
+@pytest.mark.benchmark(group="an SNP report")
+def test_parse_snp_report(benchmark):
+    assert benchmark(attest.parse_snp_report, snp.report(snp.chip())).version == 3
+
+
+@pytest.mark.benchmark(group="a policy")
+def test_check_cpu(benchmark, machine):
+    collateral = attest.TdxCollateral(**tdx.collateral())
+    verified = attest.verify_tdx_quote(tdx.quote(machine), collateral, now=NOW, roots=tdx.intel().roots)
+    policy = attest.Policy.from_toml(f"version = 1\n[cpu.tdx]\nmrtd = ['{'22' * 48}']\nrtmr0 = ['{'60' * 48}']")
+    benchmark(policy.check_cpu, verified, now=NOW)

@@ -1,0 +1,130 @@
+"""Read binary structures field by field, with every access checked against their end."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fastrack.attest._errors import malformed
+
+ByteOrder = Literal["little", "big"]
+
+
+class Cursor:
+    """A position in a binary structure that is read from its start to its end.
+
+    Every method takes the name of the field that it reads. A `FormatError` names the structure, the field and its
+    offset; nothing is read past the end.
+
+    Parameters
+    ----------
+    data : bytes
+        The structure.
+    structure : str
+        Its name, for errors.
+    start : int
+        The offset of its first byte in the whole evidence, so that errors count from the start of that.
+    byteorder : {"little", "big"}
+        The byte order of its integers.
+    """
+
+    __slots__ = ("_byteorder", "_data", "_offset", "_start", "structure")
+
+    def __init__(self, data: bytes, structure: str, *, start: int = 0, byteorder: ByteOrder = "little") -> None:
+        self._data = data
+        self._offset = 0
+        self._start = start
+        self._byteorder: ByteOrder = byteorder
+        self.structure = structure
+
+    @property
+    def offset(self) -> int:
+        """The number of bytes before the next one, from the start of the whole evidence."""
+        return self._start + self._offset
+
+    @property
+    def remaining(self) -> int:
+        """The number of bytes that are left."""
+        return len(self._data) - self._offset
+
+    def take(self, size: int, field: str) -> bytes:
+        """Read `size` bytes.
+
+        Raises
+        ------
+        FormatError
+            If fewer are left.
+        """
+        start = self._offset
+        end = start + size
+        if size < 0 or end > len(self._data):
+            raise malformed(
+                self.structure, field, self.offset, wanted=f"{size} bytes", found=f"{self.remaining} that are left"
+            )
+        self._offset = end
+        return self._data[start:end]
+
+    def u8(self, field: str) -> int:
+        """Read an unsigned integer of 8 bits."""
+        return self.take(1, field)[0]
+
+    def u16(self, field: str) -> int:
+        """Read an unsigned integer of 16 bits."""
+        return int.from_bytes(self.take(2, field), self._byteorder)
+
+    def u24(self, field: str) -> int:
+        """Read an unsigned integer of 24 bits."""
+        return int.from_bytes(self.take(3, field), self._byteorder)
+
+    def u32(self, field: str) -> int:
+        """Read an unsigned integer of 32 bits."""
+        return int.from_bytes(self.take(4, field), self._byteorder)
+
+    def u64(self, field: str) -> int:
+        """Read an unsigned integer of 64 bits."""
+        return int.from_bytes(self.take(8, field), self._byteorder)
+
+    def expect(self, value: bytes, field: str) -> None:
+        """Read bytes that have only one valid value.
+
+        Raises
+        ------
+        FormatError
+            If they have another.
+        """
+        offset = self.offset
+        found = self.take(len(value), field)
+        if found != value:
+            raise malformed(self.structure, field, offset, wanted=value, found=found)
+
+    def zeros(self, size: int, field: str) -> None:
+        """Read `size` reserved bytes, all of which must be zero.
+
+        Raises
+        ------
+        FormatError
+            If one is not; the error has its offset.
+        """
+        offset = self.offset
+        found = self.take(size, field)
+        if rest := found.lstrip(b"\0"):
+            raise malformed(self.structure, field, offset + size - len(rest), wanted="zeros only", found=rest[:1])
+
+    def part(self, size: int, structure: str) -> Cursor:
+        """Read `size` bytes as a structure of its own. Its offsets go on from those of this one."""
+        offset = self.offset
+        return Cursor(self.take(size, structure), structure, start=offset, byteorder=self._byteorder)
+
+    def rest(self, field: str) -> bytes:
+        """Read all bytes that are left."""
+        return self.take(self.remaining, field)
+
+    def done(self) -> None:
+        """Require that no byte is left.
+
+        Raises
+        ------
+        FormatError
+            If one is.
+        """
+        if self.remaining:
+            raise malformed(self.structure, "end", self.offset, wanted="no byte", found=f"{self.remaining} more")

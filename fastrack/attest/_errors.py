@@ -1,0 +1,49 @@
+"""Make the errors of this package, in one form: what failed, the value expected and found, and advice."""
+
+from __future__ import annotations
+
+from fastrack.errors import AttestationError, FormatError
+
+_SHOWN = 160  # characters of a value that a message repeats
+
+
+def refused(evidence: str, field: str, *, wanted: object, found: object, advice: str) -> AttestationError:
+    """Make the error for a field of evidence that has another value than it should.
+
+    Parameters
+    ----------
+    evidence : str
+        The structure, such as "TDX quote".
+    field : str
+        The field or property of it.
+    wanted, found : object
+        The value, or a description of the values, that it should have; and the one that it has. Bytes are shown in
+        hexadecimal, and kept so in the error.
+    advice : str
+        One sentence about what to do, with its full stop.
+    """
+    wanted, found = (value.hex() if isinstance(value, bytes) else value for value in (wanted, found))
+    return AttestationError(
+        f"verifying the {field} of the {evidence} failed: expected {_shown(wanted)}, got {_shown(found)}. {advice}",
+        evidence=evidence,
+        field=field,
+        wanted=wanted,
+        found=found,
+    )
+
+
+def malformed(structure: str, field: str, offset: int | None, *, wanted: object, found: object) -> FormatError:
+    """Make the error for bytes that do not have the form of a structure.
+
+    `offset` counts bytes from the start of the structure; None where the structure is text.
+    """
+    place = "" if offset is None else f" at offset {offset}"
+    return FormatError(
+        f"reading the {structure} failed: expected {_shown(wanted)} as its {field}{place}, got {_shown(found)}. "
+        "It is damaged, cut short, or of another kind."
+    )
+
+
+def _shown(value: object) -> str:
+    text = value.hex() if isinstance(value, bytes) else str(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

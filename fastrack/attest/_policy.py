@@ -1,0 +1,166 @@
+"""Judge what evidence has proved: which machines are given the key."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Self, TypeVar
+
+from fastrack._util.public import attest_public
+from fastrack._util.regular_file import open_regular
+from fastrack.attest._errors import refused
+from fastrack.attest._gpu import VerifiedGpuReport
+from fastrack.attest._match import MatchedGpuReport
+from fastrack.attest._policy_common import NOT_MEANT
+from fastrack.attest._policy_cpu import SnpPolicy, TdxPolicy, check_snp, check_tdx, read_snp, read_tdx
+from fastrack.attest._policy_gpu import GpuPolicy, check_gpus, read_gpu
+from fastrack.attest._snp import VerifiedSnpReport
+from fastrack.attest._tdx import VerifiedTdxQuote
+from fastrack.attest._toml import Table
+from fastrack.attest._x509 import require_time_zone
+from fastrack.errors import FormatError
+
+T = TypeVar("T")
+
+_VERSION = 1
+_LARGEST = 1 << 20  # bytes of a policy file
+
+
+@attest_public
+@dataclass(frozen=True, slots=True)
+class Policy:
+    r"""The proofs that a machine must have given before it is given a key. Read from TOML by `from_toml`.
+
+    Attributes
+    ----------
+    tdx : TdxPolicy or None
+        What is asked of machines with Intel TDX; None if they are not accepted.
+    snp : SnpPolicy or None
+        What is asked of machines with AMD SEV-SNP; None if they are not accepted.
+    gpu : GpuPolicy or None
+        What is asked of GPUs and NVSwitches; None if none are accepted.
+
+    Examples
+    --------
+    >>> from fastrack import attest
+    >>> policy = attest.Policy.from_toml('''
+    ... version = 1
+    ... [cpu.tdx]
+    ... mrtd = ["00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff"]
+    ... tcb_status = ["UpToDate", "SWHardeningNeeded"]
+    ... max_collateral_age_days = 30
+    ... ''')
+    >>> policy.tdx.max_collateral_age.days, policy.tdx.allow_debug, policy.snp
+    (30, False, None)
+    >>> attest.Policy.from_toml("version = 1\n[cpu.tdx]\nmrtd = 'any'\nrtmr9 = []")
+    Traceback (most recent call last):
+        ...
+    fastrack.FormatError: reading the policy failed: expected one of the keys ... as cpu.tdx.rtmr9, got ...
+    """
+
+    tdx: TdxPolicy | None = None
+    snp: SnpPolicy | None = None
+    gpu: GpuPolicy | None = None
+
+    @classmethod
+    def from_toml(cls, source: str | os.PathLike[str]) -> Self:
+        """Read a policy.
+
+        Parameters
+        ----------
+        source : str or path-like
+            TOML if it is text; the path of a file of it if it is a path, such as `pathlib.Path`.
+
+        Raises
+        ------
+        FormatError
+            If a key is unknown, missing, or has another type than it should; the message has its name.
+        OSError
+            If the file cannot be read.
+        """
+        table = Table.parse(source if isinstance(source, str) else _read_file(source), "policy")
+        if table.integer("version") != _VERSION:
+            raise table.refusal("version", _VERSION, "another or none")
+        tdx = snp = None
+        if cpu := table.table("cpu"):
+            tdx = read_tdx(section) if (section := cpu.table("tdx")) else None
+            snp = read_snp(section) if (section := cpu.table("snp")) else None
+            cpu.done()
+        gpu = read_gpu(section) if (section := table.table("gpu")) else None
+        table.done()
+        return cls(tdx=tdx, snp=snp, gpu=gpu)
+
+    def check_cpu(self, verified: VerifiedTdxQuote | VerifiedSnpReport, *, now: datetime) -> None:
+        """Require that a verified CPU is one that this policy accepts.
+
+        Parameters
+        ----------
+        verified : VerifiedTdxQuote or VerifiedSnpReport
+            What `verify_tdx_quote` or `verify_snp_report` returned.
+        now : datetime.datetime
+            The time, with a time zone; for the age of collateral and revocation lists.
+
+        Raises
+        ------
+        AttestationError
+            If it is not; the error has the field, its value, and those that are allowed.
+        TypeError
+            If it is of another type, such as a quote that was only parsed.
+        ValueError
+            If `now` has no time zone.
+        """
+        require_time_zone(now)
+        claims: object = verified  # as callers without a type checker may pass anything
+        if isinstance(claims, VerifiedTdxQuote):
+            check_tdx(_require_section(self.tdx, "TDX quote", "cpu.tdx"), claims, now)
+        elif isinstance(claims, VerifiedSnpReport):
+            check_snp(_require_section(self.snp, "SNP report", "cpu.snp"), claims, now)
+        else:
+            found = type(claims).__name__
+            raise TypeError(f"expected VerifiedTdxQuote or VerifiedSnpReport, got {found}; verify the evidence first")
+
+    def check_gpus(self, devices: Iterable[VerifiedGpuReport | MatchedGpuReport], *, now: datetime) -> None:
+        """Require that verified GPUs and NVSwitches are ones that this policy accepts, and that none is there twice.
+
+        Parameters
+        ----------
+        devices : iterable of MatchedGpuReport or VerifiedGpuReport
+            All devices of the machine, each by what `match_measurements` or `verify_gpu_report` returned; the latter
+            only suffices where the policy has ``require_manifests = false``.
+        now : datetime.datetime
+            The time, with a time zone.
+
+        Raises
+        ------
+        AttestationError
+            If one is not; the error has the device, the field, its value, and those that are allowed.
+        TypeError
+            If one is of another type, such as a report that was only parsed.
+        ValueError
+            If `now` has no time zone.
+        """
+        require_time_zone(now)
+        devices = list(devices)
+        if devices or self.gpu:
+            check_gpus(_require_section(self.gpu, "GPU evidence", "gpu"), devices, now)
+
+
+def _require_section(section: T | None, evidence: str, name: str) -> T:
+    if section is None:
+        wanted = f"a kind that the policy accepts, which has no [{name}]"
+        raise refused(evidence, "kind", wanted=wanted, found=evidence, advice=NOT_MEANT)
+    return section
+
+
+def _read_file(path: os.PathLike[str]) -> str:
+    with open_regular(path) as file:
+        data = file.read(_LARGEST + 1)
+    with suppress(ValueError):
+        if len(data) <= _LARGEST:
+            return data.decode()
+    raise FormatError(
+        f"reading the policy {path} failed: expected up to {_LARGEST} bytes of UTF-8, got others. Correct it."
+    )

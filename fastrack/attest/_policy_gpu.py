@@ -1,0 +1,214 @@
+"""Judge GPUs and NVSwitches: the section ``[gpu]`` of a policy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from fastrack._util.public import attest_public
+from fastrack.attest._errors import refused
+from fastrack.attest._gpu import GpuMode, VerifiedGpuReport
+from fastrack.attest._gpu_identity import GpuArchitecture
+from fastrack.attest._match import MatchedGpuReport
+from fastrack.attest._policy_common import (
+    NOT_MEANT,
+    Revocation,
+    read_days,
+    read_enum,
+    read_revocation,
+    require,
+    require_current,
+    require_revocation,
+)
+from fastrack.attest._toml import Table
+
+_DRIVER = re.compile(r"\d{1,9}(?:\.\d{1,9})*")
+_VBIOS = re.compile(r"[0-9a-fA-F]{1,8}(?:\.[0-9a-fA-F]{1,8})*")
+_CHIP_ID = re.compile(r"[0-9A-F]{1,64}")
+
+
+@attest_public
+@dataclass(frozen=True, slots=True)
+class GpuPolicy:
+    r"""The section ``[gpu]`` of a policy.
+
+    Attributes
+    ----------
+    count : int or None
+        The number of GPUs, without switches; None for one or more.
+    architectures : frozenset of GpuArchitecture
+        The generations that are accepted: "hopper", "blackwell", "nvswitch"; all if empty.
+    chips : frozenset of str
+        The chips that are accepted, such as "GH100"; all if empty.
+    chip_ids : frozenset of str
+        The devices that are accepted, by the serial numbers in their certificates, in hexadecimal; all if empty.
+    min_driver : str or None
+        The lowest version of the driver.
+    min_vbios : mapping of str to str
+        The lowest version of the VBIOS for each generation.
+    modes : frozenset of GpuMode
+        The confidential modes that are accepted: "SPT", "MPT", "PPCIE"; a GPU must report one of them. All, and GPUs
+        that report none, if empty.
+    require_manifests : bool
+        Whether the measurements must have been compared with NVIDIA's reference manifests. Without that, a GPU in
+        dev-tools mode, which others can read, is not told from one in confidential mode.
+    revocation : Revocation
+        How much is asked about the revocation of the certificates of devices and manifests.
+    max_revocation_age : datetime.timedelta
+        The longest time since the oldest OCSP response, if one is required.
+
+    Examples
+    --------
+    >>> from fastrack import attest
+    >>> policy = attest.Policy.from_toml("version = 1\n[gpu]\ncount = 8\nmin_driver = '550.90.07'")
+    >>> policy.gpu.count, policy.gpu.min_driver, policy.gpu.require_manifests
+    (8, '550.90.07', True)
+    """
+
+    count: int | None = None
+    architectures: frozenset[GpuArchitecture] = frozenset()
+    chips: frozenset[str] = frozenset()
+    chip_ids: frozenset[str] = frozenset()
+    min_driver: str | None = None
+    min_vbios: Mapping[str, str] = field(default_factory=dict)
+    modes: frozenset[GpuMode] = frozenset()
+    require_manifests: bool = True
+    revocation: Revocation = Revocation.CACHED
+    max_revocation_age: timedelta = timedelta(days=1)
+
+
+def read_gpu(table: Table) -> GpuPolicy:
+    """Read the section ``[gpu]``."""
+    policy = GpuPolicy(
+        count=_read_count(table),
+        architectures=read_enum(table, "architectures", GpuArchitecture),
+        chips=frozenset(table.texts("chips")),
+        chip_ids=_read_chip_ids(table),
+        min_driver=_read_version(table, "min_driver", _DRIVER),
+        min_vbios=_read_floors(table),
+        modes=read_enum(table, "modes", GpuMode),
+        require_manifests=table.boolean("require_manifests", default=True),
+        revocation=read_revocation(table),
+        max_revocation_age=read_days(table, "max_revocation_age_days") or timedelta(days=1),
+    )
+    table.done()
+    return policy
+
+
+def check_gpus(policy: GpuPolicy, devices: Sequence[VerifiedGpuReport | MatchedGpuReport], now: datetime) -> None:
+    """Require that verified devices are ones that a policy accepts, and that no device is there twice.
+
+    Raises
+    ------
+    AttestationError
+        If one is not, or they are too few or too many.
+    TypeError
+        If one is of another type, such as a report that was only parsed.
+    """
+    reports = [_report_of(device) for device in devices]
+    gpus = sum(not report.is_switch for report in reports)
+    if gpus != (policy.count or max(gpus, 1)):
+        wanted = f"{policy.count or 'one or more'} (gpu.count)"
+        raise refused("GPU evidence", "number of GPUs", wanted=wanted, found=gpus, advice=NOT_MEANT)
+    _require_distinct(reports)
+    for device, report in zip(devices, reports, strict=True):
+        _check_device(policy, report, now)
+        _check_manifests(policy, device, report.evidence, now)
+
+
+def _report_of(device: object) -> VerifiedGpuReport:
+    report = device.report if isinstance(device, MatchedGpuReport) else device
+    if not isinstance(report, VerifiedGpuReport):
+        found = type(device).__name__
+        raise TypeError(f"expected VerifiedGpuReport or MatchedGpuReport, got {found}; verify the evidence first")
+    return report
+
+
+def _require_distinct(reports: Iterable[VerifiedGpuReport]) -> None:
+    seen: dict[str, str] = {}
+    for report in reports:
+        if report.chip_id in seen:
+            found = f"that of {seen[report.chip_id]}, {report.chip_id}"
+            advice = "Ask each device for its own report; one was asked twice."
+            raise refused(report.evidence, "chip id", wanted="one of its own", found=found, advice=advice)
+        seen[report.chip_id] = report.evidence
+
+
+def _check_device(policy: GpuPolicy, report: VerifiedGpuReport, now: datetime) -> None:
+    name, is_switch = report.evidence, report.is_switch
+    require_current(name, report.verified_at, report.valid_until, now)
+    if policy.architectures:
+        require(name, "architecture", report.architecture, policy.architectures, "gpu.architectures")
+    if policy.chips:
+        require(name, "chip", report.chip, policy.chips, "gpu.chips")
+    if policy.chip_ids:
+        require(name, "chip id", report.chip_id.upper(), policy.chip_ids, "gpu.chip_ids")
+    if policy.modes and not is_switch:
+        require(name, "confidential mode", report.mode, policy.modes, "gpu.modes")
+    if policy.min_driver and not is_switch:
+        _require_version(name, "driver version", report.driver_version, policy.min_driver, _DRIVER, "gpu.min_driver")
+    if lowest := policy.min_vbios.get(report.architecture):
+        key = f"gpu.min_vbios.{report.architecture}"
+        _require_version(name, "VBIOS version", report.vbios_version, lowest, _VBIOS, key)
+    checked_at, longest = report.revocation_checked_at, policy.max_revocation_age
+    require_revocation(name, policy.revocation, checked_at, longest, now, "gpu.revocation")
+
+
+def _check_manifests(policy: GpuPolicy, device: VerifiedGpuReport | MatchedGpuReport, name: str, now: datetime) -> None:
+    if not isinstance(device, MatchedGpuReport):
+        if policy.require_manifests:
+            wanted = "ones that were compared with reference manifests (gpu.require_manifests)"
+            advice = "Fetch the manifests that the report names, and call match_measurements with them."
+            raise refused(name, "measurements", wanted=wanted, found="ones that were not", advice=advice)
+        return
+    evidence = f"reference manifest of the {name}"
+    for rim in device.rims:
+        require_current(evidence, rim.verified_at, rim.valid_until, now)
+        checked_at, longest = rim.revocation_checked_at, policy.max_revocation_age
+        require_revocation(evidence, policy.revocation, checked_at, longest, now, "gpu.revocation")
+
+
+def _require_version(evidence: str, name: str, found: str | None, lowest: str, form: re.Pattern[str], key: str) -> None:
+    """Require a version of numbers with points between them, each of which counts more than those after it."""
+    if found is None or not form.fullmatch(found) or _numbers(found, form) < _numbers(lowest, form):
+        raise refused(evidence, name, wanted=f"at least {lowest} ({key})", found=found or "none", advice=NOT_MEANT)
+
+
+def _numbers(version: str, form: re.Pattern[str]) -> tuple[int, ...]:
+    return tuple(int(part, 16 if form is _VBIOS else 10) for part in version.split("."))
+
+
+# Reading.
+
+
+def _read_count(table: Table) -> int | None:
+    count = table.integer("count")
+    if count == 0:
+        raise table.refusal("count", "1 or more", count)
+    return count
+
+
+def _read_chip_ids(table: Table) -> frozenset[str]:
+    found = frozenset(text.upper() for text in table.texts("chip_ids"))
+    for text in found:
+        if not _CHIP_ID.fullmatch(text):
+            raise table.refusal("chip_ids", "serial numbers in hexadecimal", repr(text))
+    return found
+
+
+def _read_version(table: Table, key: str, form: re.Pattern[str]) -> str | None:
+    text = table.text(key)
+    if text is not None and not form.fullmatch(text):
+        raise table.refusal(key, "a version, such as 550.90.07 of a driver or 96.00.9F.00.01 of a VBIOS", repr(text))
+    return text
+
+
+def _read_floors(table: Table) -> dict[str, str]:
+    floors = table.table("min_vbios")
+    if floors is None:
+        return {}
+    versions = {name.value: _read_version(floors, name.value, _VBIOS) for name in GpuArchitecture}
+    floors.done()
+    return {name: version for name, version in versions.items() if version}

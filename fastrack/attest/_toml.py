@@ -1,0 +1,129 @@
+"""Read tables of TOML: every key by its name and type, none left over."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable
+from typing import TypeVar
+
+from fastrack.errors import FormatError
+
+T = TypeVar("T")
+
+_HEX = re.compile(r"(?:[0-9a-f]{2})+", re.IGNORECASE)
+
+
+class Table:
+    """A table of which each key is read once. `done` refuses the others.
+
+    Methods that read a key raise `FormatError` if it has another type.
+    """
+
+    __slots__ = ("_document", "_known", "_members", "_path")
+
+    def __init__(self, members: dict[str, object], document: str, path: str = "") -> None:
+        self._members = members
+        self._document = document
+        self._path = path
+        self._known: set[str] = set()
+
+    @classmethod
+    def parse(cls, text: str, document: str) -> Table:
+        """Parse a document.
+
+        Raises
+        ------
+        FormatError
+            If it is no TOML.
+        """
+        try:
+            return cls(tomllib.loads(text), document)
+        except (ValueError, RecursionError) as error:
+            raise FormatError(f"reading the {document} failed: expected TOML, got {error}. Correct it.") from None
+
+    def path(self, key: str) -> str:
+        """Return the whole name of a key, as ``cpu.tdx.mrtd``."""
+        return f"{self._path}.{key}" if self._path else key
+
+    def table(self, key: str) -> Table | None:
+        """Read a table; None if it is absent."""
+        members = self._get(key, dict, "a table")
+        return None if members is None else Table(members, self._document, self.path(key))
+
+    def boolean(self, key: str, *, default: bool) -> bool:
+        """Read true or false."""
+        found = self._get(key, bool, "true or false")
+        return default if found is None else found
+
+    def integer(self, key: str) -> int | None:
+        """Read an integer from 0; None if it is absent."""
+        found = self._get(key, int, "an integer from 0")
+        if found is not None and found < 0:
+            raise self.refusal(key, "an integer from 0", found)
+        return found
+
+    def text(self, key: str) -> str | None:
+        """Read a string; None if it is absent."""
+        return self._get(key, str, "a string")
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """Read a list of strings; an absent one is empty."""
+        return self._list(key, "a list of strings", _as_text)
+
+    def digests(self, key: str, size: int) -> frozenset[bytes]:
+        """Read a list of values of `size` bytes in hexadecimal; an absent one is empty."""
+        return frozenset(self._list(key, f"a list of {size} bytes in hexadecimal each", _as_bytes(size)))
+
+    def digests_or(self, key: str, size: int, word: str) -> frozenset[bytes]:
+        """Read such a list, or a word that stands for an empty one."""
+        self._known.add(key)
+        return frozenset() if self._members.get(key) == word else self.digests(key, size)
+
+    def has(self, key: str) -> bool:
+        """Return whether a key is there."""
+        return key in self._members
+
+    def done(self) -> None:
+        """Require that every key was read.
+
+        Raises
+        ------
+        FormatError
+            If one was not; it has the names of those that are known.
+        """
+        if unknown := sorted(set(self._members) - self._known):
+            known = ", ".join(sorted(self._known))
+            raise self.refusal(unknown[0], f"one of the keys {known}", "an unknown one")
+
+    def refusal(self, key: str, wanted: object, found: object) -> FormatError:
+        """Make the error for a key."""
+        return FormatError(
+            f"reading the {self._document} failed: expected {wanted} as {self.path(key)}, got {found}. Correct it."
+        )
+
+    def _get(self, key: str, kind: type[T], wanted: str) -> T | None:
+        self._known.add(key)
+        value = self._members.get(key)
+        if value is None or type(value) is kind:
+            return value
+        raise self.refusal(key, wanted, repr(value))
+
+    def _list(self, key: str, wanted: str, convert: Callable[[object], T | None]) -> tuple[T, ...]:
+        found = [convert(value) for value in self._get(key, list, wanted) or []]
+        if None in found or (self.has(key) and not found):
+            raise self.refusal(key, f"{wanted}, not empty", repr(self._members[key]))
+        return tuple(value for value in found if value is not None)
+
+
+def _as_text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _as_bytes(size: int) -> Callable[[object], bytes | None]:
+    def convert(value: object) -> bytes | None:
+        if not isinstance(value, str) or not _HEX.fullmatch(value) or len(value) != 2 * size:
+            return None
+        return bytes.fromhex(value)
+
+    return convert

@@ -1,0 +1,284 @@
+"""Read small XML documents, and write them in canonical form.
+
+Only what signed manifests consist of is read: elements, attributes, namespaces and text. Document types, entities other
+than the five of XML, processing instructions, comments, CDATA sections and attributes of the namespace ``xml`` are
+refused, as are documents that are large or deep. For the rest, the canonical form is that of Canonical XML 1.1
+(https://www.w3.org/TR/xml-c14n11/), section 1.1, of a document or of one of its elements with all that is in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from xml.parsers import expat
+
+from fastrack.attest._errors import malformed
+from fastrack.errors import FormatError
+
+_LARGEST = 1 << 20  # bytes
+_DEEPEST = 16  # elements
+_XMLNS = "http://www.w3.org/2000/xmlns/"
+_XML = "http://www.w3.org/XML/1998/namespace"
+_NO_TEXT = re.compile(r"[ \t\r\n]*")
+
+Scope = dict[str, str]
+
+
+class Element:
+    """An element of a document.
+
+    Attributes
+    ----------
+    name : tuple of (str, str)
+        Its namespace and local name.
+    attributes : dict
+        Values by namespace and local name; those without a prefix have the namespace "".
+    children : list of (Element or str)
+        Elements and text, in order.
+    """
+
+    __slots__ = ("attributes", "children", "document", "line", "name", "qualified", "scope", "written")
+
+    def __init__(self, qualified: str, scope: Scope, document: str, line: int) -> None:
+        self.qualified = qualified
+        self.scope = scope
+        self.document = document
+        self.line = line
+        self.name = ("", "")
+        self.attributes: dict[tuple[str, str], str] = {}
+        self.written: list[tuple[str, str, str, str]] = []  # namespace, local name, qualified name, value
+        self.children: list[Element | str] = []
+
+    @property
+    def elements(self) -> list[Element]:
+        """The elements in it."""
+        return [child for child in self.children if isinstance(child, Element)]
+
+    def walk(self) -> Iterator[Element]:
+        """Iterate over this element and all in it."""
+        yield self
+        for child in self.elements:
+            yield from child.walk()
+
+    def only(self, *names: tuple[str, str]) -> list[Element]:
+        """Return the elements in it, which must be exactly of these names, with white space between them.
+
+        Raises
+        ------
+        FormatError
+            If there are others, or text.
+        """
+        self.require_no_text()
+        elements = self.elements
+        found = [element.name for element in elements]
+        if found != list(names):
+            wanted = ", ".join(local for _, local in names) or "nothing"
+            raise self.refusal("content", wanted, ", ".join(local for _, local in found) or "nothing")
+        return elements
+
+    def require_no_text(self) -> None:
+        """Require that it has elements and white space only.
+
+        Raises
+        ------
+        FormatError
+            If it has other text.
+        """
+        text = "".join(child for child in self.children if isinstance(child, str))
+        if not _NO_TEXT.fullmatch(text):
+            raise self.refusal("content", "elements", f"the text {text.strip()[:40]!r}")
+
+    def text(self) -> str:
+        """Return its text. It must have no elements.
+
+        Raises
+        ------
+        FormatError
+            If it has one.
+        """
+        if self.elements:
+            raise self.refusal("content", "text", "elements")
+        return "".join(child for child in self.children if isinstance(child, str))
+
+    def attribute(self, local: str, namespace: str = "") -> str:
+        """Return the value of an attribute.
+
+        Raises
+        ------
+        FormatError
+            If it is absent.
+        """
+        value = self.attributes.get((namespace, local))
+        if value is None:
+            raise self.refusal(f"attribute {local}", "a value", "none")
+        return value
+
+    def expect_attributes(self, **values: str) -> None:
+        """Require that it has exactly these attributes, none of which is in a namespace.
+
+        Raises
+        ------
+        FormatError
+            If it has others, or other values.
+        """
+        found = {
+            (f"{{{namespace}}}" if namespace else "") + local: value
+            for (namespace, local), value in self.attributes.items()
+        }
+        if found != values:
+            raise self.refusal("attributes", values, found)
+
+    def refusal(self, field: str, wanted: object, found: object) -> FormatError:
+        """Make the error for this element."""
+        field = f"{field} of <{self.qualified}> in line {self.line}"
+        return malformed(self.document, field, None, wanted=wanted, found=found)
+
+
+def parse(data: bytes, document: str) -> Element:
+    """Parse a document in UTF-8, and return its root.
+
+    Raises
+    ------
+    FormatError
+        If it is not well-formed, uses anything that is not read here, or is too large or too deep.
+    """
+    if len(data) > _LARGEST:
+        raise malformed(document, "size", None, wanted=f"up to {_LARGEST} bytes", found=len(data))
+    builder = _Builder(document)
+    try:
+        data.decode()  # expat takes UTF-16 as well, if it starts with a byte order mark
+        builder.parser.Parse(data, True)
+    except (expat.ExpatError, UnicodeDecodeError) as error:
+        raise malformed(document, "text", None, wanted="well-formed XML", found=str(error)) from None
+    assert builder.root is not None
+    return builder.root
+
+
+class _Builder:
+    """The handlers of the parser, which make the tree."""
+
+    def __init__(self, document: str) -> None:
+        self.document = document
+        self.root: Element | None = None
+        self._open: list[Element] = []
+        parser = self.parser = expat.ParserCreate("UTF-8")
+        parser.buffer_text = True
+        parser.ordered_attributes = True
+        parser.StartElementHandler = self._start
+        parser.EndElementHandler = self._end
+        parser.CharacterDataHandler = self._text
+        parser.XmlDeclHandler = self._declaration
+        parser.StartDoctypeDeclHandler = self._refuse("document type")
+        parser.EntityDeclHandler = self._refuse("entity")
+        parser.ExternalEntityRefHandler = self._refuse("external entity")
+        parser.SkippedEntityHandler = self._refuse("entity")
+        parser.ProcessingInstructionHandler = self._refuse("processing instruction")
+        parser.CommentHandler = self._refuse("comment")
+        parser.StartCdataSectionHandler = self._refuse("CDATA section")
+
+    def _refuse(self, construct: str) -> Callable[..., int]:
+        def handler(*_: object) -> int:
+            field = f"text in line {self.parser.CurrentLineNumber}"
+            raise malformed(self.document, field, None, wanted="elements and text alone", found=f"a {construct}")
+
+        return handler
+
+    def _declaration(self, version: str, encoding: str | None, standalone: int) -> None:
+        if version != "1.0" or (encoding or "UTF-8").upper() != "UTF-8" or standalone == 0:
+            found = f"{version!r}, {encoding!r}, standalone {standalone}"
+            raise malformed(self.document, "XML declaration", None, wanted="version 1.0 in UTF-8", found=found)
+
+    def _start(self, qualified: str, attributes: list[str]) -> None:
+        parent = self._open[-1] if self._open else None
+        if len(self._open) == _DEEPEST:
+            raise malformed(self.document, "depth", None, wanted=f"up to {_DEEPEST}", found="more")
+        pairs = list(zip(attributes[::2], attributes[1::2], strict=True))
+        element = Element(qualified, parent.scope if parent else {}, self.document, self.parser.CurrentLineNumber)
+        declared = [(name, value) for name, value in pairs if name == "xmlns" or name.startswith("xmlns:")]
+        if declared:
+            element.scope = element.scope | dict(_declare(element, name, value) for name, value in declared)
+        for name, value in pairs:
+            if name == "xmlns" or name.startswith("xmlns:"):
+                continue
+            namespace, local = _resolve(element, name, default="")
+            if (namespace, local) in element.attributes:
+                raise element.refusal(f"attribute {local}", "it once", "it twice")
+            element.attributes[namespace, local] = value
+            element.written.append((namespace, local, name, value))
+        element.name = _resolve(element, qualified, default=element.scope.get("", ""))
+        if parent:
+            parent.children.append(element)
+        else:
+            self.root = element
+        self._open.append(element)
+
+    def _end(self, _: str) -> None:
+        self._open.pop()
+
+    def _text(self, text: str) -> None:
+        self._open[-1].children.append(text)
+
+
+def _declare(element: Element, name: str, value: str) -> tuple[str, str]:
+    """Check a declaration of a namespace, and return the prefix and the namespace."""
+    prefix = name.removeprefix("xmlns").removeprefix(":")
+    if (
+        prefix in {"xml", "xmlns"}
+        or ":" in prefix
+        or value in {_XML, _XMLNS}
+        or (name != "xmlns" and not (prefix and value))
+    ):
+        raise element.refusal(name, "a namespace", value or "none")
+    return prefix, value
+
+
+def _resolve(element: Element, qualified: str, *, default: str) -> tuple[str, str]:
+    """Return the namespace and the local name of a qualified name."""
+    prefix, colon, local = qualified.partition(":")
+    if not colon:
+        return default, qualified
+    namespace = element.scope.get(prefix)
+    if not prefix or not local or ":" in local or prefix == "xml" or namespace is None:
+        raise element.refusal("name", "a declared prefix", repr(qualified))
+    return namespace, local
+
+
+def canonicalize(element: Element, *, without: Element | None = None) -> bytes:
+    """Write an element, and all in it, in the form of Canonical XML 1.1, without comments.
+
+    Parameters
+    ----------
+    element : Element
+        The root of a document, or an element whose namespaces are then taken along.
+    without : Element, optional
+        An element in it that is left out, such as the signature (XML Signature, section 6.6.4).
+    """
+    parts: list[str] = []
+    _write(element, {}, without, parts.append)
+    return "".join(parts).encode()
+
+
+def _write(element: Element, written: Scope, without: Element | None, put: Callable[[str], None]) -> None:
+    put(f"<{element.qualified}")
+    if element.scope is not written:
+        for prefix, namespace in sorted(element.scope.items()):
+            if written.get(prefix, "") != namespace:
+                put(f' xmlns{":" if prefix else ""}{prefix}="{_escape_value(namespace)}"')
+    for _, _, qualified, value in sorted(element.written):
+        put(f' {qualified}="{_escape_value(value)}"')
+    put(">")
+    for child in element.children:
+        if isinstance(child, str):
+            put(_escape_text(child))
+        elif child is not without:
+            _write(child, element.scope, without, put)
+    put(f"</{element.qualified}>")
+
+
+def _escape_text(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\r", "&#xD;")
+
+
+def _escape_value(text: str) -> str:
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")
+    return text.replace("\t", "&#x9;").replace("\n", "&#xA;").replace("\r", "&#xD;")

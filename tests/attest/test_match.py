@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import pickle
+from datetime import UTC, datetime
+
+import pytest
+from helpers.foundry import nvidia as foundry
+from helpers.foundry.authority import NOW
+from helpers.foundry.nvidia import resource
+
+from fastrack import AttestationError, attest
+
+WHEN = datetime(2026, 6, 1, tzinfo=UTC)
+
+
+def report(device=None, **options):
+    device = device or foundry.hopper()
+    data = foundry.report(device, **options)
+    return attest.verify_gpu_report(
+        data, device.pem, nonce=foundry.NONCE, now=NOW, roots=device.roots, evidence="GPU 3 report"
+    )
+
+
+def rim(data):
+    return attest.verify_rim(data, now=NOW, roots=foundry.rim_signer().roots)
+
+
+def rims():
+    return [rim(foundry.rim()), rim(foundry.vbios_rim())]
+
+
+def changed(index):
+    return [bytes(48) if number == index else value for number, value in enumerate(foundry.MEASUREMENTS)]
+
+
+def test_a_gpu_matches_its_manifests():
+    found = attest.match_measurements(report(), rims())
+    assert type(found) is attest.MatchedGpuReport
+    assert found.matched == (0, 1, 2, 7, 23, 40)
+    assert found.skipped == (35,)
+    assert set(found.uncovered) == set(range(64)) - {0, 1, 2, 7, 23, 35, 40}
+    assert [one.rim.version for one in found.rims] == [foundry.DRIVER, foundry.VBIOS_TEXT]
+    assert pickle.loads(pickle.dumps(found)) == found
+
+
+def test_the_order_of_manifests_does_not_matter():
+    of, given = report(), rims()
+    assert attest.match_measurements(of, given[::-1]) == attest.match_measurements(of, given)
+
+
+def test_a_switch_matches_its_manifest():
+    of = report(foundry.switch(), fields=foundry.switch_fields(), measurements=foundry.MEASUREMENTS[:31])
+    found = attest.match_measurements(of, [rim(foundry.switch_rim())])
+    assert (found.matched, found.skipped, found.uncovered) == (tuple(range(31)), (), ())
+    for wrong in (rims(), [], [rim(foundry.switch_rim(edition="GPU"))], [rim(foundry.switch_rim(product="GH100"))]):
+        with pytest.raises(AttestationError, match="reference manifests"):
+            attest.match_measurements(of, wrong)
+
+
+@pytest.mark.parametrize("index", [0, 1, 2, 7, 23, 40])
+def test_any_measurement_with_a_reference_value_must_have_it(index):
+    measurements = [b"\xdd" * 48 if number == index else value for number, value in enumerate(foundry.MEASUREMENTS)]
+    with pytest.raises(AttestationError) as caught:
+        attest.match_measurements(report(measurements=measurements), rims())
+    assert caught.value.evidence == "GPU 3 report"
+    assert f"1 others, at {index} (Measurement_{index})" in str(caught.value)
+
+
+@pytest.mark.parametrize("index", [3, 22, 35, 63])
+def test_a_measurement_without_one_may_be_anything(index):
+    attest.match_measurements(report(measurements=changed(index)), rims())
+
+
+def test_any_of_several_values_will_do():
+    attest.match_measurements(report(measurements=changed(23)), rims())
+
+
+def test_the_video_decoder_is_measured_where_it_is_on():
+    on = foundry.gpu_fields(nvdec=b"\xaa")
+    with pytest.raises(AttestationError, match="1 others, at 35"):
+        attest.match_measurements(report(fields=on), rims())
+    measurements = [b"\xee" * 48 if number == 35 else value for number, value in enumerate(foundry.MEASUREMENTS)]
+    found = attest.match_measurements(report(fields=on, measurements=measurements), rims())
+    assert 35 in found.matched
+    assert found.skipped == ()
+    unknown = foundry.gpu_fields(nvdec=None)
+    with pytest.raises(AttestationError, match="1 others, at 35"):
+        attest.match_measurements(report(fields=unknown), rims())
+
+
+def test_a_report_with_fewer_measurements_is_refused():
+    with pytest.raises(AttestationError, match="1 others, at 40"):
+        attest.match_measurements(report(measurements=foundry.MEASUREMENTS[:40]), rims())
+    with pytest.raises(AttestationError, match=r"6 others, at 0 .*40"):
+        attest.match_measurements(report(measurements=()), rims())
+
+
+def wrong_manifests():
+    driver, vbios = foundry.rim(), foundry.vbios_rim()
+    inactive = [resource(n, [bytes(48)], active=False) for n in range(64)]
+    return {
+        "none": [],
+        "the driver's alone": [driver],
+        "the VBIOS's alone": [vbios],
+        "the driver's twice": [driver, driver],
+        "another besides": [driver, vbios, foundry.rim(version="1")],
+        "one of another driver": [foundry.rim(version="580.159.04"), vbios],
+        "one of another VBIOS": [driver, foundry.vbios_rim(version="96.00.74.00.21")],
+        "one of another chip": [foundry.rim(product="GB100"), vbios],
+        "one of a switch": [foundry.rim(edition="SWITCH"), vbios],
+        "one with no active value": [foundry.rim(inactive), vbios],
+        "two with the same index": [driver, foundry.rim([resource(7, [bytes(48)])], version=foundry.VBIOS_TEXT)],
+    }
+
+
+@pytest.mark.parametrize("name", wrong_manifests())
+def test_manifests_are_refused(name):
+    with pytest.raises(AttestationError, match="reference manifests"):
+        attest.match_measurements(report(), map(rim, wrong_manifests()[name]))
+
+
+def test_the_version_of_a_vbios_may_have_small_letters():
+    device = foundry.hopper()
+    fields = foundry.gpu_fields(vbios=bytes.fromhex("00d000960a000000"))
+    of = report(device, fields=fields)
+    assert of.vbios_version == "96.00.D0.00.0A"
+    attest.match_measurements(of, [rim(foundry.rim()), rim(foundry.vbios_rim(version="96.00.d0.00.0a"))])
+
+
+def test_what_was_only_parsed_is_a_mistake_of_the_caller():
+    with pytest.raises(TypeError, match="expected VerifiedGpuReport, got GpuReport"):
+        attest.match_measurements(attest.parse_gpu_report(foundry.report(foundry.hopper())), rims())
+    with pytest.raises(TypeError, match="expected VerifiedRim, got Rim"):
+        attest.match_measurements(report(), [attest.parse_rim(foundry.rim())])
+
+
+def test_a_real_switch_matches_its_manifest(evidence):
+    folder = evidence / "nvidia"
+    data = bytes.fromhex((folder / "switch_report.txt").read_text())
+    chain = (folder / "switch_chain.txt").read_bytes()
+    of = attest.verify_gpu_report(data, chain, nonce=data[4:36], now=WHEN)
+    manifest = attest.verify_rim((folder / "switch_rim_matching.xml").read_bytes(), now=WHEN)
+    found = attest.match_measurements(of, [manifest])
+    assert (found.matched, found.uncovered) == (tuple(range(31)), ())
+
+
+def test_a_real_gpu_does_not_match_the_manifest_of_another_driver(evidence):
+    folder = evidence / "nvidia"
+    data = bytes.fromhex((folder / "hopper_report.txt").read_text())
+    of = attest.verify_gpu_report(data, (folder / "hopper_chain.txt").read_bytes(), nonce=data[4:36], now=WHEN)
+    driver = attest.verify_rim((folder / "rim_driver_gh100_550.144.03.xml").read_bytes(), now=WHEN)
+    with pytest.raises(AttestationError, match=r"got GPU GH100 550\.144\.03"):
+        attest.match_measurements(of, [driver])

@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import pickle
+from datetime import timedelta
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import rsa
+from helpers.foundry import nvidia as foundry
+from helpers.foundry.authority import NOW, Authority, flips, is_refused, key_usage, rsa_key
+from helpers.foundry.nvidia import DAY
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastrack import AttestationError, FormatError, attest
+
+CHAIN = foundry.hopper().chain
+ABOUT, ISSUER = CHAIN[2], CHAIN[3]
+
+
+def verify(response=None, about=ABOUT, issuer=ISSUER, *, now=NOW, **options):
+    response = foundry.status(ABOUT, ISSUER) if response is None else response
+    return attest.verify_ocsp_response(response, about.certificate, issuer.certificate, now=now, **options)
+
+
+# Good ones.
+
+
+@pytest.mark.parametrize("by_name", [False, True], ids=["by key", "by name"])
+@pytest.mark.parametrize("is_delegated", [False, True], ids=["by the issuer", "delegated"])
+@pytest.mark.parametrize("certid", [hashes.SHA1(), hashes.SHA256(), hashes.SHA384()], ids=lambda one: one.name)
+def test_a_good_response_is_verified(by_name, is_delegated, certid):
+    by = foundry.responder(ISSUER) if is_delegated else None
+    verified = verify(foundry.status(ABOUT, ISSUER, by=by, by_name=by_name, certid=certid))
+    assert type(verified) is attest.VerifiedOcspResponse
+    assert verified.serial_number == ABOUT.certificate.serial_number
+    assert (verified.this_update, verified.next_update) == (NOW - DAY, NOW + DAY)
+    assert (verified.verified_at, verified.valid_until) == (NOW, NOW + DAY)
+    assert verified.age == DAY
+    assert pickle.loads(pickle.dumps(verified)) == verified
+
+
+def test_a_response_may_be_signed_with_rsa():
+    issuer = Authority("CA", key=rsa_key("ocsp"))
+    leaf = Authority("Leaf", issuer, ca=False)
+    verified = verify(foundry.status(leaf, issuer, algorithm=hashes.SHA256()), leaf, issuer)
+    assert verified.serial_number == leaf.certificate.serial_number
+    assert isinstance(issuer.key, rsa.RSAPrivateKey)
+
+
+def test_a_stored_response_carries_its_age():
+    response = foundry.status(ABOUT, ISSUER, end=NOW + 30 * DAY)
+    assert verify(response, now=NOW + 20 * DAY).age == 21 * DAY
+    with pytest.raises(AttestationError, match="validity"):
+        verify(response, now=NOW + 31 * DAY)
+
+
+def test_a_response_is_valid_no_longer_than_its_responder():
+    by = foundry.responder(ISSUER, end=NOW + timedelta(hours=1))
+    assert verify(foundry.status(ABOUT, ISSUER, by=by)).valid_until == NOW + timedelta(hours=1)
+
+
+def test_a_nonce_is_compared_where_one_is_expected():
+    response = foundry.status(ABOUT, ISSUER, nonce=b"n" * 32)
+    verify(response, nonce=b"n" * 32)
+    verify(response)
+    for bad in (response, foundry.status(ABOUT, ISSUER)):
+        with pytest.raises(AttestationError, match="nonce"):
+            verify(bad, nonce=b"m" * 32)
+
+
+# Wrong ones.
+
+
+def wrong_responses():
+    def of(**options):
+        return foundry.status(ABOUT, ISSUER, **options)
+
+    def delegated(**options):
+        return of(by=foundry.responder(ISSUER, **options))
+
+    stranger = Authority(ISSUER.subject, key=foundry.new_key())
+    return {
+        "status of 'NVIDIA GH100 Provisioner ICA 1' revoked": of(good=False),
+        "status of 'NVIDIA GH100 Provisioner ICA 1' unknown": of(unknown=True),
+        "certificate": foundry.status(CHAIN[1], CHAIN[2], by=ISSUER),
+        "certificate of another issuer": foundry.status(ABOUT, stranger, by=ISSUER),
+        "validity, stale": of(start=NOW - 3 * DAY, end=NOW - DAY),
+        "validity, early": of(start=NOW + DAY, end=NOW + 3 * DAY),
+        "validity, no end": of(end=None),
+        "responder of another name": of(by=stranger, sent=()),
+        "responder that is absent": of(by=foundry.responder(ISSUER), sent=()),
+        "responder of another issuer": of(by=foundry.responder(stranger)),
+        "responder below another authority": of(by=foundry.responder(CHAIN[4])),
+        "responder without the purpose": delegated(usages=()),
+        "responder with another purpose": delegated(usages=(x509.ExtendedKeyUsageOID.SERVER_AUTH,)),
+        "responder that is a leaf": of(by=Authority("OCSP Responder", ISSUER, ca=False, key=foundry.new_key())),
+        "responder that has expired": delegated(end=NOW - DAY),
+        "responder that is not valid yet": delegated(start=NOW + DAY),
+        "responder that is an authority": delegated(ca=True),
+        "responder that may not sign": delegated(usage=key_usage("key_agreement")),
+        "signature by another key, delegated": of(
+            by=foundry.responder(ISSUER), sent=[foundry.responder(ISSUER)], by_name=True
+        ),
+        "signature by another key": of(by=stranger, by_name=True, sent=()),
+        "extensions": of(nonce=b"n" * 32, critical=True),
+        "signature algorithm": of(algorithm=hashes.SHA224()),
+    }
+
+
+@pytest.mark.parametrize("name", wrong_responses())
+def test_a_response_is_refused_for_its(name):
+    field = name.split(",")[0].rsplit(" revoked")[0].rsplit(" unknown")[0] if "status" in name else name.split(",")[0]
+    field = field.split(" of another")[0].split(" that ")[0].split(" below")[0].split(" with")[0].split(" by ")[0]
+    with pytest.raises(AttestationError) as caught:
+        verify(wrong_responses()[name], evidence="OCSP response for the RIM")
+    assert caught.value.evidence == "OCSP response for the RIM"
+    assert caught.value.field == field
+
+
+def test_a_response_about_another_certificate_of_the_issuer_is_refused():
+    sibling = Authority("NVIDIA GH100 Provisioner ICA 2", ISSUER, key=foundry.new_key())
+    with pytest.raises(AttestationError, match="Fetch the response for this certificate"):
+        verify(about=sibling)
+
+
+def test_a_response_that_is_an_error_is_refused():
+    """Such as tryLater, which has no signature."""
+    with pytest.raises(AttestationError, match="expected a successful response, got TRY_LATER"):
+        verify(bytes.fromhex("30030a0103"))
+
+
+def test_a_time_without_a_zone_is_a_mistake_of_the_caller():
+    with pytest.raises(ValueError, match="time zone"):
+        verify(now=NOW.replace(tzinfo=None))
+
+
+def test_unused_bits_of_the_signature_are_refused():
+    by = foundry.responder(ISSUER)
+    for response in (foundry.status(ABOUT, ISSUER), foundry.status(ABOUT, ISSUER, by=by)):
+        verify(response)
+        ends = [index for index in range(len(response) - 3) if response[index : index + 1] == b"\0"]
+        for index in ends:
+            assert is_refused(verify, response[:index] + b"\1" + response[index + 1 :])
+
+
+# Every byte, and garbage.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_delegated", [False, True], ids=["by the issuer", "delegated"])
+def test_every_byte_of_a_response_counts(is_delegated):
+    response = foundry.status(ABOUT, ISSUER, by=foundry.responder(ISSUER) if is_delegated else None, nonce=b"n" * 32)
+    verify(response)
+    accepted = [index for index, bad in flips(response) if not is_refused(verify, bad)]
+    assert accepted == []
+
+
+def test_every_truncation_of_a_response_is_refused():
+    response = foundry.status(ABOUT, ISSUER, by=foundry.responder(ISSUER))
+    for size in range(len(response)):
+        with pytest.raises(FormatError):
+            verify(response[:size])
+    with pytest.raises(FormatError):
+        verify(response + b"\0")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=100), st.integers(0, 400), st.integers(0, 50))
+def test_garbage_is_refused(garbage, start, size):
+    response = foundry.status(ABOUT, ISSUER)
+    bad = response[:start] + garbage + response[start + size :]
+    assert is_refused(verify, garbage)
+    assert bad == response or is_refused(verify, bad)

@@ -1,0 +1,164 @@
+"""Evidence of confidential machines: anything at all is either what was signed, or refused with a documented error.
+
+The parts of a case stand one after the other, each behind its length; so a mutation may reach any of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import fields
+from functools import cache
+from itertools import count
+from random import Random
+from unittest import mock
+
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
+from helpers.foundry import authority, snp, tdx
+from helpers.foundry.authority import NOW
+
+from fastrack import AttestationError, FormatError, attest
+from fuzz import mutators
+
+ERRORS = (AttestationError, FormatError)
+NAMES = [field.name for field in fields(attest.TdxCollateral)]
+
+
+@contextlib.contextmanager
+def same_every_time():
+    """Let the foundry use keys, serial numbers and salts that are the same in every run."""
+    chance = Random(1)
+
+    def new_key(curve=ec.SECP256R1):
+        return ec.derive_private_key(chance.getrandbits(250), curve())
+
+    short = padding.PSS(padding.MGF1(hashes.SHA384()), 0)  # its salt
+    with (
+        mock.patch.multiple(authority, new_key=new_key, rsa_key=lambda _: rsa_key(), PSS=short),
+        mock.patch("os.urandom", chance.randbytes),
+    ):
+        yield
+
+
+@cache
+def rsa_key():
+    """Make an RSA key that is the same in every run, which pyca alone does not."""
+    chance, exponent = Random(2), 65537
+    p, q = (next(filter(is_prime, count(chance.getrandbits(1024) | 3 << 1022 | 1, 2))) for _ in range(2))
+    d = pow(exponent, -1, (p - 1) * (q - 1))
+    parts = (p, q, d, rsa.rsa_crt_dmp1(d, p), rsa.rsa_crt_dmq1(d, q), rsa.rsa_crt_iqmp(p, q))
+    return rsa.RSAPrivateNumbers(*parts, rsa.RSAPublicNumbers(exponent, p * q)).private_key()
+
+
+def is_prime(number):
+    return all(pow(base, number - 1, number) == 1 for base in (2, 3, 5, 7))
+
+
+def pack(parts):
+    """Write parts one after the other, each behind its length."""
+    return b"".join(len(part).to_bytes(4, "little") + part for part in parts)
+
+
+def unpack(data, count):
+    """Read `count` parts; the last may be cut short, and those that are missing are empty."""
+    parts = []
+    for _ in range(count):
+        size = int.from_bytes(data[:4], "little")
+        parts.append(data[4 : 4 + size])
+        data = data[4 + size :]
+    return parts
+
+
+def mutate_parts(data, random, count):
+    parts = unpack(data, count)
+    if random.random() < 0.05:
+        return mutators.mutate_bytes(data, random)
+    place = random.randrange(count)
+    text = parts[place].lstrip()[:1] in {b"{", b"["}
+    parts[place] = (mutators.mutate_json if text else mutators.mutate_bytes)(parts[place], random)
+    return pack(parts)
+
+
+class TdxQuotes:
+    """`verify_tdx_quote`, of a quote and the nine parts of its collateral."""
+
+    name = "tdx"
+
+    def __init__(self):
+        with same_every_time():
+            of = tdx.intel.__wrapped__()
+            machine, collateral = tdx.platform(of=of), tdx.collateral(of=of)
+            self._quotes = [tdx.quote(machine, version=version, body_type=kind) for version, kind in ((4, 2), (5, 3))]
+        self._parts = [collateral[name] for name in NAMES]
+        self._roots = of.roots
+
+    def seeds(self):
+        return [pack([quote, *self._parts]) for quote in self._quotes]
+
+    @staticmethod
+    def mutate(data, random):
+        return mutate_parts(data, random, 1 + len(NAMES))
+
+    def run(self, data):
+        quote, *parts = unpack(data, 1 + len(NAMES))
+        try:
+            verified = attest.verify_tdx_quote(quote, attest.TdxCollateral(*parts), now=NOW, roots=self._roots)
+        except ERRORS:
+            return
+        known = [attest.parse_tdx_quote(one) for one in self._quotes]
+        if verified.report not in [one.report for one in known]:
+            raise AssertionError("a report was verified that nothing signed")
+
+
+class SnpReports:
+    """`verify_snp_report`, of a report, its certificates and a revocation list."""
+
+    name = "snp"
+
+    def __init__(self):
+        self._seeds, self._reports, self._roots = [], [], set()
+        with same_every_time():
+            for product, is_vlek in (("Milan", False), ("Turin", True)):
+                of = snp.amd.__wrapped__(product)
+                chip = snp.chip(product, of=of, is_vlek=is_vlek)
+                report = snp.report(chip)
+                self._seeds.append(pack([report, chip.leaf, chip.issuers, of.ark.crl()]))
+                self._reports.append(report)
+                self._roots |= of.roots
+
+    def seeds(self):
+        return self._seeds
+
+    @staticmethod
+    def mutate(data, random):
+        return mutate_parts(data, random, 4)
+
+    def run(self, data):
+        report, leaf, issuers, crl = unpack(data, 4)
+        try:
+            verified = attest.verify_snp_report(report, leaf, issuers, now=NOW, roots=self._roots, crl=crl or None)
+        except ERRORS:
+            return
+        if verified.report.data not in self._reports:
+            raise AssertionError("a report was verified that nothing signed")
+
+
+class Policies:
+    """`Policy.from_toml`."""
+
+    name = "policy"
+    mutate = staticmethod(mutators.mutate_bytes)
+
+    def seeds(self):
+        return [
+            b"version = 1\n[cpu.tdx]\nmrtd = 'any'\ntcb_status = ['UpToDate']\nmax_collateral_age_days = 3\n",
+            b"version = 1\n[cpu.snp]\nmeasurement = 'any'\nmin_tcb = { snp = 3 }\nrevocation = 'required'\n",
+        ]
+
+    def run(self, data):
+        try:
+            policy = attest.Policy.from_toml(data.decode(errors="replace"))
+        except FormatError:
+            return
+        if not isinstance(policy, attest.Policy):
+            raise TypeError(policy)
