@@ -93,6 +93,13 @@ class VerifiedGpuReport:
         The time of the oldest OCSP response that was used; None if none was passed.
     valid_until : datetime.datetime
         The first time at which a certificate or OCSP response is no longer valid.
+
+    Examples
+    --------
+    >>> from dataclasses import fields
+    >>> from fastrack import attest
+    >>> [field.name for field in fields(attest.VerifiedGpuReport)][:6]
+    ['evidence', 'architecture', 'model', 'chip', 'chip_id', 'ueid']
     """
 
     evidence: str

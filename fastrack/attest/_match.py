@@ -32,6 +32,13 @@ class MatchedGpuReport:
         The indexes that were compared.
     skipped : tuple of int
         Active indexes that were not compared: 35, if the report says that the first video decoder is off.
+
+    Examples
+    --------
+    >>> from dataclasses import fields
+    >>> from fastrack import attest
+    >>> [field.name for field in fields(attest.MatchedGpuReport)]
+    ['report', 'rims', 'matched', 'skipped']
     """
 
     report: VerifiedGpuReport

@@ -6,7 +6,6 @@ import hmac
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import lru_cache
 from itertools import pairwise
 from typing import TypeVar
 
@@ -22,6 +21,7 @@ from fastrack._util.public import attest_public
 from fastrack.attest import _der as der
 from fastrack.attest._binary import Cursor
 from fastrack.attest._errors import malformed, refused
+from fastrack.attest._kept import Kept
 from fastrack.attest._x509 import _reading, common_name, load_certificate, require_time_zone
 
 E = TypeVar("E", x509.BasicConstraints, x509.KeyUsage, x509.ExtendedKeyUsage)
@@ -52,6 +52,15 @@ class VerifiedOcspResponse:
         The time at which the response was in force.
     valid_until : datetime.datetime
         The first time at which the response, or the responder's certificate, is no longer valid.
+
+    Examples
+    --------
+    >>> from datetime import UTC, datetime, timedelta
+    >>> from fastrack import attest
+    >>> start, now = datetime(2026, 5, 31, tzinfo=UTC), datetime(2026, 6, 1, tzinfo=UTC)
+    >>> end = now + timedelta(days=6)
+    >>> attest.VerifiedOcspResponse(7, start, end, verified_at=now, valid_until=end).age.days
+    1
     """
 
     serial_number: int
@@ -123,9 +132,10 @@ def verify_ocsp_response(
     reading the OCSP response failed: expected an X.509 structure as its encoding, got error parsing asn1 value: ...
     """
     require_time_zone(now)
-    loaded = _load(bytes(response), evidence)
-    responder = _find_responder(loaded, issuer, now, evidence)
-    _verify_signature(loaded.response, responder, evidence)
+    loaded = _load(bytes(response), evidence=evidence)
+    responder = _verify_responder(loaded, issuer, evidence=evidence)
+    if responder != issuer:
+        _require_valid(responder, now, evidence)
     if nonce is not None:
         _require_nonce(loaded.response, nonce, evidence)
     single = _find_single(loaded.response, certificate, issuer, evidence)
@@ -169,7 +179,7 @@ def check_revocation(
     """
     if responses is None:
         return None, None
-    loaded = [(data, _load(bytes(data), evidence).response) for data in responses]
+    loaded = [(data, _load(bytes(data), evidence=evidence).response) for data in responses]
     verified = []
     for certificate, issuer in pairwise(chain):
         found = [
@@ -187,16 +197,15 @@ def check_revocation(
     return min(one.this_update for one in verified), min(one.valid_until for one in verified)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Loaded:
-    """A response of which all parts were read, with the certificates in it."""
+    """A response of which all parts were read, with the certificates in it. `_load` keeps it, so it is its own key."""
 
     response: ocsp.OCSPResponse
     certificates: tuple[x509.Certificate, ...]
 
 
-@lru_cache(maxsize=64)
-def _load(data: bytes, evidence: str) -> _Loaded:
+def _read(data: bytes, evidence: str) -> _Loaded:
     """Load a response, and read all parts of it that are read later."""
     critical, encoded = [], []
     with _reading(evidence):
@@ -216,6 +225,9 @@ def _load(data: bytes, evidence: str) -> _Loaded:
     _require_strict(data, response, evidence)
     name = f"certificate in the {evidence}"
     return _Loaded(response, tuple(load_certificate(one, evidence=name) for one in encoded))
+
+
+_load = Kept(_read, 128)
 
 
 def _require_strict(data: bytes, response: ocsp.OCSPResponse, evidence: str) -> None:
@@ -244,7 +256,17 @@ def _require_strict(data: bytes, response: ocsp.OCSPResponse, evidence: str) -> 
     basic.done()
 
 
-def _find_responder(loaded: _Loaded, issuer: x509.Certificate, now: datetime, evidence: str) -> x509.Certificate:
+def _verify(loaded: _Loaded, issuer: x509.Certificate, evidence: str) -> x509.Certificate:
+    """Verify the signature of a response, and return the certificate of its responder, whatever the time is."""
+    responder = _find_responder(loaded, issuer, evidence)
+    _verify_signature(loaded.response, responder, evidence)
+    return responder
+
+
+_verify_responder = Kept(_verify, 256)
+
+
+def _find_responder(loaded: _Loaded, issuer: x509.Certificate, evidence: str) -> x509.Certificate:
     """Find the certificate of the responder: the issuer, or one that the issuer has appointed (RFC 6960, 4.2.2.2)."""
     response = loaded.response
     if _is_responder(response, issuer):
@@ -259,7 +281,7 @@ def _find_responder(loaded: _Loaded, issuer: x509.Certificate, now: datetime, ev
             found=repr(common_name(name)) if name is not None else (response.responder_key_hash or b""),
             advice=_FETCH,
         )
-    _require_appointed(found[0], issuer, now, evidence)
+    _require_appointed(found[0], issuer, evidence)
     return found[0]
 
 
@@ -269,8 +291,15 @@ def _is_responder(response: ocsp.OCSPResponse, certificate: x509.Certificate) ->
     return response.responder_key_hash == _hash(hashes.SHA1(), _key_bits(certificate))  # noqa: S303 - RFC 6960, 4.2.1
 
 
-def _require_appointed(responder: x509.Certificate, issuer: x509.Certificate, now: datetime, evidence: str) -> None:
-    """Require that the issuer issued a certificate for OCSP responses that is valid at `now`."""
+def _require_valid(responder: x509.Certificate, now: datetime, evidence: str) -> None:
+    start, end = responder.not_valid_before_utc, responder.not_valid_after_utc
+    if not start <= now <= end:
+        wanted = f"{_name(responder)} with a validity of {start.isoformat()} to {end.isoformat()}"
+        raise refused(evidence, "responder", wanted=wanted, found=now.isoformat(), advice=_FETCH)
+
+
+def _require_appointed(responder: x509.Certificate, issuer: x509.Certificate, evidence: str) -> None:
+    """Require that the issuer issued a certificate for OCSP responses."""
     problem = None
     extensions = responder.extensions
     usages = _extension(responder, x509.ExtendedKeyUsage)
@@ -284,9 +313,6 @@ def _require_appointed(responder: x509.Certificate, issuer: x509.Certificate, no
         problem = "an authority"
     elif any(one.critical and one.oid not in _KNOWN_CRITICAL for one in extensions):
         problem = "an unknown critical extension"
-    elif not responder.not_valid_before_utc <= now <= responder.not_valid_after_utc:
-        start, end = responder.not_valid_before_utc, responder.not_valid_after_utc
-        problem = f"validity from {start.isoformat()} to {end.isoformat()} only"
     else:
         try:
             responder.verify_directly_issued_by(issuer)

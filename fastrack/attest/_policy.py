@@ -81,6 +81,8 @@ class Policy:
         OSError
             If the file cannot be read.
         """
+        if isinstance(source, str) and source.endswith(".toml") and "\n" not in source:
+            raise FormatError(f"reading the policy failed: expected TOML, got a path. Pass pathlib.Path({source!r}).")
         table = Table.parse(source if isinstance(source, str) else _read_file(source), "policy")
         if table.integer("version") != _VERSION:
             raise table.refusal("version", _VERSION, "another or none")

@@ -12,7 +12,6 @@ from base64 import b64decode, b64encode
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
-from functools import lru_cache
 from hashlib import sha384
 
 from cryptography import x509
@@ -20,6 +19,7 @@ from cryptography import x509
 from fastrack._util.public import attest_public
 from fastrack.attest._errors import refused
 from fastrack.attest._gpu_report import DIGEST_SIZE
+from fastrack.attest._kept import Kept
 from fastrack.attest._links import verify_ecdsa_chain
 from fastrack.attest._ocsp import check_revocation
 from fastrack.attest._roots import NVIDIA_RIM_ROOTS, Roots
@@ -46,7 +46,7 @@ _FETCH = "Fetch the manifest again, by its id."
 @attest_public
 @dataclass(frozen=True, slots=True)
 class RimMeasurement:
-    """The values that a measurement may have.
+    r"""The values that a measurement may have.
 
     Attributes
     ----------
@@ -58,6 +58,13 @@ class RimMeasurement:
         False if the manifest says nothing about this index.
     values : tuple of bytes
         SHA-384 digests, one of which an active measurement must have.
+
+    Examples
+    --------
+    >>> from fastrack import attest
+    >>> measurement = attest.RimMeasurement(7, "Measurement_7", True, (bytes(48), b"\1" * 48))
+    >>> b"\1" * 48 in measurement.values
+    True
     """
 
     index: int
@@ -127,6 +134,13 @@ class VerifiedRim:
         The time of the oldest OCSP response that was used; None if none was passed.
     valid_until : datetime.datetime
         The first time at which a certificate or OCSP response is no longer valid.
+
+    Examples
+    --------
+    >>> from dataclasses import fields
+    >>> from fastrack import attest
+    >>> [field.name for field in fields(attest.VerifiedRim)]
+    ['rim', 'signer', 'verified_at', 'revocation_checked_at', 'valid_until']
     """
 
     rim: Rim
@@ -221,7 +235,7 @@ def verify_rim(
     reading the RIM failed: expected well-formed XML as its text, got syntax error: line 1, column 0. It is damaged, ...
     """
     require_time_zone(now)
-    parsed, certificates = _open_signed(bytes(rim.data if isinstance(rim, Rim) else rim), evidence)
+    parsed, certificates = _open_signed(bytes(rim.data if isinstance(rim, Rim) else rim), evidence=evidence)
     name = f"certificate chain of the {evidence}"
     chain = verify_ecdsa_chain(certificates, roots=roots, now=now, evidence=name)
     checked_at, valid_until = check_revocation(
@@ -236,12 +250,8 @@ def verify_rim(
     )
 
 
-@lru_cache(maxsize=32)
-def _open_signed(data: bytes, evidence: str) -> tuple[Rim, tuple[x509.Certificate, ...]]:
-    """Parse a manifest, and verify its signature by the key of its first certificate, of which nothing is known yet.
-
-    The result depends on the bytes alone. It is kept, as the same manifest is for all devices of a kind.
-    """
+def _verify_signature(data: bytes, evidence: str) -> tuple[Rim, tuple[x509.Certificate, ...]]:
+    """Parse a manifest, and verify its signature by the key of its first certificate, of which nothing is known yet."""
     root = parse(data, EVIDENCE)
     rim = _read_rim(data, root)
     signature = root.elements[-1]
@@ -263,6 +273,9 @@ def _open_signed(data: bytes, evidence: str) -> tuple[Rim, tuple[x509.Certificat
     if not hmac.compare_digest(found, digest):
         raise refused(evidence, "digest", wanted=digest, found=found, advice=f"It was altered. {_FETCH}")
     return rim, certificates
+
+
+_open_signed = Kept(_verify_signature, 32)
 
 
 def _read_rim(data: bytes, root: Element) -> Rim:

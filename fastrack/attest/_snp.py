@@ -19,6 +19,7 @@ from fastrack.attest._signatures import verify_ecdsa
 from fastrack.attest._snp_report import EVIDENCE, SIGNED_SIZE, SnpProduct, SnpReport, SnpTcb, parse_snp_report
 from fastrack.attest._x509 import (
     VerifiedChain,
+    VerifiedCrl,
     extension_value,
     load_certificate,
     load_chain,
@@ -154,14 +155,14 @@ def verify_snp_report(
         _require_chip(chain.leaf, parsed, product)
     else:
         provider = _read_provider(chain.leaf)
-    checked_at, ends = (None, [chain.valid_until]) if crl is None else _check_revocation(chain, crl, now)
+    revocations = None if crl is None else _check_revocation(chain, crl, now)
     return VerifiedSnpReport(
         report=parsed,
         product=product,
         provider=provider,
         verified_at=now,
-        revocation_checked_at=checked_at,
-        valid_until=min(ends),
+        revocation_checked_at=revocations.issued_at if revocations else None,
+        valid_until=min(chain.valid_until, revocations.valid_until) if revocations else chain.valid_until,
     )
 
 
@@ -239,10 +240,9 @@ def _read_extension(leaf: x509.Certificate, oid: str, field: str) -> bytes:
     return value
 
 
-def _check_revocation(chain: VerifiedChain, crl: bytes, now: datetime) -> tuple[datetime, list[datetime]]:
-    """Require that the root has not revoked the authority. Return the date of its list, and what ends with time."""
-    revocations = load_crl(crl, evidence="AMD revocation list")
-    verify_crl(revocations, chain.root, now=now, evidence="AMD revocation list")
-    require_unrevoked(chain.issuer, revocations, evidence="AMD revocation list")
-    ends = [chain.valid_until, *filter(None, [revocations.next_update_utc])]
-    return revocations.last_update_utc, ends
+def _check_revocation(chain: VerifiedChain, crl: bytes, now: datetime) -> VerifiedCrl:
+    """Require that the root has not revoked the authority, and return its list."""
+    loaded = load_crl(crl, evidence="AMD revocation list")
+    verified = verify_crl(loaded, chain.root, now=now, evidence="AMD revocation list")
+    require_unrevoked(chain.issuer, verified, evidence="AMD revocation list")
+    return verified

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
 
-from cryptography import x509
-
 from fastrack._util.public import attest_public
 from fastrack.attest._errors import refused
 from fastrack.attest._pck import PckIdentity, read_pck_identity
@@ -27,6 +25,7 @@ from fastrack.attest._tdx_collateral import (
 from fastrack.attest._tdx_quote import EVIDENCE, TdReport, TdxQuote, parse_tdx_quote
 from fastrack.attest._x509 import (
     VerifiedChain,
+    VerifiedCrl,
     load_chain,
     load_crl,
     require_unrevoked,
@@ -195,9 +194,9 @@ def verify_tdx_quote(
         evaluation_number=min(tcb_info.evaluation_number, qe_identity.evaluation_number),
     )
     documents = (tcb_info, qe_identity)
-    issued = [*(document.issued_at for document in documents), lists[1].last_update_utc]
+    issued = [*(document.issued_at for document in documents), lists[1].issued_at]
     ends = [document.next_update for document in documents]
-    ends += [crl.next_update_utc for crl in lists if crl.next_update_utc]
+    ends += [crl.valid_until for crl in lists]
     ends += [document.chain.valid_until for document in documents]
     return VerifiedTdxQuote(
         report=parsed.report,
@@ -260,20 +259,20 @@ def _verify_documents(collateral: TdxCollateral, *, roots: Roots, now: datetime)
 
 def _check_revocation(
     collateral: TdxCollateral, pck: VerifiedChain, documents: list[Document], *, roots: Roots, now: datetime
-) -> list[x509.CertificateRevocationList]:
+) -> list[VerifiedCrl]:
     """Verify both revocation lists, and require that no certificate is on them."""
     for document in documents:
         if document.chain.root != pck.root:
             raise refused("collateral", "root", wanted="that of the PCK chain", found="another", advice=_AGAIN)
-    root_list = load_crl(collateral.root_ca_crl, evidence="root revocation list")
-    verify_crl(root_list, pck.root, now=now, evidence="root revocation list")
+    root_crl = load_crl(collateral.root_ca_crl, evidence="root revocation list")
+    root_list = verify_crl(root_crl, pck.root, now=now, evidence="root revocation list")
     for certificate in (pck.issuer, *(document.chain.leaf for document in documents)):
         require_unrevoked(certificate, root_list, evidence="root revocation list")
     authorities = load_chain(collateral.pck_crl_issuer_chain, evidence="issuer chain of the PCK revocation list")
     if authorities != pck.certificates[1:]:  # another certificate of the same key will do
         verify_chain((pck.leaf, *authorities), roots=roots, now=now, evidence="issuer chain of the PCK revocation list")
-    pck_list = load_crl(collateral.pck_crl, evidence="PCK revocation list")
-    verify_crl(pck_list, pck.issuer, now=now, evidence="PCK revocation list")
+    pck_crl = load_crl(collateral.pck_crl, evidence="PCK revocation list")
+    pck_list = verify_crl(pck_crl, pck.issuer, now=now, evidence="PCK revocation list")
     require_unrevoked(pck.leaf, pck_list, evidence="PCK revocation list")
     return [root_list, pck_list]
 

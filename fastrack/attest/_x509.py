@@ -211,7 +211,29 @@ def _require_signer(certificate: x509.Certificate, evidence: str) -> None:
         raise _broken(evidence, f"{_name(certificate)} without it", wanted="the key usage digitalSignature")
 
 
-def verify_crl(crl: x509.CertificateRevocationList, issuer: x509.Certificate, *, now: datetime, evidence: str) -> None:
+@dataclass(frozen=True, slots=True)
+class VerifiedCrl:
+    """A revocation list that its authority signed, and that is in force.
+
+    Attributes
+    ----------
+    crl : cryptography.x509.CertificateRevocationList
+        The list.
+    issuer : cryptography.x509.Name
+        The name of the authority.
+    issued_at, valid_until : datetime.datetime
+        The time at which it was issued, and the first time at which another must be fetched.
+    """
+
+    crl: x509.CertificateRevocationList
+    issuer: x509.Name
+    issued_at: datetime
+    valid_until: datetime
+
+
+def verify_crl(
+    crl: x509.CertificateRevocationList, issuer: x509.Certificate, *, now: datetime, evidence: str
+) -> VerifiedCrl:
     """Verify that a revocation list was issued by this authority and is in force at `now`.
 
     Parameters
@@ -262,6 +284,7 @@ def verify_crl(crl: x509.CertificateRevocationList, issuer: x509.Certificate, *,
             found=now.isoformat(),
             advice="Fetch a current list, and check the time that was passed as now=.",
         )
+    return VerifiedCrl(crl, _subject(issuer), start, end)
 
 
 def _is_signed(crl: x509.CertificateRevocationList, issuer: x509.Certificate) -> bool:
@@ -271,23 +294,24 @@ def _is_signed(crl: x509.CertificateRevocationList, issuer: x509.Certificate) ->
         return False
 
 
-def require_unrevoked(certificate: x509.Certificate, crl: x509.CertificateRevocationList, *, evidence: str) -> None:
-    """Require that a list, verified before, does not have a certificate of its issuer.
+def require_unrevoked(certificate: x509.Certificate, verified: VerifiedCrl, *, evidence: str) -> None:
+    """Require that a verified list does not have a certificate of its issuer.
 
     Raises
     ------
     AttestationError
         If it was revoked, or has another issuer than the list.
     """
-    if _issuer(certificate) != crl.issuer:
+    issuer = _issuer(certificate)
+    if issuer != verified.issuer:
         raise refused(
             evidence,
             f"revocation of {_name(certificate)}",
-            wanted=f"the list of {_issuer(certificate).rfc4514_string()}",
-            found=f"the list of {crl.issuer.rfc4514_string()}",
+            wanted=f"the list of {issuer.rfc4514_string()}",
+            found=f"the list of {verified.issuer.rfc4514_string()}",
             advice="Fetch the list of the authority that issued the certificate.",
         )
-    entry = crl.get_revoked_certificate_by_serial_number(certificate.serial_number)
+    entry = verified.crl.get_revoked_certificate_by_serial_number(certificate.serial_number)
     if entry is not None:
         raise refused(
             evidence,

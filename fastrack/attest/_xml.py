@@ -20,6 +20,8 @@ _DEEPEST = 16  # elements
 _XMLNS = "http://www.w3.org/2000/xmlns/"
 _XML = "http://www.w3.org/XML/1998/namespace"
 _NO_TEXT = re.compile(r"[ \t\r\n]*")
+_IN_TEXT = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "\r": "&#xD;"})
+_IN_VALUES = str.maketrans({"&": "&amp;", "<": "&lt;", '"': "&quot;", "\t": "&#x9;", "\n": "&#xA;", "\r": "&#xD;"})
 
 Scope = dict[str, str]
 
@@ -263,22 +265,13 @@ def _write(element: Element, written: Scope, without: Element | None, put: Calla
     if element.scope is not written:
         for prefix, namespace in sorted(element.scope.items()):
             if written.get(prefix, "") != namespace:
-                put(f' xmlns{":" if prefix else ""}{prefix}="{_escape_value(namespace)}"')
+                put(f' xmlns{":" if prefix else ""}{prefix}="{namespace.translate(_IN_VALUES)}"')
     for _, _, qualified, value in sorted(element.written):
-        put(f' {qualified}="{_escape_value(value)}"')
+        put(f' {qualified}="{value.translate(_IN_VALUES)}"')
     put(">")
     for child in element.children:
         if isinstance(child, str):
-            put(_escape_text(child))
+            put(child.translate(_IN_TEXT))
         elif child is not without:
             _write(child, element.scope, without, put)
     put(f"</{element.qualified}>")
-
-
-def _escape_text(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\r", "&#xD;")
-
-
-def _escape_value(text: str) -> str:
-    text = text.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")
-    return text.replace("\t", "&#x9;").replace("\n", "&#xA;").replace("\r", "&#xD;")

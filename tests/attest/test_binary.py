@@ -95,7 +95,7 @@ def test_an_object_identifier_is_read(content, dotted):
         ("0482008005", lambda c: der.read_bytes(c, 4, "a")),
         ("048005", lambda c: der.read_bytes(c, 4, "a")),  # an indefinite length
         ("0485000000000105", lambda c: der.read_bytes(c, 4, "a")),
-        ("1f8105", lambda c: der.read_element(c, "a")),  # a tag of several bytes
+        ("1f0105", lambda c: der.read_element(c, "a")),  # a tag of several bytes
         ("0600", lambda c: der.read_oid(c, "a")),
         ("06028001", lambda c: der.read_oid(c, "a")),
         ("060281", lambda c: der.read_oid(c, "a")),

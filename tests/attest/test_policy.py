@@ -274,6 +274,7 @@ def test_a_file_that_is_no_text_or_too_long_is_refused(tmp_path, content):
         ("version = true", "version"),
         ("version = '1'", "version"),
         ("version = ", "TOML"),
+        ("policies/policy.toml", "Pass pathlib.Path('policies/policy.toml')"),
         ("version = 1\ngpus = 3", "gpus"),
         ("version = 1\ncpu = 3", "a table as cpu, got 3"),
         ("version = 1\n[cpu.sgx]", "cpu.sgx"),

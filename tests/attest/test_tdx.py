@@ -247,6 +247,7 @@ def wrong_collateral():
         "TCB info with a date that does not exist": {"info": info(nextUpdate="2030-13-01T00:00:00Z")},
         "TCB info without modules": {"info": info(tdxModuleIdentities=[])},
         "TCB info with too few components": {"info": info(levels=[foundry.tcb_level(components=(0,) * 15)])},
+        "TCB info with text for an object": {"info": info(levels=[{"tcb": "sgxtcbcomponents"}])},
         "TCB info with a component that is none": {"info": info().replace(b'{"svn":5}', b'{"svm":5}')},
         "TCB info with a component that is a number": {"info": info().replace(b'{"svn":5}', b"5")},
         "TCB info with components that are no list": {"info": info().replace(b'"tdxtcbcomponents":[', b'"x":[')},

@@ -211,16 +211,16 @@ def crl_of(authority, data=None, **options):
 def test_a_current_list_without_the_certificate_is_accepted(kind):
     leaf, middle, _ = make(kind)
     crl = crl_of(middle, revoked=[Authority("other", middle, ca=False)])
-    _x509.verify_crl(crl, middle.certificate, now=NOW, evidence="list")
-    _x509.require_unrevoked(leaf.certificate, crl, evidence="list")
+    verified = _x509.verify_crl(crl, middle.certificate, now=NOW, evidence="list")
+    assert (verified.issued_at, verified.valid_until) == (NOW - DAY, NOW + 30 * DAY)
+    _x509.require_unrevoked(leaf.certificate, verified, evidence="list")
 
 
 def test_a_revoked_certificate_is_refused(kind):
     leaf, middle, _ = make(kind)
-    crl = crl_of(middle, revoked=[leaf])
-    _x509.verify_crl(crl, middle.certificate, now=NOW, evidence="list")
+    verified = _x509.verify_crl(crl_of(middle, revoked=[leaf]), middle.certificate, now=NOW, evidence="list")
     with pytest.raises(AttestationError, match="Do not trust this machine") as error:
-        _x509.require_unrevoked(leaf.certificate, crl, evidence="list")
+        _x509.require_unrevoked(leaf.certificate, verified, evidence="list")
     assert error.value.evidence == "list"
 
 
@@ -229,8 +229,9 @@ def test_a_list_of_another_authority_says_nothing(kind):
     crl = crl_of(root)
     with pytest.raises(AttestationError):
         _x509.verify_crl(crl, middle.certificate, now=NOW, evidence="list")
-    with pytest.raises(AttestationError):
-        _x509.require_unrevoked(leaf.certificate, crl, evidence="list")
+    verified = _x509.verify_crl(crl, root.certificate, now=NOW, evidence="list")
+    with pytest.raises(AttestationError, match="the list of"):
+        _x509.require_unrevoked(leaf.certificate, verified, evidence="list")
 
 
 @pytest.mark.parametrize(

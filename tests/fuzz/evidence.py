@@ -14,7 +14,7 @@ from unittest import mock
 
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
-from helpers.foundry import authority, snp, tdx
+from helpers.foundry import authority, nvidia, snp, tdx
 from helpers.foundry.authority import NOW
 
 from fastrack import AttestationError, FormatError, attest
@@ -162,3 +162,97 @@ class Policies:
             return
         if not isinstance(policy, attest.Policy):
             raise TypeError(policy)
+
+
+class GpuReports:
+    """`verify_gpu_report`, of a report, its certificates and an OCSP response for each authority."""
+
+    name = "gpu"
+
+    def __init__(self):
+        self._seeds, self._reports = [], []
+        with same_every_time():
+            root = nvidia.device_root.__wrapped__()
+            for part in ("GH100", "GB100", "LS_10"):
+                device = nvidia.device(part, root=root)
+                fields = nvidia.switch_fields() if part == "LS_10" else nvidia.gpu_fields()
+                report = nvidia.report(device, fields=fields, measurements=nvidia.MEASUREMENTS[:8])
+                self._seeds.append(pack([report, device.pem, *nvidia.statuses(device.chain[1:])]))
+                self._reports.append(report)
+        self._roots = device.roots
+
+    def seeds(self):
+        return self._seeds
+
+    @staticmethod
+    def mutate(data, random):
+        return mutate_parts(data, random, 5)
+
+    def run(self, data):
+        report, chain, *responses = unpack(data, 5)
+        ocsp = responses if any(responses) else None
+        try:
+            attest.verify_gpu_report(report, chain, nonce=nvidia.NONCE, now=NOW, roots=self._roots, ocsp=ocsp)
+        except ERRORS:
+            return
+        if report not in self._reports:
+            raise AssertionError("a report was verified that nothing signed")
+
+
+class Rims:
+    """`parse_rim` and `verify_rim`."""
+
+    name = "rim"
+
+    def __init__(self):
+        with same_every_time():
+            signer = nvidia.rim_signer.__wrapped__()
+            few = [nvidia.resource(number, [bytes(48)] * (1 + number % 3)) for number in range(4)]
+            self._seeds = [nvidia.rim(few, signer=signer), nvidia.rim(few, signer=signer, version="96.00", product="X")]
+        self._roots = signer.roots
+        self._known = [attest.parse_rim(data).measurements for data in self._seeds]
+
+    def seeds(self):
+        return self._seeds
+
+    @staticmethod
+    def mutate(data, random):
+        return mutators.mutate_bytes(data, random)
+
+    def run(self, data):
+        with contextlib.suppress(FormatError):
+            attest.parse_rim(data)
+        try:
+            verified = attest.verify_rim(data, now=NOW, roots=self._roots)
+        except ERRORS:
+            return
+        if verified.rim.measurements not in self._known:
+            raise AssertionError("a manifest was verified that nothing signed")
+
+
+class OcspResponses:
+    """`verify_ocsp_response`, of responses by the issuer and by a delegated responder."""
+
+    name = "ocsp"
+    mutate = staticmethod(mutators.mutate_bytes)
+
+    def __init__(self):
+        with same_every_time():
+            self._issuer = authority.Authority("Issuer")
+            self._leaf = authority.Authority("Leaf", self._issuer, ca=False)
+            by = nvidia.responder(self._issuer)
+            pair = (self._leaf, self._issuer)
+            self._good = [nvidia.status(*pair), nvidia.status(*pair, by=by, nonce=b"n" * 16)]
+            self._bad = [nvidia.status(*pair, good=False), nvidia.status(*pair, unknown=True, by=by, by_name=True)]
+
+    def seeds(self):
+        return [*self._good, *self._bad]
+
+    def run(self, data):
+        pair = (self._leaf.certificate, self._issuer.certificate)
+        try:
+            attest.verify_ocsp_response(data, *pair, now=NOW)
+        except ERRORS:
+            return
+        if data not in self._good:
+            raise AssertionError("a response was verified that nothing signed")

@@ -32,7 +32,7 @@ from fastrack._tensors import arrays, dtypes
 from fastrack._training import state as skeleton
 from fuzz import mutators
 from fuzz.engines import Engines
-from fuzz.evidence import Policies, SnpReports, TdxQuotes
+from fuzz.evidence import GpuReports, OcspResponses, Policies, Rims, SnpReports, TdxQuotes
 from fuzz.recombined import Recombined
 
 KEYS = [Key.from_bytes(bytes(range(32))), Key.from_bytes(bytes(range(16)))]
@@ -581,6 +581,9 @@ TARGETS = (
     Recombined,
     TdxQuotes,
     SnpReports,
+    GpuReports,
+    Rims,
+    OcspResponses,
     Policies,
 )
 

@@ -11,12 +11,13 @@ from itertools import pairwise
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, padding
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509 import ocsp
 from cryptography.x509.oid import NameOID
 
+from helpers.foundry import authority
 from helpers.foundry.authority import NOW, Authority, bundle
 
 DAY = timedelta(days=1)
@@ -32,12 +33,12 @@ C14N = "http://www.w3.org/2006/12/xml-c14n11"
 
 
 def new_key():
-    return ec.generate_private_key(ec.SECP384R1())
+    return authority.new_key(ec.SECP384R1)
 
 
 def sign(key, data):
     """Sign as devices and manifests do: r and s, 48 bytes each."""
-    numbers = decode_dss_signature(key.sign(data, ec.ECDSA(hashes.SHA384())))
+    numbers = decode_dss_signature(key.sign(data, ec.ECDSA(hashes.SHA384(), deterministic_signing=True)))
     return b"".join(number.to_bytes(48, "big") for number in numbers)
 
 
@@ -53,8 +54,8 @@ def device_name(common_name, serial=None):
 
 def der(tag, *parts):
     content = b"".join(parts)
-    size = bytes([len(content)]) if len(content) < 0x80 else b"\x81" + bytes([len(content)])
-    return bytes([tag]) + size + content
+    size = len(content).to_bytes((len(content).bit_length() + 7) // 8 or 1, "big")
+    return bytes([tag]) + (size if len(content) < 0x80 else bytes([0x80 | len(size)]) + size) + content
 
 
 SHA384_OID = bytes.fromhex("0609608648016503040202")
@@ -100,9 +101,12 @@ def device_root():
     return Authority("NVIDIA Device Identity CA", key=new_key())
 
 
-def device(part="GH100", *, provisioner=None, leaf=None, serial="41E23D711E1C4FBFAC", extension="default", **options):
+def device(
+    part="GH100", *, provisioner=None, leaf=None, serial="41E23D711E1C4FBFAC", extension="default", root=None, **options
+):
     """Make a device of a part such as GH100, GB100 or LS_10."""
-    identity = Authority(f"NVIDIA {part[:5]} Identity", device_root(), key=new_key())
+    root = root or device_root()
+    identity = Authority(f"NVIDIA {part[:5]} Identity", root, key=new_key())
     ica = Authority(provisioner or f"NVIDIA {part} Provisioner ICA 1", identity, key=new_key())
     rom = Authority(device_name(f"{part} A01 GSP BROM", serial), ica, key=new_key())
     if extension == "default":
@@ -112,12 +116,30 @@ def device(part="GH100", *, provisioner=None, leaf=None, serial="41E23D711E1C4FB
         rom,
         **{"ca": False, "basic": False, "key": new_key(), "extensions": [extension] if extension else [], **options},
     )
-    return Device((signer, rom, ica, identity, device_root()))
+    return Device((signer, rom, ica, identity, root))
 
 
 @cache
 def hopper():
     return device()
+
+
+def sibling(of, number):
+    """Make another device of the same authorities."""
+    part = common_name(of.leaf).split(" ")[0]
+    rom = Authority(device_name(f"{part} A01 GSP BROM", f"41E23D711E1C{number:06X}"), of.chain[2], key=new_key())
+    leaf = Authority(
+        device_name(f"{part} A01 GSP FMC LF", "592CA9"),
+        rom,
+        ca=False,
+        key=new_key(),
+        extensions=[(COMPOSITE, composite(rom))],
+    )
+    return Device((leaf, rom, *of.chain[2:]))
+
+
+def common_name(authority_):
+    return authority_.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value
 
 
 @cache
@@ -241,11 +263,12 @@ def rim_text(
     payload_type="direct",
     extra="",
     tag="SoftwareIdentity",
+    tag_id="8aa5c875",
 ):
     """Write a manifest without its signature in canonical form, as the part before and after the signature's place."""
     before = (
         f'<{tag} {NAMESPACES} corpus="false" name="{product}" patch="false" supplemental="{supplemental}" '
-        f'tagId="8aa5c875" tagVersion="0" version="1.0">\n'
+        f'tagId="{tag_id}" tagVersion="0" version="1.0">\n'
         '    <ns0:Entity name="NVIDIA Corporation" role="softwareCreator tagCreator"></ns0:Entity>\n'
         '    <ns0:Meta xmlns:ns1="https://trustedcomputinggroup.org/rim/" '
         f'PayloadType="{payload_type}" colloquialVersion="{version}" edition="{edition}" product="{product}" '
@@ -361,7 +384,26 @@ def status(
         builder = builder.certificates([one.certificate for one in sent or [by]])
     if nonce is not None:
         builder = builder.add_extension(x509.OCSPNonce(nonce), critical=critical)
-    return builder.sign(by.key, algorithm or by.hash()).public_bytes(Encoding.DER)
+    return sign_again(builder.sign(by.key, algorithm or by.hash()), by.key)
+
+
+def sign_again(response, key):
+    """Make a response that is the same every time, with the time at which it was produced set, signed by any key."""
+    data, signed = response.public_bytes(Encoding.DER), response.tbs_response_bytes
+    rest = data[data.index(signed) + len(signed) :]
+    algorithm = rest[: 2 + rest[1]]
+    certificates = [one.public_bytes(Encoding.DER) for one in response.certificates]
+    produced = response.produced_at_utc.strftime("%Y%m%d%H%M%SZ").encode()
+    signed = signed.replace(b"\x18\x0f" + produced, b"\x18\x0f" + NOW.strftime("%Y%m%d%H%M%SZ").encode())
+    if isinstance(key, ec.EllipticCurvePrivateKey):
+        signature = key.sign(signed, ec.ECDSA(response.signature_hash_algorithm, deterministic_signing=True))
+    else:
+        signature = key.sign(signed, padding.PKCS1v15(), response.signature_hash_algorithm)
+    parts = [signed, algorithm, der(0x03, b"\0", signature)]
+    if certificates:
+        parts.append(der(0xA0, der(0x30, *certificates)))
+    basic = der(0x30, bytes.fromhex("06092b0601050507300101"), der(0x04, der(0x30, *parts)))
+    return der(0x30, der(0x0A, b"\0"), der(0xA0, basic))
 
 
 def statuses(chain):
