@@ -13,10 +13,15 @@ challenge in canonical form, with its id, nonce, end and newline. "public key" i
 offer::
 
     nonce of a device      = SHA-256("fastrack/gpu@1", challenge, public key, index)
-    evidence of devices    = SHA-384("fastrack/gpus@1", report 0, chain 0, report 1, chain 1, ...)
+    evidence of devices    = SHA-384("fastrack/gpus@1", device 0, device 1, ...)
     report data of the CPU = SHA-512("fastrack/offer@1", challenge, public key, evidence of devices)
 
-Without devices the second one is the digest of its label. The collateral is not bound: its issuers sign it.
+    device    = list(report, chain, responses, list(manifest 0, manifest 1, ...))
+    manifest  = list(data, responses)
+    responses = list() if there are none, else list(list(OCSP response 0, OCSP response 1, ...))
+
+A list is its parts, each after its length in 4 bytes, without a label. Without devices the second hash is that of its
+label. The collateral of the CPU is not bound: it may come from the owner, and its issuers sign all of it.
 """
 
 from __future__ import annotations
@@ -294,11 +299,22 @@ class OfferBinding:
         """Return the 64 bytes for the CPU's evidence, which is made after that of all devices.
 
         They are SHA-512("fastrack/offer@1", challenge, public key, digest), where the digest is
-        SHA-384("fastrack/gpus@1", report 0, chain 0, report 1, chain 1, ...).
+        SHA-384("fastrack/gpus@1", device 0, device 1, ...). A device is the list of its report, its chain, its OCSP
+        responses, and the list of its manifests with theirs. The parts of a list have their lengths before them too.
         """
-        evidence = _frame(b"fastrack/gpus@1", (part for device in devices for part in (device.report, device.chain)))
+        evidence = _frame(b"fastrack/gpus@1", map(_frame_device, devices))
         parts = (self.challenge.to_bytes(), self.recipient.public, sha384(evidence).digest())
         return sha512(_frame(b"fastrack/offer@1", parts)).digest()
+
+
+def _frame_device(device: DeviceEvidence) -> bytes:
+    manifests = (_frame(b"", (one.data, _frame_responses(one.ocsp))) for one in device.manifests)
+    parts = (device.report, device.chain, _frame_responses(device.ocsp), _frame(b"", manifests))
+    return _frame(b"", parts)
+
+
+def _frame_responses(responses: tuple[bytes, ...] | None) -> bytes:
+    return b"" if responses is None else _frame(b"", [_frame(b"", responses)])
 
 
 def _frame(label: bytes, parts: Iterable[bytes]) -> bytes:
@@ -414,7 +430,7 @@ def _read_cpu(reader: Reader) -> CpuEvidence:
 def _write_device(device: DeviceEvidence, numbers: dict[ManifestEvidence, int]) -> dict[str, Any]:
     return {
         "chain": write_bytes(device.chain),
-        "manifests": sorted(numbers[manifest] for manifest in device.manifests),
+        "manifests": [numbers[manifest] for manifest in device.manifests],
         "ocsp": _write_list(device.ocsp),
         "report": write_bytes(device.report),
     }

@@ -126,11 +126,11 @@ class Reader:
         return None if self.node.member(name).value is None else self.binaries(name, count=count, limit=limit)
 
     def indexes(self, name: str, *, count: int, below: int) -> tuple[int, ...]:
-        """Read a list of up to `count` different integers from 0 that are below a bound, in ascending order."""
+        """Read a list of up to `count` different integers from 0 that are below a bound."""
         found = [node.value for node in self._items(name, count)]
         numbers = tuple(value for value in found if type(value) is int and 0 <= value < below)
-        if len(numbers) != len(found) or list(numbers) != sorted(set(numbers)):
-            raise self.node.member(name).refusal(f"ascending integers below {below}", found)
+        if len(numbers) != len(found) or len(set(numbers)) != len(numbers):
+            raise self.node.member(name).refusal(f"different integers below {below}", found)
         return numbers
 
     def refusal(self, name: str, wanted: object, found: object) -> FormatError:

@@ -104,6 +104,12 @@ def test_manifests_that_devices_have_in_common_are_sent_once():
     assert [device["manifests"] for device in document["devices"]] == [[0, 1]] * 8
     document = json.loads(attest.make_offer(challenge, Machine("tdx", 2, own_manifests=True)).to_bytes())
     assert [device["manifests"] for device in document["devices"]] == [[0, 1], [2, 3]]
+    of = Machine("tdx", 2)
+    of.manifests[1] = of.manifests[1][::-1]
+    offer = attest.make_offer(challenge, of)
+    document = json.loads(offer.to_bytes())
+    assert [device["manifests"] for device in document["devices"]] == [[0, 1], [1, 0]]
+    assert verify(offer.to_bytes(), challenge, gpus=2)
 
 
 def test_an_offer_without_manifests_is_accepted_if_the_policy_says_so():
@@ -132,7 +138,13 @@ def test_the_binding_is_what_it_is_said_to_be():
     device = offer.evidence.devices[0]
     nonce = sha256(b"fastrack/gpu@1" + frame(text, public, (0).to_bytes(4, "big"))).digest()
     assert attest.parse_gpu_report(device.report).nonce == nonce
-    digest = sha384(b"fastrack/gpus@1" + frame(device.report, device.chain)).digest()
+
+    def responses(items):
+        return b"" if items is None else frame(frame(*items))
+
+    manifests = frame(*(frame(one.data, responses(one.ocsp)) for one in device.manifests))
+    inner = frame(device.report, device.chain, responses(device.ocsp), manifests)
+    digest = sha384(b"fastrack/gpus@1" + frame(inner)).digest()
     wanted = sha512(b"fastrack/offer@1" + frame(text, public, digest)).digest()
     assert attest.parse_tdx_quote(offer.evidence.cpu.quote).report.report_data == wanted
 
@@ -144,8 +156,12 @@ def test_nonces_differ_by_challenge_key_and_index():
     bindings = [attest.OfferBinding(one, other) for one in challenges for other in recipients]
     assert len({binding.device_nonce(index) for binding in bindings for index in range(8)}) == 48
     first, second = attest.DeviceEvidence(b"ab", b"c"), attest.DeviceEvidence(b"a", b"bc")
-    found = {binding.report_data(some) for binding in bindings for some in ([], [first], [second], [first, second])}
-    assert len(found) == 24
+    lists = [[], [first], [second], [first, second], [replace(first, ocsp=())], [replace(first, ocsp=(b"",))]]
+    manifest = attest.ManifestEvidence(b"d")
+    lists += [
+        [replace(first, manifests=some)] for some in ((manifest,), (manifest, manifest), (replace(manifest, ocsp=()),))
+    ]
+    assert len({binding.report_data(some) for binding in bindings for some in lists}) == 54
 
 
 # Wrong offers.
@@ -186,7 +202,7 @@ def test_an_offer_for_another_key_is_refused(cpu):
     assert (error.evidence, error.field) == ("TDX quote" if cpu == "tdx" else "SNP report", "report data")
 
 
-@pytest.mark.parametrize("kind", ["dropped", "twice", "swapped", "another chain"])
+@pytest.mark.parametrize("kind", ["dropped", "twice", "swapped", "another chain", "no responses", "no manifest"])
 def test_devices_that_the_cpu_does_not_vouch_for_are_refused(kind):
     challenge = attest.Challenge.generate(now=NOW)
     offer = attest.make_offer(challenge, machine("tdx", 8)).offer
@@ -198,6 +214,10 @@ def test_devices_that_the_cpu_does_not_vouch_for_are_refused(kind):
             devices[1] = devices[0]
         case "swapped":
             devices[:2] = devices[1::-1]
+        case "no responses":
+            devices[0] = replace(devices[0], ocsp=None)
+        case "no manifest":
+            devices[0] = replace(devices[0], manifests=())
         case _:
             devices[0] = replace(devices[0], chain=devices[1].chain)
     changed = replace(offer, evidence=replace(offer.evidence, devices=tuple(devices)))
@@ -321,6 +341,7 @@ def test_collateral_of_another_machine_is_refused():
         lambda document: {**document, "devices": [{**document["devices"][0], "manifests": [0]}]},
         lambda document: {**document, "devices": [{**document["devices"][0], "manifests": [1, 0]}]},
         lambda document: {**document, "devices": [{**document["devices"][0], "manifests": [0, 1, 2]}]},
+        lambda document: {**document, "devices": [{**document["devices"][0], "manifests": [0, 1, 1]}]},
         lambda document: {**document, "devices": [{**document["devices"][0], "manifests": [0, True]}]},
         lambda document: {**document, "devices": [{**document["devices"][0], "manifests": [0.0, 1]}]},
         lambda document: {**document, "devices": [{**document["devices"][0], "ocsp": ["AAAA"] * 17}]},
