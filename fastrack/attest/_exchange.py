@@ -159,12 +159,9 @@ class PendingOffer:
                 "used before or stayed in the parent process. Make a new offer."
             )
         owners = (owner,) if isinstance(owner, Verifier) else tuple(owner)
-        document = decode(grants, GRANTS_KIND, _VERSION, ("challenge", "grants"), limit=GRANTS_LIMIT)
-        if (found := document.id("challenge")) != self.offer.challenge_id:
+        found, envelopes = read_envelopes(grants)
+        if found != self.offer.challenge_id:
             raise refused("grants", "challenge", wanted=self.offer.challenge_id, found=found, advice=_AGAIN)
-        envelopes = document.binaries("grants", count=_KEYS_LIMIT, limit=_ENVELOPE_LIMIT)
-        if not envelopes:
-            raise document.refusal("grants", "one or more", "none")
         opened = [Grants.from_bytes(envelope, owner=owners) for envelope in envelopes]
         ring = KeyRing([one.unlock(self._identity, now=now) for one in opened])
         self._identity = None
@@ -176,6 +173,21 @@ class PendingOffer:
     def __repr__(self) -> str:
         state = "waiting" if self._identity is not None else "done"
         return f"<PendingOffer for challenge {self.offer.challenge_id}, {state}>"
+
+
+def read_envelopes(grants: bytes) -> tuple[str, tuple[bytes, ...]]:
+    """Return the id of the challenge, and the signed grants, in a document of grants. Nothing is verified.
+
+    Raises
+    ------
+    FormatError
+        If it is another document, or has no grant.
+    """
+    document = decode(grants, GRANTS_KIND, _VERSION, ("challenge", "grants"), limit=GRANTS_LIMIT)
+    envelopes = document.binaries("grants", count=_KEYS_LIMIT, limit=_ENVELOPE_LIMIT)
+    if not envelopes:
+        raise document.refusal("grants", "one or more", "none")
+    return document.id("challenge"), envelopes
 
 
 @attest_public
