@@ -122,10 +122,11 @@ class Ledger:
             self._database.execute("BEGIN IMMEDIATE")
             try:
                 yield
+                self._database.execute("COMMIT")
             except BaseException:
-                self._database.execute("ROLLBACK")
+                if self._database.in_transaction:  # some errors, as of a full disk, have ended it already
+                    self._database.execute("ROLLBACK")
                 raise
-            self._database.execute("COMMIT")
 
     def add_challenge(self, challenge: Challenge, *, now: datetime) -> None:
         """Remember a challenge that was made, and forget those whose end is long past.

@@ -102,6 +102,20 @@ def test_threads_and_connections_use_a_challenge_once(ledger, path):
     assert len(read_log(path)) == 120
 
 
+def test_a_full_disk_uses_no_challenge(ledger, path):
+    challenge = add(ledger)
+    pages = ledger._database.execute("PRAGMA page_count").fetchone()[0]
+    ledger._database.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        for _ in range(10_000):
+            ledger.append("refused", {"reason": "x" * 400}, now=NOW)
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        ledger.use_challenge(challenge.id, now=NOW, details={"address": "x" * 5000})
+    ledger._database.execute(f"PRAGMA max_page_count = {pages * 1000}")
+    assert use(ledger, challenge) == challenge
+    assert read_log(path)[-1].event == "offered"
+
+
 KILLED = """
 import sys
 from fastrack._broker.ledger import Ledger
