@@ -128,7 +128,7 @@ def parse_gpu_report(data: bytes) -> GpuReport:
     count = cursor.u8("number of measurement blocks")
     measurements = _read_measurements(cursor.part(cursor.u24("size of the measurement record"), "record"), count)
     cursor.take(NONCE_SIZE, "nonce of the response")
-    opaque = _read_opaque(cursor.part(cursor.u16("size of the opaque data"), "opaque data"))
+    opaque = _read_opaque(cursor, cursor.u16("size of the opaque data"))
     signed = data[: cursor.offset]
     signature = cursor.take(SIGNATURE_SIZE, "signature")
     cursor.done()
@@ -156,17 +156,18 @@ def _read_measurements(cursor: Cursor, count: int) -> tuple[bytes, ...]:
     return tuple(measurements)
 
 
-def _read_opaque(cursor: Cursor) -> tuple[tuple[int, bytes], ...]:
+def _read_opaque(whole: Cursor, size: int) -> tuple[tuple[int, bytes], ...]:
+    offset = whole.offset
+    data = whole.take(size, "opaque data")
+    if data.startswith(_LATER_FORMAT):
+        wanted, found = "fields without a header", f"the later format {_LATER_FORMAT.decode()}"
+        raise malformed("opaque data", "format", offset, wanted=wanted, found=found)
+    cursor = Cursor(data, "opaque data", start=offset)
     fields: dict[int, bytes] = {}
-    offset = cursor.offset
     while cursor.remaining:
         start = cursor.offset
-        number, size = cursor.u16("number of a field"), cursor.u16("size of a field")
-        if start == offset and number.to_bytes(2, "little") + size.to_bytes(2, "little") == _LATER_FORMAT[:4]:
-            raise malformed(
-                cursor.structure, "format", offset, wanted="fields without a header", found="the later format NVDAOD"
-            )
+        number, length = cursor.u16("number of a field"), cursor.u16("size of a field")
         if number in fields:
             raise malformed(cursor.structure, "number of a field", start, wanted="each once", found=f"{number} twice")
-        fields[number] = cursor.take(size, f"field {number}")
+        fields[number] = cursor.take(length, f"field {number}")
     return tuple(fields.items())

@@ -212,7 +212,11 @@ def _read(data: bytes, evidence: str) -> _Loaded:
         response = ocsp.load_der_ocsp_response(data)
         status = response.response_status
         if status is ocsp.OCSPResponseStatus.SUCCESSFUL:
-            critical = [extension.oid.dotted_string for extension in response.extensions if extension.critical]
+            count = len(list(response.responses))
+            if count != 1:  # of several, pyca does not show the extensions
+                raise malformed(evidence, "number of statuses", None, wanted=1, found=count)
+            extensions = [*response.extensions, *response.single_extensions]
+            critical = [extension.oid.dotted_string for extension in extensions if extension.critical]
             _ = response.signature_hash_algorithm, response.responder_name, response.responder_key_hash
             for one in response.responses:
                 _ = one.certificate_status, one.this_update_utc, one.next_update_utc, one.hash_algorithm
@@ -372,16 +376,16 @@ def _require_nonce(response: ocsp.OCSPResponse, nonce: bytes, evidence: str) -> 
 def _find_single(
     response: ocsp.OCSPResponse, certificate: x509.Certificate, issuer: x509.Certificate, evidence: str
 ) -> ocsp.OCSPSingleResponse:
-    found = [single for single in response.responses if _is_about(single, certificate, issuer)]
-    if len(found) != 1:
+    (single,) = response.responses
+    if not _is_about(single, certificate, issuer):
         raise refused(
             evidence,
             "certificate",
-            wanted=f"one status of {_name(certificate)}, serial number {certificate.serial_number:x}",
-            found=f"{len(found)} of it",
+            wanted=f"the status of {_name(certificate)}, serial number {certificate.serial_number:x}",
+            found=f"that of serial number {single.serial_number:x}",
             advice="Fetch the response for this certificate.",
         )
-    return found[0]
+    return single
 
 
 def _is_about(single: ocsp.OCSPSingleResponse, certificate: x509.Certificate, issuer: x509.Certificate) -> bool:

@@ -129,14 +129,20 @@ def read_revocation(table: Table) -> Revocation:
         raise table.refusal("revocation", f"one of {', '.join(Revocation)}", repr(text)) from None
 
 
-def read_days(table: Table, key: str, default: timedelta | None = None) -> timedelta | None:
-    """Read a number of days."""
+def read_days(table: Table, key: str) -> timedelta | None:
+    """Read a number of days; None if it is absent."""
     days = table.integer(key)
     if days is None:
-        return default
+        return None
     if days > 36_500:
         raise table.refusal(key, "up to 36500 days", days)
     return timedelta(days=days)
+
+
+def read_revocation_age(table: Table) -> timedelta:
+    """Read the key "max_revocation_age_days"; a day if it is absent."""
+    age = read_days(table, "max_revocation_age_days")
+    return timedelta(days=1) if age is None else age
 
 
 def read_enum(table: Table, key: str, kind: type[T]) -> frozenset[T]:

@@ -15,9 +15,9 @@ from fastrack.attest._match import MatchedGpuReport
 from fastrack.attest._policy_common import (
     NOT_MEANT,
     Revocation,
-    read_days,
     read_enum,
     read_revocation,
+    read_revocation_age,
     require,
     require_current,
     require_revocation,
@@ -91,7 +91,7 @@ def read_gpu(table: Table) -> GpuPolicy:
         modes=read_enum(table, "modes", GpuMode),
         require_manifests=table.boolean("require_manifests", default=True),
         revocation=read_revocation(table),
-        max_revocation_age=read_days(table, "max_revocation_age_days") or timedelta(days=1),
+        max_revocation_age=read_revocation_age(table),
     )
     table.done()
     return policy

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import doctest
 import inspect
+import re
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +27,12 @@ def test_public_names_have_examples_that_run(name):
     for test in found:
         runner.run(test, out=said.append)
     assert not runner.failures, "".join(said)
+
+
+def test_the_api_page_has_the_public_names_and_no_others():
+    page = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+    named = re.findall(r"^\.\. auto\w+:: fastrack\.attest\.(\w+)(?:\(\))?$", page, re.MULTILINE)
+    assert sorted(named) == sorted(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)

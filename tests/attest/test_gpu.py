@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 from cryptography import x509
 from helpers.foundry import nvidia as foundry
-from helpers.foundry.authority import LONG, NOW, Authority, flips, is_refused
+from helpers.foundry.authority import LONG, NOW, Authority, flips, is_refused, rsa_key
 from helpers.foundry.nvidia import NONCE
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -202,6 +202,20 @@ def test_a_malformed_report_is_told_with_its(field):
         verify(report=malformed_reports()[field])
 
 
+def with_rsa_provisioner():
+    hopper = foundry.hopper()
+    ica = Authority("NVIDIA GH100 Provisioner ICA 1", hopper.chain[3], key=rsa_key("provisioner"))
+    rom = Authority(foundry.device_name("GH100 A01 GSP BROM", "41E23D711E1C4FBFAC"), ica, key=foundry.new_key())
+    leaf = Authority(
+        hopper.leaf.subject,
+        rom,
+        key=foundry.new_key(),
+        ca=False,
+        extensions=[(foundry.COMPOSITE, foundry.composite(rom))],
+    )
+    return foundry.Device((leaf, rom, ica, *hopper.chain[3:]))
+
+
 def wrong_devices():
     hopper = foundry.hopper()
     stranger = Authority("NVIDIA Device Identity CA", key=foundry.new_key())
@@ -219,6 +233,7 @@ def wrong_devices():
         "the chain has another root": foundry.Device((*hopper.chain[:4], stranger)),
         "the chain is in reverse order": foundry.Device(hopper.chain[::-1]),
         "the leaf is of another device": foundry.Device((hopper.leaf, *foundry.device().chain[1:])),
+        "an authority has an RSA key": with_rsa_provisioner(),
         "the extension has the key of another device": foundry.device(
             extension=(foundry.COMPOSITE, foundry.composite(rom))
         ),

@@ -24,6 +24,13 @@ def verify(response=None, about=ABOUT, issuer=ISSUER, *, now=NOW, **options):
     return attest.verify_ocsp_response(response, about.certificate, issuer.certificate, now=now, **options)
 
 
+OCSP_SIGNING = (
+    x509.ExtensionOID.EXTENDED_KEY_USAGE.dotted_string,
+    x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.OCSP_SIGNING]).public_bytes(),
+)
+UNKNOWN = ("1.2.3", b"\5\0")
+
+
 # Good ones.
 
 
@@ -98,7 +105,18 @@ def wrong_responses():
         "responder that is a leaf": of(by=Authority("OCSP Responder", ISSUER, ca=False, key=foundry.new_key())),
         "responder that has expired": delegated(end=NOW - DAY),
         "responder that is not valid yet": delegated(start=NOW + DAY),
-        "responder that is an authority": delegated(ca=True),
+        "responder that is an authority": delegated(ca=True, usage=key_usage("digital_signature")),
+        "responder that issues certificates": delegated(ca=True),
+        "responder that has an unknown extension": of(
+            by=Authority(
+                "OCSP Responder",
+                ISSUER,
+                ca=False,
+                key=foundry.new_key(),
+                extensions=[OCSP_SIGNING, UNKNOWN],
+                critical=["1.2.3"],
+            )
+        ),
         "responder that may not sign": delegated(usage=key_usage("key_agreement")),
         "signature by another key, delegated": of(
             by=foundry.responder(ISSUER), sent=[foundry.responder(ISSUER)], by_name=True
@@ -129,6 +147,28 @@ def test_a_response_that_is_an_error_is_refused():
     """Such as tryLater, which has no signature."""
     with pytest.raises(AttestationError, match="expected a successful response, got TRY_LATER"):
         verify(bytes.fromhex("30030a0103"))
+
+
+def test_a_response_must_have_one_status_without_critical_extensions():
+    def of(change):
+        return foundry.status(ABOUT, ISSUER, change=lambda data: foundry.with_statuses(data, change))
+
+    def with_extension(statuses, *, critical):
+        single = statuses[foundry.header_size(statuses) :]
+        flag = foundry.der(0x01, b"\xff") if critical else b""
+        extension = foundry.der(0x30, b"\x06\x02\x2a\x03", flag, foundry.der(0x04, b"\5\0"))
+        extensions = foundry.der(0xA1, foundry.der(0x30, extension))
+        return foundry.der(0x30, foundry.der(0x30, single[foundry.header_size(single) :], extensions))
+
+    verify(of(lambda statuses: statuses))
+    verify(of(lambda statuses: with_extension(statuses, critical=False)))
+    with pytest.raises(AttestationError, match=r"extensions .*1\.2\.3"):
+        verify(of(lambda statuses: with_extension(statuses, critical=True)))
+    for times in (0, 2):
+        with pytest.raises(FormatError, match="number of statuses"):
+            verify(
+                of(lambda statuses, times=times: foundry.der(0x30, statuses[foundry.header_size(statuses) :] * times))
+            )
 
 
 def test_a_time_without_a_zone_is_a_mistake_of_the_caller():

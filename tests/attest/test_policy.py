@@ -210,6 +210,15 @@ def test_revocation_is_asked_for_as_the_policy_says(revocation, accepted):
                 policy.check_cpu(verified, now=NOW)
 
 
+def test_a_list_may_have_to_be_of_this_moment():
+    text = "version = 1\n[cpu.snp]\nmeasurement = 'any'\nrevocation = 'required'\nmax_revocation_age_days = 0"
+    policy = Policy.from_toml(text)
+    assert policy.snp.max_revocation_age == timedelta(0)
+    policy.check_cpu(report(crl=amd.amd("Milan").ark.crl(start=NOW)), now=NOW)
+    with pytest.raises(AttestationError, match="revocation"):
+        policy.check_cpu(report(crl=amd.amd("Milan").ark.crl()), now=NOW)
+
+
 def test_revocation_is_asked_for_by_default():
     assert SnpPolicy({}).revocation is Revocation.CACHED
     assert Policy.from_toml("version = 1\n[cpu.snp]\nmeasurement = 'any'").snp == SnpPolicy({})
@@ -284,6 +293,7 @@ def test_a_file_that_is_no_text_or_too_long_is_refused(tmp_path, content):
         ("version = 1\n[cpu.tdx]\nmrtd = 'all'", "mrtd"),
         ("version = 1\n[cpu.tdx]\nmrtd = ['22']", "48 bytes"),
         ("version = 1\n[cpu.tdx]\nmrtd = [22]", "48 bytes"),
+        (f"version = 1\n[cpu.tdx]\nmrtd = ['{'zz' * 48}']", "48 bytes"),
         ("version = 1\n[cpu.tdx]\nmrtd = 'any'\nmrdt = []", "cpu.tdx.mrdt"),
         ("version = 1\n[cpu.tdx]\nmrtd = 'any'\ntcb_status = ['Fine']", "UpToDate, SWHardeningNeeded"),
         ("version = 1\n[cpu.tdx]\nmrtd = 'any'\ntcb_status = 'UpToDate'", "a list"),

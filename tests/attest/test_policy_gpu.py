@@ -87,6 +87,7 @@ def test_a_gpu_that_fits_is_accepted(text):
         ("min_vbios = { hopper = '96.00.A0.00.00' }", "VBIOS version"),
         ("modes = ['MPT', 'PPCIE']", "confidential mode"),
         ("revocation = 'required'", "revocation"),
+        ("revocation = 'required'\nmax_revocation_age_days = 0", "revocation"),
     ],
 )
 def test_a_gpu_that_does_not_fit_is_refused(text, field):

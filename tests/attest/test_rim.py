@@ -131,6 +131,15 @@ def test_a_manifest_without_certificates_is_refused():
         verify(foundry.rim(certificates=[one] * 11))
 
 
+def test_a_digest_of_another_size_and_text_that_is_no_base64_are_refused():
+    with pytest.raises(FormatError, match="48 bytes as its content of <ds:DigestValue>"):
+        verify(foundry.rim(digest=bytes(47)))
+    with pytest.raises(FormatError, match="base64 as its content of <ds:X509Certificate>"):
+        verify(foundry.rim(certificates=["A"]))
+    with pytest.raises(FormatError, match="expected text as its content"):
+        verify(foundry.rim(certificates=["<a></a>"]))
+
+
 def test_another_digest_is_refused():
     with pytest.raises(AttestationError, match="digest of the driver RIM") as caught:
         verify(foundry.rim(digest=bytes(48)), evidence="driver RIM")
@@ -283,7 +292,8 @@ def test_garbage_is_refused(garbage, start, size):
         attest.parse_rim(garbage)
     with suppress(FormatError):
         attest.parse_rim(bad)
-    assert bad == data or is_refused(verify, bad)
+    with suppress(FormatError, AttestationError):  # white space around the root, or inside of tags, changes nothing
+        assert replace(verify(bad).rim, data=data) == attest.parse_rim(data)
 
 
 # Manifests of NVIDIA.

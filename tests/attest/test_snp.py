@@ -123,7 +123,7 @@ def test_products_are_told_by_family_and_model(family, model, product):
     assert attest.parse_snp_report(foundry.report(MILAN, cpu=(family, model))).product is SnpProduct(product)
 
 
-@pytest.mark.parametrize("cpu", [(0x17, 0x31), (0x19, 0x20), (0x1A, 0x50), (0, 0)])
+@pytest.mark.parametrize("cpu", [(0x17, 0x31), (0x19, 0x20), (0x1A, 0x12), (0x1A, 0x50), (0, 0)])
 def test_other_processors_are_refused(cpu):
     with pytest.raises(FormatError, match="Milan, Genoa or Turin"):
         attest.parse_snp_report(foundry.report(MILAN, cpu=cpu))

@@ -99,6 +99,14 @@ def test_a_platform_may_be_issued_by_the_other_authority():
         verify(foundry.quote(machine))
 
 
+def test_a_platform_must_be_issued_by_one_of_the_two():
+    of = foundry.intel()
+    other = Authority("Intel SGX Another CA", of.root, path_length=0)
+    given = collateral(pck_crl=other.crl(), pck_crl_issuer_chain=bundle(other, of.root))
+    with pytest.raises(AttestationError, match="subjects"):
+        verify(foundry.quote(foundry.platform(issuer=other)), given)
+
+
 # Quotes that are wrong.
 
 
@@ -249,6 +257,10 @@ def wrong_collateral():
         "TCB info with too few components": {"info": info(levels=[foundry.tcb_level(components=(0,) * 15)])},
         "TCB info with text for an object": {"info": info(levels=[{"tcb": "sgxtcbcomponents"}])},
         "TCB info with a component that is none": {"info": info().replace(b'{"svn":5}', b'{"svm":5}')},
+        "TCB info with false for a number": {"info": info(tcbType=False)},
+        "TCB info with a component that is text": {"info": info().replace(b'{"svn":5}', b'{"svn":"5"}')},
+        "TCB info with a component that is true": {"info": info().replace(b'{"svn":2}', b'{"svn":true}')},
+        "TCB info with a component that is too large": {"info": info().replace(b'{"svn":5}', b'{"svn":65536}')},
         "TCB info with a component that is a number": {"info": info().replace(b'{"svn":5}', b"5")},
         "TCB info with components that are no list": {"info": info().replace(b'"tdxtcbcomponents":[', b'"x":[')},
         "TCB info with a negative number": {"info": info(levels=[foundry.tcb_level(pce_svn=-1)])},

@@ -50,6 +50,13 @@ def test_a_chain_to_a_pinned_root_is_accepted(kind):
     assert chain.valid_until == min(one.certificate.not_valid_after_utc for one in authorities)
 
 
+def test_certificates_without_a_key_usage_may_be_used_for_anything(kind):
+    without = {"usage": None}
+    authorities = make(kind, root=without, middle=without, leaf=without)
+    verify(kind, authorities)
+    _x509.verify_crl(crl_of(authorities[1]), authorities[1].certificate, now=NOW, evidence="list")
+
+
 def test_any_time_zone_will_do(kind):
     verify(kind, make(kind), now=NOW.astimezone(timezone(timedelta(hours=9))))
 

@@ -358,6 +358,7 @@ def status(
     algorithm=None,
     certid=None,
     critical=False,
+    change=None,
 ):
     """Make an OCSP response in DER about a certificate."""
     by = by or issuer
@@ -384,17 +385,18 @@ def status(
         builder = builder.certificates([one.certificate for one in sent or [by]])
     if nonce is not None:
         builder = builder.add_extension(x509.OCSPNonce(nonce), critical=critical)
-    return sign_again(builder.sign(by.key, algorithm or by.hash()), by.key)
+    return sign_again(builder.sign(by.key, algorithm or by.hash()), by.key, change)
 
 
-def sign_again(response, key):
+def sign_again(response, key, change=None):
     """Make a response that is the same every time, with the time at which it was produced set, signed by any key."""
     data, signed = response.public_bytes(Encoding.DER), response.tbs_response_bytes
     rest = data[data.index(signed) + len(signed) :]
     algorithm = rest[: 2 + rest[1]]
     certificates = [one.public_bytes(Encoding.DER) for one in response.certificates]
     produced = response.produced_at_utc.strftime("%Y%m%d%H%M%SZ").encode()
-    signed = signed.replace(b"\x18\x0f" + produced, b"\x18\x0f" + NOW.strftime("%Y%m%d%H%M%SZ").encode())
+    signed = signed.replace(b"\x18\x0f" + produced, b"\x18\x0f" + NOW.strftime("%Y%m%d%H%M%SZ").encode(), 1)
+    signed = change(signed) if change else signed
     if isinstance(key, ec.EllipticCurvePrivateKey):
         signature = key.sign(signed, ec.ECDSA(response.signature_hash_algorithm, deterministic_signing=True))
     else:
@@ -404,6 +406,23 @@ def sign_again(response, key):
         parts.append(der(0xA0, der(0x30, *certificates)))
     basic = der(0x30, bytes.fromhex("06092b0601050507300101"), der(0x04, der(0x30, *parts)))
     return der(0x30, der(0x0A, b"\0"), der(0xA0, basic))
+
+
+def with_statuses(signed, change):
+    """Replace the statuses in response data, which come after the time at which it was produced, or what is in one."""
+    start = signed.index(b"\x18\x0f" + NOW.strftime("%Y%m%d%H%M%SZ").encode()) + 17
+    size = element_size(signed[start:])
+    inside = signed[:start][header_size(signed) :]
+    return der(0x30, inside, change(signed[start : start + size]), signed[start + size :])
+
+
+def header_size(element):
+    return 2 if element[1] < 0x80 else 2 + (element[1] & 0x7F)
+
+
+def element_size(element):
+    size = element[1] if element[1] < 0x80 else int.from_bytes(element[2 : header_size(element)], "big")
+    return header_size(element) + size
 
 
 def statuses(chain):
