@@ -354,6 +354,7 @@ def verify_offer(
     if now >= challenge.expires:
         wanted = f"an offer before {challenge.expires.isoformat()}"
         raise refused(_EVIDENCE, "challenge", wanted=wanted, found=f"one at {now.isoformat()}", advice=_AGAIN)
+    _require_usable(offer.recipient)
     binding = OfferBinding(challenge, offer.recipient)
     cpu = _verify_cpu(offer.evidence, binding, now, collateral, roots)
     policy.check_cpu(cpu, now=now)
@@ -364,6 +365,15 @@ def verify_offer(
     policy.check_gpus(devices, now=now)
     ends = [challenge.expires, cpu.valid_until, *(end for device in devices for end in _ends(device))]
     return VerifiedOffer(offer.challenge_id, offer.recipient, cpu, devices, now, min(ends))
+
+
+def _require_usable(recipient: Recipient) -> None:
+    """Require a public key to which something can be encrypted: of X25519 those of low order are none."""
+    try:
+        recipient.encrypt(b"", b"")
+    except ValueError as error:
+        wanted = "a key that can be encrypted to"
+        raise refused(_EVIDENCE, "public key", wanted=wanted, found=str(error), advice=_AGAIN) from None
 
 
 def _verify_cpu(

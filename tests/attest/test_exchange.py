@@ -18,7 +18,7 @@ from helpers.foundry.machine import Machine, canonical, change, policy, roots, s
 
 import fastrack
 from fastrack import AttestationError, FormatError, attest
-from fastrack.grants import Grants, Identity, Signer
+from fastrack.grants import Grants, Identity, Recipient, Signer
 
 MINUTE = timedelta(minutes=1)
 
@@ -200,6 +200,13 @@ def test_an_offer_for_another_key_is_refused(cpu):
     offer = attest.make_offer(challenge, machine(cpu)).offer
     error = refuse(replace(offer, recipient=Identity.generate().recipient), challenge)
     assert (error.evidence, error.field) == ("TDX quote" if cpu == "tdx" else "SNP report", "report data")
+
+
+def test_an_offer_for_a_key_of_low_order_is_refused():
+    challenge, recipient = attest.Challenge.generate(now=NOW), Identity.generate().recipient
+    weak = Recipient(recipient.algorithm, recipient.public[:-32] + bytes(32))
+    offer = attest.Offer(challenge.id, weak, machine().collect(attest.OfferBinding(challenge, weak)))
+    assert refuse(offer.to_bytes(), challenge).field == "public key"
 
 
 @pytest.mark.parametrize("kind", ["dropped", "twice", "swapped", "another chain", "no responses", "no manifest"])
