@@ -3,10 +3,12 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import random
 import socket
 import ssl
 import subprocess
 import sys
+import time
 from contextlib import closing
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -58,6 +60,17 @@ def make_certificate(folder):
     (folder / "tls.key").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
 
 
+def find_port():
+    """Return a free port below those that the kernel gives to clients, one of which could take it while it is free."""
+    for port in random.sample(range(15_000, 30_000), 100):
+        try:
+            with socket.create_server(("127.0.0.1", port)):
+                return port
+        except OSError:
+            continue
+    raise AssertionError("no free port")
+
+
 class Server:
     """A broker in a process of its own, which can be killed and started again."""
 
@@ -75,7 +88,7 @@ class Server:
             "per_minute": per_minute,
             "burst": burst,
             "body_seconds": body_seconds,
-            "port": 0,
+            "port": find_port(),
         }
         self.context = ssl.create_default_context(cafile=folder / "ca.pem")
         self.log = folder / "broker.log"
@@ -85,27 +98,23 @@ class Server:
         (self.folder / "served.json").write_text(json.dumps(self.given))
         command = [sys.executable, "-W", "error", Path(__file__).with_name("served.py"), self.folder / "served.json"]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        before = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(command, stderr=subprocess.PIPE, env=environment)
-            first = self.process.stderr.readline()
-            log.write(first)
-        self.copier = subprocess.Popen(
-            ["tee", "-a", str(self.log)], stdin=self.process.stderr, stdout=subprocess.DEVNULL
-        )
-        self.process.stderr.close()
-        line = json.loads(first)
-        assert line["event"] == "listening", line
-        self.given["port"] = self.port = line["port"]
+            self.process = subprocess.Popen(command, stderr=log, env=environment)
+        while not (written := self.log.read_bytes()[before:]).endswith(b"\n"):
+            assert self.process.poll() is None, written
+            time.sleep(0.01)
+        line = json.loads(written.splitlines()[0])
+        assert (line["event"], line["port"]) == ("listening", self.given["port"])
+        self.port = line["port"]
 
     def kill(self):
         self.process.kill()
         self.process.wait()
-        self.copier.wait()
 
     def stop(self):
         self.process.terminate()
         assert self.process.wait(30) in {0, -15}
-        self.copier.wait()
 
     @property
     def url(self):
