@@ -126,8 +126,8 @@ def _post(
     with closing(connection):
         try:
             connection.request("POST", path, body, {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            content = response.read(max(limit, _ERROR_LIMIT) + 1)
+            with connection.getresponse() as response:  # which keeps the socket open until it is closed too
+                content = response.read(max(limit, _ERROR_LIMIT) + 1)
         except HTTPException as error:
             message = f"asking the broker at {address.netloc} failed: expected an answer in HTTP, got {error!r:.80}"
             raise ConnectionError(f"{message}. Check the address, and try again.") from error

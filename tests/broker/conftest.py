@@ -130,8 +130,8 @@ class Server:
         """Return the status, the body and the headers of an answer."""
         with closing(HTTPSConnection("127.0.0.1", self.port, timeout=timeout, context=self.context)) as connection:
             connection.request("POST", path, body, {"Content-Type": "application/json"} | (headers or {}))
-            response = connection.getresponse()
-            return response.status, response.read(), response.headers
+            with connection.getresponse() as response:
+                return response.status, response.read(), response.headers
 
     def open(self):
         """Open a connection of TLS."""
