@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
+from fastrack._cli.attest import app as attest_app
 from fastrack._cli.bench import bench
+from fastrack._cli.broker import app as broker_app
 from fastrack._cli.demo import demo
 from fastrack._cli.doctor import doctor
 from fastrack._cli.grant import grant
@@ -58,3 +60,6 @@ def _options(
 
 for _command in (keygen, seal, unseal, inspect, verify, grant, rekey, doctor, bench, demo):
     app.command()(handle_errors(_command))
+
+app.add_typer(attest_app, name="attest")
+app.add_typer(broker_app, name="broker")

@@ -15,6 +15,7 @@ TURNED = [
     ("_devices/base.py", "from fastrack._sealed.tensor import SealedTensor"),
     ("_sealed/reader.py", "from fastrack._devices import canonical"),
     ("_training/loader.py", "def later():\n    from fastrack._cli import main"),
+    ("attest/_exchange.py", "from fastrack._broker.ledger import Ledger"),
     ("attest/_x509.py", "from fastrack._sealed.tensor import SealedTensor"),
     ("errors.py", "from fastrack._util import fork"),
 ]

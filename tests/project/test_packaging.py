@@ -89,11 +89,13 @@ def test_the_metadata_says_what_the_project_is(metadata):
 
 def test_heavy_packages_are_extras(metadata):
     assert set(metadata.get_all("Provides-Extra")) == {
-        *("torch", "cu12", "cu13", "demo", "bench"),
+        *("torch", "broker", "cu12", "cu13", "demo", "bench"),
         *("pkcs11", "tpm", "vault", "aws", "gcp", "azure"),
     }
     required = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
-    assert not [line for line in required if line.startswith(("torch", "cupy", "scikit", "matplotlib"))]
+    assert not [
+        line for line in required if line.startswith(("torch", "cupy", "scikit", "matplotlib", "starlette", "uvicorn"))
+    ]
 
 
 def test_the_citation_has_the_version():

@@ -1,0 +1,54 @@
+"""Limit the rate of requests by client address."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from ipaddress import IPv6Address, ip_address
+
+_MOST_ADDRESSES = 65_536
+
+
+class RateLimit:
+    """A token bucket for each address. The networks of IPv6 count by their first 64 bits.
+
+    Parameters
+    ----------
+    per_minute : float
+        The number of requests that an address may send a minute, for long.
+    burst : int
+        The number of those that it may send at once.
+    clock : callable
+        Returns a time in seconds that never goes back.
+    """
+
+    def __init__(self, per_minute: float, burst: int, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rate = per_minute / 60
+        self._burst = float(burst)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tokens, and when they were counted
+
+    def admit(self, address: str) -> float:
+        """Count a request; return 0 if it is within the limit, else the seconds after which the next one is."""
+        key, now = _network(address), self._clock()
+        with self._lock:
+            tokens, since = self._buckets.pop(key, (self._burst, now))
+            tokens = min(self._burst, tokens + (now - since) * self._rate)
+            admitted = tokens >= 1
+            self._buckets[key] = (tokens - 1 if admitted else tokens), now
+            while len(self._buckets) > _MOST_ADDRESSES:
+                self._buckets.popitem(last=False)
+        return 0.0 if admitted else (1 - tokens) / self._rate
+
+
+def _network(address: str) -> str:
+    try:
+        found = ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(found, IPv6Address) and found.ipv4_mapped is None:
+        return found.packed[:8].hex()
+    return str(getattr(found, "ipv4_mapped", None) or found)

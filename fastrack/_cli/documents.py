@@ -1,0 +1,74 @@
+"""Read and write the documents of an exchange: files, pipes and standard streams, one document on each line."""
+
+import re
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import typer
+
+from fastrack._cli.files import check_directory
+from fastrack._util.atomic import new_file
+from fastrack.errors import FormatError
+
+_PERIOD = re.compile(r"(?P<count>\d{1,6})(?P<unit>[smhd])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_LONGEST = timedelta(days=7)
+_POLL = 0.1  # seconds
+
+
+def read_document(path: str, limit: int, *, wait: float = 0.0) -> bytes:
+    """Return the document in a file or pipe, or the next line of standard input for ``-``.
+
+    A file that does not exist yet is waited for.
+
+    Raises
+    ------
+    FormatError
+        If it has more than `limit` bytes, or the input ends before it.
+    OSError
+        If it cannot be read.
+    """
+    if path == "-":
+        data = sys.stdin.buffer.readline(limit + 1)
+    else:
+        end = time.monotonic() + wait
+        while not Path(path).exists() and time.monotonic() < end:
+            time.sleep(_POLL)
+        with Path(path).open("rb") as file:
+            data = file.read(limit + 1)
+    if not data or len(data) > limit:
+        found = f"more than {limit} bytes" if data else "the end of the input"
+        raise FormatError(f"reading {path} failed: expected one document, got {found}. Check its origin.")
+    return data
+
+
+def write_document(path: str, data: bytes) -> None:
+    """Write a document into a file, atomically, into a pipe, or on standard output for ``-``.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written.
+    """
+    if path == "-":
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+        return
+    target = Path(path)
+    check_directory(target)
+    if target.is_fifo():
+        target.write_bytes(data)
+        return
+    with new_file(target) as file:
+        file.write(data)
+
+
+def parse_period(text: str, option: str) -> timedelta:
+    """Return the period of an option, such as 90s, 5m or 12h: a second to seven days."""
+    match = _PERIOD.fullmatch(text)
+    period = timedelta(0) if match is None else timedelta(**{_UNITS[match["unit"]]: int(match["count"])})
+    if not timedelta(0) < period <= _LONGEST:
+        raise typer.BadParameter(f"expected a period as 90s, 5m, 12h or 7d, got {text!r:.40}", param_hint=option)
+    return period

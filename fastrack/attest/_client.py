@@ -1,0 +1,162 @@
+"""Ask an owner's broker for keys: the machine's side of the exchange over HTTPS, by the standard library alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+from collections.abc import Iterable
+from contextlib import closing
+from datetime import datetime
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+from fastrack._crypto.keyring import KeyRing
+from fastrack._util.public import attest_public
+from fastrack.attest._collect import collect_evidence
+from fastrack.attest._exchange import GRANTS_LIMIT, Collector, make_offer
+from fastrack.attest._offer import CHALLENGE_LIMIT, Challenge
+from fastrack.errors import AttestationError
+from fastrack.grants import Verifier
+
+_ERROR_LIMIT = 16 << 10
+_SHOWN = 400  # characters of a broker's reason that a message repeats
+
+
+@attest_public
+def fetch_keys(
+    url: str,
+    *,
+    owner: Verifier | Iterable[Verifier],
+    collect: Collector = collect_evidence,
+    ca: str | os.PathLike[str] | None = None,
+    timeout: float = 60.0,
+    now: datetime | None = None,
+) -> KeyRing:
+    """Fetch an owner's keys for this machine from a broker: prove what the machine is, and open what is granted.
+
+    A challenge, fresh evidence and the grants pass once. The certificate of the broker protects the connection; keys
+    are encrypted to this process, and the owner's signature over them is verified besides.
+
+    Parameters
+    ----------
+    url : str
+        The address of the broker, ``https://HOST:PORT``. Without TLS only if the host is a loopback address.
+    owner : Verifier or iterable of Verifier
+        The public keys of the owners that are trusted.
+    collect : callable
+        A function that takes an `OfferBinding` and returns `MachineEvidence`.
+    ca : path-like, optional
+        A file of certificates, in PEM, that the broker's must lead to. By default those of the system.
+    timeout : float
+        The time in seconds for which each answer of the network is waited for.
+    now : datetime.datetime, optional
+        The time to compare the end of the grants with. By default that of the clock.
+
+    Returns
+    -------
+    KeyRing
+        The keys.
+
+    Raises
+    ------
+    AttestationError
+        If the broker refuses; the error has the evidence, the field and the value that it found.
+    DeviceError
+        If the machine cannot give evidence.
+    SignatureError, GrantError, FormatError
+        If an answer is not what it should be.
+    OSError
+        If the broker cannot be reached, or breaks off.
+    ValueError
+        If `url` is not an address that is allowed.
+
+    Examples
+    --------
+    >>> from fastrack import attest
+    >>> from fastrack.grants import Signer
+    >>> attest.fetch_keys("http://broker.example", owner=Signer.generate().verifier)
+    Traceback (most recent call last):
+        ...
+    ValueError: fetching keys failed: expected an address as https://HOST:PORT, got 'http://broker.example'. ...
+    """
+    address = _parse_address(url)
+    owners = (owner,) if isinstance(owner, Verifier) else tuple(owner)
+    context = None
+    if address.scheme == "https":
+        context = ssl.create_default_context(cafile=None if ca is None else os.fspath(ca))
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+    challenge = Challenge.from_bytes(_post(address, context, timeout, "/v1/challenges", b"", CHALLENGE_LIMIT))
+    pending = make_offer(challenge, collect)
+    grants = _post(address, context, timeout, "/v1/offers", pending.to_bytes(), GRANTS_LIMIT)
+    return pending.unlock(grants, owner=owners, now=now)
+
+
+def _parse_address(url: str) -> SplitResult:
+    address = urlsplit(url)
+    host = address.hostname or ""
+    is_allowed = address.scheme == "https" or (address.scheme == "http" and _is_loopback(host))
+    if not is_allowed or not host or address.path not in {"", "/"} or address.query or address.username is not None:
+        raise ValueError(
+            f"fetching keys failed: expected an address as https://HOST:PORT, got {url!r:.80}. "
+            "Without TLS only loopback addresses are allowed."
+        )
+    return address
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _post(
+    address: SplitResult, context: ssl.SSLContext | None, timeout: float, path: str, body: bytes, limit: int
+) -> bytes:
+    """Send a document, and return the one that comes back."""
+    connection: HTTPConnection
+    host = address.hostname or ""
+    if context is not None:
+        connection = HTTPSConnection(host, address.port, timeout=timeout, context=context)
+    else:
+        connection = HTTPConnection(host, address.port, timeout=timeout)
+    with closing(connection):
+        try:
+            connection.request("POST", path, body, {"Content-Type": "application/json"})
+            with connection.getresponse() as response:  # which keeps the socket open until it is closed too
+                content = response.read(max(limit, _ERROR_LIMIT) + 1)
+        except HTTPException as error:
+            message = f"asking the broker at {address.netloc} failed: expected an answer in HTTP, got {error!r:.80}"
+            raise ConnectionError(f"{message}. Check the address, and try again.") from error
+    if response.status == 200 and len(content) <= limit:
+        return content
+    raise _describe_refusal(path, response.status, content)
+
+
+def _describe_refusal(path: str, status: int, content: bytes) -> AttestationError:
+    """Make the error for an answer that is no document; the reason in it is the broker's, and shown as it is."""
+    reason: dict[str, Any] = {}
+    try:
+        document = json.loads(content[:_ERROR_LIMIT])
+        if isinstance(document, dict) and isinstance(document.get("error"), dict):
+            reason = document["error"]
+    except (ValueError, RecursionError):
+        pass
+    evidence, named, found = (_text(reason.get(name)) for name in ("evidence", "field", "found"))
+    told = _text(reason.get("message")) or f"status {status} of HTTP"
+    return AttestationError(
+        f"asking the broker for keys failed: expected status 200 for {path}, got {status}: {told}",
+        evidence=evidence or "exchange",
+        field=named or "status",
+        wanted=200 if named is None else "as the owner's policy has it",
+        found=status if found is None else found,
+    )
+
+
+def _text(value: object) -> str | None:
+    if not isinstance(value, str):
+        return None
+    return "".join(char for char in value[:_SHOWN] if char.isprintable())

@@ -1,0 +1,283 @@
+"""Collect evidence of the machine that this runs on: its CPU by Linux configfs-tsm, its GPUs by NVML.
+
+Collateral is read from a folder, all of whose files may be absent::
+
+    tdx.json            collateral of TDX, as TdxCollateral.from_json reads it
+    vcek.der, vlek.der  the certificate of SEV-SNP
+    cert_chain.pem      its issuers
+    crl.der             the revocation list of AMD's root
+    rim/                reference manifests of NVIDIA
+    ocsp/               OCSP responses for devices and manifests, in DER
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.x509 import ocsp
+
+from fastrack._util.public import attest_public
+from fastrack._util.regular_file import open_regular
+from fastrack.attest._gpu import _Fields as ReportFields
+from fastrack.attest._gpu_report import OpaqueField, parse_gpu_report
+from fastrack.attest._offer import (
+    CpuEvidence,
+    DeviceEvidence,
+    MachineEvidence,
+    ManifestEvidence,
+    OfferBinding,
+    SnpEvidence,
+    TdxEvidence,
+)
+from fastrack.attest._rim import _open_signed as open_manifest
+from fastrack.attest._tdx_collateral import TdxCollateral
+from fastrack.attest._x509 import common_name, load_chain
+from fastrack.errors import DeviceError, FormatError
+
+TSM_ROOT = "/sys/kernel/config/tsm/report"
+_ENTRY = "exchange"
+_LARGEST = 1 << 20  # bytes of a report or file
+_PROVIDERS = {"tdx_guest": "tdx", "sev_guest": "snp"}
+
+
+@attest_public
+def collect_evidence(
+    binding: OfferBinding,
+    *,
+    root: str | os.PathLike[str] = TSM_ROOT,
+    collateral: str | os.PathLike[str] | None = None,
+    nvml: Any = None,
+    gpus: bool | None = None,
+) -> MachineEvidence:
+    """Collect evidence of this machine, which is bound to a challenge and a public key.
+
+    The GPUs are asked first, each with a nonce of its own, and then the CPU, whose evidence covers theirs.
+
+    Parameters
+    ----------
+    binding : OfferBinding
+        The values that the evidence must have.
+    root : path-like
+        The folder of configfs-tsm.
+    collateral : path-like, optional
+        A folder of collateral. It may have ``tdx.json``; ``vcek.der`` or ``vlek.der``, ``cert_chain.pem`` and
+        ``crl.der`` of SEV-SNP; and the folders ``rim`` and ``ocsp``, of which the files that fit a device are sent.
+    nvml : module, optional
+        `pynvml`, or a module like it.
+    gpus : bool, optional
+        True if there must be GPUs in confidential mode, False if they are not asked. By default they are asked if the
+        driver is there.
+
+    Returns
+    -------
+    MachineEvidence
+        The evidence, with the collateral that was found.
+
+    Raises
+    ------
+    DeviceError
+        If the machine, its kernel, a driver or a GPU cannot give evidence; the message says what is missing.
+    FormatError
+        If a file of collateral is malformed.
+    OSError
+        If a file cannot be read.
+
+    Examples
+    --------
+    >>> from datetime import UTC, datetime
+    >>> import fastrack
+    >>> from fastrack import attest
+    >>> challenge = attest.Challenge.generate(now=datetime(2026, 6, 1, tzinfo=UTC))
+    >>> try:
+    ...     attest.make_offer(challenge, lambda binding: attest.collect_evidence(binding, root="/none", gpus=False))
+    ... except fastrack.DeviceError as error:
+    ...     print(error)
+    collecting evidence of the CPU failed: expected the folder /none, got none. Run this in a confidential virtual ...
+    """
+    folder = None if collateral is None else Path(collateral)
+    store = _Store(folder)
+    devices = () if gpus is False else _collect_gpus(binding, nvml, store, needed=gpus is True)
+    report, kind = read_tsm_report(binding.report_data(devices), root=root)
+    return MachineEvidence(_add_cpu_collateral(report, kind, folder), devices)
+
+
+# The CPU.
+
+
+def read_tsm_report(
+    report_data: bytes, *, root: str | os.PathLike[str] = TSM_ROOT, name: str = _ENTRY
+) -> tuple[bytes, str]:
+    """Ask the kernel for evidence of the CPU about 64 bytes, and return it with its kind: "tdx" or "snp".
+
+    Raises
+    ------
+    DeviceError
+        If the kernel cannot give it, or another process used the same entry meanwhile.
+    """
+    folder = Path(root)
+    if not folder.is_dir():
+        raise _cpu_error(
+            f"the folder {folder}",
+            "none",
+            "Run this in a confidential virtual machine, with Linux 6.7 or later, configfs mounted, and the module "
+            "tdx_guest or sev_guest loaded.",
+        )
+    entry = folder / name
+    try:
+        with contextlib.suppress(FileExistsError):  # of a process that was killed
+            entry.mkdir()
+        try:
+            provider = (entry / "provider").read_text().strip()
+            before = _read_generation(entry)
+            (entry / "inblob").write_bytes(report_data)
+            with (entry / "outblob").open("rb") as file:
+                report = file.read(_LARGEST + 1)
+            after = _read_generation(entry)
+        finally:
+            with contextlib.suppress(OSError):
+                entry.rmdir()
+    except OSError as error:
+        advice = "Run this as root, in a confidential virtual machine whose hypervisor can give quotes; then try again."
+        raise _cpu_error(f"a report at {entry}", error.strerror or type(error).__name__, advice) from error
+    if before is not None and after != before + 1:
+        raise _cpu_error("one request at a time", f"{(after or 0) - before} of them", "Try again.")
+    if provider not in _PROVIDERS:
+        wanted = f"one of the providers {', '.join(_PROVIDERS)}"
+        raise _cpu_error(wanted, f"{provider:.40}", "Other kinds of machines are not supported.")
+    if not 0 < len(report) <= _LARGEST:
+        raise _cpu_error("a report of up to 1 MiB", f"{len(report)} bytes", "Look into the kernel's log.")
+    return report, _PROVIDERS[provider]
+
+
+def _read_generation(entry: Path) -> int | None:
+    """Return the number of writes to an entry; None if the kernel does not count them."""
+    try:
+        return int((entry / "generation").read_text())
+    except FileNotFoundError:
+        return None
+
+
+def _cpu_error(wanted: str, found: str, advice: str) -> DeviceError:
+    return DeviceError(f"collecting evidence of the CPU failed: expected {wanted}, got {found}. {advice}")
+
+
+def _add_cpu_collateral(report: bytes, kind: str, folder: Path | None) -> CpuEvidence:
+    if kind == "tdx":
+        text = None if folder is None else _read(folder / "tdx.json")
+        return TdxEvidence(report, None if text is None else TdxCollateral.from_json(text))
+    leaf = issuers = crl = None
+    if folder is not None:
+        leaf = _read(folder / "vcek.der") or _read(folder / "vlek.der")
+        issuers, crl = _read(folder / "cert_chain.pem"), _read(folder / "crl.der")
+    if leaf is None or issuers is None:
+        raise _cpu_error(
+            "vcek.der or vlek.der and cert_chain.pem in the folder of collateral",
+            "none" if folder is None else f"a folder {folder} without one of them",
+            "Fetch them from AMD's key distribution service for this chip, and name their folder.",
+        )
+    return SnpEvidence(report, leaf, issuers, crl)
+
+
+def _read(path: Path) -> bytes | None:
+    """Return the content of a file; None if it does not exist."""
+    try:
+        with open_regular(path) as file:
+            data = file.read(_LARGEST + 1)
+    except FileNotFoundError:
+        return None
+    if len(data) > _LARGEST:
+        raise FormatError(f"reading {path} failed: expected at most {_LARGEST} bytes, got more. Name another folder.")
+    return bytes(data)
+
+
+# GPUs.
+
+
+def _collect_gpus(binding: OfferBinding, nvml: Any, store: _Store, *, needed: bool) -> tuple[DeviceEvidence, ...]:
+    nvml = nvml or import_module("pynvml")
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        absent = error.value in {nvml.NVML_ERROR_LIBRARY_NOT_FOUND, nvml.NVML_ERROR_DRIVER_NOT_LOADED}
+        if absent and not needed:
+            return ()
+        advice = "Install the driver and load its modules, or collect without GPUs."
+        raise _gpu_error("NVIDIA's driver", str(error), advice) from None
+    try:
+        count = nvml.nvmlDeviceGetCount()
+        if needed and not count:
+            raise _gpu_error("one GPU or more", "none", "Attach a GPU in confidential mode to the virtual machine.")
+        return tuple(_collect_gpu(binding, nvml, store, index) for index in range(count))
+    except (nvml.NVMLError, AttributeError) as error:
+        advice = "It needs confidential mode, a GPU of the generation Hopper or later, and a driver from 550 on."
+        raise _gpu_error("an attestation report of each GPU", str(error), advice) from None
+    finally:
+        with contextlib.suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
+
+
+def _collect_gpu(binding: OfferBinding, nvml: Any, store: _Store, index: int) -> DeviceEvidence:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    answer = nvml.nvmlDeviceGetConfComputeGpuAttestationReport(handle, binding.device_nonce(index))
+    report = bytes(answer.attestationReport[: answer.attestationReportSize])
+    certificates = nvml.nvmlDeviceGetConfComputeGpuCertificate(handle)
+    chain = bytes(certificates.attestationCertChain[: certificates.attestationCertChainSize])
+    chain = chain.rstrip(b"\0")  # NVML counts the end of the string
+    return store.add_collateral(DeviceEvidence(report, chain))
+
+
+def _gpu_error(wanted: str, found: str, advice: str) -> DeviceError:
+    return DeviceError(f"collecting evidence of the GPUs failed: expected {wanted}, got {found}. {advice}")
+
+
+class _Store:
+    """The manifests and OCSP responses of a folder. They are chosen by what nothing vouches for: the owner verifies."""
+
+    def __init__(self, folder: Path | None) -> None:
+        files = [] if folder is None else _list(folder / "ocsp")
+        self._responses = [(_serial_numbers(path, data), data) for path, data in files]
+        self._manifests = []
+        for path, data in [] if folder is None else _list(folder / "rim"):
+            rim, certificates = open_manifest(data, evidence=f"manifest {path.name}")
+            self._manifests.append((rim, ManifestEvidence(data, self._find_responses(certificates))))
+
+    def add_collateral(self, device: DeviceEvidence) -> DeviceEvidence:
+        """Add the manifests for chip, driver and VBIOS of a device, and the responses for its certificates."""
+        certificates = load_chain(device.chain, evidence="certificate chain of a GPU")
+        fields = ReportFields(parse_gpu_report(device.report), is_switch=False)
+        name = common_name(certificates[1 % len(certificates)].subject)
+        chip = fields.text_or_none(OpaqueField.CHIP) or name.split(" ")[0].replace("_", "")
+        versions = [fields.text(OpaqueField.DRIVER_VERSION).upper(), fields.vbios_version().upper()]
+        found = [
+            manifest
+            for version in versions
+            for rim, manifest in self._manifests
+            if (rim.product, rim.version.upper()) == (chip, version)
+        ]
+        return replace(device, manifests=tuple(found), ocsp=self._find_responses(certificates))
+
+    def _find_responses(self, certificates: Sequence[x509.Certificate]) -> tuple[bytes, ...] | None:
+        serials = {certificate.serial_number for certificate in certificates}
+        found = tuple(data for numbers, data in self._responses if serials & numbers)
+        return found or None
+
+
+def _list(folder: Path) -> list[tuple[Path, bytes]]:
+    if not folder.is_dir():
+        return []
+    paths = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    return [(path, data) for path in paths if (data := _read(path)) is not None]
+
+
+def _serial_numbers(path: Path, data: bytes) -> set[int]:
+    try:
+        return {single.serial_number for single in ocsp.load_der_ocsp_response(data).responses}
+    except ValueError as error:
+        raise FormatError(f"reading {path} failed: expected an OCSP response in DER, got {error}. Remove it.") from None

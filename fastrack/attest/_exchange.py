@@ -1,0 +1,509 @@
+"""Give an owner's keys to a machine that has proved what it is: challenge, offer, verified offer, grants, key ring.
+
+1. The owner makes a `Challenge`.
+2. The machine calls `make_offer`: a fresh key pair of HPKE, and evidence that is bound to it and to the challenge.
+3. The owner calls `verify_offer`, which verifies everything at one time under a `Policy`, and `issue_grants`, which
+   encrypts keys to the public key of the offer and signs the result.
+4. The machine calls `PendingOffer.unlock`. Its secret key has never left the process.
+
+Nothing here remembers which challenges were used: the owner does, as the broker and ``fastrack attest grant`` do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from hmac import compare_digest
+from typing import NoReturn, TypeAlias
+
+from fastrack._crypto.keyring import KeyRing
+from fastrack._crypto.keys import Key
+from fastrack._util.fork import register_fork_reset
+from fastrack._util.public import attest_public
+from fastrack.attest._errors import refused
+from fastrack.attest._gpu import VerifiedGpuReport, verify_gpu_report
+from fastrack.attest._match import MatchedGpuReport, match_measurements
+from fastrack.attest._offer import (
+    ALGORITHM,
+    Challenge,
+    DeviceEvidence,
+    MachineEvidence,
+    ManifestEvidence,
+    Offer,
+    OfferBinding,
+    TdxEvidence,
+    open_offer,
+)
+from fastrack.attest._policy import Policy
+from fastrack.attest._rim import VerifiedRim, verify_rim
+from fastrack.attest._roots import AMD_ROOTS, INTEL_ROOTS, NVIDIA_RIM_ROOTS, NVIDIA_ROOTS, Roots
+from fastrack.attest._snp import VerifiedSnpReport, verify_snp_report
+from fastrack.attest._snp_report import parse_snp_report
+from fastrack.attest._tdx import VerifiedTdxQuote, verify_tdx_quote
+from fastrack.attest._tdx_collateral import TdxCollateral
+from fastrack.attest._tdx_quote import parse_tdx_quote
+from fastrack.attest._wire import decode, encode, write_bytes
+from fastrack.attest._x509 import require_time_zone
+from fastrack.errors import ClosedError
+from fastrack.grants import Grants, Identity, Recipient, Signer, Verifier
+
+GRANTS_KIND = "fastrack/grants"
+GRANTS_LIMIT = 4 << 20  # bytes of a document
+GRANT_LIFETIME = timedelta(minutes=5)
+
+_VERSION = 1
+_KEYS_LIMIT = 1024
+_ENVELOPE_LIMIT = 64 << 10
+_EVIDENCE = "offer"
+_AGAIN = "Ask the owner for a new challenge, and make a new offer for it."
+_ALTERED = "The evidence is about another challenge or key, or was altered; make a new offer."
+
+Collector: TypeAlias = Callable[[OfferBinding], MachineEvidence]
+"""The type of ``collect=``: a function that asks a machine for evidence which has the values of a binding."""
+
+
+@attest_public
+@dataclass(frozen=True, slots=True)
+class TrustedRoots:
+    """The roots that evidence of each kind must lead to, as SHA-256 fingerprints.
+
+    Attributes
+    ----------
+    intel, amd, nvidia, nvidia_rim : collection of str
+        The vendors' by default; others for tests and private PKIs.
+
+    Examples
+    --------
+    >>> from fastrack import attest
+    >>> attest.TrustedRoots().intel == attest.INTEL_ROOTS
+    True
+    """
+
+    intel: Roots = INTEL_ROOTS
+    amd: Roots = AMD_ROOTS
+    nvidia: Roots = NVIDIA_ROOTS
+    nvidia_rim: Roots = NVIDIA_RIM_ROOTS
+
+
+VENDOR_ROOTS = TrustedRoots()
+
+
+# The machine's side.
+
+
+@attest_public
+class PendingOffer:
+    """An offer with the secret key of the machine that made it, which waits for its grants. `make_offer` makes one.
+
+    It can be neither pickled nor copied, and is empty in a forked child.
+
+    Attributes
+    ----------
+    offer : Offer
+        The offer.
+
+    Examples
+    --------
+    >>> from datetime import UTC, datetime
+    >>> from fastrack import attest
+    >>> challenge = attest.Challenge.generate(now=datetime(2026, 6, 1, tzinfo=UTC))
+    >>> pending = attest.make_offer(challenge, lambda binding: attest.MachineEvidence(attest.TdxEvidence(b"quote")))
+    >>> attest.Offer.from_bytes(pending.to_bytes()) == pending.offer
+    True
+    """
+
+    __slots__ = ("__weakref__", "_identity", "offer")
+
+    def __init__(self, offer: Offer, identity: Identity) -> None:
+        self.offer = offer
+        self._identity: Identity | None = identity
+        register_fork_reset(self)
+
+    def reset_after_fork(self) -> None:
+        """Forget the secret key, which stays in the process that made it."""
+        self._identity = None
+
+    def to_bytes(self) -> bytes:
+        """Return the document of the offer, to be sent to the owner."""
+        return self.offer.to_bytes()
+
+    def unlock(self, grants: bytes, *, owner: Verifier | Iterable[Verifier], now: datetime | None = None) -> KeyRing:
+        """Return the keys that the owner granted to this offer, and forget the secret key.
+
+        Parameters
+        ----------
+        grants : bytes
+            The document that `issue_grants` made.
+        owner : Verifier or iterable of Verifier
+            The public keys of the owners that are trusted.
+        now : datetime.datetime, optional
+            The time to compare the end of the grants with. By default that of the clock.
+
+        Raises
+        ------
+        SignatureError
+            If no trusted owner signed them.
+        GrantError
+            If they have expired, or are for another machine.
+        AttestationError
+            If they are for another challenge.
+        FormatError
+            If they are not a document of grants.
+        ClosedError
+            If the keys were unlocked before, or this is a forked child.
+        """
+        if self._identity is None:
+            raise ClosedError(
+                "unlocking grants failed: expected an offer that waits for its grants, got one whose secret key was "
+                "used before or stayed in the parent process. Make a new offer."
+            )
+        owners = (owner,) if isinstance(owner, Verifier) else tuple(owner)
+        found, envelopes = read_envelopes(grants)
+        if found != self.offer.challenge_id:
+            raise refused("grants", "challenge", wanted=self.offer.challenge_id, found=found, advice=_AGAIN)
+        opened = [Grants.from_bytes(envelope, owner=owners) for envelope in envelopes]
+        ring = KeyRing([one.unlock(self._identity, now=now) for one in opened])
+        self._identity = None
+        return ring
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an offer with its secret key stays in its process and cannot be pickled or copied")
+
+    def __repr__(self) -> str:
+        state = "waiting" if self._identity is not None else "done"
+        return f"<PendingOffer for challenge {self.offer.challenge_id}, {state}>"
+
+
+def read_envelopes(grants: bytes) -> tuple[str, tuple[bytes, ...]]:
+    """Return the id of the challenge, and the signed grants, in a document of grants. Nothing is verified.
+
+    Raises
+    ------
+    FormatError
+        If it is another document, or has no grant.
+    """
+    document = decode(grants, GRANTS_KIND, _VERSION, ("challenge", "grants"), limit=GRANTS_LIMIT)
+    envelopes = document.binaries("grants", count=_KEYS_LIMIT, limit=_ENVELOPE_LIMIT)
+    if not envelopes:
+        raise document.refusal("grants", "one or more", "none")
+    return document.id("challenge"), envelopes
+
+
+@attest_public
+def make_offer(challenge: Challenge, collect: Collector) -> PendingOffer:
+    """Make a fresh key pair, and collect evidence of this machine that is bound to it and to a challenge.
+
+    Parameters
+    ----------
+    challenge : Challenge
+        The owner's challenge.
+    collect : callable
+        A function that takes an `OfferBinding` and returns `MachineEvidence`, such as `collect_evidence`.
+
+    Returns
+    -------
+    PendingOffer
+        The offer, and the secret key that opens the grants for it.
+
+    Raises
+    ------
+    DeviceError
+        If the machine cannot give evidence; from `collect_evidence`.
+
+    Examples
+    --------
+    >>> from datetime import UTC, datetime
+    >>> from fastrack import attest
+    >>> challenge = attest.Challenge.generate(now=datetime(2026, 6, 1, tzinfo=UTC))
+    >>> def collect(binding):
+    ...     return attest.MachineEvidence(attest.TdxEvidence(b"a quote with " + binding.report_data([])))
+    >>> attest.make_offer(challenge, collect).offer.challenge_id == challenge.id
+    True
+    """
+    identity = Identity.generate(ALGORITHM)
+    evidence = collect(OfferBinding(challenge, identity.recipient))
+    return PendingOffer(Offer(challenge.id, identity.recipient, evidence), identity)
+
+
+# The owner's side.
+
+
+@attest_public
+@dataclass(frozen=True, slots=True)
+class VerifiedOffer:
+    """An offer of which everything was verified, and which a policy accepts. `issue_grants` encrypts keys to it.
+
+    Attributes
+    ----------
+    challenge_id : str
+        The id of the challenge that it answers.
+    recipient : Recipient
+        The public key that the evidence is bound to.
+    cpu : VerifiedTdxQuote or VerifiedSnpReport
+        The proofs of the CPU.
+    devices : tuple of MatchedGpuReport or VerifiedGpuReport
+        Those of GPUs and switches.
+    verified_at : datetime.datetime
+        The time at which everything was valid.
+    valid_until : datetime.datetime
+        The first time at which a document, a certificate or the challenge is no longer valid.
+
+    Examples
+    --------
+    >>> from dataclasses import fields
+    >>> from fastrack import attest
+    >>> [field.name for field in fields(attest.VerifiedOffer)]
+    ['challenge_id', 'recipient', 'cpu', 'devices', 'verified_at', 'valid_until']
+    """
+
+    challenge_id: str
+    recipient: Recipient
+    cpu: VerifiedTdxQuote | VerifiedSnpReport = field(repr=False)
+    devices: tuple[MatchedGpuReport | VerifiedGpuReport, ...] = field(repr=False)
+    verified_at: datetime
+    valid_until: datetime
+
+    def describe(self) -> dict[str, object]:
+        """Return the main claims as text and numbers, for logs and displays. None is a secret."""
+        cpu: dict[str, object]
+        if isinstance(self.cpu, VerifiedTdxQuote):
+            tcb, report = self.cpu.tcb, self.cpu.report
+            cpu = {"type": "tdx", "mrtd": report.mrtd.hex(), "tcb_status": str(tcb.status)}
+            cpu["advisories"] = list(tcb.advisory_ids)
+        else:
+            snp = self.cpu.report
+            cpu = {"type": "snp", "product": str(self.cpu.product), "measurement": snp.measurement.hex()}
+        reports = [one.report if isinstance(one, MatchedGpuReport) else one for one in self.devices]
+        return {
+            "challenge": self.challenge_id,
+            "recipient": self.recipient.id,
+            "cpu": cpu,
+            "devices": [
+                {"chip": one.chip, "chip_id": one.chip_id, "driver": one.driver_version, "vbios": one.vbios_version}
+                for one in reports
+            ],
+            "verified_at": self.verified_at.isoformat(),
+            "valid_until": self.valid_until.isoformat(),
+        }
+
+
+@attest_public
+def verify_offer(
+    offer: Offer | bytes,
+    challenge: Challenge,
+    policy: Policy,
+    *,
+    now: datetime,
+    collateral: TdxCollateral | None = None,
+    roots: TrustedRoots = VENDOR_ROOTS,
+) -> VerifiedOffer:
+    """Verify an offer: its binding to the challenge and the key, all evidence in it, and the policy.
+
+    The report data of the CPU is that of this challenge, this key and these reports of devices; each device's nonce is
+    its own; evidence and collateral are signed by the vendors and in force at `now`; the policy accepts the machine.
+    Whether the challenge was used before, the caller has to know.
+
+    Parameters
+    ----------
+    offer : Offer or bytes
+        The offer.
+    challenge : Challenge
+        The challenge that it has to answer, as the owner made it.
+    policy : Policy
+        The proofs that are asked for.
+    now : datetime.datetime
+        The time, with a time zone.
+    collateral : TdxCollateral, optional
+        Collateral for a quote that comes without it.
+    roots : TrustedRoots
+        The roots that are trusted; the vendors' by default.
+
+    Returns
+    -------
+    VerifiedOffer
+        The public key of the machine, and what was proved.
+
+    Raises
+    ------
+    AttestationError
+        If anything does not hold; the error has evidence, field, and the values found and wanted.
+    FormatError
+        If a structure is malformed.
+    ValueError
+        If `now` has no time zone.
+
+    Examples
+    --------
+    >>> from datetime import UTC, datetime
+    >>> import fastrack
+    >>> from fastrack import attest
+    >>> now = datetime(2026, 6, 1, tzinfo=UTC)
+    >>> challenge, other = (attest.Challenge.generate(now=now) for _ in range(2))
+    >>> pending = attest.make_offer(other, lambda binding: attest.MachineEvidence(attest.TdxEvidence(b"quote")))
+    >>> try:
+    ...     attest.verify_offer(pending.offer, challenge, attest.Policy(), now=now)
+    ... except fastrack.AttestationError as error:
+    ...     print(error.evidence, error.field)
+    offer challenge
+    """
+    require_time_zone(now)
+    offer = open_offer(offer)
+    if offer.challenge_id != challenge.id:
+        raise refused(_EVIDENCE, "challenge", wanted=challenge.id, found=offer.challenge_id, advice=_AGAIN)
+    if now >= challenge.expires:
+        wanted = f"an offer before {challenge.expires.isoformat()}"
+        raise refused(_EVIDENCE, "challenge", wanted=wanted, found=f"one at {now.isoformat()}", advice=_AGAIN)
+    _require_usable(offer.recipient)
+    binding = OfferBinding(challenge, offer.recipient)
+    cpu = _verify_cpu(offer.evidence, binding, now, collateral, roots)
+    policy.check_cpu(cpu, now=now)
+    devices = tuple(
+        _verify_device(device, index, binding.device_nonce(index), now, roots)
+        for index, device in enumerate(offer.evidence.devices)
+    )
+    policy.check_gpus(devices, now=now)
+    ends = [challenge.expires, cpu.valid_until, *(end for device in devices for end in _ends(device))]
+    return VerifiedOffer(offer.challenge_id, offer.recipient, cpu, devices, now, min(ends))
+
+
+def _require_usable(recipient: Recipient) -> None:
+    """Require a public key to which something can be encrypted: of X25519 those of low order are none."""
+    try:
+        recipient.encrypt(b"", b"")
+    except ValueError as error:
+        wanted = "a key that can be encrypted to"
+        raise refused(_EVIDENCE, "public key", wanted=wanted, found=str(error), advice=_AGAIN) from None
+
+
+def _verify_cpu(
+    evidence: MachineEvidence,
+    binding: OfferBinding,
+    now: datetime,
+    collateral: TdxCollateral | None,
+    roots: TrustedRoots,
+) -> VerifiedTdxQuote | VerifiedSnpReport:
+    """Verify the evidence of the CPU, whose report data are compared first, as that is cheap."""
+    cpu, wanted = evidence.cpu, binding.report_data(evidence.devices)
+    if isinstance(cpu, TdxEvidence):
+        _require_report_data("TDX quote", parse_tdx_quote(cpu.quote).report.report_data, wanted)
+        collateral = cpu.collateral or collateral
+        if collateral is None:
+            advice = "Pass collateral=, or have the machine send it."
+            raise refused(_EVIDENCE, "TDX collateral", wanted="that of the platform", found="none", advice=advice)
+        quote = verify_tdx_quote(cpu.quote, collateral, now=now, roots=roots.intel)
+        _require_report_data("TDX quote", quote.report_data, wanted)
+        return quote
+    _require_report_data("SNP report", parse_snp_report(cpu.report).report_data, wanted)
+    report = verify_snp_report(cpu.report, cpu.leaf, cpu.issuers, now=now, roots=roots.amd, crl=cpu.crl)
+    _require_report_data("SNP report", report.report_data, wanted)
+    return report
+
+
+def _require_report_data(evidence: str, found: bytes, wanted: bytes) -> None:
+    if not compare_digest(found, wanted):
+        raise refused(evidence, "report data", wanted=wanted, found=found, advice=_ALTERED)
+
+
+def _verify_device(
+    device: DeviceEvidence, index: int, nonce: bytes, now: datetime, roots: TrustedRoots
+) -> MatchedGpuReport | VerifiedGpuReport:
+    report = verify_gpu_report(
+        device.report,
+        device.chain,
+        nonce=nonce,
+        now=now,
+        roots=roots.nvidia,
+        ocsp=device.ocsp,
+        evidence=f"GPU {index} report",
+    )
+    if not device.manifests:
+        return report
+    return match_measurements(report, [_verify_manifest(one, index, now, roots) for one in device.manifests])
+
+
+def _verify_manifest(manifest: ManifestEvidence, index: int, now: datetime, roots: TrustedRoots) -> VerifiedRim:
+    evidence = f"reference manifest of GPU {index}"
+    return verify_rim(manifest.data, now=now, roots=roots.nvidia_rim, ocsp=manifest.ocsp, evidence=evidence)
+
+
+def _ends(device: MatchedGpuReport | VerifiedGpuReport) -> list[datetime]:
+    if isinstance(device, MatchedGpuReport):
+        return [device.report.valid_until, *(rim.valid_until for rim in device.rims)]
+    return [device.valid_until]
+
+
+@attest_public
+def issue_grants(
+    verified: VerifiedOffer,
+    keys: KeyRing | Key | Iterable[Key],
+    *,
+    signer: Signer,
+    now: datetime,
+    lifetime: timedelta = GRANT_LIFETIME,
+    files: Iterable[str] | None = None,
+) -> bytes:
+    """Encrypt keys to the public key of a verified offer, sign them, and return the document for the machine.
+
+    Parameters
+    ----------
+    verified : VerifiedOffer
+        The offer, as `verify_offer` returned it.
+    keys : KeyRing, Key or iterable of Key
+        The keys. Of a ring those that it holds, or else the key that it seals with.
+    signer : Signer
+        The owner's signing key.
+    now : datetime.datetime
+        The time, with a time zone.
+    lifetime : datetime.timedelta
+        The time until which the machine must have opened them.
+    files : iterable of str, optional
+        The ids of the sealed files that the keys may open. By default all.
+
+    Raises
+    ------
+    AttestationError
+        If the offer is no longer valid.
+    TypeError
+        If the offer was not verified.
+    ValueError
+        If there is no key, `now` has no time zone, or `lifetime` is not positive.
+
+    Examples
+    --------
+    >>> from datetime import UTC, datetime
+    >>> import fastrack
+    >>> from fastrack import attest
+    >>> from fastrack.grants import Signer
+    >>> attest.issue_grants(b"offer", fastrack.Key.generate(), signer=Signer.generate(), now=datetime.now(UTC))
+    Traceback (most recent call last):
+        ...
+    TypeError: expected VerifiedOffer, got bytes; verify it first, with verify_offer
+    """
+    given: object = verified  # as callers without a type checker may pass anything
+    if not isinstance(given, VerifiedOffer):
+        found = type(given).__name__
+        raise TypeError(f"expected VerifiedOffer, got {found}; verify it first, with verify_offer")
+    require_time_zone(now)
+    if lifetime < timedelta(seconds=1):
+        raise ValueError(f"expected lifetime= of a second or more, got {lifetime}")
+    if not verified.verified_at <= now <= verified.valid_until:
+        wanted = f"{verified.verified_at.isoformat()} to {verified.valid_until.isoformat()}"
+        raise refused(_EVIDENCE, "validity", wanted=wanted, found=now.isoformat(), advice=_AGAIN)
+    granted = _list_keys(keys)
+    if not granted or len(granted) > _KEYS_LIMIT:
+        raise ValueError(f"issuing grants failed: expected 1 to {_KEYS_LIMIT} keys, got {len(granted)}")
+    files = None if files is None else tuple(files)
+    expires = (now + lifetime).astimezone(UTC)
+    envelopes = [
+        Grants.issue(key, [verified.recipient], signer=signer, files=files, expires=expires).envelope for key in granted
+    ]
+    members = {"challenge": verified.challenge_id, "grants": [write_bytes(envelope) for envelope in envelopes]}
+    return encode(GRANTS_KIND, _VERSION, members)
+
+
+def _list_keys(keys: KeyRing | Key | Iterable[Key]) -> list[Key]:
+    if isinstance(keys, Key):
+        return [keys]
+    found = list(keys)
+    return [keys.first] if isinstance(keys, KeyRing) and not found else found

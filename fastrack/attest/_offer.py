@@ -1,0 +1,471 @@
+"""Challenges and offers: the documents by which a machine asks an owner for a key, and what binds their parts.
+
+An owner sends a `Challenge`. A machine makes a fresh key pair of HPKE, asks its devices for evidence with nonces that
+are derived from the challenge and the public key, asks its CPU for evidence about all of that, and sends an `Offer`.
+
+All hashes are over strings of this form, so that no two inputs give the same one::
+
+    label || part 1 || part 2 || ...         each part: its length in 4 bytes, big-endian, and its bytes
+
+The label is ASCII without a terminator, and is no prefix of another one. "challenge" is the whole document of the
+challenge in canonical form, with its id, nonce, end and newline. "public key" is the raw public key of HPKE
+(1216 bytes: ML-KEM-768, then X25519). An index is 4 bytes, big-endian, and counts devices from 0 in the order of the
+offer::
+
+    nonce of a device      = SHA-256("fastrack/gpu@1", challenge, public key, index)
+    evidence of devices    = SHA-384("fastrack/gpus@1", device 0, device 1, ...)
+    report data of the CPU = SHA-512("fastrack/offer@1", challenge, public key, evidence of devices)
+
+    device    = list(report, chain, responses, list(manifest 0, manifest 1, ...))
+    manifest  = list(data, responses)
+    responses = list() if there are none, else list(list(OCSP response 0, OCSP response 1, ...))
+
+A list is its parts, each after its length in 4 bytes, without a label. Without devices the second hash is that of its
+label. The collateral of the CPU is not bound: it may come from the owner, and its issuers sign all of it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import datetime, timedelta
+from hashlib import sha256, sha384, sha512
+from typing import Any, Self, TypeAlias
+
+from fastrack._util.public import attest_public
+from fastrack.attest._tdx_collateral import TdxCollateral
+from fastrack.attest._wire import Reader, decode, encode, write_bytes, write_time
+from fastrack.attest._x509 import require_time_zone
+from fastrack.grants import Recipient
+
+CHALLENGE_KIND, OFFER_KIND = "fastrack/challenge", "fastrack/offer"
+ALGORITHM = "MLKEM768_X25519"
+OFFER_LIMIT = 8 << 20  # bytes of a document
+CHALLENGE_LIMIT = 1024
+DEVICES_LIMIT = 32  # GPUs and switches of a machine
+DEFAULT_LIFETIME = timedelta(minutes=5)
+LONGEST_LIFETIME = timedelta(days=7)
+
+_VERSION = 1
+_NONCE_SIZE = 32
+_ID_SIZE = 16
+_PUBLIC_SIZE = 1216
+_QUOTE_LIMIT = 64 << 10
+_REPORT_LIMIT = 16 << 10
+_CHAIN_LIMIT = 64 << 10
+_PART_LIMIT = 1 << 20  # bytes of a manifest or of a part of the collateral
+_OCSP_LIMIT = 16 << 10
+_OCSP_COUNT = 16
+_MANIFESTS_LIMIT = 2 * DEVICES_LIMIT
+
+
+@attest_public
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """The start of an exchange: random bytes of the owner, which the machine's evidence must be about.
+
+    Attributes
+    ----------
+    id : str
+        The id by which an offer names it, 32 hexadecimal digits.
+    nonce : bytes
+        32 random bytes.
+    expires : datetime.datetime
+        The end of its validity, in whole seconds of UTC.
+
+    Examples
+    --------
+    >>> from datetime import UTC, datetime, timedelta
+    >>> from fastrack import attest
+    >>> challenge = attest.Challenge.generate(now=datetime(2026, 6, 1, tzinfo=UTC), lifetime=timedelta(minutes=2))
+    >>> challenge.expires.isoformat()
+    '2026-06-01T00:02:00+00:00'
+    >>> attest.Challenge.from_bytes(challenge.to_bytes()) == challenge
+    True
+    """
+
+    id: str
+    nonce: bytes
+    expires: datetime
+
+    @classmethod
+    def generate(cls, *, now: datetime, lifetime: timedelta = DEFAULT_LIFETIME) -> Self:
+        """Make a new challenge.
+
+        Parameters
+        ----------
+        now : datetime.datetime
+            The time, with a time zone.
+        lifetime : datetime.timedelta
+            The time for which an offer may answer it: a second to seven days.
+
+        Raises
+        ------
+        ValueError
+            If `now` has no time zone, or `lifetime` is out of range.
+        """
+        require_time_zone(now)
+        if not timedelta(seconds=1) <= lifetime <= LONGEST_LIFETIME:
+            raise ValueError(f"expected lifetime= from one second to {LONGEST_LIFETIME}, got {lifetime}")
+        expires = (now + lifetime).replace(microsecond=0)
+        return cls(os.urandom(_ID_SIZE).hex(), os.urandom(_NONCE_SIZE), expires)
+
+    def to_bytes(self) -> bytes:
+        """Return the document, in its one form."""
+        members = {"expires": write_time(self.expires), "id": self.id, "nonce": write_bytes(self.nonce)}
+        return encode(CHALLENGE_KIND, _VERSION, members)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Parse a document.
+
+        Raises
+        ------
+        FormatError
+            If it is not a challenge, or not in its one form.
+        """
+        reader = decode(data, CHALLENGE_KIND, _VERSION, ("expires", "id", "nonce"), limit=CHALLENGE_LIMIT)
+        nonce = reader.binary("nonce", limit=_NONCE_SIZE, size=_NONCE_SIZE)
+        return cls(reader.id("id"), nonce, reader.time("expires"))
+
+
+@attest_public
+@dataclass(frozen=True, slots=True)
+class TdxEvidence:
+    """A quote of Intel TDX, with its collateral if the machine has it.
+
+    Attributes
+    ----------
+    quote : bytes
+        The quote.
+    collateral : TdxCollateral or None
+        The collateral; None if the owner has it.
+
+    Examples
+    --------
+    >>> from fastrack import attest
+    >>> attest.TdxEvidence(b"quote").collateral is None
+    True
+    """
+
+    quote: bytes = field(repr=False)
+    collateral: TdxCollateral | None = None
+
+
+@attest_public
+@dataclass(frozen=True, slots=True)
+class SnpEvidence:
+    """A report of AMD SEV-SNP with its certificates.
+
+    Attributes
+    ----------
+    report : bytes
+        The report.
+    leaf : bytes
+        The certificate of the VCEK or VLEK, in DER or PEM.
+    issuers : bytes
+        The certificates of its issuer and of the root, in PEM.
+    crl : bytes or None
+        The root's revocation list in DER, if the machine has it.
+
+    Examples
+    --------
+    >>> from fastrack import attest
+    >>> attest.SnpEvidence(b"report", b"leaf", b"issuers").crl is None
+    True
+    """
+
+    report: bytes = field(repr=False)
+    leaf: bytes = field(repr=False)
+    issuers: bytes = field(repr=False)
+    crl: bytes | None = field(default=None, repr=False)
+
+
+@attest_public
+@dataclass(frozen=True, slots=True)
+class ManifestEvidence:
+    """A reference manifest, with OCSP responses for its certificates.
+
+    Attributes
+    ----------
+    data : bytes
+        The manifest.
+    ocsp : tuple of bytes or None
+        OCSP responses in DER; None if its revocation is not to be checked.
+
+    Examples
+    --------
+    >>> from fastrack import attest
+    >>> attest.ManifestEvidence(b"<SoftwareIdentity/>").ocsp is None
+    True
+    """
+
+    data: bytes = field(repr=False)
+    ocsp: tuple[bytes, ...] | None = field(default=None, repr=False)
+
+
+@attest_public
+@dataclass(frozen=True, slots=True)
+class DeviceEvidence:
+    """The report of a GPU or NVSwitch with its certificates.
+
+    Attributes
+    ----------
+    report : bytes
+        The report, asked for with the nonce of `OfferBinding.device_nonce`.
+    chain : bytes
+        The certificates in PEM.
+    manifests : tuple of ManifestEvidence
+        The reference manifests for this device. Equal ones of several devices are sent once.
+    ocsp : tuple of bytes or None
+        OCSP responses in DER; None if revocation is not to be checked.
+
+    Examples
+    --------
+    >>> from fastrack import attest
+    >>> attest.DeviceEvidence(b"report", b"chain").manifests
+    ()
+    """
+
+    report: bytes = field(repr=False)
+    chain: bytes = field(repr=False)
+    manifests: tuple[ManifestEvidence, ...] = ()
+    ocsp: tuple[bytes, ...] | None = field(default=None, repr=False)
+
+
+CpuEvidence: TypeAlias = TdxEvidence | SnpEvidence
+"""The type of the evidence of a CPU."""
+
+
+@attest_public
+@dataclass(frozen=True, slots=True)
+class MachineEvidence:
+    """All evidence of a machine.
+
+    Attributes
+    ----------
+    cpu : TdxEvidence or SnpEvidence
+        The evidence of the CPU.
+    devices : tuple of DeviceEvidence
+        That of its GPUs and switches, in the order of their indexes.
+
+    Examples
+    --------
+    >>> from fastrack import attest
+    >>> attest.MachineEvidence(attest.TdxEvidence(b"quote")).devices
+    ()
+    """
+
+    cpu: CpuEvidence
+    devices: tuple[DeviceEvidence, ...] = ()
+
+
+@attest_public
+@dataclass(frozen=True, slots=True)
+class OfferBinding:
+    """The values that the evidence of an offer must have, so that it is about one challenge and one public key.
+
+    Every hash is over a label and parts, each with its length before it in 4 bytes, big-endian. "challenge" is the
+    whole document of the challenge, "public key" the 1216 raw bytes of the HPKE key, and "index" 4 bytes, big-endian.
+
+    Parameters
+    ----------
+    challenge : Challenge
+        The challenge.
+    recipient : Recipient
+        The public key of the machine.
+
+    Examples
+    --------
+    >>> from datetime import UTC, datetime
+    >>> from fastrack import attest
+    >>> from fastrack.grants import Identity
+    >>> challenge = attest.Challenge.generate(now=datetime(2026, 6, 1, tzinfo=UTC))
+    >>> binding = attest.OfferBinding(challenge, Identity.generate().recipient)
+    >>> len(binding.device_nonce(0)), len(binding.report_data([]))
+    (32, 64)
+    """
+
+    challenge: Challenge
+    recipient: Recipient
+
+    def device_nonce(self, index: int) -> bytes:
+        """Return the nonce for the report of a device: SHA-256("fastrack/gpu@1", challenge, public key, index)."""
+        parts = (self.challenge.to_bytes(), self.recipient.public, index.to_bytes(4))
+        return sha256(_frame(b"fastrack/gpu@1", parts)).digest()
+
+    def report_data(self, devices: Iterable[DeviceEvidence]) -> bytes:
+        """Return the 64 bytes for the CPU's evidence, which is made after that of all devices.
+
+        They are SHA-512("fastrack/offer@1", challenge, public key, digest), where the digest is
+        SHA-384("fastrack/gpus@1", device 0, device 1, ...). A device is the list of its report, its chain, its OCSP
+        responses, and the list of its manifests with theirs. The parts of a list have their lengths before them too.
+        """
+        evidence = _frame(b"fastrack/gpus@1", map(_frame_device, devices))
+        parts = (self.challenge.to_bytes(), self.recipient.public, sha384(evidence).digest())
+        return sha512(_frame(b"fastrack/offer@1", parts)).digest()
+
+
+def _frame_device(device: DeviceEvidence) -> bytes:
+    manifests = (_frame(b"", (one.data, _frame_responses(one.ocsp))) for one in device.manifests)
+    parts = (device.report, device.chain, _frame_responses(device.ocsp), _frame(b"", manifests))
+    return _frame(b"", parts)
+
+
+def _frame_responses(responses: tuple[bytes, ...] | None) -> bytes:
+    return b"" if responses is None else _frame(b"", [_frame(b"", responses)])
+
+
+def _frame(label: bytes, parts: Iterable[bytes]) -> bytes:
+    return b"".join([label, *(len(part).to_bytes(4) + part for part in parts)])
+
+
+_TDX_PARTS = tuple(part.name for part in fields(TdxCollateral))
+
+
+@attest_public
+@dataclass(frozen=True, slots=True)
+class Offer:
+    r"""An offer as it was parsed. All values are untrusted: `verify_offer` returns those that are proved.
+
+    Attributes
+    ----------
+    challenge_id : str
+        The id of the challenge that it answers.
+    recipient : Recipient
+        The public key to which the machine wants the owner's keys encrypted.
+    evidence : MachineEvidence
+        The evidence of CPU and devices.
+
+    Examples
+    --------
+    >>> from fastrack import attest
+    >>> attest.Offer.from_bytes(b"{}\n")
+    Traceback (most recent call last):
+        ...
+    fastrack.FormatError: reading the fastrack offer failed: expected a member 'kind' as its content, got none. ...
+    """
+
+    challenge_id: str
+    recipient: Recipient
+    evidence: MachineEvidence
+
+    def to_bytes(self) -> bytes:
+        """Return the document, in its one form. Equal manifests are written once."""
+        manifests = list(dict.fromkeys(one for device in self.evidence.devices for one in device.manifests))
+        numbers = {manifest: number for number, manifest in enumerate(manifests)}
+        return encode(
+            OFFER_KIND,
+            _VERSION,
+            {
+                "challenge": self.challenge_id,
+                "cpu": _write_cpu(self.evidence.cpu),
+                "devices": [_write_device(device, numbers) for device in self.evidence.devices],
+                "manifests": [{"data": write_bytes(one.data), "ocsp": _write_list(one.ocsp)} for one in manifests],
+                "public": write_bytes(self.recipient.public),
+            },
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Parse a document.
+
+        Raises
+        ------
+        FormatError
+            If it is not an offer, not in its one form, too large, or has an unknown member.
+        """
+        members = ("challenge", "cpu", "devices", "manifests", "public")
+        reader = decode(data, OFFER_KIND, _VERSION, members, limit=OFFER_LIMIT)
+        manifests = [
+            ManifestEvidence(one.binary("data", limit=_PART_LIMIT), _read_ocsp(one))
+            for one in reader.children("manifests", ("data", "ocsp"), limit=_MANIFESTS_LIMIT)
+        ]
+        names = ("chain", "manifests", "ocsp", "report")
+        devices = tuple(_read_device(one, manifests) for one in reader.children("devices", names, limit=DEVICES_LIMIT))
+        # Each manifest belongs to a device, and they are in the order of their first use.
+        used = list(dict.fromkeys(manifest for device in devices for manifest in device.manifests))
+        if used != manifests:
+            raise reader.refusal("manifests", "different ones, each of a device, in their order", "others")
+        public = reader.binary("public", limit=_PUBLIC_SIZE, size=_PUBLIC_SIZE)
+        evidence = MachineEvidence(_read_cpu(reader), devices)
+        return cls(reader.id("challenge"), Recipient(ALGORITHM, public), evidence)
+
+
+def _write_cpu(cpu: CpuEvidence) -> dict[str, Any]:
+    if isinstance(cpu, TdxEvidence):
+        parts = cpu.collateral
+        collateral = None if parts is None else {name: write_bytes(getattr(parts, name)) for name in _TDX_PARTS}
+        return {"collateral": collateral, "quote": write_bytes(cpu.quote), "type": "tdx"}
+    return {
+        "crl": write_bytes(cpu.crl),
+        "issuers": write_bytes(cpu.issuers),
+        "leaf": write_bytes(cpu.leaf),
+        "report": write_bytes(cpu.report),
+        "type": "snp",
+    }
+
+
+def _read_cpu(reader: Reader) -> CpuEvidence:
+    kind = Reader(reader.node.member("cpu")).text("type")
+    if kind == "tdx":
+        cpu = reader.child("cpu", ("collateral", "quote", "type"))
+        parts = cpu.child_or_none("collateral", _TDX_PARTS)
+        collateral = None
+        if parts is not None:
+            collateral = TdxCollateral(**{name: parts.binary(name, limit=_PART_LIMIT) for name in _TDX_PARTS})
+        return TdxEvidence(cpu.binary("quote", limit=_QUOTE_LIMIT), collateral)
+    if kind == "snp":
+        cpu = reader.child("cpu", ("crl", "issuers", "leaf", "report", "type"))
+        return SnpEvidence(
+            report=cpu.binary("report", limit=_REPORT_LIMIT),
+            leaf=cpu.binary("leaf", limit=_CHAIN_LIMIT),
+            issuers=cpu.binary("issuers", limit=_CHAIN_LIMIT),
+            crl=cpu.binary_or_none("crl", limit=_PART_LIMIT),
+        )
+    raise Reader(reader.node.member("cpu")).refusal("type", "tdx or snp", f"{kind:.40}")
+
+
+def _write_device(device: DeviceEvidence, numbers: dict[ManifestEvidence, int]) -> dict[str, Any]:
+    return {
+        "chain": write_bytes(device.chain),
+        "manifests": [numbers[manifest] for manifest in device.manifests],
+        "ocsp": _write_list(device.ocsp),
+        "report": write_bytes(device.report),
+    }
+
+
+def _read_device(reader: Reader, manifests: Sequence[ManifestEvidence]) -> DeviceEvidence:
+    numbers = reader.indexes("manifests", count=_MANIFESTS_LIMIT, below=len(manifests))
+    return DeviceEvidence(
+        report=reader.binary("report", limit=_REPORT_LIMIT),
+        chain=reader.binary("chain", limit=_CHAIN_LIMIT),
+        manifests=tuple(manifests[number] for number in numbers),
+        ocsp=_read_ocsp(reader),
+    )
+
+
+def _write_list(items: tuple[bytes, ...] | None) -> list[str | None] | None:
+    return None if items is None else [write_bytes(item) for item in items]
+
+
+def _read_ocsp(reader: Reader) -> tuple[bytes, ...] | None:
+    return reader.binaries_or_none("ocsp", count=_OCSP_COUNT, limit=_OCSP_LIMIT)
+
+
+def open_offer(offer: Offer | bytes) -> Offer:
+    """Return an offer as it was parsed.
+
+    Raises
+    ------
+    FormatError
+        If it is not an offer.
+    TypeError
+        If it is of another type.
+    """
+    if isinstance(offer, Offer):
+        return offer
+    if isinstance(offer, (bytes, bytearray, memoryview)):
+        return Offer.from_bytes(bytes(offer))
+    raise TypeError(f"expected an Offer or its bytes, got {type(offer).__name__}")

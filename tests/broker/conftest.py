@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import random
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from contextlib import closing
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from http.client import HTTPSConnection
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
+
+import fastrack
+from fastrack.grants import Signer
+
+
+def make_certificate(folder):
+    """Write an authority (ca.pem), and a certificate of it for 127.0.0.1 with its key (tls.pem, tls.key)."""
+    now = datetime.now(UTC)
+    ca_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+
+    def build(name, subject_key, *, ca):
+        issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Test CA")])
+        usage = dict.fromkeys(
+            ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only"), False
+        )
+        usage |= {"decipher_only": False, "digital_signature": not ca, "key_cert_sign": ca, "crl_sign": ca}
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+            .issuer_name(issuer)
+            .public_key(subject_key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(hours=1))
+            .not_valid_after(now + timedelta(days=1))
+            .add_extension(x509.BasicConstraints(ca, None), critical=True)
+            .add_extension(x509.KeyUsage(**usage), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(subject_key.public_key()), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
+        )
+        if not ca:
+            address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+            builder = builder.add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        return builder.sign(ca_key, hashes.SHA256())
+
+    (folder / "ca.pem").write_bytes(build("Test CA", ca_key, ca=True).public_bytes(Encoding.PEM))
+    (folder / "tls.pem").write_bytes(build("broker", key, ca=False).public_bytes(Encoding.PEM))
+    (folder / "tls.key").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+
+
+def find_port():
+    """Return a free port below those that the kernel gives to clients, one of which could take it while it is free."""
+    for port in random.sample(range(15_000, 30_000), 100):
+        try:
+            with socket.create_server(("127.0.0.1", port)):
+                return port
+        except OSError:
+            continue
+    raise AssertionError("no free port")
+
+
+class Server:
+    """A broker in a process of its own, which can be killed and started again."""
+
+    def __init__(self, folder, offset, policy, roots, *, per_minute=1e6, burst=10**6, body_seconds=30):
+        self.folder = folder
+        self.offset = offset
+        make_certificate(folder)
+        self.signer, self.key = Signer.generate(), fastrack.Key.generate()
+        self.signer.save(folder / "owner.signer")
+        self.key.save(folder / "data.key")
+        (folder / "policy.toml").write_text(policy)
+        self.given = {
+            "offset": offset.total_seconds(),
+            "roots": {name: sorted(found) for name, found in asdict(roots).items()},
+            "per_minute": per_minute,
+            "burst": burst,
+            "body_seconds": body_seconds,
+            "port": find_port(),
+        }
+        self.context = ssl.create_default_context(cafile=folder / "ca.pem")
+        self.log = folder / "broker.log"
+        self.start()
+
+    def start(self):
+        (self.folder / "served.json").write_text(json.dumps(self.given))
+        command = [sys.executable, "-W", "error", Path(__file__).with_name("served.py"), self.folder / "served.json"]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        before = self.log.stat().st_size if self.log.exists() else 0
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(command, stderr=log, env=environment)
+        while not (written := self.log.read_bytes()[before:]).endswith(b"\n"):
+            assert self.process.poll() is None, written
+            time.sleep(0.01)
+        line = json.loads(written.splitlines()[0])
+        assert (line["event"], line["port"]) == ("listening", self.given["port"])
+        self.port = line["port"]
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self):
+        self.process.terminate()
+        assert self.process.wait(30) in {0, -15}
+
+    @property
+    def url(self):
+        return f"https://127.0.0.1:{self.port}"
+
+    def now(self):
+        return datetime.now(UTC) + self.offset
+
+    def lines(self):
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+    def post(self, path, body=b"", *, headers=None, timeout=60):
+        """Return the status, the body and the headers of an answer."""
+        with closing(HTTPSConnection("127.0.0.1", self.port, timeout=timeout, context=self.context)) as connection:
+            connection.request("POST", path, body, {"Content-Type": "application/json"} | (headers or {}))
+            with connection.getresponse() as response:
+                return response.status, response.read(), response.headers
+
+    def open(self):
+        """Open a connection of TLS."""
+        plain = socket.create_connection(("127.0.0.1", self.port), timeout=60)
+        return self.context.wrap_socket(plain, server_hostname="127.0.0.1")
+
+
+@pytest.fixture
+def serve(tmp_path):
+    """Return a function that starts a server, which ends with the test."""
+    pytest.importorskip("starlette")
+    pytest.importorskip("uvicorn")
+    started = []
+
+    def start(*arguments, **options):
+        started.append(Server(tmp_path, *arguments, **options))
+        return started[-1]
+
+    yield start
+    for server in started:
+        if server.process.poll() is None:
+            server.stop()

@@ -1,0 +1,38 @@
+"""Serve a broker that trusts made-up vendors, and whose clock runs as the made-up evidence needs it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import fastrack
+from fastrack import attest
+from fastrack._broker.app import make_app
+from fastrack._broker.ledger import Ledger
+from fastrack._broker.limits import RateLimit
+from fastrack._broker.server import serve
+from fastrack._broker.service import Broker, Settings
+from fastrack.grants import Signer
+
+
+def main(path):
+    given = json.loads(Path(path).read_text())
+    folder = Path(path).parent
+    offset = timedelta(seconds=given["offset"])
+    settings = Settings(
+        attest.Policy.from_toml(folder / "policy.toml"),
+        roots=attest.TrustedRoots(**{name: frozenset(found) for name, found in given["roots"].items()}),
+        clock=lambda: datetime.now(UTC) + offset,
+    )
+    keys = fastrack.KeyRing(folder / "data.key")
+    broker = Broker(settings, keys, Signer.load(folder / "owner.signer"), Ledger(folder / "broker.db"))
+    limit = RateLimit(given["per_minute"], given["burst"])
+    app = make_app(broker, limit=limit, body_seconds=given["body_seconds"])
+    certificate, private_key = folder / "tls.pem", folder / "tls.key"
+    serve(app, host="127.0.0.1", port=given["port"], certificate=certificate, private_key=private_key)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,267 @@
+"""The broker's memory: challenges that are used once, and a log that cannot be altered without a trace."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+import fastrack
+from fastrack._broker import ledger as module
+from fastrack._broker.ledger import BusyError, ChallengeError, Ledger, read_log
+from fastrack._broker.limits import RateLimit
+from fastrack.attest import Challenge
+
+NOW = datetime(2026, 6, 1, 12, tzinfo=UTC)
+MINUTE = timedelta(minutes=1)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "broker.db"
+
+
+@pytest.fixture
+def ledger(path):
+    with closing(Ledger(path)) as found:
+        yield found
+
+
+def add(ledger, **changes):
+    challenge = replace(Challenge.generate(now=NOW), **changes)
+    ledger.add_challenge(challenge, now=NOW)
+    return challenge
+
+
+def use(ledger, challenge, *, now=NOW):
+    return ledger.use_challenge(challenge.id, now=now, details={"address": "127.0.0.1"})
+
+
+def grant(ledger, challenge):
+    ledger.add_grant(challenge.id, "ab" * 16, ["cd" * 16], now=NOW, details={})
+
+
+def test_a_challenge_is_used_once(ledger, path):
+    challenge = add(ledger)
+    with pytest.raises(ChallengeError, match="not used"):
+        grant(ledger, challenge)
+    assert use(ledger, challenge) == challenge
+    with pytest.raises(ChallengeError, match="used at 2026-06-01T12:00:00Z"):
+        use(ledger, challenge)
+    grant(ledger, challenge)
+    with pytest.raises(ChallengeError, match="a grant already"):
+        grant(ledger, challenge)
+    assert [entry.event for entry in read_log(path)] == ["offered", "refused", "granted"]
+
+
+def test_unknown_and_expired_challenges_are_refused(ledger, path):
+    with pytest.raises(ChallengeError, match="unknown"):
+        use(ledger, Challenge.generate(now=NOW))
+    challenge = add(ledger)
+    with pytest.raises(ChallengeError, match="expired at") as caught:
+        use(ledger, challenge, now=challenge.expires)
+    assert (caught.value.evidence, caught.value.field) == ("offer", "challenge")
+    assert [entry.event for entry in read_log(path)] == ["refused"]
+    ledger.add_challenge(Challenge.generate(now=NOW), now=NOW + timedelta(hours=2))  # which forgets old ones
+    with pytest.raises(ChallengeError, match="unknown"):
+        use(ledger, challenge)
+
+
+def test_open_challenges_have_a_bound(ledger, monkeypatch):
+    monkeypatch.setattr(module, "_OPEN_LIMIT", 3)
+    for _ in range(3):
+        add(ledger)
+    with pytest.raises(BusyError, match="fewer than 3"):
+        add(ledger)
+
+
+def test_threads_and_connections_use_a_challenge_once(ledger, path):
+    challenges = [add(ledger) for _ in range(20)]
+    ledgers = [ledger, Ledger(path), Ledger(path)]
+
+    def attempt(number):
+        try:
+            return use(ledgers[number % 3], challenges[number % 20]).id
+        except ChallengeError:
+            return None
+
+    with ThreadPoolExecutor(8) as pool:
+        found = Counter(pool.map(attempt, range(120)))
+    assert {found[challenge.id] for challenge in challenges} == {1}
+    for one in ledgers[1:]:
+        one.close()
+    assert len(read_log(path)) == 120
+
+
+def test_a_full_disk_uses_no_challenge(ledger, path):
+    challenge = add(ledger)
+    pages = ledger._database.execute("PRAGMA page_count").fetchone()[0]
+    ledger._database.execute(f"PRAGMA max_page_count = {pages}")
+    with suppress(sqlite3.OperationalError):
+        for _ in range(10_000):
+            ledger.append("refused", {"reason": "x" * 400}, now=NOW)
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        ledger.use_challenge(challenge.id, now=NOW, details={"address": "x" * 5000})
+    ledger._database.execute(f"PRAGMA max_page_count = {pages * 1000}")
+    assert use(ledger, challenge) == challenge
+    assert read_log(path)[-1].event == "offered"
+
+
+KILLED = """
+import sys
+from fastrack._broker.ledger import Ledger
+from datetime import UTC, datetime
+ledger = Ledger(sys.argv[1])
+for id in sys.argv[2:]:
+    ledger.use_challenge(id, now=datetime(2026, 6, 1, 12, tzinfo=UTC), details={})
+    print(id, flush=True)
+"""
+
+
+def test_uses_survive_kill_9(ledger, path):
+    challenges = [add(ledger) for _ in range(300)]
+    command = [sys.executable, "-c", KILLED, str(path), *(challenge.id for challenge in challenges)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        told = [process.stdout.readline().strip() for _ in range(40)]
+        process.send_signal(signal.SIGKILL)
+        told += process.stdout.read().split()
+    used = 0
+    for challenge in challenges:
+        try:
+            use(ledger, challenge)
+        except ChallengeError:
+            used += 1
+        else:
+            assert challenge.id not in told
+    assert len(told) <= used <= len(told) + 1
+    assert len(read_log(path)) == 300 + used
+
+
+# The log.
+
+
+@pytest.fixture
+def filled(ledger, path):
+    for _ in range(3):
+        challenge = add(ledger)
+        use(ledger, challenge)
+        grant(ledger, challenge)
+    ledger.append("refused", {"reason": "wrong \n\u2028 quote"}, now=NOW)
+    ledger.close()
+    return path
+
+
+def alter(path, *statements):
+    """Change a database as someone with the file may: without its triggers."""
+    with closing(sqlite3.connect(path)) as database:
+        for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+            database.execute(f"DROP TRIGGER {name}")
+        for statement in statements:
+            database.execute(statement)
+        database.commit()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE log SET details = replace(details, 'cd', 'ce') WHERE number = 2",
+        "UPDATE log SET event = 'offered' WHERE number = 7",
+        "UPDATE log SET time = '2026-06-01T12:00:01Z' WHERE number = 1",
+        "UPDATE log SET details = 'no json' WHERE number = 7",
+        "UPDATE log SET details = NULL WHERE number = 7",
+        "UPDATE log SET hash = zeroblob(32) WHERE number = 7",
+        "UPDATE log SET hash = 'text' WHERE number = 7",
+        "UPDATE log SET number = 9 WHERE number = 7",
+        "DELETE FROM log WHERE number = 1",
+        "DELETE FROM log WHERE number = 4",
+        "DELETE FROM log WHERE number >= 6",
+        "INSERT INTO log SELECT 8, time, event, details, hash FROM log WHERE number = 7",
+        "DELETE FROM grants WHERE entry = 2",
+        "UPDATE grants SET keys = 'other' WHERE entry = 2",
+        "UPDATE grants SET entry = 4 WHERE entry = 2",
+        "INSERT INTO grants VALUES ('x', 'y', 'z', '2026-06-01T12:00:00Z', 3)",
+    ],
+)
+def test_an_altered_log_is_found(filled, statement):
+    assert len(read_log(filled)) == 7
+    with closing(sqlite3.connect(filled)) as database:  # the triggers refuse the change, or the log does not fit
+        try:
+            database.execute(statement)
+            database.rollback()
+        except sqlite3.Error as error:
+            assert any(word in str(error) for word in ("append-only", "final", "NOT NULL"))  # noqa: PT017
+    if "NULL" in statement:
+        return
+    alter(filled, statement)
+    with pytest.raises(fastrack.AuthenticationError, match="verifying the audit log failed"):
+        read_log(filled)
+
+
+def test_a_log_that_was_cut_is_found_by_a_noted_hash(filled):
+    head = read_log(filled)[-1].hash
+    assert read_log(filled, head=head)
+    alter(filled, "DELETE FROM log WHERE number = 7")
+    assert len(read_log(filled)) == 6
+    with pytest.raises(fastrack.AuthenticationError, match="noted hash"):
+        read_log(filled, head=head)
+
+
+def test_other_files_are_refused(tmp_path):
+    other = tmp_path / "other.db"
+    with closing(sqlite3.connect(other)) as database:
+        database.execute("CREATE TABLE x (y)")
+        database.commit()
+    text = tmp_path / "text.db"
+    text.write_bytes(b"no database at all" * 100)
+    for path in (other, text):
+        with pytest.raises(fastrack.FormatError, match="expected a broker's database"):
+            Ledger(path)
+        with pytest.raises(fastrack.FormatError, match="expected a broker's database"):
+            read_log(path)
+    with pytest.raises(FileNotFoundError):
+        read_log(tmp_path / "none.db")
+
+
+# The limit of requests.
+
+
+def test_addresses_have_a_rate_each():
+    time = [0.0]
+    limit = RateLimit(60, 2, clock=lambda: time[0])
+    assert [limit.admit("192.0.2.1") > 0 for _ in range(3)] == [False, False, True]
+    assert limit.admit("::ffff:192.0.2.1") > 0
+    assert limit.admit("192.0.2.2") == 0
+    time[0] = 0.25
+    assert limit.admit("192.0.2.1") == pytest.approx(0.75)
+    time[0] = 1.0
+    assert [limit.admit("192.0.2.1") > 0 for _ in range(2)] == [False, True]
+    time[0] = 1e6
+    assert [limit.admit("192.0.2.1") > 0 for _ in range(3)] == [False, False, True]
+
+
+def test_a_network_of_ipv6_is_one_address():
+    limit = RateLimit(60, 1, clock=lambda: 0.0)
+    assert limit.admit("2001:db8::1") == 0
+    assert limit.admit("2001:db8::2") > 0
+    assert limit.admit("2001:db8:0:1::1") == 0
+    assert limit.admit("unknown") == 0
+
+
+def test_addresses_are_forgotten(monkeypatch):
+    from fastrack._broker import limits
+
+    monkeypatch.setattr(limits, "_MOST_ADDRESSES", 10)
+    limit = RateLimit(60, 1, clock=lambda: 0.0)
+    for number in range(100):
+        limit.admit(f"192.0.2.{number}")
+    assert len(limit._buckets) == 10
