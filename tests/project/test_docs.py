@@ -45,7 +45,10 @@ assert with_torch or "torch" not in sys.modules
 """
 
 
-PAGES = ["README.md", *(pytest.param(f"docs/{name}.md", marks=pytest.mark.slow) for name in ("quickstart", "keys"))]
+PAGES = [
+    "README.md",
+    *(pytest.param(f"docs/{name}.md", marks=pytest.mark.slow) for name in ("quickstart", "keys", "attestation")),
+]
 
 
 def read(name):
