@@ -134,7 +134,7 @@ def test_a_source_is_not_replaced_by_a_file_of_another_kind(cli, key, folder):
 def test_a_command_does_not_wait_for_a_pipe(cli, sealed, folder, line):
     os.mkfifo(folder / "pipe", 0o600)
     key = "pipe" if sealed in line else "owner.key"
-    assert "pipe: " in cli.error(f"{line} {'' if 'inspect' in line else f'--key {key}'}")
+    assert "pipe" in cli.error(f"{line} {'' if 'inspect' in line else f'--key {key}'}")
 
 
 @pytest.mark.parametrize("cut", [1, 1000, 200_000, 240_000])

@@ -60,7 +60,7 @@ def target(tmp_path):
 
 @pytest.fixture
 def small_slabs(monkeypatch):
-    monkeypatch.setattr(writer, "_SLAB", 2 * CHUNK_SIZE)
+    monkeypatch.setattr(writer, "SLAB", 2 * CHUNK_SIZE)
 
 
 def opened(path, key=KEY):

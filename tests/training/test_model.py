@@ -388,7 +388,7 @@ def test_an_interruption_leaves_zeros_too(path, monkeypatch):
 
 
 def test_neither_saving_nor_loading_takes_the_memory_of_a_second_model(tmp_path, monkeypatch):
-    monkeypatch.setattr(writer, "_SLAB", 1 << 20)
+    monkeypatch.setattr(writer, "SLAB", 1 << 20)
     module, other = (nn.ParameterList(torch.randn(1 << 20) for _ in range(6)) for _ in range(2))
     save_model(nn.Linear(3, 4), tmp_path / "x", key=KEY)  # what is made once is made now
     load_model(nn.Linear(3, 4), tmp_path / "x", keys=KEY)
