@@ -74,6 +74,8 @@ def parse_public(text: str, source: str) -> tuple[str, bytes, str]:
         public = base64.b64decode(match["key"], validate=True)
     except binascii.Error as error:
         raise FormatError(f"{source} is not a fastrack public key: expected base64; {error}") from error
+    if base64.b64encode(public).decode() != match["key"]:  # its last character has bits that are not decoded
+        raise FormatError(f"{source} is not a fastrack public key: expected base64 in canonical form; get it again")
     return match["algorithm"], public, match["name"] or ""
 
 

@@ -504,9 +504,12 @@ def _is_id(value: object) -> bool:
 
 def _parse_base64(text: str) -> bytes:
     try:
-        return base64.b64decode(text.encode(), validate=True)
+        content = base64.b64decode(text.encode(), validate=True)
     except binascii.Error as error:
         raise ValueError(f"expected base64: {error}") from None
+    if base64.b64encode(content).decode() != text:
+        raise ValueError("expected base64 in canonical form")
+    return content
 
 
 def _parse_time(text: str) -> datetime:
