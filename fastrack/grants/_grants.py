@@ -450,7 +450,12 @@ def _parse(payload: bytes, source: str) -> dict[str, Any]:
     """Return the fields of `Grants` in a payload, which must be in canonical form."""
     try:
         document = json.loads(payload)
-        if _encode(document) != payload or document.keys() != _MEMBERS or document["version"] != 1:
+        if (
+            _encode(document) != payload
+            or document.keys() != _MEMBERS
+            or type(document["version"]) is not int
+            or document["version"] != 1
+        ):
             raise ValueError("it is not in canonical form, or of another version")  # noqa: TRY301 - told below
         entries = document["recipients"]
         _check(isinstance(entries, list) and 1 <= len(entries) <= _RECIPIENTS_LIMIT, "recipients")
@@ -459,7 +464,7 @@ def _parse(payload: bytes, source: str) -> dict[str, Any]:
         files = document["files"]
         _check(files is None or (isinstance(files, list) and all(map(_is_id, files))), "files")
         _check(_is_id(document["key"]), "key")
-        _check(document["bits"] in {128, 256}, "bits")
+        _check(type(document["bits"]) is int and document["bits"] in {128, 256}, "bits")
         _check(document["lineage"] is None or _is_id(document["lineage"]), "lineage")
         for name in ("least_version", "serial"):
             _check(type(document[name]) is int and 0 <= document[name] < 2**53, name)

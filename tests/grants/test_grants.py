@@ -178,6 +178,8 @@ def test_every_flipped_byte_is_refused():
     "change",
     [
         lambda payload: payload.update(version=2),
+        lambda payload: payload.update(version=True),
+        lambda payload: payload.update(bits=256.0),
         lambda payload: payload.update(more=1),
         lambda payload: payload.pop("files"),
         lambda payload: payload.update(bits=192),
