@@ -1,4 +1,4 @@
-"""What results say of the machine that they are of."""
+"""Describe the machine that results were measured on."""
 
 import sys
 from dataclasses import asdict

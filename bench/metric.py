@@ -1,4 +1,4 @@
-"""What the results say of a target."""
+"""Compare results with their targets."""
 
 from __future__ import annotations
 

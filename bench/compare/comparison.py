@@ -18,7 +18,7 @@ _AT_ONCE = 8  # benchmarks that are measured again: a few at a time are decided 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured."""
+    """The effort of a comparison: pairs of processes, rounds and seconds."""
 
     pairs: int = 4  # of processes, for every benchmark
     most_pairs: int = 12  # for one that is undecided

@@ -26,7 +26,7 @@ _FAREWELL = 10  # seconds to clean up, before a worker is killed
 
 @dataclass(slots=True)
 class Found:
-    """What a pair found."""
+    """The measurements of one pair of runs."""
 
     names: list[str] = field(default_factory=list)  # of the benchmarks that were to be measured
     rounds: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # by benchmark, seconds of base and head

@@ -345,7 +345,7 @@ def _load(data: bytes, evidence: str) -> x509.Certificate:
 
 
 _load_cached = lru_cache(maxsize=64)(_load)
-"""What `_load` returns, without doing it again for the authorities that all evidence of a kind has in common."""
+"""Certificates that `_load` returned: the authorities that all evidence of a kind has in common are loaded once."""
 
 
 def load_chain(data: bytes, *, evidence: str) -> tuple[x509.Certificate, ...]:

@@ -271,7 +271,7 @@ class TestTampering:
 
 
 class TestFilesThatClaimOtherCounts:
-    """What a file says of itself can be rewritten without the key."""
+    """The header of a file can be rewritten without the key."""
 
     @pytest.fixture
     def shards(self, key, tmp_path):

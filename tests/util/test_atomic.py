@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 
 def fails_with(problem):
-    """What `fallocate` may do, once."""
+    """An outcome of one call of `fallocate`."""
     results = iter([-1])
 
     def fallocate(*_):
