@@ -8,7 +8,7 @@ import time
 
 import pytest
 from helpers import engines, reference
-from helpers.process_memory import find_in_process
+from helpers.process_memory import find_in_process, finder
 from helpers.reference import hash_key, round_keys
 
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, derive
@@ -193,3 +193,11 @@ def test_the_search_finds_what_is_there(message):
         finally:
             child.kill()
     assert found == {("key", "stack")}
+
+
+@pytest.mark.parametrize("offset", [0, 1, 4079, 4080])
+def test_the_search_finds_a_secret_at_any_offset(offset):
+    secret = bytes([0, 7, 0, 9]) + os.urandom(10) + b"ab"
+    data = bytearray(4096)
+    data[offset : offset + 16] = secret
+    assert set(finder({"secret": secret, "other": os.urandom(16)})(bytes(data))) == {"secret"}
