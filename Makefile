@@ -15,8 +15,9 @@ help:  ## show this list
 demo: $(STAMP)  ## seal two data sets, open them, train on one, refuse a forgery, compare speeds
 	$(BIN)/fastrack demo
 
-# Two processes, as many tests use threads themselves. The tests of a file stay together and share what it compiles.
-PARALLEL := --numprocesses 2 --dist loadscope
+# Two processes, as many tests use threads themselves. The tests of a file stay together and share what it compiles; the
+# order is that of tests/conftest.py.
+PARALLEL := --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
 test: $(STAMP)  ## run the quick tests; under three minutes on two cores
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"

@@ -241,6 +241,7 @@ print([sum(made.stats.cache_hits.values()) for made in (native._run, native._run
 """
 
 
+@pytest.mark.slow
 def test_a_second_process_finds_the_compiled_code(tmp_path):
     found = []
     for hits in ("[0, 0, 0]\n", "[1, 1, 1]\n"):
