@@ -110,7 +110,7 @@ def check_plan(plan: GatherPlan, sealed: int, plain: int, target: int) -> None:
     """
     chunks, starts, table = plan.chunks, plan.starts, plan.table
     count = chunks_between(sealed, plain)
-    valid = all(array.dtype == np.int64 for array in (chunks, starts, table))
+    valid = all(array.dtype == np.int64 and array.flags.c_contiguous for array in (chunks, starts, table))
     valid = valid and (chunks.ndim, starts.ndim, table.ndim) == (1, 1, 2) and table.shape[1] == 3
     if valid and starts.size == chunks.size + 1:
         from fastrack._crypto import gather  # deferred: it imports numba, which takes a third of a second

@@ -323,7 +323,7 @@ class _Chunk:
                 return [next_start, hashing.finish()]
             target_address = builder.add(target, offset)
             self._prefetch(source_address, target_address)
-            result = self._cipher(self._first_states(start, next_start), text, hashing)
+            result = self._work_group(start, next_start, text, hashing)
             for lane, value in enumerate(result):
                 wide.store(value, target_address, variant.form.width * lane)
             return [next_start, hashing.finish(), *([] if decrypt else result)]
@@ -331,6 +331,9 @@ class _Chunk:
         _, self.hash, *last = emit_loop(builder, groups, [origin, self.hash, *zeros], body)
         if not decrypt:
             self.hash = _Hashing(wide, self.schedule, self.hash, last.__getitem__).finish()
+
+    def _work_group(self, start: ir.Value, next_start: ir.Value, text: VectorAt, hashing: _Hashing) -> list[ir.Value]:
+        return self._cipher(self._first_states(start, next_start), text, hashing)
 
     def _origin(self) -> ir.Value:
         """Return the block with a counter of zero, XOR round key 0, in every lane."""
@@ -359,7 +362,7 @@ class _Chunk:
 
     def _prefetch(self, source: ir.Value, target: ir.Value) -> None:
         for offset in range(_PREFETCH_DISTANCE, _PREFETCH_DISTANCE + self.variant.group, _LINE):
-            self.wide.prefetch(source, offset, write=False)
+            self.wide.prefetch(source, offset)
             self.wide.prefetch(target, offset, write=True)
 
     def _cipher(self, states: list[ir.Value], text: VectorAt | None, *hashings: _Hashing) -> list[ir.Value]:
@@ -390,7 +393,7 @@ class _Chunk:
             offset = builder.mul(index, I64(16))
             text = result = self.small.load(builder.add(source, offset), once=True)
             if target is not None:
-                result = self.small.xor(text, self._keystream(builder.add(counter, index)))
+                result = self._work_block(text, builder.add(counter, index))
                 self.small.store(result, builder.add(target, offset))
             self._absorb(text if decrypt else result)
             return [self.hash]
@@ -419,12 +422,15 @@ class _Chunk:
         if target is None:
             self._absorb(text)
             return
-        result = self.small.xor(text, self._keystream(number))
+        result = self._work_block(text, number)
         self.small.store(result, scratch)
         copy(builder, target, scratch, size)
         fill_zero(builder, builder.add(scratch, size), builder.sub(I64(16), size))
         self._absorb(text if decrypt else self.small.load(scratch))
         fill_zero(builder, scratch, I64(16))
+
+    def _work_block(self, text: ir.Value, number: ir.Value) -> ir.Value:
+        return self.small.xor(text, self._keystream(number))
 
     def _keystream(self, number: ir.Value) -> ir.Value:
         counter = self.builder.bitcast(self.builder.zext(number, I128), self.small.type)

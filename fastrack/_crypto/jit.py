@@ -21,7 +21,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from fastrack._crypto import gcm_ir, gcm_pass, instructions, llvm
+from fastrack._crypto import gcm_ir, gcm_pass, gcm_ranges, instructions, llvm
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
 from fastrack._crypto.forms import Form
 
@@ -52,7 +52,7 @@ class Kernels:
     open_gather: Any
 
 
-_SOURCES = ("forms.py", "instructions.py", "llvm.py", "gcm_ir.py", "gcm_pass.py", "jit.py")
+_SOURCES = ("forms.py", "instructions.py", "llvm.py", "gcm_ir.py", "gcm_pass.py", "gcm_ranges.py", "jit.py")
 
 
 @cache
@@ -143,7 +143,7 @@ def _build_gather(variant: str) -> Any:
         grain: int, counters: int, wait: bool,
     ) -> None:  # fmt: skip
         count = chunks.size
-        scratch = _buffer()
+        buffer = _buffer()
         done = 0
         while True:
             start = fetch_add(counters, 1) * grain
@@ -154,18 +154,20 @@ def _build_gather(variant: str) -> Any:
                 chunk = chunks[index]
                 src = source + chunk * SEALED_CHUNK_SIZE
                 length = min(CHUNK_SIZE, size - chunk * CHUNK_SIZE)
-                low, high = starts[index], starts[index + 1]
-                whole = high - low == 1 and table[low, 2] == length
-                dst = target + table[low, 1] if whole else scratch
-                if _call(variant, "open", bits, (schedule, src, dst, chunk, 1, length)) == 0:
+                low, ranges = starts[index], starts[index + 1] - starts[index]
+                if ranges == 1 and table[low, 2] == length:
+                    dst = target + table[low, 1]
+                    good = _call(variant, "open", bits, (schedule, src, dst, chunk, 1, length))
+                else:
+                    ahead = source + chunks[min(index + 1, count - 1)] * SEALED_CHUNK_SIZE
+                    rows = table.ctypes.data + low * table.strides[0]
+                    work = schedule, src, target, chunk, length, ahead, rows, ranges, buffer
+                    good = _call(variant, "ranges", bits, work)
+                if good == 0:
                     fetch_min(counters + _BAD, chunk)
-                if not whole:
-                    # The scratch buffer of a bad chunk holds zeros, and so do its ranges in the result.
-                    for row in range(low, high):
-                        copy_bytes(target + table[row, 1], scratch + table[row, 0], table[row, 2])
             done += stop - start
         if done:
-            _wipe(scratch, CHUNK_SIZE)
+            _wipe(buffer, SEALED_CHUNK_SIZE)
             wipe_stack()
             fetch_add(counters + _DONE, done)
         if wait:
@@ -218,12 +220,16 @@ def wait_until_done(counters: int, done: int) -> None:
         sched_yield()
 
 
-_FUNCTIONS = {"expand_key": gcm_ir.chunk_function, "pass": gcm_pass.pass_function}  # others than of runs
+_FUNCTIONS = {
+    "expand_key": gcm_ir.chunk_function,
+    "pass": gcm_pass.pass_function,
+    "ranges": gcm_ranges.ranges_function,
+}
 
 
 @intrinsic(prefer_literal=True)
 def _call(typingctx: Any, variant: Any, name: Any, bits: Any, arguments: Any) -> Any:
-    """Call a function of `gcm_ir`: "expand_key", or "open", "verify" or "seal" for a run of chunks.
+    """Call a function of `_FUNCTIONS`, or the one of `gcm_ir` for a run of chunks: "open", "verify" or "seal".
 
     The literals `variant` and `name` select it, and at run time `bits`, the size of the key.
     """
