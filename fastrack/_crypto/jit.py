@@ -21,7 +21,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from fastrack._crypto import gcm_ir, instructions, llvm
+from fastrack._crypto import gcm_ir, gcm_pass, gcm_ranges, instructions, llvm
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
 from fastrack._crypto.forms import Form
 
@@ -38,20 +38,21 @@ _NO_MORE = 1 << 40  # grains, more than any run has
 class Kernels:
     """The compiled entry points. Addresses and sizes are integers; `bits` is 128 or 256.
 
-    `expand_key` takes `(bits, schedule, material)`; `open_run`, `verify_run` and `seal_run` take `(bits, schedule,
-    source, target, first, count, size, grain, counters, wait)`, and `verify_run` ignores its target; `open_gather`
-    takes `(bits, schedule, source, target, chunks, starts, table, size, grain, counters, wait)`. With `wait` they
-    return when all chunks are done, on whichever thread.
+    `expand_key` takes `(bits, schedule, material)`; `open_run`, `verify_run`, `seal_run` and `pass_run` take `(bits,
+    schedule, source, target, first, count, size, grain, counters, wait)`, and `verify_run` ignores its target;
+    `open_gather` takes `(bits, schedule, source, target, chunks, starts, table, size, grain, counters, wait)`. With
+    `wait` they return when all chunks are done, on whichever thread.
     """
 
     expand_key: Any
     open_run: Any
     verify_run: Any
     seal_run: Any
+    pass_run: Any
     open_gather: Any
 
 
-_SOURCES = ("forms.py", "instructions.py", "llvm.py", "gcm_ir.py", "jit.py")
+_SOURCES = ("forms.py", "instructions.py", "llvm.py", "gcm_ir.py", "gcm_pass.py", "gcm_ranges.py", "jit.py")
 
 
 @cache
@@ -73,6 +74,7 @@ def build(form: Form) -> Kernels:
         open_run=_build_run(variant, "open", SEALED_CHUNK_SIZE, CHUNK_SIZE),
         verify_run=_build_run(variant, "verify", SEALED_CHUNK_SIZE, 0),
         seal_run=_build_run(variant, "seal", CHUNK_SIZE, SEALED_CHUNK_SIZE),
+        pass_run=_build_pass(variant),
         open_gather=_build_gather(variant),
     )
 
@@ -104,6 +106,36 @@ def _build_run(variant: str, name: str, source_step: int, target_step: int) -> A
     return run
 
 
+def _build_pass(variant: str) -> Any:
+    @compiled
+    def pass_run(
+        bits: int, schedule: int, source: int, target: int, first: int, count: int, size: int,
+        grain: int, counters: int, wait: bool,
+    ) -> None:  # fmt: skip
+        buffer = _buffer()
+        done = 0
+        while True:
+            start = fetch_add(counters, 1) * grain
+            if start >= count:
+                break
+            stop = min(start + grain, count)
+            offset = start * CHUNK_SIZE
+            src, dst = source + offset, target + offset
+            work = schedule, src, dst, first + start, stop - start, size - offset, buffer
+            bad = _call(variant, "pass", bits, work)
+            if bad < stop - start:
+                fetch_min(counters + _BAD, first + start + bad)
+            done += stop - start
+        if done:
+            _wipe(buffer, SEALED_CHUNK_SIZE)
+            wipe_stack()
+            fetch_add(counters + _DONE, done)
+        if wait:
+            wait_until_done(counters, count)
+
+    return pass_run
+
+
 def _build_gather(variant: str) -> Any:
     @compiled
     def open_gather(
@@ -111,7 +143,7 @@ def _build_gather(variant: str) -> Any:
         grain: int, counters: int, wait: bool,
     ) -> None:  # fmt: skip
         count = chunks.size
-        scratch = _scratch()
+        buffer = _buffer()
         done = 0
         while True:
             start = fetch_add(counters, 1) * grain
@@ -122,18 +154,20 @@ def _build_gather(variant: str) -> Any:
                 chunk = chunks[index]
                 src = source + chunk * SEALED_CHUNK_SIZE
                 length = min(CHUNK_SIZE, size - chunk * CHUNK_SIZE)
-                low, high = starts[index], starts[index + 1]
-                whole = high - low == 1 and table[low, 2] == length
-                dst = target + table[low, 1] if whole else scratch
-                if _call(variant, "open", bits, (schedule, src, dst, chunk, 1, length)) == 0:
+                low, ranges = starts[index], starts[index + 1] - starts[index]
+                if ranges == 1 and table[low, 2] == length:
+                    dst = target + table[low, 1]
+                    good = _call(variant, "open", bits, (schedule, src, dst, chunk, 1, length))
+                else:
+                    ahead = source + chunks[min(index + 1, count - 1)] * SEALED_CHUNK_SIZE
+                    rows = table.ctypes.data + low * table.strides[0]
+                    work = schedule, src, target, chunk, length, ahead, rows, ranges, buffer
+                    good = _call(variant, "ranges", bits, work)
+                if good == 0:
                     fetch_min(counters + _BAD, chunk)
-                if not whole:
-                    # The scratch buffer of a bad chunk holds zeros, and so do its ranges in the result.
-                    for row in range(low, high):
-                        copy_bytes(target + table[row, 1], scratch + table[row, 0], table[row, 2])
             done += stop - start
         if done:
-            _wipe(scratch, CHUNK_SIZE)
+            _wipe(buffer, SEALED_CHUNK_SIZE)
             wipe_stack()
             fetch_add(counters + _DONE, done)
         if wait:
@@ -186,14 +220,21 @@ def wait_until_done(counters: int, done: int) -> None:
         sched_yield()
 
 
+_FUNCTIONS = {
+    "expand_key": gcm_ir.chunk_function,
+    "pass": gcm_pass.pass_function,
+    "ranges": gcm_ranges.ranges_function,
+}
+
+
 @intrinsic(prefer_literal=True)
 def _call(typingctx: Any, variant: Any, name: Any, bits: Any, arguments: Any) -> Any:
-    """Call a function of `gcm_ir`: "expand_key", or "open", "verify" or "seal" for a run of chunks.
+    """Call a function of `_FUNCTIONS`, or the one of `gcm_ir` for a run of chunks: "open", "verify" or "seal".
 
     The literals `variant` and `name` select it, and at run time `bits`, the size of the key.
     """
     words = types.UniTuple(types.int64, len(arguments))
-    build = gcm_ir.chunk_function if name.literal_value == "expand_key" else gcm_ir.run_function
+    build = _FUNCTIONS.get(name.literal_value, gcm_ir.run_function)
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
         architecture, width, native, _ = variant.literal_value.split("/")
@@ -243,14 +284,15 @@ def _wipe(builder: ir.IRBuilder, address: ir.Value, size: ir.Value) -> None:
 
 
 @emitted
-def _scratch(builder: ir.IRBuilder) -> ir.Value:
-    """Return the address of `CHUNK_SIZE` bytes on the stack, valid until the kernel returns.
+def _buffer(builder: ir.IRBuilder) -> ir.Value:
+    """Return the address of `SEALED_CHUNK_SIZE` bytes on the stack, valid until the kernel returns.
 
     numba would free an array after its last use by name, though its address is still in use.
     """
     with builder.goto_entry_block():
-        scratch = builder.alloca(llvm.I8, CHUNK_SIZE)
-    return builder.ptrtoint(scratch, llvm.I64)
+        buffer = builder.alloca(llvm.I8, SEALED_CHUNK_SIZE)
+        buffer.align = 64
+    return builder.ptrtoint(buffer, llvm.I64)
 
 
 @emitted

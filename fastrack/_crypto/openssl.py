@@ -13,7 +13,7 @@ import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from fastrack._crypto.base import Bytes, GatherPlan, KeySchedule, check_buffers, check_plan, chunks_between
+from fastrack._crypto.base import Bytes, GatherPlan, KeySchedule, check_buffers, check_plan, chunks_between, chunks_of
 from fastrack._crypto.cobblestone import CHUNK_SIZE, NONCE_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, MessageKey, chunk_nonce
 from fastrack.errors import ClosedError
 
@@ -59,6 +59,18 @@ class OpenSSLEngine:
         private = np.empty(SEALED_CHUNK_SIZE, np.uint8)
         for index, plain, sealed in _slices(count, source.size):
             schedule.seal(first + index, source[plain], target[sealed], private)
+
+    def pass_run(self, schedule: OpenSSLSchedule, source: Bytes, target: Bytes, first: int) -> int | None:
+        check_buffers(source, target)
+        count = chunks_of(source.size, target.size, first)
+        private, sealed = np.empty(SEALED_CHUNK_SIZE, np.uint8), np.empty(SEALED_CHUNK_SIZE, np.uint8)
+        bad = []
+        for index, plain, _ in _slices(count, source.size):
+            chunk = sealed[: plain.stop - plain.start + TAG_SIZE]
+            schedule.seal(first + index, source[plain], chunk, private)
+            if not schedule.open(first + index, chunk, target[plain], private):
+                bad.append(first + index)
+        return min(bad, default=None)
 
     def open_gather(self, schedule: OpenSSLSchedule, source: Bytes, target: Bytes, plan: GatherPlan) -> int | None:
         check_buffers(source, target)

@@ -7,7 +7,16 @@ from typing import Any
 import numpy as np
 
 from fastrack._crypto import workers
-from fastrack._crypto.base import Bytes, GatherPlan, KeySchedule, address, check_buffers, check_plan, chunks_between
+from fastrack._crypto.base import (
+    Bytes,
+    GatherPlan,
+    KeySchedule,
+    address,
+    check_buffers,
+    check_plan,
+    chunks_between,
+    chunks_of,
+)
 from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE, TAG_SIZE, MessageKey
 from fastrack._crypto.forms import Form
 from fastrack.errors import ClosedError
@@ -50,6 +59,12 @@ class VectorEngine:
         count = chunks_between(target.size, source.size, first)
         arguments = (address(source), address(target), first, count, source.size)
         self._run(self._kernels.seal_run, schedule, arguments, count, (source, target))
+
+    def pass_run(self, schedule: VectorSchedule, source: Bytes, target: Bytes, first: int) -> int | None:
+        check_buffers(source, target)
+        count = chunks_of(source.size, target.size, first)
+        arguments = (address(source), address(target), first, count, source.size)
+        return self._run(self._kernels.pass_run, schedule, arguments, count, (source, target))
 
     def open_gather(self, schedule: VectorSchedule, source: Bytes, target: Bytes, plan: GatherPlan) -> int | None:
         check_buffers(source, target)

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reas
 NONCE = bytes.fromhex("f0e1d2c3b4a5968778695a4b")
 CHUNKS = 512  # enough for helper threads
 PART = 11384  # bytes of a message of one chunk, with part of a block at its end
-WORKS = ["open", f"open {PART}", "verify", "seal", "gather"]
+WORKS = ["open", f"open {PART}", "verify", "seal", "pass", f"pass {PART}", "gather"]
 STARTS = 0, 16, PART // 16 * 16 - 16, CHUNK_SIZE - 16  # of blocks of plaintext that are looked for
 
 CHILD = """
@@ -32,7 +32,7 @@ from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, MessageK
 from fastrack._devices.cuda import key_state, portable_key_state
 
 name, works, folder = sys.argv[1], sys.argv[2].split(","), Path(sys.argv[3])
-source = np.memmap(folder / "message", np.uint8, "r")
+source, plain = (np.memmap(folder / name, np.uint8, "r") for name in ("message", "plain"))
 count = source.size // SEALED_CHUNK_SIZE
 
 def read_key():
@@ -72,6 +72,9 @@ def run(work):
         bad = engine.verify_run(schedule, source, 0)
     elif work == "seal":
         bad = engine.seal_run(schedule, target, np.empty(source.size, np.uint8), 0) or 0
+    elif work.startswith("pass"):
+        size = int(work.removeprefix("pass") or plain.size)
+        bad = engine.pass_run(schedule, plain[:size], target[:size], 0) or 0
     else:
         numbers = np.arange(count)
         table = np.stack([np.full(count, 7), 100 * numbers, np.full(count, 100)], axis=1)
@@ -114,6 +117,7 @@ def message(request, tmp_path_factory):
     first = bytearray(reference.seal(key, NONCE, plain)[:SEALED_CHUNK_SIZE])
     first[-1] ^= 1
     (folder / "key").write_bytes(key + NONCE)
+    (folder / "plain").write_bytes(plain + bytes((CHUNKS - 1) * CHUNK_SIZE))
     (folder / "message").write_bytes(bytes(first) + others[SEALED_CHUNK_SIZE:])
     return folder, key, plain
 

@@ -27,7 +27,7 @@ def test_a_gather_keeps_its_scratch_on_the_stack():
     assert (counters[jit.DONE], counters[jit.BAD]) == (1, jit.NONE_BAD)
     assert target.tolist() == list(range(10, 30))
     (code,) = fresh.inspect_llvm().values()
-    assert re.search(r"alloca (\[16384 x i8\]|i8, i\d+ 16384)", code)
+    assert re.search(r"alloca (\[16400 x i8\]|i8, i\d+ 16400)", code)
     assert not [line for line in code.splitlines() if "NRT_" in line and "alloc" in line.lower()]
 
 
