@@ -9,6 +9,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from fastrack._crypto import gather
 from fastrack._crypto.cobblestone import CHUNK_SIZE, MAX_CHUNKS, TAG_SIZE, MessageKey
 
 Bytes = npt.NDArray[np.uint8]
@@ -112,11 +113,9 @@ def check_plan(plan: GatherPlan, sealed: int, plain: int, target: int) -> None:
     count = chunks_between(sealed, plain)
     valid = all(array.dtype == np.int64 and array.flags.c_contiguous for array in (chunks, starts, table))
     valid = valid and (chunks.ndim, starts.ndim, table.ndim) == (1, 1, 2) and table.shape[1] == 3
-    if valid and starts.size == chunks.size + 1:
-        from fastrack._crypto import gather  # deferred: it imports numba, which takes a third of a second
-
-        if gather.is_inside(chunks, starts, table, count, plain, target):
-            return
+    valid = valid and starts.size == chunks.size + 1
+    if valid and gather.is_inside(chunks, starts, table, count, plain, target):
+        return
     raise ValueError("expected a gather plan inside its message and its result, got one that reaches outside")
 
 

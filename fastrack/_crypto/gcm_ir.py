@@ -43,7 +43,6 @@ _ROUND_KEYS = 0  # 15 round keys, each repeated four times, so that one load fil
 _HASH_KEYS = _ROUND_KEYS + 15 * 64  # H^32 ... H^1, byte-reversed and pre-shifted
 _HASH_HALVES = _HASH_KEYS + _POWERS * 16  # the XOR of their words, for Karatsuba
 _NONCE = _HASH_HALVES + _POWERS * 16  # the base nonce and a zero counter, byte-reversed
-SCHEDULE_SIZE = 2048
 
 # Bytes of stack that a wiper overwrites. The largest frame takes 2 KiB. A signal handler saves the vector registers
 # below it, which takes 3 KiB, or 11 KiB if AMX is in use.

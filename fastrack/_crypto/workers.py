@@ -16,10 +16,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from typing import Any
 
+import numpy as np
+
 from fastrack._crypto.cobblestone import CHUNK_SIZE
+from fastrack._crypto.library import Unit, load
 from fastrack._util import trace
 from fastrack._util.fork import after_fork
 
+# The counters of a kernel, as indexes of 64-bit words on cache lines of their own.
+NEXT, BAD, DONE = 0, 8, 16
+COUNTER_WORDS = 24
+NONE_BAD = int(np.iinfo(np.int64).max)
+
+DRAIN = Unit("fastrack._crypto.jit", "build_drain")
 PARALLEL_THRESHOLD = 2 * 1024 * 1024 // CHUNK_SIZE  # chunks that one thread finishes before another has woken up
 _HUGE_PAGE = 2 * 1024 * 1024 // CHUNK_SIZE  # with grains this long two threads never touch one fresh huge page
 
@@ -38,9 +47,8 @@ def run(
     `keepalive` owns the memory that the kernel's addresses point into; it lives until the last thread has left the
     kernel. One more thread takes part for every `threshold` chunks.
     """
-    from fastrack._crypto import jit
-
-    counters = jit.new_counters()
+    drain = load(DRAIN).drain  # first, as it must not fail later
+    counters = new_counters()
     address = int(counters.__array_interface__["data"][0])
     workers = min(threads - 1, count // threshold)
     grain_size = _grain_size(count, workers + 1)
@@ -52,10 +60,17 @@ def run(
         start(lambda: kernel(*arguments, grain_size, address, False), workers, (keepalive, counters))
         kernel(*arguments, grain_size, address, True)
     except BaseException:
-        jit.drain(address, grain_size, count)
+        drain(address, grain_size, count)
         raise
-    bad = int(counters[jit.BAD])
-    return None if bad == jit.NONE_BAD else bad
+    bad = int(counters[BAD])
+    return None if bad == NONE_BAD else bad
+
+
+def new_counters() -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return counters with no grain taken and no bad chunk."""
+    counters = np.zeros(COUNTER_WORDS, np.int64)
+    counters[BAD] = NONE_BAD
+    return counters
 
 
 def start(work: Callable[[], None], workers: int, keepalive: object) -> None:

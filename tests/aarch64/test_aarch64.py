@@ -7,7 +7,8 @@ from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, hash_key,
 from helpers.runs import Runs, zeroed
 
 from fastrack._crypto.known_answers import find_fault
-from fastrack._devices.cuda.key_state import STATE_SIZE, write_portably
+from fastrack._crypto.library import load
+from fastrack._devices.cuda.key_state import PORTABLE, STATE_SIZE
 
 pytestmark = [
     pytest.mark.slow,
@@ -101,7 +102,7 @@ def test_the_state_of_a_key_for_a_gpu_is_the_portable_one(harness, size):
     for seed in range(20):
         material = noise(size, seed)
         state = np.empty(STATE_SIZE, np.uint8)
-        write_portably(material, state)
+        load(PORTABLE).write(material, material.size, state)
         assert arm.expand_state(harness, material.tobytes()) == state.tobytes()
 
 

@@ -17,7 +17,8 @@ from fastrack._crypto import gcm_ir, llvm
 from fastrack._crypto.base import KeySchedule, check_buffers, check_plan, chunks_between
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE
 from fastrack._crypto.forms import FORMS
-from fastrack._devices.cuda.key_state import STATE_SIZE, emit_state
+from fastrack._devices.cuda.key_state import STATE_SIZE
+from fastrack._devices.cuda.key_state_ir import emit_state
 from fastrack.errors import ClosedError
 
 TRIPLE = "aarch64-unknown-linux-gnu"

@@ -14,8 +14,7 @@ from fastrack._crypto.cobblestone import MessageKey
 from fastrack._devices.cuda.commands import Commands
 from fastrack._devices.cuda.driver import Driver
 from fastrack._devices.cuda.gather_plan import align
-from fastrack._devices.cuda.key_state import write_state
-from fastrack._devices.cuda.portable_key_state import STATE_SIZE
+from fastrack._devices.cuda.key_state import STATE_SIZE, write_state
 from fastrack._devices.cuda.streams import Pipeline
 from fastrack.errors import DeviceError
 

@@ -82,7 +82,7 @@ def test_the_openssl_engine_refuses_what_was_altered_after_it_was_sealed(place):
 def compile_pass(name):
     """Compile the code of an engine for a buffer of the caller: a function of plaintext to the last chunk, sealed."""
     form = engines.EMULATED.get(name) or FORMS[name]
-    variant = "/".join(map(str, (*form, jit.source_digest())))
+    variant = "/".join(map(str, form))
 
     @njit(nogil=True)
     def native(bits, schedule, source, target, first, count, size, buffer):

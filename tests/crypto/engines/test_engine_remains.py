@@ -29,7 +29,8 @@ import numpy as np
 from helpers import engines
 from fastrack._crypto.base import GatherPlan
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, MessageKey, derive
-from fastrack._devices.cuda import key_state, portable_key_state
+from fastrack._crypto import library
+from fastrack._devices.cuda import key_state
 
 name, works, folder = sys.argv[1], sys.argv[2].split(","), Path(sys.argv[3])
 source, plain = (np.memmap(folder / name, np.uint8, "r") for name in ("message", "plain"))
@@ -47,9 +48,10 @@ def run(work):
     if name == "key state":
         target = np.zeros(key_state.STATE_SIZE, np.uint8)
         if work == "instructions":
-            key_state.write_by_instructions()(np.frombuffer(key.material, np.uint8), target)
+            writer = library.load(key_state.BY_INSTRUCTIONS)
         else:
-            portable_key_state.write_portably(np.frombuffer(key.material, np.uint8), target)
+            writer = library.load(key_state.PORTABLE)
+        writer.write(np.frombuffer(key.material, np.uint8), len(key.material), target)
         assert target[key_state.NONCE_OFFSET:][:12].any()  # to look at the key would leave it in a register
         target[:] = 0
         key.wipe()
