@@ -19,6 +19,7 @@ from fastrack._cli.rekey import rekey
 from fastrack._cli.seal import seal
 from fastrack._cli.unseal import unseal
 from fastrack._cli.verify import verify
+from fastrack._cli.warmup import warmup
 from fastrack._version import __version__
 
 app = typer.Typer(
@@ -58,7 +59,7 @@ def _options(
     """
 
 
-for _command in (keygen, seal, unseal, inspect, verify, grant, rekey, doctor, bench, demo):
+for _command in (keygen, seal, unseal, inspect, verify, grant, rekey, doctor, warmup, bench, demo):
     app.command()(handle_errors(_command))
 
 app.add_typer(attest_app, name="attest")

@@ -1,7 +1,7 @@
 """Keep object code on disk, where only this user and root can write to it: it runs in every process that finds it.
 
-A file has one line of JSON, the *key* of the code with its digest, and the code. The key names all that the code
-depends on; a file with another key, or one that is cut short or altered, is not used, and replaced.
+After a first line a file has one of JSON, the *key* of the code with its digest, and then the code. The key names all
+that the code depends on; a file with another key, or one that is cut short or altered, is not used, and replaced.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from fastrack._util.atomic import is_trusted_owner, new_file
 
 VARIABLE = "FASTRACK_CACHE_DIR"
 
+_MAGIC = b"\0fastrack code 1\n"  # with a zero, so that nothing takes a file for text
 _MAX_SIZE = 64 << 20
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
@@ -44,8 +45,8 @@ def read(name: str, key: Key) -> tuple[bytes, Path] | None:
             data = _read_trusted(path)
         except OSError:
             continue
-        line, _, code = data.partition(b"\n")
-        if line == _first_line(key, code):
+        _, _, code = data.removeprefix(_MAGIC).partition(b"\n")
+        if data == _head(key, code) + code:
             return code, path
     return None
 
@@ -62,7 +63,7 @@ def write(name: str, key: Key, code: bytes) -> Path:
             _make_folder(folder)
             path.unlink(missing_ok=True)  # a new file would keep the mode of the one that it replaces
             with new_file(path, mode=0o644) as file:
-                file.write(_first_line(key, code) + b"\n" + code)
+                file.write(_head(key, code) + code)
         except OSError as error:
             errors.append(error)
         else:
@@ -81,8 +82,9 @@ def writable_folder() -> Path | None:
     return None
 
 
-def _first_line(key: Key, code: bytes) -> bytes:
-    return json.dumps({**key, "sha256": sha256(code).hexdigest()}, sort_keys=True).encode()
+def _head(key: Key, code: bytes) -> bytes:
+    text = json.dumps({**key, "sha256": sha256(code).hexdigest()}, sort_keys=True)
+    return _MAGIC + text.encode() + b"\n"
 
 
 def _make_folder(folder: Path) -> None:

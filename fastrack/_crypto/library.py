@@ -47,7 +47,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What LLVM compiles for: a platform, the name of a CPU, and its features."""
+    """The platform that LLVM compiles for, the name of its CPU, and the features of that."""
 
     triple: str
     cpu: str

@@ -35,7 +35,16 @@ def with_gpu(**mode):
 
 def test_a_machine_is_examined(cli):
     said = cli("doctor").stdout
-    for title in ("Software", "Machine", "Engine", "GPU", "Key file", "What is protected here", "What is not"):
+    for title in (
+        "Software",
+        "Machine",
+        "Engine",
+        "Compiled code",
+        "GPU",
+        "Key file",
+        "What is protected here",
+        "What is not",
+    ):
         assert f"{title}\n" in said
     assert "ok against OpenSSL" in said
     assert f"AES-GCM       {aead.selected_engine().name}" in said
@@ -43,7 +52,8 @@ def test_a_machine_is_examined(cli):
 
 def test_a_machine_is_described_to_a_program(cli):
     document = cli.json("doctor")
-    assert set(document) == {"software", "cpu", "memory", "engine", "tee", "graphics", "cuda", "key_file", "statements"}
+    members = {"software", "cpu", "memory", "code", "engine", "tee", "graphics", "cuda", "key_file", "statements"}
+    assert set(document) == members
     assert (document["engine"]["engine"], document["engine"]["problem"]) == (aead.selected_engine().name, None)
     assert {statement["protected"] for statement in document["statements"]} == {True, False}
 

@@ -8,7 +8,7 @@ import pytest
 from fastrack._crypto import code_cache
 
 KEY = {"target": "this", "sources": "0"}
-CODE = bytes(range(200))
+CODE = bytes(range(40))
 
 
 @pytest.fixture
