@@ -308,7 +308,9 @@ def short_offer(cpu):
         attest.DeviceEvidence(b"other", b"chain", (attest.ManifestEvidence(b"driver"),)),
     ]
     collateral = attest.TdxCollateral(**{name: name.encode() for name in tdx.collateral()})
-    proof = attest.TdxEvidence(b"quote", collateral) if cpu == "tdx" else attest.SnpEvidence(b"report", b"a", b"b", b"c")
+    proof = (
+        attest.TdxEvidence(b"quote", collateral) if cpu == "tdx" else attest.SnpEvidence(b"report", b"a", b"b", b"c")
+    )
     challenge, offer = made(small)
     return attest.Offer(challenge.id, offer.recipient, attest.MachineEvidence(proof, tuple(devices)))
 

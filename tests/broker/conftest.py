@@ -134,8 +134,8 @@ class Server:
     def post(self, path, body=b"", *, headers=None, connection=None):
         """Return the status, the body and the headers of an answer."""
         if connection is None:
-            with closing(self.connect()) as connection:
-                return self.post(path, body, headers=headers, connection=connection)
+            with closing(self.connect()) as own:
+                return self.post(path, body, headers=headers, connection=own)
         try:
             connection.request("POST", path, body, {"Content-Type": "application/json"} | (headers or {}))
             with connection.getresponse() as response:
@@ -152,7 +152,7 @@ class Server:
 
 @pytest.fixture
 def serve():
-    """Return a function that starts a server, which ends with the test. Its database is in memory, as disks are slow."""
+    """Return a function that starts a server, which ends with the test. Its database is in memory."""
     pytest.importorskip("starlette")
     pytest.importorskip("uvicorn")
     started = []
