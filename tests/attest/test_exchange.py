@@ -581,7 +581,7 @@ def test_no_document_has_a_secret(exchanged):
     pending, verified, key, owner = exchanged
     grants = attest.issue_grants(verified, key, signer=owner, now=NOW)
     secret = bytes(key.material())
-    identity = pending._identity._secret.secret
+    identity = pending._identity._key.secret
     for text in (grants, pending.to_bytes(), repr(pending).encode(), repr(verified).encode()):
         for hidden in (secret, identity):
             assert hidden.hex().encode() not in text
