@@ -218,7 +218,8 @@ class PassphraseParameters:
             If one is out of bounds.
         """
         if not (
-            len(self.salt) == 16
+            all(type(number) is int for number in (self.iterations, self.lanes, self.memory))
+            and len(self.salt) == 16
             and 3 <= self.iterations <= 16
             and 1 <= self.lanes <= 16
             and 64 * 1024 <= self.memory <= 1024 * 1024
