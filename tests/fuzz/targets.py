@@ -39,6 +39,7 @@ from fastrack._sealed.tensor import OpenMessage
 from fastrack._tensors import arrays, dtypes
 from fastrack._training import state as skeleton
 from fuzz import mutators
+from fuzz.documents import Exchanges, GrantsFiles, KeyPairs, WrappedKeys
 from fuzz.engines import Engines
 from fuzz.evidence import GpuReports, OcspResponses, Policies, Rims, SnpReports, TdxQuotes
 from fuzz.recombined import Recombined
@@ -593,6 +594,10 @@ TARGETS = (
     Rims,
     OcspResponses,
     Policies,
+    Exchanges,
+    GrantsFiles,
+    KeyPairs,
+    WrappedKeys,
 )
 
 

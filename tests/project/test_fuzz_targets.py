@@ -1,21 +1,25 @@
 """The targets of `make fuzz` on their seeds and on a few hundred inputs made of them. Needs no atheris."""
 
 import signal
+from dataclasses import replace
 from random import Random
 from types import SimpleNamespace
 
 import pytest
 from fuzz import mutators, targets
+from fuzz.evidence import pack, unpack
 from fuzz.targets import Violation, guarded
 from helpers.processes import run_python
 
 import fastrack
-from fastrack import FormatError, SealedTensor
+from fastrack import FormatError, SealedTensor, attest
 from fastrack._crypto import cobblestone
 from fastrack._crypto import gather as plans
 from fastrack._crypto.openssl import OpenSSLEngine
 from fastrack._sealed import reader as files
-from fastrack.attest import _snp, _tdx
+from fastrack.attest import _exchange, _snp, _tdx
+from fastrack.grants import Identity, Verifier
+from fastrack.grants._grants import PAYLOAD_TYPE
 
 pytest.importorskip("torch")
 
@@ -213,6 +217,39 @@ def test_files_that_are_left_open_are_told(tmp_path):
         guarded(Forgetful, b"")
     for file in held:
         file.close()
+
+
+def test_the_exchange_target_tells_of_a_binding_that_is_not_checked(monkeypatch):
+    target = targets.make("exchange")
+    challenge, offer, grants = unpack(target.seeds()[0], 3)
+    known = attest.Offer.from_bytes(offer)
+    nonce = attest.OfferBinding(attest.Challenge.from_bytes(challenge), known.recipient).device_nonce(0)
+    other = replace(known, recipient=Identity.generate().recipient)
+    data = pack([challenge, other.to_bytes(), grants])
+    guarded(target, data)
+    monkeypatch.setattr(_exchange, "_require_report_data", lambda *_: None)
+    monkeypatch.setattr(attest.OfferBinding, "device_nonce", lambda *_: nonce)
+    with pytest.raises(AssertionError, match="no machine made"):
+        guarded(target, data)
+
+
+def test_the_grants_target_tells_of_a_signature_that_is_not_checked(monkeypatch):
+    target = targets.make("grants")
+    data = target.seeds()[1].replace(b"text", PAYLOAD_TYPE.encode())
+    guarded(target, data)
+    monkeypatch.setattr(Verifier, "verify", lambda *_: None)
+    with pytest.raises(AssertionError, match="without a signature"):
+        guarded(target, data)
+
+
+def test_the_pair_target_tells_of_a_ciphertext_that_is_not_authenticated(monkeypatch):
+    target = targets.make("pair")
+    data = bytearray(target.seeds()[-1])
+    data[-1] ^= 1
+    guarded(target, bytes(data))
+    monkeypatch.setattr(Identity, "decrypt", lambda *_: b"secret")
+    with pytest.raises(AssertionError, match="an altered ciphertext"):
+        guarded(target, bytes(data))
 
 
 def test_there_is_no_other_target():
