@@ -41,6 +41,7 @@ from fastrack._training import state as skeleton
 from fuzz import mutators
 from fuzz.engines import Engines
 from fuzz.evidence import GpuReports, OcspResponses, Policies, Rims, SnpReports, TdxQuotes
+from fuzz.manifests import Anchors, Manifests, Proofs
 from fuzz.recombined import Recombined
 
 KEYS = [Key.from_bytes(bytes(range(32))), Key.from_bytes(bytes(range(16)))]
@@ -587,6 +588,9 @@ TARGETS = (
     PlainFiles,
     Engines,
     Recombined,
+    Manifests,
+    Anchors,
+    Proofs,
     TdxQuotes,
     SnpReports,
     GpuReports,
