@@ -312,7 +312,7 @@ class _State:
             )
         elif self.digest is not None and self.digest != (manifest.digest, *manifest.history)[gap]:
             problem = (
-                f"a manifest that has or follows the digest {self.digest} of version {self.version}, got version "
+                f"a manifest that has or follows the digest {self.digest:.32}… of version {self.version}, got version "
                 f"{manifest.version}, which does not; it is forked"
             )
         if problem is not None:

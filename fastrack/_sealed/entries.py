@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from fastrack._crypto.cobblestone import HEADER_SIZE, SALT_SIZE
+from fastrack._crypto.cobblestone import HEADER_SIZE
 from fastrack._sealed.tensor import Kind
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.pickles import unpickle
@@ -30,6 +30,7 @@ _HEADERS = re.compile(rf"(?:[A-Za-z0-9+/]{{{_HEADER_LENGTH - 2}}}[AEIMQUYcgkosw0
 _DIGESTS = re.compile(r"(?:[0-9a-f]{64})*")
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, check_circular=False)
 _DTYPE = re.compile(r"[A-Z0-9_]{1,16}")
+_SHOWN = 32  # hexadecimal digits of a salt in an error
 _SEALED_MEMBERS = {"digests", "file", "key", "kind", "metadata", "origins", "plain", "sealed"}
 _PLAIN_MEMBERS = {"sha256", "size"}
 
@@ -42,7 +43,7 @@ class SealedEntry:
 
     sealed : from names to [dtype, shape, header of the message]; plain : with the SHA-256 of the bytes in its place
     origins : file ids of messages that were sealed for another file; digests : SHA-256 of messages, if they were hashed
-    manifest : name and version of the manifest, for errors
+    manifest : version and name of the manifest, for errors
     """
 
     file: str
@@ -129,10 +130,9 @@ class SealedEntry:
         if (context.dtype, list(context.shape), context.file) != (dtype, shape, origin):
             found = f"{context.dtype} {list(context.shape)} of file {context.file}"
             raise self._other(file, f"{dtype} {shape} of file {origin}", found, name)
-        found_header = _encode_header(tensor.header)
-        if found_header != header:
-            salt = slice(SALT_SIZE // 3 * 4)  # of which the salt is the start
-            raise self._other(file, f"the message with salt {header[salt]}", found_header[salt], name)
+        if _encode_header(tensor.header) != header:
+            listed, found = (one.hex()[:_SHOWN] for one in (self.header(name), tensor.header))
+            raise self._other(file, f"the message whose salt begins with {listed}", found, name)
         if name in self.digests and sha256_of(tensor.message) != self.digests[name]:
             raise self._altered(file.path, name)
 

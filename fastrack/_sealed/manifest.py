@@ -283,7 +283,7 @@ def _parse(payload: bytes, source: str) -> dict[str, Any]:
         require(matches(ID, document["lineage"]), "lineage")
         issued = datetime.strptime(document["issued"], _TIME).replace(tzinfo=UTC)
         require(issued.strftime(_TIME) == document["issued"], "issued")
-        label = f"{source}, version {version}"
+        label = f"version {version} of {source}"
         return {
             "lineage": document["lineage"],
             "version": version,

@@ -358,6 +358,13 @@ class SealedTensor(_Handle):
         """Message without its header, as uint8 of one dimension."""
         return self._message[HEADER_SIZE:]
 
+    def read_message(self, start: int, stop: int) -> Bytes:
+        """Return a part of the message, which begins with `header`."""
+        part = self._message[start:stop]
+        if self._pinned_header is None or start >= HEADER_SIZE:
+            return part
+        return np.concatenate((np.frombuffer(self._pinned_header[start:], np.uint8), part[HEADER_SIZE - start :]))
+
     def open_header(self, keys: KeyRing) -> MessageKey:
         """Return the message key, after the header and the binding, if there is one, were authenticated."""
         try:

@@ -156,7 +156,7 @@ def resealed(folder):
 
 def test_another_message_under_the_same_context_is_refused_and_named(folder, manifest):
     resealed(folder)
-    with pytest.raises(RollbackError, match="the message with salt") as caught:
+    with pytest.raises(RollbackError, match="the message whose salt") as caught:
         manifest.check(NAME, folder / NAME)
     assert caught.value.tensor in {"x", "naïve 名\n"}
     assert caught.value.path == folder / NAME
