@@ -134,6 +134,7 @@ FUZZ_STAMP := .venv/.fuzz
 
 fuzz: $(FUZZ_STAMP)  ## fuzz the parsers; FUZZ_SECONDS=600 FUZZ_SCHEDULES=10000
 	FASTRACK_SCHEDULES=$(FUZZ_SCHEDULES) $(BIN)/python -m pytest -q --timeout 0 tests/transfer/test_owners.py -k raised_to_its_owner
+	FASTRACK_SCHEDULES=$(FUZZ_SCHEDULES) $(BIN)/python -m pytest -q --timeout 0 tests/sealed/test_rollback_schedules.py
 	PYTHONPATH=tests $(BIN)/python -m fuzz --seconds $(FUZZ_SECONDS) --folder .fuzz --json .fuzz/fuzz.json
 
 soak: $(STAMP)  ## run transfers on many threads and inject faults; SOAK_SECONDS=600

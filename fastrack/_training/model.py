@@ -22,6 +22,8 @@ from fastrack.errors import AuthenticationError
 if TYPE_CHECKING:
     import torch
 
+    from fastrack._sealed.anchor import Anchor
+
 _Owners = list[tuple[Any, str]]  # the modules and attributes that hold a tensor
 
 
@@ -33,6 +35,7 @@ def load_model(
     keys: KeySource | None = None,
     device: object = None,
     strict: bool = True,
+    anchor: Anchor | str | os.PathLike[str] | None = None,
 ) -> Any:
     """Load sealed weights into the parameters and buffers of a torch module, on the devices that these are on.
 
@@ -54,6 +57,8 @@ def load_model(
         "cuda:N". Others stay on their device.
     strict : bool
         Require that the names in the file and in the module are the same.
+    anchor : Anchor or path, optional
+        As for `load_file`.
 
     Returns
     -------
@@ -71,7 +76,7 @@ def load_model(
         If a name of the module is in the file unencrypted only, or a header, the key or a chunk does not match.
     UnknownKeyError
         If the file's key is not among `keys`.
-    FormatError, OSError
+    FormatError, RollbackError, SignatureError, OSError
         As from `load_file`.
     DeviceError
         If a device cannot be used, or fails.
@@ -98,7 +103,7 @@ def load_model(
 
     ring = KeyRing.resolve(keys)
     target = canonical(device)
-    with load_file(path) as file:
+    with load_file(path, anchor=anchor) as file:
         state = module.state_dict(keep_vars=True)
         _refuse_plain(state, file)
         for name, tensor in state.items():
