@@ -50,7 +50,7 @@ class Anchor:
         The anchor file.
     manifest : path, optional
         The manifest. By default that beside the file, ``NAME.manifest``, else the ``fastrack.manifest`` in its folder
-        or in the nearest one above.
+        or in the nearest one above. A file is known by its path relative to the folder of the manifest.
     log : TransparencyLog, optional
         A log that has to hold the manifest. The proof of it lies beside the manifest, ``NAME.manifest.tlog-proof``.
 

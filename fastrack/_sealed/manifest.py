@@ -109,7 +109,7 @@ class Manifest:
         if not content.startswith(_HEAD) or tail is None or len(content) > _LIMIT:
             raise _not_a_manifest(source)
         payload, signer = open_envelope(content, PAYLOAD_TYPE, owner, source=source)
-        is_canonical = _is_canonical(content[len(_HEAD) : end], payload) and _is_canonical(tail["sig"])
+        is_canonical = _is_canonical(content[len(_HEAD) : end]) and _is_canonical(tail["sig"])
         if not is_canonical or tail["id"].decode() != signer.id:
             raise _not_a_manifest(source)
         return cls(**_parse(payload, source), digest=sha256_of(payload), envelope=content)
@@ -261,9 +261,9 @@ def _not_a_manifest(source: str) -> FormatError:
     )
 
 
-def _is_canonical(text: bytes, content: bytes | None = None) -> bool:
-    """Return True if this is the one base64 of its content."""
-    return base64.b64encode(base64.b64decode(text) if content is None else content) == text
+def _is_canonical(text: bytes) -> bool:
+    """Return True if this valid base64 is the one for its content: without escapes, and unused bits are zero."""
+    return b"\\" not in text and base64.b64encode(base64.b64decode(text[-4:])) == text[-4:]
 
 
 # Parsing. The owner has signed the payload; the owner's program may still have been at fault.

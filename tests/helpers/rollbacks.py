@@ -131,9 +131,9 @@ class World:
             self.files[one], self.files[two] = self.files[two], self.files[one]
         elif kind == 4:
             self.files |= {name: self.random.choice([data, *choices(name)]) for name, data in other.files.items()}
-        elif names:
-            name = self.random.choice(names)
-            self.files[name] = self.files[name][: self.random.randrange(1, len(self.files[name]))]
+        elif any(self.files.values()):
+            name = self.random.choice([name for name in names if self.files[name]])
+            self.files[name] = self.files[name][: self.random.randrange(len(self.files[name]))]
 
     def read(self):
         """Open something, and compare the outcome with what is right."""
