@@ -27,6 +27,7 @@ class Slab:
     stop: int
     sealed_size: int  # bytes of its sealed chunks
     plan: GatherPlan | None = None
+    is_plain: bool = False  # its bytes are plaintext: a device that works in place seals it and opens it again
 
     @property
     def detail(self) -> Detail:

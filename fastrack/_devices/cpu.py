@@ -88,7 +88,8 @@ class CpuOperation:
             bad = self._engine.open_gather(self._schedule, sealed, self._memory, slab.plan)
         else:
             plain = self._memory[slab.start : slab.stop]
-            bad = self._engine.open_run(self._schedule, sealed, plain, slab.first_chunk)
+            run = self._engine.pass_run if slab.is_plain else self._engine.open_run
+            bad = run(self._schedule, sealed, plain, slab.first_chunk)
         if self._bad is None:
             self._bad = bad
 

@@ -24,7 +24,7 @@ from fastrack._tensors import arrays
 from fastrack._tensors.arrays import Framework
 from fastrack._transfer.leaf import Leaf
 from fastrack._transfer.pending import Owner, Owners, add_notes
-from fastrack._transfer.sources import PlainSource, RowSource, SealedSource, Sizes, Source, slabs_of
+from fastrack._transfer.sources import PassedSource, PlainSource, RowSource, SealedSource, Sizes, Source, slabs_of
 from fastrack._transfer.staging import Lease, StagingPool
 from fastrack._transfer.stats import Recorder, Stats, Transfer
 from fastrack._util.fork import register_fork_reset
@@ -357,6 +357,8 @@ class Channel:
                 source = RowSource(part)
             elif isinstance(leaf, SealedTensor):
                 source = SealedSource(leaf)
+            elif self._device.in_place:
+                source = PassedSource(arrays.bytes_of(leaf))
             else:
                 source = PlainSource(arrays.bytes_of(leaf), key, self._engine)
             if isinstance(target, np.ndarray) and np.may_share_memory(target, source.memory):
@@ -392,7 +394,6 @@ class Channel:
                         with record.stage("open", slab, "open"):
                             operation.open(slab, sealed, None)
                 return operation
-            stage = "open" if self._device.in_place else "submit"
             unissued, limit = 0, _FIRST_BATCH if source.in_place else 1
             with Lease(self._pools, operation.lane) as buffers, _Finishing(operation, wait):
                 for slab in source.slabs(self._sizes):
@@ -405,7 +406,7 @@ class Channel:
                     else:
                         with record.stage("fill", slab, "source"):
                             sealed = source.fill(slab, buffer.memory)
-                    with record.stage("open", slab, stage):
+                    with record.stage("open", slab, "submit"):
                         operation.open(slab, sealed, buffer)
                     unissued += 1
                     if unissued == limit:

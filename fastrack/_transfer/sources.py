@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +41,7 @@ class Source:
     name: str | None = None
     path: Path | None = None
     memory: Bytes
-    in_place = True  # its ciphertext lies in host memory already
+    in_place = True  # what it sends lies in host memory already
 
     def slabs(self, sizes: Sizes | None) -> Iterator[Slab]:
         """Return the slabs of the message: of these sizes if they are staged, or one slab if None."""
@@ -89,6 +89,19 @@ class RowSource(Source):
 
     def fill(self, slab: Slab, buffer: Bytes | None) -> Bytes:
         return self.memory
+
+
+class PassedSource(Source):
+    """A plain tensor for a device that works in place, which seals it under a key of this transfer and opens it."""
+
+    def __init__(self, plain: Bytes) -> None:
+        self.memory = plain
+
+    def slabs(self, sizes: Sizes | None) -> Iterator[Slab]:
+        return (replace(slab, is_plain=True) for slab in slabs_of(self.memory.size, sizes))
+
+    def fill(self, slab: Slab, buffer: Bytes | None) -> Bytes:
+        return self.memory[slab.start : slab.stop]
 
 
 class PlainSource(Source):
