@@ -1,4 +1,4 @@
-"""Define the contract of the engines `vaes` and `openssl`, and check the buffers that they are given."""
+"""Define the contract of the engines, and check the buffers that they are given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engine for every other CPU: OpenSSL through pyca/cryptography, one chunk a call.
+"""Engine for CPUs that no form of the compiled code supports: OpenSSL through pyca/cryptography, one chunk a call.
 
 This is the only Python loop over chunks. More threads would make it slower: each call of 16 KiB takes the interpreter's
 lock twice.
