@@ -7,9 +7,19 @@ from typing import Any
 import numpy as np
 
 from fastrack._crypto import workers
-from fastrack._crypto.base import Bytes, GatherPlan, KeySchedule, address, check_buffers, check_plan, chunks_between
+from fastrack._crypto.base import (
+    Bytes,
+    GatherPlan,
+    Jobs,
+    KeySchedule,
+    address,
+    check_buffers,
+    check_plan,
+    chunks_between,
+)
 from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE, TAG_SIZE, MessageKey
 from fastrack._crypto.forms import Form
+from fastrack._crypto.job_table import JobTable
 from fastrack.errors import ClosedError
 
 _ALIGNMENT = 64
@@ -19,12 +29,13 @@ class VectorEngine:
     """An `Engine` on code of one form, with at most `threads` threads a run."""
 
     def __init__(self, name: str, form: Form, threads: int) -> None:
-        from fastrack._crypto import gcm_ir, jit  # deferred: they import numba, which takes a third of a second
+        from fastrack._crypto import gcm_ir, jit, jobs  # deferred: they import numba, which takes a third of a second
 
         self.name = name
         self.threads = threads
         self._schedule_size = gcm_ir.SCHEDULE_SIZE
         self._kernels = jit.build(form)
+        self._open_jobs = jobs.build(form)
 
     def expand_key(self, key: MessageKey) -> VectorSchedule:
         material = np.frombuffer(key.material, np.uint8)
@@ -57,6 +68,12 @@ class VectorEngine:
         check_plan(plan, source.size, size, target.size)
         arguments = (address(source), address(target), plan.chunks, plan.starts, plan.table, size)
         return self._run(self._kernels.open_gather, schedule, arguments, plan.chunks.size, (source, target))
+
+    def open_jobs(self, jobs: Jobs) -> tuple[int, int] | None:
+        table = JobTable(jobs)
+        arguments = (table.address, len(jobs.nbytes), table.count)
+        bad = workers.run(self._open_jobs, arguments, table.count, self.threads, table.keepalive)
+        return None if bad is None else table.find(bad)
 
     def _run(
         self,
