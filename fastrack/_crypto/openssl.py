@@ -13,7 +13,16 @@ import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from fastrack._crypto.base import Bytes, GatherPlan, KeySchedule, check_buffers, check_plan, chunks_between, chunks_of
+from fastrack._crypto.base import (
+    Bytes,
+    GatherPlan,
+    Jobs,
+    KeySchedule,
+    check_buffers,
+    check_plan,
+    chunks_between,
+    chunks_of,
+)
 from fastrack._crypto.cobblestone import CHUNK_SIZE, NONCE_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, MessageKey, chunk_nonce
 from fastrack.errors import ClosedError
 
@@ -87,6 +96,30 @@ class OpenSSLEngine:
                 target[result_offset : result_offset + extent] = scratch[offset : offset + extent]
         scratch.fill(0)
         return min(bad, default=None)
+
+    def open_jobs(self, jobs: Jobs) -> tuple[int, int] | None:
+        first: tuple[int, int] | None = None
+        for number in range(len(jobs.nbytes)):
+            key = jobs.keys.key(number)
+            schedule = self.expand_key(key)
+            try:
+                bad = self._open_job(schedule, jobs, number)
+            finally:
+                schedule.wipe()
+                key.wipe()
+            if first is None and bad is not None:
+                first = number, bad
+        return first
+
+    def _open_job(self, schedule: OpenSSLSchedule, jobs: Jobs, number: int) -> int | None:
+        source, plain, plan = jobs.sealed[number], jobs.plain[number], jobs.plans[number]
+        target = jobs.targets[number].array
+        if plain is not None:
+            return self.pass_run(schedule, plain.array, target, 0)
+        assert source is not None
+        if plan is not None:
+            return self.open_gather(schedule, source.array, target, plan)
+        return self.open_run(schedule, source.array, target, 0)
 
 
 class OpenSSLSchedule(KeySchedule):

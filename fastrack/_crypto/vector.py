@@ -11,6 +11,7 @@ from fastrack._crypto import workers
 from fastrack._crypto.base import (
     Bytes,
     GatherPlan,
+    Jobs,
     KeySchedule,
     address,
     check_buffers,
@@ -20,6 +21,7 @@ from fastrack._crypto.base import (
 )
 from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE, TAG_SIZE, MessageKey
 from fastrack._crypto.forms import Form
+from fastrack._crypto.job_table import JobTable
 from fastrack._crypto.library import Unit, load
 from fastrack.errors import ClosedError
 
@@ -35,6 +37,10 @@ class VectorEngine:
         self.threads = threads
         self._form = form
         self._runs = load(_unit(form, "build_runs"))
+
+    @cached_property
+    def _jobs(self) -> Any:
+        return load(_unit(self._form, "build_jobs", "jobs"))
 
     @cached_property
     def _pass(self) -> Any:
@@ -82,6 +88,12 @@ class VectorEngine:
         arguments = (address(source), address(target), plan.chunks, plan.starts, plan.table, plan.chunks.size, size)
         return self._run(self._others.open_gather, schedule, arguments, plan.chunks.size, (source, target))
 
+    def open_jobs(self, jobs: Jobs) -> tuple[int, int] | None:
+        table = JobTable(jobs)
+        arguments = (table.address, len(jobs.nbytes), table.count)
+        bad = workers.run(self._jobs.open_jobs, arguments, table.count, self.threads, table.keepalive)
+        return None if bad is None else table.find(bad)
+
     def _run(
         self,
         kernel: Any,
@@ -115,8 +127,9 @@ class VectorSchedule(KeySchedule):
 
 def units(form: Form) -> list[Unit]:
     """Return the compiled functions of the engine on a form."""
-    return [_unit(form, build) for build in ("build_runs", "build_pass", "build_others")]
+    runs = [_unit(form, build) for build in ("build_runs", "build_pass", "build_others")]
+    return [*runs, _unit(form, "build_jobs", "jobs")]
 
 
-def _unit(form: Form, build: str) -> Unit:
-    return Unit("fastrack._crypto.jit", build, tuple(form))
+def _unit(form: Form, build: str, module: str = "jit") -> Unit:
+    return Unit(f"fastrack._crypto.{module}", build, tuple(form))
