@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,6 +56,19 @@ class PlanSealer:
     def wipe(self) -> None:
         """Wipe the key schedule."""
         self._schedule.wipe()
+
+
+def join_plans(plans: Sequence[GatherPlan]) -> GatherPlan:
+    """Return one plan for the chunks of several, in their order."""
+    if len(plans) == 1:
+        return plans[0]
+    ends = np.cumsum([len(plan.table) for plan in plans])
+    starts = [plan.starts[:-1] + end - len(plan.table) for plan, end in zip(plans, ends, strict=True)]
+    return GatherPlan(
+        np.concatenate([plan.chunks for plan in plans]),
+        np.concatenate([*starts, ends[-1:]]),
+        np.concatenate([plan.table for plan in plans]),
+    )
 
 
 def room_for(plan: GatherPlan, offset: int) -> int:

@@ -29,6 +29,7 @@ from fastrack._devices.cuda.commands import Commands
 from fastrack._devices.cuda.driver import Event, Stream, View
 from fastrack._devices.cuda.gather_plan import PlanSealer, SealedPlan, room_for
 from fastrack._devices.cuda.streams import Lane, Pipeline
+from fastrack._devices.cuda.table import TableSegment, pack_table
 
 PLAN_BITS = 256  # of the keys of gather plans
 
@@ -115,17 +116,19 @@ class MessageRecorder:
         """Record the opening of a slab, or of a gather."""
         if slab.plan is None:
             count = _check_slab(slab, sealed, buffer, self._memory.nbytes)
-            arguments = [self._memory.pointer + slab.start, slab.first_chunk, count, slab.stop - slab.start]
-            self._open(current, slab, sealed, buffer, count, arguments, None)
+            segment = TableSegment(
+                self._memory.pointer + slab.start, slab.first_chunk, slab.stop - slab.start, count, 0, 0
+            )
+            self._open(current, slab, sealed, buffer, count, segment, [], None)
             return
         count = _check_gather(slab, slab.plan, sealed, buffer, self._memory.nbytes)
         if count:
             plan = self._require_plans(current.commands).seal(slab.plan, slab.sealed_size)
             chunks = buffer.device_ptr + plan.opened
             starts = chunks + slab.plan.chunks.nbytes
-            arguments = [self._memory.pointer, chunks, starts, starts + slab.plan.starts.nbytes]
-            arguments += [count, len(slab.plan.table), slab.stop, self._memory.nbytes]
-            self._open(current, slab, sealed, buffer, count, arguments, plan)
+            segment = TableSegment(self._memory.pointer, 0, slab.stop, self._memory.nbytes, 0, 0)
+            arguments = [chunks, starts, starts + slab.plan.starts.nbytes, len(slab.plan.table)]
+            self._open(current, slab, sealed, buffer, count, segment, arguments, plan)
 
     def seal(self, current: CommandList, slab: Slab, sealed: Bytes, buffer: CudaStagingBuffer) -> None:
         """Record the sealing of a slab. `store` takes the sealed chunks out of the buffer."""
@@ -180,7 +183,8 @@ class MessageRecorder:
         sealed: Bytes,
         buffer: CudaStagingBuffer,
         count: int,
-        arguments: Sequence[int],
+        segment: TableSegment,
+        plan_arguments: Sequence[int],
         plan: SealedPlan | None,
     ) -> None:
         commands, lane, uploads = current.commands, self._lane, self._uploads
@@ -200,21 +204,23 @@ class MessageRecorder:
             commands.upload(buffer.device_ptr, buffer.memory[: slab.sealed_size if plan is None else plan.end], uploads)
         commands.record(buffer.copied, uploads)
         commands.wait(lane.kernels, buffer.copied)
-        arguments = [self._state.state, buffer.device_ptr, *arguments, self._state.verdict]
+        arguments = [self._state.state, 0, buffer.device_ptr, count, 1, self._state.verdict]
+        table = pack_table([segment])
         with self._device_span("open", "kernels", lane.kernels, slab, commands):
             if plan is None:
-                self._launch(commands, "open", self._bits, count, arguments)
+                self._launch(commands, "open", self._bits, count, arguments, table)
             else:
                 self._open_plan(commands, plan, buffer)
-                self._launch(commands, "gather", self._bits, count, [*arguments, self._state.plan_verdict])
+                arguments += [*plan_arguments, self._state.plan_verdict]
+                self._launch(commands, "gather", self._bits, count, arguments, table)
         commands.record(buffer.used, lane.kernels)
         current.mark(None, slab)
 
     def _open_plan(self, commands: Commands, plan: SealedPlan, buffer: CudaStagingBuffer) -> None:
         """Record the opening of a plan, which the gather then reads."""
-        arguments = [self._state.plan_state, buffer.device_ptr + plan.start, buffer.device_ptr + plan.opened]
-        arguments += [plan.first_chunk, plan.count, plan.size, self._state.plan_verdict]
-        self._launch(commands, "open", PLAN_BITS, plan.count, arguments)
+        segment = TableSegment(buffer.device_ptr + plan.opened, plan.first_chunk, plan.size, plan.count, 0, 0)
+        arguments = [self._state.plan_state, 0, buffer.device_ptr + plan.start, plan.count, 1, self._state.plan_verdict]
+        self._launch(commands, "open", PLAN_BITS, plan.count, arguments, pack_table([segment]))
 
     def _require_plans(self, commands: Commands) -> PlanSealer:
         """Return the sealer of the message's plans. The first call records the upload of its key."""
@@ -242,9 +248,11 @@ class MessageRecorder:
         current.commands.copy(sealed, buffer.memory[: slab.sealed_size])
         current.mark(None, slab)
 
-    def _launch(self, commands: Commands, kernel: str, bits: int, count: int, arguments: Sequence[int]) -> None:
+    def _launch(
+        self, commands: Commands, kernel: str, bits: int, count: int, arguments: Sequence[int], table: bytes = b""
+    ) -> None:
         function = self._resources.pipeline.driver.functions[f"{kernel}_{bits}"]
-        commands.launch(function, min(count, self._resources.blocks), arguments, self._lane.kernels)
+        commands.launch(function, min(count, self._resources.blocks), arguments, self._lane.kernels, table)
 
     def _device_span(
         self, name: str, track: str, stream: Stream, slab: Slab, commands: Commands
