@@ -15,11 +15,12 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from fastrack._crypto import cobblestone
-from fastrack._crypto.base import Bytes, Engine
+from fastrack._crypto.base import Bytes, Engine, HostMemory
 from fastrack._crypto.cobblestone import NONCE_SIZE, TAG_SIZE, MessageKey
 from fastrack._crypto.engine import get_engine
+from fastrack._crypto.message_keys import MessageKeys
 from fastrack._crypto.workers import default_threads
-from fastrack._devices.base import Device, Slab
+from fastrack._devices.base import Device, Messages, Operation, Segment, Slab
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._devices.cuda.driver import Driver
 from fastrack._tensors import arrays
@@ -145,32 +146,42 @@ class OneSlab:
 
     def __init__(self, device: Device, nbytes: int) -> None:
         self._device = device
-        self._slab = Slab(0, 0, nbytes, cobblestone.ciphertext_size(nbytes))
-        self._buffer = device.staging_buffer(self._slab.sealed_size)
+        size = cobblestone.ciphertext_size(nbytes)
+        self._nbytes = nbytes
+        self._buffer = device.staging_buffer(size)
+        self._work = (None, None) if device.in_place else (Slab([Segment(0, 0, 0, nbytes, size)], size), self._buffer)
         self.sealed = self._buffer.memory
         self.sealed.fill(0)
 
     def open(self, key: MessageKey, target: object) -> None:
-        """Copy `sealed` to the device and open it into `target`, a view."""
-        operation = self._device.begin(key, target)
+        """Copy `sealed` to the device and open it into `target`, a view, or an array in host memory."""
+        if isinstance(target, np.ndarray):
+            target = HostMemory.of(target, writable=True)
+        operation = self._begin(key, target)
         try:
-            operation.open(self._slab, self.sealed, self._buffer)
+            operation.open(*self._work)
         finally:
             operation.finish()
         bad = operation.result()
         if bad is not None:
             self._device.clear(target)
-            raise AuthenticationError(f"chunk {bad} of the message was altered", chunk=bad)
+            raise AuthenticationError(f"chunk {bad.chunk} of the message was altered", chunk=bad.chunk)
 
     def seal(self, key: MessageKey, memory: object) -> None:
         """Seal `memory`, a view, on the device and copy it to `sealed`."""
-        operation = self._device.begin(key, memory)
+        operation = self._begin(key, memory)
         try:
-            operation.seal(self._slab, self.sealed, self._buffer)
+            operation.seal(*self._work)
         finally:
             operation.finish()
         self._buffer.wait()
         operation.result()
+
+    def _begin(self, key: MessageKey, memory: object) -> Operation:
+        sealed = HostMemory.of(self.sealed, writable=True) if self._device.in_place else None
+        if isinstance(memory, np.ndarray):
+            memory = HostMemory.of(memory, writable=memory.flags.writeable)
+        return self._device.begin(Messages(MessageKeys.of([key]), [self._nbytes], [memory], [sealed], [None], [None]))
 
     def close(self) -> None:
         """Wipe the memory and close the device."""

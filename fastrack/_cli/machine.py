@@ -15,6 +15,7 @@ from fastrack._version import __version__
 ROOT = Path("/")
 PACKAGES = ("numpy", "cryptography", "numba", "safetensors", "torch", "cupy")
 FEATURES = ("aes", "pclmulqdq", "vaes", "vpclmulqdq", "avx2", "avx512f")
+ARM_FEATURES = ("asimd", "aes", "pmull")
 
 # Paths that exist in a guest of a CPU TEE: those of drivers that fetch attestation reports.
 _TEE_PATHS = {
@@ -74,10 +75,11 @@ def read_cpu(root: Path = ROOT) -> Cpu:
     text = _read(root / "proc/cpuinfo")
     model = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
     flags = _flags(text)
+    features = ARM_FEATURES if "asimd" in flags else FEATURES
     return Cpu(
         model=model[1].strip() if model else platform.processor() or "unknown",
         architecture=platform.machine(),
-        features={name: name in flags for name in FEATURES} if flags else {},
+        features={name: name in flags for name in features} if flags else {},
         threads=len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1,
     )
 

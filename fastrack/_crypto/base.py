@@ -1,15 +1,20 @@
-"""Define the contract of the engines `vaes` and `openssl`, and check the buffers that they are given."""
+"""Define the contract of the engines, and check the buffers that they are given."""
 
 from __future__ import annotations
 
+import ctypes
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from fastrack._crypto.cobblestone import CHUNK_SIZE, MAX_CHUNKS, TAG_SIZE, MessageKey
+
+if TYPE_CHECKING:
+    from fastrack._crypto.message_keys import MessageKeys
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -39,6 +44,56 @@ class GatherPlan:
     table: npt.NDArray[np.int64]  # (m, 3): offset in the chunk, offset in the result, length; in bytes
 
 
+class HostMemory(NamedTuple):
+    """Bytes of host memory that were checked once, for native code: `size` of them at `address`.
+
+    `owner` keeps them alive. If it is a NumPy array, it is those bytes.
+    """
+
+    address: int
+    size: int
+    owner: object
+
+    @classmethod
+    def of(cls, array: Bytes, *, writable: bool = False) -> HostMemory:
+        """Return the memory of a buffer. Raise ValueError as `check_buffers` does."""
+        check_buffers(array, array if writable else None)
+        return cls(address(array), array.size, array)
+
+    @property
+    def array(self) -> Bytes:
+        """The bytes as an array, which is valid as long as this object."""
+        if type(self.owner) is np.ndarray:
+            return self.owner
+        return np.ctypeslib.as_array((ctypes.c_uint8 * self.size).from_address(self.address))
+
+    def overlaps(self, other: HostMemory) -> bool:
+        """Return whether it shares a byte with other memory."""
+        return self.address < other.address + other.size and other.address < self.address + self.size
+
+
+@dataclass(slots=True)
+class Jobs:
+    """Messages to open together, each of them whole or by the chunks of a gather: parallel sequences.
+
+    Attributes
+    ----------
+    keys : the keys of the messages
+    nbytes : bytes of plaintext of each message
+    targets : memory that each message fills, or that its gather is copied to; writable
+    sealed : all chunks of each message; None for one in `plain`
+    plain : the plaintext of messages of which each chunk is sealed, and opened from there; None for others
+    plans : the gathers; None for messages that are opened whole
+    """
+
+    keys: MessageKeys
+    nbytes: Sequence[int]
+    targets: Sequence[HostMemory]
+    sealed: Sequence[HostMemory | None]
+    plain: Sequence[HostMemory | None]
+    plans: Sequence[GatherPlan | None]
+
+
 class Engine(Protocol):
     """An implementation that opens and seals runs of chunks on the host.
 
@@ -61,6 +116,12 @@ class Engine(Protocol):
 
     def open_gather(self, schedule: Any, source: Bytes, target: Bytes, plan: GatherPlan) -> int | None:
         """Open the chunks of `plan` from the whole raw message `source`, and copy their ranges to `target`."""
+
+    def open_jobs(self, jobs: Jobs) -> tuple[int, int] | None:
+        """Open messages in one call.
+
+        Return the first message with a chunk that failed authentication, and its first such chunk, or None.
+        """
 
 
 def chunks_between(sealed: int, plain: int, first: int = 0) -> int:
@@ -95,7 +156,7 @@ def check_plan(plan: GatherPlan, sealed: int, plain: int, target: int) -> None:
     """
     chunks, starts, table = plan.chunks, plan.starts, plan.table
     count = chunks_between(sealed, plain)
-    valid = all(array.dtype == np.int64 for array in (chunks, starts, table))
+    valid = all(array.dtype == np.int64 and array.flags.c_contiguous for array in (chunks, starts, table))
     valid = valid and (chunks.ndim, starts.ndim, table.ndim) == (1, 1, 2) and table.shape[1] == 3
     if valid and starts.size == chunks.size + 1:
         from fastrack._crypto import gather  # deferred: it imports numba, which takes a third of a second

@@ -34,8 +34,16 @@ NONCE_SIZE: Final = 12  # bytes of an AES-GCM nonce
 MAX_CHUNKS: Final = 2**38  # the largest number of chunks of a message: chunk numbers have 38 bits
 MAX_PLAIN_SIZE: Final = MAX_CHUNKS * CHUNK_SIZE - 1  # the largest plaintext of a message in bytes, one less than 4 PiB
 
+MISMATCH: Final = (
+    "the header does not match: another key sealed this message, or its context (name, dtype, shape or file) is not "
+    "the one it was sealed with, or its first 56 bytes were altered; check the key first, then get the message again "
+    "from its owner"
+)
+"""The text of the error for a commitment that differs."""
+
 _AEADS = {16: b"AEAD_AES_128_GCM", 32: b"AEAD_AES_256_GCM"}
 _LABEL = b"c2sp.org/chunked-encryption@v1+"
+_PREFIXES = {size: b"".join((_LABEL, aead, b"\0")) for size, aead in _AEADS.items()}
 _SHA512 = SHA512()
 
 
@@ -117,28 +125,50 @@ def derive(secret: Bytes, salt: Bytes, context: Bytes) -> MessageKey:
     bound to, of any length. Raise FormatError if the secret or the salt has another length, or the secret is all zeros.
     """
     size = len(secret)
-    aead = _AEADS.get(size)
-    if aead is None:
-        raise FormatError(f"expected a key of 16 or 32 bytes, got {size}")
-    if len(salt) != SALT_SIZE:
-        raise FormatError(f"expected a salt of {SALT_SIZE} bytes, got {len(salt)}")
-    info = b"".join((_LABEL, aead, b"\0", salt, context))
     # Every step writes in place: a temporary `bytes` cannot be wiped, and shrinking a bytearray may move it.
     output = bytearray(size + NONCE_SIZE + COMMITMENT_SIZE)
-    HKDFExpand(_SHA512, len(output), info).derive_into(secret, output)
-    # `cryptography` has freed, but not wiped, `bytes` with the blocks T(1) and T(2) of the expansion (RFC 5869, section
-    # 2.3). New objects of the same size overwrite them, unless other objects did.
-    _covers = [bytes(_SHA512.digest_size) for _ in range(4)]
-    if hmac.compare_digest(secret, bytes(size)):  # after the derivation, as another thread may wipe the key at any time
+    derive_into(secret, salt, context, output)
+    overwrite_freed()
+    try:
+        require_secret(secret)
+    except FormatError:
         output[:] = bytes(len(output))
-        raise FormatError(
-            "deriving a key failed: expected random bytes, got zeros only, as a wiped key leaves; load it again"
-        )
+        raise
     material = bytearray(size + NONCE_SIZE)
     memoryview(material)[:] = memoryview(output)[:-COMMITMENT_SIZE]
     commitment = bytes(memoryview(output)[-COMMITMENT_SIZE:])
     output[:] = bytes(len(output))
     return MessageKey(material, commitment)
+
+
+def derive_into(secret: Bytes, salt: Bytes, context: Bytes, output: bytearray | memoryview) -> None:
+    """Derive as `derive` does, and write the AES key, the base nonce and the commitment to `output`, of their size.
+
+    After the last of several derivations call `overwrite_freed`, and `require_secret` for each secret.
+    """
+    prefix = _PREFIXES.get(len(secret))
+    if prefix is None:
+        raise FormatError(f"expected a key of 16 or 32 bytes, got {len(secret)}")
+    if len(salt) != SALT_SIZE:
+        raise FormatError(f"expected a salt of {SALT_SIZE} bytes, got {len(salt)}")
+    HKDFExpand(_SHA512, len(output), b"".join((prefix, salt, context))).derive_into(secret, output)
+
+
+def overwrite_freed() -> None:
+    """Overwrite what derivations have left in freed memory, as far as that can be done.
+
+    `cryptography` has freed, but not wiped, `bytes` with the blocks T(1) and T(2) of the expansion (RFC 5869, section
+    2.3). New objects of the same size overwrite them, unless other objects did; so do those of the next derivation.
+    """
+    _covers = [bytes(_SHA512.digest_size) for _ in range(4)]
+
+
+def require_secret(secret: Bytes) -> None:
+    """Raise FormatError if a key is all zeros. Call it after the derivation: another thread may wipe it at any time."""
+    if hmac.compare_digest(secret, bytes(len(secret))):
+        raise FormatError(
+            "deriving a key failed: expected random bytes, got zeros only, as a wiped key leaves; load it again"
+        )
 
 
 def open_header(header: Bytes, secret: Bytes, context: Bytes) -> MessageKey:
@@ -153,11 +183,7 @@ def open_header(header: Bytes, secret: Bytes, context: Bytes) -> MessageKey:
     message_key = derive(secret, header[:SALT_SIZE], context)
     if not hmac.compare_digest(message_key.commitment, header[SALT_SIZE:]):
         message_key.wipe()
-        raise AuthenticationError(
-            "the header does not match: another key sealed this message, or its context (name, dtype, shape or file) "
-            "is not the one it was sealed with, or its first 56 bytes were altered; check the key first, then get the "
-            "message again from its owner"
-        )
+        raise AuthenticationError(MISMATCH)
     return message_key
 
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 
 from fastrack._crypto.base import Engine
+from fastrack._crypto.forms import FORMS, supported_forms
 from fastrack._crypto.workers import default_threads
 from fastrack.errors import DeviceError
 
-ENGINES = ("vaes-512", "vaes-256", "openssl")
+ENGINES = (*FORMS, "openssl")
 ENGINE_VARIABLE = "FASTRACK_ENGINE"
 
 
@@ -26,10 +27,7 @@ class SelectedEngine:
 
 def available_engines() -> tuple[str, ...]:
     """Return the names of the engines that this machine can run, fastest first."""
-    from fastrack._crypto.vaes import supported_width
-
-    width = supported_width()
-    return tuple(name for name in ENGINES if not name.startswith("vaes") or int(name[5:]) <= width * 8)
+    return *supported_forms(), "openssl"
 
 
 def get_engine(name: str | None = None, *, threads: int | None = None) -> Engine:
@@ -85,9 +83,9 @@ def _build(name: str, threads: int) -> Engine:
         from fastrack._crypto.openssl import OpenSSLEngine
 
         return OpenSSLEngine()
-    from fastrack._crypto.vaes import VaesEngine
+    from fastrack._crypto.vector import VectorEngine
 
-    return VaesEngine(int(name.removeprefix("vaes-")) // 8, threads)
+    return VectorEngine(name, FORMS[name], threads)
 
 
 def _require_correct(name: str) -> None:

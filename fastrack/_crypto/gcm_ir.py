@@ -15,20 +15,16 @@ them meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
 from llvmlite import ir
 
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
-from fastrack._crypto.llvm import I1, I8, I32, I64, I128, Emitter, compile_for, declare, define, emit_loop
-
-_TARGETS = {  # by the width of the instructions: a microarchitecture level, and further features
-    16: ("x86-64-v3", "+aes,+pclmul,+prfchw"),
-    32: ("x86-64-v3", "+aes,+pclmul,+prfchw,+vaes,+vpclmulqdq"),
-    64: ("x86-64-v4", "+aes,+pclmul,+prfchw,+vaes,+vpclmulqdq"),
-}
+from fastrack._crypto.forms import Form
+from fastrack._crypto.instructions import declare
+from fastrack._crypto.llvm import I1, I8, I32, I64, I128, Emitter, compile_for, define, emit_loop
 
 VectorAt = Callable[[int], ir.Value]  # returns the vector of a group at an index
 
@@ -55,11 +51,10 @@ STACK_SIZE = 16 << 10
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A variant of the code: bits of the key, bytes of a vector, and bytes of the widest instruction to use."""
+    """A variant of the code: bits of the key, and the form."""
 
     bits: int
-    width: int
-    native: int
+    form: Form
 
     @property
     def rounds(self) -> int:
@@ -68,7 +63,12 @@ class Variant:
     @property
     def group(self) -> int:
         """Bytes that one iteration of the main loop processes."""
-        return _VECTORS * self.width
+        return _VECTORS * self.form.width
+
+    @property
+    def suffix(self) -> str:
+        """The end of the names of functions."""
+        return "_".join(map(str, (self.bits, *self.form)))
 
 
 def chunk_function(module: ir.Module, variant: Variant, name: str) -> ir.Function:
@@ -80,14 +80,14 @@ def chunk_function(module: ir.Module, variant: Variant, name: str) -> ir.Functio
     build, arguments = _BUILDERS[name]
 
     def emit(function: ir.Function) -> None:
-        compile_for(function, *_TARGETS[variant.native])
+        compile_for(function, *variant.form.target)
         if name == "expand_key":
             isolate_frame(function)
         else:
             clear_registers(function)  # in case it is not inlined into its run, as with `NUMBA_CPU_NAME=generic`
         build(function, variant)
 
-    return define(module, f"fastrack_{name}_{variant.bits}_{variant.width}_{variant.native}", arguments, emit)
+    return define(module, f"fastrack_{name}_{variant.suffix}", arguments, emit)
 
 
 def run_function(module: ir.Module, variant: Variant, name: str) -> ir.Function:
@@ -119,7 +119,7 @@ def run_function(module: ir.Module, variant: Variant, name: str) -> ir.Function:
 
         builder.ret(*emit_loop(builder, count, [count], body))
 
-    return define(module, f"fastrack_{name}_run_{variant.bits}_{variant.width}_{variant.native}", 6, emit)
+    return define(module, f"fastrack_{name}_run_{variant.suffix}", 6, emit)
 
 
 def isolate_frame(function: ir.Function) -> None:
@@ -158,8 +158,8 @@ def stack_wiper(module: ir.Module) -> ir.Function:
 def _build_expand_key(function: ir.Function, variant: Variant) -> None:
     schedule, material = function.args
     builder = ir.IRBuilder(function.append_basic_block())
-    emit = Emitter(builder, 16)
-    wide = Emitter(builder, 64, native=16)
+    emit = Emitter(builder, variant.form.narrow)
+    wide = Emitter(builder, variant.form.narrow._replace(width=64))
 
     keys = expand_key(emit, material, variant.bits)
     for index, key in enumerate(keys):
@@ -187,18 +187,20 @@ def expand_key(emit: Emitter, material: ir.Value, bits: int) -> list[ir.Value]:
     count = bits // 128
     keys = [emit.load(material, 16 * index) for index in range(count)]
     for constant in (0x01, 0x02, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80, 0x1B, 0x36)[: 10 if bits == 128 else 7]:
-        keys.append(_next_key(emit, keys[-count], keys[-1], constant, word=3))
+        keys.append(_next_key(emit, keys[-count], keys[-1], constant, (13, 14, 15, 12)))
         if bits == 256:
-            keys.append(_next_key(emit, keys[-2], keys[-1], 0, word=2))
+            keys.append(_next_key(emit, keys[-2], keys[-1], 0, (12, 13, 14, 15)))
     return keys[:15]
 
 
-def _next_key(emit: Emitter, before: ir.Value, last: ir.Value, constant: int, word: int) -> ir.Value:
+def _next_key(emit: Emitter, before: ir.Value, last: ir.Value, constant: int, word: Sequence[int]) -> ir.Value:
+    """Return the round key after `before`; `word` has the places in `last` of the bytes to substitute.
+
+    The last round of AES substitutes bytes. ShiftRows leaves a block of four equal columns as it is.
+    """
     builder = emit.builder
-    assist = declare(builder.module, "llvm.x86.aesni.aeskeygenassist", ir.FunctionType(emit.type, [emit.type, I8]))
-    words = ir.VectorType(I32, 4)
-    helped = builder.bitcast(builder.call(assist, [last, I8(constant)]), words)
-    mixed = builder.bitcast(builder.shuffle_vector(helped, helped, words([word] * 4)), emit.type)
+    columns = emit.permute_blocks(last, I8, (*word,) * 4)
+    mixed = emit.aes_last(columns, emit.words(*(constant << 32 | constant,) * 2))
     running = builder.bitcast(before, I128)
     for shift in (32, 64):
         running = builder.xor(running, builder.shl(running, I128(shift)))
@@ -250,8 +252,8 @@ class _Chunk:
         self.variant = variant
         self.schedule = schedule
         self.builder = ir.IRBuilder(function.append_basic_block())
-        self.small = Emitter(self.builder, 16)
-        self.wide = Emitter(self.builder, variant.width, variant.native)
+        self.small = Emitter(self.builder, variant.form.narrow)
+        self.wide = Emitter(self.builder, variant.form)
         self.scratch = self.builder.alloca(I8, 16)
         # The nonce of chunk k is the base nonce XOR k, big-endian; byte-reversed, the counter is the lowest 32 bits.
         number = self.builder.shl(self.builder.zext(chunk, I128), I128(32))
@@ -298,7 +300,7 @@ class _Chunk:
             offset = builder.mul(iteration, I64(variant.group))
             source_address = builder.add(source, offset)
             # A vector is loaded where it is first used: all at once would not fit into the registers.
-            text = cache(lambda lane: wide.load(source_address, variant.width * lane, once=True))
+            text = cache(lambda lane: wide.load(source_address, variant.form.width * lane, once=True))
             hashing = _Hashing(wide, self.schedule, running, text if decrypt else before.__getitem__)
             if target is None:
                 return [next_start, hashing.finish()]
@@ -306,7 +308,7 @@ class _Chunk:
             self._prefetch(source_address, target_address)
             result = self._cipher(self._first_states(start, next_start), text, hashing)
             for lane, value in enumerate(result):
-                wide.store(value, target_address, variant.width * lane)
+                wide.store(value, target_address, variant.form.width * lane)
             return [next_start, hashing.finish(), *([] if decrypt else result)]
 
         _, self.hash, *last = emit_loop(builder, groups, [origin, self.hash, *zeros], body)
@@ -349,7 +351,7 @@ class _Chunk:
         return [wide.aes_last(state, wide.xor(key, text(lane))) for lane, state in enumerate(states)]
 
     def _round_key(self, step: int) -> ir.Value:
-        return self.wide.load(self.schedule, _ROUND_KEYS + 64 * step, align=self.variant.width)
+        return self.wide.load(self.schedule, _ROUND_KEYS + 64 * step, align=self.variant.form.width)
 
     # The rest of a chunk: single blocks, then a part of one.
 

@@ -1,6 +1,6 @@
-"""Compile the loops over chunks with numba, on the host's vector AES instructions.
+"""Compile the loops over chunks with numba, on the host's AES instructions.
 
-`build(width, native)` returns the kernels of one vector width. A kernel is a single call without the GIL. Several
+`build(form)` returns the kernels of one form. A kernel is a single call without the GIL. Several
 threads may enter it with the same *counters*: each takes grains of chunks from them until none is left, so that no
 thread waits for the interpreter between chunks. A thread counts its chunks as done after it has overwritten the stack
 that they used. `drain` takes the grains that are left, and waits for those that other threads have taken.
@@ -21,8 +21,9 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from fastrack._crypto import gcm_ir, llvm
+from fastrack._crypto import gcm_ir, instructions, llvm
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
+from fastrack._crypto.forms import Form
 
 # The counters of a kernel, as indexes of 64-bit words on cache lines of their own.
 NEXT, BAD, DONE = 0, 8, 16
@@ -50,14 +51,17 @@ class Kernels:
     open_gather: Any
 
 
+_SOURCES = ("forms.py", "instructions.py", "llvm.py", "gcm_ir.py", "jit.py")
+
+
 @cache
-def build(width: int, native: int) -> Kernels:
-    """Return the kernels for vectors of `width` bytes on instructions `native` bytes wide, built once in a process.
+def build(form: Form) -> Kernels:
+    """Return the kernels of a form, built once in a process.
 
     A kernel is compiled by its first call, and its code is cached on disk. The cache depends on this file and on the
     closure of the kernel, hence the digest in `variant`.
     """
-    variant = f"{width}/{native}/{source_digest()}"
+    variant = "/".join(map(str, (*form, source_digest())))
 
     @cached_njit(nogil=False)  # it is so short that releasing the GIL would cost more under contention
     def expand_key(bits: int, schedule: int, material: int) -> None:
@@ -144,7 +148,7 @@ def source_digest(*more: Path) -> str:
     numba decides by a function's own file and closure whether its compiled copy on disk is still valid. Compiled
     functions therefore close over this digest of the other files.
     """
-    paths = [Path(__file__).with_name(name) for name in ("llvm.py", "gcm_ir.py", "jit.py")]
+    paths = [Path(__file__).with_name(name) for name in _SOURCES]
     return hashlib.sha256(b"".join(path.read_bytes() for path in (*paths, *more))).hexdigest()[:16]
 
 
@@ -192,11 +196,9 @@ def _call(typingctx: Any, variant: Any, name: Any, bits: Any, arguments: Any) ->
     build = gcm_ir.chunk_function if name.literal_value == "expand_key" else gcm_ir.run_function
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        width, native, _ = variant.literal_value.split("/")
-        short, long = (
-            build(builder.module, gcm_ir.Variant(size, int(width), int(native)), name.literal_value)
-            for size in (128, 256)
-        )
+        architecture, width, native, _ = variant.literal_value.split("/")
+        form = Form(architecture, int(width), int(native))
+        short, long = (build(builder.module, gcm_ir.Variant(size, form), name.literal_value) for size in (128, 256))
         function = builder.select(builder.icmp_unsigned("==", values[2], llvm.I64(256)), long, short)
         return builder.call(function, cgutils.unpack_tuple(builder, values[3]))
 
@@ -265,4 +267,4 @@ def isolate_frame(builder: ir.IRBuilder) -> None:
 
 @emitted
 def sched_yield(builder: ir.IRBuilder) -> None:
-    builder.call(llvm.declare(builder.module, "sched_yield", ir.FunctionType(llvm.I32, [])), [])
+    builder.call(instructions.declare(builder.module, "sched_yield", ir.FunctionType(llvm.I32, [])), [])

@@ -1,8 +1,7 @@
 """Emit vector code for the kernels as LLVM IR, with llvmlite.
 
-`Emitter` is a thin layer over `llvmlite.ir.IRBuilder`: 128-, 256- or 512-bit vectors of 64-bit words, the AES and
-carry-less multiplication instructions, and the field operations of GHASH. It emits straight-line code only; `emit_loop`
-emits loops.
+`Emitter` is a thin layer over `llvmlite.ir.IRBuilder`: 128-, 256- or 512-bit vectors of 64-bit words, rounds of AES,
+carry-less multiplication, and the field operations of GHASH. It emits straight-line code only; `emit_loop` emits loops.
 """
 
 from __future__ import annotations
@@ -12,6 +11,9 @@ from typing import Any
 
 from llvmlite import ir
 
+from fastrack._crypto.forms import Form
+from fastrack._crypto.instructions import X86, Arm, Instructions, declare
+
 I1, I8, I32, I64, I128 = (ir.IntType(bits) for bits in (1, 8, 32, 64, 128))
 
 # The reduction constant of a carry-less multiplier, as (low, high) words: x^128 + x^7 + x^2 + x + 1 in the bit order of
@@ -20,18 +22,15 @@ _POLYNOMIAL = (1, 0xC200000000000000)
 
 
 class Emitter:
-    """An emitter of code on vectors of `width` bytes: 16, 32 or 64, in lanes of one 16-byte block each.
+    """An emitter of code on the vectors of a form: 16, 32 or 64 bytes, in lanes of one 16-byte block each."""
 
-    `native` is the largest width of the AES and multiplication instructions to emit. With `native < width` several
-    narrow instructions replace each wide one, so that tests can run the same code on a CPU without the wide ones.
-    """
-
-    def __init__(self, builder: ir.IRBuilder, width: int, native: int | None = None) -> None:
+    def __init__(self, builder: ir.IRBuilder, form: Form) -> None:
         self.builder = builder
-        self.width = width
-        self.native = min(width, native or width)
-        self.blocks = width // 16
-        self.type = ir.VectorType(I64, width // 8)
+        self.width = form.width
+        self.native = form.native
+        self.blocks = form.width // 16
+        self.type = ir.VectorType(I64, form.width // 8)
+        self._instructions: Instructions = Arm(builder) if form.architecture == "arm" else X86(builder, form.native)
 
     # Memory. Addresses are 64-bit integers.
 
@@ -91,12 +90,13 @@ class Emitter:
         return self.xor(*parts)
 
     def reverse_bytes(self, value: ir.Value) -> ir.Value:
-        return self._permute_blocks(value, I8, range(15, -1, -1))
+        return self.permute_blocks(value, I8, range(15, -1, -1))
 
     def swap_words(self, value: ir.Value) -> ir.Value:
-        return self._permute_blocks(value, I64, (1, 0))
+        return self.permute_blocks(value, I64, (1, 0))
 
-    def _permute_blocks(self, value: ir.Value, element: ir.IntType, order: Sequence[int]) -> ir.Value:
+    def permute_blocks(self, value: ir.Value, element: ir.IntType, order: Sequence[int]) -> ir.Value:
+        """Return each block with its elements in that order."""
         count = len(order)
         cast = self.builder.bitcast(value, ir.VectorType(element, count * self.blocks))
         shuffled = self._shuffle(cast, cast, [lane * count + index for lane in range(self.blocks) for index in order])
@@ -120,25 +120,24 @@ class Emitter:
     # AES rounds and carry-less products.
 
     def aes_round(self, state: ir.Value, key: ir.Value) -> ir.Value:
-        return self._call_native("llvm.x86.aesni.aesenc", [state, key])
+        return self._by_parts(self._instructions.aes_round, state, key)
 
     def aes_last(self, state: ir.Value, key: ir.Value) -> ir.Value:
-        return self._call_native("llvm.x86.aesni.aesenclast", [state, key])
+        return self._by_parts(self._instructions.aes_last, state, key)
 
     def clmul(self, left: ir.Value, right: ir.Value, select: int) -> ir.Value:
         """Multiply one word of each block: bit 0 of `select` selects the word of `left`, bit 4 that of `right`."""
-        return self._call_native("llvm.x86.pclmulqdq", [left, right], [I8(select)])
+        return self._by_parts(lambda left, right: self._instructions.clmul(left, right, select), left, right)
 
-    def _call_native(self, name: str, vectors: list[ir.Value], scalars: Sequence[ir.Value] = ()) -> ir.Value:
-        narrow = ir.VectorType(I64, self.native // 8)
-        suffix = {16: "", 32: ".256", 64: ".512"}[self.native]
-        signature = ir.FunctionType(narrow, [narrow] * len(vectors) + [scalar.type for scalar in scalars])
-        call = declare(self.builder.module, name + suffix, signature)
+    def _by_parts(self, operation: Callable[[ir.Value, ir.Value], ir.Value], *vectors: ir.Value) -> ir.Value:
+        """Apply an operation on vectors of the native width to the parts of two vectors."""
+        words = self.native // 8
+        if words == self.type.count:
+            return operation(*vectors)
         parts = []
-        for start in range(0, self.type.count, narrow.count):
-            order = range(start, start + narrow.count)
-            pieces = vectors if narrow == self.type else [self._shuffle(vector, vector, order) for vector in vectors]
-            parts.append(self.builder.call(call, [*pieces, *scalars]))
+        for start in range(0, self.type.count, words):
+            order = range(start, start + words)
+            parts.append(operation(*(self._shuffle(vector, vector, order) for vector in vectors)))
         while len(parts) > 1:
             order = range(2 * parts[0].type.count)
             parts = [self._shuffle(low, high, order) for low, high in zip(parts[::2], parts[1::2], strict=True)]
@@ -179,11 +178,6 @@ class Emitter:
         return builder.bitcast(shifted, block.type)
 
 
-def declare(module: ir.Module, name: str, signature: ir.FunctionType) -> ir.Function:
-    """Return the function of that name in `module`, and declare it if needed."""
-    return module.globals.get(name) or ir.Function(module, signature, name)
-
-
 def define(module: ir.Module, name: str, arguments: int, build: Callable[[ir.Function], None]) -> ir.Function:
     """Return the internal function of that name, from 64-bit integers to one, and `build` it if needed."""
     function = module.globals.get(name)
@@ -221,12 +215,14 @@ def emit_loop(
 
 
 def compile_for(function: ir.Function, cpu: str, features: str) -> None:
-    """Compile `function` for a microarchitecture level and features of its own, independent of its module.
+    """Compile `function` for features of its own, and a microarchitecture level or `cpu` unless that is empty.
 
-    Otherwise LLVM aborts the process at an instruction that the target of the module lacks.
+    Otherwise LLVM aborts the process at an instruction that the target of the module lacks. A `cpu` on Arm would
+    prevent inlining, as LLVM inlines no function there that is tuned in another way than its caller.
     """
-    for attribute in (f'"target-cpu"="{cpu}"', f'"target-features"="{features}"'):
-        set.add(function.attributes, attribute)  # llvmlite has no call for string attributes
+    for name, value in (("target-cpu", cpu), ("target-features", features)):
+        if value:
+            set.add(function.attributes, f'"{name}"="{value}"')  # llvmlite has no call for string attributes
 
 
 def _make_volatile(load: Any) -> None:

@@ -13,8 +13,8 @@ import numpy as np
 from fastrack._crypto import workers
 from fastrack._crypto.base import Bytes, address, check_buffers
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
+from fastrack._crypto.forms import is_compiling
 from fastrack._crypto.jit import _DONE, compiled, copy_bytes, fetch_add, source_digest, wait_until_done
-from fastrack._crypto.vaes import is_compiling
 
 PARALLEL_THRESHOLD = (512 << 10) // CHUNK_SIZE  # chunks that one thread copies before another has woken up
 

@@ -1,4 +1,4 @@
-"""Engine for every other CPU: OpenSSL through pyca/cryptography, one chunk a call.
+"""Engine for CPUs that no form of the compiled code supports: OpenSSL through pyca/cryptography, one chunk a call.
 
 This is the only Python loop over chunks. More threads would make it slower: each call of 16 KiB takes the interpreter's
 lock twice.
@@ -13,8 +13,24 @@ import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from fastrack._crypto.base import Bytes, GatherPlan, KeySchedule, check_buffers, check_plan, chunks_between
-from fastrack._crypto.cobblestone import CHUNK_SIZE, NONCE_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, MessageKey, chunk_nonce
+from fastrack._crypto.base import (
+    Bytes,
+    GatherPlan,
+    Jobs,
+    KeySchedule,
+    check_buffers,
+    check_plan,
+    chunks_between,
+)
+from fastrack._crypto.cobblestone import (
+    CHUNK_SIZE,
+    NONCE_SIZE,
+    SEALED_CHUNK_SIZE,
+    TAG_SIZE,
+    MessageKey,
+    chunk_nonce,
+    ciphertext_size,
+)
 from fastrack.errors import ClosedError
 
 _ZERO_CIPHER = AESGCM(bytes(32))
@@ -75,6 +91,32 @@ class OpenSSLEngine:
                 target[result_offset : result_offset + extent] = scratch[offset : offset + extent]
         scratch.fill(0)
         return min(bad, default=None)
+
+    def open_jobs(self, jobs: Jobs) -> tuple[int, int] | None:
+        first: tuple[int, int] | None = None
+        for number in range(len(jobs.nbytes)):
+            key = jobs.keys.key(number)
+            schedule = self.expand_key(key)
+            try:
+                bad = self._open_job(schedule, jobs, number)
+            finally:
+                schedule.wipe()
+                key.wipe()
+            if first is None and bad is not None:
+                first = number, bad
+        return first
+
+    def _open_job(self, schedule: OpenSSLSchedule, jobs: Jobs, number: int) -> int | None:
+        source, plain, plan = jobs.sealed[number], jobs.plain[number], jobs.plans[number]
+        target = jobs.targets[number].array
+        if plain is not None:
+            sealed = np.empty(ciphertext_size(plain.size), np.uint8)
+            self.seal_run(schedule, plain.array, sealed, 0)
+            return self.open_run(schedule, sealed, target, 0)
+        assert source is not None
+        if plan is not None:
+            return self.open_gather(schedule, source.array, target, plan)
+        return self.open_run(schedule, source.array, target, 0)
 
 
 class OpenSSLSchedule(KeySchedule):

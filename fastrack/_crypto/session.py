@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from typing import NoReturn
 
 from fastrack._crypto import cobblestone
 from fastrack._crypto.cobblestone import MessageKey
+from fastrack._crypto.message_keys import MessageKeys
 from fastrack._util.fork import register_fork_reset
 from fastrack.errors import ClosedError
 
@@ -44,13 +46,27 @@ class Session:
         Raise ClosedError if the session was wiped.
         """
         with self._lock:
-            if self._owner != os.getpid():  # a fork that Python did not detect
-                self._replace()
-            if self._secret is None:
-                raise ClosedError("expected an open session, got a wiped one; open another channel")
-            self._counter += 1
-            salt = self._counter.to_bytes(cobblestone.SALT_SIZE - _RANDOM_SIZE, "big") + os.urandom(_RANDOM_SIZE)
-            return cobblestone.derive(self._secret, salt, _CONTEXT)
+            secret = self._require_secret()
+            return cobblestone.derive(secret, self._next_salt(), _CONTEXT)
+
+    def next_keys(self, keys: MessageKeys, rows: Sequence[int]) -> None:
+        """Derive the message keys of several transfers, as `next_key` does, into these rows."""
+        with self._lock:
+            secret = self._require_secret()
+            for row in rows:
+                keys.derive(row, secret, self._next_salt(), _CONTEXT)
+            cobblestone.overwrite_freed()
+
+    def _require_secret(self) -> bytearray:
+        if self._owner != os.getpid():  # a fork that Python did not detect
+            self._replace()
+        if self._secret is None:
+            raise ClosedError("expected an open session, got a wiped one; open another channel")
+        return self._secret
+
+    def _next_salt(self) -> bytes:
+        self._counter += 1
+        return self._counter.to_bytes(cobblestone.SALT_SIZE - _RANDOM_SIZE, "big") + os.urandom(_RANDOM_SIZE)
 
     def wipe(self) -> None:
         """Overwrite the secret with zeros; `next_key` raises from then on."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from fastrack._crypto.vaes import is_compiling
+from fastrack._crypto.forms import is_compiling
 from fastrack._crypto.workers import default_threads
 from fastrack._devices.base import Device
 from fastrack.errors import DeviceError

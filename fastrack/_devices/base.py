@@ -4,34 +4,114 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from fastrack._crypto.base import Bytes, GatherPlan
-from fastrack._crypto.cobblestone import MessageKey
+from fastrack._crypto.base import Bytes, GatherPlan, HostMemory
+from fastrack._crypto.cobblestone import ciphertext_size
+from fastrack._crypto.message_keys import MessageKeys
 from fastrack._tensors.arrays import Framework
 from fastrack._util.trace import Detail
 
-BAD_PLAN = -1  # the result of a gather whose plan was altered on its way to the device
+BAD_PLAN = -1  # the `chunk` of a `BadChunk` if what decides where bytes go was altered on its way to the device
+MAX_MESSAGES = 1 << 25  # of an operation: the numbers of a message and of a chunk, 38 bits, fit into one signed word
 
 
-@dataclass(frozen=True, slots=True)
-class Slab:
-    """A segment of a message: whole chunks for one copy and one kernel launch, or the chunks of a gather.
+@dataclass(slots=True)
+class Messages:
+    """The messages of one operation: parallel sequences, which a message's number indexes.
 
-    `start` and `stop` are the range of its plaintext in that of the message, in bytes. For a gather, `plan` has the
+    There are at least one and at most `MAX_MESSAGES` of them. The sequences do not change while the operation lives.
+
+    Attributes
+    ----------
+    keys : the keys. The caller wipes them after `Operation.finish`. A device that has copied them may wipe them before.
+    nbytes : bytes of plaintext of each message, also where only some of its chunks are gathered
+    memories : a view of the array that each message fills, or is sealed from; messages of gathers may share one. All
+        are of one call of one thread, and so on one stream. A message that is opened or sealed in runs has a view of
+        `nbytes`, from its first byte on.
+    sealed : the chunks of each message, all of them and without its header, in host memory: read by `open`, written by
+        `seal`. None for a message in `plain`, and for one whose chunks the caller puts into the staging buffers, or
+        takes from there
+    plain : the plaintext of a message that is sealed on its way. The caller seals it into the staging buffers, at the
+        offsets of its segments; a device that works in place seals each chunk, and opens it into the result. None for
+        all others
+    plans : the gather of each message of which not all is wanted, which `Segment.plan` has parts of; None for others
+    """
+
+    keys: MessageKeys
+    nbytes: Sequence[int]
+    memories: Sequence[Any]
+    sealed: Sequence[HostMemory | None]
+    plain: Sequence[HostMemory | None]
+    plans: Sequence[GatherPlan | None]
+
+    @property
+    def first_chunk(self) -> int:
+        """That of the first message."""
+        return 0
+
+    @property
+    def sealed_size(self) -> int:
+        """Bytes of all chunks of all messages."""
+        return sum(map(ciphertext_size, self.nbytes))
+
+    def __len__(self) -> int:
+        return len(self.nbytes)
+
+
+class Segment(NamedTuple):
+    """Whole chunks of one message, one after the other, or the chunks of a gather.
+
+    `start` and `stop` are the range of their plaintext in that of the message, in bytes; `start` is `first_chunk` times
+    16384, and only the last segment of a message has its last chunk, which is shorter. For a gather, `plan` has the
     chunks and the destinations of their bytes; `first_chunk`, `start` and `stop` then describe the whole message.
     """
 
+    message: int  # its number in `Messages`
     first_chunk: int
     start: int
     stop: int
     sealed_size: int  # bytes of its sealed chunks
+    offset: int = 0  # of its chunks in the staging buffer: a multiple of 16. The chunks of a gather lie side by side
     plan: GatherPlan | None = None
 
     @property
     def detail(self) -> Detail:
         """Its attributes in a timeline."""
         return {"chunk": self.first_chunk, "sealed": self.sealed_size}
+
+
+@dataclass(frozen=True, slots=True)
+class Slab:
+    """Segments for one copy and one kernel launch, at least one. None overlaps another in the staging buffer.
+
+    Segments are in the order of messages, and of chunks within a message. A message may have segments in several slabs,
+    which are given to the operation in this order; a gather with many chunks or ranges is divided, too.
+    """
+
+    segments: Sequence[Segment]
+    sealed_size: int  # bytes of the staging buffer up to the end of the last segment; the rest is free for the device
+
+    @property
+    def first_chunk(self) -> int:
+        """That of its first segment."""
+        return self.segments[0].first_chunk
+
+    @property
+    def detail(self) -> Detail:
+        """Its attributes in a timeline."""
+        return {"chunk": self.first_chunk, "sealed": self.sealed_size}
+
+
+class BadChunk(NamedTuple):
+    """The first chunk whose tag is wrong: the lowest chunk of the lowest message that has one.
+
+    `chunk` is `BAD_PLAN` if a plan or a table of segments was altered on its way to the device; `message` is then one
+    of those whose bytes it directs.
+    """
+
+    message: int
+    chunk: int
 
 
 class SpanCallback(Protocol):
@@ -60,36 +140,39 @@ class StagingBuffer(Protocol):
 
 
 class Operation(Protocol):
-    """The opening or sealing of one message on a device. Call `finish` in any case, also after an error."""
+    """The opening or sealing of the messages of one call. Call `finish` in any case, also after an error.
+
+    There is one verdict on all of them. In place of every chunk that failed the result holds zeros.
+    """
 
     lane: int  # the group of transfers that may delay this one; less than `Device.lanes`
 
-    def open(self, slab: Slab, sealed: Bytes, buffer: StagingBuffer | None) -> None:
+    def open(self, slab: Slab | None, buffer: StagingBuffer | None) -> None:
         """Authenticate and decrypt a slab, now or with the next `issue`.
 
-        `sealed` is its chunks in host memory: in their source, which for a gather is the whole message without its
-        header, or in `buffer.memory`, which for a gather holds only its chunks, one after the other. `buffer`, for a
-        device that needs one, is in use until the next `issue`. The result of a chunk whose tag is wrong is zeros.
+        A device with staging copies the chunks of each segment from `Messages.sealed` to their offset in the buffer,
+        unless the caller has written them there. The buffer is in use until the next `issue`. For a device that works
+        in place both are None, and stand for all messages, where they lie.
         """
 
-    def seal(self, slab: Slab, sealed: Bytes, buffer: StagingBuffer | None) -> None:
-        """Encrypt a slab into `sealed`, in host memory, which is complete after `finish`."""
+    def seal(self, slab: Slab | None, buffer: StagingBuffer | None) -> None:
+        """Encrypt a slab into `Messages.sealed`, which is complete after `finish`. None means as for `open`."""
 
     def issue(self) -> None:
         """Start the work on the slabs so far. Their buffers may then be reused after their `wait`."""
 
     def finish(self, *, wait: bool = False) -> None:
-        """End the message after its last slab, and wipe the key as soon as the device no longer needs it.
+        """End the messages after their last slab, and wipe the keys as soon as the device no longer needs them.
 
-        Work that the caller gives to the device afterwards runs after the result is complete. With `wait` the result is
-        complete when this returns.
+        Work that the caller gives to the device afterwards runs after the results are complete. With `wait` the results
+        are complete when this returns.
         """
 
     def done(self) -> bool:
         """Return whether `result` would return at once. Valid after `finish`."""
 
-    def result(self) -> int | None:
-        """Wait for the end, and return the first chunk whose tag is wrong, `BAD_PLAN`, or None. Valid after `finish`.
+    def result(self) -> BadChunk | None:
+        """Wait for the end, and return the first chunk whose tag is wrong, or None. Valid after `finish`.
 
         Raise DeviceError if the device failed.
         """
@@ -98,9 +181,11 @@ class Operation(Protocol):
 class Device(Protocol):
     """A place for plaintext.
 
-    The first staged slab of a message has up to `first_slab_size` bytes of plaintext, and each that follows is half as
-    large again, up to `max_slab_size`: the device starts early, and the next slab is filled before the previous one is
-    done. Both are multiples of 16384.
+    The first staged slab of an operation has up to `first_slab_size` bytes of plaintext, and each that follows is half
+    as large again, up to `max_slab_size`: the device starts early, and the next slab is filled before the previous one
+    is done. Both are multiples of 16384. A slab of many small segments holds less: beside its chunks, padded to
+    multiples of 16 bytes, its staging buffer has room for `segment_room` bytes for each segment, for a gather's plan
+    twice, and for the tags of both.
     """
 
     name: str  # "cpu" or "cuda:N"
@@ -108,6 +193,7 @@ class Device(Protocol):
     lanes: int  # groups of transfers that do not delay each other; each has its own staging buffers
     max_slab_size: int
     first_slab_size: int
+    segment_room: int  # bytes of a staging buffer that the device needs for each segment of a slab, for its own tables
 
     def framework(self, requested: Framework | None, source: Framework | None) -> Framework:
         """Return the framework of a result: the requested one, else that of the source if possible, else another.
@@ -119,7 +205,7 @@ class Device(Protocol):
         """Return an uninitialized array on the device, and a writable `view` of it."""
 
     def view(self, array: Any, *, writable: bool) -> Any:
-        """Return the bytes of an array on this device, for `begin`. Its `len` is their number."""
+        """Return the bytes of an array on this device, for `begin`."""
 
     def clear(self, memory: Any) -> None:
         """Overwrite a view with zeros. Complete when this returns."""
@@ -127,10 +213,10 @@ class Device(Protocol):
     def staging_buffer(self, size: int) -> StagingBuffer:
         """Allocate a buffer for staged slabs of up to `size` bytes, page-locked where that applies."""
 
-    def begin(self, key: MessageKey, memory: Any, note: SpanCallback | None = None) -> Operation:
-        """Begin to open a message into `memory`, a view, or to seal it from there.
+    def begin(self, messages: Messages, note: SpanCallback | None = None) -> Operation:
+        """Begin to open messages into their memories, or to seal them from there.
 
-        The caller may wipe the key when this returns. `note` receives the steps that run on the caller's thread.
+        `note` receives the steps that run on the caller's thread.
         """
 
     def close(self) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-from fastrack._crypto.base import Bytes, Engine
-from fastrack._crypto.cobblestone import MessageKey
+from fastrack._crypto.base import Bytes, Engine, HostMemory, Jobs
 from fastrack._crypto.engine import get_engine
-from fastrack._devices.base import Slab, SpanCallback, StagingBuffer
+from fastrack._devices.base import BadChunk, Messages, Slab, SpanCallback, StagingBuffer
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Framework
 from fastrack.errors import DeviceError
@@ -17,14 +17,15 @@ from fastrack.errors import DeviceError
 class CpuDevice:
     """`Device` on the cores of the host.
 
-    Chunks are opened from their source straight into the result, by one native call a thread.
+    Chunks are opened from their source straight into the result, by one native call for all messages of an operation.
     """
 
     name = "cpu"
     in_place = True
     lanes = 1
-    max_slab_size = 32 << 20  # large, as a busy interpreter may delay each call
-    first_slab_size = max_slab_size  # nothing runs while the next slab is filled
+    max_slab_size = 32 << 20
+    first_slab_size = max_slab_size
+    segment_room = 0
 
     def __init__(self, threads: int | None = None) -> None:
         self.engine = get_engine(threads=threads)
@@ -36,21 +37,22 @@ class CpuDevice:
             )
         return requested or (source if source != "cupy" else None) or arrays.default_framework()
 
-    def empty(self, dtype: str, shape: Sequence[int], framework: Framework) -> tuple[Any, Bytes]:
-        memory = arrays.empty_bytes(dtypes.nbytes(dtype, shape))
-        return arrays.from_bytes(memory, dtype, shape, framework), memory
+    def empty(self, dtype: str, shape: Sequence[int], framework: Framework) -> tuple[Any, HostMemory]:
+        size = dtypes.nbytes(dtype, shape)
+        array, address, owner = arrays.empty(size, dtype, shape, framework)
+        return array, HostMemory(address, size, owner)
 
-    def view(self, array: Any, *, writable: bool) -> Bytes:
-        return arrays.bytes_of(array, writable=writable)
+    def view(self, array: Any, *, writable: bool) -> HostMemory:
+        return HostMemory.of(arrays.bytes_of(array, writable=writable), writable=writable)
 
-    def clear(self, memory: Bytes) -> None:
-        memory.fill(0)
+    def clear(self, memory: HostMemory) -> None:
+        ctypes.memset(memory.address, 0, memory.size)
 
     def staging_buffer(self, size: int) -> CpuStagingBuffer:
         return CpuStagingBuffer(arrays.empty_bytes(size))
 
-    def begin(self, key: MessageKey, memory: Bytes, note: SpanCallback | None = None) -> CpuOperation:
-        return CpuOperation(self.engine, key, memory)
+    def begin(self, messages: Messages, note: SpanCallback | None = None) -> CpuOperation:
+        return CpuOperation(self.engine, messages)
 
     def close(self) -> None:
         """Do nothing: this device holds no resources."""
@@ -77,32 +79,37 @@ class CpuOperation:
 
     lane = 0
 
-    def __init__(self, engine: Engine, key: MessageKey, memory: Bytes) -> None:
+    def __init__(self, engine: Engine, messages: Messages) -> None:
         self._engine = engine
-        self._schedule = engine.expand_key(key)
-        self._memory = memory
-        self._bad: int | None = None
+        self._messages = messages
+        self._bad: BadChunk | None = None
 
-    def open(self, slab: Slab, sealed: Bytes, buffer: StagingBuffer | None) -> None:
-        if slab.plan is not None:
-            bad = self._engine.open_gather(self._schedule, sealed, self._memory, slab.plan)
-        else:
-            plain = self._memory[slab.start : slab.stop]
-            bad = self._engine.open_run(self._schedule, sealed, plain, slab.first_chunk)
-        if self._bad is None:
-            self._bad = bad
+    def open(self, slab: Slab | None, buffer: StagingBuffer | None) -> None:
+        one = self._messages
+        bad = self._engine.open_jobs(Jobs(one.keys, one.nbytes, one.memories, one.sealed, one.plain, one.plans))
+        if bad is not None:
+            self._bad = BadChunk(*bad)
 
-    def seal(self, slab: Slab, sealed: Bytes, buffer: StagingBuffer | None) -> None:
-        self._engine.seal_run(self._schedule, self._memory[slab.start : slab.stop], sealed, slab.first_chunk)
+    def seal(self, slab: Slab | None, buffer: StagingBuffer | None) -> None:
+        messages = self._messages
+        for number, (memory, sealed) in enumerate(zip(messages.memories, messages.sealed, strict=True)):
+            assert sealed is not None
+            key = messages.keys.key(number)
+            schedule = self._engine.expand_key(key)
+            try:
+                self._engine.seal_run(schedule, memory.array, sealed.array, 0)
+            finally:
+                schedule.wipe()
+                key.wipe()
 
     def issue(self) -> None:
         """Do nothing: every call is complete when it returns."""
 
     def finish(self, *, wait: bool = False) -> None:
-        self._schedule.wipe()
+        self._messages.keys.wipe()
 
     def done(self) -> bool:
         return True
 
-    def result(self) -> int | None:
+    def result(self) -> BadChunk | None:
         return self._bad

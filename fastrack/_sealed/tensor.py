@@ -6,14 +6,14 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn, Self
 
 import numpy as np
 
 from fastrack._crypto import cobblestone
-from fastrack._crypto.base import GatherPlan
+from fastrack._crypto.base import GatherPlan, HostMemory
 from fastrack._crypto.cobblestone import HEADER_SIZE, SALT_SIZE, MessageKey
 from fastrack._crypto.engine import get_engine
 from fastrack._crypto.keyring import KeyLike, KeyRing, KeySource, sealing_key
@@ -23,7 +23,7 @@ from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes, Framework
 from fastrack._util.pickles import unpickle
 from fastrack._util.public import public
-from fastrack.errors import AuthenticationError, FormatError, GrantError, UnknownKeyError
+from fastrack.errors import AuthenticationError, FastrackError, FormatError, GrantError, UnknownKeyError
 
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 Kind = Literal["tensor", "checkpoint"]
@@ -171,9 +171,16 @@ class MessageContext:
     shape: tuple[int, ...]
     file: str
     kind: Kind = "tensor"
+    _encoded: bytes | None = field(default=None, init=False, repr=False, compare=False)
 
     def encode(self) -> bytes:
         """Return the context string of the key derivation: a label with the kind, and canonical JSON."""
+        if self._encoded is None:
+            object.__setattr__(self, "_encoded", self._encode())
+        assert self._encoded is not None
+        return self._encoded
+
+    def _encode(self) -> bytes:
         if not isinstance(self.name, str):
             raise TypeError(f"name of a tensor: expected text, got {self.name!r:.200}")
         fields = {"dtype": self.dtype, "file": self.file, "name": self.name, "shape": list(self.shape)}
@@ -194,7 +201,11 @@ class MessageContext:
         try:
             return cobblestone.open_header(header, key.material(), self.encode())
         except AuthenticationError as error:
-            raise AuthenticationError(f"tensor {self.name!r:.200}: {error}", tensor=self.name) from None
+            raise self.mismatch(error) from None
+
+    def mismatch(self, error: AuthenticationError | None = None) -> AuthenticationError:
+        """Return the error for a header that does not match: that of `cobblestone`, with the name of the tensor."""
+        return AuthenticationError(f"tensor {self.name!r:.200}: {error or cobblestone.MISMATCH}", tensor=self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +318,7 @@ class SealedTensor(_Handle):
            [0, 1]], dtype=int32)
     """
 
-    __slots__ = ("_message", "binding", "context", "key_id", "nbytes", "path")
+    __slots__ = ("_memory", "_message", "binding", "context", "key_id", "nbytes", "path")
 
     def __init__(
         self,
@@ -323,6 +334,7 @@ class SealedTensor(_Handle):
         self.binding = binding
         self.nbytes = dtypes.nbytes(context.dtype, context.shape)
         self._message = message
+        self._memory: HostMemory | None = None
         if message.size != cobblestone.message_size(self.nbytes):
             raise FormatError(
                 f"tensor {context.name!r:.200} of {context.dtype} {list(context.shape)}: expected a message of "
@@ -347,31 +359,49 @@ class SealedTensor(_Handle):
         return self._message.data.toreadonly()
 
     @property
+    def header(self) -> bytes:
+        """A copy of the header of the message."""
+        return self._message[:HEADER_SIZE].tobytes()
+
+    @property
     def chunks(self) -> Bytes:
         """Message without its header, as uint8 of one dimension."""
         return self._message[HEADER_SIZE:]
+
+    @property
+    def memory(self) -> HostMemory:
+        """The same, for native code."""
+        if self._memory is None:
+            self._memory = HostMemory.of(self._message[HEADER_SIZE:])
+        return self._memory
 
     def open_header(self, keys: KeyRing) -> MessageKey:
         """Return the message key, after the header and the binding, if there is one, were authenticated."""
         try:
             key = keys[self.key_id]
-            self._check_grant(key)
-            if self.binding is not None:
-                self.binding.check(self.context, key)
-            return self.context.open_header(self._message[:HEADER_SIZE].tobytes(), key)
+            self.check_origin(key)
+            return self.context.open_header(self.header, key)
         except (AuthenticationError, GrantError, UnknownKeyError) as error:
-            if self.path is not None:
-                error.path = self.path
-                error.args = (f"{self.path}: {error}",)
+            self.add_path(error)
             raise
 
-    def _check_grant(self, key: Key) -> None:
-        file = self.context.file if self.binding is None else self.binding.file
-        if key.files is not None and file not in key.files:
-            raise GrantError(
-                f"tensor {self.context.name!r:.200} is in file {file}, but key {key.id} was granted for other files "
-                "only; ask the owner for a grant that includes it"
-            )
+    def check_origin(self, key: Key) -> None:
+        """Authenticate the binding, if there is one, and refuse a file that the key was not granted for."""
+        if key.files is not None:
+            file = self.context.file if self.binding is None else self.binding.file
+            if file not in key.files:
+                raise GrantError(
+                    f"tensor {self.context.name!r:.200} is in file {file}, but key {key.id} was granted for other "
+                    "files only; ask the owner for a grant that includes it"
+                )
+        if self.binding is not None:
+            self.binding.check(self.context, key)
+
+    def add_path(self, error: FastrackError) -> None:
+        """Add the path of the file to an error about this tensor."""
+        if self.path is not None:
+            error.path = self.path
+            error.args = (f"{self.path}: {error}",)
 
     def to_bytes(self) -> bytes:
         """Return a sealed safetensors file that holds this tensor alone. This takes no key.

@@ -18,6 +18,7 @@ Framework = Literal["torch", "numpy", "cupy"]
 
 _HUGE_PAGE = 2 << 20
 _ALIGNMENT = 64
+_SMALL = 1 << 20  # bytes below which the allocation is what an array costs
 
 
 def framework_of(value: object) -> Framework | None:
@@ -94,6 +95,20 @@ def empty_bytes(size: int) -> Bytes:
     memory = np.empty(size + alignment, np.uint8)
     start = -memory.__array_interface__["data"][0] % alignment
     return memory[start : start + size]
+
+
+def empty(size: int, dtype: str, shape: Sequence[int], framework: Framework) -> tuple[Any, int, object]:
+    """Allocate an array of `size` bytes in host memory; return it, its address, and the owner of the memory.
+
+    The owner is the bytes as `uint8` (size,), or another object.
+    """
+    if framework == "torch" and size < _SMALL:
+        import torch
+
+        array = torch.empty(dtypes.torch_shape(dtype, shape), dtype=dtypes.to_torch(dtype), device="cpu")
+        return array, array.data_ptr(), array
+    memory = empty_bytes(size)
+    return from_bytes(memory, dtype, shape, framework), memory.__array_interface__["data"][0], memory
 
 
 def from_bytes(memory: Bytes, dtype: str, shape: Sequence[int], framework: Framework) -> Any:

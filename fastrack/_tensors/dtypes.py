@@ -39,7 +39,7 @@ def nbytes(dtype: str, shape: Sequence[int]) -> int:
     bits = BITS.get(dtype)
     if bits is None:
         raise FormatError(f"unknown dtype: expected one of safetensors ({', '.join(BITS)}), got {dtype!r:.40}")
-    if any(extent < 0 for extent in shape):
+    if shape and min(shape) < 0:
         raise FormatError(f"expected a shape without negative dimensions, got {list(shape)!s:.80}")
     size, rest = divmod(math.prod(shape) * bits, 8)
     if rest:
@@ -74,6 +74,7 @@ def _conversion_of(dtype: Any) -> str:
     return "with array.astype" if dtype.isnative else "with array.astype(array.dtype.newbyteorder('='))"
 
 
+@cache
 def to_numpy(dtype: str) -> Any:
     """Return the NumPy dtype of a safetensors name; raise TypeError if NumPy has none here."""
     import numpy as np
@@ -100,6 +101,7 @@ def from_torch(dtype: Any) -> str:
     return name
 
 
+@cache
 def to_torch(dtype: str) -> Any:
     """Return the torch dtype of a safetensors name; raise TypeError if this torch has none."""
     import torch

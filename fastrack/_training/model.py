@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastrack._crypto.keyring import KeyLike, KeyRing, KeySource
@@ -16,6 +17,7 @@ from fastrack._sealed.writer import save_file
 from fastrack._tensors import dtypes
 from fastrack._tensors.arrays import storage_key
 from fastrack._transfer.api import group, to_device
+from fastrack._transfer.plan import FRESH
 from fastrack._util.public import public
 from fastrack.errors import AuthenticationError
 
@@ -112,8 +114,6 @@ def load_model(
         if problems:
             message = "\n\t".join([f"Error(s) in loading {file.path} into {type(module).__name__}:", *problems])
             raise RuntimeError(message)
-        for step in steps:
-            step.sealed.open_header(ring).wipe()
         _load(steps, ring)
     return _IncompatibleKeys(missing, unexpected)
 
@@ -315,41 +315,51 @@ def _format_keys(kind: str, names: list[str]) -> list[str]:
 def _load(steps: list[_Step], keys: KeyRing) -> None:
     import torch
 
-    devices = {step.device for step in steps}
+    devices: dict[str, list[_Step]] = {}
+    for step in steps:
+        devices.setdefault(step.device, []).append(step)
     for device in devices:
         to_device((), device)  # raises now if the device cannot be used, or failed before
     filled: list[Any] = []
     fresh: list[tuple[_Step, Any]] = []
-    with torch.no_grad():
-        try:
-            with ExitStack() as groups:  # its end waits for every transfer, and raises if one failed
-                start = {device: groups.enter_context(group(device)) for device in devices}
-                for step in steps:
-                    if step.tensor.is_meta:
-                        fresh.append((step, start[step.device](step.sealed, keys=keys, framework="torch")))
-                    else:
-                        filled.append(step.tensor.detach())
-                        _fill(filled[-1], step, keys, start[step.device])
-        except BaseException as error:
-            for tensor in filled:
-                with suppress(Exception):
-                    tensor.zero_()
-            error.add_note(
-                f"{len(filled)} tensors of the module had been written to, and hold zeros now. Load it again"
-            )
-            raise
+    # The end of the groups waits for every transfer, and raises if one failed.
+    with torch.no_grad(), ExitStack() as undoing, ExitStack() as groups:
+        moves = []
+        for device, here in devices.items():
+            tensors = [step.tensor.detach() for step in here]
+            out = [tensor if _fits(step, tensor) else FRESH for step, tensor in zip(here, tensors, strict=True)]
+            start = groups.enter_context(group(device))
+            sealed = [step.sealed for step in here]
+            moves.append((here, tensors, start.prepare(sealed, keys=keys, framework="torch", out=out)))
+        undoing.push(partial(_clear, filled))  # all headers are authentic: from here on tensors are written to
+        for here, tensors, move in moves:
+            filled.extend(tensor for tensor in tensors if not tensor.is_meta)
+            for step, tensor, opened in zip(here, tensors, move(), strict=True):
+                if tensor.is_meta:
+                    fresh.append((step, opened))
+                elif opened is not tensor:
+                    tensor.copy_(opened)
     for step, opened in fresh:
         _replace(step, opened)
 
 
-def _fill(tensor: Any, step: _Step, keys: KeyRing, start: Callable[..., Any]) -> None:
+def _fits(step: _Step, tensor: Any) -> bool:
+    """Return whether a tensor of the module can be filled where it is, and in the type that it has."""
     import torch
 
-    fits = dtypes.to_torch(step.sealed.dtype) is tensor.dtype and type(tensor) is torch.Tensor
-    if fits and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
-        start(step.sealed, keys=keys, out=tensor)
-    else:
-        tensor.copy_(start(step.sealed, keys=keys, framework="torch"))
+    if tensor.is_meta or dtypes.to_torch(step.sealed.dtype) is not tensor.dtype or type(tensor) is not torch.Tensor:
+        return False
+    return bool(tensor.is_contiguous()) and not (tensor.is_conj() or tensor.is_neg())
+
+
+def _clear(filled: list[Any], _: object, error: BaseException | None, *__: object) -> None:
+    """Overwrite tensors with zeros after an error."""
+    if error is None:
+        return
+    for tensor in filled:
+        with suppress(Exception):
+            tensor.zero_()
+    error.add_note(f"{len(filled)} tensors of the module had been written to, and hold zeros now. Load it again")
 
 
 def _replace(step: _Step, opened: Any) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from fastrack._devices import canonical
 from fastrack._sealed.tensor import SealedTensor
 from fastrack._tensors import arrays
 from fastrack._tensors.arrays import Framework
-from fastrack._transfer.channel import Channel
+from fastrack._transfer.channel import Channel, Group
 from fastrack._util.fork import register_fork_reset
 from fastrack._util.public import public
 
@@ -71,8 +70,8 @@ def to_device(
     Raises
     ------
     AuthenticationError
-        If a chunk, a header or the key is not what the owner used. The array that was to receive the tensor holds
-        zeros; tensors of the pytree that were moved before it stay.
+        If a chunk, a header or the key is not what the owner used. The first such tensor of the pytree is named, and
+        all arrays of `out` hold zeros.
     UnknownKeyError
         If the key of a sealed tensor was not given.
     DeviceError
@@ -201,7 +200,7 @@ def synchronize(device: object = None) -> None:
         channel.synchronize()
 
 
-def group(device: str) -> AbstractContextManager[Callable[..., Any]]:
+def group(device: str) -> AbstractContextManager[Group]:
     """Return `Channel.group` of the shared channel to a device."""
     return _shared.channel(device).group()
 

@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Self
 
-import numpy as np
-
 from fastrack._crypto import cobblestone
-from fastrack._crypto.base import Bytes
-from fastrack._crypto.cobblestone import HEADER_SIZE, SEALED_CHUNK_SIZE, MessageKey
+from fastrack._crypto.base import HostMemory
+from fastrack._crypto.cobblestone import HEADER_SIZE
 from fastrack._crypto.engine import get_engine
 from fastrack._crypto.keyring import KeyLike, KeyRing, KeySource, sealing_key
+from fastrack._crypto.message_keys import MessageKeys
 from fastrack._crypto.session import Session
 from fastrack._devices import canonical, open_device
-from fastrack._devices.base import Device, Operation, Slab
-from fastrack._sealed.tensor import MessageContext, SealedRows, SealedTensor, TensorSlice, bad_chunk, new_file_id
-from fastrack._tensors import arrays
+from fastrack._devices.base import Device, Messages, Operation
+from fastrack._sealed.tensor import MessageContext, SealedRows, SealedTensor, bad_chunk, new_file_id
+from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Framework
-from fastrack._transfer.leaf import Leaf
 from fastrack._transfer.pending import Owner, Owners, add_notes
-from fastrack._transfer.sources import PlainSource, RowSource, SealedSource, Sizes, Source, slabs_of
+from fastrack._transfer.plan import Plan
+from fastrack._transfer.sealer import PlainSealer
+from fastrack._transfer.slabs import Sizes, slabs_of
 from fastrack._transfer.staging import Lease, StagingPool
 from fastrack._transfer.stats import Recorder, Stats, Transfer
 from fastrack._util.fork import register_fork_reset
 from fastrack._util.guard import CloseGuard
 from fastrack._util.public import public
-from fastrack._util.tree import tree_map, tree_path
+from fastrack._util.tree import Tree
 from fastrack.errors import AuthenticationError, ClosedError, DeviceError
 
 DEPTH = 6  # buffers of a pool: filled, on their way, or waiting for a GPU whose multiprocessors are all taken
-_Opened = tuple[TensorSlice | None, MessageKey]  # the part of a leaf that a message holds, or None for all of it
 _FIRST_BATCH, _BATCH = 2, 16  # slabs that are issued together: fewer at first, so that the device begins early
 
 
@@ -114,9 +111,8 @@ class Channel:
         self._engine = get_engine(threads=threads)
         self._device = device
         self._session = Session()
-        self._sizes = Sizes(device.first_slab_size, device.max_slab_size)
-        size = cobblestone.ciphertext_size(device.max_slab_size)
-        self._pools = [StagingPool(device, size, depth) for _ in range(device.lanes)]
+        self._sizes = Sizes(device.first_slab_size, device.max_slab_size, device.segment_room)
+        self._pools = [StagingPool(device, self._sizes.buffer_size, depth) for _ in range(device.lanes)]
         if not device.in_place:
             self._pools[0].reserve()  # before the first result takes what memory there is
         self._owners = Owners()
@@ -153,6 +149,8 @@ class Channel:
         ClosedError
             If the channel was closed.
         """
+        if out is not None and framework is not None:
+            raise ValueError("expected framework= or out=, got both; the arrays of out= have a framework already")
         return self._start(None, obj, keys=keys, framework=framework, out=out, non_blocking=non_blocking)
 
     def to_host(self, x: Any, *, key: KeyLike | None = None, name: str = "tensor") -> SealedTensor:
@@ -171,11 +169,18 @@ class Channel:
             dtype, shape = arrays.describe(x)
             context = MessageContext(name, dtype, shape, new_file_id())
             message_key, header = context.new_key(key)
-            memory = self._device.view(x, writable=False)
-            with self._stats.transfer(len(memory), "to_host", name) as record:
-                message = arrays.empty_bytes(cobblestone.message_size(len(memory)))
-                message[:HEADER_SIZE] = header
-                self._send(message_key, memory, message[HEADER_SIZE:], record)
+            keys = MessageKeys.of([message_key])
+            message_key.wipe()
+            try:
+                memory = self._device.view(x, writable=False)
+                nbytes = dtypes.nbytes(dtype, shape)
+                with self._stats.transfer(1, nbytes, "to_host", name) as record:
+                    message = arrays.empty_bytes(cobblestone.message_size(nbytes))
+                    message[:HEADER_SIZE] = header
+                    sealed = HostMemory.of(message[HEADER_SIZE:], writable=True)
+                    self._send(Messages(keys, [nbytes], [memory], [sealed], [None], [None]), record)
+            finally:
+                keys.wipe()
         message.flags.writeable = False
         return SealedTensor(context, message, key.id)
 
@@ -188,16 +193,15 @@ class Channel:
             self._owners.current().wait()
 
     @contextmanager
-    def group(self) -> Iterator[Callable[..., Any]]:
+    def group(self) -> Iterator[Group]:
         """Collect the failures of the transfers of a ``with`` block apart from those of their thread.
 
-        Yield a `to_device` that does not wait, and that raises the failures in the block that are known. The end of the
-        block waits for all of its transfers and raises the first failure; or, if the block raised an error, adds the
-        failures to this as notes.
+        The end of the block waits for all of its transfers and raises the first failure; or, if the block raised an
+        error, adds the failures to this as notes.
         """
         owner = self._owners.open_group()
         try:
-            yield partial(self._start, owner, non_blocking=True)
+            yield Group(self, owner)
             with self._guard:
                 owner.wait()
         except BaseException as error:
@@ -242,246 +246,166 @@ class Channel:
 
     # One call.
 
-    def _start(
+    def _start(self, owner: Owner | None, obj: Any, *, non_blocking: bool, **options: Any) -> Any:
+        """Move all tensors in `obj`, unless a transfer that the owner, by default the thread, started has failed."""
+        with self._guard:
+            if not self._device.in_place:  # else nothing was left to wait for
+                owner = owner or self._owners.current()
+                if non_blocking:
+                    owner.check()
+                else:
+                    owner.wait()
+            plan = self._plan(obj, **options)
+            try:
+                plan.open_headers(self._session)
+            except AuthenticationError:
+                self._clear(plan.targets)
+                raise
+            return self._run(plan, owner if non_blocking else None)
+
+    def _plan(
         self,
-        owner: Owner | None,
         obj: Any,
         *,
         keys: KeySource | None = None,
         framework: Framework | None = None,
         out: Any = None,
-        non_blocking: bool,
-    ) -> Any:
-        """Move all tensors in `obj`, unless a transfer that the owner, by default the thread, started has failed."""
-        with self._guard:
-            if owner is None:
-                owner = self._owners.current()
-            if non_blocking:
-                owner.check()
-            else:
-                owner.wait()
-            request = _Request(self._keys if keys is None else keys, framework, owner, non_blocking)
-            if out is None:
-                return tree_map(_naming(obj, lambda value: self._move(value, request)), obj)
-            if framework is not None:
-                raise ValueError("expected framework= or out=, got both; the arrays of out= have a framework already")
-            prepared: deque[tuple[Leaf, Any] | None] = deque()  # in the order of the leaves
-            tree_map(_naming(obj, lambda value, array: prepared.append(self._prepare(value, array))), obj, out)
-            fill = _naming(obj, lambda value, array: self._fill(prepared.popleft(), value, array, request))
-            return tree_map(fill, obj, out)
+    ) -> Plan:
+        """Describe the tensors of a pytree, and the arrays to fill."""
+        plan = Plan(Tree(obj), framework, in_memory_order=out is None)
+        if out is not None:
+            plan.view_outputs(self._device, out)
+        if plan.is_sealed:
+            plan.ring = KeyRing.resolve(self._keys if keys is None else keys)
+        return plan
 
-    def _move(self, value: Any, request: _Request) -> Any:
-        """Move a tensor to fresh memory. Return any other value as it is."""
-        leaf = Leaf.of(value, in_memory_order=True)
-        if leaf is None:
-            return value
-        with ExitStack() as wiping:
-            opened = self._open_headers(leaf.value, request, None, wiping)
-            # Memory of the claimed size is allocated here, when the claim is authenticated.
-            framework = self._device.framework(request.framework, leaf.framework)
-            array, target = self._device.empty(leaf.dtype, leaf.shape, framework)
-            self._transfer(leaf, opened, request, target)
-        return array if leaf.restore is None else leaf.restore(array)
-
-    def _prepare(self, value: Any, out: Any) -> tuple[Leaf, Any] | None:
-        """Return a tensor's description and a view of the array that it will fill, before anything is moved."""
-        leaf = Leaf.of(value, in_memory_order=False)
-        if leaf is None:
-            return None
-        dtype, shape = arrays.describe(out)
-        if (dtype, shape) != (leaf.dtype, leaf.shape):
-            raise ValueError(
-                f"out= must have the dtype and shape of what it receives: expected {leaf.dtype} {list(leaf.shape)}, "
-                f"got {dtype} {list(shape)}"
-            )
-        return leaf, self._device.view(out, writable=True)
-
-    def _fill(self, prepared: tuple[Leaf, Any] | None, value: Any, out: Any, request: _Request) -> Any:
-        """Move a tensor into `out`. Return any other value as it is."""
-        if prepared is None:
-            return value
-        leaf, target = prepared
-        with ExitStack() as wiping:
-            opened = self._open_headers(leaf.value, request, target, wiping)
-            self._transfer(leaf, opened, request, target)
-        return out
-
-    def _transfer(self, leaf: Leaf, opened: list[_Opened], request: _Request, target: Any) -> None:
-        """Open the messages of a leaf into `target`. After an error this holds zeros."""
-        with self._stats.transfer(len(target), "to_device", leaf.name) as record:
-            messages = self._messages(leaf.value, opened, target)
-            started: list[tuple[Operation, Source]] = []
+    def _run(self, plan: Plan, owner: Owner | None) -> Any:
+        """Move the tensors of a plan whose headers were opened, and return the pytree of the results."""
+        if plan.tensors:
             try:
-                if isinstance(leaf.value, SealedRows) and leaf.value.needs_padding:
-                    self._device.clear(target)
-                for source, message_key in messages:
-                    # What is on one device's stream is done when the last of it is.
-                    wait = source is messages[-1][0] and not request.non_blocking
-                    started.append((self._receive(source, message_key, target, record, wait=wait), source))
-                self._collect_results(started, request)
+                plan.allocate(self._device)
+                self._move(plan, None if self._device.in_place else owner)
+            finally:
+                plan.keys.wipe()
+        return plan.results()
+
+    def _move(self, plan: Plan, owner: Owner | None) -> None:
+        """Open the messages of a call into its arrays. An owner waits later. After an error all arrays hold zeros."""
+        messages = plan.messages()
+        operation: Operation | None = None
+        with self._stats.transfer(len(plan.tensors), plan.nbytes, "to_device", plan.tensor_name) as record:
+            try:
+                for tensor, target in zip(plan.tensors, plan.targets, strict=True):
+                    if isinstance(tensor, SealedRows) and tensor.needs_padding:
+                        self._device.clear(target)
+                if plan.parts:
+                    operation = self._receive(messages, record, wait=owner is None)
+                    if owner is not None:
+                        owner.add(operation, plan.names())
+                    else:
+                        self._require_authentic(operation, plan)
             except BaseException:
-                for operation, _ in started:  # none may write to the target once it was cleared
+                if operation is not None:  # it must not write to arrays that were cleared
                     with suppress(DeviceError):
                         operation.result()
-                self._clear(target)
+                self._clear(plan.targets)
                 raise
 
-    def _open_headers(self, leaf: Any, request: _Request, target: Any, wiping: ExitStack) -> list[_Opened]:
-        """Return the parts of a leaf, and the key of the message of each, before anything is allocated or moved.
+    def _require_authentic(self, operation: Operation, plan: Plan) -> None:
+        bad = operation.result()
+        if bad is not None:
+            name, path = plan.name(bad.message)
+            raise bad_chunk(name, bad.chunk, path=path)
 
-        `target` is a view of the array that the caller gave, or None. It is cleared if a header is refused.
-        """
-
-        def wiped(key: MessageKey) -> MessageKey:
-            wiping.callback(key.wipe)
-            return key
-
-        if not isinstance(leaf, (SealedTensor, SealedRows)):
-            return [(None, wiped(self._session.next_key()))]
-        try:
-            if isinstance(leaf, SealedTensor):
-                return [(None, wiped(leaf.open_header(request.ring)))]
-            leaf.check_contexts(request.ring)
-            return [(part, wiped(part.tensor.open_header(request.ring))) for part in leaf.slices()]
-        except AuthenticationError:
+    def _clear(self, targets: Sequence[Any]) -> None:
+        """Overwrite arrays with zeros after an error, which is the one to raise even if this fails as well."""
+        for target in targets:
             if target is not None:
-                self._clear(target)
-            raise
-
-    def _messages(self, leaf: Any, opened: list[_Opened], target: Any) -> list[tuple[Source, MessageKey]]:
-        """Return the source and the key of each message, which fills its part of `target`."""
-        messages: list[tuple[Source, MessageKey]] = []
-        for part, key in opened:
-            source: Source
-            if part is not None:
-                source = RowSource(part)
-            elif isinstance(leaf, SealedTensor):
-                source = SealedSource(leaf)
-            else:
-                source = PlainSource(arrays.bytes_of(leaf), key, self._engine)
-            if isinstance(target, np.ndarray) and np.may_share_memory(target, source.memory):
-                raise ValueError("expected out= in memory of its own, got the memory of the tensor that it receives")
-            messages.append((source, key))
-        return messages
-
-    def _collect_results(self, started: list[tuple[Operation, Source]], request: _Request) -> None:
-        """Wait for operations, or leave all of them, even those that are done, to an owner that does not wait."""
-        for operation, source in started:
-            if request.non_blocking and not self._device.in_place:
-                request.owner.add(operation, source.name, source.path)
-                continue
-            bad = operation.result()
-            if bad is not None:
-                raise bad_chunk(source.name, bad, path=source.path)
-
-    def _clear(self, target: Any) -> None:
-        """Overwrite a view with zeros after an error, which is the one to raise even if this fails as well."""
-        with suppress(DeviceError):
-            self._device.clear(target)
+                with suppress(DeviceError):
+                    self._device.clear(target)
 
     # The two directions.
 
-    def _receive(self, source: Source, key: MessageKey, target: Any, record: Transfer, *, wait: bool) -> Operation:
-        """Open a message into `target`. Without `wait` the operation may go on when this returns."""
-        try:
-            operation = self._begin(key, target, record)
-            if source.in_place and self._device.in_place:
-                with _Finishing(operation, wait):
-                    for slab in source.slabs(None):
-                        sealed = source.fill(slab, None)
-                        with record.stage("open", slab, "open"):
-                            operation.open(slab, sealed, None)
-                return operation
-            stage = "open" if self._device.in_place else "submit"
-            unissued, limit = 0, _FIRST_BATCH if source.in_place else 1
-            with Lease(self._pools, operation.lane) as buffers, _Finishing(operation, wait):
-                for slab in source.slabs(self._sizes):
-                    with record.waiting(slab):
-                        buffer = buffers.acquire()
-                        if not source.in_place:
-                            buffer.wait()
-                    if source.in_place:
-                        sealed = source.fill(slab, None)
-                    else:
-                        with record.stage("fill", slab, "source"):
-                            sealed = source.fill(slab, buffer.memory)
-                    with record.stage("open", slab, stage):
-                        operation.open(slab, sealed, buffer)
-                    unissued += 1
-                    if unissued == limit:
-                        operation.issue()
-                        unissued, limit = 0, _BATCH if source.in_place else 1
-                        buffers.release()
-            return operation
-        finally:
-            source.finish()
-
-    def _send(self, key: MessageKey, memory: Any, message: Bytes, record: Transfer) -> None:
-        """Seal what is in `memory` into `message`, which has no header."""
-        operation = self._begin(key, memory, record)
+    def _receive(self, messages: Messages, record: Transfer, *, wait: bool) -> Operation:
+        """Open messages into their memories. Without `wait` the operation may go on when this returns."""
+        operation = self._device.begin(messages, record.note)
         if self._device.in_place:
-            with _Finishing(operation, True):
-                for slab in slabs_of(len(memory), None):
-                    with record.stage("seal", slab, "seal"):
-                        operation.seal(slab, _sealed_part(message, slab), None)
+            with _Finishing(operation, wait), record.stage("open", messages, "open"):
+                operation.open(None, None)
+            return operation
+        unissued, limit = 0, _FIRST_BATCH
+        with (
+            PlainSealer(self._engine, messages) as sealer,
+            Lease(self._pools, operation.lane) as buffers,
+            _Finishing(operation, wait),
+        ):
+            for slab in slabs_of(messages.nbytes, messages.plans, self._sizes):
+                has_plain = sealer.concerns(slab)
+                with record.waiting(slab):
+                    buffer = buffers.acquire()
+                    if has_plain:
+                        buffer.wait()
+                if has_plain:
+                    with record.stage("fill", slab, "source"):
+                        sealer.fill(slab, buffer.memory)
+                with record.stage("open", slab, "submit"):
+                    operation.open(slab, buffer)
+                unissued += 1
+                if has_plain or unissued == limit:
+                    operation.issue()
+                    unissued, limit = 0, _BATCH
+                    buffers.release()
+        return operation
+
+    def _send(self, messages: Messages, record: Transfer) -> None:
+        """Seal what is in the memories of messages, which have no header."""
+        operation = self._device.begin(messages, record.note)
+        if self._device.in_place:
+            with _Finishing(operation, True), record.stage("seal", messages, "seal"):
+                operation.seal(None, None)
         else:
             unissued, limit = 0, _FIRST_BATCH
             # Sealed chunks stay in the buffers until these are used again, or to the end.
             with Lease(self._pools, operation.lane) as buffers, _Finishing(operation, True):
-                for slab in slabs_of(len(memory), self._sizes):
+                for slab in slabs_of(messages.nbytes, messages.plans, self._sizes):
                     with record.waiting(slab):
                         buffer = buffers.acquire()
                     with record.stage("seal", slab, "submit"):
-                        operation.seal(slab, _sealed_part(message, slab), buffer)
+                        operation.seal(slab, buffer)
                     unissued += 1
                     if unissued == limit:
                         operation.issue()
                         unissued, limit = 0, _BATCH
         operation.result()
 
-    def _begin(self, key: MessageKey, memory: Any, record: Transfer) -> Operation:
-        """Begin an operation, and wipe the key, which the device has then."""
-        try:
-            return self._device.begin(key, memory, record.note)
-        finally:
-            key.wipe()
 
+class Group:
+    """The transfers of a ``with`` block, none of which waits."""
 
-@dataclass(slots=True)
-class _Request:
-    """The options of one call. The key ring is made for the first sealed tensor."""
+    def __init__(self, channel: Channel, owner: Owner) -> None:
+        self._channel = channel
+        self._owner = owner
 
-    keys: KeySource | None
-    framework: Framework | None
-    owner: Owner
-    non_blocking: bool
-    _ring: KeyRing | None = None
+    def __call__(self, obj: Any, **options: Any) -> Any:
+        """Move all tensors in `obj` as `Channel.to_device` does. Raise the failures of the block that are known."""
+        return self._channel._start(self._owner, obj, non_blocking=True, **options)  # noqa: SLF001 - its own
 
-    @property
-    def ring(self) -> KeyRing:
-        # No `cached_property`: in Python 3.11 it has one lock for all threads, which may be held at a fork.
-        if self._ring is None:
-            self._ring = KeyRing.resolve(self.keys)
-        return self._ring
+    def prepare(self, obj: Any, **options: Any) -> Callable[[], Any]:
+        """Authenticate the headers of all tensors in `obj`, and return a function that moves them.
 
+        Nothing is allocated or written to before that is called. `FRESH` may stand in `out` for memory to allocate.
+        """
+        channel, owner = self._channel, self._owner
+        with channel._guard:  # noqa: SLF001 - its own
+            plan = channel._plan(obj, **options)  # noqa: SLF001 - its own
+            plan.open_headers(channel._session)  # noqa: SLF001 - its own
 
-def _naming(nest: Any, change: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `change` with the path of the leaf in the pytree added to its errors."""
+        def move() -> Any:
+            with channel._guard:  # noqa: SLF001 - its own
+                owner.check()
+                return channel._run(plan, owner)  # noqa: SLF001 - its own
 
-    def named(leaf: Any, *others: Any) -> Any:
-        try:
-            return change(leaf, *others)
-        except (TypeError, ValueError) as error:
-            path = tree_path(leaf, nest)
-            if path is not None and len(error.args) == 1:
-                error.args = (f"leaf {path}: {error}",)
-            raise
-
-    return named
-
-
-def _sealed_part(message: Bytes, slab: Slab) -> Bytes:
-    return message[SEALED_CHUNK_SIZE * slab.first_chunk :][: slab.sealed_size]
+        return move
 
 
 @dataclass(slots=True)

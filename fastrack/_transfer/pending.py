@@ -8,7 +8,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from fastrack._devices.base import Operation
 from fastrack._sealed.tensor import bad_chunk
 from fastrack.errors import FastrackError
 
+Name = tuple[str | None, Path | None]  # of a tensor, and of its file; None for a plain tensor
 _OUTCOME = "its part of the array that was returned holds zeros"
 _EXIT_TIMEOUT = 5  # seconds that the end of the process waits for operations
 _ADVICE = "Call synchronize() in the thread that starts transfers before it ends, or leave non_blocking=True away"
@@ -112,9 +113,9 @@ class Owner:
     def is_gone(self) -> bool:
         return self._caller() is None
 
-    def add(self, operation: Operation, name: str | None, path: Path | None = None) -> None:
-        """Add an operation that opens the tensor of that name, from that file."""
-        self._started.append(_Started(operation, name, path))
+    def add(self, operation: Operation, names: Sequence[Name]) -> None:
+        """Add an operation that opens messages of tensors of these names, from these files."""
+        self._started.append(_Started(operation, names))
 
     def poll(self) -> bool:
         """Collect the results of operations that are done, without waiting, and return whether none is left."""
@@ -158,10 +159,12 @@ class Owner:
         self.report()
         left, self._started = self._started, []
         for one in left:
-            path = "" if one.path is None else f"{one.path}: "
+            name, path = one.names[0]
+            prefix = "" if path is None else f"{path}: "
+            more = f" and {len(one.names) - 1} more are" if len(one.names) > 1 else " is"
             _report(
-                f"a transfer of {self._name} may fail, and no call was left to raise it: {path}tensor "
-                f"{one.name!r:.200} is on its way. {_ADVICE}"
+                f"a transfer of {self._name} may fail, and no call was left to raise it: {prefix}tensor "
+                f"{name!r:.200}{more} on its way. {_ADVICE}"
             )
 
     def _collect_results(self, one: _Started) -> None:
@@ -169,7 +172,8 @@ class Owner:
         try:
             bad = one.operation.result()
             if bad is not None:
-                failure = bad_chunk(one.name, bad, _OUTCOME, path=one.path)
+                name, path = one.names[bad.message]
+                failure = bad_chunk(name, bad.chunk, _OUTCOME, path=path)
         except FastrackError as error:
             failure = error.with_traceback(None)  # the frames would keep the operation alive
         if one in self._started:  # a signal handler may have collected it meanwhile
@@ -181,8 +185,7 @@ class Owner:
 @dataclass(frozen=True, slots=True, eq=False)
 class _Started:
     operation: Operation
-    name: str | None
-    path: Path | None
+    names: Sequence[Name]  # of its messages, at least one
 
 
 class _Caller:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from typing import Self
 
-from fastrack._devices.base import Slab
-from fastrack._util.trace import Steps, Timeline, current
+from fastrack._devices.base import Messages, Slab
+from fastrack._util.trace import Steps, current
 
-_STAGES = ("fill", "open", "seal")
+_OPENING = {"source": "fill", "issue": "open", "store": "open", "wait": "wait"}  # the stage of a step
+_SEALING = {"source": "fill", "issue": "seal", "store": "seal", "wait": "wait"}
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
@@ -49,20 +50,39 @@ class Stats:
 
 
 class Transfer:
-    """The measurement of one transfer, with its steps if a trace is recorded."""
+    """The measurement of one call as a ``with`` block, with its steps if a trace is recorded."""
 
-    __slots__ = ("_stages", "current_span", "stage_ns", "steps", "timeline")
+    __slots__ = ("_args", "_recorder", "_stages", "_start", "current_span", "stage_ns", "steps", "timeline")
 
-    def __init__(self, timeline: Timeline | None, direction: str = "to_device") -> None:
-        self.timeline = timeline
-        work = "seal" if direction == "to_host" else "open"
-        self._stages = {"source": "fill", "issue": work, "store": work, "wait": "wait"}
+    def __init__(self, recorder: Recorder, count: int, nbytes: int, direction: str, name: str | None) -> None:
+        self.timeline = current()
+        self._recorder = recorder
+        self._args = (count, nbytes, direction, name)
+        self._stages = _SEALING if direction == "to_host" else _OPENING
         self.current_span = ""
         self.steps: Steps = []
-        self.stage_ns = dict.fromkeys((*_STAGES, "wait"), 0)  # nanoseconds
+        self.stage_ns = {"fill": 0, "open": 0, "seal": 0, "wait": 0}  # nanoseconds
 
-    def stage(self, name: str, slab: Slab, label: str) -> _Stage:
-        """Add the time of a block to a stage, unless it raises. A trace shows the block under `label`."""
+    def __enter__(self) -> Self:
+        if self.timeline is not None:
+            self.timeline.local.transfer = self
+        self._start = time.perf_counter_ns()
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        start, stop = self._start, time.perf_counter_ns()
+        count, nbytes, direction, name = self._args
+        if self.timeline is not None:
+            self.timeline.local.transfer = None
+            self.timeline.add_transfer(direction, start, stop, nbytes, name, self.steps)
+        if kind is None:
+            self._recorder.add(count, nbytes, stop - start, self.stage_ns)
+
+    def stage(self, name: str, slab: Slab | Messages, label: str) -> _Stage:
+        """Add the time of a block to a stage, unless it raises. A trace shows the block under `label`.
+
+        `slab` is what the block works on: a slab, or all messages.
+        """
         return _Stage(self, name, slab, label)
 
     def note(self, name: str, slab: Slab, start: int, stop: int) -> None:
@@ -76,15 +96,16 @@ class Transfer:
         return _NOTHING if self.timeline is None else _Stage(self, "wait", slab, "wait")
 
 
-@dataclass(slots=True)
 class _Stage:
     """A timed block. A class, since a generator costs more time than the block of a small transfer."""
 
-    _transfer: Transfer
-    _name: str
-    _slab: Slab
-    _label: str
-    _start: int = field(init=False)
+    __slots__ = ("_label", "_name", "_slab", "_start", "_transfer")
+
+    def __init__(self, transfer: Transfer, name: str, slab: Slab | Messages, label: str) -> None:
+        self._transfer = transfer
+        self._name = name
+        self._slab = slab
+        self._label = label
 
     def __enter__(self) -> None:
         self._transfer.current_span = self._label
@@ -103,33 +124,26 @@ class Recorder:
     """The sum of a channel's transfers. Thread-safe."""
 
     def __init__(self) -> None:
-        self.total = Stats()
+        self._totals = [0] * 6  # tensors, bytes, and nanoseconds: all, and of each stage
         self.reset_after_fork()
 
     def reset_after_fork(self) -> None:
         """Replace the lock, which may be held at a fork."""
         self._lock = threading.Lock()
 
-    @contextmanager
-    def transfer(self, nbytes: int, direction: str, name: str | None) -> Iterator[Transfer]:
-        """Measure one transfer, which is counted unless it raises."""
-        timeline = current()
-        record = Transfer(timeline, direction)
-        if timeline is not None:
-            timeline.local.transfer = record
-        start = time.perf_counter_ns()
-        try:
-            yield record
-        finally:
-            stop = time.perf_counter_ns()
-            if timeline is not None:
-                timeline.local.transfer = None
-                timeline.add_transfer(direction, start, stop, nbytes, name, record.steps)
+    @property
+    def total(self) -> Stats:
+        """The totals so far."""
         with self._lock:
-            total = self.total
-            self.total = Stats(
-                total.transfers + 1,
-                total.bytes + nbytes,
-                total.seconds + (stop - start) / 1e9,
-                *(getattr(total, stage) + record.stage_ns[stage] / 1e9 for stage in _STAGES),
-            )
+            transfers, nbytes, elapsed, *stages = self._totals
+        return Stats(transfers, nbytes, elapsed / 1e9, *(stage / 1e9 for stage in stages))
+
+    def transfer(self, count: int, nbytes: int, direction: str, name: str | None) -> Transfer:
+        """Measure one call that moves `count` tensors, which are counted unless it raises."""
+        return Transfer(self, count, nbytes, direction, name)
+
+    def add(self, count: int, nbytes: int, elapsed: int, stages: dict[str, int]) -> None:
+        """Count tensors that were moved in so many nanoseconds."""
+        more = (count, nbytes, elapsed, stages["fill"], stages["open"], stages["seal"])
+        with self._lock:
+            self._totals = [one + another for one, another in zip(self._totals, more, strict=True)]

@@ -5,57 +5,131 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import UserDict
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from enum import Enum, auto
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 
-def tree_map(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """Return a tree like `tree` with `function(leaf, *other leaves)` in place of each leaf; `tree` stays as it is.
+class Tree:
+    """A pytree taken apart: its leaves in order, from which trees of the same structure can be made.
 
-    Raise `ValueError` if one of `others` has another structure than `tree`.
+    The containers are those of the original, which stay as they are.
     """
-    if isinstance(tree, Mapping):
-        for other in others:
-            _require(isinstance(other, Mapping) and other.keys() == tree.keys(), tree, other)
-        made = {key: tree_map(function, value, *(other[key] for other in others)) for key, value in tree.items()}
-        return _like_mapping(tree, made)
-    if isinstance(tree, (list, tuple)):
-        for other in others:
-            _require(isinstance(other, (list, tuple)) and len(other) == len(tree), tree, other)
-        return _like_sequence(tree, [tree_map(function, *leaves) for leaves in zip(tree, *others, strict=True)])
-    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        for other in others:
-            _require(type(other) is type(tree), tree, other)
-        changed = copy.copy(tree)
-        for field in dataclasses.fields(tree):
-            if not hasattr(tree, field.name):
-                continue  # declared, but never set
-            value = tree_map(function, getattr(tree, field.name), *(getattr(other, field.name) for other in others))
-            object.__setattr__(changed, field.name, value)  # a frozen one refuses setattr
-        return changed
-    return function(tree, *others)
+
+    __slots__ = ("_root", "leaves")
+
+    def __init__(self, tree: Any) -> None:
+        self.leaves: list[Any] = []
+        self._root = _take_apart(tree, self.leaves)
+
+    def leaves_of(self, other: Any) -> list[Any]:
+        """Return the leaves of another tree, in the order of this one. Raise `ValueError` if its structure differs."""
+        leaves: list[Any] = []
+        _match(self._root, other, leaves)
+        return leaves
+
+    def rebuild(self, leaves: Iterable[Any]) -> Any:
+        """Return a tree like this one with other leaves, in its order."""
+        return _put_together(self._root, iter(leaves))
+
+    def path(self, index: int) -> str:
+        """Return the path of the leaf with that number, such as ``['image'][2]``; it is empty for a single leaf."""
+        return _path(self._root, index)[0]
 
 
-def tree_path(leaf: object, tree: Any) -> str | None:
-    """Return the path of a leaf in a tree, such as ``['image'][2]``, or None if the tree does not hold it."""
-    for step, part in _parts(tree):
-        if part is leaf:
-            return step
-        path = tree_path(leaf, part)
-        if path is not None:
-            return step + path
-    return None
+def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Return a tree like `tree` with `function(leaf)` in place of each leaf; `tree` stays as it is."""
+    apart = Tree(tree)
+    return apart.rebuild(map(function, apart.leaves))
 
 
-def _parts(tree: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(tree, Mapping):
-        yield from ((f"[{key!r:.80}]", value) for key, value in tree.items())
-    elif isinstance(tree, (list, tuple)):
-        names = getattr(tree, "_fields", None)
-        yield from ((f".{names[index]}" if names else f"[{index}]", part) for index, part in enumerate(tree))
-    elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        names = [field.name for field in dataclasses.fields(tree) if hasattr(tree, field.name)]
-        yield from ((f".{name}", getattr(tree, name)) for name in names)
+class _Kind(Enum):
+    LEAF = auto()
+    MAPPING = auto()
+    SEQUENCE = auto()
+    DATACLASS = auto()
+
+
+class _Node(NamedTuple):
+    kind: _Kind
+    tree: Any
+    keys: Sequence[Any]  # of a mapping, fields of a dataclass, or numbers
+    parts: list[_Node | None]  # None stands for a leaf
+
+
+@lru_cache(maxsize=256)
+def _kind(cls: Any) -> _Kind:
+    if issubclass(cls, Mapping):
+        return _Kind.MAPPING
+    if issubclass(cls, (list, tuple)):
+        return _Kind.SEQUENCE
+    return _Kind.DATACLASS if dataclasses.is_dataclass(cls) else _Kind.LEAF
+
+
+def _take_apart(tree: Any, leaves: list[Any]) -> _Node | None:
+    cls: Any = type(tree)
+    kind = _kind(cls)
+    if kind is _Kind.LEAF:
+        leaves.append(tree)
+        return None
+    keys: Sequence[Any]
+    if kind is _Kind.MAPPING:
+        keys, values = list(tree.keys()), list(tree.values())
+    elif kind is _Kind.SEQUENCE:
+        keys, values = range(len(tree)), tree
+    else:
+        # Without those that were declared and never set.
+        keys = [field.name for field in dataclasses.fields(tree) if hasattr(tree, field.name)]
+        values = [getattr(tree, name) for name in keys]
+    return _Node(kind, tree, keys, [_take_apart(value, leaves) for value in values])
+
+
+def _match(node: _Node | None, other: Any, leaves: list[Any]) -> None:
+    if node is None:
+        leaves.append(other)
+        return
+    kind, tree, keys, parts = node
+    if kind is _Kind.MAPPING:
+        _require(isinstance(other, Mapping) and other.keys() == tree.keys(), tree, other)
+        values = [other[key] for key in keys]
+    elif kind is _Kind.SEQUENCE:
+        _require(isinstance(other, (list, tuple)) and len(other) == len(parts), tree, other)
+        values = other
+    else:
+        _require(type(other) is type(tree), tree, other)
+        values = [getattr(other, name) for name in keys]
+    for part, value in zip(parts, values, strict=True):
+        _match(part, value, leaves)
+
+
+def _put_together(node: _Node | None, leaves: Iterator[Any]) -> Any:
+    if node is None:
+        return next(leaves)
+    kind, tree, keys, parts = node
+    values = [next(leaves) if part is None else _put_together(part, leaves) for part in parts]
+    if kind is _Kind.MAPPING:
+        return _like_mapping(tree, dict(zip(keys, values, strict=True)))
+    if kind is _Kind.SEQUENCE:
+        return _like_sequence(tree, values)
+    changed = copy.copy(tree)
+    for name, value in zip(keys, values, strict=True):
+        object.__setattr__(changed, name, value)  # a frozen one refuses setattr
+    return changed
+
+
+def _path(node: _Node | None, index: int) -> tuple[str, int]:
+    """Return the path of a leaf, and the number of leaves that are left to pass if it is not in this part."""
+    if node is None:
+        return "", index - 1
+    names = getattr(node.tree, "_fields", None) if node.kind is _Kind.SEQUENCE else None
+    for number, (key, part) in enumerate(zip(node.keys, node.parts, strict=True)):
+        path, index = _path(part, index)
+        if index < 0:
+            if node.kind is _Kind.DATACLASS or names:
+                return f".{names[number] if names else key}{path}", index
+            return f"[{key!r:.80}]{path}", index
+    return "", index
 
 
 def _like_mapping(tree: Mapping[Any, Any], made: dict[Any, Any]) -> Any:

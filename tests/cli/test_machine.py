@@ -25,6 +25,11 @@ def test_the_cpu_is_read(root):
     assert cpu.threads >= 1
 
 
+def test_an_arm_cpu_is_read(root):
+    cpuinfo = "processor\t: 0\nBogoMIPS\t: 50.00\nFeatures\t: fp asimd aes sha1 crc32\n"
+    assert read_cpu(root(**{"proc/cpuinfo": cpuinfo})).features == {"asimd": True, "aes": True, "pmull": False}
+
+
 def test_memory_is_read(root):
     files = {
         "proc/meminfo": "MemTotal:       2048 kB\nMemFree:  1 kB\nMemAvailable:    1024 kB\n",

@@ -133,13 +133,13 @@ def test_a_kernel_on_disk_is_known_by_all_that_it_is_made_of():
 
 
 def test_the_digest_covers_the_files_of_what_is_compiled(monkeypatch, tmp_path):
-    paths = [tmp_path / name for name in ("llvm.py", "gcm_ir.py", "jit.py", "more.py")]
+    paths = [tmp_path / name for name in (*jit._SOURCES, "more.py")]
     for path in paths:
         path.write_text(path.name)
     monkeypatch.setattr(jit, "__file__", str(tmp_path / "jit.py"))
-    before = jit.source_digest(paths[3])
+    before = jit.source_digest(paths[-1])
     for path in paths:
         path.write_text("altered")
-        after = jit.source_digest(paths[3])
+        after = jit.source_digest(paths[-1])
         assert after != before
         before = after

@@ -6,7 +6,7 @@ import pytest
 from helpers.processes import run_python
 from numba.core import config
 
-from fastrack._crypto import vaes
+from fastrack._crypto import forms
 
 
 @pytest.fixture
@@ -23,12 +23,12 @@ def run(tmp_path):
 def test_a_value_that_numba_takes_for_no_keeps_the_compiler(monkeypatch, value):
     monkeypatch.setenv("NUMBA_DISABLE_JIT", value)
     monkeypatch.delitem(sys.modules, "numba.core.config", raising=False)
-    assert vaes.is_compiling()
+    assert forms.is_compiling()
 
 
 def test_what_numba_was_told_in_the_program_counts(monkeypatch):
     monkeypatch.setattr(config, "DISABLE_JIT", 1)
-    assert not vaes.is_compiling()
+    assert not forms.is_compiling()
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from fastrack import DeviceError
 from fastrack._crypto.base import GatherPlan
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, MessageKey, ciphertext_size
 from fastrack._crypto.engine import get_engine
-from fastrack._devices.base import BAD_PLAN, Slab
+from fastrack._devices.base import BAD_PLAN, Segment
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._devices.cuda.gather_plan import PlanSealer, align
 from fastrack._sealed.indexing import plan_rows
@@ -82,7 +82,7 @@ def test_a_gather_of_nothing_asks_for_nothing():
     rig = Rig()
     work = rig.begin(LONG, rig.array(0))
     slot = rig.take()
-    work.open(Slab(0, 0, LONG.plain.size, 0, as_pieces([], [0], [])), slot.memory, slot)
+    work.open(Segment(0, 0, 0, LONG.plain.size, 0, 0, as_pieces([], [0], [])), slot.memory, slot)
     work.finish()
     assert work.result() is None
     assert rig.driver.launches == []
@@ -377,11 +377,13 @@ def test_a_result_is_of_the_framework_that_is_asked_for_or_that_came_in_or_that_
 @pytest.mark.parametrize(
     "slab",
     [
-        Slab(0, 0, 3 * CHUNK_SIZE, 3 * 16400),  # more than the slot holds
-        Slab(9, 9 * CHUNK_SIZE, 9 * CHUNK_SIZE + 78, 78 + 16),  # past the array
-        Slab(1, 0, 100, 116),  # at another chunk's place
-        Slab(0, 0, 100, 100),  # no tag
-        Slab(0, 0, 0, 0, GatherPlan(np.array([0]), np.array([0, 1]), np.array([[0, 0, 1]]))),  # past the message
+        Segment(0, 0, 0, 3 * CHUNK_SIZE, 3 * 16400),  # more than the slot holds
+        Segment(0, 9, 9 * CHUNK_SIZE, 9 * CHUNK_SIZE + 78, 78 + 16),  # past the array
+        Segment(0, 1, 0, 100, 116),  # at another chunk's place
+        Segment(0, 0, 0, 100, 100),  # no tag
+        Segment(
+            0, 0, 0, 0, 0, 0, GatherPlan(np.array([0]), np.array([0, 1]), np.array([[0, 0, 1]]))
+        ),  # past the message
     ],
 )
 def test_what_reaches_outside_is_refused(slab):
@@ -401,7 +403,7 @@ def test_a_gather_that_does_not_fit_its_slot_is_refused(sealed, pieces):
     work = rig.begin(LONG, rig.array(1000))
     slot = rig.take()
     table = np.array([[n, n, 1] for n in range(pieces)])
-    slab = Slab(0, 0, LONG.plain.size, sealed, GatherPlan(np.array([0]), np.array([0, pieces]), table))
+    slab = Segment(0, 0, 0, LONG.plain.size, sealed, 0, GatherPlan(np.array([0]), np.array([0, pieces]), table))
     with pytest.raises(ValueError, match="fit"):
         work.open(slab, slot.memory[:sealed], slot)
     work.finish()
@@ -422,7 +424,7 @@ def test_a_copy_that_blocks_holds_up_only_the_thread_of_the_pipeline():
     message = Message(100)
     work = rig.begin(message, array)
     slot = rig.take()
-    work.open(Slab(0, 0, 100, 116), message.sealed, slot)
+    work.open(Segment(0, 0, 0, 100, 116), message.sealed, slot)
     within(20, work.issue)
     assert not slot.ready()
     assert not work.done()

@@ -47,7 +47,7 @@ def test_a_closed_device_does_nothing_more():
     rig.device.close()
     for use in (
         lambda: rig.begin(MESSAGE, rig.array(10)),
-        lambda: rig.device.begin(MESSAGE.key(), view),
+        lambda: rig.device.begin_message(MESSAGE.key(), view),
         lambda: rig.device.staging_buffer(100),
         lambda: rig.device.empty("U8", (1,), "cupy"),
         lambda: rig.device.view(view.array, writable=True),
@@ -106,7 +106,7 @@ def test_a_forked_child_is_told_and_touches_nothing():
     def child():
         told = 0
         for use in (
-            lambda: rig.device.begin(MESSAGE.key(), view),
+            lambda: rig.device.begin_message(MESSAGE.key(), view),
             lambda: rig.device.empty("U8", (1,), "cupy"),
             lambda: rig.device.view(array, writable=True),
             lambda: rig.device.clear(view),

@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from fastrack import Channel, DeviceError
+from fastrack._crypto.base import HostMemory
 from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.engine import get_engine
+from fastrack._crypto.message_keys import MessageKeys
 from fastrack._devices import canonical, open_device
-from fastrack._devices.base import Device, Slab
+from fastrack._devices.base import BadChunk, Device, Messages
 from fastrack._devices.cpu import CpuDevice
 from fastrack._tensors import arrays
 
@@ -79,22 +81,26 @@ def test_the_host_is_done_when_it_returns(cpu):
     assert not slot.memory.any()
 
     key, plain, sealed = MessageKey.raw(bytes(32), bytes(12)), np.arange(84, dtype=np.uint8), slot.memory
-    slab = Slab(0, 0, 84, 100)
-    sealing = cpu.begin(key, plain)
-    sealing.seal(slab, sealed, slot)
+
+    def messages(memory):
+        chunks = HostMemory.of(sealed, writable=True)
+        return Messages(MessageKeys.of([key]), [84], [cpu.view(memory, writable=True)], [chunks], [None], [None])
+
+    sealing = cpu.begin(messages(plain))
+    sealing.seal(None, None)
     sealing.finish()
     assert (sealing.done(), sealing.result()) == (True, None)
     opened = np.zeros(84, np.uint8)
     assert get_engine().open_run(get_engine().expand_key(key), sealed, opened, 0) is None
     assert np.array_equal(opened, plain)
 
-    cpu.clear(opened)
+    cpu.clear(cpu.view(opened, writable=True))
     assert not opened.any()
     sealed[0] ^= 1
-    opening = cpu.begin(key, opened)
-    opening.open(slab, sealed, slot)
+    opening = cpu.begin(messages(opened))
+    opening.open(None, None)
     opening.finish()
-    assert (opening.done(), opening.result()) == (True, 0)
+    assert (opening.done(), opening.result()) == (True, BadChunk(0, 0))
     assert not opened.any()
 
 

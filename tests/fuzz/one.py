@@ -13,7 +13,7 @@ from random import Random
 import atheris
 
 ADDRESSES = 1 << 30  # bytes of address space that an input may ask for, beyond those that the process has by then
-COMPILED = [f"fastrack._crypto.{name}" for name in ("jit", "llvm", "gcm_ir", "gather")]  # by numba
+COMPILED = [f"fastrack._crypto.{name}" for name in ("jit", "instructions", "llvm", "gcm_ir", "gather")]  # by numba
 
 with atheris.instrument_imports(include=["fastrack"], exclude=COMPILED):
     import fastrack

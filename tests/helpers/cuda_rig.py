@@ -15,7 +15,7 @@ from fastrack._crypto.cobblestone import (
     segment_size,
 )
 from fastrack._crypto.engine import get_engine
-from fastrack._devices.base import Slab
+from fastrack._devices.base import Segment
 from fastrack._devices.cuda.device import CudaDevice
 from helpers.fake_cuda import FakeDriver
 
@@ -67,7 +67,7 @@ class Rig:
     def begin(self, message, array, *, writable=True):
         key = message.key()
         try:
-            return self.device.begin(key, self.device.view(array, writable=writable))
+            return self.device.begin_message(key, self.device.view(array, writable=writable))
         finally:
             key.wipe()
 
@@ -109,7 +109,7 @@ class Rig:
     def slabs(self, message):
         size = message.plain.size
         for first, extent in iter_segments(size, self.chunks * CHUNK_SIZE):
-            yield Slab(first, first * CHUNK_SIZE, first * CHUNK_SIZE + extent, segment_size(first, extent, size))
+            yield Segment(0, first, first * CHUNK_SIZE, first * CHUNK_SIZE + extent, segment_size(first, extent, size))
 
     def _ended(self, work, use, *arguments):
         try:
@@ -167,7 +167,7 @@ def cut(pieces, nbytes, limit):
         stop = min(start + limit, pieces.chunks.size)
         bounds = pieces.starts[start : stop + 1]
         part = GatherPlan(pieces.chunks[start:stop], bounds - bounds[0], pieces.table[bounds[0] : bounds[-1]])
-        yield Slab(0, 0, nbytes, int(sizes[start:stop].sum()), part)
+        yield Segment(0, 0, 0, nbytes, int(sizes[start:stop].sum()), 0, part)
 
 
 MESSAGE = Message(5 * CHUNK_SIZE + 77)

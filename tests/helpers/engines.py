@@ -6,20 +6,25 @@ Where FASTRACK_ENGINE forces an engine, it is the only one.
 from functools import cache, partial
 
 from fastrack._crypto.engine import available_engines, get_engine, selected_engine
-from fastrack._crypto.vaes import VaesEngine, supported_width
+from fastrack._crypto.forms import FORMS, Form, narrow_form, supported_forms
+from fastrack._crypto.vector import VectorEngine
 
-# Each with as many bytes of vector, and of instruction.
-EMULATED = {"vaes-512-on-256": (64, 32), "vaes-256-on-128": (32, 16)} if supported_width() >= 32 else {}
+# Wide vectors on narrow instructions: in one form where the CPU has wide instructions, else in each.
+if "vaes-256" in supported_forms():
+    EMULATED = {"vaes-512-on-256": Form("x86", 64, 32)}
+elif narrow_form() == FORMS["aesni"]:
+    EMULATED = {"vaes-512-on-128": Form("x86", 64, 16), "vaes-256-on-128": Form("x86", 32, 16)}
+else:
+    EMULATED = {}
 NAMES = [selected_engine().name] if selected_engine().forced else [*available_engines(), *EMULATED]
-VECTOR_NAMES = [name for name in NAMES if name.startswith("vaes")]
+VECTOR_NAMES = [name for name in NAMES if name != "openssl"]
 THREADS = 4
 
 
 @cache
 def make(name, threads=THREADS):
     if name in EMULATED:
-        width, native = EMULATED[name]
-        return VaesEngine(width, threads, native=native)
+        return VectorEngine(name, EMULATED[name], threads)
     return get_engine(name, threads=threads)
 
 

@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from fastrack import Channel, ClosedError, DeviceError, FastrackError, Key, SealedTensor, seal
 from fastrack._crypto.cobblestone import CHUNK_SIZE, chunk_offset
 from fastrack._devices.cpu import CpuDevice
-from helpers.staged import StagedSlot, packed
+from helpers.staged import Opener, StagedSlot, stage
 from helpers.tampering import tampered
 
 KEY = Key.from_bytes(bytes(range(32)))
@@ -53,10 +53,8 @@ class SteppedDevice(CpuDevice):
     def staging_buffer(self, size):
         return StagedSlot(np.empty(size, np.uint8))
 
-    def begin(self, key, memory, note=None):
-        self.begun.append(
-            SteppedWork(super().begin(key, memory, note), self.failing.popleft() if self.failing else None)
-        )
+    def begin(self, messages, note=None):
+        self.begun.append(SteppedWork(self.engine, messages, self.failing.popleft() if self.failing else None))
         return self.begun[-1]
 
     def close(self):
@@ -68,22 +66,27 @@ class SteppedWork:
 
     lane = 0
 
-    def __init__(self, inner, fails):
-        self._inner = inner
+    def __init__(self, engine, messages, fails):
+        self._messages = messages
+        self._opener = Opener(engine, messages)
+        self._bad = []
         self._fails = fails
         self.is_done = False
 
-    def open(self, slab, sealed, slot):
-        self._inner.open(slab, sealed if slab.plan is None else packed(sealed, slab.plan.chunks), None)
+    def open(self, slab, slot):
+        stage(slab, self._messages, slot)
+        for segment in slab.segments:
+            self._bad += self._opener.open(segment, slot.memory)
 
-    def seal(self, slab, sealed, slot):
-        self._inner.seal(slab, sealed, None)
+    def seal(self, slab, slot):
+        for segment in slab.segments:
+            self._opener.seal(segment, slot.memory)
 
     def issue(self):
         pass
 
     def finish(self, *, wait=False):
-        self._inner.finish()
+        self._opener.wipe()
         self.is_done = self.is_done or wait
 
     def done(self):
@@ -93,14 +96,15 @@ class SteppedWork:
         self.is_done = True
         if self._fails is not None:
             raise DeviceError(f"{self._fails} fell off the bus")
-        return self._inner.result()
+        return min(self._bad, default=None)
 
 
 @dataclass(eq=False)
 class Operation:
     """Record what was started, and for which thread or group."""
 
-    name: str
+    name: str  # that its failure names
+    first: str  # of its tensors
     owner: object
     fails: bool
     work: SteppedWork
@@ -268,15 +272,16 @@ class Ownership(RuleBasedStateMachine):
         given = [self._message(fate) for fate in fates]
         device = place.device
         device.begun.clear()
-        device.failing.extend(
-            sealed.name if fate == BROKEN else None for sealed, fate in zip(given, fates, strict=True)
-        )
+        # One operation: it fails with the device, or with the first message that is bad.
+        failing = [one for kind in (BROKEN, BAD) for one, fate in zip(given, fates, strict=True) if fate == kind]
+        name = failing[0].name if failing else None
+        device.failing.append(name if BROKEN in fates else None)
         error = self._threads[thread].call(lambda: to_device(given))
         device.failing.clear()
         self._require_raised(place, owner, error, waits=False)
-        assert len(device.begun) == (0 if known else len(given))
-        for sealed, fate, work in zip(given, fates, device.begun, strict=False):
-            place.operations.append(Operation(sealed.name, owner, fate != GOOD, work))
+        assert len(device.begun) == (0 if known else 1)
+        for work in device.begun:
+            place.operations.append(Operation(name or given[0].name, given[0].name, owner, name is not None, work))
         device.begun.clear()
 
     def _message(self, fate) -> SealedTensor:
@@ -308,7 +313,7 @@ class Ownership(RuleBasedStateMachine):
     def _require_reported(self, lost):
         found = names_in("\n".join(self._logged))
         self._logged.clear()
-        assert sorted(found) == sorted(one.name for one in lost)
+        assert sorted(found) == sorted(one.name if one.work.is_done else one.first for one in lost)
 
 
 def names_in(text):

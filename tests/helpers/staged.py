@@ -10,6 +10,7 @@ import numpy as np
 from fastrack import Channel, DeviceError
 from fastrack._crypto.base import GatherPlan
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
+from fastrack._devices.base import BadChunk
 from fastrack._devices.cpu import CpuDevice
 from fastrack._tensors import arrays
 from fastrack._util.fork import register_fork_reset
@@ -34,6 +35,7 @@ class StagedDevice(CpuDevice):
     lanes = 1
     max_slab_size = 4 * CHUNK_SIZE
     first_slab_size = CHUNK_SIZE
+    segment_room = 100
 
     def __init__(self, threads=None):
         super().__init__(threads)
@@ -53,8 +55,8 @@ class StagedDevice(CpuDevice):
         self.made.append(slot)
         return slot
 
-    def begin(self, key, memory, note=None):
-        work = StagedWork(self, key, memory)
+    def begin(self, messages, note=None):
+        work = StagedWork(self, messages)
         self.begun.append(work)
         return work
 
@@ -108,7 +110,7 @@ def fail_at(kind, first):
     """Has the device fail when it comes to the slab that starts with that chunk."""
 
     def meddle(now, slab):
-        if now == kind and slab.first_chunk == first:
+        if now == kind and slab.segments[0].first_chunk == first:
             raise DeviceError("the device fell off the bus")
 
     return meddle
@@ -141,34 +143,26 @@ class StagedSlot:
 class StagedWork:
     lane = 0
 
-    def __init__(self, device, key, memory):
+    def __init__(self, device, messages):
         self._device = device
-        self._engine = device.engine
-        self._schedule = self._engine.expand_key(key)
-        self._memory = memory
+        self._messages = messages
+        self._opener = Opener(device.engine, messages)
         self._bad, self._error = [], None
         self._over = threading.Event()
         self._ended = False
 
-    def open(self, slab, sealed, slot):
-        staged = slot.memory[: slab.sealed_size]
-        if not np.shares_memory(sealed, slot.memory):
-            slot.wait()
-            np.copyto(staged, sealed if slab.plan is None else packed(sealed, slab.plan.chunks))
-        if slab.plan is None:
-            self._do("open", slab, staged, slot, self._open_run)
-        else:
-            put_plan(slot.memory, slab.sealed_size, slab.plan)
-            self._do("open", slab, staged, slot, self._open_gather)
+    def open(self, slab, slot):
+        stage(slab, self._messages, slot)
+        end = slab.sealed_size + self._device.segment_room * len(slab.segments)
+        for segment in slab.segments:
+            if segment.plan is not None:
+                end = put_plan(slot.memory, end, segment.plan)
+        assert end <= slot.memory.size, "the tables do not fit behind the chunks"
+        self._do("open", slab, slot, self._open)
 
-    def seal(self, slab, sealed, slot):
+    def seal(self, slab, slot):
         slot.wait()
-
-        def job(slab, staged, slot):
-            self._seal_run(slab, staged, slot)
-            np.copyto(sealed, staged)
-
-        self._do("seal", slab, slot.memory[: slab.sealed_size], slot, job)
+        self._do("seal", slab, slot, self._seal)
 
     def issue(self):
         pass
@@ -190,15 +184,14 @@ class StagedWork:
             raise self._error
         return min(self._bad, default=None)
 
-    def _do(self, kind, slab, sealed, slot, job):
+    def _do(self, kind, slab, slot, job):
         assert not self._ended
-        assert np.shares_memory(sealed, slot.memory)
         slot.mark_in_use()
 
         def work():
             try:
                 self._device.meddle(kind, slab)
-                job(slab, sealed, slot)
+                job(slab, slot)
             except DeviceError as error:
                 self._error = self._error or error
             finally:
@@ -208,28 +201,77 @@ class StagedWork:
 
     def _finish(self):
         self._device.meddle("end", None)
-        self._schedule.wipe()
+        self._opener.wipe()
         self._over.set()
 
-    def _open_run(self, slab, sealed, slot):
-        plain = self._memory[slab.start : slab.stop]
-        self._note(self._engine.open_run(self._schedule, sealed, plain, slab.first_chunk))
+    def _open(self, slab, slot):
+        end = slab.sealed_size + self._device.segment_room * len(slab.segments)
+        for segment in slab.segments:
+            plan = segment.plan
+            if plan is not None:
+                plan, end = get_plan(slot.memory, end, plan)
+            self._bad += self._opener.open(segment._replace(plan=plan), slot.memory)
 
-    def _open_gather(self, slab, sealed, slot):
-        pieces = get_plan(slot.memory, sealed.size, slab.plan)
-        for place, number in enumerate(pieces.chunks.tolist()):
-            plain = np.empty(min(CHUNK_SIZE, slab.stop - number * CHUNK_SIZE), np.uint8)
+    def _seal(self, slab, slot):
+        for segment in slab.segments:
+            self._opener.seal(segment, slot.memory)
+
+
+class Opener:
+    """Opens and seals segments in a staging buffer with an engine of the host."""
+
+    def __init__(self, engine, messages):
+        self._engine = engine
+        self._messages = messages
+        self._schedules = []
+        for number in range(len(messages)):
+            self._schedules.append(engine.expand_key(messages.keys.key(number)))
+
+    def open(self, segment, memory):
+        """Return the bad chunks of a segment."""
+        number, first, start, stop, size, offset, plan = segment
+        schedule, target = self._schedules[number], self._messages.memories[number].array
+        sealed = memory[offset : offset + size]
+        if plan is None:
+            bad = self._engine.open_run(schedule, sealed, target[start:stop], first)
+            return [] if bad is None else [BadChunk(number, bad)]
+        found = []
+        for place, chunk in enumerate(plan.chunks.tolist()):
+            plain = np.empty(min(CHUNK_SIZE, stop - chunk * CHUNK_SIZE), np.uint8)
             here = sealed[place * SEALED_CHUNK_SIZE :][:SEALED_CHUNK_SIZE]
-            self._note(self._engine.open_run(self._schedule, here, plain, number))
-            for offset, there, length in pieces.table[pieces.starts[place] : pieces.starts[place + 1]].tolist():
-                self._memory[there : there + length] = plain[offset : offset + length]
+            if self._engine.open_run(schedule, here, plain, chunk) is not None:
+                found.append(BadChunk(number, chunk))
+            for begin, there, length in plan.table[plan.starts[place] : plan.starts[place + 1]].tolist():
+                target[there : there + length] = plain[begin : begin + length]
+        return found
 
-    def _seal_run(self, slab, sealed, slot):
-        self._engine.seal_run(self._schedule, self._memory[slab.start : slab.stop], sealed, slab.first_chunk)
+    def seal(self, segment, memory):
+        """Seal a segment into the buffer, and copy it to its message."""
+        number, first, start, stop, size, offset, _ = segment
+        staged = memory[offset : offset + size]
+        self._engine.seal_run(self._schedules[number], self._messages.memories[number].array[start:stop], staged, first)
+        self._messages.sealed[number].array[first * SEALED_CHUNK_SIZE :][:size] = staged
 
-    def _note(self, bad):
-        if bad is not None:
-            self._bad.append(bad)
+    def wipe(self):
+        for schedule in self._schedules:
+            schedule.wipe()
+
+
+def stage(slab, messages, slot):
+    """Copy the chunks of a slab to their offsets in a staging buffer, but for those that the caller has put there."""
+    end = 0
+    for number, first, _, _, size, offset, plan in slab.segments:
+        assert offset >= end
+        assert offset % 16 == 0
+        end = offset + size
+        sealed = messages.sealed[number]
+        if sealed is not None:
+            slot.wait()
+            chunks = (
+                sealed.array[first * SEALED_CHUNK_SIZE :][:size] if plan is None else packed(sealed.array, plan.chunks)
+            )
+            slot.memory[offset:end] = chunks
+    assert end == slab.sealed_size
 
 
 def packed(message, chunks):
@@ -237,21 +279,25 @@ def packed(message, chunks):
     return np.concatenate([message[SEALED_CHUNK_SIZE * chunk :][:SEALED_CHUNK_SIZE] for chunk in chunks.tolist()])
 
 
-def put_plan(memory, sealed, pieces):
-    """Write a gather's plan behind its chunks, as a device does, which holds it twice."""
+def put_plan(memory, start, pieces):
+    """Write a gather's plan into a staging buffer, as a device does, which holds it twice. Gives the end of it."""
     words = np.concatenate([pieces.chunks, pieces.starts, pieces.table.reshape(-1)])
-    _plan_in(memory, sealed, words.size)[:] = words
+    room, end = _plan_in(memory, start, words.size)
+    room[:] = words
+    return end
 
 
-def get_plan(memory, sealed, shape):
-    """Read it back, given one of the same shape."""
+def get_plan(memory, start, shape):
+    """Read it back, given one of the same shape, and give its end as well."""
     count, extent = shape.chunks.size, len(shape.table)
-    words = _plan_in(memory, sealed, 2 * count + 1 + 3 * extent).copy()
-    return GatherPlan(words[:count], words[count : 2 * count + 1], words[2 * count + 1 :].reshape(-1, 3))
+    room, end = _plan_in(memory, start, 2 * count + 1 + 3 * extent)
+    words = room.copy()
+    return GatherPlan(words[:count], words[count : 2 * count + 1], words[2 * count + 1 :].reshape(-1, 3)), end
 
 
-def _plan_in(memory, sealed, words):
-    start = sealed + -sealed % 16
+def _plan_in(memory, start, words):
+    start += -start % 16
     tags = 16 * (8 * words // CHUNK_SIZE + 1)
-    assert start + 16 * words + tags + 16 <= memory.size, "the plan does not fit behind the chunks"
-    return memory[start : start + 8 * words].view(np.int64)
+    end = start + 16 * words + tags + 16
+    assert end <= memory.size, "the plan does not fit behind the chunks"
+    return memory[start : start + 8 * words].view(np.int64), end

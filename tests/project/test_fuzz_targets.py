@@ -74,9 +74,9 @@ def test_the_message_target_tells_of_a_tag_that_is_not_checked(monkeypatch):
 
 def take_for(monkeypatch, claim, truth):
     """Have one part of every context taken for another."""
-    true = cobblestone.open_header
-    opened = lambda head, key, context: true(head, key, context.replace(claim, truth))  # noqa: E731
-    monkeypatch.setattr(cobblestone, "open_header", opened)
+    true = cobblestone.derive_into
+    derived = lambda key, salt, context, output: true(key, salt, context.replace(claim, truth), output)  # noqa: E731
+    monkeypatch.setattr(cobblestone, "derive_into", derived)
 
 
 def test_the_file_target_tells_of_a_claim_that_is_not_bound(monkeypatch):
@@ -113,7 +113,7 @@ def test_the_target_of_recombined_files_tells_of_a_fault(monkeypatch, fault, tol
         data = mutators.join(header.replace(rb"\"a\":{", member + rb"\"a\":{", 1), body)
         monkeypatch.setattr(files, "_unique", dict)
     else:
-        monkeypatch.setattr(SealedTensor, "open_header", refuse)
+        monkeypatch.setattr(SealedTensor, "check_origin", refuse)
     with pytest.raises(AssertionError, match=told):
         guarded(target, data)
 

@@ -14,9 +14,9 @@ from torch.distributed.tensor import DTensor
 
 from fastrack import Key, load_file, load_model, save_file, save_model
 from fastrack._crypto.cobblestone import chunk_offset
+from fastrack._devices.cpu import CpuOperation
 from fastrack._sealed import writer
 from fastrack._tensors import arrays
-from fastrack._training import model as models
 from fastrack._util import atomic
 from fastrack.errors import AuthenticationError, DeviceError, FormatError, UnknownKeyError
 
@@ -368,14 +368,7 @@ def test_a_bad_chunk_leaves_a_module_on_the_meta_device_as_it_was(path):
 
 
 def test_an_interruption_leaves_zeros_too(path, monkeypatch):
-    fill, count = models._fill, iter(range(100))
-
-    def interrupted(*arguments):
-        if next(count) == 3:
-            raise KeyboardInterrupt
-        return fill(*arguments)
-
-    monkeypatch.setattr(models, "_fill", interrupted)
+    monkeypatch.setattr(CpuOperation, "result", Mock(side_effect=KeyboardInterrupt))
     module = net(2)
     with pytest.raises(KeyboardInterrupt):
         load_model(module, path, keys=KEY)

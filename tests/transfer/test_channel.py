@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.forking import in_forked_child
-from helpers.staged import staged_channel
+from helpers.staged import StagedWork, staged_channel
 from helpers.tampering import tampered
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,6 +23,9 @@ from hypothesis import strategies as st
 import fastrack
 from fastrack import AuthenticationError, Channel, ClosedError, DeviceError, Key, SealedTensor, UnknownKeyError
 from fastrack._crypto import engine as aead
+from fastrack._crypto.message_keys import MessageKeys
+from fastrack._devices.cpu import CpuOperation
+from fastrack._transfer.sealer import PlainSealer
 
 CHUNK_SIZE = 16384
 SIZES = [0, 1, 15, 16, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 2 * CHUNK_SIZE, 5 * (1 << 20) + 7]
@@ -41,21 +44,27 @@ def channel(new_channel, key):
 
 @pytest.fixture
 def derived_keys(monkeypatch):
-    """Collect the keys of messages that headers were opened with."""
-    keys, original = [], fastrack._crypto.cobblestone.open_header
+    """Collect the keys of the messages of every call."""
+    made, original = [], MessageKeys.__init__
 
-    def derive(*arguments):
-        keys.append(original(*arguments))
-        return keys[-1]
+    def init(keys, count):
+        original(keys, count)
+        made.append(keys)
 
-    monkeypatch.setattr(fastrack._crypto.cobblestone, "open_header", derive)
-    return keys
+    monkeypatch.setattr(MessageKeys, "__init__", init)
+    return made
 
 
 def require_wiped(keys):
-    for message_key in keys:
-        with pytest.raises(ClosedError):
-            _ = message_key.material
+    assert keys
+    for message_keys in keys:
+        assert not message_keys.memory.any()
+
+
+def failing(monkeypatch, error):
+    """Have the operations of both devices raise when they are given a slab."""
+    for operation in (CpuOperation, StagedWork):
+        monkeypatch.setattr(operation, "open", Mock(side_effect=error))
 
 
 def data(size, seed=0):
@@ -181,21 +190,12 @@ class TestPartsOfSeveralTensors:
         assert (out == 7).all()
 
     def test_leave_zeros_and_no_key_after_any_other_fault(self, channel, key, tables, monkeypatch, derived_keys):
-        fills = []
-
-        def fail(source, slab, place):
-            fills.append(source.name)
-            if len(fills) == 2:
-                raise MemoryError("no slab")
-            return fill(source, slab, place)
-
-        fill = fastrack._transfer.sources.RowSource.fill
-        monkeypatch.setattr(fastrack._transfer.sources.RowSource, "fill", fail)
+        failing(monkeypatch, MemoryError("no slab"))
         out = np.full((4, 1000), 7, np.uint8)
         with pytest.raises(MemoryError):
             channel.to_device(self.batch([fastrack.seal(table, key) for table in tables]), out=out)
         assert not out.any()
-        assert len(derived_keys) == 3
+        assert [len(keys) for keys in derived_keys] == [3]
         require_wiped(derived_keys)
 
 
@@ -238,28 +238,27 @@ class TestPlainTensors:
 
     def test_are_sealed_under_a_key_of_their_own(self, channel, monkeypatch):
         seen = []
-        original = type(channel._session).next_key
+        original = type(channel._session).next_keys
 
-        def spy(session):
-            key = original(session)
-            seen.append(bytes(key.material))
-            return key
+        def spy(session, keys, rows):
+            original(session, keys, rows)
+            seen.extend(bytes(keys.material(row)) for row in rows)
 
-        monkeypatch.setattr(type(channel._session), "next_key", spy)
+        monkeypatch.setattr(type(channel._session), "next_keys", spy)
         channel.to_device([np.arange(3), np.arange(3)])
-        assert len(set(seen)) == 2
+        channel.to_device(np.arange(3))
+        assert len(set(seen)) == 3
 
-    def test_tampered_with_on_the_way_are_refused(self, channel, monkeypatch):
-        original = fastrack._transfer.sources.PlainSource.fill
+    def test_tampered_with_on_the_way_are_refused(self, key, monkeypatch):
+        original = PlainSealer.fill
 
-        def fill(source, slab, slot):
-            staged = original(source, slab, slot)
-            staged[-1] ^= 1
-            return staged
+        def fill(sealer, slab, buffer):
+            original(sealer, slab, buffer)
+            buffer[slab.sealed_size - 1] ^= 1
 
-        monkeypatch.setattr(fastrack._transfer.sources.PlainSource, "fill", fill)
+        monkeypatch.setattr(PlainSealer, "fill", fill)
         out = np.full(100, 7, np.uint8)
-        with pytest.raises(AuthenticationError):
+        with staged_channel(keys=key) as channel, pytest.raises(AuthenticationError):
             channel.to_device(data(100), out=out)
         assert not out.any()
 
@@ -483,7 +482,7 @@ class TestOut:
             loss.backward()
 
     def test_holds_zeros_after_any_other_fault(self, channel, key, monkeypatch):
-        monkeypatch.setattr(fastrack._transfer.sources.SealedSource, "fill", Mock(side_effect=MemoryError))
+        failing(monkeypatch, MemoryError)
         out = np.full(100, 7, np.uint8)
         with pytest.raises(MemoryError):
             channel.to_device(fastrack.seal(data(100), key), out=out)
@@ -537,11 +536,12 @@ class TestChannel:
         channel = new_channel(keys=key)
         channel.to_device(data(100))
         secret = channel._session._secret
-        slot = next(slot for pool in channel._pools for slot in pool._returned)
-        assert slot.memory.any()
+        slots = [slot for pool in channel._pools for slot in pool._returned]
+        assert all(slot.memory.any() for slot in slots)
+        assert bool(slots) == (channel.device == "staged")
         channel.close()
         assert not any(secret)
-        assert not slot.memory.any()
+        assert not any(slot.memory.any() for slot in slots)
         assert channel._keys is None
 
     def test_cannot_be_pickled(self, channel):
@@ -550,14 +550,14 @@ class TestChannel:
 
     def test_closing_waits_for_the_transfers_of_other_threads(self, new_channel, key, monkeypatch):
         inside, go_on = threading.Event(), threading.Event()
-        original = fastrack._transfer.sources.PlainSource.fill
+        for operation in (CpuOperation, StagedWork):
 
-        def fill(*arguments):
-            inside.set()
-            assert go_on.wait(60)
-            return original(*arguments)
+            def open_later(*arguments, original=operation.open):
+                inside.set()
+                assert go_on.wait(60)
+                original(*arguments)
 
-        monkeypatch.setattr(fastrack._transfer.sources.PlainSource, "fill", fill)
+            monkeypatch.setattr(operation, "open", open_later)
         channel, plain = new_channel(keys=key), data(100_000)
         with ThreadPoolExecutor(2) as pool:
             moving = pool.submit(channel.to_device, plain)

@@ -40,12 +40,12 @@ def falling(method):
 
 def require_wiped(work):
     with pytest.raises(ClosedError):
-        aead.get_engine().verify_run(work._schedule, np.zeros(16, np.uint8), 0)
+        aead.get_engine().verify_run(work._opener._schedules[0], np.zeros(16, np.uint8), 0)
 
 
 def test_starts_with_a_small_slab_and_grows(staged):
     sizes = []
-    staged._device.meddle = lambda kind, slab: slab and sizes.append((slab.stop - slab.start) // CHUNK_SIZE)
+    staged._device.meddle = lambda kind, slab: slab and sizes.append(slab.sealed_size // 16400)
     staged.to_device(data(13 * CHUNK_SIZE))
     assert sizes == [1, 2, 3, 4, 3]
 
@@ -114,14 +114,14 @@ def test_the_error_of_one_transfer_is_not_anothers(staged, key):
 
 
 def test_a_fault_on_the_host_waits_for_the_device(staged, key, monkeypatch):
-    original = fastrack._transfer.sources.SealedSource.fill
+    original = staged_helper.StagedWork.open
 
-    def fill(source, slab, place):
-        if slab.first_chunk == 6:
+    def open_or_fail(work, slab, slot):
+        if slab.segments[0].first_chunk == 6:
             raise MemoryError("no memory")
-        return original(source, slab, place)
+        original(work, slab, slot)
 
-    monkeypatch.setattr(fastrack._transfer.sources.SealedSource, "fill", fill)
+    monkeypatch.setattr(staged_helper.StagedWork, "open", open_or_fail)
     staged._device.meddle = lambda kind, slab: time.sleep(0.01)
     out = np.full(17 * CHUNK_SIZE, 7, np.uint8)
     with pytest.raises(MemoryError):
@@ -133,7 +133,7 @@ def test_a_fault_on_the_host_waits_for_the_device(staged, key, monkeypatch):
 
 
 def test_the_first_of_two_errors_is_told(staged, key, monkeypatch):
-    monkeypatch.setattr(fastrack._transfer.sources.SealedSource, "fill", Mock(side_effect=MemoryError))
+    monkeypatch.setattr(staged_helper.StagedWork, "open", Mock(side_effect=MemoryError))
     for name in ("finish", "result"):
         monkeypatch.setattr(staged_helper.StagedWork, name, falling(getattr(staged_helper.StagedWork, name)))
     monkeypatch.setattr(staged._device, "clear", falling(staged._device.clear))
@@ -165,15 +165,16 @@ def test_a_key_is_wiped_whether_or_not_the_device_takes_it(staged, monkeypatch):
     seen = []
     original = staged._device.begin
 
-    def begin(message_key, memory, note):
-        seen.append(message_key)
+    def begin(messages, note):
+        seen.append(messages.keys)
+        assert messages.keys.memory.any()
         if len(seen) > 1:
             raise DeviceError("no room for a key")
-        return original(message_key, memory, note)
+        return original(messages, note)
 
     monkeypatch.setattr(staged._device, "begin", begin)
     staged.to_device(data(100))
     for refused in (staged.to_host, staged.to_device):
         with pytest.raises(DeviceError):
             refused(data(100))
-    assert [repr(message_key) for message_key in seen] == ["<MessageKey wiped>"] * 3
+    assert [keys.memory.any() for keys in seen] == [False] * 3

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from fastrack._util.tree import tree_map, tree_path
+from fastrack._util.tree import Tree, tree_map
 
 
 class Pair(NamedTuple):
@@ -100,7 +100,7 @@ def test_a_dict_subclass_keeps_its_attributes():
 
 
 def test_two_nests_are_walked_together():
-    assert tree_map(lambda a, b: a + b, {"a": [1, 2]}, {"a": (10, 20)}) == {"a": [11, 22]}
+    assert Tree({"a": [1, 2], "b": 3}).leaves_of({"b": 30, "a": (10, 20)}) == [10, 20, 30]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_two_nests_are_walked_together():
 )
 def test_nests_of_different_builds_are_refused(nest, other):
     with pytest.raises(ValueError, match="out="):
-        tree_map(lambda a, b: a, nest, other)
+        Tree(nest).leaves_of(other)
 
 
 class Caseless(MutableMapping):
@@ -158,15 +158,14 @@ def test_a_field_that_was_never_set_stays_so():
         (lambda leaf: (0, Pair(None, leaf)), "[1].right"),
         (lambda leaf: [Frozen(leaf, "a")], "[0].image"),
         (lambda leaf: UserDict(a={"b": (leaf, leaf)}), "['a']['b'][0]"),
-        (lambda leaf: leaf, None),
-        (lambda _: {"a": [1]}, None),
+        (lambda leaf: leaf, ""),
     ],
 )
 def test_a_leaf_is_found_where_it_stands(nest, place):
     leaf = object()
-    assert tree_path(leaf, nest(leaf)) == place
+    tree = Tree(nest(leaf))
+    assert tree.path(tree.leaves.index(leaf)) == place
 
 
 def test_a_long_key_is_cut_short():
-    leaf = object()
-    assert len(tree_path(leaf, {"x" * 1000: leaf})) == 82
+    assert len(Tree({"x" * 1000: object()}).path(0)) == 82

@@ -11,11 +11,12 @@ from typing import Any
 from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.engine import get_engine
 from fastrack._crypto.session import Session
-from fastrack._devices.base import SpanCallback
+from fastrack._devices.base import Messages, SpanCallback
 from fastrack._devices.cuda.buffers import CudaStagingBuffer, MessageStatePool
 from fastrack._devices.cuda.commands import Commands
 from fastrack._devices.cuda.driver import Driver, View
-from fastrack._devices.cuda.operation import CudaOperation
+from fastrack._devices.cuda.operation import CudaOperation, SegmentCallback
+from fastrack._devices.cuda.operations import CudaOperations
 from fastrack._devices.cuda.recorder import PLAN_BITS, Resources
 from fastrack._devices.cuda.streams import LANES, Pipeline
 from fastrack._tensors import arrays
@@ -37,6 +38,7 @@ class CudaDevice:
     max_slab_size = 8 << 20
     first_slab_size = 2 << 20
     lanes = LANES
+    segment_room = 0
 
     def __init__(self, driver: Driver, *, share: float = 1.0, threads: int = 1) -> None:
         if not 0 < share <= 1:
@@ -84,7 +86,11 @@ class CudaDevice:
         self._pipeline.require_usable()
         return CudaStagingBuffer(self._pipeline, size)
 
-    def begin(self, key: MessageKey, memory: View, note: SpanCallback | None = None) -> CudaOperation:
+    def begin(self, messages: Messages, note: SpanCallback | None = None) -> CudaOperations:
+        return CudaOperations(self, messages, note)
+
+    def begin_message(self, key: MessageKey, memory: View, note: SegmentCallback | None = None) -> CudaOperation:
+        """Begin to open one message, or to seal it."""
         self._pipeline.require_usable()
         return CudaOperation(self._resources, key, memory, note)
 

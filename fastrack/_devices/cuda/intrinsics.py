@@ -10,8 +10,9 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from fastrack._crypto.instructions import declare
 from fastrack._crypto.jit import emitted
-from fastrack._crypto.llvm import I32, I64, declare
+from fastrack._crypto.llvm import I32, I64
 
 _FIRST_ARGUMENT = 7  # index of the first kernel argument in a LAUNCH command, in words
 _MAX_ARGUMENTS = 16

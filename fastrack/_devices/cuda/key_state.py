@@ -4,8 +4,8 @@ The layout is that of `State` in ``kernels/chunk.cuh``: the key schedule (FIPS 1
 last GHASH block of a full chunk times H, and the powers of H from 1 to 513, divided by x for the reason in
 ``kernels/ghash.cuh``.
 
-x86 CPUs with AES-NI and PCLMULQDQ use these instructions, by LLVM IR. Other CPUs, and processes without numba's
-compiler, use `portable_key_state`. Neither looks up a table or branches on a secret.
+CPUs with instructions for AES and GHASH use them, by LLVM IR. Other CPUs, and processes without numba's compiler, use
+`portable_key_state`. Neither looks up a table or branches on a secret.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from llvmlite import ir
 
 from fastrack._crypto.base import Bytes
 from fastrack._crypto.cobblestone import CHUNK_SIZE, NONCE_SIZE, MessageKey
+from fastrack._crypto.forms import Form, narrow_form
 from fastrack._crypto.gcm_ir import copy, encrypt_block, expand_key, fill_zero, isolate_frame
 from fastrack._crypto.jit import cached_njit, emitted, source_digest, wipe_stack
 from fastrack._crypto.llvm import I64, Emitter, compile_for, define, emit_loop
-from fastrack._crypto.vaes import cpu_has
 from fastrack._devices.cuda.portable_key_state import (
     LAST_POWER,
     LENGTH_OFFSET,
@@ -34,9 +34,6 @@ from fastrack._devices.cuda.portable_key_state import (
 Writer = Callable[[Bytes, Bytes], None]
 
 _STRANDS = 8  # powers that are computed at a time, so that no product waits for the one before
-
-# The instructions that `has_instructions` requires.
-_TARGET = ("x86-64", "+aes,+pclmul,+ssse3")
 
 _compiled = cached_njit(nogil=False)  # releasing the lock would cost more than the call
 
@@ -62,13 +59,13 @@ def _writer() -> Writer:
 
 
 def has_instructions() -> bool:
-    """Return whether this CPU has AES-NI and PCLMULQDQ."""
-    return cpu_has("aes", "pclmul", "ssse3")
+    """Return whether this machine can run `write_by_instructions`."""
+    return narrow_form() is not None
 
 
 @cache
 def write_by_instructions() -> Writer:
-    """Compile the implementation for x86 CPUs with these instructions."""
+    """Compile the implementation for CPUs with instructions for AES and GHASH."""
     # numba considers only this file and the closure of a function to decide whether cached code is valid.
     layout = (STATE_SIZE, NONCE_OFFSET, LENGTH_OFFSET, POWERS_OFFSET, LAST_POWER, CHUNK_SIZE, NONCE_SIZE)
     digest = f"{source_digest()}/{layout}"
@@ -84,20 +81,23 @@ def write_by_instructions() -> Writer:
 
 @emitted
 def _write(builder: ir.IRBuilder, key_size: ir.Value, target: ir.Value, material: ir.Value) -> None:
+    form = narrow_form()
+    assert form is not None
     short, long = (
-        define(builder.module, f"fastrack_key_state_{bits}", 2, partial(_emit, bits=bits)) for bits in (128, 256)
+        define(builder.module, f"fastrack_key_state_{bits}", 2, partial(emit_state, form=form, bits=bits))
+        for bits in (128, 256)
     )
     function = builder.select(builder.icmp_unsigned("==", key_size, I64(32)), long, short)
     builder.call(function, [target, material])
 
 
-def _emit(function: ir.Function, bits: int) -> None:
+def emit_state(function: ir.Function, form: Form, bits: int) -> None:
     """Emit the function `(target, material)`."""
-    compile_for(function, *_TARGET)
+    compile_for(function, *form.target)
     isolate_frame(function)
     target, material = function.args
     builder = ir.IRBuilder(function.append_basic_block())
-    emit = Emitter(builder, 16)
+    emit = Emitter(builder, form)
     fill_zero(builder, target, I64(STATE_SIZE))
     keys = expand_key(emit, material, bits)
     for index, key in enumerate(keys):

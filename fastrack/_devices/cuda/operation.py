@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -10,7 +11,7 @@ from functools import partial
 
 from fastrack._crypto.base import Bytes
 from fastrack._crypto.cobblestone import NONCE_SIZE, MessageKey
-from fastrack._devices.base import Slab, SpanCallback, StagingBuffer
+from fastrack._devices.base import Segment, StagingBuffer
 from fastrack._devices.cuda.buffers import CudaStagingBuffer
 from fastrack._devices.cuda.clock import Clock
 from fastrack._devices.cuda.commands import Commands
@@ -19,6 +20,7 @@ from fastrack._devices.cuda.recorder import CommandList, MessageRecorder, Resour
 from fastrack._util import trace
 from fastrack.errors import DeviceError, FastrackError
 
+SegmentCallback = Callable[[str, Segment, int, int], None]
 _MAX_HELD_COPY = 64 << 10  # bytes that the host copies in microseconds, and may with the interpreter's lock
 
 
@@ -40,7 +42,7 @@ class CudaOperation:
     After an error later slabs are refused, staging buffers are freed all the same, and `result` raises it.
     """
 
-    def __init__(self, resources: Resources, key: MessageKey, memory: View, note: SpanCallback | None) -> None:
+    def __init__(self, resources: Resources, key: MessageKey, memory: View, note: SegmentCallback | None) -> None:
         self._resources = resources
         self._pipeline = pipeline = resources.pipeline
         self._driver = pipeline.driver
@@ -76,12 +78,12 @@ class CudaOperation:
             state.wipe_host()
             raise
 
-    def open(self, slab: Slab, sealed: Bytes, buffer: StagingBuffer | None) -> None:
+    def open(self, slab: Segment, sealed: Bytes, buffer: StagingBuffer | None) -> None:
         self._require_usable()
         assert isinstance(buffer, CudaStagingBuffer)
         self._recorder.open(self._require_list(), slab, sealed, buffer)
 
-    def seal(self, slab: Slab, sealed: Bytes, buffer: StagingBuffer | None) -> None:
+    def seal(self, slab: Segment, sealed: Bytes, buffer: StagingBuffer | None) -> None:
         self._require_usable()
         assert isinstance(buffer, CudaStagingBuffer)
         self._recorder.seal(self._require_list(), slab, sealed, buffer)

@@ -22,7 +22,7 @@ import numpy as np
 from fastrack._crypto.base import Bytes, Engine, GatherPlan, address, check_buffers, check_plan, chunks_between
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, ciphertext_size
 from fastrack._crypto.session import Session
-from fastrack._devices.base import BAD_PLAN, Slab
+from fastrack._devices.base import BAD_PLAN, Segment
 from fastrack._devices.cuda.buffers import CudaStagingBuffer, MessageState, MessageStatePool
 from fastrack._devices.cuda.clock import Clock
 from fastrack._devices.cuda.commands import Commands
@@ -58,17 +58,17 @@ class CommandList:
     def __init__(self) -> None:
         self.commands = Commands()
         self.issued = threading.Event()
-        self._marks: list[tuple[str | None, Slab, int]] = []
+        self._marks: list[tuple[str | None, Segment, int]] = []
 
     def use(self, buffer: CudaStagingBuffer) -> None:
         """Mark a staging buffer as in use until this list was issued."""
         buffer.issued = self.issued
 
-    def mark(self, name: str | None, slab: Slab) -> None:
+    def mark(self, name: str | None, slab: Segment) -> None:
         """Begin a step of this name, or none, and end the one before."""
         self._marks.append((name, slab, self.commands.timestamp()))
 
-    def spans(self) -> list[tuple[str, Slab, int, int]]:
+    def spans(self) -> list[tuple[str, Segment, int, int]]:
         """Return the name, slab, start and stop of each step. Valid after all commands have run."""
         code = self.commands.code
         pairs = zip(self._marks, self._marks[1:], strict=False)
@@ -93,7 +93,9 @@ class MessageRecorder:
         self._bits = bits
         self._clock = clock
         self._plans: PlanSealer | None = None  # made for the first gather
-        self._to_store: dict[CudaStagingBuffer, tuple[Bytes, Slab]] = {}  # sealed slabs that are still in their buffer
+        self._to_store: dict[
+            CudaStagingBuffer, tuple[Bytes, Segment]
+        ] = {}  # sealed slabs that are still in their buffer
 
     def new_list(self) -> CommandList:
         """Return a list that holds the interpreter's lock only while no call can block.
@@ -112,7 +114,7 @@ class MessageRecorder:
         commands.wait(self._lane.kernels, self._state.started)
         self._state.upload_key(commands, self._lane.kernels)
 
-    def open(self, current: CommandList, slab: Slab, sealed: Bytes, buffer: CudaStagingBuffer) -> None:
+    def open(self, current: CommandList, slab: Segment, sealed: Bytes, buffer: CudaStagingBuffer) -> None:
         """Record the opening of a slab, or of a gather."""
         if slab.plan is None:
             count = _check_slab(slab, sealed, buffer, self._memory.nbytes)
@@ -130,7 +132,7 @@ class MessageRecorder:
             arguments = [chunks, starts, starts + slab.plan.starts.nbytes, len(slab.plan.table)]
             self._open(current, slab, sealed, buffer, count, segment, arguments, plan)
 
-    def seal(self, current: CommandList, slab: Slab, sealed: Bytes, buffer: CudaStagingBuffer) -> None:
+    def seal(self, current: CommandList, slab: Segment, sealed: Bytes, buffer: CudaStagingBuffer) -> None:
         """Record the sealing of a slab. `store` takes the sealed chunks out of the buffer."""
         count = _check_slab(slab, sealed, buffer, self._memory.nbytes)
         commands, lane = current.commands, self._lane
@@ -179,7 +181,7 @@ class MessageRecorder:
     def _open(
         self,
         current: CommandList,
-        slab: Slab,
+        slab: Segment,
         sealed: Bytes,
         buffer: CudaStagingBuffer,
         count: int,
@@ -255,7 +257,7 @@ class MessageRecorder:
         commands.launch(function, min(count, self._resources.blocks), arguments, self._lane.kernels, table)
 
     def _device_span(
-        self, name: str, track: str, stream: Stream, slab: Slab, commands: Commands
+        self, name: str, track: str, stream: Stream, slab: Segment, commands: Commands
     ) -> AbstractContextManager[None]:
         """Add the device time of the block's commands to the timeline, if there is one."""
         if self._clock is None:
@@ -269,7 +271,7 @@ def wait_for(commands: Commands, event: Event, spin: int = 0) -> None:
     commands.synchronize(event)
 
 
-def _check_slab(slab: Slab, sealed: Bytes, buffer: CudaStagingBuffer, nbytes: int) -> int:
+def _check_slab(slab: Segment, sealed: Bytes, buffer: CudaStagingBuffer, nbytes: int) -> int:
     """Require a slab within its message and its buffer, as the kernels rely on, and return its number of chunks."""
     check_buffers(sealed)
     count = chunks_between(slab.sealed_size, slab.stop - slab.start, slab.first_chunk)
@@ -279,7 +281,7 @@ def _check_slab(slab: Slab, sealed: Bytes, buffer: CudaStagingBuffer, nbytes: in
     return count
 
 
-def _check_gather(slab: Slab, plan: GatherPlan, sealed: Bytes, buffer: CudaStagingBuffer, nbytes: int) -> int:
+def _check_gather(slab: Segment, plan: GatherPlan, sealed: Bytes, buffer: CudaStagingBuffer, nbytes: int) -> int:
     """Require a gather within its message, result and buffer, as the kernels rely on. Return its number of chunks."""
     check_buffers(sealed)
     check_plan(plan, ciphertext_size(slab.stop), slab.stop, nbytes)

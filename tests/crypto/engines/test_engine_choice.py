@@ -5,14 +5,16 @@ from helpers.processes import run_python
 from llvmlite import binding
 
 from fastrack._crypto import engine as registry
-from fastrack._crypto import vaes
+from fastrack._crypto import forms
 from fastrack._crypto.engine import ENGINE_VARIABLE, SelectedEngine, available_engines, get_engine
+from fastrack._crypto.forms import FORMS, narrow_form
 from fastrack._crypto.openssl import OpenSSLEngine
-from fastrack._crypto.vaes import VaesEngine
+from fastrack._crypto.vector import VectorEngine
 from fastrack._crypto.workers import default_threads
 from fastrack.errors import DeviceError
 
-VAES = ("aes", "pclmul", "avx2", "bmi2", "prfchw", "vaes", "vpclmulqdq")
+NARROW = ("aes", "pclmul", "ssse3")
+VAES = ("avx2", "bmi2", "prfchw", "vaes", "vpclmulqdq")
 WIDE = ("avx512f", "avx512bw", "avx512vl", "avx512cd", "avx512dq")
 
 
@@ -44,31 +46,56 @@ def cpu_with(monkeypatch):
 
 
 def test_a_cpu_with_everything_has_every_engine(cpu_with):
-    cpu_with(*VAES, *WIDE)
-    assert available_engines() == registry.ENGINES == ("vaes-512", "vaes-256", "openssl")
+    cpu_with(*NARROW, *VAES, *WIDE)
+    assert available_engines() == ("vaes-512", "vaes-256", "aesni", "openssl")
+    assert narrow_form() == FORMS["aesni"]
 
 
 @pytest.mark.parametrize("absent", WIDE)
 def test_a_cpu_without_all_of_avx_512_keeps_to_256_bits(cpu_with, absent):
-    cpu_with(*VAES, *(name for name in WIDE if name != absent))
-    assert available_engines() == ("vaes-256", "openssl")
+    cpu_with(*NARROW, *VAES, *(name for name in WIDE if name != absent))
+    assert available_engines() == ("vaes-256", "aesni", "openssl")
 
 
 @pytest.mark.parametrize("absent", VAES)
-def test_a_cpu_that_lacks_one_vector_feature_has_openssl_alone(cpu_with, absent):
-    cpu_with(*WIDE, *(name for name in VAES if name != absent))
+def test_a_cpu_without_wide_instructions_for_aes_keeps_to_128_bits(cpu_with, absent):
+    cpu_with(*NARROW, *WIDE, *(name for name in VAES if name != absent))
+    assert available_engines() == ("aesni", "openssl")
+
+
+@pytest.mark.parametrize("absent", NARROW)
+def test_a_cpu_that_lacks_one_narrow_feature_has_openssl_at_least(cpu_with, absent):
+    cpu_with(*(name for name in NARROW if name != absent))
     assert available_engines() == ("openssl",)
+    assert narrow_form() is None
+
+
+def test_an_arm_cpu_with_aes_has_a_form_of_its_own(cpu_with):
+    cpu_with("fp-armv8", "neon", "aes", "sha2", "crc", "lse", "sve")
+    assert available_engines() == ("armv8", "openssl")
+    assert narrow_form() == FORMS["armv8"]
+
+
+@pytest.mark.parametrize("absent", ["neon", "aes"])
+def test_an_arm_cpu_without_aes_has_openssl_alone(cpu_with, absent):
+    cpu_with(*{"fp-armv8", "neon", "aes", "crc"} - {absent})
+    assert available_engines() == ("openssl",)
+    assert narrow_form() is None
+
+
+def test_every_engine_has_a_cpu_that_can_run_it():
+    assert registry.ENGINES == ("vaes-512", "vaes-256", "aesni", "armv8", "openssl")
 
 
 def test_a_cpu_or_system_that_is_not_known_has_openssl_alone(cpu_with, monkeypatch):
     def unknown():
         raise RuntimeError("no host CPU")
 
-    for features in (unknown, lambda: dict.fromkeys(VAES, True) | {"vaes": False}):
+    for features in (unknown, lambda: dict.fromkeys(NARROW, True) | {"aes": False}):
         monkeypatch.setattr(binding, "get_host_cpu_features", features)
         assert available_engines() == ("openssl",)
-    cpu_with(*VAES, *WIDE)
-    monkeypatch.setattr(vaes.sys, "platform", "win32")
+    cpu_with(*NARROW, *VAES, *WIDE)
+    monkeypatch.setattr(forms.sys, "platform", "win32")
     assert available_engines() == ("openssl",)
 
 
@@ -111,13 +138,15 @@ def test_a_process_obeys_the_environment():
     code = """
 import numpy as np
 import fastrack
+from fastrack._crypto.forms import FORMS, narrow_form
 from fastrack._crypto.openssl import OpenSSLEngine
-from fastrack._crypto import vaes
+from fastrack._crypto.vector import VectorEngine
+from fastrack._crypto import vector
 
 def refuse(*_):
     raise AssertionError("a vector engine was made")
 
-vaes.VaesEngine.__init__ = refuse
+vector.VectorEngine.__init__ = refuse
 key = fastrack.Key.generate()
 sealed = fastrack.seal(np.arange(50000), key)
 with fastrack.Channel(keys=key) as channel:
@@ -143,7 +172,7 @@ def fail_to_compile(*_):
     [("seal_run", seal_other_bytes, "expected sealed chunks"), ("expand_key", fail_to_compile, "no such instruction")],
 )
 def test_openssl_takes_the_place_of_an_engine_that_fails(monkeypatch, method, wrong, told):
-    monkeypatch.setattr(VaesEngine, method, wrong)
+    monkeypatch.setattr(VectorEngine, method, wrong)
     first = available_engines()[0]
     with pytest.warns(RuntimeWarning, match=rf"'{first}'.*{told}.*'openssl'"):
         assert get_engine().name == "openssl"
@@ -155,10 +184,11 @@ def test_openssl_takes_the_place_of_an_engine_that_fails(monkeypatch, method, wr
 
 @needs_vectors
 def test_an_engine_that_fails_cannot_be_forced(monkeypatch):
-    monkeypatch.setattr(VaesEngine, "seal_run", seal_other_bytes)
-    monkeypatch.setenv(ENGINE_VARIABLE, "vaes-256")
-    for name in (None, "vaes-256"):
-        with pytest.raises(DeviceError, match=r"'vaes-256' .* 128 .* not use"):
+    monkeypatch.setattr(VectorEngine, "seal_run", seal_other_bytes)
+    first = available_engines()[0]
+    monkeypatch.setenv(ENGINE_VARIABLE, first)
+    for name in (None, first):
+        with pytest.raises(DeviceError, match=rf"'{first}' .* 128 .* not use"):
             get_engine(name)
     assert get_engine("openssl").name == "openssl"
 

@@ -16,8 +16,9 @@ from fastrack._crypto import jit
 @pytest.mark.skipif(not engines.VECTOR_NAMES, reason="no vector engine here")
 def test_a_gather_keeps_its_scratch_on_the_stack():
     # numba frees an array after the last use of its name, even if its address is still in use.
-    fresh = njit(nogil=True)(jit.build(32, 16).open_gather.py_func)
-    runs = Runs(engines.make("vaes-256-on-128"), bytes(32))
+    engine = engines.make(engines.VECTOR_NAMES[-1])
+    fresh = njit(nogil=True)(engine._kernels.open_gather.py_func)
+    runs = Runs(engine, bytes(32))
     pieces, size = plan([(10, 20)])
     source = as_array(reference.seal(bytes(32), bytes(12), bytes(range(100))))
     target, counters = np.empty(size, np.uint8), jit.new_counters()

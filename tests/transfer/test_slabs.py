@@ -5,14 +5,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-import fastrack
-from fastrack import Key
 from fastrack._crypto.base import GatherPlan
-from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, MessageKey, ciphertext_size
-from fastrack._crypto.engine import get_engine
+from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, ciphertext_size
 from fastrack._devices.cuda.gather_plan import room_for
-from fastrack._sealed.indexing import plan_rows
-from fastrack._transfer.sources import PlainSource, RowSource, SealedSource, Sizes, gathers_of, slabs_of
+from fastrack._sealed.indexing import ByteRanges, plan_rows
+from fastrack._transfer import slabs as slabs_module
+from fastrack._transfer.slabs import Sizes
 
 
 @st.composite
@@ -24,32 +22,92 @@ def sizes(draw, least=1):
 # Whole messages.
 
 
+def runs_of(nbytes, sizes):
+    """The segments of one message, each of which has a slab."""
+    slabs = list(slabs_module.slabs_of([nbytes], [None], sizes))
+    assert all(len(slab.segments) == 1 and slab.sealed_size == slab.segments[0].sealed_size for slab in slabs)
+    return [slab.segments[0] for slab in slabs]
+
+
+def gathers_of(pieces, nbytes, sizes):
+    slabs = list(slabs_module.slabs_of([nbytes], [pieces], sizes))
+    assert all(len(slab.segments) == 1 and slab.sealed_size == slab.segments[0].sealed_size for slab in slabs)
+    return [slab.segments[0] for slab in slabs]
+
+
 @settings(deadline=None)
-@given(st.integers(0, 200), st.sampled_from([0, 1, CHUNK_SIZE - 1]), st.none() | sizes())
+@given(st.integers(0, 200), st.sampled_from([0, 1, CHUNK_SIZE - 1]), sizes())
 def test_slabs_are_the_message_in_order(chunks, rest, sizes):
     nbytes = chunks * CHUNK_SIZE + rest
-    slabs = list(slabs_of(nbytes, sizes))
     start = sealed = 0
-    for slab in slabs:
-        assert (slab.start, slab.first_chunk * SEALED_CHUNK_SIZE) == (start, sealed)
-        assert slab.start == slab.first_chunk * CHUNK_SIZE
-        assert slab.plan is None
-        start, sealed = slab.stop, sealed + slab.sealed_size
+    segments = runs_of(nbytes, sizes)
+    for segment in segments:
+        assert (segment.message, segment.offset, segment.plan) == (0, 0, None)
+        assert (segment.start, segment.first_chunk * SEALED_CHUNK_SIZE) == (start, sealed)
+        assert segment.start == segment.first_chunk * CHUNK_SIZE
+        start, sealed = segment.stop, sealed + segment.sealed_size
     assert (start, sealed) == (nbytes, ciphertext_size(nbytes))
-    if sizes is None:
-        assert len(slabs) == 1
-    else:
-        assert all(slab.sealed_size <= ciphertext_size(sizes.limit) for slab in slabs)
-        assert all(slab.stop > slab.start for slab in slabs) or nbytes == 0
+    assert all(segment.sealed_size <= ciphertext_size(sizes.limit) for segment in segments)
+    assert all(segment.stop > segment.start for segment in segments) or nbytes == 0
+
+
+@st.composite
+def messages(draw):
+    """Sizes of messages, some of them gathers of a few ranges."""
+    nbytes, plans = [], []
+    for _ in range(draw(st.integers(1, 30))):
+        size = draw(
+            st.sampled_from([0, 1, 100, CHUNK_SIZE - 1, CHUNK_SIZE, 3 * CHUNK_SIZE, 5 * CHUNK_SIZE + 7, 40_000])
+        )
+        nbytes.append(size)
+        rows = np.array(draw(st.lists(st.integers(0, max(0, size - 1)), max_size=9)), np.int64)
+        plans.append(ByteRanges.even(rows, 1).pieces() if size and draw(st.booleans()) else None)
+    return nbytes, plans
+
+
+@settings(deadline=None)
+@given(messages(), sizes(least=2), st.sampled_from([0, 8, 100]))
+def test_many_messages_share_slabs_in_order_and_fit_into_a_slot(messages, sizes, room):
+    nbytes, plans = messages
+    sizes = Sizes(sizes.lead, sizes.limit, room)
+    done, last = [0] * len(nbytes), -1
+    for slab in slabs_module.slabs_of(nbytes, plans, sizes):
+        end, tables = 0, 0
+        assert slab.segments
+        for number, first, start, stop, size, offset, plan in slab.segments:
+            assert number >= last
+            assert offset % 16 == 0
+            assert offset >= end
+            last, end = number, offset + size
+            tables += room
+            if plan is None:
+                assert start == done[number] == first * CHUNK_SIZE
+                assert size == stop - start + 16 * ((stop - start) // CHUNK_SIZE + (stop == nbytes[number]))
+                assert stop > start or nbytes[number] == 0
+                done[number] = stop
+            else:
+                assert (first, start, stop) == (0, 0, nbytes[number])
+                assert size > 0
+                tables += room_for(plan, size) - size
+                done[number] += plan.chunks.size
+        assert slab.sealed_size == end
+        assert end + tables <= sizes.buffer_size
+    expected = [size if plan is None else plan.chunks.size for size, plan in zip(nbytes, plans, strict=True)]
+    assert done == expected
+
+
+def test_many_small_messages_are_one_slab():
+    (slab,) = slabs_module.slabs_of([8192] * 100, [None] * 100, Sizes(64 * CHUNK_SIZE, 64 * CHUNK_SIZE, 64))
+    assert [segment.message for segment in slab.segments] == list(range(100))
 
 
 def test_slabs_grow_by_half_up_to_the_limit():
-    slabs = slabs_of(20 * CHUNK_SIZE + 5, Sizes(CHUNK_SIZE, 6 * CHUNK_SIZE))
+    slabs = runs_of(20 * CHUNK_SIZE + 5, Sizes(CHUNK_SIZE, 6 * CHUNK_SIZE))
     assert [(slab.stop - slab.start) / CHUNK_SIZE for slab in slabs] == pytest.approx([1, 2, 3, 4, 6, 4], abs=0.001)
 
 
 def test_a_lead_as_large_as_the_limit_makes_them_all_alike():
-    slabs = slabs_of(10 * CHUNK_SIZE, Sizes(4 * CHUNK_SIZE, 4 * CHUNK_SIZE))
+    slabs = runs_of(10 * CHUNK_SIZE, Sizes(4 * CHUNK_SIZE, 4 * CHUNK_SIZE))
     assert [slab.stop - slab.start for slab in slabs] == [4 * CHUNK_SIZE, 4 * CHUNK_SIZE, 2 * CHUNK_SIZE]
 
 
@@ -138,58 +196,3 @@ def test_what_is_left_of_a_split_chunk_shares_a_slab_with_those_that_follow():
 def test_a_gather_of_nothing_has_no_slab():
     nothing = GatherPlan(np.empty(0, np.int64), np.zeros(1, np.int64), np.empty((0, 3), np.int64))
     assert not list(gathers_of(nothing, 100, Sizes(CHUNK_SIZE, 2 * CHUNK_SIZE)))
-
-
-# What fills them.
-
-
-@pytest.fixture(scope="module")
-def plain():
-    return np.random.default_rng(0).integers(0, 256, 20 * CHUNK_SIZE + 5, dtype=np.uint8)
-
-
-@pytest.fixture(scope="module")
-def sealed(plain):
-    return fastrack.seal(plain, Key.generate())
-
-
-STAGED = Sizes(CHUNK_SIZE, 4 * CHUNK_SIZE)
-
-
-def test_the_slabs_of_a_sealed_tensor_are_taken_where_they_lie(sealed):
-    source = SealedSource(sealed)
-    slabs = [source.fill(slab, None) for slab in source.slabs(STAGED)]
-    assert len(slabs) > 3
-    assert all(np.shares_memory(slab, sealed.chunks) for slab in slabs)
-    assert np.array_equal(np.concatenate(slabs), sealed.chunks)
-
-
-def test_a_message_that_is_not_staged_is_one_slab(sealed):
-    for source in (SealedSource(sealed), RowSource(*sealed[:5].slices())):
-        (slab,) = source.slabs(None)
-        found = source.fill(slab, None)
-        assert found.ctypes.data == sealed.chunks.ctypes.data
-        assert found.size == slab.sealed_size == sealed.chunks.size
-
-
-def test_rows_come_with_the_message_that_holds_them(sealed):
-    rows = np.array([0, 3, 3, 9, 10, 11, 20]) * CHUNK_SIZE + [0, 0, 1, 0, 0, 0, 4]
-    source = RowSource(*sealed[rows].slices())
-    slabs = list(source.slabs(STAGED))
-    assert all(source.fill(slab, None) is source.memory for slab in slabs)
-    assert [number for slab in slabs for number in slab.plan.chunks.tolist()] == [0, 3, 9, 10, 11, 20]
-
-
-def test_a_plain_tensor_is_sealed_on_the_way(plain):
-    slot = np.zeros(ciphertext_size(4 * CHUNK_SIZE), np.uint8)
-    key = MessageKey.raw(bytes(32), bytes(12))
-    source = PlainSource(plain, key, get_engine())
-    opener = get_engine().expand_key(key)
-    opened = np.zeros_like(plain)
-    for slab in source.slabs(STAGED):
-        staged = source.fill(slab, slot)
-        assert get_engine().open_run(opener, staged, opened[slab.start : slab.stop], slab.first_chunk) is None
-    assert np.array_equal(opened, plain)
-    source.finish()
-    with pytest.raises(fastrack.ClosedError):
-        source.fill(next(slabs_of(plain.size, STAGED)), slot)

@@ -1,0 +1,83 @@
+"""The keys of several messages in one buffer, which one call derives, hands to native code, and wipes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NoReturn, Self
+
+import numpy as np
+
+from fastrack._crypto import cobblestone
+from fastrack._crypto.base import Bytes, address
+from fastrack._crypto.cobblestone import COMMITMENT_SIZE, NONCE_SIZE, MessageKey
+
+ROW_SIZE: Final = 80  # bytes from one key to the next: a 256-bit key, a nonce and a commitment are 76
+
+
+class MessageKeys:
+    """The secrets of messages, by their number. They are overwritten when the object is deleted.
+
+    Row `i` of `memory` begins with the AES key of message `i`, of `bits[i]` bits, and its base nonce, of 12 bytes. What
+    follows in the row has no meaning. Native code reads the rows from `address` on.
+    """
+
+    __slots__ = ("_flat", "_view", "address", "bits")
+
+    def __init__(self, count: int) -> None:
+        self._flat: Bytes = np.zeros(count * ROW_SIZE, np.uint8)
+        self._view = self._flat.data
+        self.address = address(self._flat)
+        self.bits = [256] * count
+
+    @classmethod
+    def of(cls, keys: Sequence[MessageKey]) -> Self:
+        """Return a copy of message keys."""
+        copy = cls(len(keys))
+        for row, key in enumerate(keys):
+            copy.put(row, key.material)
+        return copy
+
+    @property
+    def memory(self) -> Bytes:
+        """The rows, as uint8 (n, 80)."""
+        return self._flat.reshape(-1, ROW_SIZE)
+
+    def derive(self, row: int, secret: cobblestone.Bytes, salt: bytes, context: bytes) -> memoryview:
+        """Derive a key into a row, as `cobblestone.derive_into` does, and return the commitment, a view of the row."""
+        start = row * ROW_SIZE
+        middle = start + len(secret) + NONCE_SIZE
+        self.bits[row] = 8 * len(secret)
+        cobblestone.derive_into(secret, salt, context, self._view[start : middle + COMMITMENT_SIZE])
+        return self._view[middle : middle + COMMITMENT_SIZE]
+
+    def put(self, row: int, material: bytearray) -> None:
+        """Copy an AES key and its base nonce into a row."""
+        start = row * ROW_SIZE
+        self._view[start : start + len(material)] = material
+        self.bits[row] = 8 * (len(material) - NONCE_SIZE)
+
+    def material(self, row: int) -> bytearray:
+        """Return a copy of an AES key and its base nonce, which has to be wiped too."""
+        start = row * ROW_SIZE
+        return bytearray(self._view[start : start + self.bits[row] // 8 + NONCE_SIZE])
+
+    def key(self, row: int) -> MessageKey:
+        """Return a copy of one of them, which has to be wiped too."""
+        return MessageKey(self.material(row))
+
+    def wipe(self) -> None:
+        """Overwrite all of them with zeros."""
+        self._flat.fill(0)
+
+    def __len__(self) -> int:
+        return len(self.bits)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_flat"):
+            self._flat.fill(0)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("message keys cannot be pickled: send the messages and derive the keys there again")
+
+    def __repr__(self) -> str:
+        return f"<MessageKeys of {len(self)} messages>"

@@ -1,0 +1,106 @@
+"""Engine for CPUs with instructions for AES and GHASH, one native call a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fastrack._crypto import workers
+from fastrack._crypto.base import (
+    Bytes,
+    GatherPlan,
+    Jobs,
+    KeySchedule,
+    address,
+    check_buffers,
+    check_plan,
+    chunks_between,
+)
+from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE, TAG_SIZE, MessageKey
+from fastrack._crypto.forms import Form
+from fastrack._crypto.job_table import JobTable
+from fastrack.errors import ClosedError
+
+_ALIGNMENT = 64
+
+
+class VectorEngine:
+    """An `Engine` on code of one form, with at most `threads` threads a run."""
+
+    def __init__(self, name: str, form: Form, threads: int) -> None:
+        from fastrack._crypto import gcm_ir, jit, jobs  # deferred: they import numba, which takes a third of a second
+
+        self.name = name
+        self.threads = threads
+        self._schedule_size = gcm_ir.SCHEDULE_SIZE
+        self._kernels = jit.build(form)
+        self._open_jobs = jobs.build(form)
+
+    def expand_key(self, key: MessageKey) -> VectorSchedule:
+        material = np.frombuffer(key.material, np.uint8)
+        schedule = VectorSchedule(material.size * 8 - 96, self._schedule_size)
+        self._kernels.expand_key(schedule.bits, schedule.address, address(material))
+        return schedule
+
+    def open_run(self, schedule: VectorSchedule, source: Bytes, target: Bytes, first: int) -> int | None:
+        check_buffers(source, target)
+        count = chunks_between(source.size, target.size, first)
+        arguments = (address(source), address(target), first, count, target.size)
+        return self._run(self._kernels.open_run, schedule, arguments, count, (source, target))
+
+    def verify_run(self, schedule: VectorSchedule, source: Bytes, first: int) -> int | None:
+        check_buffers(source)
+        size = source.size - -(-source.size // SEALED_CHUNK_SIZE) * TAG_SIZE
+        count = chunks_between(source.size, size, first)
+        arguments = (address(source), 0, first, count, size)
+        return self._run(self._kernels.verify_run, schedule, arguments, count, (source,))
+
+    def seal_run(self, schedule: VectorSchedule, source: Bytes, target: Bytes, first: int) -> None:
+        check_buffers(source, target)
+        count = chunks_between(target.size, source.size, first)
+        arguments = (address(source), address(target), first, count, source.size)
+        self._run(self._kernels.seal_run, schedule, arguments, count, (source, target))
+
+    def open_gather(self, schedule: VectorSchedule, source: Bytes, target: Bytes, plan: GatherPlan) -> int | None:
+        check_buffers(source, target)
+        size = source.size - -(-source.size // SEALED_CHUNK_SIZE) * TAG_SIZE
+        check_plan(plan, source.size, size, target.size)
+        arguments = (address(source), address(target), plan.chunks, plan.starts, plan.table, size)
+        return self._run(self._kernels.open_gather, schedule, arguments, plan.chunks.size, (source, target))
+
+    def open_jobs(self, jobs: Jobs) -> tuple[int, int] | None:
+        table = JobTable(jobs)
+        arguments = (table.address, len(jobs.nbytes), table.count)
+        bad = workers.run(self._open_jobs, arguments, table.count, self.threads, table.keepalive)
+        return None if bad is None else table.find(bad)
+
+    def _run(
+        self,
+        kernel: Any,
+        schedule: VectorSchedule,
+        arguments: tuple[Any, ...],
+        count: int,
+        keepalive: tuple[Bytes, ...],
+    ) -> int | None:
+        if schedule.wiped:  # it holds zeros, which would be a known key
+            raise ClosedError("expected a key schedule, got a wiped one; expand the message key again")
+        arguments = (schedule.bits, schedule.address, *arguments)
+        return workers.run(kernel, arguments, count, self.threads, (schedule, keepalive))
+
+
+class VectorSchedule(KeySchedule):
+    """A message key as round keys, powers of the hash key H and the base nonce, in aligned memory."""
+
+    _memory = np.empty(0, np.uint8)  # if `__init__` raises
+
+    def __init__(self, bits: int, size: int) -> None:
+        self.bits = bits
+        self.wiped = False
+        self._memory = np.zeros(size + _ALIGNMENT, np.uint8)
+        start = address(self._memory)
+        self.address = start + -start % _ALIGNMENT
+
+    def wipe(self) -> None:
+        self.wiped = True
+        self._memory.fill(0)

@@ -1,0 +1,44 @@
+"""Authenticate the headers of all messages of a call, and derive their keys, before anything is allocated or moved."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+
+from fastrack._crypto import cobblestone
+from fastrack._crypto.cobblestone import SALT_SIZE
+from fastrack._crypto.keyring import KeyRing
+from fastrack._crypto.keys import Key
+from fastrack._crypto.message_keys import MessageKeys
+from fastrack._sealed.tensor import SealedTensor
+from fastrack.errors import AuthenticationError, GrantError, UnknownKeyError
+
+
+def open_headers(tensors: Sequence[SealedTensor | None], ring: KeyRing, keys: MessageKeys) -> None:
+    """Derive the key of each message into its row of `keys`, after header and binding were authenticated.
+
+    Rows of None are left out. Errors are those of `SealedTensor.open_header`.
+    """
+    found: dict[str, Key] = {}
+    try:
+        for row, tensor in enumerate(tensors):
+            if tensor is None:
+                continue
+            try:
+                key = found.get(tensor.key_id)
+                if key is None:
+                    key = found[tensor.key_id] = ring[tensor.key_id]
+                tensor.check_origin(key)
+                header = tensor.header
+                context = tensor.context
+                commitment = keys.derive(row, key.material(), header[:SALT_SIZE], context.encode())
+                if not hmac.compare_digest(commitment, header[SALT_SIZE:]):
+                    cobblestone.require_secret(key.material())
+                    raise context.mismatch()
+            except (AuthenticationError, GrantError, UnknownKeyError) as error:
+                tensor.add_path(error)
+                raise
+    finally:
+        cobblestone.overwrite_freed()
+    for key in found.values():
+        cobblestone.require_secret(key.material())

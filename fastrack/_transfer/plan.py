@@ -1,0 +1,233 @@
+"""Plan a call: its tensors, the messages that they are made of, and the arrays that these fill."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from fastrack._crypto.base import GatherPlan, HostMemory
+from fastrack._crypto.keyring import KeyRing
+from fastrack._crypto.message_keys import MessageKeys
+from fastrack._crypto.session import Session
+from fastrack._devices.base import MAX_MESSAGES, Device, Messages
+from fastrack._sealed.headers import open_headers
+from fastrack._sealed.tensor import SealedRows, SealedTensor, TensorSlice
+from fastrack._tensors import arrays, dtypes
+from fastrack._tensors.arrays import Framework
+from fastrack._transfer.pending import Name
+from fastrack._util.tree import Tree
+
+FRESH: Final = object()
+"""A leaf of `out` for which fresh memory is allocated."""
+
+
+class Plan:
+    """The tensors of a pytree, in its order, and their messages.
+
+    With `in_memory_order` the dimensions of torch tensors are taken in the order of their memory. A tensor that cannot
+    be moved, as one that is sparse, nested or of complex128, raises `TypeError`.
+
+    All but the keys are lists, since thousands of objects would keep the garbage collector busy.
+
+    Attributes
+    ----------
+    tensors : sealed tensors, handles on rows, and arrays
+    targets : views of the arrays that they fill, as soon as there are any
+    ring : the keys of sealed tensors, if there are any of these
+    keys : the keys of the messages, after `open_headers`
+    parts : for each message, the sealed tensor that it is of, and None for an array
+    """
+
+    __slots__ = (
+        "_dtypes",
+        "_framework",
+        "_frameworks",
+        "_indices",
+        "_of",
+        "_restores",
+        "_results",
+        "_shapes",
+        "_slices",
+        "_tree",
+        "is_sealed",
+        "keys",
+        "parts",
+        "ring",
+        "targets",
+        "tensors",
+    )  # fmt: skip
+
+    keys: MessageKeys
+
+    def __init__(self, tree: Tree, framework: Framework | None, *, in_memory_order: bool) -> None:
+        self._tree = tree
+        self._framework: Framework | None = framework
+        self.ring: KeyRing | None = None
+        self.is_sealed = False
+        self.tensors: list[Any] = []
+        self._indices: list[int] = []  # of the leaves in the tree
+        self._frameworks: list[Framework | None] = []  # of arrays
+        self._dtypes: list[str] = []  # as safetensors has them, and so the shapes
+        self._shapes: list[tuple[int, ...]] = []
+        self._restores: dict[int, Callable[[Any], Any]] = {}  # give results the form of what they were made of
+        self._results: list[Any] = []
+        self.targets: list[Any] = []
+        self.parts: list[SealedTensor | None] = []
+        self._slices: dict[int, TensorSlice] = {}  # of messages of which rows are wanted
+        self._of: list[int] = []  # the tensor of each message
+        for index, value in enumerate(tree.leaves):
+            if isinstance(value, SealedTensor):
+                context = value.context
+                self._add(index, value, None, context.dtype, context.shape)
+                self.is_sealed = True
+            elif isinstance(value, SealedRows):
+                self._add(index, value, None, value.dtype, value.shape)
+                self.is_sealed = True
+            else:
+                try:
+                    self._add_array(index, value, in_memory_order=in_memory_order)
+                except (TypeError, ValueError) as error:
+                    self._add_path(error, index)
+                    raise
+
+    def view_outputs(self, device: Device, out: Any) -> None:
+        """Take the arrays to fill, which must fit the tensors. `FRESH` stands for one that is still to be allocated."""
+        outputs = self._tree.leaves_of(out)
+        for index, dtype, shape in zip(self._indices, self._dtypes, self._shapes, strict=True):
+            out = outputs[index]
+            try:
+                if out is not FRESH:
+                    _require_fitting(arrays.describe(out), (dtype, shape))
+                self.targets.append(None if out is FRESH else device.view(out, writable=True))
+            except (TypeError, ValueError) as error:
+                self._add_path(error, index)
+                raise
+            self._results.append(None if out is FRESH else out)
+
+    def open_headers(self, session: Session) -> None:
+        """Authenticate all headers, and derive the keys of all messages. Nothing is allocated or moved before."""
+        plain = []
+        parts, of = self.parts, self._of
+        for number, value in enumerate(self.tensors):
+            if isinstance(value, SealedTensor):
+                parts.append(value)
+                of.append(number)
+            elif isinstance(value, SealedRows):
+                assert self.ring is not None
+                value.check_contexts(self.ring)
+                for part in value.slices():
+                    self._slices[len(parts)] = part
+                    parts.append(part.tensor)
+                    of.append(number)
+            else:
+                plain.append(len(parts))
+                parts.append(None)
+                of.append(number)
+        if len(parts) > MAX_MESSAGES:
+            raise ValueError(f"moving tensors failed: expected {MAX_MESSAGES} at once or fewer; make several calls")
+        self.keys = MessageKeys(len(parts))
+        try:
+            if self.ring is not None:
+                open_headers(parts, self.ring, self.keys)
+            if plain:
+                session.next_keys(self.keys, plain)
+        except BaseException:
+            self.keys.wipe()
+            raise
+
+    def allocate(self, device: Device) -> None:
+        """Allocate the arrays that are not there. The sizes that headers claim are authentic by now."""
+        if not self.targets:
+            self.targets = [None] * len(self.tensors)
+            self._results = [None] * len(self.tensors)
+        columns = zip(self.targets, self._dtypes, self._shapes, self._frameworks, strict=True)
+        for number, (target, dtype, shape, source) in enumerate(columns):
+            if target is None:
+                framework = device.framework(self._framework, source)
+                self._results[number], self.targets[number] = device.empty(dtype, shape, framework)
+
+    def messages(self) -> Messages:
+        """Return the messages for a device."""
+        nbytes: list[int] = []
+        sealed: list[HostMemory | None] = []
+        plain: list[HostMemory | None] = []
+        targets = [self.targets[number] for number in self._of]
+        for part, number, target in zip(self.parts, self._of, targets, strict=True):
+            if part is None:
+                source = HostMemory.of(arrays.bytes_of(self.tensors[number]))
+                sealed.append(None)
+                plain.append(source)
+                nbytes.append(source.size)
+            else:
+                source = part.memory
+                sealed.append(source)
+                plain.append(None)
+                nbytes.append(part.nbytes)
+            if isinstance(target, HostMemory) and target.overlaps(source):
+                error = ValueError("expected out= in memory of its own, got the memory of the tensor that it receives")
+                self._add_path(error, self._indices[number])
+                raise error
+        plans: list[GatherPlan | None] = [None] * len(targets)
+        for message, wanted in self._slices.items():
+            plans[message] = wanted.ranges().pieces()
+        return Messages(self.keys, nbytes, targets, sealed, plain, plans)
+
+    def results(self) -> Any:
+        """Return the pytree with the arrays in place of the tensors."""
+        leaves = self._tree.leaves
+        for index, result in zip(self._indices, self._results, strict=True):
+            leaves[index] = result
+        for number, restore in self._restores.items():
+            leaves[self._indices[number]] = restore(self._results[number])
+        return self._tree.rebuild(leaves)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(map(dtypes.nbytes, self._dtypes, self._shapes))
+
+    @property
+    def tensor_name(self) -> str | None:
+        """The name of the sealed tensor, if there is nothing else."""
+        return self.tensors[0].name if len(self.tensors) == 1 and self.is_sealed else None
+
+    def name(self, message: int) -> Name:
+        """Return the name and the path of the tensor that a message is of."""
+        tensor = self.parts[message]
+        return (None, None) if tensor is None else (tensor.name, tensor.path)
+
+    def names(self) -> list[Name]:
+        """Return the names and paths of all messages, which keep no tensor alive."""
+        return [self.name(message) for message in range(len(self.parts))]
+
+    def _add(self, index: int, value: Any, framework: Framework | None, dtype: str, shape: tuple[int, ...]) -> None:
+        self._indices.append(index)
+        self.tensors.append(value)
+        self._frameworks.append(framework)
+        self._dtypes.append(dtype)
+        self._shapes.append(shape)
+
+    def _add_array(self, index: int, value: Any, *, in_memory_order: bool) -> None:
+        """Add an array of numbers, and nothing else."""
+        framework = arrays.framework_of(value)
+        if framework is None or (framework == "numpy" and not dtypes.holds_numbers(value.dtype)):
+            return
+        if in_memory_order and framework == "torch":
+            value, restore = arrays.in_memory_order(value)
+            if restore is not None:
+                self._restores[len(self.tensors)] = restore
+        self._add(index, value, framework, *arrays.describe(value))
+
+    def _add_path(self, error: Exception, index: int) -> None:
+        """Add the path of a leaf in the pytree to an error."""
+        path = self._tree.path(index)
+        if path and len(error.args) == 1:
+            error.args = (f"leaf {path}: {error}",)
+
+
+def _require_fitting(given: tuple[str, tuple[int, ...]], expected: tuple[str, tuple[int, ...]]) -> None:
+    if given != expected:
+        raise ValueError(
+            f"out= must have the dtype and shape of what it receives: expected {expected[0]} {list(expected[1])}, got "
+            f"{given[0]} {list(given[1])}"
+        )
