@@ -123,6 +123,12 @@ class Commands:
         self.copies += source.size
         self.code.extend((COPY, 5, address(target), address(source), source.size))
 
+    def copy_memory(self, target: int, source: int, size: int, owner: object) -> None:
+        """Copy within host memory, between addresses. The list keeps `owner` alive."""
+        self._keepalive.append(owner)
+        self.copies += size
+        self.code.extend((COPY, 5, target, source, size))
+
     def pack(self, target: Bytes, source: Bytes, chunks: npt.NDArray[int64]) -> None:
         """Copy the chunks of these numbers out of a message without its header, one after the other."""
         self._keepalive += (target, source, chunks)

@@ -20,6 +20,8 @@ class SealedPlan:
     first_chunk: int
     count: int  # of its chunks
     size: int  # bytes of the opened plan
+    chunks: int  # of the gather
+    pieces: int
 
     @property
     def end(self) -> int:
@@ -48,7 +50,8 @@ class PlanSealer:
         """Seal a plan, to be put into a staging buffer after `offset` bytes of chunks."""
         plain = np.concatenate([part.reshape(-1) for part in (plan.chunks, plan.starts, plan.table)]).view(np.uint8)
         buffer = np.empty(_sealed_size(plain.size), np.uint8)
-        sealed = SealedPlan(buffer, align(offset), self._next, _chunk_count(plain.size), plain.size)
+        counts = plan.chunks.size, len(plan.table)
+        sealed = SealedPlan(buffer, align(offset), self._next, _chunk_count(plain.size), plain.size, *counts)
         self._next += sealed.count  # first: after an error or an interrupt no other plan gets these numbers
         self._engine.seal_run(self._schedule, plain, sealed.sealed, sealed.first_chunk)
         return sealed
