@@ -15,6 +15,7 @@ from fastrack._cli.guard import message_of
 from fastrack._cli.machine import Cpu, CpuTee, Memory, read_cpu, read_memory, read_software, read_tee
 from fastrack._cli.nvml import Graphics, read_graphics
 from fastrack._cli.options import Json
+from fastrack._cli.proofs import Proof, read_proofs
 from fastrack._cli.selftest import CudaCheck, EngineCheck, check_cuda, check_engine
 from fastrack._util.units import format_size
 from fastrack.errors import FastrackError
@@ -56,6 +57,7 @@ class Facts:
     tee: CpuTee
     graphics: Graphics
     cuda: CudaCheck | None  # None if no GPU was seen
+    proofs: tuple[Proof, ...]
     key_file: KeyFile
 
 
@@ -69,16 +71,17 @@ class Statement:
 
 def gather() -> Facts:
     """Return all observations."""
-    graphics = read_graphics()
+    graphics, tee = read_graphics(), read_tee()
     return Facts(
         software=read_software(),
         cpu=read_cpu(),
         memory=read_memory(),
         code=read_compiled_code(),
         engine=check_engine(),
-        tee=read_tee(),
+        tee=tee,
         graphics=graphics,
         cuda=check_cuda() if graphics.gpus else None,
+        proofs=read_proofs(tee, graphics),
         key_file=read_key_file(),
     )
 
@@ -207,6 +210,7 @@ def _sections(facts: Facts) -> dict[str, list[tuple[str, str]]]:
         "Engine": _engine_lines(facts.engine),
         "Compiled code": _code_lines(facts.code),
         "GPU": _gpu_lines(facts.graphics, facts.cuda),
+        "Attestation": [(proof.part, str(proof)) for proof in facts.proofs],
         "Key file": _key_lines(facts.key_file),
     }
 
