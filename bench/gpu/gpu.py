@@ -100,9 +100,9 @@ class Gpu:
         with self._issuing() as commands:
             commands.fill(pointer, value, size, stream)
 
-    def launch(self, kernel, blocks, arguments, stream):
+    def launch(self, kernel, blocks, arguments, stream, table=b""):
         with self._issuing() as commands:
-            commands.launch(self.driver.functions[kernel], blocks, arguments, stream)
+            commands.launch(self.driver.functions[kernel], blocks, arguments, stream, table)
 
     def stamp(self, stream):
         """Record an event that notes the device's time."""

@@ -9,6 +9,7 @@ import numpy as np
 from bench.gpu.gpu import WrongResultError
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, MessageKey
 from fastrack._devices.cuda.key_state import STATE_SIZE, write_state
+from fastrack._devices.cuda.table import TableSegment, pack_table
 
 GOOD = 2**64 - 1
 _FENCE = 256
@@ -27,17 +28,22 @@ class Launches:
         """The grid that fastrack would take."""
         return max(1, min(count, int(share * self.gpu.driver.multiprocessors) * self.gpu.resident))
 
-    def open(self, bits, blocks, *arguments):
-        """State, sealed, target, first, count, size, verdict."""
-        self.gpu.launch(f"open_{bits}", blocks, arguments, self.stream)
+    def open(self, bits, blocks, state, sealed, target, first, count, size, verdict):
+        table = pack_table([TableSegment(target, first, size, count, 0, 0)])
+        self.gpu.launch(f"open_{bits}", blocks, (state, 0, sealed, count, 1, verdict), self.stream, table)
 
     def seal(self, bits, blocks, *arguments):
         """State, source, sealed, first, count, size."""
         self.gpu.launch(f"seal_{bits}", blocks, arguments, self.stream)
 
-    def gather(self, bits, blocks, *arguments):
-        """State, sealed, target, chunks, starts, table, count, pieces, total, limit, verdict, plan_verdict."""
-        self.gpu.launch(f"gather_{bits}", blocks, arguments, self.stream)
+    def gather(self, bits, blocks, state, sealed, target, plan, counts, verdicts):
+        """`plan` is chunks, starts and table, and `counts` those of chunks and of pieces, the message's and the
+        result's bytes; `verdicts` are those on the message and on the plan.
+        """
+        (count, pieces, total, limit), (verdict, plan_verdict) = counts, verdicts
+        table = pack_table([TableSegment(target, 0, total, limit, 0, 0)])
+        arguments = (state, 0, sealed, count, 1, verdict, *plan, pieces, plan_verdict)
+        self.gpu.launch(f"gather_{bits}", blocks, arguments, self.stream, table)
 
     def wait(self):
         self.gpu.wait(self.stream)
@@ -107,9 +113,9 @@ class ByteRuns:
         states, source = self._state(state), self._fenced(len(packed), packed)
         parts = [part.tobytes() for part in (pieces.chunks, pieces.starts, pieces.table)]
         plan = [self._fenced(len(part), part) for part in parts]
-        where = (states.pointer, source.pointer, target.pointer, *(part.pointer for part in plan))
+        where = (states.pointer, source.pointer, target.pointer, [part.pointer for part in plan])
         counts = (len(pieces.chunks), len(pieces.table), total, result_size)
-        self._launches.gather(state.bits, blocks, *where, *counts, word.pointer, trusted.pointer)
+        self._launches.gather(state.bits, blocks, *where, counts, (word.pointer, trusted.pointer))
         return _verdict(word), target.content()
 
     def _fenced(self, size, content=None, offset=0):

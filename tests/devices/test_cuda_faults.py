@@ -119,7 +119,7 @@ def test_a_device_that_was_given_up_is_not_trusted_again():
     with pytest.raises(DeviceError, match="injected"):
         work.result()
     with pytest.raises(DeviceError, match="answer"):
-        rig.device.begin_message(MESSAGE.key(), view)
+        rig.begin_message(MESSAGE.key(), view)
 
 
 def test_what_fails_while_a_device_is_closed_is_no_error():
@@ -271,7 +271,7 @@ def test_a_key_is_not_looked_at_after_begin():
     rig = Rig("lazy")
     key = MESSAGE.key()
     array = rig.array(MESSAGE.plain.size)
-    work = rig.device.begin_message(key, rig.device.view(array, writable=True))
+    work = rig.begin_message(key, rig.device.view(array, writable=True))
     key.wipe()
     rig._open_slabs(work, MESSAGE)
     work.finish()

@@ -47,7 +47,7 @@ def test_a_closed_device_does_nothing_more():
     rig.device.close()
     for use in (
         lambda: rig.begin(MESSAGE, rig.array(10)),
-        lambda: rig.device.begin_message(MESSAGE.key(), view),
+        lambda: rig.begin_message(MESSAGE.key(), view),
         lambda: rig.device.staging_buffer(100),
         lambda: rig.device.empty("U8", (1,), "cupy"),
         lambda: rig.device.view(view.array, writable=True),
@@ -64,6 +64,7 @@ def test_a_verdict_can_be_had_after_closing():
     assert [work.result() for work in works] == [None, 0]
 
 
+@pytest.mark.slow
 def test_the_thread_of_confidential_mode_ends_with_its_device():
     before = set(threading.enumerate())
     rigs = [Rig("serial"), Rig("serial")]
@@ -106,7 +107,7 @@ def test_a_forked_child_is_told_and_touches_nothing():
     def child():
         told = 0
         for use in (
-            lambda: rig.device.begin_message(MESSAGE.key(), view),
+            lambda: rig.begin_message(MESSAGE.key(), view),
             lambda: rig.device.empty("U8", (1,), "cupy"),
             lambda: rig.device.view(array, writable=True),
             lambda: rig.device.clear(view),
@@ -219,7 +220,7 @@ def test_a_list_that_an_interrupt_lost_leaves_no_good_verdict(mode, after, monke
     work = rig.begin(MESSAGE, array)
     slab, slot = next(rig.slabs(MESSAGE)), rig.take()
     work.open(slab, MESSAGE.sealed[: slab.sealed_size], slot)
-    execute = work._execute
+    execute = work.operation._execute
 
     def be_interrupted(commands):
         if after:
@@ -227,7 +228,7 @@ def test_a_list_that_an_interrupt_lost_leaves_no_good_verdict(mode, after, monke
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(work, "_execute", be_interrupted)
+        patch.setattr(work.operation, "_execute", be_interrupted)
         patch.setattr(rig.device._pipeline, "submit", lambda job: job())
         with pytest.raises(KeyboardInterrupt):
             work.issue()

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 
 import numpy as np
 
-from fastrack._crypto.base import GatherPlan
+from fastrack._crypto.base import GatherPlan, HostMemory
 from fastrack._crypto.cobblestone import (
     CHUNK_SIZE,
     SEALED_CHUNK_SIZE,
@@ -15,7 +15,8 @@ from fastrack._crypto.cobblestone import (
     segment_size,
 )
 from fastrack._crypto.engine import get_engine
-from fastrack._devices.base import Segment
+from fastrack._crypto.message_keys import MessageKeys
+from fastrack._devices.base import Messages, Segment, Slab
 from fastrack._devices.cuda.device import CudaDevice
 from helpers.fake_cuda import FakeDriver
 
@@ -65,11 +66,10 @@ class Rig:
         return slot
 
     def begin(self, message, array, *, writable=True):
-        key = message.key()
-        try:
-            return self.device.begin_message(key, self.device.view(array, writable=writable))
-        finally:
-            key.wipe()
+        return self.begin_message(message.key(), self.device.view(array, writable=writable), message.plain.size)
+
+    def begin_message(self, key, view, nbytes=0):
+        return Work(self.device, Messages(MessageKeys.of([key]), [nbytes], [view], [None], [None], [None]))
 
     def open(self, message, array):
         """Open a message into an array, and end the work."""
@@ -158,6 +158,45 @@ class Rig:
             flight.append((slab, slot))
         while flight:
             land()
+
+
+class Work:
+    """An operation of one message, which is given its segments one by one, each with the place of its chunks."""
+
+    def __init__(self, device, messages):
+        self.messages = messages
+        self.operation = device.begin(messages)
+        messages.keys.wipe()
+
+    def __getattr__(self, name):
+        return getattr(self.operation, name)
+
+    def open(self, segment, sealed, slot):
+        self._place(segment, sealed, slot)
+        self.operation.open(Slab([segment], segment.sealed_size), slot)
+
+    def seal(self, segment, sealed, slot):
+        self._place(segment, sealed, slot)
+        self.operation.seal(Slab([segment], segment.sealed_size), slot)
+
+    def finish(self, *, wait=False):
+        self.operation.finish(wait=wait)
+        self.messages.memories[0] = None  # the caller's, who keeps no array alive
+
+    def result(self):
+        bad = self.operation.result()
+        assert bad is None or bad.message == 0
+        return None if bad is None else bad.chunk
+
+    def _place(self, segment, sealed, slot):
+        """Say where the message would lie if these are the chunks of the segment."""
+        if np.shares_memory(sealed, slot.memory):
+            self.messages.sealed[0] = None
+        elif segment.plan is not None:
+            self.messages.sealed[0] = HostMemory.of(sealed)
+        else:
+            start = segment.first_chunk * SEALED_CHUNK_SIZE
+            self.messages.sealed[0] = HostMemory(sealed.ctypes.data - start, start + sealed.size, sealed)
 
 
 def cut(pieces, nbytes, limit):

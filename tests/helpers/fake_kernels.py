@@ -8,16 +8,61 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from fastrack._crypto.cobblestone import CHUNK_SIZE, MAX_CHUNKS, SEALED_CHUNK_SIZE, TAG_SIZE, MessageKey, chunk_nonce
 
-STATE = 8704
+STATE, KEY = 8704, 48
+SCALARS = {"prepare": 5, "open": 6, "seal": 6, "gather": 11}  # arguments of a kernel before its table
+TABLE = 500  # words of a table
+NUMBER_BITS = 38
+NUMBERS = 2**NUMBER_BITS - 1
 _NONCE = 240  # where in a state the base nonce starts
 
 
 def run_kernel(space, violations, kernel, arguments):
-    name, bits = kernel.split("_")
-    aligned = {"open": [0, 1, 6], "seal": [0, 2], "gather": [0, 1, 3, 4, 5, 10, 11]}[name]
+    name, _, bits = kernel.partition("_")
+    aligned = {"prepare": [0, 1], "open": [0, 2, 5], "seal": [0, 2], "gather": [0, 2, 5, 6, 7, 8, 10]}[name]
     if any(arguments[place] % (8 if place >= 3 else 16) for place in aligned):
-        violations.append(f"{kernel} takes aligned addresses, not {[hex(argument) for argument in arguments]}")
-    {"open": _open, "seal": _seal, "gather": _gather}[name](space, int(bits) // 8, *arguments)
+        violations.append(f"{kernel} takes aligned addresses, not {[hex(arguments[place]) for place in aligned]}")
+    count = SCALARS[name]
+    if len(arguments) != count + (TABLE if name in {"open", "gather"} else 0):
+        violations.append(f"{kernel} takes {count} arguments and maybe a table, not {len(arguments)}")
+    if name == "prepare":
+        _prepare(space, *arguments)
+    elif name == "seal":
+        _seal(space, int(bits) // 8, *arguments)
+    else:
+        run = {"open": _open, "gather": _gather}[name]
+        run(space, int(bits) // 8, *arguments[:count], table_rows(arguments[count:]))
+
+
+def table_rows(words):
+    """Return the rows of a table: target, name, size, limit, start and place."""
+    return [
+        (*row[:4], row[4] & 0xFFFFFFFF, row[4] >> 32)
+        for row in (tuple(word % 2**64 for word in words[place : place + 5]) for place in range(0, len(words), 5))
+    ]
+
+
+def _write_state(space, state, key, nonce):
+    from fastrack._devices.cuda.key_state import write_state  # imports numba, a third of a second: when first used
+
+    whole = np.empty(STATE, np.uint8)
+    write_state(MessageKey.raw(key, nonce), whole)
+    space.at(state, STATE)[:] = whole
+
+
+def _prepare(space, keys, states, mask, first, count):
+    for number in range(first, first + count):
+        row = space.at(keys + KEY * number, KEY)
+        kind = int(row[44:].view(np.uint32)[0])
+        size = 16 if kind & 0xFFFF == 128 else 32
+        _write_state(space, states + STATE * (number & mask), row[:size].tobytes(), row[size : size + 12].tobytes())
+
+
+def _segments(table, segments, count):
+    """Return, of each chunk of a launch, its segment and its number in it."""
+    rows = table[:segments]
+    assert rows[0][4] == 0, "a table does not begin with the first chunk"
+    ends = [row[4] for row in rows[1:]] + [count]
+    return [(row, index) for row, end in zip(rows, ends, strict=True) for index in range(end - row[4])]
 
 
 def _key(space, size, state):
@@ -31,32 +76,53 @@ def _key(space, size, state):
     return AESGCM(key if np.array_equal(found, whole) else os.urandom(size)), nonce
 
 
-def _open(space, key_size, state, sealed, target, first, count, size, verdict):
-    key, nonce = _key(space, key_size, state)
-    for index in range(count):
+def _keys(space, key_size, states, mask):
+    known = {}
+
+    def key_of(name):
+        place = states + STATE * (name >> NUMBER_BITS & mask)
+        if place not in known:
+            known[place] = _key(space, key_size, place)
+        return known[place]
+
+    return key_of
+
+
+def _open(space, key_size, states, mask, sealed, count, segments, verdict, table):
+    key_of = _keys(space, key_size, states, mask)
+    placed = _segments(table, segments, count)
+    assert sum(row[3] for row in table[:segments]) == count, "segments have other chunks than their launch"
+    for (target, name, size, _, _, place), index in placed:
         length = min(CHUNK_SIZE, size - CHUNK_SIZE * index)
-        plain = _open_chunk(space, key, nonce, first + index, sealed + SEALED_CHUNK_SIZE * index, length, verdict)
+        key, nonce = key_of(name)
+        chunk = sealed + 16 * place + SEALED_CHUNK_SIZE * index
+        number = (name & NUMBERS) + index
+        plain = _open_chunk(space, key, nonce, number, chunk, length, verdict, name + index)
         space.at(target + CHUNK_SIZE * index, length)[:] = plain
 
 
 def _gather(
-    space, key_size, state, sealed, target, chunks, starts, table, count, pieces, total, limit, verdict, plan_verdict
+    space, key_size, states, mask, sealed, count, segments, verdict, chunks, starts, table, pieces, plan_verdict, rows
 ):
     if space.at(plan_verdict, 8).view(np.uint64)[0] != 2**64 - 1:
-        space.at(target, limit)[:] = 0
+        for target, _, _, limit, _, _ in rows[:segments]:
+            space.at(target, limit)[:] = 0
         return
-    key, nonce = _key(space, key_size, state)
+    key_of = _keys(space, key_size, states, mask)
     numbers = space.at(chunks, 8 * count).view(np.uint64).tolist()
     bounds = space.at(starts, 8 * (count + 1)).view(np.uint64).tolist()
-    rows = space.at(table, 24 * pieces).view(np.uint64).reshape(-1, 3).tolist()
-    last = total // CHUNK_SIZE
-    for index, number in enumerate(numbers):
+    ranges = space.at(table, 24 * pieces).view(np.uint64).reshape(-1, 3).tolist()
+    placed = _segments(rows, segments, count)
+    for index, (number, ((target, name, total, limit, _, start), turn)) in enumerate(zip(numbers, placed, strict=True)):
+        last = total // CHUNK_SIZE
         length = min(CHUNK_SIZE, total - CHUNK_SIZE * number) if number <= last else 0
-        known = min(number, last)
-        plain = _open_chunk(space, key, nonce, number, sealed + SEALED_CHUNK_SIZE * index, length, verdict, known)
+        known = name + min(number, last)
+        key, nonce = key_of(name)
+        chunk = sealed + 16 * start + SEALED_CHUNK_SIZE * turn
+        plain = _open_chunk(space, key, nonce, number, chunk, length, verdict, known)
         begin, end = bounds[index : index + 2]
         fits = begin <= end <= pieces
-        for offset, place, extent in rows[begin:end] if fits else ():
+        for offset, place, extent in ranges[begin:end] if fits else ():
             if offset + extent <= length and place + extent <= limit:
                 space.at(target + place, extent)[:] = plain[offset : offset + extent]
             else:
@@ -74,13 +140,13 @@ def _seal(space, key_size, state, source, sealed, first, count, size):
         space.at(sealed + SEALED_CHUNK_SIZE * index, length + TAG_SIZE)[:] = np.frombuffer(whole, np.uint8)
 
 
-def _open_chunk(space, key, nonce, number, place, length, verdict, known=None):
+def _open_chunk(space, key, nonce, number, place, length, verdict, known):
     assert 0 <= length <= CHUNK_SIZE, f"chunk {number} is none of this message"
     number = min(number, MAX_CHUNKS - 1)  # no message has more
     try:
         plain = key.decrypt(chunk_nonce(nonce, number), space.at(place, length + TAG_SIZE).tobytes(), None)
     except InvalidTag:
-        _report(space, verdict, number if known is None else known)
+        _report(space, verdict, known)
         plain = bytes(length)
     return np.frombuffer(plain, np.uint8)
 

@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from fastrack._crypto.cobblestone import MessageKey
+from fastrack._devices.cuda.gather_plan import join_plans
+from fastrack._devices.cuda.table import TableSegment, name_of, pack_table
 from helpers.buffers import Fenced
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE
 
@@ -115,12 +117,13 @@ class Library:
         shared.shim_remains.restype = ctypes.c_void_p
         return cls(shared)
 
-    def launch(self, kernel, *arguments, grid=1, threads=512, shared=0, seed=0, last=False):
+    def launch(self, kernel, *arguments, grid=1, threads=512, shared=0, seed=0, last=False, others=()):
         """Run a kernel, or only the last block of its grid.
 
-        An array among the arguments is a buffer; one that NumPy may write, the kernel may write.
+        An array among the arguments is a buffer, as are others, to which a table leads; one that NumPy may write, the
+        kernel may write.
         """
-        arrays = [argument for argument in arguments if isinstance(argument, np.ndarray)]
+        arrays = [argument for argument in (*arguments, *others) if isinstance(argument, np.ndarray)]
         values = [each.ctypes.data if isinstance(each, np.ndarray) else each for each in arguments]
         buffers = (_Buffer * len(arrays))(*((a.ctypes.data, a.nbytes, a.flags.writeable) for a in arrays))
         message = ctypes.create_string_buffer(MESSAGE)
@@ -180,8 +183,9 @@ class Host:
         target = Fenced(size_of(sealed), offset)
         lowest = Fenced.holding(verdict.to_bytes(8, "little"), 8)
         source = read_only(Fenced.holding(sealed, 16))
-        arguments = (state.data, source, target.data, first, count, size or size_of(sealed), lowest.data)
-        self._launch(f"open_{state.bits}", *arguments, grid=blocks, seed=seed)
+        table = table_of(TableSegment(target.data.ctypes.data, first, size or size_of(sealed), count, 0, 0))
+        arguments = (state.data, 0, source, count, 1, lowest.data, table)
+        self._launch(f"open_{state.bits}", *arguments, grid=blocks, seed=seed, others=(target.data,))
         assert target.stands
         return verdict_of(lowest), target.data.tobytes()
 
@@ -207,17 +211,86 @@ class Host:
         lowest = Fenced.holding(GOOD.to_bytes(8, "little"), 8)
         plan = [read_only(Fenced.holding(part.tobytes(), 8)) for part in (pieces.chunks, pieces.starts, pieces.table)]
         source = read_only(Fenced.holding(packed, 16))
-        counts = (len(pieces.chunks), len(pieces.table), total, result_size)
         trusted = read_only(Fenced.holding(plan_verdict.to_bytes(8, "little"), 8))
-        arguments = (state.data, source, target.data, *plan, *counts, lowest.data, trusted)
-        self._launch(f"gather_{state.bits}", *arguments, grid=blocks, seed=seed, shared="GATHER_SHARED_BYTES")
+        table = table_of(TableSegment(target.data.ctypes.data, 0, total, result_size, 0, 0))
+        arguments = (
+            state.data,
+            0,
+            source,
+            len(pieces.chunks),
+            1,
+            lowest.data,
+            *plan,
+            len(pieces.table),
+            trusted,
+            table,
+        )
+        options = {"grid": blocks, "seed": seed, "others": (target.data,)}
+        self._launch(f"gather_{state.bits}", *arguments, **options, shared="GATHER_SHARED_BYTES")
         assert target.stands
         return verdict_of(lowest), target.data.tobytes()
 
-    def run_last(self, state, kernel, *arguments, blocks):
+    def prepare_all(self, keys, *, first=0, count=None, slots=None, powers=513, blocks=1):
+        """Expand keys by the kernel, given as pairs of a key and a nonce: the states, of which there are `slots`."""
+        rows = read_only(Fenced.holding(b"".join(key_row(*pair, powers) for pair in keys), 16))
+        slots = slots or 1 << (len(keys) - 1).bit_length()
+        states = Fenced(slots * self._sizes["STATE_BYTES"], 16)
+        states.data[:] = 0xA5
+        count = len(keys) - first if count is None else count
+        self._launch("prepare", rows, states.data, slots - 1, first, count, grid=blocks, seed=None)
+        assert states.stands
+        return read_only(states)
+
+    def open_nest(self, states, bits, segments, *, blocks=1, seed=None, alter=list):
+        """Open segments of several messages, given as (message, first chunk, sealed): verdict and plaintexts.
+
+        `alter` may change the rows of the table.
+        """
+        places, packed = pack_nest(sealed for _, _, sealed in segments)
+        targets = [Fenced(size_of(sealed), index % 16) for index, (_, _, sealed) in enumerate(segments)]
+        rows, start = [], 0
+        for (message, first, sealed), target, place in zip(segments, targets, places, strict=True):
+            name, count = name_of(message, first), count_of(sealed)
+            rows.append(TableSegment(target.data.ctypes.data, name, target.data.size, count, start, place // 16))
+            start += count
+        lowest = Fenced.holding(GOOD.to_bytes(8, "little"), 8)
+        source, table = read_only(Fenced.holding(packed, 16)), table_of(*alter(rows))
+        mask = states.size // self._sizes["STATE_BYTES"] - 1
+        arguments = (states, mask, source, start, len(rows), lowest.data, table)
+        self._launch(f"open_{bits}", *arguments, grid=blocks, seed=seed, others=[each.data for each in targets])
+        assert all(each.stands for each in targets)
+        return verdict_of(lowest), [each.data.tobytes() for each in targets]
+
+    def gather_nest(self, states, bits, segments, *, blocks=1, plan_verdict=GOOD, change=lambda plan: None):
+        """Gather from several messages, given as (message, bytes, packed chunks, plan, bytes of the result).
+
+        Returns the verdict and the results. `change` may change the arrays of the plan of all of them.
+        """
+        places, packed = pack_nest(chunks for _, _, chunks, _, _ in segments)
+        targets = [Fenced(size, index % 16) for index, (*_, size) in enumerate(segments)]
+        rows, start = [], 0
+        for (message, total, _, pieces, _), target, place in zip(segments, targets, places, strict=True):
+            address, limit = target.data.ctypes.data, target.data.size
+            rows.append(TableSegment(address, name_of(message, 0), total, limit, start, place // 16))
+            start += len(pieces.chunks)
+        plan = join_plans([pieces for *_, pieces, _ in segments])
+        change(plan)
+        parts = [read_only(Fenced.holding(part.tobytes(), 8)) for part in (plan.chunks, plan.starts, plan.table)]
+        lowest = Fenced.holding(GOOD.to_bytes(8, "little"), 8)
+        trusted = read_only(Fenced.holding(plan_verdict.to_bytes(8, "little"), 8))
+        source, table = read_only(Fenced.holding(packed, 16)), table_of(*rows)
+        mask = states.size // self._sizes["STATE_BYTES"] - 1
+        arguments = (states, mask, source, start, len(rows), lowest.data, *parts, len(plan.table), trusted, table)
+        options = {"grid": blocks, "seed": None, "others": [each.data for each in targets]}
+        self._launch(f"gather_{bits}", *arguments, **options, shared="GATHER_SHARED_BYTES")
+        assert all(each.stands for each in targets)
+        return verdict_of(lowest), [each.data.tobytes() for each in targets]
+
+    def run_last(self, state, kernel, *arguments, blocks, others=()):
         """Run only the last block of a grid, on buffers as they are."""
         shared = "GATHER_SHARED_BYTES" if kernel == "gather" else "SHARED_BYTES"
-        self._launch(f"{kernel}_{state.bits}", state.data, *arguments, grid=blocks, seed=None, shared=shared, last=True)
+        options = {"grid": blocks, "seed": None, "shared": shared, "last": True, "others": others}
+        self._launch(f"{kernel}_{state.bits}", state.data, *arguments, **options)
 
     def remains(self):
         """What the last launch left in shared memory."""
@@ -233,6 +306,26 @@ class Host:
 class State:
     data: np.ndarray
     bits: int
+
+
+def key_row(key, nonce, powers):
+    """A message key as the kernel `prepare` takes it."""
+    return (key + nonce).ljust(44, b"\xa5") + (8 * len(key) + (powers << 16)).to_bytes(4, "little")
+
+
+def pack_nest(parts):
+    """Lay the chunks of segments side by side, at multiples of 16: their places, and the bytes."""
+    places, packed = [], b""
+    for part in parts:
+        packed += bytes(-len(packed) % 16)
+        places.append(len(packed))
+        packed += part
+    return places, packed
+
+
+def table_of(*segments):
+    """A table of segments, which no kernel may write."""
+    return read_only(Fenced.holding(pack_table(segments), 16))
 
 
 def read_only(fenced):

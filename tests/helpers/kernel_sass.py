@@ -64,7 +64,12 @@ def count(listing, kernel):
     operations, labels = _parse(listing, kernel)
     first = next(place for place, (name, _) in enumerate(operations) if name.startswith("BAR"))
     loops = _loops(operations, labels)
-    start, stop = max((loop for loop in loops if loop[0] > first), key=lambda loop: loop[1] - loop[0])
+    longest = max(stop - start for start, stop in loops if start > first)
+    # The loop over the chunks of a segment is within one over segments.
+    start, stop = min(
+        (loop for loop in loops if loop[0] > first and 2 * (loop[1] - loop[0]) > longest),
+        key=lambda loop: loop[1] - loop[0],
+    )
     inner = [loop for loop in loops if start <= loop[0] and loop[1] < stop]
     matrix = max((place for place, (name, _) in enumerate(operations) if name.startswith("BMMA")), default=stop)
     parts = {"aes": 0.0, "ghash": 0.0, "once": 0.0, "rest": 0.0}

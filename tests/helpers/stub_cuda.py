@@ -6,10 +6,9 @@ Everything happens at once. What was called is written down, and what is to be a
 import ctypes
 
 from fastrack._devices.cuda import cupy_driver
-from helpers.fake_kernels import run_kernel
+from helpers.fake_kernels import SCALARS, TABLE, run_kernel
 
 NOT_READY = 600
-_ARGUMENTS = {"open": 7, "seal": 6, "gather": 12}
 _OPERANDS = {
     "cuCtxPushCurrent": 1,
     "cuCtxPopCurrent": 1,
@@ -100,9 +99,12 @@ class StubCuda:
 
     def _cuLaunchKernel(self, handle, *operands):  # noqa: N802
         name = self.kernels.get(handle, "none_")
-        count = _ARGUMENTS.get(name.partition("_")[0], 3)
-        places = (ctypes.c_uint64 * count).from_address(operands[8])
+        kernel = name.partition("_")[0]
+        count = SCALARS.get(kernel, 3)
+        *places, last = (ctypes.c_uint64 * (count + 1)).from_address(operands[8])
         arguments = [ctypes.c_uint64.from_address(place).value for place in places]
+        if kernel in {"open", "gather"}:
+            arguments += (ctypes.c_uint64 * TABLE).from_address(last)
         self.calls[-1] = ("cuLaunchKernel", handle, *operands[:8], arguments)
         if self._space:
             run_kernel(self._space, self.violations, name, arguments)

@@ -28,6 +28,7 @@ SPILLED = 8
 NAMES = set(KERNELS)
 # Two blocks of 512 threads share the 65536 registers of a multiprocessor.
 REGISTERS = 64
+ALONE = 128  # of a block that has a multiprocessor for itself
 # What one block may have on the oldest of these, and two blocks together, of which each takes 1 KiB for the system.
 SHARED_OF_A_BLOCK = 163 * 1024
 SHARED_OF_TWO = 164 * 1024 - 2 * 1024
@@ -126,16 +127,19 @@ def print_table(compiler, found):
 def test_every_kernel_is_there_and_two_blocks_share_a_multiprocessor(reports, architecture):
     assert set(reports[architecture]) == NAMES
     for name, usage in reports[architecture].items():
-        assert usage.registers <= REGISTERS, name
+        assert usage.registers <= (ALONE if name == "prepare" else REGISTERS), name
         assert usage.shared == 0, name
         assert usage.stack <= SPILLED, name
-        if architecture in ARCHITECTURES:
+        if architecture in ARCHITECTURES and name != "prepare":
             assert (usage.stack, usage.stores, usage.loads) == (0, 0, 0), (name, usage)
 
 
 def test_the_sizes_are_plain_numbers_and_the_shared_memory_fits_a_multiprocessor():
     sizes = constants(SOURCE)
-    assert set(sizes) == {"THREADS", "STATE_BYTES", "SHARED_BYTES", "GATHER_SHARED_BYTES"}
+    assert set(sizes) == {
+        *("THREADS", "STATE_BYTES", "SHARED_BYTES", "GATHER_SHARED_BYTES"),
+        *("KEY_BYTES", "SEGMENT_BYTES", "SEGMENTS"),
+    }
     assert sizes["STATE_BYTES"] % 16 == 0
     assert sizes["THREADS"] == 512
     assert 2 * sizes["SHARED_BYTES"] <= SHARED_OF_TWO

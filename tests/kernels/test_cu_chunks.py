@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 from helpers import reference
 from helpers.buffers import Fenced
-from helpers.kernel_host import GOOD, SOURCE, State, constants, pack, size_of, verdict_of
+from helpers.kernel_host import GOOD, SOURCE, State, constants, pack, size_of, table_of, verdict_of
 from helpers.kernel_suite import assert_last_chunk, remains_of_secrets
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, noise
 from helpers.runs import flip, plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from fastrack._devices.cuda.table import TableSegment
 
 # Around every place where a chunk falls to other threads, and every remainder next to them.
 LENGTHS = [48, 63, 64, 65, 255, 256, 257, 511, 512, 513, 1000, 4095, 4096, 4097, 12345]
@@ -217,7 +219,8 @@ def test_a_chunk_beyond_4_gib_of_a_run_is_where_it_belongs(host, state, key, non
     plain = np.zeros(FAR * CHUNK_SIZE + 700, np.uint8)
     sealed[FAR * SEALED_CHUNK_SIZE :] = np.frombuffer(expected, np.uint8)
     verdict = Fenced.holding(GOOD.to_bytes(8, "little"), 8)
-    host.run_last(state, "open", sealed, plain, 7, FAR + 1, plain.size, verdict.data, blocks=FAR + 1)
+    table = table_of(TableSegment(plain.ctypes.data, 7, plain.size, FAR + 1, 0, 0))
+    host.run_last(state, "open", 0, sealed, FAR + 1, 1, verdict.data, table, blocks=FAR + 1, others=(plain,))
     assert verdict_of(verdict) is None
     assert np.array_equal(plain[FAR * CHUNK_SIZE :], text)
     sealed[FAR * SEALED_CHUNK_SIZE :] = 0

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 from helpers import reference
 from helpers.buffers import Fenced
-from helpers.kernel_host import GOOD, pack, verdict_of
+from helpers.kernel_host import GOOD, pack, table_of, verdict_of
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, noise
 from helpers.runs import as_pieces, flip, plan, ranges_within, zeroed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fastrack._devices.cuda.table import TableSegment
 from fastrack._sealed.indexing import plan_rows
 
 SIZE = 5 * CHUNK_SIZE + 1234
@@ -196,11 +197,11 @@ def test_pieces_beyond_4_gib_are_where_they_belong(host, state, key, nonce):
     target = np.zeros(place + 600, np.uint8)
     chunks, starts = np.zeros(before + 1, np.int64), np.zeros(before + 2, np.int64)
     chunks[before], starts[before + 1] = 3, 1
-    table = np.array([50, place, 600], np.int64)
+    pieces = np.array([50, place, 600], np.int64)
     verdicts = [Fenced.holding(GOOD.to_bytes(8, "little"), 8) for _ in range(2)]
-    counts = (before + 1, 1, 3 * CHUNK_SIZE + 700, target.size)
-    arguments = (packed, target, chunks, starts, table, *counts, *(each.data for each in verdicts))
-    host.run_last(state, "gather", *arguments, blocks=before + 1)
+    table = table_of(TableSegment(target.ctypes.data, 0, 3 * CHUNK_SIZE + 700, target.size, 0, 0))
+    arguments = (0, packed, before + 1, 1, verdicts[0].data, chunks, starts, pieces, 1, verdicts[1].data, table)
+    host.run_last(state, "gather", *arguments, blocks=before + 1, others=(target,))
     assert [verdict_of(each) for each in verdicts] == [None, None]
     assert target[place:].tobytes() == PLAIN[50:650]
 

@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 KERNELS = ROOT / "kernels"
 TESTS = ROOT / "tests/kernels"
 # What `--wide` runs: all that runs the kernels on the shim.
-WIDE = ("test_cu_ghash.py", "test_cu_chunks.py", "test_cu_gather.py", "test_cu_vectors.py")
+WIDE = tuple(f"test_cu_{name}.py" for name in ("ghash", "chunks", "gather", "prepare", "segments", "vectors"))
 FORK = multiprocessing.get_context("fork")
 # A process that starts while another does would keep a pipe of it open, and its end would go unnoticed. One that starts
 # amid a line of output might wait for that line forever.

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mutants.nests import NESTS
+
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
@@ -63,6 +65,7 @@ def _make():
         *_all("chunk.cuh", *_STAGES, *_BLOCKS, *_TAGS, *_OPENING, *_SEALING, *_COPIES),
         *_all("plan.cuh", *_PLANS),
         *_all("fastrack.cu", *_RUNS, *_GATHERS),
+        *(Mutant(*mutant[:5], mutant[5:]) for mutant in NESTS),
     ]
 
 
@@ -661,8 +664,8 @@ _COPIES = (
 _PLANS = (
     (
         "last-byte-not-cleared",
-        "i < limit; i +=",
-        "i + 1 < limit; i +=",
+        "i < table.at[segment].limit; i +=",
+        "i + 1 < table.at[segment].limit; i +=",
         "the last byte after an altered plan",
         _ALTERED,
     ),
@@ -682,26 +685,26 @@ _PLANS = (
     ),
     (
         "number-beyond-the-message",
-        "chunks[i] < last() ? chunks[i] : last()",
+        "(chunks[i] < last(segment) ? chunks[i] : last(segment))",
         "chunks[i]",
         "a number that means no bad chunk is reported",
         _OUTSIDE,
     ),
     (
         "last-number-of-32-bits",
-        "return total / CHUNK;",
-        "return static_cast<u32>(total / CHUNK);",
+        "return segment.size / CHUNK;",
+        "return static_cast<u32>(segment.size / CHUNK);",
         "messages of 64 TiB and more",
         _WHOLE,
     ),
     (
         "chunk-beyond-the-message",
-        "        if (chunk > last()) return 0;\n",
+        "        if (chunks[i] > last(segment)) return 0;\n",
         "",
         "a chunk that the message does not have is read",
         _OUTSIDE,
     ),
-    ("last-chunk-has-no-length", "chunk > last()", "chunk >= last()", "the last chunk", _LENGTHS),
+    ("last-chunk-has-no-length", "chunks[i] > last(segment)", "chunks[i] >= last(segment)", "the last chunk", _LENGTHS),
     (
         "length-of-32-bits",
         "left < CHUNK ?",
@@ -711,8 +714,8 @@ _PLANS = (
     ),
     (
         "offset-of-a-chunk-of-32-bits",
-        "total - chunk * CHUNK",
-        "total - static_cast<u32>(chunk * CHUNK)",
+        "segment.size - chunks[i] * CHUNK",
+        "segment.size - static_cast<u32>(chunks[i] * CHUNK)",
         "a chunk beyond 4 GiB has a length too large",
         _WHOLE,
     ),
@@ -788,16 +791,12 @@ _PLANS = (
     ),
     (
         "target-of-32-bits",
-        "copy_out(target + place,",
-        "copy_out(target + static_cast<u32>(place),",
+        "copy_out(segment.target + place,",
+        "copy_out(segment.target + static_cast<u32>(place),",
         "the target of a piece beyond 4 GiB of the result",
         _GATHER_FAR,
     ),
     ("bad-piece-not-reported", "fits = false;", "", "a piece outside is skipped, but not reported", _OUTSIDE),
-)
-
-_OPEN_LOOP = (
-    "const bool good = open_chunk<BITS>(shared, state, sealed + static_cast<u64>(i) * STRIDE, length_of(i, size)"
 )
 
 _RUNS = (
@@ -824,86 +823,85 @@ _RUNS = (
         _RUN,
     ),
     (
-        "sealed-offset-of-32-bits",
-        "sealed + static_cast<u64>(i) * STRIDE, length_of",
-        "sealed + i * STRIDE, length_of",
-        "opening: the source beyond 4 GiB of a run",
-        _FAR,
-    ),
-    (
         "opened-offset-of-32-bits",
-        "target + static_cast<u64>(i) * CHUNK, first",
-        "target + i * CHUNK, first",
+        "segment.target + static_cast<u64>(index) * CHUNK",
+        "segment.target + index * CHUNK",
         "opening: the target beyond 4 GiB of a run",
         _FAR,
     ),
     (
         "opened-offset-of-sealed",
-        "target + static_cast<u64>(i) * CHUNK, first",
-        "target + static_cast<u64>(i) * STRIDE, first",
+        "segment.target + static_cast<u64>(index) * CHUNK",
+        "segment.target + static_cast<u64>(index) * STRIDE",
         "opening: the target of all chunks but the first",
         _RUN,
     ),
-    ("opened-under-one-number", "CHUNK, first + i, side)", "CHUNK, first, side)", "opening: one nonce for a run", _RUN),
+    (
+        "opened-under-one-number",
+        "(segment.name & NUMBERS) + index, side)",
+        "segment.name & NUMBERS, side)",
+        "opening: one nonce for a run",
+        _RUN,
+    ),
     (
         "opened-number-of-32-bits",
-        "CHUNK, first + i, side)",
-        "CHUNK, static_cast<u32>(first + i), side)",
+        "(segment.name & NUMBERS) + index, side)",
+        "static_cast<u32>(segment.name) + index, side)",
         "opening: the nonce of a large number",
         _RUN,
     ),
     (
         "one-side-to-open",
-        "const int side = turn & 1;\n        " + _OPEN_LOOP,
-        "const int side = 0;\n        " + _OPEN_LOOP,
+        "const int side = turn++ & 1;",
+        "const int side = 0;",
         "a chunk's sums are overwritten while others read them",
         _RUN,
     ),
     (
         "last-chunk-not-opened",
-        "i < count; ++turn, i += gridDim.x) {\n        const int side = turn & 1;\n        " + _OPEN_LOOP,
-        "i + 1 < count; ++turn, i += gridDim.x) {\n        const int side = turn & 1;\n        " + _OPEN_LOOP,
+        "while (i < count) {",
+        "while (i + 1 < count) {",
         "the last chunk of a run is not opened",
         _RUN,
     ),
     (
         "open-does-not-wipe",
-        "atomicMin(verdict, first + i);\n    }\n    leave(shared);",
-        "atomicMin(verdict, first + i);\n    }",
+        "        } while (i < end);\n    }\n    leave(shared);",
+        "        } while (i < end);\n    }",
         "opening leaves keys in shared memory",
         _SECRETS,
     ),
     (
         "verdict-not-written",
-        "if (!good && threadIdx.x == 0) atomicMin(verdict, first + i);",
+        "if (!good && threadIdx.x == 0) atomicMin(verdict, segment.name + index);",
         "(void)good;",
         "opening reports no bad chunk",
         _TAG,
     ),
     (
         "verdict-of-good-chunks",
-        "if (!good && threadIdx.x == 0) atomicMin(verdict, first",
-        "if (threadIdx.x == 0) atomicMin(verdict, first",
+        "if (!good && threadIdx.x == 0) atomicMin(verdict, segment.name",
+        "if (threadIdx.x == 0) atomicMin(verdict, segment.name",
         "opening reports good chunks",
         _LAST,
     ),
     (
         "verdict-of-the-last",
-        "atomicMin(verdict, first + i)",
-        "atomicExch(verdict, first + i)",
+        "atomicMin(verdict, segment.name + index)",
+        "atomicExch(verdict, segment.name + index)",
         "the last bad chunk is reported, not the lowest",
         _LOWEST,
     ),
     (
         "verdict-not-atomic",
-        "atomicMin(verdict, first + i)",
-        "*verdict = first + i",
+        "atomicMin(verdict, segment.name + index)",
+        "*verdict = segment.name + index",
         "blocks write the verdict over each other",
         _LOWEST,
     ),
     (
         "verdict-within-the-run",
-        "atomicMin(verdict, first + i)",
+        "atomicMin(verdict, segment.name + index)",
         "atomicMin(verdict, static_cast<u64>(i))",
         "the number within the run is reported",
         _LOWEST,
@@ -954,13 +952,6 @@ _RUNS = (
 
 _GATHERS = (
     (
-        "gathered-offset-of-32-bits",
-        "sealed + static_cast<u64>(i) * STRIDE,\n",
-        "sealed + i * STRIDE,\n",
-        "the source beyond 4 GiB of packed chunks",
-        _GATHER_FAR,
-    ),
-    (
         "gathered-number-is-its-place",
         "plain->bytes, plan.chunks[i], side)",
         "plain->bytes, i, side)",
@@ -976,29 +967,29 @@ _GATHERS = (
     ),
     (
         "gathered-length-by-place",
-        "plan.length(plan.chunks[i])",
-        "plan.length(i)",
+        "plan.length(i, segment)",
+        "plan.length(0, segment)",
         "the length of a packed chunk",
         _ALONE,
     ),
     (
         "bad-gathered-chunk-not-reported",
-        "        if (!good && threadIdx.x == 0) atomicMin(verdict, plan.known(i));\n",
+        "        if (!good && threadIdx.x == 0) atomicMin(verdict, plan.known(i, segment));\n",
         "        (void)good;\n",
         "a bad chunk is zeros, but not reported",
         _ORDER,
     ),
     (
         "verdict-by-place",
-        "if (!good && threadIdx.x == 0) atomicMin(verdict, plan.known(i))",
+        "if (!good && threadIdx.x == 0) atomicMin(verdict, plan.known(i, segment))",
         "if (!good && threadIdx.x == 0) atomicMin(verdict, static_cast<u64>(i))",
         "the place of a bad chunk is reported",
         _ORDER,
     ),
     (
         "verdict-of-the-last-gathered",
-        "if (!good && threadIdx.x == 0) atomicMin(verdict, plan.known(i))",
-        "if (!good && threadIdx.x == 0) atomicExch(verdict, plan.known(i))",
+        "if (!good && threadIdx.x == 0) atomicMin(verdict, plan.known(i, segment))",
+        "if (!good && threadIdx.x == 0) atomicExch(verdict, plan.known(i, segment))",
         "the last bad chunk is reported",
         _ORDER,
     ),
@@ -1011,28 +1002,22 @@ _GATHERS = (
     ),
     (
         "one-side-to-gather",
-        (
-            "const int side = turn & 1;\n        const bool good = open_chunk<BITS>(shared, state, sealed + "
-            "static_cast<u64>(i) * STRIDE,\n"
-        ),
-        (
-            "const int side = 0;\n        const bool good = open_chunk<BITS>(shared, state, sealed + "
-            "static_cast<u64>(i) * STRIDE,\n"
-        ),
+        "const int side = turn & 1;\n        const u32 found",
+        "const int side = 0;\n        const u32 found",
         "a chunk's length is overwritten while others read it",
         _ORDER,
     ),
     (
         "bad-plan-not-reported",
-        "if (!plan.scatter<THREADS>(i, length, target, plain->bytes, threadIdx.x)) atomicMin(verdict, plan.known(i));",
-        "plan.scatter<THREADS>(i, length, target, plain->bytes, threadIdx.x);",
+        "if (!plan.scatter<THREADS>(i, length, segment, plain->bytes, threadIdx.x)) {",
+        "if (!plan.scatter<THREADS>(i, length, segment, plain->bytes, threadIdx.x) && false) {",
         "pieces outside are not reported",
         _OUTSIDE,
     ),
     (
         "only-thread-0-reports",
-        "if (!plan.scatter<THREADS>(i, length, target, plain->bytes, threadIdx.x)) atomicMin",
-        "if (!plan.scatter<THREADS>(i, length, target, plain->bytes, threadIdx.x) && threadIdx.x == 0) atomicMin",
+        "if (!plan.scatter<THREADS>(i, length, segment, plain->bytes, threadIdx.x)) {",
+        "if (!plan.scatter<THREADS>(i, length, segment, plain->bytes, threadIdx.x) && threadIdx.x == 0) {",
         "of many pieces only those of the first warp are reported",
         _BOUNDS,
     ),
@@ -1059,12 +1044,12 @@ _GATHERS = (
     ),
     (
         "altered-plan-is-read",
-        "if (*plan_verdict != GOOD) return plan.clear(target);",
+        "if (*plan_verdict != GOOD) return clear(table, segments);",
         "",
         "a plan that was not authentic is carried out",
         _ALTERED,
     ),
-    ("altered-plan-clears-nothing", "return plan.clear(target);", "return;", "the result of an altered plan", _ALTERED),
+    ("altered-plan-clears-nothing", "return clear(table, segments);", "return;", "the results", _ALTERED),
     (
         "plan-verdict-of-32-bits",
         "if (*plan_verdict != GOOD)",

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from fastrack._crypto.base import Bytes, address
-from fastrack._crypto.cobblestone import MessageKey
+from fastrack._crypto.cobblestone import CHUNK_SIZE, MessageKey
+from fastrack._crypto.message_keys import MessageKeys
 from fastrack._devices.cuda.commands import Commands
-from fastrack._devices.cuda.driver import Driver
+from fastrack._devices.cuda.driver import Driver, Memory
 from fastrack._devices.cuda.gather_plan import align
-from fastrack._devices.cuda.key_state import write_state
-from fastrack._devices.cuda.portable_key_state import STATE_SIZE
+from fastrack._devices.cuda.key_state import LAST_POWER, STATE_SIZE, write_state
 from fastrack._devices.cuda.streams import Pipeline
 from fastrack.errors import DeviceError
 
 _WORD = 8
-_VERDICTS_END = STATE_SIZE + 2 * _WORD
-_MESSAGE_SIZE = _VERDICTS_END + STATE_SIZE
+_BLOCK_SIZE = 16  # of the cipher
 _UNKNOWN = 0  # a verdict that has not arrived reads as "chunk 0 is bad"
-_PER_ALLOCATION = 32  # message states
+_PER_ALLOCATION = 32  # states of a single message
+_MIN_CAPACITY = 16  # keys of a state for several messages; a power of two
+_MAX_SLOTS = 2048  # messages whose expanded keys are on the device at once, with 8704 bytes each; a power of two
+KEY_SIZE = 48  # bytes of a key for `prepare`: `Key` in ``kernels/prepare.cuh``
 
 
 class CudaStagingBuffer:
@@ -80,71 +83,95 @@ class CudaStagingBuffer:
 
 
 class MessageState:
-    """The key and the verdicts of a message, in page-locked memory of the host and on the device.
+    """The keys and the verdict of the messages of a call, in page-locked memory of the host and on the device.
 
-    `memory` holds the key as `write_state` expands it, the verdict, the verdict on the plans of gathers, and the
-    expanded key of these plans. At the end of the message the device's copy, with wiped keys, overwrites it. `state`,
-    `verdict`, `plan_verdict` and `plan_state` are the device addresses of the same. The event `started` is done when
-    the array may be used, and `finished` when the message is complete.
+    `memory` holds the keys, the verdict, the verdict on the plans of gathers, and the expanded key of these plans. The
+    key of a single message is expanded by the host, as `write_state` does it. Of several messages there is a row each,
+    and the device expands them into `slots` states, which the messages take in turn. At the end the device's copy of
+    `memory`, with wiped keys, overwrites it. `keys`, `states`, `verdict`, `plan_verdict` and `plan_state` are device
+    addresses. The event `started` is done when the arrays may be used, and `finished` when the messages are complete.
     """
 
-    def __init__(self, driver: Driver, memory: Bytes, pointer: int) -> None:
+    def __init__(
+        self, driver: Driver, memory: Bytes, pointer: int, capacity: int = 1, states: Memory | None = None
+    ) -> None:
         self.memory = memory
-        self.state = pointer
-        self.verdict = pointer + STATE_SIZE
+        self.capacity = capacity
+        self.slots = min(capacity, _MAX_SLOTS)
+        self.keys = pointer
+        self.states = pointer if states is None else states.pointer
+        self._verdicts = _keys_size(capacity)
+        self._plan_key = self._verdicts + 2 * _WORD
+        self.verdict = pointer + self._verdicts
         self.plan_verdict = self.verdict + _WORD
-        self.plan_state = self.plan_verdict + _WORD
+        self.plan_state = pointer + self._plan_key
+        self._allocated = states
         self._has_plans = False
         self.started, self.finished = driver.event(), driver.event()
         self.wipe_host()
 
-    def load_key(self, key: MessageKey) -> None:
-        """Expand a key into the host's memory, and reset the verdicts."""
-        write_state(key, self.memory[:STATE_SIZE])
-        self.memory[STATE_SIZE:_VERDICTS_END].view(np.uint64)[:] = _UNKNOWN
+    def load_keys(self, keys: MessageKeys, nbytes: Sequence[int]) -> None:
+        """Copy keys into the host's memory, that of a single message expanded, and reset the verdicts."""
+        self.memory[self._verdicts : self._plan_key].view(np.uint64)[:] = _UNKNOWN
         self._has_plans = False
+        if self.capacity == 1:
+            key = keys.key(0)
+            try:
+                write_state(key, self.memory[:STATE_SIZE])
+            finally:
+                key.wipe()
+            return
+        rows = self.memory[: KEY_SIZE * len(keys)].reshape(-1, KEY_SIZE)
+        material = KEY_SIZE - 4
+        rows[:, :material] = keys.memory[:, :material]
+        blocks = -(-np.minimum(np.asarray(nbytes, np.int64), CHUNK_SIZE) // _BLOCK_SIZE)
+        powers = np.minimum(blocks, LAST_POWER - 1) + 1
+        rows[:, material:].view(np.uint32)[:, 0] = np.asarray(keys.bits) + (powers << 16)
 
     def load_plan_key(self, key: MessageKey) -> None:
         """Expand the key of the plans into the host's memory."""
         self._has_plans = True  # first, so that an interrupt in `write_state` leaves no key that is not wiped
-        write_state(key, self.memory[_VERDICTS_END:])
+        write_state(key, self.memory[self._plan_key :])
 
     @property
     def verdicts(self) -> tuple[int, int]:
-        """The verdict on the message and that on the plans of its gathers, as last downloaded."""
-        message, plans = self.memory[STATE_SIZE:_VERDICTS_END].view(np.uint64).tolist()
-        return message, plans
+        """The verdict on the messages and that on the plans of their gathers, as last downloaded."""
+        messages, plans = self.memory[self._verdicts : self._plan_key].view(np.uint64).tolist()
+        return messages, plans
 
-    def upload_key(self, commands: Commands, stream: Any) -> None:
-        """Upload the key, and set the device's verdicts to those on a message without a bad chunk."""
+    def upload_keys(self, commands: Commands, stream: Any) -> None:
+        """Upload the keys, and set the device's verdicts to those on messages without a bad chunk."""
         commands.fill(self.verdict, 0xFF, 2 * _WORD, stream)
-        commands.upload(self.state, self.memory[:STATE_SIZE], stream)
+        commands.upload(self.keys, self.memory[: self._verdicts], stream)
 
     def upload_plan_key(self, commands: Commands, stream: Any) -> None:
         """Upload the key of the plans."""
-        commands.upload(self.plan_state, self.memory[_VERDICTS_END:], stream)
+        commands.upload(self.plan_state, self.memory[self._plan_key :], stream)
 
     def download_verdicts(self, commands: Commands, stream: Any) -> None:
         """Wipe the keys on the device, then on the host by the download of the verdicts, and reset the device's."""
         self.wipe_device(commands, stream)
-        commands.download(self.memory if self._has_plans else self.memory[:_VERDICTS_END], self.state, stream)
+        end = self.memory.size if self._has_plans else self._plan_key
+        commands.download(self.memory[:end], self.keys, stream)
         commands.fill(self.verdict, _UNKNOWN, 2 * _WORD, stream)
         commands.record(self.finished, stream)
 
     def wipe_host(self) -> None:
         """Wipe the keys on the host."""
-        self.memory[:STATE_SIZE].fill(0)
-        self.memory[_VERDICTS_END:].fill(0)
+        self.memory[: self._verdicts].fill(0)
+        self.memory[self._plan_key :].fill(0)
 
     def wipe_device(self, commands: Commands, stream: Any) -> None:
         """Wipe the keys on the device."""
-        commands.fill(self.state, 0, STATE_SIZE, stream)
+        commands.fill(self.keys, 0, self._verdicts, stream)
+        if self._allocated is not None:
+            commands.fill(self.states, 0, STATE_SIZE * self.slots, stream)
         if self._has_plans:
             commands.fill(self.plan_state, 0, STATE_SIZE, stream)
 
 
 class MessageStatePool:
-    """The message states of a device, reused after their message is complete."""
+    """The message states of a device, reused after their messages are complete."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -152,25 +179,28 @@ class MessageStatePool:
         self._allocations: list[object] = []
         # A deque needs no lock: the garbage collector releases states, too.
         self._released: deque[MessageState] = deque()
+        self._released_many: dict[int, deque[MessageState]] = {}  # by the number of keys that they have room for
         self._lock = threading.Lock()
         with suppress(DeviceError):  # `acquire` raises it if there still is no memory
             self.release(self._allocate())
 
-    def acquire(self) -> MessageState:
-        """Return a state whose message is complete, or a new one."""
-        for _ in range(len(self._released)):
+    def acquire(self, count: int = 1) -> MessageState:
+        """Return a state for so many messages, whose own messages are complete, or a new one."""
+        capacity = 1 if count == 1 else max(_MIN_CAPACITY, 1 << (count - 1).bit_length())
+        released = self._released_of(capacity)
+        for _ in range(len(released)):
             try:
-                state = self._released.popleft()
+                state = released.popleft()
             except IndexError:
                 break
             if self._driver.done(state.finished):
                 return state
-            self._released.append(state)
-        return self._allocate()
+            released.append(state)
+        return self._allocate() if capacity == 1 else self._allocate_many(capacity)
 
     def release(self, state: MessageState) -> None:
         """Take a state back, whose message may still be in progress."""
-        self._released.append(state)
+        self._released_of(state.capacity).append(state)
 
     def wipe(self, pipeline: Pipeline) -> None:
         """Wipe every key on the device. A device that failed keeps its memory until its CUDA context ends."""
@@ -188,19 +218,43 @@ class MessageStatePool:
             state.wipe_host()
         self._all.clear()
         self._released.clear()
+        self._released_many.clear()
         self._allocations.clear()
+
+    def _released_of(self, capacity: int) -> deque[MessageState]:
+        return self._released if capacity == 1 else self._released_many.setdefault(capacity, deque())
+
+    def _allocate_many(self, capacity: int) -> MessageState:
+        size = _memory_size(capacity)
+        host, device = self._driver.host(size), self._driver.memory(size)
+        states = self._driver.memory(STATE_SIZE * min(capacity, _MAX_SLOTS))
+        with self._lock:
+            self._allocations.append(device)
+            state = MessageState(self._driver, host, device.pointer, capacity, states)
+            self._all.append(state)
+        return state
 
     def _allocate(self) -> MessageState:
         """Return one of several states in one allocation, as each allocation stops the whole device."""
-        size = align(_MESSAGE_SIZE, 256)
+        size = align(_memory_size(1), 256)
         host, device = self._driver.host(_PER_ALLOCATION * size), self._driver.memory(_PER_ALLOCATION * size)
         with self._lock:
             self._allocations.append(device)
             made = [
-                MessageState(self._driver, host[offset : offset + _MESSAGE_SIZE], device.pointer + offset)
+                MessageState(self._driver, host[offset : offset + _memory_size(1)], device.pointer + offset)
                 for offset in range(0, _PER_ALLOCATION * size, size)
             ]
             self._all += made
         first, *others = made
         self._released.extend(others)
         return first
+
+
+def _keys_size(capacity: int) -> int:
+    """Return the bytes of a state's memory that hold keys."""
+    return STATE_SIZE if capacity == 1 else KEY_SIZE * capacity
+
+
+def _memory_size(capacity: int) -> int:
+    """Return the bytes of a state's memory: keys, two verdicts, and the expanded key of plans."""
+    return _keys_size(capacity) + 2 * _WORD + STATE_SIZE

@@ -85,10 +85,14 @@ class Commands:
         """Set `size` bytes of device memory to `value`."""
         self.code.extend((FILL, 6, pointer, value, size, stream.ptr))
 
-    def launch(self, function: Function, blocks: int, arguments: Sequence[int], stream: Any) -> None:
-        """Launch a kernel of `kernels/`. All its arguments, pointers and counts, have 64 bits."""
-        head = (LAUNCH, 7 + len(arguments), function.handle, blocks, function.threads, function.shared, stream.ptr)
-        self.code.extend((*head, *arguments))
+    def launch(
+        self, function: Function, blocks: int, arguments: Sequence[int], stream: Any, table: bytes = b""
+    ) -> None:
+        """Launch a kernel of `kernels/`. All its arguments, pointers and counts, have 64 bits; a table comes last."""
+        words = 7 + len(arguments) + len(table) // 8
+        self.code.extend((LAUNCH, words, function.handle, blocks, function.threads, function.shared, stream.ptr))
+        self.code.extend(arguments)
+        self.code.frombytes(table)
 
     def synchronize(self, event: Any) -> None:
         """Block the issuing thread until `event` is done."""
@@ -118,6 +122,12 @@ class Commands:
         self._keepalive += (target, source)
         self.copies += source.size
         self.code.extend((COPY, 5, address(target), address(source), source.size))
+
+    def copy_memory(self, target: int, source: int, size: int, owner: object) -> None:
+        """Copy within host memory, between addresses. The list keeps `owner` alive."""
+        self._keepalive.append(owner)
+        self.copies += size
+        self.code.extend((COPY, 5, target, source, size))
 
     def pack(self, target: Bytes, source: Bytes, chunks: npt.NDArray[int64]) -> None:
         """Copy the chunks of these numbers out of a message without its header, one after the other."""

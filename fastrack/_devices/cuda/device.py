@@ -8,15 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.engine import get_engine
 from fastrack._crypto.session import Session
 from fastrack._devices.base import Messages, SpanCallback
 from fastrack._devices.cuda.buffers import CudaStagingBuffer, MessageStatePool
 from fastrack._devices.cuda.commands import Commands
 from fastrack._devices.cuda.driver import Driver, View
-from fastrack._devices.cuda.operation import CudaOperation, SegmentCallback
-from fastrack._devices.cuda.operations import CudaOperations
+from fastrack._devices.cuda.operation import CudaOperation
 from fastrack._devices.cuda.recorder import PLAN_BITS, Resources
 from fastrack._devices.cuda.streams import LANES, Pipeline
 from fastrack._tensors import arrays
@@ -86,13 +84,9 @@ class CudaDevice:
         self._pipeline.require_usable()
         return CudaStagingBuffer(self._pipeline, size)
 
-    def begin(self, messages: Messages, note: SpanCallback | None = None) -> CudaOperations:
-        return CudaOperations(self, messages, note)
-
-    def begin_message(self, key: MessageKey, memory: View, note: SegmentCallback | None = None) -> CudaOperation:
-        """Begin to open one message, or to seal it."""
+    def begin(self, messages: Messages, note: SpanCallback | None = None) -> CudaOperation:
         self._pipeline.require_usable()
-        return CudaOperation(self._resources, key, memory, note)
+        return CudaOperation(self._resources, messages, note)
 
     def close(self) -> None:
         self._session.wipe()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,8 @@ class SealedPlan:
     first_chunk: int
     count: int  # of its chunks
     size: int  # bytes of the opened plan
+    chunks: int  # of the gather
+    pieces: int
 
     @property
     def end(self) -> int:
@@ -47,7 +50,8 @@ class PlanSealer:
         """Seal a plan, to be put into a staging buffer after `offset` bytes of chunks."""
         plain = np.concatenate([part.reshape(-1) for part in (plan.chunks, plan.starts, plan.table)]).view(np.uint8)
         buffer = np.empty(_sealed_size(plain.size), np.uint8)
-        sealed = SealedPlan(buffer, align(offset), self._next, _chunk_count(plain.size), plain.size)
+        counts = plan.chunks.size, len(plan.table)
+        sealed = SealedPlan(buffer, align(offset), self._next, _chunk_count(plain.size), plain.size, *counts)
         self._next += sealed.count  # first: after an error or an interrupt no other plan gets these numbers
         self._engine.seal_run(self._schedule, plain, sealed.sealed, sealed.first_chunk)
         return sealed
@@ -55,6 +59,19 @@ class PlanSealer:
     def wipe(self) -> None:
         """Wipe the key schedule."""
         self._schedule.wipe()
+
+
+def join_plans(plans: Sequence[GatherPlan]) -> GatherPlan:
+    """Return one plan for the chunks of several, in their order."""
+    if len(plans) == 1:
+        return plans[0]
+    ends = np.cumsum([len(plan.table) for plan in plans])
+    starts = [plan.starts[:-1] + end - len(plan.table) for plan, end in zip(plans, ends, strict=True)]
+    return GatherPlan(
+        np.concatenate([plan.chunks for plan in plans]),
+        np.concatenate([*starts, ends[-1:]]),
+        np.concatenate([plan.table for plan in plans]),
+    )
 
 
 def room_for(plan: GatherPlan, offset: int) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fastrack.errors import DeviceError
 
-KERNELS = tuple(f"{name}_{bits}" for name in ("open", "seal", "gather") for bits in (128, 256))
+KERNELS = ("prepare", *(f"{name}_{bits}" for name in ("open", "seal", "gather") for bits in (128, 256)))
 """The names of the kernels."""
 
 _MAIN = "fastrack.cu"

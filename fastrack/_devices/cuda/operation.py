@@ -1,26 +1,21 @@
-"""The life cycle of one message on a CUDA device: its lists of commands are recorded, issued and waited for."""
+"""The life cycle of the messages of a call on a CUDA device: lists of commands are recorded, issued and waited for."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 
-from fastrack._crypto.base import Bytes
-from fastrack._crypto.cobblestone import NONCE_SIZE, MessageKey
-from fastrack._devices.base import Segment, StagingBuffer
+from fastrack._devices.base import BadChunk, Messages, Slab, SpanCallback, StagingBuffer
 from fastrack._devices.cuda.buffers import CudaStagingBuffer
 from fastrack._devices.cuda.clock import Clock
 from fastrack._devices.cuda.commands import Commands
-from fastrack._devices.cuda.driver import View
 from fastrack._devices.cuda.recorder import CommandList, MessageRecorder, Resources
 from fastrack._util import trace
 from fastrack.errors import DeviceError, FastrackError
 
-SegmentCallback = Callable[[str, Segment, int, int], None]
 _MAX_HELD_COPY = 64 << 10  # bytes that the host copies in microseconds, and may with the interpreter's lock
 
 
@@ -33,7 +28,7 @@ class _Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    bad: int | None
+    bad: BadChunk | None
 
 
 class CudaOperation:
@@ -42,7 +37,7 @@ class CudaOperation:
     After an error later slabs are refused, staging buffers are freed all the same, and `result` raises it.
     """
 
-    def __init__(self, resources: Resources, key: MessageKey, memory: View, note: SegmentCallback | None) -> None:
+    def __init__(self, resources: Resources, messages: Messages, note: SpanCallback | None) -> None:
         self._resources = resources
         self._pipeline = pipeline = resources.pipeline
         self._driver = pipeline.driver
@@ -53,19 +48,19 @@ class CudaOperation:
         self._reading = threading.Lock()
         self._issued = threading.Event()  # set when the list that was issued last has run
         self._issued.set()
-        self._lane = lane = pipeline.lane(memory.stream)
+        stream = messages.memories[0].stream  # of all of them
+        self._lane = lane = pipeline.lane(stream)
         self.lane = lane.number
-        self._state = state = resources.states.acquire()
+        self._state = state = resources.states.acquire(len(messages))
         try:
-            state.load_key(key)
+            state.load_keys(messages.keys, messages.nbytes)
             clock = None if self._timeline is None else Clock(self._timeline, self._driver, pipeline.idle)
-            bits = 8 * (len(key.material) - NONCE_SIZE)
-            self._recorder = MessageRecorder(resources, state, memory, lane, bits, clock)
+            self._recorder = MessageRecorder(resources, state, messages, lane, clock)
             self._list = self._recorder.new_list()
             # Issued by the caller's thread: the handle of a per-thread stream is another stream in another thread.
             start = Commands() if pipeline.threaded else self._list.commands
-            # Earlier work on the caller's stream may still use the array.
-            start.record(state.started, memory.stream)
+            # Earlier work on the caller's stream may still use the arrays.
+            start.record(state.started, stream)
             if pipeline.threaded:
                 self._driver.issue(start)
             self._recorder.start(self._list.commands)
@@ -78,15 +73,17 @@ class CudaOperation:
             state.wipe_host()
             raise
 
-    def open(self, slab: Segment, sealed: Bytes, buffer: StagingBuffer | None) -> None:
+    def open(self, slab: Slab | None, buffer: StagingBuffer | None) -> None:
         self._require_usable()
+        assert slab is not None
         assert isinstance(buffer, CudaStagingBuffer)
-        self._recorder.open(self._require_list(), slab, sealed, buffer)
+        self._recorder.open(self._require_list(), slab, buffer)
 
-    def seal(self, slab: Segment, sealed: Bytes, buffer: StagingBuffer | None) -> None:
+    def seal(self, slab: Slab | None, buffer: StagingBuffer | None) -> None:
         self._require_usable()
+        assert slab is not None
         assert isinstance(buffer, CudaStagingBuffer)
-        self._recorder.seal(self._require_list(), slab, sealed, buffer)
+        self._recorder.seal(self._require_list(), slab, buffer)
 
     def issue(self) -> None:
         if not self._pipeline.forked:
@@ -125,7 +122,7 @@ class CudaOperation:
         except DeviceError:  # `result` meets the same error and raises it
             return True
 
-    def result(self) -> int | None:
+    def result(self) -> BadChunk | None:
         if self._pipeline.forked:
             self._pipeline.require_usable()
         self.finish(wait=True)  # after an interrupted `finish`, `finished` may still be an event of another message
@@ -194,7 +191,7 @@ class CudaOperation:
                 self._timeline.add(name, start, stop, slab.detail)
 
     def _fail(self, error: BaseException) -> None:
-        """Store an error, wait until the device uses no memory of this message, and wipe the key."""
+        """Store an error, wait until the device uses no memory of these messages, and wipe the keys."""
         self._error = self._error or error
         self._pipeline.synchronize_all()
         commands = Commands()

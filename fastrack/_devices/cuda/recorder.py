@@ -1,38 +1,42 @@
-"""The commands of a message: they upload its key, open, gather or seal its slabs, and download its verdict.
+"""The commands of the messages of a call: they upload the keys, open, gather or seal slabs, and download the verdict.
 
-Events alone order the work on the device. For a message that is opened::
+Events alone order the work on the device. For messages that are opened::
 
-    the caller's stream    started ─┐                                              ┌─ continues
-    kernels of its lane             └ key ┬ open 0   ┬ open 1   wipe key, verdict ── finished
-    uploads                 slab 0 ───────┘  slab 1 ─┘
+    the caller's stream    started ─┐                                                ┌─ continues
+    kernels of its lane             └ keys ┬ open 0   ┬ open 1   wipe keys, verdict ── finished
+    uploads                 slab 0 ────────┘  slab 1 ─┘
 
-A slab's device memory may be read after `copied`, and a staging buffer may be filled again after `used`, which the host
-waits for. A message that is sealed goes the other way: kernel, `copied`, download, `used`.
+The keys of several messages are expanded by one launch, before the first slab. A slab's device memory may be read after
+`copied`, and a staging buffer may be filled again after `used`, which the host waits for. Messages that are sealed go
+the other way: kernel, `copied`, download, `used`.
 """
 
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from operator import itemgetter
 
-import numpy as np
-
-from fastrack._crypto.base import Bytes, Engine, GatherPlan, address, check_buffers, check_plan, chunks_between
-from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, ciphertext_size
+from fastrack._crypto.base import Engine
+from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE
 from fastrack._crypto.session import Session
-from fastrack._devices.base import BAD_PLAN, Segment
+from fastrack._devices.base import BAD_PLAN, BadChunk, Messages, Segment, Slab
 from fastrack._devices.cuda.buffers import CudaStagingBuffer, MessageState, MessageStatePool
 from fastrack._devices.cuda.clock import Clock
 from fastrack._devices.cuda.commands import Commands
-from fastrack._devices.cuda.driver import Event, Stream, View
+from fastrack._devices.cuda.driver import Event, Stream
 from fastrack._devices.cuda.gather_plan import PlanSealer, SealedPlan, room_for
+from fastrack._devices.cuda.key_state import STATE_SIZE
+from fastrack._devices.cuda.launches import Launch, check_run, launches_of
 from fastrack._devices.cuda.streams import Lane, Pipeline
+from fastrack._devices.cuda.table import TableSegment, pack_table, parse_name
 
 PLAN_BITS = 256  # of the keys of gather plans
 
-_GOOD = 2**64 - 1  # the verdict on a message without a bad chunk
+_GOOD = 2**64 - 1  # the verdict on messages without a bad chunk
 _SPIN = 200_000  # nanoseconds to spin before the thread sleeps, as waking it takes some ten microseconds
 
 
@@ -57,17 +61,17 @@ class CommandList:
     def __init__(self) -> None:
         self.commands = Commands()
         self.issued = threading.Event()
-        self._marks: list[tuple[str | None, Segment, int]] = []
+        self._marks: list[tuple[str | None, Slab, int]] = []
 
     def use(self, buffer: CudaStagingBuffer) -> None:
         """Mark a staging buffer as in use until this list was issued."""
         buffer.issued = self.issued
 
-    def mark(self, name: str | None, slab: Segment) -> None:
+    def mark(self, name: str | None, slab: Slab) -> None:
         """Begin a step of this name, or none, and end the one before."""
         self._marks.append((name, slab, self.commands.timestamp()))
 
-    def spans(self) -> list[tuple[str, Segment, int, int]]:
+    def spans(self) -> list[tuple[str, Slab, int, int]]:
         """Return the name, slab, start and stop of each step. Valid after all commands have run."""
         code = self.commands.code
         pairs = zip(self._marks, self._marks[1:], strict=False)
@@ -75,26 +79,26 @@ class CommandList:
 
 
 class MessageRecorder:
-    """The recorder of one message's commands.
+    """The recorder of the commands of one call's messages.
 
-    `memory` is the plaintext on the device, and `bits` the size of the message's AES key. `clock` is that of the
-    device, if a timeline is recorded.
+    `clock` is that of the device, if a timeline is recorded.
     """
 
     def __init__(
-        self, resources: Resources, state: MessageState, memory: View, lane: Lane, bits: int, clock: Clock | None
+        self, resources: Resources, state: MessageState, messages: Messages, lane: Lane, clock: Clock | None
     ) -> None:
         self._resources = resources
         self._state = state
-        self._memory = memory
+        self._messages = messages
+        self._count = len(messages)
+        self._stream: Stream = messages.memories[0].stream
         self._lane = lane
         self._uploads = resources.pipeline.uploads
-        self._bits = bits
         self._clock = clock
+        self._prepared = 1 if state.capacity == 1 else 0  # messages whose keys are expanded
         self._plans: PlanSealer | None = None  # made for the first gather
-        self._to_store: dict[
-            CudaStagingBuffer, tuple[Bytes, Segment]
-        ] = {}  # sealed slabs that are still in their buffer
+        self._planned: list[tuple[int, int]] = []  # the first chunk of each sealed plan, and a message of the plan
+        self._to_store: dict[CudaStagingBuffer, Slab] = {}  # sealed slabs that are still in their buffer
 
     def new_list(self) -> CommandList:
         """Return a list that holds the interpreter's lock only while no call can block.
@@ -103,123 +107,158 @@ class MessageRecorder:
         callers' streams.
         """
         current = CommandList()
-        current.commands.require_idle(self._memory.stream)
+        current.commands.require_idle(self._stream)
         if self._lane.shared:
             current.commands.require_idle(self._lane.kernels)
         return current
 
     def start(self, commands: Commands) -> None:
-        """Record that the message waits for the caller's stream, and the upload of its key."""
+        """Record that the messages wait for the caller's stream, and the upload of their keys."""
         commands.wait(self._lane.kernels, self._state.started)
-        self._state.upload_key(commands, self._lane.kernels)
+        self._state.upload_keys(commands, self._lane.kernels)
 
-    def open(self, current: CommandList, slab: Segment, sealed: Bytes, buffer: CudaStagingBuffer) -> None:
-        """Record the opening of a slab, or of a gather."""
-        if slab.plan is None:
-            count = _check_slab(slab, sealed, buffer, self._memory.nbytes)
-            arguments = [self._memory.pointer + slab.start, slab.first_chunk, count, slab.stop - slab.start]
-            self._open(current, slab, sealed, buffer, count, arguments, None)
+    def open(self, current: CommandList, slab: Slab, buffer: CudaStagingBuffer) -> None:
+        """Record the opening of a slab."""
+        commands, lane, uploads, messages = current.commands, self._lane, self._uploads, self._messages
+        launches = launches_of(slab, messages, buffer.memory.size)
+        plans = self._seal_plans(commands, launches, slab.sealed_size, buffer.memory.size)
+        if not launches:
             return
-        count = _check_gather(slab, slab.plan, sealed, buffer, self._memory.nbytes)
-        if count:
-            plan = self._require_plans(current.commands).seal(slab.plan, slab.sealed_size)
-            chunks = buffer.device_ptr + plan.opened
-            starts = chunks + slab.plan.chunks.nbytes
-            arguments = [self._memory.pointer, chunks, starts, starts + slab.plan.starts.nbytes]
-            arguments += [count, len(slab.plan.table), slab.stop, self._memory.nbytes]
-            self._open(current, slab, sealed, buffer, count, arguments, plan)
+        current.use(buffer)
+        if any(messages.sealed[segment.message] is not None for segment in slab.segments):
+            current.mark("wait", slab)
+            wait_for(commands, buffer.used)
+            current.mark("source", slab)
+            self._stage(commands, slab, buffer)
+        end = slab.sealed_size
+        for plan in plans:
+            commands.copy(buffer.memory[plan.start : plan.end], plan.sealed)
+            end = plan.end
+        current.mark("issue", slab)
+        with self._device_span("copy", "uploads", uploads, slab, commands):
+            commands.upload(buffer.device_ptr, buffer.memory[:end], uploads)
+        commands.record(buffer.copied, uploads)
+        commands.wait(lane.kernels, buffer.copied)
+        with self._device_span("open", "kernels", lane.kernels, slab, commands):
+            for launch in launches:
+                self._prepare(commands, launch.last)
+                plan_arguments = self._open_plan(commands, plans.pop(0), buffer) if launch.is_gather else []
+                kernel = f"{'gather' if launch.is_gather else 'open'}_{launch.bits}"
+                arguments = [self._state.states, self._state.slots - 1, buffer.device_ptr, launch.count]
+                arguments += [len(launch.rows), self._state.verdict, *plan_arguments]
+                self._launch(commands, kernel, launch.count, arguments, launch.table)
+        commands.record(buffer.used, lane.kernels)
+        current.mark(None, slab)
 
-    def seal(self, current: CommandList, slab: Segment, sealed: Bytes, buffer: CudaStagingBuffer) -> None:
+    def seal(self, current: CommandList, slab: Slab, buffer: CudaStagingBuffer) -> None:
         """Record the sealing of a slab. `store` takes the sealed chunks out of the buffer."""
-        count = _check_slab(slab, sealed, buffer, self._memory.nbytes)
+        launches_of(slab, self._messages, buffer.memory.size)  # for its checks
         commands, lane = current.commands, self._lane
         self._store(current, buffer)
         current.use(buffer)
         current.mark("wait", slab)
         wait_for(commands, buffer.used)
         current.mark("issue", slab)
-        arguments = [self._state.state, self._memory.pointer + slab.start, buffer.device_ptr]
-        arguments += [slab.first_chunk, count, slab.stop - slab.start]
         with self._device_span("seal", "kernels", lane.kernels, slab, commands):
-            self._launch(commands, "seal", self._bits, count, arguments)
+            for segment in slab.segments:
+                self._seal(commands, segment, buffer)
         commands.record(buffer.copied, lane.kernels)
         commands.wait(lane.downloads, buffer.copied)
         with self._device_span("copy", "downloads", lane.downloads, slab, commands):
             commands.download(buffer.memory[: slab.sealed_size], buffer.device_ptr, lane.downloads)
         commands.record(buffer.used, lane.downloads)
         current.mark(None, slab)
-        self._to_store[buffer] = sealed, slab
+        self._to_store[buffer] = slab
 
     def finish(self, current: CommandList) -> None:
-        """Record the rest of the stores, the wiping of the key and the download of the verdicts."""
+        """Record the rest of the stores, the wiping of the keys and the download of the verdicts."""
         for buffer in list(self._to_store):
             self._store(current, buffer)
         self._state.download_verdicts(current.commands, self._lane.kernels)
 
     def wait_for_end(self, commands: Commands, *, wait: bool) -> None:
-        """Record that the caller's stream, and with `wait` the thread, wait for the end of the message."""
-        commands.wait(self._memory.stream, self._state.finished)
+        """Record that the caller's stream, and with `wait` the thread, wait for the end of the messages."""
+        commands.wait(self._stream, self._state.finished)
         if wait:
             wait_for(commands, self._state.finished, _SPIN)
 
-    def bad_chunk(self) -> int | None:
-        """Return the first bad chunk, `BAD_PLAN` or None, after the verdicts were downloaded."""
-        chunk, plan_chunk = self._state.verdicts
+    def bad_chunk(self) -> BadChunk | None:
+        """Return the first bad chunk or None, after the verdicts were downloaded."""
+        name, plan_chunk = self._state.verdicts
         if self._plans is not None and plan_chunk != _GOOD:
-            return BAD_PLAN
-        return chunk if chunk != _GOOD else None
+            planned = bisect_right(self._planned, plan_chunk, key=itemgetter(0)) - 1
+            return BadChunk(self._planned[max(planned, 0)][1] if self._planned else 0, BAD_PLAN)
+        if name != _GOOD:
+            message, chunk = parse_name(name)
+            return BadChunk(min(message, self._count - 1), chunk)
+        return None
 
     def close(self) -> None:
-        """Wipe the host's key of the plans, and drop the reference to the array."""
+        """Wipe the host's key of the plans, and drop the references to the arrays."""
         if self._plans is not None:
             self._plans.wipe()
-        self._memory = replace(self._memory, array=None)
+        del self._messages
 
-    def _open(
-        self,
-        current: CommandList,
-        slab: Segment,
-        sealed: Bytes,
-        buffer: CudaStagingBuffer,
-        count: int,
-        arguments: Sequence[int],
-        plan: SealedPlan | None,
-    ) -> None:
-        commands, lane, uploads = current.commands, self._lane, self._uploads
-        current.use(buffer)
-        if address(sealed) != buffer.address:
-            current.mark("wait", slab)
-            wait_for(commands, buffer.used)
-            current.mark("source", slab)
-            if slab.plan is None:
-                commands.copy(buffer.memory[: slab.sealed_size], sealed[: slab.sealed_size])
-            else:
-                commands.pack(buffer.memory[: slab.sealed_size], sealed, slab.plan.chunks)
-        if plan is not None:
-            commands.copy(buffer.memory[plan.start : plan.end], plan.sealed)
-        current.mark("issue", slab)
-        with self._device_span("copy", "uploads", uploads, slab, commands):
-            commands.upload(buffer.device_ptr, buffer.memory[: slab.sealed_size if plan is None else plan.end], uploads)
-        commands.record(buffer.copied, uploads)
-        commands.wait(lane.kernels, buffer.copied)
-        arguments = [self._state.state, buffer.device_ptr, *arguments, self._state.verdict]
-        with self._device_span("open", "kernels", lane.kernels, slab, commands):
+    def _stage(self, commands: Commands, slab: Slab, buffer: CudaStagingBuffer) -> None:
+        """Record the copies of chunks from host memory to their places in a staging buffer."""
+        for number, first, _, _, size, offset, plan in slab.segments:
+            sealed = self._messages.sealed[number]
+            if sealed is None:
+                continue
             if plan is None:
-                self._launch(commands, "open", self._bits, count, arguments)
+                source = sealed.address + first * SEALED_CHUNK_SIZE
+                commands.copy_memory(buffer.address + offset, source, size, sealed)
             else:
-                self._open_plan(commands, plan, buffer)
-                self._launch(commands, "gather", self._bits, count, [*arguments, self._state.plan_verdict])
-        commands.record(buffer.used, lane.kernels)
-        current.mark(None, slab)
+                commands.pack(buffer.memory[offset : offset + size], sealed.array, plan.chunks)
+                commands.keep_alive(sealed)
+        commands.keep_alive(buffer)
 
-    def _open_plan(self, commands: Commands, plan: SealedPlan, buffer: CudaStagingBuffer) -> None:
-        """Record the opening of a plan, which the gather then reads."""
-        arguments = [self._state.plan_state, buffer.device_ptr + plan.start, buffer.device_ptr + plan.opened]
-        arguments += [plan.first_chunk, plan.count, plan.size, self._state.plan_verdict]
-        self._launch(commands, "open", PLAN_BITS, plan.count, arguments)
+    def _prepare(self, commands: Commands, message: int) -> None:
+        """Record the expansion of the keys up to that of a message, and of those of a batch behind it."""
+        state = self._state
+        batch = self._count if self._count <= state.slots else state.slots // 2
+        while self._prepared <= message:
+            count = min(batch, self._count - self._prepared)
+            arguments = [state.keys, state.states, state.slots - 1, self._prepared, count]
+            self._launch(commands, "prepare", count, arguments)
+            self._prepared += count
+
+    def _seal(self, commands: Commands, segment: Segment, buffer: CudaStagingBuffer) -> None:
+        number, first, start, stop, _, offset, _ = segment
+        count = check_run(segment, self._messages)
+        self._prepare(commands, number)
+        state = self._state.states + STATE_SIZE * (number & self._state.slots - 1)
+        source = self._messages.memories[number].pointer + start
+        arguments = [state, source, buffer.device_ptr + offset, first, count, stop - start]
+        self._launch(commands, f"seal_{self._messages.keys.bits[number]}", count, arguments)
+
+    def _seal_plans(self, commands: Commands, launches: list[Launch], end: int, size: int) -> list[SealedPlan]:
+        """Seal the plans of gathers, to be put into a staging buffer of so many bytes behind its chunks."""
+        joined = [(launch, launch.plan) for launch in launches if launch.is_gather]
+        place = end
+        for _, plan in joined:
+            place = room_for(plan, place)
+            if place > size:
+                raise ValueError("a gather does not fit into its staging buffer, with its plan behind its chunks")
+        sealed = []
+        for launch, plan in joined:
+            part = self._require_plans(commands).seal(plan, end)
+            self._planned.append((part.first_chunk, launch.first))
+            sealed.append(part)
+            end = part.opened + part.size
+        return sealed
+
+    def _open_plan(self, commands: Commands, plan: SealedPlan, buffer: CudaStagingBuffer) -> list[int]:
+        """Record the opening of a plan, and return the arguments by which the gather reads it."""
+        opened = buffer.device_ptr + plan.opened
+        row = TableSegment(opened, plan.first_chunk, plan.size, plan.count, 0, 0)
+        arguments = [self._state.plan_state, 0, buffer.device_ptr + plan.start, plan.count, 1, self._state.plan_verdict]
+        self._launch(commands, f"open_{PLAN_BITS}", plan.count, arguments, pack_table([row]))
+        starts = opened + 8 * plan.chunks
+        return [opened, starts, starts + 8 * (plan.chunks + 1), plan.pieces, self._state.plan_verdict]
 
     def _require_plans(self, commands: Commands) -> PlanSealer:
-        """Return the sealer of the message's plans. The first call records the upload of its key."""
+        """Return the sealer of the call's plans. The first call records the upload of its key."""
         if self._plans is None:
             key = self._resources.session.next_key()
             try:
@@ -231,25 +270,30 @@ class MessageRecorder:
         return self._plans
 
     def _store(self, current: CommandList, buffer: CudaStagingBuffer) -> None:
-        """Record the copy of a sealed slab from its buffer to its destination, if there is one."""
-        if buffer not in self._to_store:
-            return
-        sealed, slab = self._to_store.pop(buffer)
-        if address(sealed) == buffer.address:
+        """Record the copies of a sealed slab from its buffer to its destination, if there is one."""
+        slab = self._to_store.pop(buffer, None)
+        if slab is None or all(self._messages.sealed[segment.message] is None for segment in slab.segments):
             return
         current.use(buffer)
         current.mark("wait", slab)
         wait_for(current.commands, buffer.used, _SPIN)
         current.mark("store", slab)
-        current.commands.copy(sealed, buffer.memory[: slab.sealed_size])
+        for number, first, _, _, size, offset, _ in slab.segments:
+            sealed = self._messages.sealed[number]
+            if sealed is not None:
+                target = sealed.address + first * SEALED_CHUNK_SIZE
+                current.commands.copy_memory(target, buffer.address + offset, size, sealed)
+        current.commands.keep_alive(buffer)
         current.mark(None, slab)
 
-    def _launch(self, commands: Commands, kernel: str, bits: int, count: int, arguments: Sequence[int]) -> None:
-        function = self._resources.pipeline.driver.functions[f"{kernel}_{bits}"]
-        commands.launch(function, min(count, self._resources.blocks), arguments, self._lane.kernels)
+    def _launch(
+        self, commands: Commands, kernel: str, count: int, arguments: Sequence[int], table: bytes = b""
+    ) -> None:
+        function = self._resources.pipeline.driver.functions[kernel]
+        commands.launch(function, min(count, self._resources.blocks), arguments, self._lane.kernels, table)
 
     def _device_span(
-        self, name: str, track: str, stream: Stream, slab: Segment, commands: Commands
+        self, name: str, track: str, stream: Stream, slab: Slab, commands: Commands
     ) -> AbstractContextManager[None]:
         """Add the device time of the block's commands to the timeline, if there is one."""
         if self._clock is None:
@@ -261,31 +305,3 @@ def wait_for(commands: Commands, event: Event, spin: int = 0) -> None:
     """Record a wait for an event that releases the interpreter's lock after `spin` nanoseconds."""
     commands.poll(event, spin, stop=True)
     commands.synchronize(event)
-
-
-def _check_slab(slab: Segment, sealed: Bytes, buffer: CudaStagingBuffer, nbytes: int) -> int:
-    """Require a slab within its message and its buffer, as the kernels rely on, and return its number of chunks."""
-    check_buffers(sealed)
-    count = chunks_between(slab.sealed_size, slab.stop - slab.start, slab.first_chunk)
-    fits = slab.stop <= nbytes and slab.sealed_size <= min(buffer.memory.size, sealed.size)
-    if slab.start != slab.first_chunk * CHUNK_SIZE or not fits:
-        raise ValueError(f"a slab reaches outside its message or its staging buffer: {slab}")
-    return count
-
-
-def _check_gather(slab: Segment, plan: GatherPlan, sealed: Bytes, buffer: CudaStagingBuffer, nbytes: int) -> int:
-    """Require a gather within its message, result and buffer, as the kernels rely on. Return its number of chunks."""
-    check_buffers(sealed)
-    check_plan(plan, ciphertext_size(slab.stop), slab.stop, nbytes)
-    count = plan.chunks.size
-    sizes = np.minimum(slab.stop - plan.chunks * CHUNK_SIZE, CHUNK_SIZE) + TAG_SIZE
-    ends = np.arange(count) * SEALED_CHUNK_SIZE + sizes
-    whole = address(sealed) != buffer.address
-    if whole and sealed.size != ciphertext_size(slab.stop):
-        raise ValueError("a gather is not given the message that its chunks are of")
-    needed = int(ends.max()) if count else 0
-    if needed > slab.sealed_size or room_for(plan, slab.sealed_size) > buffer.memory.size:
-        raise ValueError("a gather does not fit into its staging buffer, with its plan behind its chunks")
-    if whole and count and needed != slab.sealed_size:
-        raise ValueError("chunks of a gather are not side by side")
-    return count

@@ -65,12 +65,19 @@ Status check_sizes(const Kernel& kernel, Grid grid, Grid block, unsigned shared)
 
 std::mutex shim_use;  // the shim runs one launch at once
 
-void run_in_shim(const std::string& name, void* kernel, const Values& values, Grid grid, Grid block, unsigned shared) {
+void run_in_shim(const Kernel& kernel, void* function, const Values& values, Grid grid, Grid block, unsigned shared) {
     char message[1024] = "";
+    // What is larger than a word, the shim takes by its address.
+    std::vector<std::uint64_t> words;
+    for (const Parameter& parameter : kernel.parameters) {
+        const unsigned char* value = values.data() + parameter.offset;
+        words.push_back(reinterpret_cast<std::uint64_t>(value));
+        if (parameter.size <= sizeof words[0]) std::memcpy(&words.back(), value, parameter.size);
+    }
     std::lock_guard guard(shim_use);
-    if (shim_launch(kernel, reinterpret_cast<const std::uint64_t*>(values.data()), values.size() / 8, grid.x, block.x,
-                    shared, 1, nullptr, 0, message, sizeof message))
-        violate("kernel " + name + ": " + message);
+    if (shim_launch(function, words.data(), words.size(), grid.x, block.x, shared, 1, nullptr, 0, message,
+                    sizeof message))
+        violate("kernel " + kernel.name + ": " + message);
 }
 
 // cupy.add of an array of bytes and a byte: two arrays (CArray: data, size, shape, strides), the scalar between them.
@@ -154,9 +161,7 @@ Status launch(Kernel* kernel, Grid grid, Grid block, unsigned shared, Stream* st
     if (Status status = collect_values(*kernel, parameters, extra, &values)) return status;
     if (void* function = shim ? dlsym(shim, kernel->name.c_str()) : nullptr) {
         if (!settings().kernels) return enqueue(stream, [] {});
-        return enqueue(stream, [=, name = kernel->name] {
-            run_in_shim(name, function, values, grid, block, shared);
-        });
+        return enqueue(stream, [=] { run_in_shim(*kernel, function, values, grid, block, shared); });
     }
     if (kernel->name.rfind("cupy_add__", 0) == 0) return enqueue(stream, [=] { add_bytes(values); });
     std::fprintf(stderr, "emulator: kernel %s is not emulated; its parameters:", kernel->name.c_str());

@@ -52,9 +52,10 @@ __device__ __forceinline__ Tables tables_of_lane() {
     return {static_cast<u32>(__cvta_generic_to_shared(shared_memory)) + (threadIdx.x & 31) * 4};
 }
 
+// Loads a key, after the last chunk under the key before.
 template <int BITS>
-__device__ __forceinline__ void enter(Shared* shared, const State* state) {
-    fill_tables(shared->tables);
+__device__ __forceinline__ void change_key(Shared* shared, const State* state) {
+    __syncthreads();
     if (threadIdx.x < Aes<BITS>::SCHEDULE_WORDS) shared->schedule[threadIdx.x] = state->schedule[threadIdx.x];
     __syncthreads();
 }

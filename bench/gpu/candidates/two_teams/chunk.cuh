@@ -28,7 +28,7 @@ static_assert(sizeof(State) == FASTRACK_STATE_BYTES, "the host knows this size")
 // What the threads of a block share. Two of some for each team, for this chunk and the next.
 struct Shared {
     u8 tables[TABLE_BYTES];
-    u32 schedule[60];
+    u32 schedule[2][60];  // of each team
     u32 spare[4];
     struct {
         Start start;
@@ -54,17 +54,17 @@ __device__ __forceinline__ u32 team() { return threadIdx.x / TEAM; }
 __device__ __forceinline__ u32 member() { return threadIdx.x % TEAM; }  // this thread's number in its team
 __device__ __forceinline__ void change_places() { __barrier_sync_count(MEETING, THREADS); }
 
+// Loads another key for a team, after the end of its last chunk.
 template <int BITS>
-__device__ __forceinline__ void enter(Shared* shared, const State* state) {
-    fill_tables(shared->tables);
-    if (threadIdx.x < Aes<BITS>::SCHEDULE_WORDS) shared->schedule[threadIdx.x] = state->schedule[threadIdx.x];
-    __syncthreads();
+__device__ __forceinline__ void change_key(Shared* shared, const State* state) {
+    if (member() < Aes<BITS>::SCHEDULE_WORDS) shared->schedule[team()][member()] = state->schedule[member()];
+    __barrier_sync_count(MEETING + 1 + team(), TEAM);
 }
 
 // Leaves no key behind for the next to use this multiprocessor.
 __device__ __forceinline__ void leave(Shared* shared) {
     __syncthreads();
-    u32* secrets = shared->schedule;
+    u32* secrets = shared->schedule[0];
     for (u32 i = threadIdx.x; i < (sizeof(Shared) - TABLE_BYTES) / 4; i += THREADS) secrets[i] = 0;
 }
 
@@ -75,7 +75,7 @@ __device__ __forceinline__ uint4 operator^(uint4 a, uint4 b) {
 // What a chunk's keystream starts from. For one whole warp.
 __device__ __forceinline__ void start_chunk(Shared* shared, const State* state, u64 number, u32 length, int side) {
     // Nonce = base nonce XOR chunk number, big-endian.
-    const Start made = start(tables_of_lane(), shared->schedule, state->nonce[0],
+    const Start made = start(tables_of_lane(), shared->schedule[team()], state->nonce[0],
                              state->nonce[1] ^ swap_bytes(static_cast<u32>(number >> 32)),
                              state->nonce[2] ^ swap_bytes(static_cast<u32>(number)));
     if ((threadIdx.x & 31) == 0) {
@@ -92,7 +92,7 @@ __device__ __forceinline__ void finish_chunk(Shared* shared, const State* state,
     const u32 length = shared->chunk[side].length;
     Field lengths = load_field(state->length_of_full);
     if (length != CHUNK) lengths = product({{8 * length, 0, 0, 0}}, load_field(state->powers[1]));
-    const uint4 hidden = keystream<BITS>(tables_of_lane(), shared->schedule, shared->chunk[side].start, 1);
+    const uint4 hidden = keystream<BITS>(tables_of_lane(), shared->schedule[team()], shared->chunk[side].start, 1);
     if ((threadIdx.x & 31) == 0) shared->chunk[side].rest = claimed ^ from_field(lengths) ^ hidden;
 }
 
@@ -184,7 +184,7 @@ __device__ __forceinline__ u32 is_zero(uint4 difference) {
 // Adds their keystream to a thread's two blocks, to the one that is not there as well.
 template <int BITS>
 __device__ __forceinline__ void cipher(const Shared* shared, const Share& share, int side, uint4 (&text)[2]) {
-    const Two keys = keystreams<BITS>(tables_of_lane(), shared->schedule, shared->chunk[side].start, 2 + share.block(0),
+    const Two keys = keystreams<BITS>(tables_of_lane(), shared->schedule[team()], shared->chunk[side].start, 2 + share.block(0),
                                       2 + share.block(1));
     text[0] = text[0] ^ keys.a;
     text[1] = text[1] ^ keys.b;

@@ -1,22 +1,29 @@
-// The kernels of fastrack: they open chunks, seal chunks, and gather rows out of opened chunks.
+// The kernels of fastrack: they prepare message keys, open chunks, seal chunks, and gather rows out of opened chunks.
 //
 // See DESIGN.md beside this file. Compiled at run time by NVRTC, so no system header is included. Every parameter is
-// 64 bits wide. A grid of any size does the work; a block takes chunks in turn.
+// 64 bits wide, but for the table of segments. A grid of any size does the work; a block takes chunks in turn.
 
 #define FASTRACK_THREADS 1024
 #define FASTRACK_STATE_BYTES 8704
-#define FASTRACK_SHARED_BYTES 67008
-#define FASTRACK_GATHER_SHARED_BYTES 99776
+#define FASTRACK_SHARED_BYTES 67248
+#define FASTRACK_GATHER_SHARED_BYTES 100016
+#define FASTRACK_KEY_BYTES 48
+#define FASTRACK_SEGMENT_BYTES 40
+#define FASTRACK_SEGMENTS 100
 
 #ifdef FASTRACK_SHIM
 #define shared_memory (shim_shared())
+#define TABLE_PARAMETER const Table&
 #else
+#define TABLE_PARAMETER const __grid_constant__ Table
 extern __shared__ __align__(256) unsigned char shared_memory[];
 #endif
 
 #include "aes.cuh"
 #include "ghash.cuh"
 #include "chunk.cuh"
+#include "prepare.cuh"
+#include "table.cuh"
 #include "plan.cuh"
 
 // A block of 1024 threads fills a multiprocessor's registers, at 64 a thread.
@@ -35,16 +42,24 @@ __device__ __forceinline__ u32 length_of(u64 index, u64 size) {
     for (u32 turn = 0, i = blockIdx.x + team() * gridDim.x; i - team() * gridDim.x < count; ++turn, i += 2 * gridDim.x)
 
 template <int BITS>
-__device__ __forceinline__ void open(const State* state, const u8* sealed, u8* target, u64 first, u64 count, u64 size,
-                                     u64* verdict) {
+__device__ __forceinline__ void open(const State* states, u64 mask, const u8* sealed, u64 count, u64 segments,
+                                     u64* verdict, const Table& table) {
     Shared* shared = reinterpret_cast<Shared*>(shared_memory);
-    enter<BITS>(shared, state);
+    fill_tables(shared->tables);
+    __syncthreads();
+    const State* before = nullptr;
     FOR_EACH_CHUNK {
         const int side = 2 * team() + (turn & 1);
         if (i < count) {
-            const bool good = open_chunk<BITS>(shared, state, sealed + static_cast<u64>(i) * STRIDE, length_of(i, size),
-                                               target + static_cast<u64>(i) * CHUNK, first + i, side);
-            if (!good && member() == 0) atomicMin(verdict, first + i);
+            const Segment& segment = table.at[table.find(i, segments)];
+            const State* state = segment.state(states, mask);
+            const u32 index = i - segment.start;
+            if (state != before) change_key<BITS>(shared, before = state);
+            const bool good = open_chunk<BITS>(shared, state, segment.chunk(sealed, index),
+                                               length_of(index, segment.size),
+                                               segment.target + static_cast<u64>(index) * CHUNK,
+                                               (segment.name & NUMBERS) + index, side);
+            if (!good && member() == 0) atomicMin(verdict, segment.name + index);
         } else {
             change_places();
         }
@@ -57,7 +72,9 @@ __device__ __forceinline__ void open(const State* state, const u8* sealed, u8* t
 template <int BITS>
 __device__ __forceinline__ void seal(const State* state, const u8* source, u8* sealed, u64 first, u64 count, u64 size) {
     Shared* shared = reinterpret_cast<Shared*>(shared_memory);
-    enter<BITS>(shared, state);
+    fill_tables(shared->tables);
+    change_key<BITS>(shared, state);
+    __syncthreads();
     const u32 begin = blockIdx.x + team() * gridDim.x;
     if (member() < 32) start_chunk(shared, state, first + begin, begin < count ? length_of(begin, size) : 0, 2 * team());
     __syncthreads();
@@ -78,11 +95,13 @@ __device__ __forceinline__ void seal(const State* state, const u8* source, u8* s
 }
 
 template <int BITS>
-__device__ __forceinline__ void gather(const State* state, const u8* sealed, u8* target, const Plan& plan, u64 count,
-                                       u64* verdict) {
+__device__ __forceinline__ void gather(const State* states, u64 mask, const u8* sealed, const Plan& plan, u64 count,
+                                       u64 segments, u64* verdict, const Table& table) {
     Plain* plain = reinterpret_cast<Plain*>(shared_memory);
     Shared* shared = &plain->shared;
-    enter<BITS>(shared, state);
+    fill_tables(shared->tables);
+    __syncthreads();
+    u32 before = FASTRACK_SEGMENTS;
     FOR_EACH_CHUNK {
         const int side = 2 * team() + (turn & 1);
         u8* bytes = plain->bytes[team()];
@@ -91,33 +110,58 @@ __device__ __forceinline__ void gather(const State* state, const u8* sealed, u8*
             change_places();
             continue;
         }
-        const bool good = open_chunk<BITS>(shared, state, sealed + static_cast<u64>(i) * STRIDE,
-                                           plan.length(plan.chunks[i]), bytes, plan.chunks[i], side);
-        if (!good && member() == 0) atomicMin(verdict, plan.known(i));
+        const u32 found = table.find(i, segments);
+        const Segment& segment = table.at[found];
+        if (found != before) change_key<BITS>(shared, segment.state(states, mask));
+        before = found;
+        const bool good = open_chunk<BITS>(shared, segment.state(states, mask),
+                                           segment.chunk(sealed, i - segment.start), plan.length(i, segment), bytes,
+                                           plan.chunks[i], side);
+        if (!good && member() == 0) atomicMin(verdict, plan.known(i, segment));
         change_places();
         // The teams meet once more before the next chunk's plaintext is written.
         const u32 length = shared->chunk[side].length;
-        if (!plan.scatter<TEAM>(i, length, target, bytes, member())) atomicMin(verdict, plan.known(i));
+        if (!plan.scatter<TEAM>(i, length, segment, bytes, member())) atomicMin(verdict, plan.known(i, segment));
     }
     if (team() == 0) change_places();
     leave(shared);
     for (u32 i = threadIdx.x; i < 2 * CHUNK / 4; i += THREADS) reinterpret_cast<u32*>(plain->bytes[0])[i] = 0;
 }
 
+KERNEL prepare(const Key* keys, State* states, u64 mask, u64 first, u64 count) {
+    Shared* shared = reinterpret_cast<Shared*>(shared_memory);
+    fill_tables(shared->tables);
+    for (u64 i = first + blockIdx.x; i < first + count; i += gridDim.x) {
+        __syncthreads();
+        State* state = states + (i & mask);
+        const u32 kind = keys[i].kind;
+        if (threadIdx.x < 32) {
+            if ((kind & 0xffff) == 128) {
+                start_state<128>(shared->schedule[0], keys[i], state);
+            } else {
+                start_state<256>(shared->schedule[0], keys[i], state);
+            }
+        }
+        __syncthreads();
+        finish_state(state, kind >> 16);
+    }
+    leave(shared);
+}
+
 #define KERNELS_FOR(BITS)                                                                                            \
-    KERNEL open_##BITS(const State* state, const u8* sealed, u8* target, u64 first, u64 count, u64 size,             \
-                       u64* verdict) {                                                                               \
-        open<BITS>(state, sealed, target, first, count, size, verdict);                                              \
+    KERNEL open_##BITS(const State* states, u64 mask, const u8* sealed, u64 count, u64 segments, u64* verdict,       \
+                       TABLE_PARAMETER table) {                                                                                \
+        open<BITS>(states, mask, sealed, count, segments, verdict, table);                                           \
     }                                                                                                                \
     KERNEL seal_##BITS(const State* state, const u8* source, u8* sealed, u64 first, u64 count, u64 size) {           \
         seal<BITS>(state, source, sealed, first, count, size);                                                       \
     }                                                                                                                \
-    KERNEL gather_##BITS(const State* state, const u8* sealed, u8* target, const u64* chunks, const u64* starts,     \
-                         const u64* table, u64 count, u64 pieces, u64 total, u64 limit, u64* verdict,                \
-                         const u64* plan_verdict) {                                                                  \
-        const Plan plan{chunks, starts, table, pieces, total, limit};                                                \
-        if (*plan_verdict != GOOD) return plan.clear(target);                                                        \
-        gather<BITS>(state, sealed, target, plan, count, verdict);                                                   \
+    KERNEL gather_##BITS(const State* states, u64 mask, const u8* sealed, u64 count, u64 segments, u64* verdict,     \
+                         const u64* chunks, const u64* starts, const u64* pieces, u64 piece_count,                   \
+                         const u64* plan_verdict, TABLE_PARAMETER table) {                                           \
+        if (*plan_verdict != GOOD) return clear(table, segments);                                                    \
+        const Plan plan{chunks, starts, pieces, piece_count};                                                        \
+        gather<BITS>(states, mask, sealed, plan, count, segments, verdict, table);                                   \
     }
 
 KERNELS_FOR(128)

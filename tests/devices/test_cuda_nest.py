@@ -1,0 +1,370 @@
+"""All messages of a call on a CUDA device: one launch for their keys, one for the segments of a slab, one wait."""
+
+import numpy as np
+import pytest
+from helpers.cuda_rig import Message, within
+from helpers.fake_cuda import MODES, FakeDriver
+from helpers.fake_kernels import SCALARS, table_rows
+from helpers.tampering import tampered
+
+import fastrack
+from fastrack import AuthenticationError, Channel, DeviceError, Key
+from fastrack._crypto.base import HostMemory
+from fastrack._crypto.cobblestone import CHUNK_SIZE, segment_size
+from fastrack._crypto.message_keys import MessageKeys
+from fastrack._devices.base import BAD_PLAN, BadChunk, Messages, Segment, Slab
+from fastrack._devices.cuda import buffers, launches
+from fastrack._devices.cuda.buffers import KEY_SIZE, MessageState
+from fastrack._devices.cuda.device import CudaDevice
+from fastrack._devices.cuda.nvrtc import find_kernels
+from fastrack._devices.cuda.table import MAX_SEGMENTS
+
+KEY = Key.from_bytes(bytes(range(32)))
+SHORT = Key.from_bytes(bytes(range(16)))
+SIZES = [100, 0, CHUNK_SIZE, 1, 2 * CHUNK_SIZE + 777, 5 * CHUNK_SIZE, 16, CHUNK_SIZE - 1]
+
+
+class SmallDevice(CudaDevice):
+    max_slab_size = 4 * CHUNK_SIZE
+    first_slab_size = 2 * CHUNK_SIZE
+
+
+class Opened:
+    """A channel to a device made of host memory."""
+
+    def __init__(self, mode="lazy", seed=0, device=SmallDevice):
+        self.driver = FakeDriver(mode, seed)
+        self.channel = Channel._from_device(device(self.driver), keys=[KEY, SHORT])
+
+    def read(self, nest):
+        return [self.driver.read(x) for x in nest]
+
+    def launched(self):
+        return [name for name, *_ in self.driver.launches]
+
+    def close(self):
+        within(60, self.channel.close)
+        self.driver.stop()
+        assert self.driver.violations == []
+
+
+def arrays(sizes=SIZES, seed=0):
+    random = np.random.default_rng(seed)
+    return [random.integers(0, 256, size, np.uint8) for size in sizes]
+
+
+def sealed(plain, key=KEY):
+    return [fastrack.seal(each, key, name=f"x{number}") for number, each in enumerate(plain)]
+
+
+def same(found, expected):
+    return all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.fixture(params=MODES)
+def opened(request):
+    opened = Opened(request.param)
+    yield opened
+    opened.close()
+
+
+# A whole nest.
+
+
+def test_the_host_knows_the_sizes_of_the_kernels():
+    constants = find_kernels().constants
+    assert (constants["KEY_BYTES"], constants["SEGMENTS"]) == (KEY_SIZE, MAX_SEGMENTS)
+
+
+@pytest.mark.slow
+def test_a_thousand_tensors_take_one_launch_for_their_keys_and_one_wait():
+    opened = Opened("lazy", device=CudaDevice)
+    plain = arrays([8192] * 1000)
+    nest = sealed(plain)
+    waits = []
+    issue = opened.driver.issue
+    opened.driver.issue = lambda commands, **options: (waits.append(0), issue(commands, **options))
+    before = opened.driver.calls.copy()
+    found = opened.channel.to_device(nest, framework="cupy")
+    calls = opened.driver.calls - before
+    names = opened.launched()
+    assert names.count("prepare") == 1
+    # Slabs of 2, 3 and the rest of 8 MB: one launch for each hundred segments of a slab.
+    slabs = calls["upload"] - 1
+    assert slabs == 3
+    assert len(names) - 1 <= slabs + 1000 // MAX_SEGMENTS
+    assert set(names) == {"prepare", "open_256"}
+    segments = [arguments[4] for name, _, arguments in opened.driver.launches if name != "prepare"]
+    assert sum(segments) == 1000
+    assert calls["download"] == 1
+    assert len(waits) <= 2 + slabs
+    assert same(opened.read(found), plain)
+    opened.close()
+
+
+def test_a_slab_of_up_to_a_hundred_segments_takes_one_launch(opened):
+    plain = arrays([50] * MAX_SEGMENTS)
+    found = opened.channel.to_device(sealed(plain), framework="cupy")
+    assert opened.launched() == ["prepare", "open_256"]
+    assert same(opened.read(found), plain)
+
+
+def test_a_single_tensor_needs_no_launch_for_its_key(opened):
+    (found,) = opened.channel.to_device(sealed(arrays([70])), framework="cupy")
+    assert opened.launched() == ["open_256"]
+    assert np.array_equal(opened.driver.read(found), *arrays([70]))
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_a_nest_keeps_its_order(seed):
+    opened = Opened("lazy", seed)
+    plain = arrays(seed=seed)
+    for _ in range(2):
+        found = opened.channel.to_device(sealed(plain), framework="cupy", non_blocking=seed % 2 == 0)
+        assert same(opened.read(found), plain)
+    opened.close()
+
+
+def test_keys_of_both_sizes_and_plain_tensors_share_a_call(opened):
+    plain = arrays()
+    one, other = sealed(plain), sealed(plain, SHORT)
+    nest = [plain[0], one[4], other[4], other[0], one[0], plain[4], other[5], plain[1]]
+    expected = [plain[number] for number in (0, 4, 4, 0, 0, 4, 5, 1)]
+    found = opened.channel.to_device(nest, framework="cupy")
+    assert same(opened.read(found), expected)
+    assert opened.launched().count("prepare") == 1
+    assert {"open_128", "open_256"} < set(opened.launched())
+
+
+def test_rows_of_several_tensors_share_a_launch(opened):
+    plain = [each.reshape(-1, 100) for each in arrays([100 * 400, 100 * 700, 100 * 10])]
+    rows = [[399, 0, 17], [1, 2, 650, 3], [9]]
+    nest = [tensor[row] for tensor, row in zip(sealed(plain), rows, strict=True)]
+    found = opened.channel.to_device(nest, framework="cupy")
+    assert same(opened.read(found), [each[row] for each, row in zip(plain, rows, strict=True)])
+    names = opened.launched()
+    assert names.count("prepare") == 1
+    gathers = [arguments for name, _, arguments in opened.driver.launches if name == "gather_256"]
+    assert sum(arguments[4] for arguments in gathers) >= 3  # segments
+    assert len(gathers) == names.count("open_256")  # one plan each
+    assert len(gathers) < 5
+
+
+def test_more_messages_than_slots_share_them_in_turn(monkeypatch):
+    monkeypatch.setattr(buffers, "_MAX_SLOTS", 32)
+    monkeypatch.setattr(launches, "SPREAD", 16)
+    for sizes in ([30] * 150, [70_000] * 40, [0, 40_000, 5] * 25):
+        opened = Opened("lazy", len(sizes))
+        plain = arrays(sizes)
+        found = opened.channel.to_device(sealed(plain), framework="cupy")
+        assert same(opened.read(found), plain)
+        assert opened.launched().count("prepare") == -(-len(sizes) // 16)
+        opened.close()
+
+
+# What was altered.
+
+
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize(("number", "chunk"), [(0, 0), (4, 2), (5, 3), (7, 0)])
+def test_the_tensor_and_the_chunk_that_were_altered_are_named_and_all_arrays_are_cleared_or_right(
+    opened, number, chunk, waits
+):
+    plain = arrays()
+    nest = sealed(plain)
+    nest[number] = tampered(nest[number], 56 + 16400 * chunk)
+    out = [opened.channel.to_device(np.full_like(each, 7)) for each in plain]
+
+    def move():
+        opened.channel.to_device(nest, out=out, non_blocking=not waits)
+        opened.channel.synchronize()
+
+    with pytest.raises(AuthenticationError) as failure:
+        move()
+    assert (failure.value.tensor, failure.value.chunk) == (f"x{number}", chunk)
+    found = opened.read(out)
+    if waits:
+        assert not any(each.any() for each in found)
+    else:
+        expected = [each.copy() for each in plain]
+        expected[number][chunk * CHUNK_SIZE : (chunk + 1) * CHUNK_SIZE] = 0
+        assert same(found, expected)
+    opened.channel.to_device(sealed(plain), out=out)
+    assert same(opened.read(out), plain)
+
+
+def test_of_several_bad_chunks_the_first_of_the_first_tensor_is_named(opened):
+    nest = sealed(arrays())
+    for number, chunk in ((7, 0), (5, 4), (5, 2), (6, 0)):
+        nest[number] = tampered(nest[number], 56 + 16400 * chunk)
+    with pytest.raises(AuthenticationError) as failure:
+        opened.channel.to_device(nest, framework="cupy")
+    assert (failure.value.tensor, failure.value.chunk) == ("x5", 2)
+
+
+@pytest.mark.parametrize("byte", [0, 31, 32, 43, 44, 46, KEY_SIZE, KEY_SIZE + 3, 7 * KEY_SIZE + 40])
+def test_a_key_that_was_altered_on_the_bus_opens_nothing_of_its_message(byte):
+    opened = Opened()
+    plain = arrays()
+    out = [opened.channel.to_device(np.full_like(each, 7)) for each in plain]
+    opened.driver.flips = {opened.driver.calls["upload"] + 1: byte}
+    opened.channel.to_device(sealed(plain), out=out, non_blocking=True)
+    number, place = divmod(byte, KEY_SIZE)
+    found = opened.read(out)
+    if place in {44, 46}:  # a size that is none counts as 256 bits, and the stand-in computes all powers
+        assert same(found, plain)
+    else:
+        with pytest.raises(AuthenticationError) as failure:
+            opened.channel.synchronize()
+        assert failure.value.tensor == f"x{number}"
+        assert not found[number].any()
+        assert same(found[:number] + found[number + 1 :], plain[:number] + plain[number + 1 :])
+    opened.close()
+
+
+def test_a_plan_of_several_messages_that_was_altered_clears_the_results_of_all(opened):
+    plain = [each.reshape(-1, 100) for each in arrays([100 * 40, 100 * 70])]
+    nest = [tensor[[3, 1]] for tensor in sealed(plain)]
+    out = [opened.channel.to_device(np.full((2, 100), 7, np.uint8)) for _ in nest]
+    opened.driver.flips = {opened.driver.calls["upload"] + 3: -1}  # after the keys and the key of the plans
+    opened.channel.to_device(nest, out=out, non_blocking=True)
+    with pytest.raises(AuthenticationError) as failure:
+        opened.channel.synchronize()
+    assert failure.value.tensor in {"x0", "x1"}
+    assert failure.value.chunk is None
+    assert not any(each.any() for each in opened.read(out))
+
+
+def test_a_table_is_part_of_the_command_and_crosses_no_staging_memory():
+    opened = Opened()
+    plain = arrays()
+    found = opened.channel.to_device(sealed(plain), framework="cupy")
+    targets = {x.pointer for x in found}
+    rows = [
+        row
+        for name, _, arguments in opened.driver.launches
+        if name == "open_256"
+        for row in table_rows(arguments[SCALARS["open"] :])[: arguments[4]]
+    ]
+    assert targets <= {target for target, *_ in rows}
+    staged = b"".join(host.tobytes() for host in opened.driver.hosts())
+    assert not any(target.to_bytes(8, "little") in staged for target in targets)
+    opened.close()
+
+
+# What the device is asked.
+
+
+def begin(device, driver, sizes, nbytes=None):
+    messages = [Message(size, seed=number) for number, size in enumerate(sizes)]
+    views = [device.view(driver.empty("U8", (size,), "cupy"), writable=True) for size in nbytes or sizes]
+    chunks = [HostMemory.of(message.sealed) for message in messages]
+    none = [None] * len(sizes)
+    keys = MessageKeys.of([message.key() for message in messages])
+    return device.begin(Messages(keys, sizes, views, chunks, none, none))
+
+
+def run(message, size, offset=0, first=0):
+    return Segment(
+        message, first, first * CHUNK_SIZE, size, segment_size(first, size - first * CHUNK_SIZE, size), offset
+    )
+
+
+@pytest.mark.parametrize(
+    "segments",
+    [
+        [run(0, 100), run(1, 200, 112)],  # over the end of the one before
+        [run(0, 100), run(1, 200, 120)],  # at no multiple of 16
+        [run(1, 200, 128), run(0, 100)],  # in another order in the buffer
+        [run(0, 100), run(1, 201, 128)],  # past its array
+        [run(0, 100), run(2, CHUNK_SIZE + 50, 128)],  # past the buffer
+        [run(0, 100), run(2, CHUNK_SIZE + 50, 128, 1)._replace(start=0)],  # at another chunk's place
+        [run(0, 100), run(1, 200, 128)._replace(sealed_size=200)],  # without its tag
+        [run(0, 100), run(1, 200, 128)._replace(first_chunk=2**38, start=2**52, stop=2**52 + 200)],
+        [run(0, 100), run(1, 200, 2**32)],
+        [run(0, 100, -16)],
+    ],
+)
+def test_a_segment_that_reaches_outside_is_refused_before_anything_is_asked_for(segments):
+    driver = FakeDriver("lazy")
+    device = CudaDevice(driver)
+    buffer = device.staging_buffer(CHUNK_SIZE)
+    work = begin(device, driver, [100, 200, CHUNK_SIZE + 50])
+    size = max(segment.offset + segment.sealed_size for segment in segments)
+    with pytest.raises(ValueError, match=r"outside|run of|chunks below"):
+        work.open(Slab(segments, size), buffer)
+    work.finish()
+    assert work.result() is None
+    assert driver.launches == []
+    device.close()
+
+
+def test_a_verdict_that_never_came_names_the_first_message():
+    driver = FakeDriver("lazy")
+    device = CudaDevice(driver)
+    driver.download = lambda *_: None
+    work = begin(device, driver, [100, 200])
+    work.finish()
+    assert work.result() == BadChunk(0, 0)
+    device.close()
+
+
+def test_a_verdict_that_makes_no_sense_names_a_message_that_there_is(monkeypatch):
+    driver = FakeDriver("lazy")
+    device = CudaDevice(driver)
+    for verdicts in ((2**63 - 1, 2**64 - 1), (2**64 - 2, 5)):
+        work = begin(device, driver, [100, 200])
+        work.finish()
+        with monkeypatch.context() as patch:
+            patch.setattr(MessageState, "verdicts", property(lambda _, verdicts=verdicts: verdicts))
+            assert work.result().message == 1
+    device.close()
+    assert BAD_PLAN < 0
+
+
+# Keys.
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_all_keys_are_wiped_at_the_end_and_after_a_failure(mode):
+    sizes = [100, CHUNK_SIZE + 5, 30]
+    secrets = [Message(size, seed=number).secret for number, size in enumerate(sizes)]
+    for fails in (None, 1, 2, 3, 5, 8, 13):
+        driver = FakeDriver(mode)
+        device = CudaDevice(driver)
+        buffer = device.staging_buffer(4 * CHUNK_SIZE)
+        assert not any(map(driver.holds, secrets))
+        work = begin(device, driver, sizes)
+        assert all(map(driver.holds, secrets))  # or the search finds nothing
+        driver.fail_at(fails)
+        try:
+            segments = [run(0, 100), run(1, sizes[1], 128), run(2, 30, 128 + 16432)]
+            work.open(Slab(segments, 128 + 16432 + 46), buffer)
+            work.finish()
+            assert work.result() is None
+        except DeviceError:
+            assert fails is not None
+        driver.fail_at(None)
+        driver.finish()
+        assert not any(map(driver.holds, secrets)), fails
+        del work
+        buffer.wipe()
+        device.close()
+        driver.stop()
+
+
+def test_states_are_used_again_and_their_slots_are_zeros_between():
+    driver = FakeDriver("lazy")
+    device = CudaDevice(driver)
+    states = []
+    for _ in range(3):
+        work = begin(device, driver, [10, 20, 30])
+        states.append(work._state)
+        work.finish()
+        assert work.result() is None
+        driver.finish()
+        state = work._state
+        assert not driver.space.at(state.states, 8704 * state.slots).any()
+        assert not driver.space.at(state.keys, KEY_SIZE * state.capacity).any()
+    assert states[0] is states[1] is states[2]
+    device.close()
