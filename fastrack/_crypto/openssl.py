@@ -117,6 +117,8 @@ class OpenSSLEngine:
         source, plain, plan = jobs.sealed[number], jobs.plain[number], jobs.plans[number]
         target = jobs.targets[number].array
         if plain is not None:
+            if plain.size != jobs.nbytes[number]:
+                raise ValueError(f"expected {jobs.nbytes[number]} bytes to seal, got {plain.size}")
             return self.pass_run(schedule, plain.array, target, 0)
         assert source is not None
         if plan is not None:

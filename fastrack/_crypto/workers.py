@@ -10,13 +10,12 @@ import ctypes
 import os
 import sys
 import threading
+from array import array
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from typing import Any
-
-import numpy as np
 
 from fastrack._crypto.cobblestone import CHUNK_SIZE
 from fastrack._crypto.library import Unit, load
@@ -26,7 +25,8 @@ from fastrack._util.fork import after_fork
 # The counters of a kernel, as indexes of 64-bit words on cache lines of their own.
 NEXT, BAD, DONE = 0, 8, 16
 COUNTER_WORDS = 24
-NONE_BAD = int(np.iinfo(np.int64).max)
+NONE_BAD = (1 << 63) - 1
+_NEW_COUNTERS = array("q", [NONE_BAD if word == BAD else 0 for word in range(COUNTER_WORDS)])
 
 DRAIN = Unit("fastrack._crypto.jit", "build_drain")
 PARALLEL_THRESHOLD = 2 * 1024 * 1024 // CHUNK_SIZE  # chunks that one thread finishes before another has woken up
@@ -49,7 +49,7 @@ def run(
     """
     drain = load(DRAIN).drain  # first, as it must not fail later
     counters = new_counters()
-    address = int(counters.__array_interface__["data"][0])
+    address = counters.buffer_info()[0]
     workers = min(threads - 1, count // threshold)
     grain_size = _grain_size(count, workers + 1)
 
@@ -57,20 +57,19 @@ def run(
     # decide that: futures of the pool may be late or lost, and a late worker finds no grain left. The kernel itself
     # waits for the other threads, since a return to the interpreter may cost a whole switch interval of its lock.
     try:
-        start(lambda: kernel(*arguments, grain_size, address, False), workers, (keepalive, counters))
+        if workers:
+            start(lambda: kernel(*arguments, grain_size, address, False), workers, (keepalive, counters))
         kernel(*arguments, grain_size, address, True)
     except BaseException:
         drain(address, grain_size, count)
         raise
-    bad = int(counters[BAD])
+    bad = counters[BAD]
     return None if bad == NONE_BAD else bad
 
 
-def new_counters() -> np.ndarray[Any, np.dtype[np.int64]]:
+def new_counters() -> array[int]:
     """Return counters with no grain taken and no bad chunk."""
-    counters = np.zeros(COUNTER_WORDS, np.int64)
-    counters[BAD] = NONE_BAD
-    return counters
+    return array("q", _NEW_COUNTERS)
 
 
 def start(work: Callable[[], None], workers: int, keepalive: object) -> None:

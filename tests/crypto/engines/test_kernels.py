@@ -23,7 +23,7 @@ def test_a_gather_keeps_its_scratch_on_the_stack():
     target, counters = np.empty(size, np.uint8), workers.new_counters()
     arrays = [array.ctypes.data for array in (pieces.chunks, pieces.starts, pieces.table)]
     where = (source.ctypes.data, target.ctypes.data, *arrays, pieces.chunks.size, 100, 1)
-    fresh(runs.schedule.bits, runs.schedule.address, *where, counters.ctypes.data, True)
+    fresh(runs.schedule.bits, runs.schedule.address, *where, counters.buffer_info()[0], True)
     assert (counters[workers.DONE], counters[workers.BAD]) == (1, workers.NONE_BAD)
     assert target.tolist() == list(range(10, 30))
     (code,) = fresh.inspect_llvm().values()
@@ -33,7 +33,7 @@ def test_a_gather_keeps_its_scratch_on_the_stack():
 
 def test_new_counters_have_all_tickets_and_nothing_bad_each_on_a_cache_line_of_its_own():
     counters = workers.new_counters()
-    assert counters.size == workers.COUNTER_WORDS
+    assert len(counters) == workers.COUNTER_WORDS
     assert (counters[workers.NEXT], counters[workers.BAD], counters[workers.DONE]) == (0, workers.NONE_BAD, 0)
     places = sorted([workers.NEXT, workers.BAD, workers.DONE, workers.COUNTER_WORDS])
     assert all(after - before >= 8 for before, after in pairwise(places))
