@@ -47,7 +47,7 @@ class GatherPlan:
 class HostMemory(NamedTuple):
     """Bytes of host memory that were checked once, for native code: `size` of them at `address`.
 
-    `owner` keeps them alive. If it is a NumPy array, it is those bytes.
+    `owner` keeps them alive.
     """
 
     address: int
@@ -63,8 +63,8 @@ class HostMemory(NamedTuple):
     @property
     def array(self) -> Bytes:
         """The bytes as an array, which is valid as long as this object."""
-        if type(self.owner) is np.ndarray:
-            return self.owner
+        if type(self.owner) is np.ndarray and self.owner.dtype == np.uint8:
+            return self.owner.reshape(-1)
         return np.ctypeslib.as_array((ctypes.c_uint8 * self.size).from_address(self.address))
 
     def overlaps(self, other: HostMemory) -> bool:

@@ -9,6 +9,7 @@ that they used. `drain` takes the grains that are left, and waits for those that
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, wraps
@@ -30,6 +31,7 @@ NEXT, BAD, DONE = 0, 8, 16
 COUNTER_WORDS = 24
 NONE_BAD = int(np.iinfo(np.int64).max)
 
+_NEW_COUNTERS = array("q", [NONE_BAD if word == BAD else 0 for word in range(COUNTER_WORDS)])
 _BAD, _DONE = BAD * 8, DONE * 8  # in bytes
 _NO_MORE = 1 << 40  # grains, more than any run has
 
@@ -167,11 +169,9 @@ def cached_njit(*, nogil: bool) -> Any:
 compiled = cached_njit(nogil=True)
 
 
-def new_counters() -> np.ndarray[Any, np.dtype[np.int64]]:
+def new_counters() -> array[int]:
     """Return counters with no grain taken and no bad chunk."""
-    counters = np.zeros(COUNTER_WORDS, np.int64)
-    counters[BAD] = NONE_BAD
-    return counters
+    return array("q", _NEW_COUNTERS)
 
 
 @compiled

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Final, NoReturn, Self
 
 import numpy as np
 
 from fastrack._crypto import cobblestone
-from fastrack._crypto.base import Bytes, address
+from fastrack._crypto.base import Bytes
 from fastrack._crypto.cobblestone import COMMITMENT_SIZE, NONCE_SIZE, MessageKey
 
 ROW_SIZE: Final = 80  # bytes from one key to the next: a 256-bit key, a nonce and a commitment are 76
@@ -24,9 +25,9 @@ class MessageKeys:
     __slots__ = ("_flat", "_view", "address", "bits")
 
     def __init__(self, count: int) -> None:
-        self._flat: Bytes = np.zeros(count * ROW_SIZE, np.uint8)
-        self._view = self._flat.data
-        self.address = address(self._flat)
+        self._flat = array("B", bytes(count * ROW_SIZE))
+        self._view = memoryview(self._flat)
+        self.address = self._flat.buffer_info()[0]
         self.bits = [256] * count
 
     @classmethod
@@ -40,7 +41,7 @@ class MessageKeys:
     @property
     def memory(self) -> Bytes:
         """The rows, as uint8 (n, 80)."""
-        return self._flat.reshape(-1, ROW_SIZE)
+        return np.frombuffer(self._flat, np.uint8).reshape(-1, ROW_SIZE)
 
     def derive(self, row: int, secret: cobblestone.Bytes, salt: bytes, context: bytes) -> memoryview:
         """Derive a key into a row, as `cobblestone.derive_into` does, and return the commitment, a view of the row."""
@@ -67,14 +68,14 @@ class MessageKeys:
 
     def wipe(self) -> None:
         """Overwrite all of them with zeros."""
-        self._flat.fill(0)
+        self._view[:] = bytes(len(self._view))
 
     def __len__(self) -> int:
         return len(self.bits)
 
     def __del__(self) -> None:
-        if hasattr(self, "_flat"):
-            self._flat.fill(0)
+        if hasattr(self, "_view"):
+            self.wipe()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("message keys cannot be pickled: send the messages and derive the keys there again")

@@ -110,6 +110,8 @@ class OpenSSLEngine:
         source, plain, plan = jobs.sealed[number], jobs.plain[number], jobs.plans[number]
         target = jobs.targets[number].array
         if plain is not None:
+            if plain.size != jobs.nbytes[number]:
+                raise ValueError(f"expected {jobs.nbytes[number]} bytes to seal, got {plain.size}")
             sealed = np.empty(ciphertext_size(plain.size), np.uint8)
             self.seal_run(schedule, plain.array, sealed, 0)
             return self.open_run(schedule, sealed, target, 0)

@@ -47,14 +47,16 @@ class Session:
         """
         with self._lock:
             secret = self._require_secret()
-            return cobblestone.derive(secret, self._next_salt(), _CONTEXT)
+            return cobblestone.derive(secret, self._next_count() + os.urandom(_RANDOM_SIZE), _CONTEXT)
 
     def next_keys(self, keys: MessageKeys, rows: Sequence[int]) -> None:
         """Derive the message keys of several transfers, as `next_key` does, into these rows."""
         with self._lock:
             secret = self._require_secret()
-            for row in rows:
-                keys.derive(row, secret, self._next_salt(), _CONTEXT)
+            random = os.urandom(_RANDOM_SIZE * len(rows))
+            for number, row in enumerate(rows):
+                salt = self._next_count() + random[_RANDOM_SIZE * number : _RANDOM_SIZE * (number + 1)]
+                keys.derive(row, secret, salt, _CONTEXT)
             cobblestone.overwrite_freed()
 
     def _require_secret(self) -> bytearray:
@@ -64,9 +66,9 @@ class Session:
             raise ClosedError("expected an open session, got a wiped one; open another channel")
         return self._secret
 
-    def _next_salt(self) -> bytes:
+    def _next_count(self) -> bytes:
         self._counter += 1
-        return self._counter.to_bytes(cobblestone.SALT_SIZE - _RANDOM_SIZE, "big") + os.urandom(_RANDOM_SIZE)
+        return self._counter.to_bytes(cobblestone.SALT_SIZE - _RANDOM_SIZE, "big")
 
     def wipe(self) -> None:
         """Overwrite the secret with zeros; `next_key` raises from then on."""

@@ -41,7 +41,7 @@ def run(
     from fastrack._crypto import jit
 
     counters = jit.new_counters()
-    address = int(counters.__array_interface__["data"][0])
+    address = counters.buffer_info()[0]
     workers = min(threads - 1, count // threshold)
     grain_size = _grain_size(count, workers + 1)
 
@@ -49,12 +49,13 @@ def run(
     # decide that: futures of the pool may be late or lost, and a late worker finds no grain left. The kernel itself
     # waits for the other threads, since a return to the interpreter may cost a whole switch interval of its lock.
     try:
-        start(lambda: kernel(*arguments, grain_size, address, False), workers, (keepalive, counters))
+        if workers:
+            start(lambda: kernel(*arguments, grain_size, address, False), workers, (keepalive, counters))
         kernel(*arguments, grain_size, address, True)
     except BaseException:
         jit.drain(address, grain_size, count)
         raise
-    bad = int(counters[jit.BAD])
+    bad = counters[jit.BAD]
     return None if bad == jit.NONE_BAD else bad
 
 

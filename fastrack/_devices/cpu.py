@@ -43,7 +43,9 @@ class CpuDevice:
         return array, HostMemory(address, size, owner)
 
     def view(self, array: Any, *, writable: bool) -> HostMemory:
-        return HostMemory.of(arrays.bytes_of(array, writable=writable), writable=writable)
+        if writable:
+            return HostMemory(*arrays.writable_memory(array))
+        return HostMemory.of(arrays.bytes_of(array))
 
     def clear(self, memory: HostMemory) -> None:
         ctypes.memset(memory.address, 0, memory.size)

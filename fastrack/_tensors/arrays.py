@@ -63,9 +63,23 @@ def bytes_of(array: Any, *, writable: bool = False) -> Bytes:
         array = flat_torch(array, "cpu", writable=writable).numpy()
     if not isinstance(array, np.ndarray):
         raise TypeError(f"expected an array in host memory, got {type(array).__name__}. Move it to the host first")
-    if writable and not (array.flags.c_contiguous and array.flags.writeable):
-        raise ValueError("an array to be filled must be contiguous and writable")
+    if writable:
+        _require_writable(array)
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def writable_memory(array: Any) -> tuple[int, int, object]:
+    """Return the address and the size in bytes of an array in host memory to be filled, and the owner of the memory."""
+    if type(array) is np.ndarray:
+        _require_writable(array)
+        return array.__array_interface__["data"][0], array.nbytes, array
+    memory = bytes_of(array, writable=True)
+    return memory.__array_interface__["data"][0], memory.size, memory
+
+
+def _require_writable(array: npt.NDArray[Any]) -> None:
+    if not (array.flags.c_contiguous and array.flags.writeable):
+        raise ValueError("an array to be filled must be contiguous and writable")
 
 
 def reader(array: Any) -> Callable[[int, int], Bytes]:
@@ -100,13 +114,16 @@ def empty_bytes(size: int) -> Bytes:
 def empty(size: int, dtype: str, shape: Sequence[int], framework: Framework) -> tuple[Any, int, object]:
     """Allocate an array of `size` bytes in host memory; return it, its address, and the owner of the memory.
 
-    The owner is the bytes as `uint8` (size,), or another object.
+    Arrays of less than a MiB are of the framework's own memory.
     """
     if framework == "torch" and size < _SMALL:
         import torch
 
-        array = torch.empty(dtypes.torch_shape(dtype, shape), dtype=dtypes.to_torch(dtype), device="cpu")
-        return array, array.data_ptr(), array
+        tensor = torch.empty(dtypes.torch_shape(dtype, shape), dtype=dtypes.to_torch(dtype), device="cpu")
+        return tensor, tensor.data_ptr(), tensor
+    if framework == "numpy" and size < _SMALL:
+        array = np.empty(tuple(shape), dtypes.to_numpy(dtype))
+        return array, array.__array_interface__["data"][0], array
     memory = empty_bytes(size)
     return from_bytes(memory, dtype, shape, framework), memory.__array_interface__["data"][0], memory
 

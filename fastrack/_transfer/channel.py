@@ -305,10 +305,12 @@ class Channel:
                     else:
                         self._require_authentic(operation, plan)
             except BaseException:
-                if operation is not None:  # it must not write to arrays that were cleared
-                    with suppress(DeviceError):
-                        operation.result()
-                self._clear(plan.targets)
+                try:
+                    if operation is not None:  # it must not write to arrays that were cleared
+                        with suppress(DeviceError):
+                            operation.result()
+                finally:
+                    self._clear(plan.targets)
                 raise
 
     def _require_authentic(self, operation: Operation, plan: Plan) -> None:

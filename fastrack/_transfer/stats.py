@@ -124,7 +124,7 @@ class Recorder:
     """The sum of a channel's transfers. Thread-safe."""
 
     def __init__(self) -> None:
-        self._totals = [0] * 6  # tensors, bytes, and nanoseconds: all, and of each stage
+        self._totals = (0, 0, 0, 0, 0, 0)  # tensors, bytes, and nanoseconds: all, and of each stage
         self.reset_after_fork()
 
     def reset_after_fork(self) -> None:
@@ -144,6 +144,13 @@ class Recorder:
 
     def add(self, count: int, nbytes: int, elapsed: int, stages: dict[str, int]) -> None:
         """Count tensors that were moved in so many nanoseconds."""
-        more = (count, nbytes, elapsed, stages["fill"], stages["open"], stages["seal"])
         with self._lock:
-            self._totals = [one + another for one, another in zip(self._totals, more, strict=True)]
+            transfers, total, seconds, fill, open_, seal = self._totals
+            self._totals = (
+                transfers + count,
+                total + nbytes,
+                seconds + elapsed,
+                fill + stages["fill"],
+                open_ + stages["open"],
+                seal + stages["seal"],
+            )

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reas
 NONCE = bytes.fromhex("f0e1d2c3b4a5968778695a4b")
 CHUNKS = 512  # enough for helper threads
 PART = 11384  # bytes of a message of one chunk, with part of a block at its end
-WORKS = ["open", f"open {PART}", "verify", "seal", "gather"]
+WORKS = ["open", f"open {PART}", "verify", "seal", "gather", "jobs", "jobs gather"]
 STARTS = 0, 16, PART // 16 * 16 - 16, CHUNK_SIZE - 16  # of blocks of plaintext that are looked for
 
 CHILD = """
@@ -27,8 +27,9 @@ import gc, os, signal, sys
 from pathlib import Path
 import numpy as np
 from helpers import engines
-from fastrack._crypto.base import GatherPlan
+from fastrack._crypto.base import GatherPlan, HostMemory, Jobs
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, MessageKey, derive
+from fastrack._crypto.message_keys import MessageKeys
 from fastrack._devices.cuda import key_state, portable_key_state
 
 name, works, folder = sys.argv[1], sys.argv[2].split(","), Path(sys.argv[3])
@@ -60,6 +61,8 @@ def run(work):
         key.wipe()
         return 0
     engine = engines.make(name, threads=2)
+    if work.startswith("jobs"):
+        return run_jobs(engine, key, work)
     schedule = engine.expand_key(key)
     key.wipe()
     target = np.zeros(count * CHUNK_SIZE, np.uint8)
@@ -82,6 +85,20 @@ def run(work):
     target[:] = 0
     schedule.wipe()
     return bad
+
+def run_jobs(engine, key, work):
+    keys = MessageKeys.of([key])
+    key.wipe()
+    target = np.zeros(count * CHUNK_SIZE, np.uint8)
+    numbers = np.arange(count)
+    table = np.stack([np.full(count, 7), 100 * numbers, np.full(count, 100)], axis=1)
+    plan = GatherPlan(numbers, np.arange(count + 1), table) if work == "jobs gather" else None
+    memory, chunks = HostMemory.of(target, writable=True), HostMemory.of(source)
+    bad = engine.open_jobs(Jobs(keys, [target.size], [memory], [chunks], [None], [plan]))
+    assert not target[:100].any(), "plaintext of a bad chunk came out"
+    target[:] = 0
+    keys.wipe()
+    return bad[1]
 
 for work in works:
     assert run(work) == 0

@@ -23,7 +23,7 @@ def test_a_gather_keeps_its_scratch_on_the_stack():
     source = as_array(reference.seal(bytes(32), bytes(12), bytes(range(100))))
     target, counters = np.empty(size, np.uint8), jit.new_counters()
     where = (source.ctypes.data, target.ctypes.data, pieces.chunks, pieces.starts, pieces.table, 100, 1)
-    fresh(runs.schedule.bits, runs.schedule.address, *where, counters.ctypes.data, True)
+    fresh(runs.schedule.bits, runs.schedule.address, *where, counters.buffer_info()[0], True)
     assert (counters[jit.DONE], counters[jit.BAD]) == (1, jit.NONE_BAD)
     assert target.tolist() == list(range(10, 30))
     (code,) = fresh.inspect_llvm().values()
@@ -33,7 +33,7 @@ def test_a_gather_keeps_its_scratch_on_the_stack():
 
 def test_new_counters_have_all_tickets_and_nothing_bad_each_on_a_cache_line_of_its_own():
     counters = jit.new_counters()
-    assert counters.size == jit.COUNTER_WORDS
+    assert len(counters) == jit.COUNTER_WORDS
     assert (counters[jit.NEXT], counters[jit.BAD], counters[jit.DONE]) == (0, jit.NONE_BAD, 0)
     places = sorted([jit.NEXT, jit.BAD, jit.DONE, jit.COUNTER_WORDS])
     assert all(after - before >= 8 for before, after in pairwise(places))

@@ -1,0 +1,137 @@
+"""A pytree of many tensors is one operation: all headers first, then one call of the device, and one verdict."""
+
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+import torch
+from helpers.staged import staged_channel
+from helpers.tampering import tampered
+
+import fastrack
+from fastrack import AuthenticationError, Channel, Key, SealedTensor, UnknownKeyError
+from fastrack._crypto.cobblestone import CHUNK_SIZE, chunk_offset
+from fastrack._crypto.message_keys import MessageKeys
+from fastrack._devices.cpu import CpuDevice, CpuOperation
+
+SIZES = (0, 1, 8192, CHUNK_SIZE, 3 * CHUNK_SIZE + 5)
+
+
+@pytest.fixture(scope="module", params=[Channel, staged_channel], ids=["cpu", "staged"])
+def channel(request, key):
+    with request.param(keys=key) as channel:
+        yield channel
+
+
+def plains(count):
+    random = np.random.default_rng(0)
+    return [random.integers(1, 256, SIZES[number % len(SIZES)], np.uint8) for number in range(count)]
+
+
+def sealed_of(arrays, key):
+    return [fastrack.seal(array, key, name=f"tensor {number}") for number, array in enumerate(arrays)]
+
+
+@pytest.fixture
+def operations(channel, monkeypatch):
+    """Collect the messages of every operation."""
+    begun, original = [], channel._device.begin
+    monkeypatch.setattr(channel._device, "begin", lambda *given: begun.append(given[0]) or original(*given))
+    return begun
+
+
+def test_a_thousand_tensors_of_all_kinds_are_one_operation(channel, key, operations):
+    arrays = plains(1000)
+    sealed = sealed_of(arrays, key)
+    nest = {"sealed": sealed, "plain": (*arrays[:50], torch.arange(7)), "rows": [one[::2] for one in sealed[1:60]]}
+    moved = channel.to_device(nest, framework="numpy")
+    for there, here in zip((*moved["sealed"], *moved["plain"]), (*arrays, *arrays[:50], np.arange(7)), strict=True):
+        assert np.array_equal(there, here)
+    for there, here in zip(moved["rows"], arrays[1:60], strict=True):
+        assert np.array_equal(there, here[::2])
+    assert [len(messages) for messages in operations] == [1000 + 51 + 59]
+    assert not operations[0].keys.memory.any()
+
+
+def test_a_bad_chunk_is_named_with_its_tensor_and_all_that_was_to_be_filled_is_zero(channel, key):
+    arrays = plains(40)
+    sealed = sealed_of(arrays, key)
+    sealed[19] = tampered(sealed[19], chunk_offset(2))
+    sealed[29] = tampered(sealed[29], chunk_offset(0))
+    out = [np.full_like(array, 7) for array in arrays]
+    with pytest.raises(AuthenticationError) as caught:
+        channel.to_device(sealed, out=out)
+    assert (caught.value.tensor, caught.value.chunk) == ("tensor 19", 2)
+    assert not any(array.any() for array in out)
+
+
+@pytest.mark.parametrize("fault", ["header", "key"])
+def test_nothing_is_allocated_or_moved_before_all_headers_are_authentic(channel, key, operations, monkeypatch, fault):
+    arrays = plains(20)
+    sealed = sealed_of(arrays, key)
+    sealed[17] = tampered(sealed[17], 5) if fault == "header" else fastrack.seal(arrays[17], Key.generate())
+    monkeypatch.setattr(channel._device, "empty", Mock(side_effect=AssertionError))
+    made, original = [], MessageKeys.__init__
+    monkeypatch.setattr(MessageKeys, "__init__", lambda keys, count: made.append(keys) or original(keys, count))
+    out = [np.full_like(array, 7) for array in arrays]
+    for options in ({}, {"out": out}):
+        with pytest.raises(AuthenticationError if fault == "header" else UnknownKeyError):
+            channel.to_device(sealed, **options)
+    assert operations == []
+    assert len(made) == 2
+    assert not any(keys.memory.any() for keys in made)
+    assert not any(array.any() for array in out) or fault == "key"
+
+
+def test_messages_of_both_key_sizes_and_of_bound_tensors_share_an_operation(channel, key, tmp_path):
+    short, arrays = Key.generate(128), plains(10)
+    several = sealed_of(arrays[:5], key) + sealed_of(arrays[5:], short)
+    fastrack.save_file({f"tensor {number}": one for number, one in enumerate(several[:5])}, tmp_path / "x", key)
+    with fastrack.load_file(tmp_path / "x") as file:
+        bound = [file[f"tensor {number}"] for number in range(5)]
+        moved = channel.to_device([*bound, *several], keys=[key, short], framework="numpy")
+    for there, here in zip(moved, [*arrays[:5], *arrays], strict=True):
+        assert np.array_equal(there, here)
+
+
+def test_an_error_names_the_leaf(channel):
+    with pytest.raises(TypeError, match=r"leaf \['a'\]\[1\].*complex"):
+        channel.to_device({"a": [np.ones(3), np.ones(3, complex)]})
+    with pytest.raises(ValueError, match=r"leaf \['a'\]\[1\].*out="):
+        channel.to_device({"a": [np.ones(3), np.ones(3)]}, out={"a": [np.ones(3), np.ones(4)]})
+
+
+@pytest.mark.parametrize("place", ["begin", "open", "result"])
+def test_an_interruption_leaves_zeros_and_no_key(key, monkeypatch, place):
+    arrays = plains(5)
+    owner = CpuDevice if place == "begin" else CpuOperation
+    original = getattr(owner, place)
+    seen = []
+
+    def interrupted(*arguments):
+        seen.append(arguments[1].keys if place == "begin" else arguments[0]._messages.keys)
+        original(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(owner, place, interrupted)
+    out = [np.full_like(array, 7) for array in arrays]
+    with Channel(keys=key) as channel, pytest.raises(KeyboardInterrupt):
+        channel.to_device(sealed_of(arrays, key), out=out)
+    assert not any(array.any() for array in out)
+    assert not seen[0].memory.any()
+
+
+def test_a_tensor_taken_out_of_its_file_again_for_each_leaf_of_a_mapping(channel, key, tmp_path):
+    arrays = {f"tensor {number}": array for number, array in enumerate(plains(5))}
+    fastrack.save_file(arrays, tmp_path / "x", key)
+    with fastrack.load_file(tmp_path / "x") as file:
+        moved = channel.to_device(file, framework="numpy")
+    assert {name: array.tolist() for name, array in moved.items()} == {
+        name: array.tolist() for name, array in arrays.items()
+    }
+
+
+def test_one_tensor_may_stand_many_times_in_a_nest(channel, key):
+    sealed = fastrack.seal(np.arange(10), key)
+    assert isinstance(sealed, SealedTensor)
+    assert [one.tolist() for one in channel.to_device([sealed] * 3, framework="numpy")] == [list(range(10))] * 3
