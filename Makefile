@@ -120,7 +120,7 @@ emulator: $(EMULATOR)/.installed  ## test the device's code with the real CuPy o
 	$(EMULATOR)/bin/python -m pytest tests/emulator
 
 # Needs Debian's qemu-user, gcc-aarch64-linux-gnu and libc6-dev-arm64-cross.
-AARCH64_TESTS := aarch64 $(patsubst %,crypto/engines/test_engine_%.py,vectors chunks pieces interop buffers)
+AARCH64_TESTS := aarch64 $(patsubst %,crypto/engines/test_engine_%.py,vectors chunks pieces pass interop buffers)
 
 aarch64: $(STAMP)  ## test the engine for AArch64 on an emulated CPU, with QEMU and a cross compiler; some minutes
 	@for tool in qemu-aarch64 aarch64-linux-gnu-gcc; do command -v $$tool >/dev/null || { \
@@ -134,6 +134,7 @@ FUZZ_STAMP := .venv/.fuzz
 
 fuzz: $(FUZZ_STAMP)  ## fuzz the parsers; FUZZ_SECONDS=600 FUZZ_SCHEDULES=10000
 	FASTRACK_SCHEDULES=$(FUZZ_SCHEDULES) $(BIN)/python -m pytest -q --timeout 0 tests/transfer/test_owners.py -k raised_to_its_owner
+	FASTRACK_SCHEDULES=$(FUZZ_SCHEDULES) $(BIN)/python -m pytest -q --timeout 0 tests/sealed/test_rollback_schedules.py
 	PYTHONPATH=tests $(BIN)/python -m fuzz --seconds $(FUZZ_SECONDS) --folder .fuzz --json .fuzz/fuzz.json
 
 soak: $(STAMP)  ## run transfers on many threads and inject faults; SOAK_SECONDS=600

@@ -32,9 +32,10 @@ def folders() -> list[Path]:
     """
     chosen = os.environ.get(VARIABLE)
     if chosen:
-        return [Path(chosen).expanduser().absolute() / "fastrack"]
-    user = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-    return [Path(__file__).parents[1] / "__pycache__" / "code", Path(user) / "fastrack"]
+        return [Path(os.path.expanduser(chosen)).absolute() / "fastrack"]  # noqa: PTH111 - without a home it would raise
+    package = Path(__file__).parents[1] / "__pycache__" / "code"
+    user = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))  # noqa: PTH111
+    return [package, user / "fastrack"] if user.is_absolute() else [package]  # a container's user may have no home
 
 
 def read(name: str, key: Key) -> tuple[bytes, Path] | None:

@@ -6,6 +6,7 @@ The loops are here, for numba to compile (`jit_host`). Where it compiles nothing
 from __future__ import annotations
 
 import sys
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,7 @@ def is_inside(chunks: Words, starts: Words, table: Words, count: int, plain: int
     return bool(_loops().is_plan_inside(chunks, starts, table, chunks.size, len(table), count, plain, target))
 
 
+@cache
 def _loops() -> Any:
     return load(PLANS) if is_compiling() else sys.modules[__name__]
 

@@ -17,7 +17,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastrack._crypto import code_cache
 from fastrack._util.fork import after_fork
@@ -26,8 +26,7 @@ from fastrack._version import __version__
 METHODS = "fastrack_methods"  # the symbol of the table of the functions that Python calls
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(NamedTuple):
     """Functions that are compiled together, when the first of them is needed, and share a file.
 
     The function `build` of the module, called with the arguments, returns them by their names, as `compiler.compiled`
@@ -135,11 +134,13 @@ def _key() -> dict[str, object]:
 def _version_file(package: str) -> Path:
     """Return the file that has the version of a package, without importing it."""
     spec = find_spec(package)
-    return Path(spec.origin).with_name("_version.py") if spec is not None and spec.origin else Path()
+    return Path(spec.origin if spec is not None and spec.origin else package).with_name("_version.py")
 
 
 def _digest(paths: list[Path]) -> str:
-    return sha256(b"".join(sha256(path.read_bytes()).digest() for path in paths)).hexdigest()
+    """Return a digest of files. One that is absent counts as empty: a program may be shipped without its sources."""
+    contents = (path.read_bytes() if path.is_file() else b"" for path in paths)
+    return sha256(b"".join(sha256(content).digest() for content in contents)).hexdigest()
 
 
 @cache

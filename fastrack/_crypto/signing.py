@@ -142,14 +142,12 @@ class Signer(SecretKey):
 def sign_envelope(payload: bytes, payload_type: str, signers: Iterable[Signer]) -> bytes:
     """Return a DSSE envelope, with one signature of each signer."""
     message = _pre_authentication_encoding(payload_type, payload)
-    envelope = {
-        "payload": base64.b64encode(payload).decode(),
-        "payloadType": payload_type,
-        "signatures": [
-            {"keyid": signer.verifier.id, "sig": base64.b64encode(signer.sign(message)).decode()} for signer in signers
-        ],
-    }
-    return json.dumps(envelope, separators=(",", ":"), sort_keys=True).encode() + b"\n"
+    signatures = [
+        {"keyid": signer.verifier.id, "sig": base64.b64encode(signer.sign(message)).decode()} for signer in signers
+    ]
+    # Put together by hand, as `json` takes longer over a large payload than the signature takes.
+    head = json.dumps({"payloadType": payload_type, "signatures": signatures}, separators=(",", ":"), sort_keys=True)
+    return b'{"payload":"%s",%s\n' % (base64.b64encode(payload), head[1:].encode())
 
 
 def open_envelope(

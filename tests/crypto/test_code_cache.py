@@ -120,3 +120,12 @@ def test_without_the_variable_the_package_comes_first_and_the_user_second(monkey
     assert code_cache.folders() == [package, user]
     monkeypatch.setenv(code_cache.VARIABLE, "relative")
     assert code_cache.folders() == [tmp_path.cwd() / "relative" / "fastrack"]
+
+
+def test_a_user_without_a_home_has_the_folder_of_the_package_alone(monkeypatch):
+    for name in (code_cache.VARIABLE, "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as where no user has this number
+    assert [folder.name for folder in code_cache.folders()] == ["code"]
+    monkeypatch.setenv(code_cache.VARIABLE, "~/cache")
+    assert len(code_cache.folders()) == 1

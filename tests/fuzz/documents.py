@@ -145,7 +145,7 @@ class GrantsFiles:
 
     def __init__(self):
         derived = PassphraseParameters(bytes(range(16))), bytes(48)  # not by Argon2id, which takes long
-        with mock.patch("fastrack.grants._grants.encrypt_to_passphrase", lambda *_: derived):
+        with mock.patch("fastrack.grants._grants.encrypt_to_passphrase", return_value=derived):
             recipients = [pairs()[name][1] for name in ("MLKEM768_X25519", "P-384")]
             made = Grants.issue(
                 KEY, recipients, signer=signer(), passphrase="correct horse battery", files=["ab" * 16], expires=END

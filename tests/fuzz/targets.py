@@ -42,6 +42,7 @@ from fuzz import mutators
 from fuzz.documents import Exchanges, GrantsFiles, KeyPairs, WrappedKeys
 from fuzz.engines import Engines
 from fuzz.evidence import GpuReports, OcspResponses, Policies, Rims, SnpReports, TdxQuotes
+from fuzz.manifests import Anchors, Manifests, Proofs
 from fuzz.recombined import Recombined
 
 KEYS = [Key.from_bytes(bytes(range(32))), Key.from_bytes(bytes(range(16)))]
@@ -588,6 +589,9 @@ TARGETS = (
     PlainFiles,
     Engines,
     Recombined,
+    Manifests,
+    Anchors,
+    Proofs,
     TdxQuotes,
     SnpReports,
     GpuReports,

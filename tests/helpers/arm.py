@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from llvmlite import binding, ir
 
-from fastrack._crypto import gcm_ir, llvm
-from fastrack._crypto.base import KeySchedule, check_buffers, check_plan, chunks_between
+from fastrack._crypto import gcm_ir, gcm_pass, gcm_ranges, llvm
+from fastrack._crypto.base import KeySchedule, check_buffers, check_plan, chunks_between, chunks_of
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE
 from fastrack._crypto.forms import FORMS
 from fastrack._devices.cuda.key_state import STATE_SIZE
@@ -27,9 +27,11 @@ COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 MISSING = [name for name in (COMPILER, EMULATOR) if shutil.which(name) is None]
 # With NEON, with SVE, and without AES: there the function of a chunk is called, as with NUMBA_CPU_NAME=generic.
 CPUS = ["neoverse-n1", "neoverse-v1", "generic"]
-WORKS = {"open": 0, "verify": 1, "seal": 2, "state": 3}
-_NEEDLES = 64
-_REQUEST = struct.Struct(f"<10Q48s{16 * _NEEDLES}s")
+WORKS = {name: number for number, name in enumerate(["open", "verify", "seal", "pass", "ranges", "state"])}
+RUNS = dict.fromkeys(["open", "verify", "seal"], gcm_ir.run_function)
+RUNS |= {"pass": gcm_pass.pass_function, "ranges": gcm_ranges.ranges_function}
+_NEEDLES, ROWS = 64, 256
+_REQUEST = struct.Struct(f"<11Q48s{16 * _NEEDLES}s{24 * ROWS}s")
 _ANSWER = struct.Struct("<qQ512s512s")
 
 
@@ -58,7 +60,7 @@ def make_module():
     for bits in (128, 256):
         variant = gcm_ir.Variant(bits, FORMS["armv8"])
         functions.append(gcm_ir.chunk_function(module, variant, "expand_key"))
-        functions += [gcm_ir.run_function(module, variant, name) for name in ("open", "verify", "seal")]
+        functions += [build(module, variant, name) for name, build in RUNS.items()]
         build = partial(emit_state, form=FORMS["armv8"], bits=bits)
         functions.append(llvm.define(module, f"fastrack_key_state_{bits}", 2, build))
     for function in functions:
@@ -96,13 +98,16 @@ class Harness:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._lock = threading.Lock()
 
-    def call(self, work, material, source=b"", target=0, run=(0, 0, 0), *, at_end=True, wipes=True, needles=()):
+    def call(
+        self, work, material, source=b"", target=0, run=(0, 0, 0), *, at_end=True, wipes=True, needles=(), rows=b""
+    ):
         """Run on a key and a nonce: `run` is the first chunk, the number of chunks, and the bytes of plaintext."""
         key_bits = 8 * (len(material) - 12)
-        sizes = (len(source), target, at_end, wipes, len(needles))
+        sizes = (len(source), target, at_end, wipes, len(needles), len(rows) // 24)
+        assert len(rows) <= 24 * ROWS
         with self._lock:
             process = self._process
-            process.stdin.write(_REQUEST.pack(WORKS[work], key_bits, *run, *sizes, material, b"".join(needles)))
+            process.stdin.write(_REQUEST.pack(WORKS[work], key_bits, *run, *sizes, material, b"".join(needles), rows))
             process.stdin.write(source)
             process.stdin.flush()
             head = process.stdout.read(_ANSWER.size)
@@ -167,27 +172,39 @@ class EmulatedEngine:
         count = chunks_between(target.size, source.size, first)
         self._run("seal", schedule, source, target, (first, count, source.size))
 
+    def pass_run(self, schedule, source, target, first):
+        check_buffers(source, target)
+        count = chunks_of(source.size, target.size, first)
+        return self._run("pass", schedule, source, target, (first, count, source.size))
+
     def open_gather(self, schedule, source, target, plan):
         check_buffers(source, target)
         size = source.size - -(-source.size // SEALED_CHUNK_SIZE) * TAG_SIZE
         check_plan(plan, source.size, size, target.size)
         bad = []
         for index, chunk in enumerate(plan.chunks.tolist()):
-            opened = np.empty(min(CHUNK_SIZE, size - chunk * CHUNK_SIZE), np.uint8)
-            sealed = source[chunk * SEALED_CHUNK_SIZE :][: opened.size + TAG_SIZE]
-            if self._run("open", schedule, sealed, opened, (chunk, 1, opened.size)) is not None:
-                bad.append(chunk)
-            for offset, place, extent in plan.table[plan.starts[index] : plan.starts[index + 1]].tolist():
-                target[place : place + extent] = opened[offset : offset + extent]
+            length = min(CHUNK_SIZE, size - chunk * CHUNK_SIZE)
+            sealed = source[chunk * SEALED_CHUNK_SIZE :][: length + TAG_SIZE]
+            table = plan.table[plan.starts[index] : plan.starts[index + 1]]
+            for start in range(0, max(len(table), 1), ROWS):
+                rows = table[start : start + ROWS].copy()
+                # The harness returns all of its target, so the ranges of a chunk are laid end to end there.
+                places = rows[:, 1].copy()
+                rows[:, 1] = np.cumsum(rows[:, 2]) - rows[:, 2]
+                opened = np.empty(int(rows[:, 2].sum()), np.uint8)
+                if self._run("ranges", schedule, sealed, opened, (chunk, 1, length), rows.tobytes()) is not None:
+                    bad.append(chunk)
+                for place, (_, offset, extent) in zip(places.tolist(), rows.tolist(), strict=True):
+                    target[place : place + extent] = opened[offset : offset + extent]
         return min(bad, default=None)
 
-    def _run(self, work, schedule, source, target, run):
+    def _run(self, work, schedule, source, target, run, rows=b""):
         if schedule.wiped:
             raise ClosedError("expected a key schedule, got a wiped one; expand the message key again")
         self._calls += 1
         size = 0 if target is None else target.size
         answer = self._harness.call(
-            work, bytes(schedule.material), source.tobytes(), size, run, at_end=bool(self._calls % 2)
+            work, bytes(schedule.material), source.tobytes(), size, run, at_end=bool(self._calls % 2), rows=rows
         )
         if target is not None:
             target[:] = np.frombuffer(answer.target, np.uint8)

@@ -1,5 +1,6 @@
 """The targets of `make fuzz` on their seeds and on a few hundred inputs made of them. Needs no atheris."""
 
+import base64
 import signal
 from dataclasses import replace
 from random import Random
@@ -16,9 +17,11 @@ from fastrack import FormatError, SealedTensor, attest
 from fastrack._crypto import cobblestone
 from fastrack._crypto import gather as plans
 from fastrack._crypto.openssl import OpenSSLEngine
+from fastrack._crypto.signing import Verifier
 from fastrack._sealed import reader as files
+from fastrack._sealed.entries import SealedEntry
 from fastrack.attest import _exchange, _snp, _tdx
-from fastrack.grants import Identity, Verifier
+from fastrack.grants import Identity
 from fastrack.grants._grants import PAYLOAD_TYPE
 
 pytest.importorskip("torch")
@@ -124,6 +127,24 @@ def test_the_target_of_recombined_files_tells_of_a_fault(monkeypatch, fault, tol
 
 def refuse(*_):
     raise fastrack.AuthenticationError("refused")
+
+
+def test_the_manifest_target_tells_of_a_signature_and_a_header_that_are_not_checked(monkeypatch):
+    target = targets.make("manifest")
+    payload, envelope = target.seeds()[0][1:], target.seeds()[2][1:]
+    other = payload.replace(b'"lineage":"5', b'"lineage":"6')
+    forged = b"\0" + envelope.replace(base64.b64encode(payload), base64.b64encode(other))
+    guarded(target, forged)
+    with monkeypatch.context() as patch:
+        patch.setattr(Verifier, "verify", lambda *_: None)
+        with pytest.raises(AssertionError, match="nothing signed"):
+            guarded(target, forged)
+    place = payload.index(b'"x":["F64",[2],"') + 16
+    other = b"\1" + payload[:place] + (b"B" if payload[place] == ord("A") else b"A") + payload[place + 1 :]
+    guarded(target, other)
+    monkeypatch.setattr(SealedEntry, "_check_sealed", lambda *_: None)
+    with pytest.raises(AssertionError, match="taken for another"):
+        guarded(target, other)
 
 
 @pytest.mark.parametrize(("name", "module", "offset"), [("tdx", _tdx, 4 + 48 + 136), ("snp", _snp, 4 + 0x90)])
