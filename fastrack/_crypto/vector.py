@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,9 @@ from fastrack._crypto.base import (
 from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE, TAG_SIZE, MessageKey
 from fastrack._crypto.forms import Form
 from fastrack._crypto.job_table import JobTable
+from fastrack._crypto.known_answers import find_job_fault
 from fastrack._crypto.library import Unit, load
-from fastrack.errors import ClosedError
+from fastrack.errors import ClosedError, DeviceError
 
 SCHEDULE_SIZE = 2048  # bytes, of the layout in `gcm_ir`
 _ALIGNMENT = 64
@@ -40,7 +41,14 @@ class VectorEngine:
 
     @cached_property
     def _jobs(self) -> Any:
-        return load(_unit(self._form, "build_jobs", "jobs"))
+        functions = load(_unit(self._form, "build_jobs", "jobs"))
+        fault = find_job_fault(self, partial(self._open_jobs, functions))
+        if fault is not None:
+            raise DeviceError(
+                f"the engine {self.name!r} failed its test {fault}. Do not use it, and report this; "
+                "FASTRACK_ENGINE=openssl selects another engine"
+            )
+        return functions
 
     @cached_property
     def _pass(self) -> Any:
@@ -89,9 +97,12 @@ class VectorEngine:
         return self._run(self._others.open_gather, schedule, arguments, plan.chunks.size, (source, target))
 
     def open_jobs(self, jobs: Jobs) -> tuple[int, int] | None:
+        return self._open_jobs(self._jobs, jobs)
+
+    def _open_jobs(self, functions: Any, jobs: Jobs) -> tuple[int, int] | None:
         table = JobTable(jobs)
         arguments = (table.address, len(jobs.nbytes), table.count)
-        bad = workers.run(self._jobs.open_jobs, arguments, table.count, self.threads, table.keepalive)
+        bad = workers.run(functions.open_jobs, arguments, table.count, self.threads, table.keepalive)
         return None if bad is None else table.find(bad)
 
     def _run(

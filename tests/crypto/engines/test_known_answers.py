@@ -4,12 +4,18 @@ from hashlib import sha256
 
 import numpy as np
 import pytest
-from helpers import reference
+from helpers import engines, reference
 from helpers.engines import Wrong
 from helpers.reference import CHUNK_SIZE
 
 from fastrack._crypto import known_answers
-from fastrack._crypto.known_answers import find_fault
+from fastrack._crypto.base import Jobs
+from fastrack._crypto.cobblestone import MessageKey
+from fastrack._crypto.forms import FORMS
+from fastrack._crypto.known_answers import find_fault, find_job_fault
+from fastrack._crypto.message_keys import MessageKeys
+from fastrack._crypto.vector import VectorEngine
+from fastrack.errors import DeviceError
 
 FIRST = known_answers._FIRST
 
@@ -81,3 +87,43 @@ def open_and_tell_of_another_chunk(engine, *args):
 )
 def test_an_engine_that_opens_wrongly_is_found(open_run, told):
     assert told in find_fault(Wrong(open_run=open_run))
+
+
+# The native call for many messages, which is code of its own
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_every_engine_knows_the_answers_for_many_messages(make_engine, threads):
+    engine = make_engine(threads)
+    assert find_job_fault(engine, engine.open_jobs) is None
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_result_of_a_message_that_is_wrong_is_found(number):
+    engine = engines.make(engines.NAMES[0])
+
+    def open_jobs(jobs):
+        bad = engine.open_jobs(jobs)
+        jobs.targets[number].array[-1] ^= 1
+        return bad
+
+    assert "of 128 bits in one call for many messages: expected sealed chunks to open" in find_job_fault(
+        engine, open_jobs
+    )
+
+
+@pytest.mark.parametrize("answer", [None, (0, 0), (1, 1)])
+def test_an_altered_chunk_that_is_not_refused_is_found(answer):
+    engine = engines.make(engines.NAMES[0])
+    told = find_job_fault(engine, lambda jobs: answer if engine.open_jobs(jobs) else None)
+    assert "an altered tag to be refused" in told
+
+
+@pytest.mark.skipif(not engines.VECTOR_NAMES, reason="no vector engine here")
+def test_an_engine_that_opens_many_messages_wrongly_is_not_used(monkeypatch):
+    engine = VectorEngine("vaes-512", FORMS[engines.VECTOR_NAMES[0]], 1)
+    monkeypatch.setattr(VectorEngine, "_open_jobs", lambda *_: None)
+    keys = MessageKeys.of([MessageKey.raw(bytes(32), bytes(12))])
+    for _ in range(2):
+        with pytest.raises(DeviceError, match="'vaes-512' failed its test with a key of 128 bits .* not use"):
+            engine.open_jobs(Jobs(keys, [0], [], [], [], []))
