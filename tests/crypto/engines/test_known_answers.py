@@ -125,5 +125,5 @@ def test_an_engine_that_opens_many_messages_wrongly_is_not_used(monkeypatch):
     monkeypatch.setattr(VectorEngine, "_open_jobs", lambda *_: None)
     keys = MessageKeys.of([MessageKey.raw(bytes(32), bytes(12))])
     for _ in range(2):
-        with pytest.raises(DeviceError, match="'vaes-512' failed its test with a key of 128 bits .* not use"):
+        with pytest.raises(DeviceError, match=r"'vaes-512' failed its test with a key of 128 bits .* not use"):
             engine.open_jobs(Jobs(keys, [0], [], [], [], []))
