@@ -97,6 +97,16 @@ def test_fastest_windows(rate, fastest, plain):
     assert rate(out.size, lambda: engine.open_gather(schedule, message, out, next(plans))) is None
 
 
+@pytest.mark.guard
+@pytest.mark.benchmark(group="AES-256-GCM, 1024 KiB")
+@pytest.mark.skipif("aesni" not in available_engines(), reason="this CPU has no AES-NI")
+def test_narrow_open_1mib(rate, plain, out):
+    engine, message = get_engine("aesni", threads=1), np.zeros(ciphertext_size(MIB), np.uint8)
+    schedule = expand_key(engine, MessageKey.raw(os.urandom(32), os.urandom(12)))
+    engine.seal_run(schedule, plain[:MIB], message, 0)
+    assert rate(MIB, engine.open_run, schedule, message, out[:MIB], 0) is None
+
+
 @pytest.mark.parametrize("bits", [128, 256])
 def test_openssl_whole_buffer(rate, bits, size, plain, out, benchmark):
     benchmark.group = f"AES-{bits}-GCM, {size >> 10} KiB"

@@ -33,29 +33,34 @@ PARTS = {
     "tests": "known answers of the engine",
     "rest": "all else, fastrack's own modules included",
     "total": "start to result",
-    "cpu": "start to result, time of the CPU",
     "warm": "the next transfer",
 }
 
-# Imports are timed without those that they cause of other parts. "rest" is what no part has.
+# Imports are timed without those that they cause of other parts. "rest" is what no part has. Each time is a pair: of
+# the wall clock, and of the CPU, which other work on the machine changes less.
 CHILD = """
 import time
-began = time.time()
+began, used = time.time(), time.process_time()
 import builtins, os, sys
-spent = {"interpreter": began - float(os.environ["BENCH_STARTED"])}
+import json
 active, importing = [], builtins.__import__
-clock = time.perf_counter
+
+def clock():
+    return time.perf_counter(), time.process_time()
+
+def add(first, second, sign=1):
+    return first[0] + sign * second[0], first[1] + sign * second[1]
 
 def timed(part, call, *arguments, **options):
-    active.append(0.0)
+    active.append((0.0, 0.0))
     start = clock()
     try:
         return call(*arguments, **options)
     finally:
-        elapsed = clock() - start
-        spent[part] = spent.get(part, 0.0) + elapsed - active.pop()
+        elapsed = add(clock(), start, -1)
+        spent[part] = add(spent.get(part, (0.0, 0.0)), add(elapsed, active.pop(), -1))
         if active:
-            active[-1] += elapsed
+            active[-1] = add(active[-1], elapsed)
 
 def imported(name, globals=None, locals=None, names=(), level=0):
     part = name.partition(".")[0]
@@ -68,6 +73,7 @@ def wrap(owner, name, part):
     setattr(owner, name, lambda *arguments, **options: timed(part, function, *arguments, **options))
 
 builtins.__import__ = imported
+spent = {"interpreter": (began - float(os.environ["BENCH_STARTED"]), used)}
 start = clock()
 import fastrack
 try:
@@ -81,15 +87,16 @@ folder = sys.argv[1]
 file = fastrack.load_file(f"{folder}/sealed.safetensors")
 key = fastrack.Key.load(f"{folder}/owner.key")
 fastrack.to_device(file["tensor"], keys=key, framework="numpy")
-spent["total"] = spent["interpreter"] + clock() - start
-spent["cpu"] = time.process_time()
-spent["rest"] = 2 * spent["total"] + spent["cpu"] - sum(spent.values())
+total = add(spent["interpreter"], add(clock(), start, -1))
+rest = total
+for part in spent.values():
+    rest = add(rest, part, -1)
+spent |= {"rest": rest, "total": total}
 start = clock()
 fastrack.to_device(file["tensor"], keys=key, framework="numpy")
-spent["warm"] = clock() - start
-spent["compiled"] = [record.unit.name for record in library.loaded() if record.compiled] if library else []
-import json
-print(json.dumps(spent))
+spent["warm"] = add(clock(), start, -1)
+compiled = [record.unit.name for record in library.loaded() if record.compiled] if library else []
+print(json.dumps({"spent": spent, "compiled": compiled}))
 """
 
 MAKE = """
@@ -118,37 +125,37 @@ def main() -> None:
         options.json.write_text(json.dumps(document, indent=2) + "\n")
 
 
-def measure(checkouts: list[Path], processes: int, size: int) -> dict[str, dict[str, list[float]]]:
+def measure(checkouts: list[Path], processes: int, size: int) -> dict[str, dict[str, list[tuple[float, float]]]]:
     """Return the seconds of each part in each process, by checkout."""
     with tempfile.TemporaryDirectory() as folder:
         run(ROOT, MAKE, folder, str(size))
         for checkout in checkouts:
             run(checkout, CHILD, folder)  # compiles, and keeps bytecode
-        rounds = [[run(checkout, CHILD, folder) for checkout in checkouts] for _ in range(processes)]
+        rounds = [[json.loads(run(checkout, CHILD, folder)) for checkout in checkouts] for _ in range(processes)]
     results = {}
     for index, checkout in enumerate(checkouts):
         runs = [each[index] for each in rounds]
-        if any(each.pop("compiled") for each in runs):
+        if any(each["compiled"] for each in runs):
             raise SystemExit(f"a process of {checkout} compiled something, so that no time counts")
-        results[str(checkout)] = {part: [each.get(part, 0.0) for each in runs] for part in PARTS}
+        results[str(checkout)] = {part: [each["spent"].get(part, (0.0, 0.0)) for each in runs] for part in PARTS}
     return results
 
 
-def run(checkout: Path, code: str, *arguments: str) -> dict[str, float]:
+def run(checkout: Path, code: str, folder: str, *arguments: str) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    environment |= {"PYTHONPATH": str(checkout), "PYTHONPYCACHEPREFIX": arguments[0]}
+    environment |= {"PYTHONPATH": str(checkout), "PYTHONPYCACHEPREFIX": folder}
     environment["BENCH_STARTED"] = repr(time.time())
-    command = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(command, env=environment, cwd=checkout, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout) if done.stdout else {}
+    command = [sys.executable, "-c", code, folder, *arguments]
+    return subprocess.run(command, env=environment, cwd=checkout, capture_output=True, text=True, check=True).stdout
 
 
-def show(times: dict[str, dict[str, list[float]]]) -> None:
-    table = Table("ms, median", *(Path(checkout).name for checkout in times))
+def show(times: dict[str, dict[str, list[tuple[float, float]]]]) -> None:
+    columns = [f"{Path(checkout).name}{kind}" for checkout in times for kind in ("", ", CPU")]
+    table = Table("median in ms", *columns)
     for part, text in PARTS.items():
-        row = [f"{1000 * median(parts[part]):.1f}" for parts in times.values()]
-        if any(value != "0.0" for value in row):
-            table.add_row(text, *row)
+        medians = [median(pair[kind] for pair in parts[part]) for parts in times.values() for kind in (0, 1)]
+        if any(medians):
+            table.add_row(text, *(f"{1000 * value:.1f}" for value in medians))
     Console().print(table)
 
 

@@ -41,7 +41,7 @@ class KeyFile:
     """
 
     path: str | None = None
-    id: str | None = None
+    key_id: str | None = None
     problem: str | None = None
 
 
@@ -263,9 +263,9 @@ def _gpu_lines(graphics: Graphics, cuda: CudaCheck | None) -> list[tuple[str, st
 def _key_lines(key_file: KeyFile) -> list[tuple[str, str]]:
     if key_file.path is None and key_file.problem is None:
         return [("variable", "FASTRACK_KEY_FILE is not set; commands take --key")]
-    if key_file.id is None and key_file.problem is None:
+    if key_file.key_id is None and key_file.problem is None:
         return [("source", f"{key_file.path}, which was not asked")]
-    return [("path", key_file.path or "not shown"), ("key", key_file.id or f"cannot be used: {key_file.problem}")]
+    return [("path", key_file.path or "not shown"), ("key", key_file.key_id or f"cannot be used: {key_file.problem}")]
 
 
 def _maybe_size(count: int | None) -> str:

@@ -72,7 +72,7 @@ def unseal(
             bytes=total,
             not_protected=copied,
             seconds=seconds,
-            gb_per_s=speed(total, seconds),
+            gbps=speed(total, seconds),
         )
         return
     console = stdout()

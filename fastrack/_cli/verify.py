@@ -118,7 +118,7 @@ class Report:
             "not_protected": list(self.plain),
             "bytes": self.checked_bytes,
             "seconds": self.seconds,
-            "gb_per_s": speed(self.checked_bytes, self.seconds),
+            "gbps": speed(self.checked_bytes, self.seconds),
         }
         return {**document, "error": describe(errors[0])} if errors else document
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from helpers import fake_cuda
+from helpers.fake_kernels import SCALARS
 from helpers.stand_in_gpu import TINY, StandIn
 
 from bench.gpu import (
@@ -126,7 +127,9 @@ def test_what_moves_is_compared(gpu, monkeypatch):
         moves.check(gpu, sizes=(1,))
 
 
-SIZES = {"open": -2, "seal": -1, "gather": -3}  # where the size of the plaintext stands among the arguments
+# Where what a kernel writes stands among the arguments, and the size of the plaintext: both in the table to open.
+TARGETS = {"open": SCALARS["open"], "seal": 2, "gather": SCALARS["gather"]}
+SIZES = {"open": SCALARS["open"] + 2, "seal": 5, "gather": SCALARS["gather"] + 2}
 
 
 @pytest.mark.parametrize(
@@ -140,7 +143,7 @@ def test_a_kernel_that_is_wrong_is_found(gpu, monkeypatch, kernel, place, told):
     def run(space, violations, name, arguments):
         original(space, violations, name, arguments)
         if name.startswith(kernel) and (place < 0 or arguments[SIZES[kernel]] > 300):
-            space.at(arguments[2] + place, 1)[0] ^= 1
+            space.at(arguments[TARGETS[kernel]] + place, 1)[0] ^= 1
 
     monkeypatch.setattr(fake_cuda, "run_kernel", run)
     with pytest.raises(WrongResultError, match=told):

@@ -173,6 +173,12 @@ def test_code_for_any_cpu_leaves_no_secret_in_memory(message):
     assert remains(engines.VECTOR_NAMES[0], ["open", "seal"], message, NUMBA_CPU_NAME="generic") == set()
 
 
+@pytest.mark.skipif("aesni" not in engines.NAMES, reason="this CPU has no AES-NI")
+def test_code_for_a_cpu_without_avx_leaves_no_secret_in_memory(message):
+    older = {"NUMBA_CPU_NAME": "westmere", "NUMBA_CPU_FEATURES": "+aes,+pclmul"}
+    assert remains("aesni", ["open", "seal"], message, **older) == set()
+
+
 def test_the_openssl_engine_leaves_round_keys_only(message):
     # OpenSSL leaves them on its stack: docs/threat-model.md, "Remains in memory".
     found = remains("openssl", WORKS, message)
