@@ -61,7 +61,7 @@ def compare(pythons: dict[str, Path], suites: Path, folder: Path, say, plan: Pla
 
 
 def rehearse(pythons: dict[str, Path], suites: Path, folder: Path, say, plan: Plan) -> None:
-    """Run everything without measuring it, if an environment is new: numba compiles, and keeps that for the pairs."""
+    """Run everything without measuring it, if an environment is new: code is compiled, and kept for the pairs."""
     marks = [python.parents[1] / "compiled" for python in pythons.values()]
     if not all(mark.exists() for mark in marks):
         say("compiling")

@@ -1,7 +1,7 @@
 """A revision and the working tree, each installed into an environment of its own that is kept by its contents.
 
 What fastrack depends on is not installed again: it comes from the environment that runs the comparison, by a ``.pth``
-file. fastrack itself is built and installed, not linked, with its kernels; numba keeps what it compiles beside it.
+file. fastrack itself is built and installed, not linked, with its kernels; compiled code is kept beside it.
 """
 
 from __future__ import annotations

@@ -240,7 +240,7 @@ def copy(target: Bytes, source: Bytes) -> None:
     if source.size < _PARALLEL_THRESHOLD:
         np.copyto(target, source)
     else:
-        from fastrack._crypto import memcpy  # imports numba, which takes a third of a second
+        from fastrack._crypto import memcpy
 
         memcpy.copy(target, source, default_threads())
 

@@ -128,11 +128,12 @@ def test_a_second_process_compiles_nothing_and_damage_is_made_good(tmp_path):
     def run():
         return run_python(FIRST_TRANSFER, FASTRACK_CACHE_DIR=str(tmp_path))
 
-    everything = "['build_drain', 'build_others', 'build_plans', 'build_runs'] True\n"
-    assert run() == everything
+    made, loaded = run().rsplit(" ", 1)
+    assert loaded == "True\n"
+    assert all(build in made for build in ("build_drain", "build_plans", "build_runs"))
     assert run() == "[] False\n"
     files = sorted((tmp_path / "fastrack").iterdir())
-    assert len(files) == 4
+    assert len(files) == made.count("build") >= 4
     files[0].write_bytes(files[0].read_bytes()[:-1])
     files[1].write_bytes(b"")
     files[2].chmod(0)

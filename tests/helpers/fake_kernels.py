@@ -42,7 +42,7 @@ def table_rows(words):
 
 
 def _write_state(space, state, key, nonce):
-    from fastrack._devices.cuda.key_state import write_state  # imports numba, a third of a second: when first used
+    from fastrack._devices.cuda.key_state import write_state
 
     whole = np.empty(STATE, np.uint8)
     write_state(MessageKey.raw(key, nonce), whole)
@@ -67,7 +67,7 @@ def _segments(table, segments, count):
 
 def _key(space, size, state):
     """Read the key and the base nonce out of a state. One that is not whole gives a key that fits nothing."""
-    from fastrack._devices.cuda.key_state import write_state  # imports numba, a third of a second: when first used
+    from fastrack._devices.cuda.key_state import write_state
 
     found = space.at(state, STATE)
     key, nonce = found[:size].tobytes(), found[_NONCE : _NONCE + 12].tobytes()  # a schedule starts with its key

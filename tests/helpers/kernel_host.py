@@ -167,7 +167,7 @@ class Host:
 
     def prepare(self, key, nonce):
         """Expand a message key, as the host does for a device."""
-        from fastrack._devices.cuda import key_state  # imports numba, a third of a second: when first used
+        from fastrack._devices.cuda import key_state
 
         state = Fenced(key_state.STATE_SIZE, 16)
         key_state.write_state(MessageKey.raw(key, nonce), state.data)
