@@ -74,7 +74,6 @@ def _conversion_of(dtype: Any) -> str:
     return "with array.astype" if dtype.isnative else "with array.astype(array.dtype.newbyteorder('='))"
 
 
-@cache
 def to_numpy(dtype: str) -> Any:
     """Return the NumPy dtype of a safetensors name; raise TypeError if NumPy has none here."""
     import numpy as np
@@ -101,7 +100,6 @@ def from_torch(dtype: Any) -> str:
     return name
 
 
-@cache
 def to_torch(dtype: str) -> Any:
     """Return the torch dtype of a safetensors name; raise TypeError if this torch has none."""
     import torch
