@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PIP_LOCKED := python -m pip install --quiet --no-deps --require-hashes --only-binary :all:
 
 .PHONY: help demo test test-all test-lowest test-openssl test-pythons coverage check bench bench-compare peers gpu gpu-kit \
-	emulator integrations nvrtc mutants fuzz soak docs lock dist clean
+	emulator aarch64 integrations nvrtc mutants fuzz soak docs lock dist clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -15,8 +15,9 @@ help:  ## show this list
 demo: $(STAMP)  ## seal two data sets, open them, train on one, refuse a forgery, compare speeds
 	$(BIN)/fastrack demo
 
-# Two processes, as many tests use threads themselves. The tests of a file stay together and share what it compiles.
-PARALLEL := --numprocesses 2 --dist loadscope
+# Two processes, as many tests use threads themselves. The tests of a file stay together and share what it compiles; the
+# order is that of tests/conftest.py.
+PARALLEL := --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
 test: $(STAMP)  ## run the quick tests; under three minutes on two cores
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
@@ -118,6 +119,14 @@ $(INTEGRATIONS)/.installed: pyproject.toml
 emulator: $(EMULATOR)/.installed  ## test the device's code with the real CuPy on an emulated GPU
 	$(EMULATOR)/bin/python -m pytest tests/emulator
 
+# Needs Debian's qemu-user, gcc-aarch64-linux-gnu and libc6-dev-arm64-cross.
+AARCH64_TESTS := aarch64 $(patsubst %,crypto/engines/test_engine_%.py,vectors chunks pieces pass interop buffers)
+
+aarch64: $(STAMP)  ## test the engine for AArch64 on an emulated CPU, with QEMU and a cross compiler; some minutes
+	@for tool in qemu-aarch64 aarch64-linux-gnu-gcc; do command -v $$tool >/dev/null || { \
+		echo "expected $$tool. Install qemu-user, gcc-aarch64-linux-gnu and libc6-dev-arm64-cross"; exit 1; }; done
+	FASTRACK_AARCH64=1 $(BIN)/python -m pytest $(PARALLEL) $(addprefix tests/,$(AARCH64_TESTS)) -k "not thread and not long"
+
 FUZZ_SECONDS ?= 600
 FUZZ_SCHEDULES ?= 10000
 SOAK_SECONDS ?= 600
@@ -125,6 +134,7 @@ FUZZ_STAMP := .venv/.fuzz
 
 fuzz: $(FUZZ_STAMP)  ## fuzz the parsers; FUZZ_SECONDS=600 FUZZ_SCHEDULES=10000
 	FASTRACK_SCHEDULES=$(FUZZ_SCHEDULES) $(BIN)/python -m pytest -q --timeout 0 tests/transfer/test_owners.py -k raised_to_its_owner
+	FASTRACK_SCHEDULES=$(FUZZ_SCHEDULES) $(BIN)/python -m pytest -q --timeout 0 tests/sealed/test_rollback_schedules.py
 	PYTHONPATH=tests $(BIN)/python -m fuzz --seconds $(FUZZ_SECONDS) --folder .fuzz --json .fuzz/fuzz.json
 
 soak: $(STAMP)  ## run transfers on many threads and inject faults; SOAK_SECONDS=600

@@ -1,6 +1,7 @@
 """The engines alone: runs of chunks in cache and out of it, next to OpenSSL on whole buffers."""
 
 import os
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 available_engines = import_private("fastrack._crypto.engine:available_engines", "fastrack.aead:available")
 get_engine = import_private("fastrack._crypto.engine:get_engine", "fastrack.aead:engine")
 ciphertext_size = import_private("fastrack._crypto.cobblestone:ciphertext_size", "fastrack.cobblestone:raw_size")
+GatherPlan = import_private("fastrack._crypto.base:GatherPlan", "fastrack._crypto.base:Pieces")
+make_plan = import_private("fastrack._crypto.gather:make_plan")
 MessageKey = import_private("fastrack._crypto.cobblestone:MessageKey", "fastrack.cobblestone:MessageKey")
 
 
@@ -78,6 +81,30 @@ def test_fastest_open_1mib(rate, fastest, plain, out):
 def test_fastest_seal_1mib(rate, fastest, plain):
     engine, schedule = fastest
     rate(MIB, engine.seal_run, schedule, plain[:MIB], np.zeros(ciphertext_size(MIB), np.uint8), 0)
+
+
+@pytest.mark.guard
+@pytest.mark.benchmark(group="32 windows of 2048 bytes out of 64 MiB")
+def test_fastest_windows(rate, fastest, plain):
+    """Another batch each time, so that the chunks are not in a cache of the core."""
+    engine, schedule = fastest
+    message = np.zeros(ciphertext_size(64 * MIB), np.uint8)
+    engine.seal_run(schedule, plain[: 64 * MIB], message, 0)
+    sizes, offsets = np.full(32, 2048), 2048 * np.arange(32)
+    starts = 2048 * np.random.default_rng(0).integers(0, 32 * 1024, (1000, 32))
+    plans = cycle([GatherPlan(*make_plan(each, sizes, offsets)) for each in starts])
+    out = np.zeros(64 << 10, np.uint8)
+    assert rate(out.size, lambda: engine.open_gather(schedule, message, out, next(plans))) is None
+
+
+@pytest.mark.guard
+@pytest.mark.benchmark(group="AES-256-GCM, 1024 KiB")
+@pytest.mark.skipif("aesni" not in available_engines(), reason="this CPU has no AES-NI")
+def test_narrow_open_1mib(rate, plain, out):
+    engine, message = get_engine("aesni", threads=1), np.zeros(ciphertext_size(MIB), np.uint8)
+    schedule = expand_key(engine, MessageKey.raw(os.urandom(32), os.urandom(12)))
+    engine.seal_run(schedule, plain[:MIB], message, 0)
+    assert rate(MIB, engine.open_run, schedule, message, out[:MIB], 0) is None
 
 
 @pytest.mark.parametrize("bits", [128, 256])

@@ -129,6 +129,7 @@ RATIOS = [  # at least so many times as fast as another path
     ("direct", "pyca Cobblestone", 2.5),
     ("direct, one thread", "pyca Cobblestone", 1.5),
     ("direct, plain tensor", "bounce, plain tensor", 3),
+    ("direct, plain tensor", "plain copy", 0.75),
 ]
 
 

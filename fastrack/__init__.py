@@ -25,6 +25,7 @@ from fastrack.errors import (
     GrantError,
     KeyPermissionError,
     ProviderError,
+    RollbackError,
     SignatureError,
     UnknownKeyError,
 )
@@ -32,6 +33,10 @@ from fastrack.errors import (
 if TYPE_CHECKING:
     from fastrack._crypto.keyring import KeyProvider, KeyRing, use_keys
     from fastrack._crypto.keys import Key
+    from fastrack._crypto.tlog import TransparencyLog
+    from fastrack._sealed.anchor import Anchor
+    from fastrack._sealed.manifest import Manifest, load_manifest
+    from fastrack._sealed.publish import publish
     from fastrack._sealed.reader import SealedFile, load_file, verify_file
     from fastrack._sealed.rekey import rekey_file
     from fastrack._sealed.tensor import SealedRows, SealedTensor, seal, unseal
@@ -46,6 +51,7 @@ if TYPE_CHECKING:
     from fastrack._util.trace import trace
 
 __all__ = [
+    "Anchor",
     "AttestationError",
     "AuthenticationError",
     "Channel",
@@ -58,18 +64,23 @@ __all__ = [
     "KeyPermissionError",
     "KeyProvider",
     "KeyRing",
+    "Manifest",
     "ProviderError",
+    "RollbackError",
     "SealedDataset",
     "SealedFile",
     "SealedRows",
     "SealedTensor",
     "SignatureError",
+    "TransparencyLog",
     "UnknownKeyError",
     "__version__",
     "collate",
     "load_checkpoint",
     "load_file",
+    "load_manifest",
     "load_model",
+    "publish",
     "rekey_file",
     "save_checkpoint",
     "save_file",
@@ -90,6 +101,10 @@ __all__ = [
 _NAMES = {
     "_crypto.keyring": ("KeyProvider", "KeyRing", "use_keys"),
     "_crypto.keys": ("Key",),
+    "_crypto.tlog": ("TransparencyLog",),
+    "_sealed.anchor": ("Anchor",),
+    "_sealed.manifest": ("Manifest", "load_manifest"),
+    "_sealed.publish": ("publish",),
     "_sealed.reader": ("SealedFile", "load_file", "verify_file"),
     "_sealed.rekey": ("rekey_file",),
     "_sealed.tensor": ("SealedRows", "SealedTensor", "seal", "unseal"),

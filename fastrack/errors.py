@@ -6,6 +6,7 @@ worker process may raise them.
 
 # FastrackError
 # ├── AuthenticationError      a message was altered, or sealed under another key or context
+# ├── RollbackError            older than, or another than, the expected file or manifest (also an AuthenticationError)
 # ├── FormatError              not a sealed message, file, key, key file or evidence     (also a ValueError)
 # ├── UnknownKeyError          sealed under a key that was not given                     (also a LookupError)
 # ├── KeyPermissionError       a key file that others own or may read                    (also a PermissionError)
@@ -33,6 +34,7 @@ __all__ = [
     "GrantError",
     "KeyPermissionError",
     "ProviderError",
+    "RollbackError",
     "SignatureError",
     "UnknownKeyError",
 ]
@@ -94,6 +96,13 @@ class AuthenticationError(FastrackError):
         self.path = path
         self.tensor = tensor
         self.chunk = chunk
+
+
+class RollbackError(AuthenticationError):
+    """A file or manifest that may be genuine, but is not the expected one: older, forked, of another set, or missing.
+
+    It has the attributes of `AuthenticationError`.
+    """
 
 
 class AttestationError(FastrackError):

@@ -1,4 +1,5 @@
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,12 @@ def pytest_addoption(parser, pluginmanager):
     parser.addoption("--accept-messages", action="store_true", help="write tests/project/messages.txt as it is now")
     if not pluginmanager.has_plugin("timeout"):  # as on a machine that is lent with its GPU
         parser.addini("timeout", "seconds a test, which only pytest-timeout enforces")
+
+
+def pytest_collection_modifyitems(items):
+    # Modules with the most slow tests first, so that processes that run side by side end at about the same time.
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
 
 
 @pytest.fixture(autouse=True)

@@ -15,10 +15,12 @@ from fastrack._cli.grant import grant
 from fastrack._cli.guard import handle_errors
 from fastrack._cli.inspect import inspect
 from fastrack._cli.keygen import keygen
+from fastrack._cli.publish import anchor, publish
 from fastrack._cli.rekey import rekey
 from fastrack._cli.seal import seal
 from fastrack._cli.unseal import unseal
 from fastrack._cli.verify import verify
+from fastrack._cli.warmup import warmup
 from fastrack._version import __version__
 
 app = typer.Typer(
@@ -58,7 +60,7 @@ def _options(
     """
 
 
-for _command in (keygen, seal, unseal, inspect, verify, grant, rekey, doctor, bench, demo):
+for _command in (keygen, seal, unseal, inspect, verify, publish, anchor, grant, rekey, doctor, warmup, bench, demo):
     app.command()(handle_errors(_command))
 
 app.add_typer(attest_app, name="attest")

@@ -9,11 +9,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fastrack._cli.console import clean, print_json, stdout
+from fastrack._cli.compiled_code import CompiledCode, read_compiled_code
+from fastrack._cli.console import clean, pluralize, print_json, stdout
 from fastrack._cli.guard import message_of
 from fastrack._cli.machine import Cpu, CpuTee, Memory, read_cpu, read_memory, read_software, read_tee
 from fastrack._cli.nvml import Graphics, read_graphics
 from fastrack._cli.options import Json
+from fastrack._cli.proofs import Proof, read_proofs
 from fastrack._cli.selftest import CudaCheck, EngineCheck, check_cuda, check_engine
 from fastrack._util.units import format_size
 from fastrack.errors import FastrackError
@@ -39,7 +41,7 @@ class KeyFile:
     """
 
     path: str | None = None
-    id: str | None = None
+    key_id: str | None = None
     problem: str | None = None
 
 
@@ -50,10 +52,12 @@ class Facts:
     software: dict[str, str | None]
     cpu: Cpu
     memory: Memory
+    code: CompiledCode  # before the engine was tested, which compiles it
     engine: EngineCheck
     tee: CpuTee
     graphics: Graphics
     cuda: CudaCheck | None  # None if no GPU was seen
+    proofs: tuple[Proof, ...]
     key_file: KeyFile
 
 
@@ -67,15 +71,17 @@ class Statement:
 
 def gather() -> Facts:
     """Return all observations."""
-    graphics = read_graphics()
+    graphics, tee = read_graphics(), read_tee()
     return Facts(
         software=read_software(),
         cpu=read_cpu(),
         memory=read_memory(),
+        code=read_compiled_code(),
         engine=check_engine(),
-        tee=read_tee(),
+        tee=tee,
         graphics=graphics,
         cuda=check_cuda() if graphics.gpus else None,
+        proofs=read_proofs(tee, graphics),
         key_file=read_key_file(),
     )
 
@@ -202,7 +208,9 @@ def _sections(facts: Facts) -> dict[str, list[tuple[str, str]]]:
             ),
         ],
         "Engine": _engine_lines(facts.engine),
+        "Compiled code": _code_lines(facts.code),
         "GPU": _gpu_lines(facts.graphics, facts.cuda),
+        "Attestation": [(proof.part, str(proof)) for proof in facts.proofs],
         "Key file": _key_lines(facts.key_file),
     }
 
@@ -222,6 +230,16 @@ def _engine_lines(engine: EngineCheck) -> list[tuple[str, str]]:
         ("self-test", verdict),
     ]
     return lines if engine.fault is None else [*lines, ("passed over", engine.fault)]
+
+
+def _code_lines(code: CompiledCode) -> list[tuple[str, str]]:
+    if not code.units:
+        return [("state", "nothing is compiled: NUMBA_DISABLE_JIT is set")]
+    state = f"{code.found} of {pluralize(code.units, 'unit')} for this CPU, {format_size(code.bytes)}"
+    if code.found < code.units:
+        state += "; `fastrack warmup` compiles the rest" if code.writable else "; each process compiles the rest"
+    writable = "yes" if code.writable else "no; set FASTRACK_CACHE_DIR to a folder that is"
+    return [("state", state), ("folder", code.folder), ("writable", writable)]
 
 
 def _gpu_lines(graphics: Graphics, cuda: CudaCheck | None) -> list[tuple[str, str]]:
@@ -245,9 +263,9 @@ def _gpu_lines(graphics: Graphics, cuda: CudaCheck | None) -> list[tuple[str, st
 def _key_lines(key_file: KeyFile) -> list[tuple[str, str]]:
     if key_file.path is None and key_file.problem is None:
         return [("variable", "FASTRACK_KEY_FILE is not set; commands take --key")]
-    if key_file.id is None and key_file.problem is None:
+    if key_file.key_id is None and key_file.problem is None:
         return [("source", f"{key_file.path}, which was not asked")]
-    return [("path", key_file.path or "not shown"), ("key", key_file.id or f"cannot be used: {key_file.problem}")]
+    return [("path", key_file.path or "not shown"), ("key", key_file.key_id or f"cannot be used: {key_file.problem}")]
 
 
 def _maybe_size(count: int | None) -> str:

@@ -249,6 +249,11 @@ def _ask_passphrase() -> str:
     if path:
         from fastrack._crypto.keys import read_private
 
+        if not os.path.lexists(path):
+            raise FormatError(
+                "reading the passphrase failed: expected FASTRACK_PASSPHRASE_FILE to name a file, got a text that "
+                "names none, which is not repeated here. Write the passphrase into a file of mode 0600"
+            )
         with read_private(path, 1024) as content:
             passphrase = content.decode().splitlines()[0] if content else ""
     else:

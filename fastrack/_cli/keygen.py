@@ -67,7 +67,7 @@ def keygen(
     finally:
         key.wipe()
     if as_json:
-        print_json(path=str(path), id=key_id, bits=size)
+        print_json(path=str(path), key_id=key_id, bits=size)
         return
     quoted = clean(shlex.quote(str(path)))
     console = stdout()

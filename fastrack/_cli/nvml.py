@@ -13,6 +13,7 @@ class Gpu:
 
     name: str | None
     memory: int | None
+    attests: bool | None = None  # True if it gave the certificates of the key that signs its attestation reports
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,8 @@ def _gpu(queries: _Queries, index: int) -> Gpu:
         return Gpu(None, None)
     memory = queries.ask(f"memory of GPU {index}", "nvmlDeviceGetMemoryInfo", handle)
     name = queries.ask(f"name of GPU {index}", "nvmlDeviceGetName", handle)
-    return Gpu(name, None if memory is None else int(memory.total))
+    chain = queries.ask(f"certificates of GPU {index}", "nvmlDeviceGetConfComputeGpuCertificate", handle, lacking=False)
+    return Gpu(name, None if memory is None else int(memory.total), None if chain is None else chain is not False)
 
 
 def _confidential(queries: _Queries) -> Confidential:

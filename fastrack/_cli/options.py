@@ -1,5 +1,6 @@
 """Options of several commands."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -16,6 +17,12 @@ Expect = Annotated[
 ]
 FileId = Annotated[
     str | None, typer.Option("--file-id", metavar="ID", help="Fail unless the file has this id, which `verify` prints.")
+]
+AnchorFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--anchor", metavar="ANCHOR", help="An anchor: nothing older than what it remembers, and nothing else."
+    ),
 ]
 KeyFile = Annotated[str | None, typer.Option("--key", metavar="KEY", help=KEY_HELP)]
 KeyFiles = Annotated[

@@ -36,7 +36,7 @@ def rekey(
     with load_file(source) as file:
         check_sealed(file, ring)
         total = sum(tensor.nbytes for tensor in file.values())
-        count = len(file)
+        names = list(file)
         load_engine("open")
         start = time.perf_counter()
         with progress_bar("rekeying", total) as progress:
@@ -50,13 +50,13 @@ def rekey(
             target=str(target),
             key_id=owner.id,
             file_id=file_id,
-            tensors=count,
+            tensors=names,
             bytes=total,
             seconds=seconds,
-            gb_per_s=speed(total, seconds),
+            gbps=speed(total, seconds),
         )
         return
     console = stdout()
-    line = f"{clean(str(target))}: sealed {pluralize(count, 'tensor')} anew, {format_size(total)}"
+    line = f"{clean(str(target))}: sealed {pluralize(len(names), 'tensor')} anew, {format_size(total)}"
     console.print(f"{line}; {format_rate(total, seconds)}")
     console.print(f"key: {owner.id}")

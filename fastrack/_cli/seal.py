@@ -73,8 +73,9 @@ def seal(
         raise FormatError(f"{source}: {error}") from None
     seconds = time.perf_counter() - start
     contents = read_contents(target)
-    sealed = [entry.plain_bytes for entry in contents.tensors if entry.sealed]
-    left = [entry.plain_bytes for entry in contents.tensors if not entry.sealed]
+    sealed = [entry for entry in contents.tensors if entry.sealed]
+    left = [entry for entry in contents.tensors if not entry.sealed]
+    sealed_bytes, plain_bytes = (sum(entry.plain_bytes for entry in entries) for entries in (sealed, left))
     names, metadata = [entry.name for entry in contents.tensors], list(contents.metadata)
     if grantees:
         grantees.grant(owner, str(contents.file_id), target)
@@ -84,19 +85,19 @@ def seal(
             target=str(target),
             key_id=owner.id,
             grants=str(grantees.path) if grantees else None,
-            tensors=len(sealed),
-            bytes=sum(sealed),
-            plain_tensors=len(left),
-            plain_bytes=sum(left),
+            tensors=[entry.name for entry in sealed],
+            bytes=sealed_bytes,
+            not_protected=[entry.name for entry in left],
+            plain_bytes=plain_bytes,
             target_bytes=contents.file_bytes,
             readable={"names": names, "metadata": metadata},
             seconds=seconds,
-            gb_per_s=speed(contents.plain_bytes, seconds),
+            gbps=speed(contents.plain_bytes, seconds),
         )
         return
-    line = f"{clean(str(target))}: sealed {pluralize(len(sealed), 'tensor')}, {format_size(sum(sealed))}"
+    line = f"{clean(str(target))}: sealed {pluralize(len(sealed), 'tensor')}, {format_size(sealed_bytes)}"
     if left:
-        line += f", and left {pluralize(len(left), 'tensor')} in plain, {format_size(sum(left))}"
+        line += f", and left {pluralize(len(left), 'tensor')} in plain, {format_size(plain_bytes)}"
     console = stdout()
     console.print(f"{line}; {format_rate(contents.plain_bytes, seconds)}")
     console.print(f"key: {owner.id}")

@@ -9,7 +9,7 @@ import typer
 
 from fastrack._cli.console import clean, format_rate, pluralize, print_json, progress_bar, speed, stdout
 from fastrack._cli.files import check_expected, check_sealed, check_target, load_engine, open_ring
-from fastrack._cli.options import Expect, FileId, Force, Json, KeyFiles
+from fastrack._cli.options import AnchorFile, Expect, FileId, Force, Json, KeyFiles
 from fastrack._util.units import format_size
 from fastrack.errors import FormatError
 
@@ -40,6 +40,7 @@ def unseal(
     ] = False,
     expect: Expect = None,
     file_id: FileId = None,
+    anchor: AnchorFile = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -49,7 +50,7 @@ def unseal(
 
     check_target(target, force=force)
     ring = open_ring(key)
-    with load_file(source, file_id=file_id) as file:
+    with load_file(source, file_id=file_id, anchor=anchor) as file:
         check_sealed(file, ring)
         check_expected(file, expect)
         names = _choose(file, tensor, plain)
@@ -71,7 +72,7 @@ def unseal(
             bytes=total,
             not_protected=copied,
             seconds=seconds,
-            gb_per_s=speed(total, seconds),
+            gbps=speed(total, seconds),
         )
         return
     console = stdout()

@@ -12,30 +12,70 @@ from rich.console import Console
 from fastrack._cli.console import clean, format_rate, new_table, pluralize, print_json, progress_bar, speed, stdout
 from fastrack._cli.files import check_expected, check_sealed, load_engine, open_ring
 from fastrack._cli.guard import describe
-from fastrack._cli.options import Expect, FileId, Json, KeyFiles
+from fastrack._cli.options import AnchorFile, Expect, FileId, Json, KeyFiles
+from fastrack._cli.publish import report as show_manifest
 from fastrack._util.units import format_size
 
 if TYPE_CHECKING:
     from fastrack._crypto.keyring import KeyRing
+    from fastrack._sealed.anchor import Anchor
     from fastrack._sealed.reader import TensorCheck
 
 
 def verify(
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="The sealed file.")],
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="The sealed file; with --anchor also a folder.")],
     *,
     key: KeyFiles = None,
     expect: Expect = None,
     file_id: FileId = None,
+    anchor: AnchorFile = None,
+    log: Annotated[
+        str | None, typer.Option(metavar="KEY", help="The verifier key of a transparency log that holds the manifest.")
+    ] = None,
+    witness: Annotated[
+        list[str] | None, typer.Option(metavar="KEY", help="The verifier key of a witness of the log; may be repeated.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check that every chunk of a file is what its owner sealed. Writes nothing."""
-    report = verify_contents(path, open_ring(key), expect=expect, file_id=file_id)
+    """Check that every chunk of a file is what its owner sealed; or that a folder is what its manifest lists.
+
+    Writes nothing but the anchor.
+    """
+    anchored = _open_anchor(anchor, log, witness)
+    if path.is_dir():
+        _verify_folder(path, anchored, key=key or expect or file_id, as_json=as_json)
+        return
+    report = verify_contents(path, open_ring(key), expect=expect, file_id=file_id, anchor=anchored)
     if as_json:
         print_json(**report.as_dict())
     else:
         show_report(report, stdout())
     if not report.ok:
         raise typer.Exit(1)
+
+
+def _open_anchor(path: Path | None, log: str | None, witnesses: Sequence[str] | None) -> "Anchor | None":
+    if path is None and (log is not None or witnesses):
+        raise typer.BadParameter("expected an anchor beside a log, got none", param_hint="--anchor")
+    if log is None and witnesses:
+        raise typer.BadParameter("expected the log of a witness, got none", param_hint="--log")
+    if path is None:
+        return None
+    from fastrack._crypto.tlog import TransparencyLog
+    from fastrack._sealed.anchor import Anchor
+
+    return Anchor(path, log=None if log is None else TransparencyLog(log, witnesses or ()))
+
+
+def _verify_folder(path: Path, anchor: "Anchor | None", *, key: object, as_json: bool) -> None:
+    if anchor is None:
+        raise typer.BadParameter("expected an anchor to verify a folder with, got none", param_hint="--anchor")
+    if key:
+        raise typer.BadParameter(
+            "expected none with a folder, which is compared with its manifest; verify its files one by one",
+            param_hint="--key, --expect, --file-id",
+        )
+    show_manifest(anchor.verify(path), path, as_json=as_json, ok=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +118,24 @@ class Report:
             "not_protected": list(self.plain),
             "bytes": self.checked_bytes,
             "seconds": self.seconds,
-            "gb_per_s": speed(self.checked_bytes, self.seconds),
+            "gbps": speed(self.checked_bytes, self.seconds),
         }
         return {**document, "error": describe(errors[0])} if errors else document
 
 
 def verify_contents(
-    path: Path, ring: "KeyRing", *, expect: Sequence[str] | None = None, file_id: str | None = None
+    path: Path,
+    ring: "KeyRing",
+    *,
+    expect: Sequence[str] | None = None,
+    file_id: str | None = None,
+    anchor: "Anchor | None" = None,
 ) -> Report:
     """Return the report on a file, which is opened once."""
     from fastrack._sealed.reader import check_file, load_file
 
     checked = 0
-    with load_file(path, file_id=file_id) as file:
+    with load_file(path, file_id=file_id, anchor=anchor) as file:
         check_sealed(file, ring)
         check_expected(file, expect)
         load_engine("verify")
@@ -105,7 +150,11 @@ def verify_contents(
             start = time.perf_counter()
             checks = tuple(check_file(file, ring, progress=count))
             seconds = time.perf_counter() - start
-    return Report(str(path), file.key_id, file.file_id, checks, tuple(file.plain), checked, seconds)
+        if anchor is not None:
+            for name in file.plain:
+                file.stored(name)  # which compares it with the manifest
+        plain = () if anchor is not None else tuple(file.plain)
+    return Report(str(path), file.key_id, file.file_id, checks, plain, checked, seconds)
 
 
 def show_report(report: Report, console: Console) -> None:

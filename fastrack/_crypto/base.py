@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from fastrack._crypto import gather
 from fastrack._crypto.cobblestone import CHUNK_SIZE, MAX_CHUNKS, TAG_SIZE, MessageKey
 
 if TYPE_CHECKING:
@@ -98,9 +99,9 @@ class Engine(Protocol):
     """An implementation that opens and seals runs of chunks on the host.
 
     Buffers are one-dimensional, contiguous `uint8` arrays. A run of chunks starts at chunk `first`; the number of its
-    chunks follows from the sizes, as each adds a tag of 16 bytes. `open_run`, `verify_run` and `open_gather` return the
-    number of the first chunk that failed authentication, or None; `target` then holds zeros in place of every chunk
-    that failed. Several threads may call every method at once.
+    chunks follows from the sizes, as each adds a tag of 16 bytes. All methods but `seal_run` return the number of the
+    first chunk that failed authentication, or None; `target` then holds zeros in place of every chunk that failed.
+    Several threads may call every method at once.
     """
 
     name: str
@@ -113,6 +114,9 @@ class Engine(Protocol):
     def verify_run(self, schedule: Any, source: Bytes, first: int) -> int | None: ...
 
     def seal_run(self, schedule: Any, source: Bytes, target: Bytes, first: int) -> None: ...
+
+    def pass_run(self, schedule: Any, source: Bytes, target: Bytes, first: int) -> int | None:
+        """Seal each chunk of plaintext in memory of the calling thread, and open it from there into `target`."""
 
     def open_gather(self, schedule: Any, source: Bytes, target: Bytes, plan: GatherPlan) -> int | None:
         """Open the chunks of `plan` from the whole raw message `source`, and copy their ranges to `target`."""
@@ -137,6 +141,18 @@ def chunks_between(sealed: int, plain: int, first: int = 0) -> int:
     return count
 
 
+def chunks_of(source: int, target: int, first: int) -> int:
+    """Return the number of chunks that `source` bytes of plaintext are in, of which none is empty.
+
+    Raise ValueError unless `target` is as many bytes, or if the numbers of chunks are too high. Native code relies on
+    this check.
+    """
+    if source != target:
+        raise ValueError(f"expected as many bytes of plaintext in source and target, got {source} and {target}")
+    count = -(-source // CHUNK_SIZE)
+    return chunks_between(source + count * TAG_SIZE, source, first)
+
+
 def check_buffers(source: Bytes, target: Bytes | None = None) -> None:
     """Raise ValueError unless buffers are one-dimensional, contiguous `uint8` arrays, and the target is writable.
 
@@ -158,11 +174,9 @@ def check_plan(plan: GatherPlan, sealed: int, plain: int, target: int) -> None:
     count = chunks_between(sealed, plain)
     valid = all(array.dtype == np.int64 and array.flags.c_contiguous for array in (chunks, starts, table))
     valid = valid and (chunks.ndim, starts.ndim, table.ndim) == (1, 1, 2) and table.shape[1] == 3
-    if valid and starts.size == chunks.size + 1:
-        from fastrack._crypto import gather  # deferred: it imports numba, which takes a third of a second
-
-        if gather.is_inside(chunks, starts, table, count, plain, target):
-            return
+    valid = valid and starts.size == chunks.size + 1
+    if valid and gather.is_inside(chunks, starts, table, count, plain, target):
+        return
     raise ValueError("expected a gather plan inside its message and its result, got one that reaches outside")
 
 

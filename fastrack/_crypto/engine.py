@@ -9,7 +9,8 @@ from functools import cache, lru_cache
 
 from fastrack._crypto.base import Engine
 from fastrack._crypto.forms import FORMS, supported_forms
-from fastrack._crypto.workers import default_threads
+from fastrack._crypto.library import Unit
+from fastrack._crypto.workers import DRAIN, default_threads
 from fastrack.errors import DeviceError
 
 ENGINES = (*FORMS, "openssl")
@@ -76,6 +77,15 @@ def _make(name: str, threads: int) -> Engine:
         raise ValueError(f"expected an engine that this machine can run ({', '.join(names)}), got {name!r:.40}")
     _require_correct(name)
     return _build(name, threads)
+
+
+def units_of(name: str) -> tuple[Unit, ...]:
+    """Return the compiled functions of the engine of that name."""
+    if name == "openssl":
+        return ()
+    from fastrack._crypto.vector import units
+
+    return (*units(FORMS[name]), DRAIN)
 
 
 def _build(name: str, threads: int) -> Engine:

@@ -26,6 +26,7 @@ from fastrack._crypto.forms import Form
 from fastrack._crypto.instructions import declare
 from fastrack._crypto.llvm import I1, I8, I32, I64, I128, Emitter, compile_for, define, emit_loop
 
+Builder = Callable[[ir.Function, "Variant"], None]  # emits the code of a function
 VectorAt = Callable[[int], ir.Value]  # returns the vector of a group at an index
 
 _VECTORS = 8  # processed at once: enough to hide the latency of an AES round
@@ -42,7 +43,6 @@ _ROUND_KEYS = 0  # 15 round keys, each repeated four times, so that one load fil
 _HASH_KEYS = _ROUND_KEYS + 15 * 64  # H^32 ... H^1, byte-reversed and pre-shifted
 _HASH_HALVES = _HASH_KEYS + _POWERS * 16  # the XOR of their words, for Karatsuba
 _NONCE = _HASH_HALVES + _POWERS * 16  # the base nonce and a zero counter, byte-reversed
-SCHEDULE_SIZE = 2048
 
 # Bytes of stack that a wiper overwrites. The largest frame takes 2 KiB. A signal handler saves the vector registers
 # below it, which takes 3 KiB, or 11 KiB if AMX is in use.
@@ -78,6 +78,11 @@ def chunk_function(module: ir.Module, variant: Variant, name: str) -> ir.Functio
     chunk is authentic, else 0; `verify` ignores its target. Addresses, sizes and results are 64-bit integers.
     """
     build, arguments = _BUILDERS[name]
+    return define_chunk(module, variant, name, arguments, build)
+
+
+def define_chunk(module: ir.Module, variant: Variant, name: str, arguments: int, build: Builder) -> ir.Function:
+    """Return the function of a chunk with so many arguments; `build` it if needed."""
 
     def emit(function: ir.Function) -> None:
         compile_for(function, *variant.form.target)
@@ -98,12 +103,22 @@ def run_function(module: ir.Module, variant: Variant, name: str) -> ir.Function:
     is inlined, as a call for each chunk costs up to a tenth of the time. It is then compiled for this CPU, as the run
     is, and may use more registers than the variant has.
     """
-    chunk = chunk_function(module, variant, name)
-    source_step, target_step = (CHUNK_SIZE, SEALED_CHUNK_SIZE) if name == "seal" else (SEALED_CHUNK_SIZE, CHUNK_SIZE)
+    steps = (CHUNK_SIZE, SEALED_CHUNK_SIZE) if name == "seal" else (SEALED_CHUNK_SIZE, CHUNK_SIZE)
+    return define_run(module, variant, name, chunk_function(module, variant, name), *steps)
+
+
+def define_run(
+    module: ir.Module, variant: Variant, name: str, chunk: ir.Function, source_step: int, target_step: int
+) -> ir.Function:
+    """Return the function that applies the function of a chunk to a run; build it if needed.
+
+    Arguments that only some functions of chunks have come last, and are the same for each chunk.
+    """
+    more = len(chunk.args) - 5
 
     def emit(function: ir.Function) -> None:
         isolate_frame(function)
-        schedule, source, target, first, count, size = function.args
+        schedule, source, target, first, count, size, *others = function.args
         builder = ir.IRBuilder(function.append_basic_block())
 
         def body(index: ir.Value, bad: ir.Value) -> list[ir.Value]:
@@ -112,14 +127,15 @@ def run_function(module: ir.Module, variant: Variant, name: str) -> ir.Function:
             remaining = builder.sub(size, builder.mul(index, I64(CHUNK_SIZE)))
             is_full = builder.icmp_signed(">=", remaining, I64(CHUNK_SIZE))
             length = builder.select(is_full, I64(CHUNK_SIZE), remaining)
-            good = builder.call(chunk, [schedule, source_address, target_address, builder.add(first, index), length])
+            work = schedule, source_address, target_address, builder.add(first, index), length, *others
+            good = builder.call(chunk, work)
             is_bad = builder.icmp_unsigned("==", good, I64(0))
             is_first = builder.and_(is_bad, builder.icmp_unsigned("==", bad, count))
             return [builder.select(is_first, index, bad)]
 
         builder.ret(*emit_loop(builder, count, [count], body))
 
-    return define(module, f"fastrack_{name}_run_{variant.suffix}", 6, emit)
+    return define(module, f"fastrack_{name}_run_{variant.suffix}", 6 + more, emit)
 
 
 def isolate_frame(function: ir.Function) -> None:
@@ -237,7 +253,7 @@ def _build_seal(function: ir.Function, variant: Variant) -> None:
     work.builder.ret(I64(1))
 
 
-_BUILDERS: dict[str, tuple[Callable[[ir.Function, Variant], None], int]] = {
+_BUILDERS: dict[str, tuple[Builder, int]] = {
     "expand_key": (_build_expand_key, 2),
     "open": (_build_open, 5),
     "verify": (partial(_build_open, writes=False), 5),
@@ -289,7 +305,7 @@ class _Chunk:
 
     def _groups(self, source: ir.Value, target: ir.Value | None, groups: ir.Value, *, decrypt: bool) -> None:
         builder, wide, variant = self.builder, self.wide, self.variant
-        origin = wide.xor(wide.broadcast(self.small.reverse_bytes(self.nonce)), self._round_key(0))
+        origin = self._origin()
         # The first iteration of encryption hashes zeros, which leave a hash of zero unchanged.
         zeros = [] if decrypt else [wide.words(0, 0)] * _VECTORS
 
@@ -306,7 +322,7 @@ class _Chunk:
                 return [next_start, hashing.finish()]
             target_address = builder.add(target, offset)
             self._prefetch(source_address, target_address)
-            result = self._cipher(self._first_states(start, next_start), text, hashing)
+            result = self._work_group(start, next_start, text, hashing)
             for lane, value in enumerate(result):
                 wide.store(value, target_address, variant.form.width * lane)
             return [next_start, hashing.finish(), *([] if decrypt else result)]
@@ -314,6 +330,13 @@ class _Chunk:
         _, self.hash, *last = emit_loop(builder, groups, [origin, self.hash, *zeros], body)
         if not decrypt:
             self.hash = _Hashing(wide, self.schedule, self.hash, last.__getitem__).finish()
+
+    def _work_group(self, start: ir.Value, next_start: ir.Value, text: VectorAt, hashing: _Hashing) -> list[ir.Value]:
+        return self._cipher(self._first_states(start, next_start), text, hashing)
+
+    def _origin(self) -> ir.Value:
+        """Return the block with a counter of zero, XOR round key 0, in every lane."""
+        return self.wide.xor(self.wide.broadcast(self.small.reverse_bytes(self.nonce)), self._round_key(0))
 
     def _counter(self, number: ir.Value) -> ir.Value:
         """Return `number` at the position of the counter, big-endian, in every lane."""
@@ -338,16 +361,20 @@ class _Chunk:
 
     def _prefetch(self, source: ir.Value, target: ir.Value) -> None:
         for offset in range(_PREFETCH_DISTANCE, _PREFETCH_DISTANCE + self.variant.group, _LINE):
-            self.wide.prefetch(source, offset, write=False)
+            self.wide.prefetch(source, offset)
             self.wide.prefetch(target, offset, write=True)
 
-    def _cipher(self, states: list[ir.Value], text: VectorAt, hashing: _Hashing) -> list[ir.Value]:
+    def _cipher(self, states: list[ir.Value], text: VectorAt | None, *hashings: _Hashing) -> list[ir.Value]:
+        """Return the text of a group XOR its keystream, or the keystream if there is no text."""
         wide, rounds = self.wide, self.variant.rounds
         for step in range(1, rounds):
             key = self._round_key(step)
             states = [wide.aes_round(state, key) for state in states]
-            hashing.absorb(step * _VECTORS // (rounds - 1))
+            for hashing in hashings:
+                hashing.absorb(step * _VECTORS // (rounds - 1))
         key = self._round_key(rounds)
+        if text is None:
+            return [wide.aes_last(state, key) for state in states]
         return [wide.aes_last(state, wide.xor(key, text(lane))) for lane, state in enumerate(states)]
 
     def _round_key(self, step: int) -> ir.Value:
@@ -365,7 +392,7 @@ class _Chunk:
             offset = builder.mul(index, I64(16))
             text = result = self.small.load(builder.add(source, offset), once=True)
             if target is not None:
-                result = self.small.xor(text, self._keystream(builder.add(counter, index)))
+                result = self._work_block(text, builder.add(counter, index))
                 self.small.store(result, builder.add(target, offset))
             self._absorb(text if decrypt else result)
             return [self.hash]
@@ -394,12 +421,15 @@ class _Chunk:
         if target is None:
             self._absorb(text)
             return
-        result = self.small.xor(text, self._keystream(number))
+        result = self._work_block(text, number)
         self.small.store(result, scratch)
         copy(builder, target, scratch, size)
         fill_zero(builder, builder.add(scratch, size), builder.sub(I64(16), size))
         self._absorb(text if decrypt else self.small.load(scratch))
         fill_zero(builder, scratch, I64(16))
+
+    def _work_block(self, text: ir.Value, number: ir.Value) -> ir.Value:
+        return self.small.xor(text, self._keystream(number))
 
     def _keystream(self, number: ir.Value) -> ir.Value:
         counter = self.builder.bitcast(self.builder.zext(number, I128), self.small.type)
@@ -456,10 +486,10 @@ def fill_zero(builder: ir.IRBuilder, address: ir.Value, size: ir.Value) -> None:
     builder.call(fill, [builder.inttoptr(address, pointer), I8(0), size, I1(1)])
 
 
-def copy(builder: ir.IRBuilder, target: ir.Value, source: ir.Value, size: ir.Value) -> None:
-    """Copy memory between buffers that do not overlap."""
+def copy(builder: ir.IRBuilder, target: ir.Value, source: ir.Value, size: ir.Value, *, once: bool = False) -> None:
+    """Copy memory between buffers that do not overlap. With `once`, `source` is read, whatever is known of it."""
     pointer = I8.as_pointer()
     signature = ir.FunctionType(ir.VoidType(), [pointer, pointer, I64, I1])
     move = declare(builder.module, "llvm.memcpy.p0.p0.i64", signature)
     addresses = (builder.inttoptr(address, pointer) for address in (target, source))
-    builder.call(move, [*addresses, size, I1(0)])
+    builder.call(move, [*addresses, size, I1(int(once))])

@@ -1,6 +1,6 @@
 """Compile the loops over chunks with numba, on the host's AES instructions.
 
-`build(form)` returns the kernels of one form. A kernel is a single call without the GIL. Several
+`build_runs` and `build_others` return the kernels of one form. A kernel is a single call without the GIL. Several
 threads may enter it with the same *counters*: each takes grains of chunks from them until none is left, so that no
 thread waits for the interpreter between chunks. A thread counts its chunks as done after it has overwritten the stack
 that they used. `drain` takes the grains that are left, and waits for those that other threads have taken.
@@ -8,75 +8,65 @@ that they used. `drain` takes the grains that are left, and waits for those that
 
 from __future__ import annotations
 
-import hashlib
-from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache, wraps
-from pathlib import Path
+from functools import wraps
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from fastrack._crypto import gcm_ir, instructions, llvm
+from fastrack._crypto import gcm_ir, gcm_pass, gcm_ranges, instructions, llvm
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
+from fastrack._crypto.compiler import compiled, compiled_with_lock
 from fastrack._crypto.forms import Form
+from fastrack._crypto.workers import BAD, DONE
 
-# The counters of a kernel, as indexes of 64-bit words on cache lines of their own.
-NEXT, BAD, DONE = 0, 8, 16
-COUNTER_WORDS = 24
-NONE_BAD = int(np.iinfo(np.int64).max)
-
-_NEW_COUNTERS = array("q", [NONE_BAD if word == BAD else 0 for word in range(COUNTER_WORDS)])
 _BAD, _DONE = BAD * 8, DONE * 8  # in bytes
 _NO_MORE = 1 << 40  # grains, more than any run has
+_ROW_SIZE = 24  # bytes of a row of a plan's table
+
+Array = int  # the address of an array
 
 
-@dataclass(frozen=True, slots=True)
-class Kernels:
-    """The compiled entry points. Addresses and sizes are integers; `bits` is 128 or 256.
+def build_runs(*form: object) -> dict[str, Any]:
+    """Return `expand_key`, `open_run` and `seal_run` of a `Form`, whose fields are the arguments.
 
-    `expand_key` takes `(bits, schedule, material)`; `open_run`, `verify_run` and `seal_run` take `(bits, schedule,
-    source, target, first, count, size, grain, counters, wait)`, and `verify_run` ignores its target; `open_gather`
-    takes `(bits, schedule, source, target, chunks, starts, table, size, grain, counters, wait)`. With `wait` they
-    return when all chunks are done, on whichever thread.
+    Addresses and sizes are integers; `bits` is 128 or 256. `expand_key` takes `(bits, schedule, material)`, the others
+    `(bits, schedule, source, target, first, count, size, grain, counters, wait)`. With `wait` they return when all
+    chunks are done, on whichever thread.
     """
+    variant = "/".join(map(str, form))
 
-    expand_key: Any
-    open_run: Any
-    verify_run: Any
-    seal_run: Any
-    open_gather: Any
-
-
-_SOURCES = ("forms.py", "instructions.py", "llvm.py", "gcm_ir.py", "jit.py")
-
-
-@cache
-def build(form: Form) -> Kernels:
-    """Return the kernels of a form, built once in a process.
-
-    A kernel is compiled by its first call, and its code is cached on disk. The cache depends on this file and on the
-    closure of the kernel, hence the digest in `variant`.
-    """
-    variant = "/".join(map(str, (*form, source_digest())))
-
-    @cached_njit(nogil=False)  # it is so short that releasing the GIL would cost more under contention
+    @compiled_with_lock
     def expand_key(bits: int, schedule: int, material: int) -> None:
         _call(variant, "expand_key", bits, (schedule, material))
         wipe_stack()
 
-    return Kernels(
-        expand_key,
-        open_run=_build_run(variant, "open", SEALED_CHUNK_SIZE, CHUNK_SIZE),
-        verify_run=_build_run(variant, "verify", SEALED_CHUNK_SIZE, 0),
-        seal_run=_build_run(variant, "seal", CHUNK_SIZE, SEALED_CHUNK_SIZE),
-        open_gather=_build_gather(variant),
-    )
+    return {
+        "expand_key": expand_key,
+        "open_run": _build_run(variant, "open", SEALED_CHUNK_SIZE, CHUNK_SIZE),
+        "seal_run": _build_run(variant, "seal", CHUNK_SIZE, SEALED_CHUNK_SIZE),
+    }
+
+
+def build_pass(*form: object) -> dict[str, Any]:
+    """Return `pass_run`, as `build_runs` does."""
+    return {"pass_run": _build_pass("/".join(map(str, form)))}
+
+
+def build_others(*form: object) -> dict[str, Any]:
+    """Return `verify_run` and `open_gather`, as `build_runs` does, which are compiled when first needed.
+
+    `verify_run` takes what `open_run` does, and ignores its target. `open_gather` takes `(bits, schedule, source,
+    target, chunks, starts, table, count, size, grain, counters, wait)`.
+    """
+    variant = "/".join(map(str, form))
+    return {
+        "verify_run": _build_run(variant, "verify", SEALED_CHUNK_SIZE, 0),
+        "open_gather": _build_gather(variant),
+    }
 
 
 def _build_run(variant: str, name: str, source_step: int, target_step: int) -> Any:
@@ -106,14 +96,45 @@ def _build_run(variant: str, name: str, source_step: int, target_step: int) -> A
     return run
 
 
+def _build_pass(variant: str) -> Any:
+    @compiled
+    def pass_run(
+        bits: int, schedule: int, source: int, target: int, first: int, count: int, size: int,
+        grain: int, counters: int, wait: bool,
+    ) -> None:  # fmt: skip
+        buffer = _buffer()
+        done = 0
+        while True:
+            start = fetch_add(counters, 1) * grain
+            if start >= count:
+                break
+            stop = min(start + grain, count)
+            offset = start * CHUNK_SIZE
+            src, dst = source + offset, target + offset
+            work = schedule, src, dst, first + start, stop - start, size - offset, buffer
+            bad = _call(variant, "pass", bits, work)
+            if bad < stop - start:
+                fetch_min(counters + _BAD, first + start + bad)
+            done += stop - start
+        if done:
+            wipe(buffer, SEALED_CHUNK_SIZE)
+            wipe_stack()
+            fetch_add(counters + _DONE, done)
+        if wait:
+            wait_until_done(counters, count)
+
+    return pass_run
+
+
 def _build_gather(variant: str) -> Any:
     @compiled
     def open_gather(
-        bits: int, schedule: int, source: int, target: int, chunks: Any, starts: Any, table: Any, size: int,
-        grain: int, counters: int, wait: bool,
+        bits: int, schedule: int, source: int, target: int, chunks: Array, starts: Array, table: Array, count: int,
+        size: int, grain: int, counters: int, wait: bool,
     ) -> None:  # fmt: skip
-        count = chunks.size
-        scratch = _scratch()
+        numbers, firsts = words(chunks, count), words(starts, count + 1)
+        rows = table_of(table, firsts[count])
+        buffer = _buffer()
         done = 0
         while True:
             start = fetch_add(counters, 1) * grain
@@ -121,21 +142,22 @@ def _build_gather(variant: str) -> Any:
                 break
             stop = min(start + grain, count)
             for index in range(start, stop):
-                chunk = chunks[index]
+                chunk = numbers[index]
                 src = source + chunk * SEALED_CHUNK_SIZE
                 length = min(CHUNK_SIZE, size - chunk * CHUNK_SIZE)
-                low, high = starts[index], starts[index + 1]
-                whole = high - low == 1 and table[low, 2] == length
-                dst = target + table[low, 1] if whole else scratch
-                if _call(variant, "open", bits, (schedule, src, dst, chunk, 1, length)) == 0:
+                low, ranges = firsts[index], firsts[index + 1] - firsts[index]
+                if ranges == 1 and rows[low, 2] == length:
+                    dst = target + rows[low, 1]
+                    good = _call(variant, "open", bits, (schedule, src, dst, chunk, 1, length))
+                else:
+                    ahead = source + numbers[min(index + 1, count - 1)] * SEALED_CHUNK_SIZE
+                    work = schedule, src, target, chunk, length, ahead, table + low * _ROW_SIZE, ranges, buffer
+                    good = _call(variant, "ranges", bits, work)
+                if good == 0:
                     fetch_min(counters + _BAD, chunk)
-                if not whole:
-                    # The scratch buffer of a bad chunk holds zeros, and so do its ranges in the result.
-                    for row in range(low, high):
-                        copy_bytes(target + table[row, 1], scratch + table[row, 0], table[row, 2])
             done += stop - start
         if done:
-            _wipe(scratch, CHUNK_SIZE)
+            wipe(buffer, SEALED_CHUNK_SIZE)
             wipe_stack()
             fetch_add(counters + _DONE, done)
         if wait:
@@ -144,34 +166,8 @@ def _build_gather(variant: str) -> Any:
     return open_gather
 
 
-def source_digest(*more: Path) -> str:
-    """Return a digest of the source files that compiled functions are made of: those of the engine, and `more`.
-
-    numba decides by a function's own file and closure whether its compiled copy on disk is still valid. Compiled
-    functions therefore close over this digest of the other files.
-    """
-    paths = [Path(__file__).with_name(name) for name in _SOURCES]
-    return hashlib.sha256(b"".join(path.read_bytes() for path in (*paths, *more))).hexdigest()[:16]
-
-
-def cached_njit(*, nogil: bool) -> Any:
-    """Return a decorator that compiles a function, and caches its code on disk if a folder can be written."""
-
-    def compiled(function: Any) -> Any:
-        try:
-            return njit(nogil=nogil, cache=True)(function)
-        except RuntimeError:  # neither this folder nor the cache folder of the user is writable
-            return njit(nogil=nogil)(function)
-
-    return compiled
-
-
-compiled = cached_njit(nogil=True)
-
-
-def new_counters() -> array[int]:
-    """Return counters with no grain taken and no bad chunk."""
-    return array("q", _NEW_COUNTERS)
+def build_drain() -> dict[str, Any]:
+    return {"drain": drain}
 
 
 @compiled
@@ -186,17 +182,51 @@ def wait_until_done(counters: int, done: int) -> None:
         sched_yield()
 
 
+def pointer_to(element: types.Type) -> Any:
+    """Make a function for compiled code that returns an address as a pointer, for `carray`."""
+
+    def pointer(typingctx: Any, address: Any) -> Any:
+        def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
+            return builder.inttoptr(values[0], ir.IntType(element.bitwidth).as_pointer())
+
+        return types.CPointer(element)(types.int64), codegen
+
+    return intrinsic(pointer)
+
+
+_pointer = pointer_to(types.int64)
+
+
+@compiled
+def words(address: Array, count: int) -> Any:
+    """Return the array of so many integers at an address."""
+    return carray(_pointer(address), (count,))
+
+
+@compiled
+def table_of(address: Array, rows: int) -> Any:
+    """Return the array of so many rows of three integers at an address."""
+    return carray(_pointer(address), (rows, 3))
+
+
+_FUNCTIONS = {
+    "expand_key": gcm_ir.chunk_function,
+    "pass": gcm_pass.pass_function,
+    "ranges": gcm_ranges.ranges_function,
+}
+
+
 @intrinsic(prefer_literal=True)
 def _call(typingctx: Any, variant: Any, name: Any, bits: Any, arguments: Any) -> Any:
-    """Call a function of `gcm_ir`: "expand_key", or "open", "verify" or "seal" for a run of chunks.
+    """Call a function of `_FUNCTIONS`, or the one of `gcm_ir` for a run of chunks: "open", "verify" or "seal".
 
     The literals `variant` and `name` select it, and at run time `bits`, the size of the key.
     """
     words = types.UniTuple(types.int64, len(arguments))
-    build = gcm_ir.chunk_function if name.literal_value == "expand_key" else gcm_ir.run_function
+    build = _FUNCTIONS.get(name.literal_value, gcm_ir.run_function)
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        architecture, width, native, _ = variant.literal_value.split("/")
+        architecture, width, native = variant.literal_value.split("/")
         form = Form(architecture, int(width), int(native))
         short, long = (build(builder.module, gcm_ir.Variant(size, form), name.literal_value) for size in (128, 256))
         function = builder.select(builder.icmp_unsigned("==", values[2], llvm.I64(256)), long, short)
@@ -238,19 +268,20 @@ def copy_bytes(builder: ir.IRBuilder, target: ir.Value, source: ir.Value, size: 
 
 
 @emitted
-def _wipe(builder: ir.IRBuilder, address: ir.Value, size: ir.Value) -> None:
+def wipe(builder: ir.IRBuilder, address: ir.Value, size: ir.Value) -> None:
     gcm_ir.fill_zero(builder, address, size)
 
 
 @emitted
-def _scratch(builder: ir.IRBuilder) -> ir.Value:
-    """Return the address of `CHUNK_SIZE` bytes on the stack, valid until the kernel returns.
+def _buffer(builder: ir.IRBuilder) -> ir.Value:
+    """Return the address of `SEALED_CHUNK_SIZE` bytes on the stack, valid until the kernel returns.
 
     numba would free an array after its last use by name, though its address is still in use.
     """
     with builder.goto_entry_block():
-        scratch = builder.alloca(llvm.I8, CHUNK_SIZE)
-    return builder.ptrtoint(scratch, llvm.I64)
+        buffer = builder.alloca(llvm.I8, SEALED_CHUNK_SIZE)
+        buffer.align = 64
+    return builder.ptrtoint(buffer, llvm.I64)
 
 
 @emitted

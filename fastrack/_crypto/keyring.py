@@ -13,7 +13,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeAlias, Union, runtime_checkable
 
@@ -432,6 +431,8 @@ def _find_scheme(scheme: str) -> Callable[[str], object] | None:
         module, _, function = _SCHEMES[scheme].partition(":")
         make: Callable[[str], object] = getattr(import_module(module), function)
         return make
+    from importlib.metadata import entry_points  # deferred: it imports email, which takes some milliseconds
+
     for entry in entry_points(group=ENTRY_POINTS, name=scheme):
         loaded: Callable[[str], object] = entry.load()
         return loaded

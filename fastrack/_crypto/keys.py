@@ -52,10 +52,11 @@ _MODES = {
     "0644": stat.S_IRGRP | stat.S_IROTH,
 }
 _LOOKS_SECRET = re.compile(
-    r".*fastrack-key-1:.*"  # a key file's second line, or all of it
-    r"|(?:0x)?(?:[0-9a-f]{2}[:\s-]?){16,}"  # hexadecimal
-    r"|[a-z0-9+/_-]{22}==|[a-z0-9+/_-]{43}=",  # base64 of 16 or 32 bytes
-    re.DOTALL | re.IGNORECASE,
+    r".*(?i:fastrack-(?:key|secret)-1:).*"  # a key file's second line, or all of it
+    r"|(?:0[xX])?(?:[0-9A-Fa-f]{2}[:\s-]?){16,}"  # hexadecimal
+    r"|[A-Za-z0-9+/_-]{22}==|[A-Za-z0-9+/_-]{43}="  # base64 of 16 or 32 bytes
+    r"|(?=.*[0-9])(?=.*[A-Z])(?=.*[a-z])(?:[A-Za-z0-9+/_-]{22}|[A-Za-z0-9+/_-]{43})",  # the same without padding
+    re.DOTALL,
 )
 _HEX_DIGITS = b"0123456789abcdef"
 _HEX_VALUES = {digit: value for value, digit in enumerate(_HEX_DIGITS)}
@@ -172,8 +173,6 @@ class Key:
         OSError
             If it cannot be read.
         """
-        if looks_secret(path):
-            raise FormatError(_NOT_A_PATH) from None
         with read_private(path, _FILE_LIMIT) as content:
             return cls._parse(content, len(content), str(path))
 
@@ -333,6 +332,18 @@ def looks_secret(path: str | os.PathLike[str]) -> bool:
     return _LOOKS_SECRET.fullmatch(text.strip(" \t\r\n'\"")) is not None and not os.path.lexists(text)
 
 
+def refuse_key_text(path: str | os.PathLike[str]) -> None:
+    """Refuse a path that looks like a key itself, which no message is to repeat.
+
+    Raises
+    ------
+    FormatError
+        If it does.
+    """
+    if looks_secret(path):
+        raise FormatError(_NOT_A_PATH)
+
+
 def _derive_id(secret: bytearray) -> str:
     # HKDF-Expand (RFC 5869, section 2.3) with a label that no message key uses, so that an id is independent of them.
     # The size is part of the label since HMAC pads a short key with zeros.
@@ -346,11 +357,14 @@ def read_private(path: str | os.PathLike[str], limit: int) -> Iterator[bytearray
 
     Raises
     ------
+    FormatError
+        If the path looks like a key itself.
     KeyPermissionError
         If others may use the file, or own it.
     OSError
         If it cannot be read.
     """
+    refuse_key_text(path)
     path = Path(path)
     with open_pipe_or_regular(path) as file:
         _refuse_if_shared(file, path)

@@ -45,13 +45,16 @@ class Emitter:
     def store(self, value: ir.Value, address: ir.Value, offset: int = 0, align: int = 1) -> None:
         self.builder.store(value, self._pointer(address, offset), align=align)
 
-    def prefetch(self, address: ir.Value, offset: int, *, write: bool) -> None:
-        """Prefetch the cache line at an address that will be read or written soon. The address may be invalid."""
+    def prefetch(self, address: ir.Value, offset: int, *, write: bool = False, locality: int = 3) -> None:
+        """Prefetch the cache line at an address that will be read or written soon. The address may be invalid.
+
+        A locality of 3 prefetches into all caches, and one of 2 into all but the first.
+        """
         pointer = I8.as_pointer()
         line = self.builder.inttoptr(self.builder.add(address, I64(offset)), pointer)
         signature = ir.FunctionType(ir.VoidType(), [pointer, I32, I32, I32])
         hint = declare(self.builder.module, "llvm.prefetch.p0", signature)
-        self.builder.call(hint, [line, I32(int(write)), I32(3), I32(1)])
+        self.builder.call(hint, [line, I32(int(write)), I32(locality), I32(1)])
 
     def _pointer(self, address: ir.Value, offset: int) -> ir.Value:
         moved = self.builder.add(address, I64(offset)) if offset else address

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn, Self
+from types import MappingProxyType
+from typing import Any, Self
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric import ec, mlkem, x25519
@@ -26,7 +27,7 @@ from cryptography.hazmat.primitives.hpke import (
 from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from fastrack._crypto import textkeys
+from fastrack._crypto.textkeys import PublicKey, SecretKey
 from fastrack.errors import FormatError, GrantError
 
 _MLKEM_SEED = 64  # bytes; FIPS 203, d || z
@@ -100,7 +101,7 @@ _ALGORITHMS = {
 }
 
 
-class Recipient:
+class Recipient(PublicKey):
     """A public key that secrets are encrypted to. `Recipient.load` reads one; an `Identity` has one.
 
     Parameters
@@ -125,66 +126,16 @@ class Recipient:
     True
     """
 
-    __slots__ = ("_key", "algorithm", "id", "name", "public")
+    __slots__ = ()
 
-    def __init__(self, algorithm: str, public: bytes, name: str = "") -> None:
-        if algorithm not in _ALGORITHMS:
-            raise FormatError(f"expected a public key of {' or '.join(_ALGORITHMS)}, got {algorithm!r:.40}")
-        try:
-            self._key = _ALGORITHMS[algorithm].read_public(public)
-        except ValueError as error:
-            raise FormatError(f"expected a public key of {algorithm}, got {len(public)} bytes: {error}") from error
-        self.algorithm = algorithm
-        self.public = public
-        self.name = name
-        self.id = textkeys.public_id(algorithm, public)
-
-    @classmethod
-    def parse(cls, text: str, *, source: str = "the text") -> Self:
-        """Read the line of a public file.
-
-        Raises
-        ------
-        FormatError
-            If it is not a public key that secrets are encrypted to.
-        """
-        return cls(*textkeys.parse_public(text, source))
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a public file that `save` or ``fastrack keygen --identity`` wrote.
-
-        Raises
-        ------
-        FormatError
-            If it is not a public key that secrets are encrypted to.
-        OSError
-            If it cannot be read.
-        """
-        return cls(*textkeys.load_public(path))
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a new public file. No file is ever replaced."""
-        textkeys.save_public(path, str(self))
+    _readers = MappingProxyType({name: kind.read_public for name, kind in _ALGORITHMS.items()})
 
     def encrypt(self, secret: bytes | bytearray | memoryview, info: bytes) -> bytes:
         """Return a secret, encrypted to this key: encapsulated key || ciphertext || tag. `info` is authenticated."""
         return _ALGORITHMS[self.algorithm].suite.encrypt(secret, self._key, info)
 
-    def __str__(self) -> str:
-        return textkeys.format_public(self.algorithm, self.public, self.name)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Recipient) and (self.algorithm, self.public) == (other.algorithm, other.public)
-
-    def __hash__(self) -> int:
-        return hash(self.id)
-
-    def __repr__(self) -> str:
-        return f"<Recipient {self.algorithm} id={self.id}{f' {self.name!r}' if self.name else ''}>"
-
-
-class Identity:
+class Identity(SecretKey):
     """A secret key that opens what was encrypted to its `recipient`. `generate` and `load` make one.
 
     It can be neither pickled nor copied.
@@ -197,11 +148,13 @@ class Identity:
     b'secret'
     """
 
-    __slots__ = ("_secret", "recipient")
+    __slots__ = ("_key", "recipient")
 
-    def __init__(self, algorithm: str, secret: Any, name: str = "") -> None:
-        self._secret = secret
-        self.recipient = Recipient(algorithm, secret.public, name)
+    _readers = MappingProxyType({name: kind.read_secret for name, kind in _ALGORITHMS.items()})
+
+    def __init__(self, algorithm: str, key: Any, name: str = "") -> None:
+        self._key = key
+        self.recipient = Recipient(algorithm, key.public, name)
 
     @classmethod
     def generate(cls, algorithm: str = "MLKEM768_X25519", *, name: str = "") -> Self:
@@ -223,28 +176,12 @@ class Identity:
             raise ValueError(f"expected an algorithm of {', '.join(_ALGORITHMS)}, got {algorithm!r}")
         return cls(algorithm, _ALGORITHMS[algorithm].generate(), name)
 
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Load a secret file that `save` or ``fastrack keygen --identity`` wrote.
+    @property
+    def _public(self) -> Recipient:
+        return self.recipient
 
-        Raises
-        ------
-        FormatError
-            If it is not such a file, or damaged.
-        KeyPermissionError
-            If others may use it.
-        OSError
-            If it cannot be read.
-        """
-        readers = {algorithm: kind.read_secret for algorithm, kind in _ALGORITHMS.items()}
-        algorithm, secret, key_id = textkeys.load_pair(path, readers)
-        identity = cls(algorithm, secret)
-        textkeys.check_id(path, identity.recipient.id, key_id)
-        return identity
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a new secret file that only its owner may read (mode 0600). No file is ever replaced."""
-        textkeys.save_secret(path, self.recipient.algorithm, self.recipient.id, self._secret.secret)
+    def _secret_bytes(self) -> bytes:
+        return bytes(self._key.secret)
 
     def decrypt(self, ciphertext: bytes, info: bytes) -> bytes:
         """Return the secret in what `Recipient.encrypt` made, with the same `info`.
@@ -255,18 +192,12 @@ class Identity:
             If it was encrypted to another key or with other `info`, or altered.
         """
         try:
-            return _ALGORITHMS[self.recipient.algorithm].suite.decrypt(ciphertext, self._secret.key, info)
+            return _ALGORITHMS[self.recipient.algorithm].suite.decrypt(ciphertext, self._key.key, info)
         except InvalidTag:
             raise GrantError(
                 f"opening a grant failed: expected a ciphertext for {self.recipient!r}, got one that does not "
                 "authenticate; get the grant again from its owner"
             ) from None
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("an identity stays in its process and cannot be pickled or copied; save it, and load it there")
-
-    def __repr__(self) -> str:
-        return f"<Identity {self.recipient.algorithm} id={self.recipient.id}>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +218,8 @@ class PassphraseParameters:
             If one is out of bounds.
         """
         if not (
-            len(self.salt) == 16
+            all(type(number) is int for number in (self.iterations, self.lanes, self.memory))
+            and len(self.salt) == 16
             and 3 <= self.iterations <= 16
             and 1 <= self.lanes <= 16
             and 64 * 1024 <= self.memory <= 1024 * 1024

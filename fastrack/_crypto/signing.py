@@ -9,15 +9,15 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import os
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn, Self
+from types import MappingProxyType
+from typing import Any, Self
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA65PrivateKey, MLDSA65PublicKey
 
-from fastrack._crypto import textkeys
+from fastrack._crypto.textkeys import PublicKey, SecretKey
 from fastrack.errors import FormatError, SignatureError
 
 _SIGNATURES_LIMIT = 16
@@ -35,7 +35,7 @@ _READ_PUBLIC: dict[str, Callable[[bytes], Any]] = {
 }
 
 
-class Verifier:
+class Verifier(PublicKey):
     """A public key that verifies signatures. `Verifier.load` reads one; a `Signer` has one.
 
     Parameters
@@ -60,47 +60,9 @@ class Verifier:
     True
     """
 
-    __slots__ = ("_key", "algorithm", "id", "name", "public")
+    __slots__ = ()
 
-    def __init__(self, algorithm: str, public: bytes, name: str = "") -> None:
-        if algorithm not in _READ_PUBLIC:
-            raise FormatError(f"expected a public key of {' or '.join(_READ_PUBLIC)}, got {algorithm!r:.40}")
-        try:
-            self._key = _READ_PUBLIC[algorithm](public)
-        except ValueError as error:
-            raise FormatError(f"expected a public key of {algorithm}, got {len(public)} bytes: {error}") from error
-        self.algorithm = algorithm
-        self.public = public
-        self.name = name
-        self.id = textkeys.public_id(algorithm, public)
-
-    @classmethod
-    def parse(cls, text: str, *, source: str = "the text") -> Self:
-        """Read the line of a public file.
-
-        Raises
-        ------
-        FormatError
-            If it is not a public key that verifies signatures.
-        """
-        return cls(*textkeys.parse_public(text, source))
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a public file that `save` or ``fastrack keygen --signer`` wrote.
-
-        Raises
-        ------
-        FormatError
-            If it is not a public key that verifies signatures.
-        OSError
-            If it cannot be read.
-        """
-        return cls(*textkeys.load_public(path))
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a new public file. No file is ever replaced."""
-        textkeys.save_public(path, str(self))
+    _readers = MappingProxyType(_READ_PUBLIC)
 
     def verify(self, signature: bytes, message: bytes) -> None:
         """Verify a signature over a message.
@@ -118,20 +80,8 @@ class Verifier:
                 "hold; get the document again from its owner"
             ) from None
 
-    def __str__(self) -> str:
-        return textkeys.format_public(self.algorithm, self.public, self.name)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Verifier) and (self.algorithm, self.public) == (other.algorithm, other.public)
-
-    def __hash__(self) -> int:
-        return hash(self.id)
-
-    def __repr__(self) -> str:
-        return f"<Verifier {self.algorithm} id={self.id}{f' {self.name!r}' if self.name else ''}>"
-
-
-class Signer:
+class Signer(SecretKey):
     """A secret key that signs. `generate` and `load` make one.
 
     The secret is in OpenSSL's memory, which is cleared when the object is deleted. It cannot be pickled or copied.
@@ -149,6 +99,8 @@ class Signer:
     """
 
     __slots__ = ("_key", "verifier")
+
+    _readers = MappingProxyType(_READ_SECRET)
 
     def __init__(self, algorithm: str, key: Any, name: str = "") -> None:
         self._key = key
@@ -174,51 +126,28 @@ class Signer:
             raise ValueError(f"expected an algorithm of {', '.join(_GENERATE)}, got {algorithm!r}")
         return cls(algorithm, _GENERATE[algorithm](), name)
 
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Load a secret file that `save` or ``fastrack keygen --signer`` wrote.
+    @property
+    def _public(self) -> Verifier:
+        return self.verifier
 
-        Raises
-        ------
-        FormatError
-            If it is not such a file, or damaged.
-        KeyPermissionError
-            If others may use it.
-        OSError
-            If it cannot be read.
-        """
-        algorithm, key, key_id = textkeys.load_pair(path, _READ_SECRET)
-        signer = cls(algorithm, key)
-        textkeys.check_id(path, signer.verifier.id, key_id)
-        return signer
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a new secret file that only its owner may read (mode 0600). No file is ever replaced."""
-        textkeys.save_secret(path, self.verifier.algorithm, self.verifier.id, self._key.private_bytes_raw())
+    def _secret_bytes(self) -> bytes:
+        return bytes(self._key.private_bytes_raw())
 
     def sign(self, message: bytes) -> bytes:
         """Return the signature over a message."""
         signature: bytes = self._key.sign(message)
         return signature
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a signer stays in its process and cannot be pickled or copied; save it, and load it there")
-
-    def __repr__(self) -> str:
-        return f"<Signer {self.verifier.algorithm} id={self.verifier.id}>"
-
 
 def sign_envelope(payload: bytes, payload_type: str, signers: Iterable[Signer]) -> bytes:
     """Return a DSSE envelope, with one signature of each signer."""
     message = _pre_authentication_encoding(payload_type, payload)
-    envelope = {
-        "payload": base64.b64encode(payload).decode(),
-        "payloadType": payload_type,
-        "signatures": [
-            {"keyid": signer.verifier.id, "sig": base64.b64encode(signer.sign(message)).decode()} for signer in signers
-        ],
-    }
-    return json.dumps(envelope, separators=(",", ":"), sort_keys=True).encode() + b"\n"
+    signatures = [
+        {"keyid": signer.verifier.id, "sig": base64.b64encode(signer.sign(message)).decode()} for signer in signers
+    ]
+    # Put together by hand, as `json` takes longer over a large payload than the signature takes.
+    head = json.dumps({"payloadType": payload_type, "signatures": signatures}, separators=(",", ":"), sort_keys=True)
+    return b'{"payload":"%s",%s\n' % (base64.b64encode(payload), head[1:].encode())
 
 
 def open_envelope(

@@ -1,4 +1,4 @@
-"""Files of key pairs: text that names an algorithm and holds a key, and is read in one form only.
+"""Key pairs, and their files: text that names an algorithm and holds a key, and is read in one form only.
 
 A secret file has two lines, like a key file, and the same permissions; a public file has one::
 
@@ -15,11 +15,12 @@ import binascii
 import hashlib
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NoReturn, Self
 
-from fastrack._crypto.keys import read_private
+from fastrack._crypto.keys import read_private, refuse_key_text
 from fastrack._util.atomic import new_file
 from fastrack._util.regular_file import open_regular
 from fastrack.errors import FormatError
@@ -36,19 +37,151 @@ _SECRET = re.compile(
 _SECRET_LIMIT = 512
 
 
+class PublicKey:
+    """A public key with an id and a name. Subclasses have the algorithms, and what is done with the key.
+
+    Parameters
+    ----------
+    algorithm : str
+        One of `_readers`.
+    public : bytes
+        The public key.
+    name : str
+        A name for people, which is not authenticated.
+
+    Raises
+    ------
+    FormatError
+        If `public` is not a public key of that algorithm.
+    """
+
+    __slots__ = ("_key", "algorithm", "id", "name", "public")
+
+    _readers: ClassVar[Mapping[str, Callable[[bytes], Any]]]
+    """For each algorithm the function that reads a public key."""
+
+    def __init__(self, algorithm: str, public: bytes, name: str = "") -> None:
+        if algorithm not in self._readers:
+            raise FormatError(f"expected a public key of {' or '.join(self._readers)}, got {algorithm!r:.40}")
+        try:
+            self._key = self._readers[algorithm](public)
+        except ValueError as error:
+            raise FormatError(f"expected a public key of {algorithm}, got {len(public)} bytes: {error}") from error
+        self.algorithm = algorithm
+        self.public = public
+        self.name = name
+        self.id = public_id(algorithm, public)
+
+    @classmethod
+    def parse(cls, text: str, *, source: str = "the text") -> Self:
+        """Read the line of a public file.
+
+        Raises
+        ------
+        FormatError
+            If it is not a public key of this kind.
+        """
+        return cls(*_parse_public(text, source))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a public file that `save` or ``fastrack keygen`` wrote.
+
+        Raises
+        ------
+        FormatError
+            If it is not a public key of this kind, or if `path` looks like a key itself.
+        OSError
+            If it cannot be read.
+        """
+        refuse_key_text(path)
+        with open_regular(Path(path)) as file:
+            content = file.read(_PUBLIC_LIMIT + 1)
+        return cls.parse(content.decode("ascii", "replace"), source=str(path))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a new public file. No file is ever replaced."""
+        with new_file(Path(path), overwrite=False) as file:
+            file.write(f"{self}\n".encode())
+
+    def __str__(self) -> str:
+        return _format_public(self.algorithm, self.public, self.name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, type(self)) and (self.algorithm, self.public) == (other.algorithm, other.public)
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.algorithm} id={self.id}{f' {self.name!r}' if self.name else ''}>"
+
+
+class SecretKey(ABC):
+    """A secret key with its public key. It can be neither pickled nor copied. Subclasses say what is done with it."""
+
+    __slots__ = ()
+
+    _readers: ClassVar[Mapping[str, Callable[[bytes], Any]]]
+    """For each algorithm the function that reads a secret key."""
+
+    @abstractmethod
+    def __init__(self, algorithm: str, key: Any, name: str = "") -> None: ...
+
+    @property
+    @abstractmethod
+    def _public(self) -> PublicKey: ...
+
+    @abstractmethod
+    def _secret_bytes(self) -> bytes: ...
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Load a secret file that `save` or ``fastrack keygen`` wrote.
+
+        Raises
+        ------
+        FormatError
+            If it is not such a file, or damaged, or if `path` looks like a key itself.
+        KeyPermissionError
+            If others may use it.
+        OSError
+            If it cannot be read.
+        """
+        algorithm, key_id, secret = _load_secret(path)
+        if algorithm not in cls._readers:
+            raise FormatError(
+                f"{path}: expected a secret key of {' or '.join(cls._readers)}, got one of {algorithm:.40}"
+            )
+        try:
+            key = cls(algorithm, cls._readers[algorithm](secret))
+        except ValueError as error:
+            raise FormatError(f"{path} is damaged: expected a secret of {algorithm}; restore it from a copy") from error
+        if key._public.id != key_id:
+            raise FormatError(f"{path} was damaged: its key does not have its id; restore it from a copy")
+        return key
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a new secret file that only its owner may read (mode 0600). No file is ever replaced."""
+        algorithm = self._public.algorithm
+        head = f"# fastrack secret key, {algorithm}, id {self._public.id}\nfastrack-secret-1:{algorithm}:"
+        with new_file(Path(path), mode=0o600, overwrite=False) as file:
+            file.write(head.encode() + binascii.hexlify(self._secret_bytes()) + b"\n")
+
+    def __reduce__(self) -> NoReturn:
+        name = type(self).__name__
+        raise TypeError(f"{name} stays in its process and cannot be pickled or copied; save it, and load it there")
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._public.algorithm} id={self._public.id}>"
+
+
 def public_id(algorithm: str, public: bytes) -> str:
     """Return the id of a public key: 32 hexadecimal digits of SHA-256 over a label, the algorithm and the key."""
     return hashlib.sha256(b"fastrack/public-key-id@1\0" + algorithm.encode() + b"\0" + public).hexdigest()[:32]
 
 
-def format_public(algorithm: str, public: bytes, name: str) -> str:
-    """Return the line of a public file.
-
-    Raises
-    ------
-    ValueError
-        If the name is not printable ASCII of up to 64 characters.
-    """
+def _format_public(algorithm: str, public: bytes, name: str) -> str:
     if name and re.fullmatch(_NAME, name) is None:
         raise ValueError(
             f"naming a public key failed: expected up to 64 characters of printable ASCII, got {name!r:.80}"
@@ -56,14 +189,8 @@ def format_public(algorithm: str, public: bytes, name: str) -> str:
     return f"fastrack-public-1:{algorithm}:{base64.b64encode(public).decode()}{' ' if name else ''}{name}"
 
 
-def parse_public(text: str, source: str) -> tuple[str, bytes, str]:
-    """Return the algorithm, the public key and the name in the line of a public file.
-
-    Raises
-    ------
-    FormatError
-        If it has another form.
-    """
+def _parse_public(text: str, source: str) -> tuple[str, bytes, str]:
+    """Return the algorithm, the public key and the name in the line of a public file."""
     match = _PUBLIC.fullmatch(text)
     if match is None:
         hint = "; it holds a secret key, of which the public file is wanted" if "fastrack-secret-1" in text else ""
@@ -79,94 +206,10 @@ def parse_public(text: str, source: str) -> tuple[str, bytes, str]:
     return match["algorithm"], public, match["name"] or ""
 
 
-def load_public(path: str | os.PathLike[str]) -> tuple[str, bytes, str]:
-    """Return the algorithm, the public key and the name in a public file.
-
-    Raises
-    ------
-    FormatError
-        If it is not a public file.
-    OSError
-        If it cannot be read.
-    """
-    with open_regular(Path(path)) as file:
-        content = file.read(_PUBLIC_LIMIT + 1)
-    return parse_public(content.decode("ascii", "replace"), str(path))
-
-
-def save_public(path: str | os.PathLike[str], line: str) -> None:
-    """Write a new public file, atomically. No file is ever replaced.
-
-    Raises
-    ------
-    OSError
-        If it exists or cannot be written.
-    """
-    with new_file(Path(path), overwrite=False) as file:
-        file.write(line.encode() + b"\n")
-
-
-def save_secret(path: str | os.PathLike[str], algorithm: str, key_id: str, secret: bytes | bytearray) -> None:
-    """Write a new secret file that only its owner may read, atomically. No file is ever replaced.
-
-    Raises
-    ------
-    OSError
-        If it exists or cannot be written.
-    """
-    head = f"# fastrack secret key, {algorithm}, id {key_id}\nfastrack-secret-1:{algorithm}:"
-    with new_file(Path(path), mode=0o600, overwrite=False) as file:
-        file.write(head.encode() + binascii.hexlify(secret) + b"\n")
-
-
-def load_secret(path: str | os.PathLike[str]) -> tuple[str, str, bytes]:
-    """Return the algorithm, the id and the secret in a secret file.
-
-    Raises
-    ------
-    FormatError
-        If it is not a secret file.
-    KeyPermissionError
-        If others may use it.
-    OSError
-        If it cannot be read.
-    """
+def _load_secret(path: str | os.PathLike[str]) -> tuple[str, str, bytes]:
+    """Return the algorithm, the id and the secret in a secret file."""
     with read_private(path, _SECRET_LIMIT) as content:
         match = _SECRET.fullmatch(content)
         if match is None or match["header"] != match["algorithm"]:
             raise FormatError(f"{path} is not a fastrack secret key file; `fastrack keygen --identity` makes one")
         return match["algorithm"].decode(), match["id"].decode(), binascii.unhexlify(match["secret"])
-
-
-def load_pair(path: str | os.PathLike[str], readers: Mapping[str, Callable[[bytes], Any]]) -> tuple[str, Any, str]:
-    """Return the algorithm, the secret key that the reader of that algorithm makes, and the id in a secret file.
-
-    Raises
-    ------
-    FormatError
-        If it is not a secret file of one of these algorithms, or damaged.
-    KeyPermissionError
-        If others may use it.
-    OSError
-        If it cannot be read.
-    """
-    algorithm, key_id, secret = load_secret(path)
-    if algorithm not in readers:
-        raise FormatError(f"{path}: expected a secret key of {' or '.join(readers)}, got one of {algorithm:.40}")
-    try:
-        key = readers[algorithm](secret)
-    except ValueError as error:
-        raise FormatError(f"{path} is damaged: expected a secret of {algorithm}; restore it from a copy") from error
-    return algorithm, key, key_id
-
-
-def check_id(path: str | os.PathLike[str], key_id: str, expected: str) -> None:
-    """Refuse a secret file whose key has another id than its first line says.
-
-    Raises
-    ------
-    FormatError
-        If they differ.
-    """
-    if key_id != expected:
-        raise FormatError(f"{path} was damaged: its key does not have its id; restore it from a copy")

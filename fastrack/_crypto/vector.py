@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,15 @@ from fastrack._crypto.base import (
     check_buffers,
     check_plan,
     chunks_between,
+    chunks_of,
 )
 from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE, TAG_SIZE, MessageKey
 from fastrack._crypto.forms import Form
 from fastrack._crypto.job_table import JobTable
+from fastrack._crypto.library import Unit, load
 from fastrack.errors import ClosedError
 
+SCHEDULE_SIZE = 2048  # bytes, of the layout in `gcm_ir`
 _ALIGNMENT = 64
 
 
@@ -29,50 +33,65 @@ class VectorEngine:
     """An `Engine` on code of one form, with at most `threads` threads a run."""
 
     def __init__(self, name: str, form: Form, threads: int) -> None:
-        from fastrack._crypto import gcm_ir, jit, jobs  # deferred: they import numba, which takes a third of a second
-
         self.name = name
         self.threads = threads
-        self._schedule_size = gcm_ir.SCHEDULE_SIZE
-        self._kernels = jit.build(form)
-        self._open_jobs = jobs.build(form)
+        self._form = form
+        self._runs = load(_unit(form, "build_runs"))
+
+    @cached_property
+    def _jobs(self) -> Any:
+        return load(_unit(self._form, "build_jobs", "jobs"))
+
+    @cached_property
+    def _pass(self) -> Any:
+        return load(_unit(self._form, "build_pass"))
+
+    @cached_property
+    def _others(self) -> Any:
+        return load(_unit(self._form, "build_others"))
 
     def expand_key(self, key: MessageKey) -> VectorSchedule:
         material = np.frombuffer(key.material, np.uint8)
-        schedule = VectorSchedule(material.size * 8 - 96, self._schedule_size)
-        self._kernels.expand_key(schedule.bits, schedule.address, address(material))
+        schedule = VectorSchedule(material.size * 8 - 96)
+        self._runs.expand_key(schedule.bits, schedule.address, address(material))
         return schedule
 
     def open_run(self, schedule: VectorSchedule, source: Bytes, target: Bytes, first: int) -> int | None:
         check_buffers(source, target)
         count = chunks_between(source.size, target.size, first)
         arguments = (address(source), address(target), first, count, target.size)
-        return self._run(self._kernels.open_run, schedule, arguments, count, (source, target))
+        return self._run(self._runs.open_run, schedule, arguments, count, (source, target))
 
     def verify_run(self, schedule: VectorSchedule, source: Bytes, first: int) -> int | None:
         check_buffers(source)
         size = source.size - -(-source.size // SEALED_CHUNK_SIZE) * TAG_SIZE
         count = chunks_between(source.size, size, first)
         arguments = (address(source), 0, first, count, size)
-        return self._run(self._kernels.verify_run, schedule, arguments, count, (source,))
+        return self._run(self._others.verify_run, schedule, arguments, count, (source,))
 
     def seal_run(self, schedule: VectorSchedule, source: Bytes, target: Bytes, first: int) -> None:
         check_buffers(source, target)
         count = chunks_between(target.size, source.size, first)
         arguments = (address(source), address(target), first, count, source.size)
-        self._run(self._kernels.seal_run, schedule, arguments, count, (source, target))
+        self._run(self._runs.seal_run, schedule, arguments, count, (source, target))
+
+    def pass_run(self, schedule: VectorSchedule, source: Bytes, target: Bytes, first: int) -> int | None:
+        check_buffers(source, target)
+        count = chunks_of(source.size, target.size, first)
+        arguments = (address(source), address(target), first, count, source.size)
+        return self._run(self._pass.pass_run, schedule, arguments, count, (source, target))
 
     def open_gather(self, schedule: VectorSchedule, source: Bytes, target: Bytes, plan: GatherPlan) -> int | None:
         check_buffers(source, target)
         size = source.size - -(-source.size // SEALED_CHUNK_SIZE) * TAG_SIZE
         check_plan(plan, source.size, size, target.size)
-        arguments = (address(source), address(target), plan.chunks, plan.starts, plan.table, size)
-        return self._run(self._kernels.open_gather, schedule, arguments, plan.chunks.size, (source, target))
+        arguments = (address(source), address(target), plan.chunks, plan.starts, plan.table, plan.chunks.size, size)
+        return self._run(self._others.open_gather, schedule, arguments, plan.chunks.size, (source, target))
 
     def open_jobs(self, jobs: Jobs) -> tuple[int, int] | None:
         table = JobTable(jobs)
         arguments = (table.address, len(jobs.nbytes), table.count)
-        bad = workers.run(self._open_jobs, arguments, table.count, self.threads, table.keepalive)
+        bad = workers.run(self._jobs.open_jobs, arguments, table.count, self.threads, table.keepalive)
         return None if bad is None else table.find(bad)
 
     def _run(
@@ -94,13 +113,23 @@ class VectorSchedule(KeySchedule):
 
     _memory = np.empty(0, np.uint8)  # if `__init__` raises
 
-    def __init__(self, bits: int, size: int) -> None:
+    def __init__(self, bits: int) -> None:
         self.bits = bits
         self.wiped = False
-        self._memory = np.zeros(size + _ALIGNMENT, np.uint8)
+        self._memory = np.zeros(SCHEDULE_SIZE + _ALIGNMENT, np.uint8)
         start = address(self._memory)
         self.address = start + -start % _ALIGNMENT
 
     def wipe(self) -> None:
         self.wiped = True
         self._memory.fill(0)
+
+
+def units(form: Form) -> list[Unit]:
+    """Return the compiled functions of the engine on a form."""
+    runs = [_unit(form, build) for build in ("build_runs", "build_pass", "build_others")]
+    return [*runs, _unit(form, "build_jobs", "jobs")]
+
+
+def _unit(form: Form, build: str, module: str = "jit") -> Unit:
+    return Unit(f"fastrack._crypto.{module}", build, tuple(form))

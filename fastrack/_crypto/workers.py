@@ -10,6 +10,7 @@ import ctypes
 import os
 import sys
 import threading
+from array import array
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
@@ -17,9 +18,17 @@ from contextlib import nullcontext, suppress
 from typing import Any
 
 from fastrack._crypto.cobblestone import CHUNK_SIZE
+from fastrack._crypto.library import Unit, load
 from fastrack._util import trace
 from fastrack._util.fork import after_fork
 
+# The counters of a kernel, as indexes of 64-bit words on cache lines of their own.
+NEXT, BAD, DONE = 0, 8, 16
+COUNTER_WORDS = 24
+NONE_BAD = (1 << 63) - 1
+_NEW_COUNTERS = array("q", [NONE_BAD if word == BAD else 0 for word in range(COUNTER_WORDS)])
+
+DRAIN = Unit("fastrack._crypto.jit", "build_drain")
 PARALLEL_THRESHOLD = 2 * 1024 * 1024 // CHUNK_SIZE  # chunks that one thread finishes before another has woken up
 _HUGE_PAGE = 2 * 1024 * 1024 // CHUNK_SIZE  # with grains this long two threads never touch one fresh huge page
 
@@ -38,9 +47,8 @@ def run(
     `keepalive` owns the memory that the kernel's addresses point into; it lives until the last thread has left the
     kernel. One more thread takes part for every `threshold` chunks.
     """
-    from fastrack._crypto import jit
-
-    counters = jit.new_counters()
+    drain = load(DRAIN).drain  # first, as it must not fail later
+    counters = new_counters()
     address = counters.buffer_info()[0]
     workers = min(threads - 1, count // threshold)
     grain_size = _grain_size(count, workers + 1)
@@ -53,10 +61,15 @@ def run(
             start(lambda: kernel(*arguments, grain_size, address, False), workers, (keepalive, counters))
         kernel(*arguments, grain_size, address, True)
     except BaseException:
-        jit.drain(address, grain_size, count)
+        drain(address, grain_size, count)
         raise
-    bad = counters[jit.BAD]
-    return None if bad == jit.NONE_BAD else bad
+    bad = counters[BAD]
+    return None if bad == NONE_BAD else bad
+
+
+def new_counters() -> array[int]:
+    """Return counters with no grain taken and no bad chunk."""
+    return array("q", _NEW_COUNTERS)
 
 
 def start(work: Callable[[], None], workers: int, keepalive: object) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fastrack._crypto import gather
 from fastrack._crypto.base import GatherPlan
 from fastrack._util.pickles import unpickle
 
@@ -46,8 +47,6 @@ class ByteRanges:
 
     def pieces(self) -> GatherPlan:
         """Return the gather of these bytes, with each chunk once and in ascending order."""
-        from fastrack._crypto import gather  # imports numba, a third of a second: when first used
-
         return GatherPlan(*gather.make_plan(self.starts, self.sizes, self.places))
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import safetensors
@@ -31,6 +31,10 @@ from fastrack._util.public import public
 from fastrack._util.regular_file import open_regular
 from fastrack.errors import AuthenticationError, ClosedError, FormatError, UnknownKeyError
 
+if TYPE_CHECKING:
+    from fastrack._sealed.anchor import Anchor
+    from fastrack._sealed.entries import SealedEntry
+
 FORMAT_VERSION = "1"
 _HEX_ID = re.compile(r"[0-9a-f]{32}")
 _HEX_HEADER = re.compile(r"[0-9a-f]{112}")
@@ -42,7 +46,13 @@ _VERIFY_RUN = 32 << 20  # bytes of plaintext between two calls of `progress`
 
 
 @public
-def load_file(path: str | os.PathLike[str], *, file_id: str | None = None, mapped: bool = True) -> SealedFile:
+def load_file(
+    path: str | os.PathLike[str],
+    *,
+    file_id: str | None = None,
+    mapped: bool = True,
+    anchor: Anchor | str | os.PathLike[str] | None = None,
+) -> SealedFile:
     """Open a sealed file. Only its header is read; nothing is decrypted, and no key is needed.
 
     Parameters
@@ -55,6 +65,9 @@ def load_file(path: str | os.PathLike[str], *, file_id: str | None = None, mappe
     mapped : bool
         Map the file into memory. If False, all of it is read now, so that a file that is truncated later, or a network
         file system that fails, cannot end the process.
+    anchor : Anchor or path, optional
+        The file has to be as its owner's newest manifest lists it, which `Anchor` explains. Its plain tensors are then
+        authenticated as well, and so is its metadata.
 
     Returns
     -------
@@ -67,7 +80,11 @@ def load_file(path: str | os.PathLike[str], *, file_id: str | None = None, mappe
     FormatError
         If it is not a safetensors file, or its fastrack metadata is malformed.
     AuthenticationError
-        If it has another id than `file_id`.
+        If it has another id than `file_id`, or a message has not the digest in its manifest.
+    RollbackError
+        If it, or its manifest, is older than the anchor, or another one.
+    SignatureError
+        If the manifest was altered, or the owner has not signed it.
     OSError
         If it cannot be read.
 
@@ -84,7 +101,14 @@ def load_file(path: str | os.PathLike[str], *, file_id: str | None = None, mappe
     >>> x
     array([0, 1, 2])
     """
-    return SealedFile(path, file_id, mapped)
+    if anchor is None:
+        return SealedFile(path, file_id, mapped)
+    from fastrack._sealed.anchor import Anchor
+
+    anchor = Anchor.resolve(anchor)
+    file = SealedFile(path, file_id, mapped, anchor.sealed_entry(path))
+    anchor.advance()
+    return file
 
 
 def opened_file(source: SealedFile | str | os.PathLike[str]) -> AbstractContextManager[SealedFile]:
@@ -130,14 +154,25 @@ class SealedFile(Mapping[str, SealedTensor]):
     >>> file.close()
     """
 
-    def __init__(self, path: str | os.PathLike[str], file_id: str | None = None, mapped: bool = True) -> None:
+    _entry: SealedEntry | None
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        file_id: str | None = None,
+        mapped: bool = True,
+        entry: SealedEntry | None = None,
+    ) -> None:
         self.path = Path(path)
         self._is_mapped = mapped
         try:
             self._read(*_open(self.path, mapped=mapped), file_id)
+            if entry is not None:
+                entry.check(self)
         except FormatError as error:
             error.path = self.path
             raise
+        self._entry = entry  # after its check, which looks at what is in the file
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
@@ -151,6 +186,7 @@ class SealedFile(Mapping[str, SealedTensor]):
     def _read(self, header: _Header, memory: Bytes, file_id: str | None) -> None:
         metadata, tensors = header
         self._expected_id = file_id
+        self._entry = None
         self._memory: Bytes | None = memory
         self._stored = _locate(tensors, memory, self.path)
         fields = {key: value for key, value in metadata.items() if key.startswith("fastrack.")}
@@ -208,14 +244,23 @@ class SealedFile(Mapping[str, SealedTensor]):
                 raise KeyError(f"{name!r} is stored unencrypted; file.plain[{name!r}] returns it")
             raise KeyError(name)
         assert self.key_id is not None
-        return SealedTensor(context, self.stored(name)[2], self.key_id, self._bindings.get(name), self.path)
+        header = None if self._entry is None else self._entry.header(name)
+        return SealedTensor(context, self.stored(name)[2], self.key_id, self._bindings.get(name), self.path, header)
 
     def stored(self, name: str) -> tuple[str, tuple[int, ...], Bytes]:
-        """Return the stored dtype, shape and bytes of a tensor. A sealed tensor is stored as a `U8` vector."""
+        """Return the stored dtype, shape and bytes of a tensor. A sealed tensor is stored as a `U8` vector.
+
+        If a manifest lists a plain tensor, its bytes are an authenticated copy, which no process can write to.
+        """
         dtype, shape, location = self._stored[name]
         if self._memory is None:
             raise ClosedError(f"{self.path} was closed; load_file opens it again")
-        return dtype, shape, self._memory[location]
+        memory = self._memory[location]
+        if self._entry is not None and name in self._entry.plain:
+            memory = memory.copy()
+            memory.flags.writeable = False
+            self._entry.check_plain(name, memory, self.path)
+        return dtype, shape, memory
 
     def __contains__(self, name: object) -> bool:
         return name in self._contexts
@@ -240,7 +285,8 @@ class SealedFile(Mapping[str, SealedTensor]):
         self.close()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return unpickle, ("SealedFile", str(self.path), self._expected_id, self._is_mapped)
+        pinned = () if self._entry is None else (self._entry,)
+        return unpickle, ("SealedFile", str(self.path), self._expected_id, self._is_mapped, *pinned)
 
     def __repr__(self) -> str:
         return f"<SealedFile {str(self.path)!r}: {len(self)} sealed, {len(self.plain)} plain>"

@@ -318,7 +318,7 @@ class SealedTensor(_Handle):
            [0, 1]], dtype=int32)
     """
 
-    __slots__ = ("_memory", "_message", "binding", "context", "key_id", "nbytes", "path")
+    __slots__ = ("_memory", "_message", "_pinned_header", "binding", "context", "key_id", "nbytes", "path")
 
     def __init__(
         self,
@@ -327,8 +327,10 @@ class SealedTensor(_Handle):
         key_id: str,
         binding: Binding | None = None,
         path: Path | None = None,
+        header: bytes | None = None,
     ) -> None:
         self.context = context
+        self._pinned_header = header
         self.path = path
         self.key_id = key_id
         self.binding = binding
@@ -360,13 +362,20 @@ class SealedTensor(_Handle):
 
     @property
     def header(self) -> bytes:
-        """A copy of the header of the message."""
-        return self._message[:HEADER_SIZE].tobytes()
+        """Header of the message; that of the manifest if there is one, whatever is in the file by now."""
+        return self._message[:HEADER_SIZE].tobytes() if self._pinned_header is None else self._pinned_header
 
     @property
     def chunks(self) -> Bytes:
         """Message without its header, as uint8 of one dimension."""
         return self._message[HEADER_SIZE:]
+
+    def read_message(self, start: int, stop: int) -> Bytes:
+        """Return a part of the message, which begins with `header`."""
+        part = self._message[start:stop]
+        if self._pinned_header is None or start >= HEADER_SIZE:
+            return part
+        return np.concatenate((np.frombuffer(self._pinned_header[start:], np.uint8), part[HEADER_SIZE - start :]))
 
     @property
     def memory(self) -> HostMemory:
@@ -453,7 +462,8 @@ class SealedTensor(_Handle):
         return f"<SealedTensor {self.name!r} {self.dtype} {list(self.shape)} key {self.key_id[:8]}>"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return unpickle, ("SealedTensor", self.context, self._message.tobytes(), self.key_id, self.binding)
+        message = b"".join((self.header, self.chunks.data))
+        return unpickle, ("SealedTensor", self.context, message, self.key_id, self.binding)
 
 
 def restore_tensor(context: MessageContext, message: bytes, key_id: str, binding: Binding | None) -> SealedTensor:

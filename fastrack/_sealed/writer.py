@@ -95,13 +95,17 @@ def save_file(
         if isinstance(tensor, SealedTensor):
             _require_own(name, tensor, key, plain)
             sealed[name] = tensor
-            described[name] = PlainTensor.of(np.frombuffer(tensor.message, np.uint8))
+            described[name] = _describe_message(tensor)
             continue
         try:
             described[name] = PlainTensor.of(tensor)
         except TypeError as error:
             raise TypeError(f"{name!r:.80} cannot be saved: {error}") from error
     write_sealed(described, Path(path), key, plain, metadata or {}, progress, sealed=sealed)
+
+
+def _describe_message(tensor: SealedTensor) -> PlainTensor:
+    return PlainTensor("U8", (tensor.message.nbytes,), lambda: tensor.read_message)
 
 
 def _require_own(name: str, tensor: SealedTensor, key: Key, plain: frozenset[str]) -> None:
@@ -441,7 +445,7 @@ def encode_one_tensor(tensor: SealedTensor) -> bytes:
     if context.kind != "tensor":
         raise ValueError(f"{context.name!r:.200} is part of a {context.kind}, and of no other file. Unseal it first")
     fields = _fields(context.file, tensor.key_id, {context.name: _entry(context)})
-    return _header({context.name: ("U8", (tensor.message.nbytes,))}, fields) + bytes(tensor.message)
+    return _header({context.name: ("U8", (tensor.message.nbytes,))}, fields) + tensor.header + tensor.chunks.tobytes()
 
 
 def _write_message(

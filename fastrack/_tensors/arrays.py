@@ -73,6 +73,9 @@ def writable_memory(array: Any) -> tuple[int, int, object]:
     if type(array) is np.ndarray:
         _require_writable(array)
         return array.__array_interface__["data"][0], array.nbytes, array
+    if framework_of(array) == "torch":
+        _require_torch(array, "cpu", writable=True)
+        return array.data_ptr(), array.numel() * array.element_size(), array
     memory = bytes_of(array, writable=True)
     return memory.__array_interface__["data"][0], memory.size, memory
 
@@ -143,21 +146,30 @@ def flat_torch(tensor: Any, device: str, *, writable: bool = False) -> Any:
     """Return the bytes of a torch tensor on `device`, as a torch tensor of `uint8` (nbytes,)."""
     import torch
 
+    _require_torch(tensor, device, writable=writable)
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    # A contiguous tensor of one row may have a stride that `view` refuses.
+    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)
+
+
+def _require_torch(tensor: Any, device: str, *, writable: bool) -> None:
+    """Raise unless a torch tensor is dense and on `device`; and if it is to be filled, unless that can be done."""
+    import torch
+
     actual = "cpu" if tensor.device.type == "cpu" else str(tensor.device)
     if actual != device or tensor.layout != torch.strided:
         expected = "in host memory" if device == "cpu" else f"on {device}"
         raise TypeError(f"expected a dense tensor {expected}, got one on {tensor.device} ({tensor.layout})")
-    if writable and (not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg()):
+    if not writable:
+        return
+    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         raise ValueError(
             "filling a tensor failed: expected a contiguous one that is no conjugate or negated view. Fill a new one"
         )
-    if writable and tensor.requires_grad:
+    if tensor.requires_grad:
         raise ValueError("a tensor that requires a gradient cannot be filled: autograd would not know. Pass .detach()")
-    if writable and not tensor.is_inference():
+    if not tensor.is_inference():
         torch.autograd.graph.increment_version(tensor)  # so that autograd refuses what it saved of the old contents
-    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    # A contiguous tensor of one row may have a stride that `view` refuses.
-    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)
 
 
 def in_memory_order(tensor: Any) -> tuple[Any, Callable[[Any], Any] | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from fastrack._training.state import decode_state, encode_state
 from fastrack._transfer.api import to_device
 from fastrack._util.public import public
 from fastrack.errors import AuthenticationError, FormatError
+
+if TYPE_CHECKING:
+    from fastrack._sealed.anchor import Anchor
 
 _SKELETON = "skeleton"
 
@@ -53,7 +56,7 @@ def save_checkpoint(path: str | os.PathLike[str], state: Any, *, key: KeyLike | 
     -----
     Every value is encrypted, and so are the keys of the dicts and the nesting. Not encrypted are the number of arrays,
     their dtypes and shapes, and the size of the rest. An older checkpoint of the same key in place of a newer one is
-    not detected; keep the number of the epoch elsewhere too if this matters.
+    detected by an `Anchor` if each is published when it was saved, as `publish` does.
 
     Examples
     --------
@@ -70,7 +73,13 @@ def save_checkpoint(path: str | os.PathLike[str], state: Any, *, key: KeyLike | 
 
 
 @public
-def load_checkpoint(path: str | os.PathLike[str], *, keys: KeySource | None = None, device: object = None) -> Any:
+def load_checkpoint(
+    path: str | os.PathLike[str],
+    *,
+    keys: KeySource | None = None,
+    device: object = None,
+    anchor: Anchor | str | os.PathLike[str] | None = None,
+) -> Any:
     """Open a checkpoint. No code from the file is run.
 
     Parameters
@@ -82,6 +91,8 @@ def load_checkpoint(path: str | os.PathLike[str], *, keys: KeySource | None = No
     device : str or torch.device, optional
         Device of all torch tensors: "cpu", the default, or "cuda:N". The rest is opened in host memory. The state of a
         random generator goes to the device too, and ``torch.set_rng_state`` expects it on the host.
+    anchor : Anchor or path, optional
+        As for `load_file`.
 
     Returns
     -------
@@ -97,7 +108,7 @@ def load_checkpoint(path: str | os.PathLike[str], *, keys: KeySource | None = No
         If the key that sealed it is not among `keys`.
     FormatError
         If it is not a checkpoint.
-    DeviceError, OSError
+    DeviceError, RollbackError, SignatureError, OSError
         As from `to_device` and `load_file`.
 
     Examples
@@ -112,7 +123,7 @@ def load_checkpoint(path: str | os.PathLike[str], *, keys: KeySource | None = No
     100
     """
     ring, target = KeyRing.resolve(keys), canonical(device)
-    with load_file(path) as file:
+    with load_file(path, anchor=anchor) as file:
         sealed = file.get(_SKELETON)
         if file.kind != "checkpoint" or sealed is None or sealed.dtype != "U8" or len(sealed.shape) != 1:
             raise FormatError(f"{file.path}: expected a checkpoint, got another sealed file. Open it with load_file")

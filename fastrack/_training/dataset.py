@@ -20,6 +20,8 @@ from fastrack._util.public import public
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
+    from fastrack._sealed.anchor import Anchor
+
     _Base = Dataset[dict[str, Any]]
 elif arrays.installed("torch"):
     from torch.utils.data import Dataset as _Base
@@ -50,6 +52,8 @@ class SealedDataset(_Base):
     file_ids : sequence of str, optional
         The ``SealedFile.file_id`` that each file must have, in the order of `paths`. They are authenticated with the
         shapes. Without them, an older or another file of the same owner with the same columns is accepted.
+    anchor : Anchor or path, optional
+        All files have to be as their owner's newest manifest lists them, of one version, as for `load_file`.
 
     Raises
     ------
@@ -59,6 +63,8 @@ class SealedDataset(_Base):
         If a file lacks a column, or columns differ in length or between files.
     FormatError, OSError
         If a file is not a sealed file, is given twice, has another id than in `file_ids`, or cannot be read.
+    RollbackError, SignatureError
+        As from `load_file`, with `anchor`.
     TypeError
         If the rows of a column do not fill whole bytes.
 
@@ -97,8 +103,9 @@ class SealedDataset(_Base):
         *,
         keys: KeySource | None = None,
         file_ids: Sequence[str] | None = None,
+        anchor: Anchor | PathLike | None = None,
     ) -> None:
-        self._ref = DatasetRef(row_layout(Shards(paths, columns, file_ids)))
+        self._ref = DatasetRef(row_layout(Shards(paths, columns, file_ids, anchor)))
         if keys is not None:
             ring = KeyRing.resolve(keys)
             for column in range(len(self.columns)):
@@ -113,6 +120,7 @@ class SealedDataset(_Base):
         *,
         keys: KeySource | None = None,
         file_ids: Sequence[str] | None = None,
+        anchor: Anchor | PathLike | None = None,
     ) -> SealedDataset:
         """Make a data set of samples of any length: sample `i` of a file is ``data[offsets[i]:offsets[i + 1]]``.
 
@@ -131,6 +139,8 @@ class SealedDataset(_Base):
             As for `unseal`.
         file_ids : sequence of str, optional
             As for `SealedDataset`.
+        anchor : Anchor or path, optional
+            As for `SealedDataset`.
 
         Raises
         ------
@@ -147,7 +157,7 @@ class SealedDataset(_Base):
         moved. They are in no pickle: a spawned worker has the number of samples without their lengths. A forked worker
         has a copy of them, as of everything.
         """
-        return _from_ref(DatasetRef(record_layout(Shards(paths, [data, offsets], file_ids), keys)))
+        return _from_ref(DatasetRef(record_layout(Shards(paths, [data, offsets], file_ids, anchor), keys)))
 
     def windows(self, column: str, size: int, step: int | None = None) -> SealedDataset:
         """Return a data set of the same files, whose samples are windows on a long column.

@@ -24,6 +24,8 @@ from fastrack.errors import AuthenticationError
 if TYPE_CHECKING:
     import torch
 
+    from fastrack._sealed.anchor import Anchor
+
 _Owners = list[tuple[Any, str]]  # the modules and attributes that hold a tensor
 
 
@@ -35,6 +37,7 @@ def load_model(
     keys: KeySource | None = None,
     device: object = None,
     strict: bool = True,
+    anchor: Anchor | str | os.PathLike[str] | None = None,
 ) -> Any:
     """Load sealed weights into the parameters and buffers of a torch module, on the devices that these are on.
 
@@ -56,6 +59,8 @@ def load_model(
         "cuda:N". Others stay on their device.
     strict : bool
         Require that the names in the file and in the module are the same.
+    anchor : Anchor or path, optional
+        As for `load_file`.
 
     Returns
     -------
@@ -73,7 +78,7 @@ def load_model(
         If a name of the module is in the file unencrypted only, or a header, the key or a chunk does not match.
     UnknownKeyError
         If the file's key is not among `keys`.
-    FormatError, OSError
+    FormatError, RollbackError, SignatureError, OSError
         As from `load_file`.
     DeviceError
         If a device cannot be used, or fails.
@@ -100,7 +105,7 @@ def load_model(
 
     ring = KeyRing.resolve(keys)
     target = canonical(device)
-    with load_file(path) as file:
+    with load_file(path, anchor=anchor) as file:
         state = module.state_dict(keep_vars=True)
         _refuse_plain(state, file)
         for name, tensor in state.items():

@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fastrack._sealed.reader import SealedFile, load_file
+from fastrack._sealed.reader import SealedFile
 from fastrack._sealed.tensor import MessageContext, SealedTensor
 from fastrack._util.pickles import unpickle
 from fastrack.errors import FormatError
+
+if TYPE_CHECKING:
+    from fastrack._sealed.anchor import Anchor
+    from fastrack._sealed.entries import SealedEntry
 
 PathLike = str | os.PathLike[str]
 
@@ -18,13 +23,18 @@ class Shards:
     """The same tensors of several sealed files. After unpickling, the files are opened when they are first needed."""
 
     def __init__(
-        self, paths: PathLike | Sequence[PathLike], names: Sequence[str] | None, file_ids: Sequence[str] | None = None
+        self,
+        paths: PathLike | Sequence[PathLike],
+        names: Sequence[str] | None,
+        file_ids: Sequence[str] | None = None,
+        anchor: Anchor | PathLike | None = None,
     ) -> None:
         given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
         if not given:
             raise ValueError("paths: expected one sealed file or more, got none")
         self.paths = [Path(path).absolute() for path in given]
-        files = [load_file(path) for path in self.paths]
+        self._entries: list[SealedEntry] | None = None
+        files = self._open() if anchor is None else self._open_anchored(anchor)
         for path, file in zip(self.paths, files, strict=True):
             if file.kind != "tensor":
                 raise FormatError(
@@ -56,24 +66,44 @@ class Shards:
     def tensor(self, shard: int, column: int) -> SealedTensor:
         """Return the tensor of a column in a file."""
         if self._tensors is None:
-            opened = [_tensors_of(load_file(path), self.names) for path in self.paths]
+            opened = [_tensors_of(file, self.names) for file in self._open()]
             for path, tensors, contexts in zip(self.paths, opened, self.contexts, strict=True):
                 if [tensor.context for tensor in tensors] != contexts:
                     raise FormatError(f"{path} was replaced since this data set was made. Make the data set again")
             self._tensors = opened  # only now, as other threads may read it
         return self._tensors[shard][column]
 
+    def _open(self) -> list[SealedFile]:
+        """Open all files, as the entries of their manifest have them if there are any."""
+        entries: Sequence[SealedEntry | None] = self._entries or [None] * len(self.paths)
+        return [SealedFile(path, entry=entry) for path, entry in zip(self.paths, entries, strict=True)]
+
+    def _open_anchored(self, anchor: Anchor | PathLike) -> list[SealedFile]:
+        """Open all files as one version of their manifest lists them."""
+        from fastrack._sealed.anchor import Anchor
+
+        anchor = Anchor.resolve(anchor)
+        self._entries = [anchor.sealed_entry(path) for path in self.paths]
+        files = self._open()
+        anchor.advance()
+        return files
+
     def __reduce__(self) -> tuple[object, ...]:
-        return unpickle, ("Shards", list(map(str, self.paths)), self.names, self.key_id, self.contexts)
+        pinned = () if self._entries is None else (self._entries,)
+        return unpickle, ("Shards", list(map(str, self.paths)), self.names, self.key_id, self.contexts, *pinned)
 
 
 def restore_shards(
-    paths: list[str], names: tuple[str, ...], key_id: str, contexts: list[list[MessageContext]]
+    paths: list[str],
+    names: tuple[str, ...],
+    key_id: str,
+    contexts: list[list[MessageContext]],
+    entries: list[SealedEntry] | None = None,
 ) -> Shards:
     """Return the files that a pickle describes. They are opened when they are first needed."""
     shards = Shards.__new__(Shards)
     shards.paths, shards.names, shards.key_id, shards.contexts = [Path(path) for path in paths], names, key_id, contexts
-    shards._tensors = None  # noqa: SLF001 - its own
+    shards._entries, shards._tensors = entries, None  # noqa: SLF001 - its own
     return shards
 
 

@@ -19,6 +19,7 @@ _MAKERS = {
     "RowPlan": ("fastrack._sealed.indexing", "RowPlan"),
     "Samples": ("fastrack._training.handles", "restore_samples"),
     "SealedDataset": ("fastrack._training.dataset", "restore_dataset"),
+    "SealedEntry": ("fastrack._sealed.entries", "restore_entry"),
     "SealedFile": ("fastrack._sealed.reader", "SealedFile"),
     "SealedTensor": ("fastrack._sealed.tensor", "restore_tensor"),
     "Shards": ("fastrack._training.shards", "restore_shards"),

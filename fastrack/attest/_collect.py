@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -121,7 +121,36 @@ def read_tsm_report(
     DeviceError
         If the kernel cannot give it, or another process used the same entry meanwhile.
     """
-    folder = Path(root)
+    with _open_entry(Path(root), name) as entry:
+        provider = (entry / "provider").read_text()
+        before = _read_generation(entry)
+        (entry / "inblob").write_bytes(report_data)
+        with (entry / "outblob").open("rb") as file:
+            report = file.read(_LARGEST + 1)
+        after = _read_generation(entry)
+    if before is not None and after != before + 1:
+        raise _cpu_error("one request at a time", f"{(after or 0) - before} of them", "Try again.")
+    kind = _kind_of(provider)
+    if not 0 < len(report) <= _LARGEST:
+        raise _cpu_error("a report of up to 1 MiB", f"{len(report)} bytes", "Look into the kernel's log.")
+    return report, kind
+
+
+def read_tsm_provider(root: str | os.PathLike[str] = TSM_ROOT, name: str = "doctor") -> str:
+    """Ask the kernel for the kind of evidence that the CPU gives, "tdx" or "snp", and for no evidence.
+
+    Raises
+    ------
+    DeviceError
+        If the kernel gives none, or one of another kind.
+    """
+    with _open_entry(Path(root), name) as entry:
+        return _kind_of((entry / "provider").read_text())
+
+
+@contextlib.contextmanager
+def _open_entry(folder: Path, name: str) -> Iterator[Path]:
+    """Make an entry for a request, and remove it. An OSError becomes a DeviceError."""
     if not folder.is_dir():
         raise _cpu_error(
             f"the folder {folder}",
@@ -134,26 +163,21 @@ def read_tsm_report(
         with contextlib.suppress(FileExistsError):  # of a process that was killed
             entry.mkdir()
         try:
-            provider = (entry / "provider").read_text().strip()
-            before = _read_generation(entry)
-            (entry / "inblob").write_bytes(report_data)
-            with (entry / "outblob").open("rb") as file:
-                report = file.read(_LARGEST + 1)
-            after = _read_generation(entry)
+            yield entry
         finally:
             with contextlib.suppress(OSError):
                 entry.rmdir()
     except OSError as error:
         advice = "Run this as root, in a confidential virtual machine whose hypervisor can give quotes; then try again."
         raise _cpu_error(f"a report at {entry}", error.strerror or type(error).__name__, advice) from error
-    if before is not None and after != before + 1:
-        raise _cpu_error("one request at a time", f"{(after or 0) - before} of them", "Try again.")
+
+
+def _kind_of(provider: str) -> str:
+    provider = provider.strip()
     if provider not in _PROVIDERS:
         wanted = f"one of the providers {', '.join(_PROVIDERS)}"
         raise _cpu_error(wanted, f"{provider:.40}", "Other kinds of machines are not supported.")
-    if not 0 < len(report) <= _LARGEST:
-        raise _cpu_error("a report of up to 1 MiB", f"{len(report)} bytes", "Look into the kernel's log.")
-    return report, _PROVIDERS[provider]
+    return _PROVIDERS[provider]
 
 
 def _read_generation(entry: Path) -> int | None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
-from fastrack.errors import FormatError, ProviderError
-from fastrack.providers._wrapped import KeyWrapper, WrappedKey, import_client, require_algorithm, require_parameters
+from fastrack.errors import ProviderError
+from fastrack.providers._cloud import CloudKey
+from fastrack.providers._wrapped import WrappedKey, import_client, require_algorithm
 
 _ALGORITHM = "SYMMETRIC_DEFAULT"
 _CONTEXT = "fastrack-key"
@@ -25,7 +26,7 @@ _REASONS = {
 }
 
 
-class AwsKms(KeyWrapper):
+class AwsKms(CloudKey):
     """A symmetric key of the Key Management Service of AWS, by the client boto3.
 
     Region and credentials come from where boto3 finds them: the environment, ``~/.aws``, or the role of the machine.
@@ -52,28 +53,13 @@ class AwsKms(KeyWrapper):
     """
 
     provider: ClassVar[str] = "aws-kms"
-
-    def __init__(self, key: str, *, client: Any = None) -> None:
-        if _KEY.fullmatch(key) is None:
-            raise ValueError(f"expected the ARN, the id or the alias of a key of AWS KMS, got {key!r:.80}")
-        self._key = key
-        self._client = client
+    _pattern = _KEY
+    _wanted = "the ARN, the id or the alias of a key of AWS KMS"
 
     @classmethod
-    def from_uri(cls, uri: str) -> Self:
-        """Make a wrapper of ``aws-kms:KEY``."""
-        return cls(uri.removeprefix(f"{cls.provider}:"))
-
-    @classmethod
-    def from_wrapped(cls, wrapped: WrappedKey) -> Self:
-        """Make a wrapper as the parameters of a file and the environment say."""
-        key = require_parameters(wrapped, frozenset({"key"}))["key"]
+    def _check_file(cls, key: str) -> None:
         if _ARN.fullmatch(key) is None:
-            raise FormatError(
-                f"the wrapped file of key {wrapped.key_id} is wrong: expected the ARN of a key of AWS KMS, got "
-                f"{key!r:.80}; restore it"
-            )
-        return cls(key)
+            raise ValueError(f"expected the ARN of a key of AWS KMS, got {key!r:.80}")
 
     def _encrypt(self, secret: memoryview, key_id: str) -> tuple[str, bytes, dict[str, str]]:
         encrypt = self._get_client().encrypt
@@ -111,18 +97,13 @@ class AwsKms(KeyWrapper):
             ) from None
         return answer
 
-    def _get_client(self) -> Any:
-        if self._client is None:
-            boto3 = import_client("boto3", "aws")
-            errors = import_client("botocore.exceptions", "aws")
-            arn = _ARN.fullmatch(self._key)
-            try:
-                self._client = boto3.client("kms", region_name=None if arn is None else arn[1])
-            except (errors.BotoCoreError, ValueError) as error:
-                raise ProviderError(
-                    f"reaching {self!r} failed: {type(error).__name__}. Set AWS_DEFAULT_REGION, or name the key by ARN"
-                ) from None
-        return self._client
-
-    def __repr__(self) -> str:
-        return f"<AwsKms {self._key}>"
+    def _make_client(self) -> Any:
+        boto3 = import_client("boto3", "aws")
+        errors = import_client("botocore.exceptions", "aws")
+        arn = _ARN.fullmatch(self._key)
+        try:
+            return boto3.client("kms", region_name=None if arn is None else arn[1])
+        except (errors.BotoCoreError, ValueError) as error:
+            raise ProviderError(
+                f"reaching {self!r} failed: {type(error).__name__}. Set AWS_DEFAULT_REGION, or name the key by ARN"
+            ) from None

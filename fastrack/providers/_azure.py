@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
-from fastrack.errors import FormatError, ProviderError
-from fastrack.providers._wrapped import KeyWrapper, WrappedKey, import_client, require_algorithm, require_parameters
+from fastrack.errors import ProviderError
+from fastrack.providers._cloud import CloudKey
+from fastrack.providers._wrapped import WrappedKey, import_client, require_algorithm
 
 _ALGORITHM = "RSA-OAEP-SHA256"
 _KEY = re.compile(r"https://(?P<host>[a-z0-9.-]{1,255})(?::[0-9]{1,5})?/keys/[A-Za-z0-9-]{1,127}(?:/[0-9a-f]{32})?")
@@ -28,7 +29,7 @@ _STATUS = {
 }
 
 
-class AzureKeyVault(KeyWrapper):
+class AzureKeyVault(CloudKey):
     """An RSA key of Azure Key Vault or Managed HSM, by the client azure-keyvault-keys.
 
     Credentials come from ``azure.identity.DefaultAzureCredential``. The key encrypts by RSA-OAEP with SHA-256, and
@@ -54,29 +55,14 @@ class AzureKeyVault(KeyWrapper):
     """
 
     provider: ClassVar[str] = "azure-keyvault"
-
-    def __init__(self, key: str, *, client: Any = None) -> None:
-        if _KEY.fullmatch(key) is None:
-            raise ValueError(f"expected https://VAULT.vault.azure.net/keys/NAME, or with a version, got {key!r:.80}")
-        self._key = key
-        self._client = client
+    _pattern = _KEY
+    _wanted = "https://VAULT.vault.azure.net/keys/NAME, or with a version"
 
     @classmethod
-    def from_uri(cls, uri: str) -> Self:
-        """Make a wrapper of ``azure-keyvault:URL``."""
-        return cls(uri.removeprefix(f"{cls.provider}:"))
-
-    @classmethod
-    def from_wrapped(cls, wrapped: WrappedKey) -> Self:
-        """Make a wrapper as the parameters of a file and the environment say. The host has to be one of Azure."""
-        key = require_parameters(wrapped, frozenset({"key"}))["key"]
+    def _check_file(cls, key: str) -> None:
         match = _KEY.fullmatch(key)
         if match is None or not match["host"].endswith(_CLOUDS):
-            raise FormatError(
-                f"the wrapped file of key {wrapped.key_id} is wrong: expected the URL of a key of Azure, got "
-                f"{key!r:.80}; restore it, or pass an AzureKeyVault"
-            )
-        return cls(key)
+            raise ValueError(f"expected the URL of a key of Azure, unless an AzureKeyVault is passed, got {key!r:.80}")
 
     def _encrypt(self, secret: memoryview, key_id: str) -> tuple[str, bytes, dict[str, str]]:
         crypto = import_client("azure.keyvault.keys.crypto", "azure")
@@ -103,12 +89,7 @@ class AzureKeyVault(KeyWrapper):
             reason = _REASONS.get(name) or _STATUS.get(status or 0, "check that it is an RSA key that is enabled")
             raise ProviderError(f"asking {self!r} failed: {name} {status or ''}".rstrip() + f", {reason}") from None
 
-    def _get_client(self) -> Any:
-        if self._client is None:
-            identity = import_client("azure.identity", "azure")
-            crypto = import_client("azure.keyvault.keys.crypto", "azure")
-            self._client = crypto.CryptographyClient(self._key, identity.DefaultAzureCredential())
-        return self._client
-
-    def __repr__(self) -> str:
-        return f"<AzureKeyVault {self._key}>"
+    def _make_client(self) -> Any:
+        identity = import_client("azure.identity", "azure")
+        crypto = import_client("azure.keyvault.keys.crypto", "azure")
+        return crypto.CryptographyClient(self._key, identity.DefaultAzureCredential())

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
-from fastrack.errors import FormatError, ProviderError
-from fastrack.providers._wrapped import KeyWrapper, WrappedKey, import_client, require_algorithm, require_parameters
+from fastrack.errors import ProviderError
+from fastrack.providers._cloud import CloudKey
+from fastrack.providers._wrapped import WrappedKey, import_client, require_algorithm
 
 _ALGORITHM = "GOOGLE_SYMMETRIC_ENCRYPTION"
 _PART = r"[A-Za-z0-9_-][A-Za-z0-9_.:-]{0,127}"
@@ -23,7 +24,7 @@ _REASONS = {
 }
 
 
-class GcpKms(KeyWrapper):
+class GcpKms(CloudKey):
     """A symmetric key of the Key Management Service of Google Cloud, by the client google-cloud-kms.
 
     Credentials come from where Google's clients find them. CRC-32C values guard what travels both ways. The additional
@@ -49,26 +50,8 @@ class GcpKms(KeyWrapper):
     """
 
     provider: ClassVar[str] = "gcp-kms"
-
-    def __init__(self, key: str, *, client: Any = None) -> None:
-        if _KEY.fullmatch(key) is None:
-            raise ValueError(f"expected projects/P/locations/L/keyRings/R/cryptoKeys/K of GCP, got {key!r:.80}")
-        self._key = key
-        self._client = client
-
-    @classmethod
-    def from_uri(cls, uri: str) -> Self:
-        """Make a wrapper of ``gcp-kms:projects/P/locations/L/keyRings/R/cryptoKeys/K``."""
-        return cls(uri.removeprefix(f"{cls.provider}:"))
-
-    @classmethod
-    def from_wrapped(cls, wrapped: WrappedKey) -> Self:
-        """Make a wrapper as the parameters of a file and the environment say."""
-        key = require_parameters(wrapped, frozenset({"key"}))["key"]
-        try:
-            return cls(key)
-        except ValueError as error:
-            raise FormatError(f"the wrapped file of key {wrapped.key_id} is wrong: {error}; restore it") from None
+    _pattern = _KEY
+    _wanted = "projects/P/locations/L/keyRings/R/cryptoKeys/K of GCP"
 
     def _encrypt(self, secret: memoryview, key_id: str) -> tuple[str, bytes, dict[str, str]]:
         encrypt = self._get_client().encrypt
@@ -104,14 +87,9 @@ class GcpKms(KeyWrapper):
         if not holds:
             raise ProviderError(f"asking {self!r} failed: expected CRC-32C values that match, got others; try again")
 
-    def _get_client(self) -> Any:
-        if self._client is None:
-            kms = import_client("google.cloud.kms", "gcp")
-            self._client = self._guarded(kms.KeyManagementServiceClient)
-        return self._client
-
-    def __repr__(self) -> str:
-        return f"<GcpKms {self._key}>"
+    def _make_client(self) -> Any:
+        kms = import_client("google.cloud.kms", "gcp")
+        return self._guarded(kms.KeyManagementServiceClient)
 
 
 def crc32c(data: bytes | memoryview) -> int:

@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from fastrack._crypto.keys import Key
+from fastrack._crypto.keys import Key, refuse_key_text
 from fastrack._util.atomic import is_trusted_owner, new_file
 from fastrack._util.regular_file import open_regular
 from fastrack.errors import FormatError, KeyPermissionError, ProviderError, UnknownKeyError
@@ -115,6 +115,7 @@ class WrappedKey:
         OSError
             If it cannot be read.
         """
+        refuse_key_text(path)
         with open_regular(Path(path)) as file:
             status = os.fstat(file.fileno())
             shared = os.name == "posix" and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

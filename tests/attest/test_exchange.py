@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 from base64 import b64decode, b64encode
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import cache
@@ -42,8 +43,12 @@ def made(of=machine):
 
 
 def verify(offer, challenge, *, gpus=1, now=NOW, text="", **options):
-    found = attest.Policy.from_toml(policy(gpus) + text)
-    return attest.verify_offer(offer, challenge, found, now=now, **{"roots": roots(), **options})
+    return attest.verify_offer(offer, challenge, parsed(policy(gpus) + text), now=now, **{"roots": roots(), **options})
+
+
+@cache
+def parsed(text):
+    return attest.Policy.from_toml(text)
 
 
 # The whole way.
@@ -273,30 +278,81 @@ def test_a_machine_that_the_policy_does_not_mean_is_refused():
         verify(offer, challenge, now=NOW.replace(tzinfo=None))
 
 
-# Flipped bytes.
+# Flipped bytes. A document has one form for each content, the binding covers everything but the CPU's evidence, and the
+# tests of TDX and SEV-SNP flip each byte of that. So a few flips show that the parts are connected.
 
 
-def flipped(data, step):
+def flipped(data, step=1, bit=0x01):
     for index in range(0, len(data), step):
-        yield index, data[:index] + bytes([data[index] ^ 0x01]) + data[index + 1 :]
+        yield index, data[:index] + bytes([data[index] ^ bit]) + data[index + 1 :]
 
 
-def assert_flips_are_refused(step):
+@pytest.mark.parametrize("cpu", ["tdx", "snp"])
+def test_a_document_with_a_flipped_bit_is_malformed_or_another_offer(cpu):
+    offer = short_offer(cpu)
+    data = offer.to_bytes()
+    for bit in (0x01, 0x04, 0x20, 0x80):
+        for index, changed in flipped(data, bit=bit):
+            try:
+                found = attest.Offer.from_bytes(changed)
+            except FormatError:
+                continue
+            assert found != offer, data[max(index - 30, 0) : index + 10]
+
+
+def short_offer(cpu):
+    """Return an offer with every member, in which evidence has few bytes."""
+    responses = (b"first", b"second")
+    devices = [
+        attest.DeviceEvidence(b"report", b"chain", (attest.ManifestEvidence(b"driver", responses),), responses),
+        attest.DeviceEvidence(b"other", b"chain", (attest.ManifestEvidence(b"driver"),)),
+    ]
+    collateral = attest.TdxCollateral(**{name: name.encode() for name in tdx.collateral()})
+    proof = (
+        attest.TdxEvidence(b"quote", collateral) if cpu == "tdx" else attest.SnpEvidence(b"report", b"a", b"b", b"c")
+    )
+    challenge, offer = made(small)
+    return attest.Offer(challenge.id, offer.recipient, attest.MachineEvidence(proof, tuple(devices)))
+
+
+def test_each_byte_that_the_binding_covers_changes_it():
+    challenge, offer = made(small)
+    [device] = offer.evidence.devices
+    manifest = device.manifests[0]
+    binding = attest.OfferBinding(challenge, offer.recipient)
+    found = [binding.report_data([device])]
+    found += [binding.report_data([replace(device, report=one)]) for _, one in flipped(device.report)]
+    found += [binding.report_data([replace(device, chain=one)]) for _, one in flipped(device.chain)]
+    found += [binding.report_data([replace(device, ocsp=ocsp)]) for ocsp in with_flips(device.ocsp)]
+    manifests = [replace(manifest, data=one) for _, one in flipped(manifest.data)]
+    manifests += [replace(manifest, ocsp=ocsp) for ocsp in with_flips(manifest.ocsp)]
+    found += [binding.report_data([replace(device, manifests=(one,))]) for one in manifests]
+    challenges = [replace(challenge, nonce=one) for _, one in flipped(challenge.nonce)]
+    bindings = [attest.OfferBinding(one, offer.recipient) for one in challenges]
+    bindings += [attest.OfferBinding(challenge, one) for one in other_recipients(offer.recipient)]
+    found += [one.report_data([device]) for one in bindings]
+    assert len(found) > 12_000
+    assert len(set(found)) == len(found)
+
+
+def other_recipients(recipient):
+    for _, public in flipped(recipient.public):
+        with suppress(FormatError):  # which a number beyond ML-KEM's modulus raises
+            yield Recipient(recipient.algorithm, public)
+
+
+def with_flips(parts):
+    for number, part in enumerate(parts):
+        for _, one in flipped(part):
+            yield (*parts[:number], one, *parts[number + 1 :])
+
+
+def test_flipped_bytes_of_a_whole_offer_are_refused():
     challenge, offer = made(small)
     data = offer.to_bytes()
     assert verify(data, challenge)
-    accepted = [index for index, one in flipped(data, step) if not is_refused(verify, one, challenge)]
+    accepted = [index for index, one in flipped(data, step=97) if not is_refused(verify, one, challenge)]
     assert accepted == [], [data[index - 30 : index + 10] for index in accepted[:5]]
-
-
-def test_flipped_bytes_are_refused():
-    assert_flips_are_refused(197)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_each_flipped_byte_is_refused():
-    assert_flips_are_refused(1)
 
 
 @pytest.mark.parametrize("cpu", ["tdx", "snp"])
@@ -466,7 +522,7 @@ def test_each_altered_byte_of_grants_is_refused(exchanged):
     pending, verified, key, owner = exchanged
     grants = attest.issue_grants(verified, key, signer=owner, now=NOW)
     identity, signed = pending._identity, signed_parts(grants)
-    for _, changed in flipped(grants, 1):
+    for _, changed in flipped(grants):
         try:
             ring = pending.unlock(changed, owner=owner.verifier, now=NOW)
         except (FormatError, AttestationError, fastrack.SignatureError, fastrack.GrantError):
@@ -525,7 +581,7 @@ def test_no_document_has_a_secret(exchanged):
     pending, verified, key, owner = exchanged
     grants = attest.issue_grants(verified, key, signer=owner, now=NOW)
     secret = bytes(key.material())
-    identity = pending._identity._secret.secret
+    identity = pending._identity._key.secret
     for text in (grants, pending.to_bytes(), repr(pending).encode(), repr(verified).encode()):
         for hidden in (secret, identity):
             assert hidden.hex().encode() not in text

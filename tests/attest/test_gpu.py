@@ -293,10 +293,15 @@ def test_a_device_must_have_a_serial_number(serial):
 # Every byte.
 
 
+def short_report(device):
+    """Return a report with two measurements, as one more is parsed like these and signed with them."""
+    return foundry.report(device, measurements=foundry.MEASUREMENTS[:2])
+
+
 @pytest.mark.slow
 def test_every_byte_of_a_report_counts():
     device = foundry.hopper()
-    report = foundry.report(device)
+    report = short_report(device)
     verify(device, report)
     accepted = [index for index, bad in flips(report) if not is_refused(verify, device, bad)]
     assert accepted == []
@@ -306,7 +311,7 @@ def test_every_byte_of_a_report_counts():
 @pytest.mark.parametrize("make", [foundry.hopper, foundry.blackwell])
 def test_every_byte_of_a_chain_counts(make):
     device = make()
-    report = foundry.report(device)
+    report = short_report(device)
 
     def check(chain):
         attest.verify_gpu_report(report, chain, nonce=NONCE, now=NOW, roots=device.roots)

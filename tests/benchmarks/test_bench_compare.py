@@ -438,6 +438,7 @@ def test_dependencies_that_differ_are_told_and_missing_ones_refused(tmp_path):
         environments.check_requirements(plain, tree("missing", "no-such-thing"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_comparison_leaves_nothing(repository, kind):
     script = "import sys; from bench.compare import command; from pathlib import Path\n"

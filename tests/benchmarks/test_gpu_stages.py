@@ -55,8 +55,9 @@ def run(over_host_memory, monkeypatch, tmp_path, capfd):  # noqa: ARG001 - a fix
 
 
 @pytest.fixture
-def started(tmp_path):
-    """A stage with an empty document, in this process."""
+def started(tmp_path, monkeypatch):
+    """A stage with an empty document, in this process, which waits for no disk."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     path = record.create(tmp_path, "figures", MACHINE, device="cuda:0", quick=False, seconds=600)
     return Stage(path, TINY)
 

@@ -91,9 +91,9 @@ MACHINE = {
 }
 
 
-@pytest.fixture
-def document(tmp_path):
-    path = record.create(tmp_path, "first", MACHINE, device="cuda:0", quick=False, seconds=60)
+@pytest.fixture(scope="module")
+def document(tmp_path_factory):
+    path = record.create(tmp_path_factory.mktemp("results"), "first", MACHINE, device="cuda:0", quick=False, seconds=60)
     assert NAME.fullmatch(path.name)
     kept = record.Record(path)
     kept.gpu = StandIn()

@@ -234,6 +234,7 @@ def few(monkeypatch):
     monkeypatch.setattr(ablation, "rounds_of", lambda nbytes, repeat: repeat)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few")
 def test_rows_are_of_every_direction_size_and_step(device):
     said = []

@@ -8,6 +8,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import closing
 from dataclasses import asdict
@@ -126,12 +127,22 @@ class Server:
     def lines(self):
         return [json.loads(line) for line in self.log.read_text().splitlines()]
 
-    def post(self, path, body=b"", *, headers=None, timeout=60):
+    def connect(self):
+        """Return a connection that opens when it is first used, and again after it was closed."""
+        return HTTPSConnection("127.0.0.1", self.port, timeout=60, context=self.context)
+
+    def post(self, path, body=b"", *, headers=None, connection=None):
         """Return the status, the body and the headers of an answer."""
-        with closing(HTTPSConnection("127.0.0.1", self.port, timeout=timeout, context=self.context)) as connection:
+        if connection is None:
+            with closing(self.connect()) as own:
+                return self.post(path, body, headers=headers, connection=own)
+        try:
             connection.request("POST", path, body, {"Content-Type": "application/json"} | (headers or {}))
             with connection.getresponse() as response:
                 return response.status, response.read(), response.headers
+        except BaseException:
+            connection.close()
+            raise
 
     def open(self):
         """Open a connection of TLS."""
@@ -140,17 +151,19 @@ class Server:
 
 
 @pytest.fixture
-def serve(tmp_path):
-    """Return a function that starts a server, which ends with the test."""
+def serve():
+    """Return a function that starts a server, which ends with the test. Its database is in memory."""
     pytest.importorskip("starlette")
     pytest.importorskip("uvicorn")
     started = []
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="fastrack-broker-", dir=memory) as folder:
 
-    def start(*arguments, **options):
-        started.append(Server(tmp_path, *arguments, **options))
-        return started[-1]
+        def start(*arguments, **options):
+            started.append(Server(Path(folder), *arguments, **options))
+            return started[-1]
 
-    yield start
-    for server in started:
-        if server.process.poll() is None:
-            server.stop()
+        yield start
+        for server in started:
+            if server.process.poll() is None:
+                server.stop()

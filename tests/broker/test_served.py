@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -30,6 +30,12 @@ THREADS = 16
 @cache
 def machine(cpu="tdx", gpus=1):
     return Machine(cpu, gpus)
+
+
+@cache
+def small():
+    """Return a machine whose offers are made and verified fast."""
+    return Machine("tdx", 1, is_small=True)
 
 
 @pytest.fixture
@@ -132,7 +138,7 @@ def test_the_rate_is_limited(start):
 
 
 class Clients:
-    """Threads that exchange rightly and wrongly, and note every answer."""
+    """Threads that exchange rightly and wrongly, and note every answer. An exchange has a connection of its own."""
 
     def __init__(self, server, count):
         self.server = server
@@ -144,12 +150,16 @@ class Clients:
         self.done = 0
         self.problems = []
         self.ledger = Ledger(server.folder / "broker.db")
+        self.own = threading.local()
+
+    def post(self, path, body=b""):
+        return self.server.post(path, body, connection=self.own.connection)
 
     def send(self, data):
         """Send an offer; if the broker is away meanwhile, wait for it, and send the same again."""
         for _ in range(600):
             try:
-                status, body, _ = self.server.post("/v1/offers", data)
+                status, body, _ = self.post("/v1/offers", data)
             except (OSError, HTTPException):  # an SSLError is an OSError
                 time.sleep(0.1)
                 continue
@@ -162,7 +172,7 @@ class Clients:
     def challenge(self):
         for _ in range(600):
             try:
-                return ask(self.server)
+                return ask(self)
             except (OSError, HTTPException):  # an SSLError is an OSError
                 time.sleep(0.1)
         raise AssertionError("the broker did not come back")
@@ -177,7 +187,8 @@ class Clients:
     def exchange(self, number):
         kind = ("good", "good", "good", "replayed", "expired", "foreign", "altered", "half")[number % 8]
         try:
-            getattr(self, kind)(random.Random(number))
+            with closing(self.server.connect()) as self.own.connection:
+                getattr(self, kind)(random.Random(number))
         except Exception as error:  # noqa: BLE001
             self.problems.append(f"{kind}: {error!r}")
         with self.lock:
@@ -186,7 +197,7 @@ class Clients:
 
     def good(self, _):
         while True:  # the challenge may be used up by an offer whose answer was lost with the broker
-            pending = attest.make_offer(self.challenge(), machine())
+            pending = attest.make_offer(self.challenge(), small())
             status, body = self.send(pending.to_bytes())
             if status == 200:
                 ring = pending.unlock(body, owner=self.server.signer.verifier, now=self.server.now())
@@ -195,7 +206,7 @@ class Clients:
             assert status == 409, body
 
     def replayed(self, _):
-        data = attest.make_offer(self.challenge(), machine()).to_bytes()
+        data = attest.make_offer(self.challenge(), small()).to_bytes()
         self.send(data)
         for _ in range(2):
             self.refuse("replayed", data, 409)
@@ -206,23 +217,23 @@ class Clients:
             attest.Challenge.generate(now=now), expires=now.replace(microsecond=0) - timedelta(seconds=1)
         )
         self.ledger.add_challenge(challenge, now=now)
-        self.refuse("expired", attest.make_offer(challenge, machine()).to_bytes(), 409)
+        self.refuse("expired", attest.make_offer(challenge, small()).to_bytes(), 409)
 
     def foreign(self, picks):
         challenge, other = self.challenge(), self.challenge()
-        offer = attest.make_offer(challenge, machine()).offer
+        offer = attest.make_offer(challenge, small()).offer
         forged = replace(offer, challenge_id=other.id)
         if picks.random() < 0.5:
             forged = replace(offer, recipient=Identity.generate().recipient)
         self.refuse("foreign", forged.to_bytes(), 403, 409)
 
     def altered(self, picks):
-        data = attest.make_offer(self.challenge(), machine()).to_bytes()
+        data = attest.make_offer(self.challenge(), small()).to_bytes()
         path = picks.choice(spots(json.loads(data)))
         self.refuse("altered", change(data, path, lambda text: alter(text, picks)), 400, 403, 409)
 
     def half(self, picks):
-        data = attest.make_offer(self.challenge(), machine()).to_bytes()
+        data = attest.make_offer(self.challenge(), small()).to_bytes()
         try:
             with self.server.open() as connection:
                 head = f"POST /v1/offers HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n"

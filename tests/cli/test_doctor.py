@@ -10,6 +10,7 @@ from fastrack._cli import doctor as doctor_module
 from fastrack._cli.doctor import KeyFile, gather, read_key_file, state
 from fastrack._cli.machine import CpuTee
 from fastrack._cli.nvml import Confidential, Gpu, Graphics
+from fastrack._cli.proofs import read_proofs
 from fastrack._cli.selftest import CudaCheck, check_cuda, check_engine
 from fastrack._crypto import engine as aead
 from fastrack._crypto.engine import ENGINE_VARIABLE, SelectedEngine
@@ -35,7 +36,17 @@ def with_gpu(**mode):
 
 def test_a_machine_is_examined(cli):
     said = cli("doctor").stdout
-    for title in ("Software", "Machine", "Engine", "GPU", "Key file", "What is protected here", "What is not"):
+    for title in (
+        "Software",
+        "Machine",
+        "Engine",
+        "Compiled code",
+        "GPU",
+        "Attestation",
+        "Key file",
+        "What is protected here",
+        "What is not",
+    ):
         assert f"{title}\n" in said
     assert "ok against OpenSSL" in said
     assert f"AES-GCM       {aead.selected_engine().name}" in said
@@ -43,7 +54,20 @@ def test_a_machine_is_examined(cli):
 
 def test_a_machine_is_described_to_a_program(cli):
     document = cli.json("doctor")
-    assert set(document) == {"software", "cpu", "memory", "engine", "tee", "graphics", "cuda", "key_file", "statements"}
+    assert set(document) == {
+        "software",
+        "cpu",
+        "memory",
+        "code",
+        "engine",
+        "tee",
+        "graphics",
+        "cuda",
+        "key_file",
+        "proofs",
+        "statements",
+    }
+    assert document["proofs"][0]["part"] == "CPU"
     assert (document["engine"]["engine"], document["engine"]["problem"]) == (aead.selected_engine().name, None)
     assert {statement["protected"] for statement in document["statements"]} == {True, False}
 
@@ -51,8 +75,11 @@ def test_a_machine_is_described_to_a_program(cli):
 @pytest.mark.parametrize(
     ("nvml", "told"),
     [
-        (FakeNvml(), ["GPU 0         NVIDIA H100, 80 GiB", "confidential  on", "environment   production"]),
-        (FakeNvml(feature=0), ["confidential  off", "GPU memory is not protected from its host"]),
+        (FakeNvml(), ["GPU 0         NVIDIA H100, 80 GiB", "confidential  on", "GPU 0         can give an attest"]),
+        (
+            FakeNvml(feature=0),
+            ["confidential  off", "GPU memory is not protected", "no evidence: confidential mode"],
+        ),
         (FakeNvml(devtools=1), ["dev tools     on", "Dev-tools mode is on"]),
         (FakeNvml(fails={"nvmlInit": 12}), ["driver        no NVIDIA driver"]),
         (FakeNvml(fails={"nvmlDeviceGetName": 15}), ["no answer     name of GPU 0: GPU is lost"]),
@@ -111,6 +138,82 @@ def test_a_gpu_that_cannot_be_used_is_told_with_what_to_install(cli, monkeypatch
 def test_the_test_of_a_gpu_knows_a_device_that_works(monkeypatch):
     monkeypatch.setattr("fastrack._transfer.channel.canonical", lambda device: "cpu")
     assert check_cuda() == CudaCheck(True, None)
+
+
+# Evidence
+
+TDX, SNP = CpuTee("Intel TDX", ("/dev/tdx_guest",)), CpuTee("AMD SEV-SNP", ("/dev/sev-guest",))
+TSM = "sys/kernel/config/tsm/report"
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """Return a function that makes the file system of another machine, with configfs-tsm of a provider."""
+
+    def make(provider=None):
+        if provider is not None:
+            (tmp_path / TSM / "doctor").mkdir(parents=True)
+            (tmp_path / TSM / "doctor" / "provider").write_text(f"{provider}\n")
+        return tmp_path
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("tee", "provider", "kind", "told"),
+    [
+        (TDX, "tdx_guest", "tdx", "can give a TDX quote"),
+        (SNP, "sev_guest", "snp", "can give a SEV-SNP report"),
+        (CpuTee(None, ()), "tdx_guest", "tdx", "can give a TDX quote"),
+        (
+            TDX,
+            None,
+            "tdx",
+            f"no folder /{TSM}. Use Linux 6.7 or later, mount configfs, and load tdx_guest",
+        ),
+        (SNP, None, "snp", "load sev_guest"),
+        (CpuTee(None, ()), None, None, "Run it in a confidential virtual machine"),
+        (
+            CpuTee("Arm CCA", ()),
+            "arm_cca_guest",
+            None,
+            "the providers tdx_guest, sev_guest, got arm_cca",
+        ),
+    ],
+)
+def test_the_evidence_of_a_cpu_follows_from_its_kernel(tree, tee, provider, kind, told):
+    [proof] = read_proofs(tee, Graphics(absent="no NVIDIA driver"), tree(provider))
+    assert (proof.part, proof.kind, proof.possible) == ("CPU", kind, told.startswith("can"))
+    assert told in str(proof)
+    assert (proof.missing is None) == proof.possible
+
+
+def test_evidence_that_only_root_can_ask_for_is_told(tree, monkeypatch):
+    monkeypatch.setattr("os.access", lambda *_: False)
+    [proof] = read_proofs(TDX, Graphics(), tree("tdx_guest"))
+    assert (proof.kind, proof.possible) == ("tdx", False)
+    assert "Run `fastrack attest collect` as root" in proof.missing
+
+
+@pytest.mark.parametrize(
+    ("mode", "attests", "told"),
+    [
+        ({"enabled": True, "environment": "production", "devtools": False}, True, "can give an attestation report"),
+        ({"enabled": False, "multi_gpu": "protected PCIe"}, True, "can give an attestation report"),
+        ({"enabled": False}, True, "confidential mode is off. Switch it on from the host"),
+        ({"enabled": True, "environment": "production", "devtools": True}, True, "dev-tools mode is on"),
+        ({"enabled": True, "environment": "simulation", "devtools": False}, True, "its environment is simulation"),
+        ({"enabled": True, "environment": "production", "devtools": False}, False, "it gave no certificates"),
+        ({}, None, "Install driver 550 or later"),
+    ],
+)
+def test_the_evidence_of_each_gpu_follows_from_its_mode(tree, mode, attests, told):
+    gpus = (Gpu("H100", 80 << 30, attests), Gpu("H100", 80 << 30, False))
+    graphics = Graphics(driver="580", gpus=gpus, confidential=Confidential(**mode))
+    _, first, second = read_proofs(TDX, graphics, tree())
+    assert (first.part, first.possible) == ("GPU 0", told.startswith("can"))
+    assert told in str(first)
+    assert (second.part, second.possible) == ("GPU 1", False)
 
 
 # Statements

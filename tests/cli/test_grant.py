@@ -143,6 +143,26 @@ def test_a_passphrase_comes_from_a_private_file(cli, folder, monkeypatch):
     )
 
 
+def test_a_secret_in_place_of_its_path_is_not_repeated(cli, folder, monkeypatch):
+    cli("keygen owner.key")
+    cli("grant owner.key --to alice.pub --sign owner.signer")
+    text = (folder / "alice").read_text().splitlines()[1]
+    for line in (
+        f"grant owner.key --to {text} --sign owner.signer -o x",
+        f"grant owner.key --to alice.pub --sign {text} -o x",
+        f"grant owner.key.grants --owner {text}",
+        f"grant owner.key.grants --to bob.pub --identity {text} --sign owner.signer",
+    ):
+        for flag in ("", " --json"):
+            said = cli(line + flag, status=1).output
+            assert "key itself" in " ".join(said.split())
+            assert text.split(":")[2] not in said
+    monkeypatch.setenv("FASTRACK_PASSPHRASE_FILE", "correct horse battery staple")
+    said = cli.error("grant owner.key --passphrase --sign owner.signer -o x")
+    assert "FASTRACK_PASSPHRASE_FILE" in said
+    assert "horse" not in said
+
+
 @pytest.mark.parametrize("suffix", ["npz", "npy"])
 def test_a_file_is_sealed_anew(cli, folder, suffix):
     arrays = {"x": np.arange(100_000), "y": np.ones((3, 5), np.float32), "empty": np.zeros((0, 4))}

@@ -16,7 +16,7 @@ def test_a_key_file_is_made_that_only_its_owner_may_read(cli, folder):
 def test_a_key_has_the_bits_that_were_asked_for(cli, bits):
     document = cli.json(f"keygen owner.key --bits {bits}")
     assert Key.load("owner.key").bits == bits
-    assert document == {"path": "owner.key", "id": Key.load("owner.key").id, "bits": bits}
+    assert document == {"path": "owner.key", "key_id": Key.load("owner.key").id, "bits": bits}
 
 
 def test_a_key_of_another_size_is_bad_usage(cli):

@@ -22,6 +22,7 @@ class FakeNvml:
             "nvmlDeviceGetHandleByIndex": lambda index: f"handle {index}",
             "nvmlDeviceGetName": {"handle 0": "NVIDIA H100"}.__getitem__,
             "nvmlDeviceGetMemoryInfo": {"handle 0": SimpleNamespace(total=80 * GIB)}.__getitem__,
+            "nvmlDeviceGetConfComputeGpuCertificate": {"handle 0": SimpleNamespace()}.__getitem__,
             "nvmlSystemGetConfComputeState": lambda: state,
             "nvmlSystemGetConfComputeGpusReadyState": lambda: ready,
         }
@@ -51,7 +52,7 @@ def test_a_confidential_gpu_is_read():
     nvml = FakeNvml()
     assert read_graphics(nvml) == Graphics(
         driver="580.65.06",
-        gpus=(Gpu("NVIDIA H100", 80 * GIB),),
+        gpus=(Gpu("NVIDIA H100", 80 * GIB, attests=True),),
         confidential=Confidential(enabled=True, environment="production", devtools=False, ready=True, multi_gpu="none"),
     )
     assert nvml.open == 0

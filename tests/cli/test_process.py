@@ -71,8 +71,8 @@ def test_a_signal_ends_it_cleanly(folder, number, status):
     line = [sys.executable, "-m", "fastrack", "seal", "notes.bin", "notes.sealed", "--key", "owner.key"]
     # Ignored signals stay ignored in a child, as SIGINT is in the background of some shells.
     default = partial(signal.signal, number, signal.SIG_DFL)
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(line, **pipes, preexec_fn=default) as process:  # noqa: PLW1509 - no lock is taken
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": os.environ | {"FASTRACK_ENGINE": "openssl"}}
+    with subprocess.Popen(line, **options, preexec_fn=default) as process:  # noqa: PLW1509 - no lock is taken
         maps = Path(f"/proc/{process.pid}/maps")
         while process.poll() is None and "notes.bin" not in maps.read_text():
             time.sleep(0.001)

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -139,8 +140,8 @@ def test_a_name_is_given_to_one_tensor_only(cli, key, arrays):
 def test_sealing_tells_a_program_what_it_did(cli, key, arrays):
     np.savez("plain.npz", **arrays)
     document = cli.json(f"seal plain.npz sealed.safetensors --plain y {key}")
-    assert (document["tensors"], document["bytes"]) == (1, arrays["x"].nbytes)
-    assert (document["plain_tensors"], document["plain_bytes"]) == (1, arrays["y"].nbytes)
+    assert (document["tensors"], document["bytes"]) == (["x"], arrays["x"].nbytes)
+    assert (document["not_protected"], document["plain_bytes"]) == (["y"], arrays["y"].nbytes)
     assert document["seconds"] > 0
 
 
@@ -176,6 +177,7 @@ def test_standard_input_and_a_descriptor_give_a_key(sealed, folder):
         done = subprocess.run(
             [sys.executable, "-m", "fastrack", "verify", sealed, "--key", source],
             input=(folder / "owner.key").read_bytes(),
+            env=os.environ | {"FASTRACK_ENGINE": "openssl"},  # which starts fastest
             capture_output=True,
             check=False,
             timeout=60,

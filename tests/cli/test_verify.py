@@ -19,7 +19,7 @@ def test_a_program_is_told_that_a_file_is_sound(cli, key, sealed, arrays):
         assert (document["key_id"], document["file_id"]) == (file.key_id, file.file_id)
     assert "error" not in document
     assert document["bytes"] == sum(array.nbytes for array in arrays.values())
-    assert document["gb_per_s"] > 0
+    assert document["gbps"] > 0
     assert (document["ok"], document["not_protected"]) == (True, [])
     what, found = {"name": "y", "dtype": "I64", "shape": [7], "bytes": 56}, {"ok": True, "chunk": None, "message": None}
     assert document["tensors"][1] == what | found

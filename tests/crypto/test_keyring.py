@@ -501,7 +501,7 @@ def test_an_installed_package_adds_a_scheme(key, monkeypatch):
     def entry_points(*, group, name):
         return [Entry()] if (group, name) == ("fastrack.key_providers", "acme") else []
 
-    monkeypatch.setattr(keyring, "entry_points", entry_points)
+    monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
     assert KeyRing("acme:project/ring?x=1")[key.id] is key
     assert made == ["acme:project/ring?x=1"]
     with pytest.raises(FileNotFoundError, match="other:thing"):
@@ -518,6 +518,5 @@ def test_a_file_that_is_called_as_a_scheme_is_a_file(key, tmp_path, monkeypatch)
 
 def test_entry_points_are_read_for_schemes_alone(path, monkeypatch):
     monkeypatch.setattr(importlib.metadata, "entry_points", None)
-    monkeypatch.setattr(keyring, "entry_points", None)
     assert KeyRing(path)
     assert KeyRing(str(path))

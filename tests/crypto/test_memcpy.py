@@ -1,6 +1,5 @@
 """Copies of ciphertext, on several threads: all of it, nothing else, and nowhere else."""
 
-import re
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -12,7 +11,7 @@ from helpers.stub_cuda import StubCuda
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastrack._crypto import jit, memcpy
+from fastrack._crypto import memcpy
 from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE
 from fastrack._devices.cuda.commands import Commands
 from fastrack._devices.cuda.native import Native
@@ -124,22 +123,3 @@ def test_a_forked_child_copies():
 
     assert in_forked_child(child)
     assert not target.any()
-
-
-def test_a_kernel_on_disk_is_known_by_all_that_it_is_made_of():
-    code = [memcpy._build(digest).py_func for digest in ("one", "other")]
-    assert [[cell.cell_contents for cell in function.__closure__] for function in code] == [["one"], ["other"]]
-    assert re.fullmatch("[0-9a-f]{16}", jit.source_digest())
-
-
-def test_the_digest_covers_the_files_of_what_is_compiled(monkeypatch, tmp_path):
-    paths = [tmp_path / name for name in (*jit._SOURCES, "more.py")]
-    for path in paths:
-        path.write_text(path.name)
-    monkeypatch.setattr(jit, "__file__", str(tmp_path / "jit.py"))
-    before = jit.source_digest(paths[-1])
-    for path in paths:
-        path.write_text("altered")
-        after = jit.source_digest(paths[-1])
-        assert after != before
-        before = after

@@ -64,6 +64,7 @@ def test_a_verdict_can_be_had_after_closing():
     assert [work.result() for work in works] == [None, 0]
 
 
+@pytest.mark.slow
 def test_the_thread_of_confidential_mode_ends_with_its_device():
     before = set(threading.enumerate())
     rigs = [Rig("serial"), Rig("serial")]

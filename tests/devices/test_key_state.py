@@ -8,6 +8,7 @@ from helpers.buffers import Fenced
 from helpers.reference import X, hash_key, round_keys, times
 
 from fastrack._crypto.cobblestone import CHUNK_SIZE, MessageKey
+from fastrack._crypto.library import load
 from fastrack._devices.cuda import key_state
 from fastrack._devices.cuda.key_state import STATE_SIZE, write_state
 from fastrack._devices.cuda.nvrtc import find_kernels
@@ -30,16 +31,16 @@ KNOWN = [
 def write(request):
     """One of the two implementations, from a key and a nonce to a state."""
     if request.param == "portable":
-        writer = key_state.write_portably
+        writer = load(key_state.PORTABLE).write
     elif key_state.has_instructions():
-        writer = key_state.write_by_instructions()
+        writer = load(key_state.BY_INSTRUCTIONS).write
     else:
         pytest.skip("this CPU lacks AES-NI or PCLMULQDQ")
 
     def written(key, nonce, before=0x55, offset=0):
         state = Fenced(STATE_SIZE, offset)
         state.data[:] = before
-        writer(np.frombuffer(bytearray(key + nonce), np.uint8), state.data)
+        writer(np.frombuffer(bytearray(key + nonce), np.uint8), len(key + nonce), state.data)
         assert state.stands
         return state.data.tobytes()
 
@@ -88,8 +89,8 @@ def test_the_two_implementations_agree_on_any_key():
     for size in (28, 44) * 100:
         material = np.frombuffer(bytearray(random.bytes(size)), np.uint8)
         states = np.empty((2, STATE_SIZE), np.uint8)
-        key_state.write_by_instructions()(material, states[0])
-        key_state.write_portably(material, states[1])
+        load(key_state.BY_INSTRUCTIONS).write(material, size, states[0])
+        load(key_state.PORTABLE).write(material, size, states[1])
         assert np.array_equal(*states), material.tobytes().hex()
 
 

@@ -6,13 +6,12 @@ import types
 
 import numpy as np
 import pytest
-from helpers.processes import run_python
 from helpers.reference import noise
 from helpers.stub_cuda import NOT_READY, StubCuda
 from numba import cfunc, int32, int64
 
 from fastrack import DeviceError
-from fastrack._crypto import workers
+from fastrack._crypto import library, workers
 from fastrack._devices.cuda import native
 from fastrack._devices.cuda.commands import NAMES, Commands, Function
 from fastrack._devices.cuda.native import STOPPED, Native, find_functions
@@ -216,37 +215,13 @@ def test_an_interrupt_before_the_list_begins_lets_helpers_go(run, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(native, "_run", interrupt)
+    monkeypatch.setattr(library.load(native.COMMANDS), "run", interrupt)
     with pytest.raises(KeyboardInterrupt):
         run(one_copy(8 * MIB)[0], threads=2)
     thread = threading.Thread(target=helping[0], daemon=True)
     thread.start()
     thread.join(20)
     assert not thread.is_alive()
-
-
-CACHED = """
-from helpers.stub_cuda import StubCuda
-from fastrack._devices.cuda import native
-from fastrack._devices.cuda.commands import Commands
-import numpy as np
-commands = Commands()
-commands.copy(np.zeros(1 << 20, np.uint8), np.zeros(1 << 20, np.uint8))
-stub, board = StubCuda(), np.ones(40, np.int64)
-run = native.Native(stub.functions, 99).run
-run(commands)
-run(commands, hold=True)
-native._copy_until_over(board.ctypes.data)
-print([sum(made.stats.cache_hits.values()) for made in (native._run, native._run_held, native._copy_until_over)])
-"""
-
-
-def test_a_second_process_finds_the_compiled_code(tmp_path):
-    found = []
-    for hits in ("[0, 0, 0]\n", "[1, 1, 1]\n"):
-        assert run_python(CACHED, NUMBA_CACHE_DIR=str(tmp_path)) == hits
-        found.append(len(list(tmp_path.rglob("*.nbc"))))
-    assert found[0] == found[1]
 
 
 # What is missing.

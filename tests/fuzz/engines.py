@@ -41,6 +41,7 @@ class Engines:
             try:
                 self._seal(engine, schedule, case)
                 self._open(engine, schedule, case)
+                self._pass(engine, schedule, case)
                 if case.is_message and case.plain.size:
                     self._gather(engine, schedule, case)
             finally:
@@ -69,6 +70,11 @@ class Engines:
         require(engine.open_run(schedule, source, target, case.first) == wrong, engine, "misjudged a run")
         require(np.array_equal(target, expected), engine, "opened a run to something else")
         require(engine.verify_run(schedule, source, case.first) == wrong, engine, "misjudged what it verified")
+
+    def _pass(self, engine, schedule, case):
+        target = self._take(case.plain.size, case)
+        bad = engine.pass_run(schedule, self._put(case.plain, case), target, case.first)
+        require(bad is None and np.array_equal(target, case.plain), engine, "passed something else")
 
     def _gather(self, engine, schedule, case):
         pieces, size = case.plan()

@@ -151,6 +151,7 @@ class Policies:
         return [
             b"version = 1\n[cpu.tdx]\nmrtd = 'any'\ntcb_status = ['UpToDate']\nmax_collateral_age_days = 3\n",
             b"version = 1\n[cpu.snp]\nmeasurement = 'any'\nmin_tcb = { snp = 3 }\nrevocation = 'required'\n",
+            b"version = 1\n[gpu]\ncount = 8\nmin_driver = '550'\nrequire_manifests = true\nmodes = ['SPT']\n",
         ]
 
     def run(self, data):

@@ -39,8 +39,10 @@ from fastrack._sealed.tensor import OpenMessage
 from fastrack._tensors import arrays, dtypes
 from fastrack._training import state as skeleton
 from fuzz import mutators
+from fuzz.documents import Exchanges, GrantsFiles, KeyPairs, WrappedKeys
 from fuzz.engines import Engines
 from fuzz.evidence import GpuReports, OcspResponses, Policies, Rims, SnpReports, TdxQuotes
+from fuzz.manifests import Anchors, Manifests, Proofs
 from fuzz.recombined import Recombined
 
 KEYS = [Key.from_bytes(bytes(range(32))), Key.from_bytes(bytes(range(16)))]
@@ -587,12 +589,19 @@ TARGETS = (
     PlainFiles,
     Engines,
     Recombined,
+    Manifests,
+    Anchors,
+    Proofs,
     TdxQuotes,
     SnpReports,
     GpuReports,
     Rims,
     OcspResponses,
     Policies,
+    Exchanges,
+    GrantsFiles,
+    KeyPairs,
+    WrappedKeys,
 )
 
 

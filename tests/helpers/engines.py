@@ -1,28 +1,41 @@
 """The engines to test: those of this machine, and wider forms that it can only emulate.
 
-Where FASTRACK_ENGINE forces an engine, it is the only one.
+Where FASTRACK_ENGINE forces an engine, it is the only one. Where FASTRACK_AARCH64 is set, as by `make aarch64`, that is
+the form for AArch64 on an emulated CPU.
 """
 
+import os
 from functools import cache, partial
 
 from fastrack._crypto.engine import available_engines, get_engine, selected_engine
 from fastrack._crypto.forms import FORMS, Form, narrow_form, supported_forms
 from fastrack._crypto.vector import VectorEngine
 
+ARM = bool(os.environ.get("FASTRACK_AARCH64"))
+
 # Wide vectors on narrow instructions: in one form where the CPU has wide instructions, else in each.
-if "vaes-256" in supported_forms():
+if ARM:
+    EMULATED = {}
+elif "vaes-256" in supported_forms():
     EMULATED = {"vaes-512-on-256": Form("x86", 64, 32)}
 elif narrow_form() == FORMS["aesni"]:
     EMULATED = {"vaes-512-on-128": Form("x86", 64, 16), "vaes-256-on-128": Form("x86", 32, 16)}
 else:
     EMULATED = {}
-NAMES = [selected_engine().name] if selected_engine().forced else [*available_engines(), *EMULATED]
-VECTOR_NAMES = [name for name in NAMES if name != "openssl"]
+if ARM:
+    NAMES = ["armv8-emulated"]
+else:
+    NAMES = [selected_engine().name] if selected_engine().forced else [*available_engines(), *EMULATED]
+VECTOR_NAMES = [name for name in NAMES if name not in {"openssl", "armv8-emulated"}]
 THREADS = 4
 
 
 @cache
 def make(name, threads=THREADS):
+    if name == "armv8-emulated":
+        from helpers import arm
+
+        return arm.EmulatedEngine(arm.start(arm.CPUS[0]), threads)
     if name in EMULATED:
         return VectorEngine(name, EMULATED[name], threads)
     return get_engine(name, threads=threads)

@@ -47,7 +47,10 @@ assert with_torch or "torch" not in sys.modules
 
 PAGES = [
     "README.md",
-    *(pytest.param(f"docs/{name}.md", marks=pytest.mark.slow) for name in ("quickstart", "keys", "attestation")),
+    *(
+        pytest.param(f"docs/{name}.md", marks=pytest.mark.slow)
+        for name in ("quickstart", "keys", "manifests", "attestation")
+    ),
 ]
 
 
@@ -157,6 +160,54 @@ def test_the_table_of_sizes_is_right():
     assert rows
     for plain, chunks, message in rows:
         assert (cobblestone.chunk_count(plain), cobblestone.message_size(plain)) == (chunks, message)
+
+
+# Manifests.
+
+
+@pytest.fixture
+def reader():
+    *_, (_, program) = blocks_of("docs/manifests.md", "python")
+    assert "fastrack" not in re.findall(r"^(?:import|from) (\w+)", program, re.MULTILINE)
+    assert len([line for line in program.splitlines() if line.strip()]) < 40  # as it promises
+    space = {}
+    exec(program, space)
+    return space["read_manifest"], space["check_file"]
+
+
+@pytest.mark.parametrize("algorithm", ["Ed25519", "ML-DSA-65"])
+def test_a_manifest_is_verified_without_fastrack(reader, tmp_path, algorithm):
+    from cryptography.exceptions import InvalidSignature
+
+    read_manifest, check_file = reader
+    owner, key = fastrack.grants.Signer.generate(algorithm, name="owner"), fastrack.Key.generate()
+    earlier = fastrack.seal(np.arange(3), key, name="earlier")
+    tensors = {"naïve 名": np.ones((3, 4)), "open": np.arange(5), "earlier": earlier}
+    fastrack.save_file(tensors, tmp_path / "a.safetensors", key, plain=["open"])
+    (tmp_path / "config.json").write_text("{}")
+    manifest = fastrack.publish(tmp_path, signer=owner)
+    found = read_manifest(tmp_path / "fastrack.manifest", str(owner.verifier))
+    assert (found["lineage"], found["version"]) == (manifest.lineage, 1)
+    assert sorted(found["files"]) == ["a.safetensors", "config.json"]
+    for name, entry in found["files"].items():
+        check_file(tmp_path / name, entry)
+    with pytest.raises(InvalidSignature):
+        read_manifest(tmp_path / "fastrack.manifest", str(fastrack.grants.Signer.generate(algorithm).verifier))
+    fastrack.save_file(tensors, tmp_path / "a.safetensors", key, plain=["open"])
+    (tmp_path / "config.json").write_text("[]")
+    for name, entry in found["files"].items():
+        with pytest.raises(AssertionError, match=name):
+            check_file(tmp_path / name, entry)
+
+
+def test_the_example_of_a_log_entry_is_what_the_code_makes(tmp_path):
+    (tmp_path / "a").write_text("")
+    manifest = fastrack.publish(tmp_path / "a", signer=fastrack.grants.Signer.generate())
+    (example,) = re.findall(
+        r"^```text\n(fastrack/manifest@1\n.*?)```$", read("docs/format.md"), re.MULTILINE | re.DOTALL
+    )
+    digits = [re.sub(r"[0-9a-f]", "0", line) for line in example.splitlines()[1:]]
+    assert [re.sub(r"[0-9a-f]", "0", line) for line in manifest.log_entry.decode().splitlines()[1:]] == digits
 
 
 # Names, commands and figures.

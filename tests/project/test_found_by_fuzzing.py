@@ -1,6 +1,7 @@
 """What `make fuzz` and `make soak` found, each made as small as it can be."""
 
 import bz2
+import dataclasses
 import errno
 import io
 import threading
@@ -14,6 +15,7 @@ from helpers.forking import in_forked_child
 
 import fastrack
 from fastrack import FormatError, Key
+from fastrack._crypto.recipients import PassphraseParameters
 
 KEY = Key.from_bytes(bytes(range(32)))
 
@@ -142,3 +144,11 @@ def slow_keys():
 def test_a_forked_child_or_a_thread_does_not_wait_for_the_keys_of_another_thread(elsewhere):
     sealed = fastrack.seal(np.arange(3), KEY)
     assert elsewhere(lambda: fastrack.to_device(sealed, keys=KEY, framework="numpy").tolist()) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("member", ["iterations", "lanes", "memory"])
+@pytest.mark.parametrize("kind", [float, bool])
+def test_parameters_of_a_passphrase_are_integers(member, kind):
+    given = dataclasses.replace(PassphraseParameters(bytes(16)), lanes=1)
+    with pytest.raises(FormatError, match="within bounds"):
+        dataclasses.replace(given, **{member: kind(getattr(given, member))}).check()

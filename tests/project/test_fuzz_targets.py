@@ -1,21 +1,28 @@
 """The targets of `make fuzz` on their seeds and on a few hundred inputs made of them. Needs no atheris."""
 
+import base64
 import signal
+from dataclasses import replace
 from random import Random
 from types import SimpleNamespace
 
 import pytest
 from fuzz import mutators, targets
+from fuzz.evidence import pack, unpack
 from fuzz.targets import Violation, guarded
 from helpers.processes import run_python
 
 import fastrack
-from fastrack import FormatError, SealedTensor
+from fastrack import FormatError, SealedTensor, attest
 from fastrack._crypto import cobblestone
 from fastrack._crypto import gather as plans
 from fastrack._crypto.openssl import OpenSSLEngine
+from fastrack._crypto.signing import Verifier
 from fastrack._sealed import reader as files
-from fastrack.attest import _snp, _tdx
+from fastrack._sealed.entries import SealedEntry
+from fastrack.attest import _exchange, _snp, _tdx
+from fastrack.grants import Identity
+from fastrack.grants._grants import PAYLOAD_TYPE
 
 pytest.importorskip("torch")
 
@@ -122,6 +129,24 @@ def refuse(*_):
     raise fastrack.AuthenticationError("refused")
 
 
+def test_the_manifest_target_tells_of_a_signature_and_a_header_that_are_not_checked(monkeypatch):
+    target = targets.make("manifest")
+    payload, envelope = target.seeds()[0][1:], target.seeds()[2][1:]
+    other = payload.replace(b'"lineage":"5', b'"lineage":"6')
+    forged = b"\0" + envelope.replace(base64.b64encode(payload), base64.b64encode(other))
+    guarded(target, forged)
+    with monkeypatch.context() as patch:
+        patch.setattr(Verifier, "verify", lambda *_: None)
+        with pytest.raises(AssertionError, match="nothing signed"):
+            guarded(target, forged)
+    place = payload.index(b'"x":["F64",[2],"') + 16
+    other = b"\1" + payload[:place] + (b"B" if payload[place] == ord("A") else b"A") + payload[place + 1 :]
+    guarded(target, other)
+    monkeypatch.setattr(SealedEntry, "_check_sealed", lambda *_: None)
+    with pytest.raises(AssertionError, match="taken for another"):
+        guarded(target, other)
+
+
 @pytest.mark.parametrize(("name", "module", "offset"), [("tdx", _tdx, 4 + 48 + 136), ("snp", _snp, 4 + 0x90)])
 def test_the_targets_of_evidence_tell_of_a_signature_that_is_not_checked(monkeypatch, name, module, offset):
     target = targets.make(name)
@@ -164,7 +189,9 @@ def test_the_engine_target_tells_of_an_engine_that_does_nothing(monkeypatch, met
         run_many(target)
 
 
-@pytest.mark.parametrize(("answer", "told"), [(False, "refused a plan that is sound"), (True, "not sound")])
+@pytest.mark.parametrize(
+    ("answer", "told"), [(False, "refused a plan that is sound"), (True, "not sound|wrote before it refused")]
+)
 def test_the_engine_target_tells_of_plans_that_are_misjudged(monkeypatch, answer, told):
     target = targets.make("engine")
     target._engines = [engine for engine in target._engines if engine.name == "openssl"]
@@ -213,6 +240,39 @@ def test_files_that_are_left_open_are_told(tmp_path):
         guarded(Forgetful, b"")
     for file in held:
         file.close()
+
+
+def test_the_exchange_target_tells_of_a_binding_that_is_not_checked(monkeypatch):
+    target = targets.make("exchange")
+    challenge, offer, grants = unpack(target.seeds()[0], 3)
+    known = attest.Offer.from_bytes(offer)
+    nonce = attest.OfferBinding(attest.Challenge.from_bytes(challenge), known.recipient).device_nonce(0)
+    other = replace(known, recipient=Identity.generate().recipient)
+    data = pack([challenge, other.to_bytes(), grants])
+    guarded(target, data)
+    monkeypatch.setattr(_exchange, "_require_report_data", lambda *_: None)
+    monkeypatch.setattr(attest.OfferBinding, "device_nonce", lambda *_: nonce)
+    with pytest.raises(AssertionError, match="no machine made"):
+        guarded(target, data)
+
+
+def test_the_grants_target_tells_of_a_signature_that_is_not_checked(monkeypatch):
+    target = targets.make("grants")
+    data = target.seeds()[1].replace(b"text", PAYLOAD_TYPE.encode())
+    guarded(target, data)
+    monkeypatch.setattr(Verifier, "verify", lambda *_: None)
+    with pytest.raises(AssertionError, match="without a signature"):
+        guarded(target, data)
+
+
+def test_the_pair_target_tells_of_a_ciphertext_that_is_not_authenticated(monkeypatch):
+    target = targets.make("pair")
+    data = bytearray(target.seeds()[-1])
+    data[-1] ^= 1
+    guarded(target, bytes(data))
+    monkeypatch.setattr(Identity, "decrypt", lambda *_: b"secret")
+    with pytest.raises(AssertionError, match="an altered ciphertext"):
+        guarded(target, bytes(data))
 
 
 def test_there_is_no_other_target():

@@ -21,6 +21,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from helpers import manifest_cases
 from helpers.tampering import relist, rewrite_file, tamper_file, tampered
 
 import fastrack
@@ -211,6 +212,8 @@ CASES = {
     "SealedTensor.from_bytes: several tensors": lambda: SealedTensor.from_bytes(Path("two.safetensors").read_bytes()),
     "SealedTensor.to_bytes: of a checkpoint": lambda: bytes(load_file(checkpoint([TABLE]))["0"].to_bytes()),
     "SealedRows: len of a single row": lambda: len(seal(BYTES, KEY)[0]),
+    # Manifests
+    **manifest_cases.CASES,
     # Files
     "save_file: a checkpoint's tensor": lambda: saved({"0": load_file(checkpoint([TABLE]))["0"]}),
     "save_file: a directory": lambda: save_file({"x": TABLE}, ".", KEY),

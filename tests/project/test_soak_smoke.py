@@ -96,6 +96,7 @@ def test_the_same_seed_makes_the_same_choices(tmp_path):
     assert sizes() == sizes()
 
 
+@pytest.mark.slow
 def test_a_file_that_stays_open_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(gauges, "PATIENCE", 0)
     before = gauges.read()

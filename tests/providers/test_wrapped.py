@@ -243,7 +243,7 @@ def test_keygen_wraps_a_new_key(tmp_path, monkeypatch):
     run(["seal", "x.npy", "x.safetensors", "--key", "owner.key.wrapped"])
     run(["verify", "x.safetensors", "--key", "owner.key.wrapped"])
     document = json.loads(run(["keygen", "b.wrapped", "--wrap", "aws-kms:alias/owner", "--json"]).stdout)
-    assert document == {"path": "b.wrapped", "id": WrappedKey.load("b.wrapped").key_id, "bits": 256}
+    assert document == {"path": "b.wrapped", "key_id": WrappedKey.load("b.wrapped").key_id, "bits": 256}
 
 
 def test_keygen_refuses_what_would_not_be_found_again(tmp_path, monkeypatch):

@@ -347,6 +347,7 @@ class TestOnADeviceThatFails:
             next(iterator)
         assert list(iterator) == []
 
+    @pytest.mark.slow
     def test_a_break_while_a_batch_is_on_its_way_leaves_no_slot(self, channel, prefetch):
         gate = Gate()
         iterator = iter(wrap([np.ones(100_000)] * 9, "cuda", prefetch=prefetch))

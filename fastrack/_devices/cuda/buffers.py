@@ -16,8 +16,7 @@ from fastrack._crypto.message_keys import MessageKeys
 from fastrack._devices.cuda.commands import Commands
 from fastrack._devices.cuda.driver import Driver, Memory
 from fastrack._devices.cuda.gather_plan import align
-from fastrack._devices.cuda.key_state import write_state
-from fastrack._devices.cuda.portable_key_state import LAST_POWER, STATE_SIZE
+from fastrack._devices.cuda.key_state import LAST_POWER, STATE_SIZE, write_state
 from fastrack._devices.cuda.streams import Pipeline
 from fastrack.errors import DeviceError
 

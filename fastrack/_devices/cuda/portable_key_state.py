@@ -6,23 +6,24 @@ stack, which are overwritten; nothing is allocated.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numba import carray, types
 
-from fastrack._crypto.base import Bytes
 from fastrack._crypto.cobblestone import CHUNK_SIZE, NONCE_SIZE
-from fastrack._crypto.jit import cached_njit, isolate_frame, source_digest, wipe_stack
+from fastrack._crypto.compiler import compiled_with_lock
+from fastrack._crypto.jit import Array, copy_bytes, isolate_frame, pointer_to, wipe, wipe_stack
+from fastrack._devices.cuda.key_state import (
+    LAST_POWER,
+    LENGTH_OFFSET,
+    NONCE_OFFSET,
+    POWERS_OFFSET,
+    STATE_SIZE,
+)
 
-# The layout of `State` in ``kernels/chunk.cuh``, in bytes. The key schedule comes first.
-STATE_SIZE = 8704
-NONCE_OFFSET = 240
-LENGTH_OFFSET = 256  # last GHASH block of a full chunk, times H
-POWERS_OFFSET = 272  # power 0, which is not used
-LAST_POWER = 513
-
-_compiled = cached_njit(nogil=False)
+_compiled = compiled_with_lock
+_pointer_32, _pointer_64 = pointer_to(types.uint32), pointer_to(types.uint64)
 
 # All integers are unsigned, of 64 bits: numba converts mixed signed and unsigned ones to floats. AES works on eight
 # bytes at a time.
@@ -38,19 +39,29 @@ _HOLES = tuple(np.uint64(0x1111111111111111 << shift) for shift in range(4))
 _FULL = np.uint64(8 * CHUNK_SIZE)
 
 
-@_compiled
-def _write(material: Bytes, target: Bytes) -> None:
-    isolate_frame()
-    key_size = material.size - NONCE_SIZE
-    target[:] = 0
-    target[:key_size] = material[:key_size]
-    target[NONCE_OFFSET : NONCE_OFFSET + NONCE_SIZE] = material[key_size:]
-    rounds = key_size // 4 + 6
-    _expand(target[: 16 * (rounds + 1)].view(np.uint32), key_size // 4)
-    low, high = _hash_key(target[: 16 * (rounds + 1)].view(np.uint64), rounds)
+def build_portable() -> dict[str, Any]:
+    """Return `write(material, size, target)`, for a message key of `size` bytes."""
+    return {"write": write}
 
-    field = target[LENGTH_OFFSET:].view(np.uint64)
-    powers = target[POWERS_OFFSET:].view(np.uint64)
+
+@_compiled
+def write(material: Array, size: int, target: Array) -> None:
+    _write(material, size - NONCE_SIZE, target)
+    wipe_stack()
+
+
+@_compiled
+def _write(material: Array, key_size: int, target: Array) -> None:
+    isolate_frame()
+    wipe(target, STATE_SIZE)
+    copy_bytes(target, material, key_size)
+    copy_bytes(target + NONCE_OFFSET, material + key_size, NONCE_SIZE)
+    rounds = key_size // 4 + 6
+    _expand(carray(_pointer_32(target), (4 * (rounds + 1),)), key_size // 4)
+    low, high = _hash_key(carray(_pointer_64(target), (2 * (rounds + 1),)), rounds)
+
+    field = carray(_pointer_64(target + LENGTH_OFFSET), (2,))
+    powers = carray(_pointer_64(target + POWERS_OFFSET), (2 * (LAST_POWER + 1),))
     field[0], field[1] = _product(_FULL, _0, low, high)
     powers[2], powers[3] = low, high
     count = 1
@@ -62,27 +73,12 @@ def _write(material: Bytes, target: Bytes) -> None:
         count *= 2
 
 
-def _build(digest: str) -> Callable[[Bytes, Bytes], None]:
-    def write_portably(material: Bytes, target: Bytes) -> None:
-        """Write the state by integer arithmetic only, on any CPU."""
-        assert digest
-        _write(material, target)
-        wipe_stack()
-
-    return _compiled(write_portably)  # type: ignore[no-any-return]
-
-
-# numba considers only this file and the closure of a function to decide whether cached code is valid: hence the digest
-# of the other files.
-write_portably = _build(source_digest())
-
-
 @_compiled
 def _expand(schedule: Any, key_words: int) -> None:
     constant = _1
     for index in range(key_words, schedule.size):
         word = np.uint64(schedule[index - 1])
-        if index % key_words == 0:
+        if index & (key_words - 1) == 0:
             word = _substitute(word) & _WORD
             word = (word >> _8 | word << _24) & _WORD ^ constant
             constant = _double(constant)

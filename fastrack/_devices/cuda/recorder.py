@@ -29,8 +29,8 @@ from fastrack._devices.cuda.clock import Clock
 from fastrack._devices.cuda.commands import Commands
 from fastrack._devices.cuda.driver import Event, Stream
 from fastrack._devices.cuda.gather_plan import PlanSealer, SealedPlan, room_for
+from fastrack._devices.cuda.key_state import STATE_SIZE
 from fastrack._devices.cuda.launches import Launch, check_run, launches_of
-from fastrack._devices.cuda.portable_key_state import STATE_SIZE
 from fastrack._devices.cuda.streams import Lane, Pipeline
 from fastrack._devices.cuda.table import TableSegment, pack_table, parse_name
 

@@ -216,11 +216,7 @@ def test_an_engine_is_tested_once_in_a_process(monkeypatch):
 @needs_vectors
 def test_the_code_that_was_tested_is_what_every_number_of_threads_runs():
     first = available_engines()[0]
-    assert (
-        get_engine(first, threads=2)._kernels
-        is get_engine(first, threads=3)._kernels
-        is registry._build(first, 1)._kernels
-    )
+    assert get_engine(first, threads=2)._runs is get_engine(first, threads=3)._runs is registry._build(first, 1)._runs
 
 
 # How many there are

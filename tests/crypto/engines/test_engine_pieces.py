@@ -49,6 +49,29 @@ def test_the_order_of_the_chunks_is_free_and_the_lowest_bad_one_reported(runs):
     assert runs.gather(altered, ranges) == (1, [expected[0], zero, expected[2], zero, expected[4]])
 
 
+@pytest.mark.parametrize("key", [KEY, KEY[:16]], ids=["aes-256", "aes-128"])
+def test_pieces_that_begin_and_end_anywhere_are_slices_of_the_plaintext(engine_under_test, key):
+    # Pieces of every length up to a few blocks, and those that begin and end about the edges of a group of vectors.
+    sealed = reference.seal(key, NONCE, PLAIN[:20_000])
+    runs = Runs(engine_under_test, key, NONCE)
+    ranges = [(start, length) for start in range(20) for length in range(1, 40)]
+    edges = [edge + more for edge in (0, 128, 256, 512, 1024, 4096, CHUNK_SIZE) for more in (-17, -1, 0, 1, 16)]
+    ranges += [(start, stop - start) for start in edges for stop in edges if 0 <= start < stop]
+    ranges += [(start, 20_000 - start) for start in (CHUNK_SIZE, CHUNK_SIZE + 1, 19_999, 19_983)]
+    for start, length in ranges:
+        assert (start, length, *runs.gather(sealed, [(start, length)])) == (
+            start,
+            length,
+            None,
+            [PLAIN[start : start + length]],
+        )
+    assert runs.gather(sealed, ranges) == (None, [PLAIN[start : start + length] for start, length in ranges])
+    bad, pieces = runs.gather(flip(sealed, 8 * 9000), ranges)
+    assert bad == 0
+    altered = zeroed(PLAIN[:20_000], {0})
+    assert pieces == [altered[start : start + length] for start, length in ranges]
+
+
 def test_a_chunk_without_pieces_is_still_verified(runs):
     target = Fenced(0)
     pieces = as_pieces([2, 3], [0, 0, 0], [])
@@ -148,6 +171,15 @@ def test_a_plan_of_other_numbers_is_refused(field, dtype):
     arrays = {name: getattr(good, name) for name in GOOD}
     with pytest.raises(ValueError, match="reaches outside"):
         check_plan(GatherPlan(**(arrays | {field: arrays[field].astype(dtype)})), len(SEALED), SIZE, 100)
+
+
+@pytest.mark.parametrize("field", ["chunks", "starts", "table"])
+def test_a_plan_that_is_scattered_in_memory_is_refused(runs, field):
+    good = as_pieces(**GOOD)
+    arrays = {name: getattr(good, name) for name in GOOD}
+    scattered = GatherPlan(**(arrays | {field: np.repeat(arrays[field], 2, axis=0)[::2]}))
+    with pytest.raises(ValueError, match="reaches outside"):
+        runs.engine.open_gather(runs.schedule, as_array(SEALED), np.empty(100, np.uint8), scattered)
 
 
 NUMBER = st.integers(-3, 8) | st.sampled_from(

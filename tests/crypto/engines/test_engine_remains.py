@@ -8,7 +8,7 @@ import time
 
 import pytest
 from helpers import engines, reference
-from helpers.process_memory import find_in_process
+from helpers.process_memory import find_in_process, finder
 from helpers.reference import hash_key, round_keys
 
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, derive
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reas
 NONCE = bytes.fromhex("f0e1d2c3b4a5968778695a4b")
 CHUNKS = 512  # enough for helper threads
 PART = 11384  # bytes of a message of one chunk, with part of a block at its end
-WORKS = ["open", f"open {PART}", "verify", "seal", "gather", "jobs", "jobs gather"]
+WORKS = ["open", f"open {PART}", "verify", "seal", "pass", f"pass {PART}", "gather", "jobs", "jobs gather"]
 STARTS = 0, 16, PART // 16 * 16 - 16, CHUNK_SIZE - 16  # of blocks of plaintext that are looked for
 
 CHILD = """
@@ -29,11 +29,12 @@ import numpy as np
 from helpers import engines
 from fastrack._crypto.base import GatherPlan, HostMemory, Jobs
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, MessageKey, derive
+from fastrack._crypto import library
 from fastrack._crypto.message_keys import MessageKeys
-from fastrack._devices.cuda import key_state, portable_key_state
+from fastrack._devices.cuda import key_state
 
 name, works, folder = sys.argv[1], sys.argv[2].split(","), Path(sys.argv[3])
-source = np.memmap(folder / "message", np.uint8, "r")
+source, plain = (np.memmap(folder / name, np.uint8, "r") for name in ("message", "plain"))
 count = source.size // SEALED_CHUNK_SIZE
 
 def read_key():
@@ -48,9 +49,10 @@ def run(work):
     if name == "key state":
         target = np.zeros(key_state.STATE_SIZE, np.uint8)
         if work == "instructions":
-            key_state.write_by_instructions()(np.frombuffer(key.material, np.uint8), target)
+            writer = library.load(key_state.BY_INSTRUCTIONS)
         else:
-            portable_key_state.write_portably(np.frombuffer(key.material, np.uint8), target)
+            writer = library.load(key_state.PORTABLE)
+        writer.write(np.frombuffer(key.material, np.uint8), len(key.material), target)
         assert target[key_state.NONCE_OFFSET:][:12].any()  # to look at the key would leave it in a register
         target[:] = 0
         key.wipe()
@@ -75,6 +77,9 @@ def run(work):
         bad = engine.verify_run(schedule, source, 0)
     elif work == "seal":
         bad = engine.seal_run(schedule, target, np.empty(source.size, np.uint8), 0) or 0
+    elif work.startswith("pass"):
+        size = int(work.removeprefix("pass") or plain.size)
+        bad = engine.pass_run(schedule, plain[:size], target[:size], 0) or 0
     else:
         numbers = np.arange(count)
         table = np.stack([np.full(count, 7), 100 * numbers, np.full(count, 100)], axis=1)
@@ -131,6 +136,7 @@ def message(request, tmp_path_factory):
     first = bytearray(reference.seal(key, NONCE, plain)[:SEALED_CHUNK_SIZE])
     first[-1] ^= 1
     (folder / "key").write_bytes(key + NONCE)
+    (folder / "plain").write_bytes(plain + bytes((CHUNKS - 1) * CHUNK_SIZE))
     (folder / "message").write_bytes(bytes(first) + others[SEALED_CHUNK_SIZE:])
     return folder, key, plain
 
@@ -165,6 +171,12 @@ def test_a_vector_engine_leaves_no_secret_in_memory(engine, message):
 def test_code_for_any_cpu_leaves_no_secret_in_memory(message):
     # A run calls its chunks' function then, which has more instructions than the run may inline.
     assert remains(engines.VECTOR_NAMES[0], ["open", "seal"], message, NUMBA_CPU_NAME="generic") == set()
+
+
+@pytest.mark.skipif("aesni" not in engines.NAMES, reason="this CPU has no AES-NI")
+def test_code_for_a_cpu_without_avx_leaves_no_secret_in_memory(message):
+    older = {"NUMBA_CPU_NAME": "westmere", "NUMBA_CPU_FEATURES": "+aes,+pclmul"}
+    assert remains("aesni", ["open", "seal"], message, **older) == set()
 
 
 def test_the_openssl_engine_leaves_round_keys_only(message):
@@ -210,3 +222,11 @@ def test_the_search_finds_what_is_there(message):
         finally:
             child.kill()
     assert found == {("key", "stack")}
+
+
+@pytest.mark.parametrize("offset", [0, 1, 4079, 4080])
+def test_the_search_finds_a_secret_at_any_offset(offset):
+    secret = bytes([0, 7, 0, 9]) + os.urandom(10) + b"ab"
+    data = bytearray(4096)
+    data[offset : offset + 16] = secret
+    assert set(finder({"secret": secret, "other": os.urandom(16)})(bytes(data))) == {"secret"}

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from helpers import engines, reference
 from helpers.runs import Runs, plan
 
-from fastrack._crypto import gcm_ir, openssl
+from fastrack._crypto import gcm_ir, openssl, vector
 from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.known_answers import find_fault
 from fastrack.errors import ClosedError
@@ -104,6 +104,7 @@ def test_a_wiped_schedule_works_nothing(engine_under_test, schedule):
         lambda: engine.seal_run(schedule, plain, out, 0),
         lambda: engine.open_run(schedule, sealed, out[:100], 0),
         lambda: engine.verify_run(schedule, sealed, 0),
+        lambda: engine.pass_run(schedule, plain, out[:100], 0),
         lambda: engine.open_gather(schedule, sealed, out, plan([(0, 10)])[0]),
     ):
         with pytest.raises(ClosedError, match="wiped"):
@@ -134,8 +135,8 @@ def test_a_vector_schedule_lies_on_a_cache_line_and_within_its_memory(vector_sch
     memory = vector_schedule._memory
     assert vector_schedule.address % 64 == 0
     assert memory.ctypes.data <= vector_schedule.address
-    assert gcm_ir._NONCE + 16 <= gcm_ir.SCHEDULE_SIZE
-    used = vector_schedule.address - memory.ctypes.data + gcm_ir.SCHEDULE_SIZE
+    assert gcm_ir._NONCE + 16 <= vector.SCHEDULE_SIZE
+    used = vector_schedule.address - memory.ctypes.data + vector.SCHEDULE_SIZE
     assert used <= memory.size
     assert not memory[used:].any()
 

@@ -15,7 +15,7 @@ from helpers.processes import run_python
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, noise
 from helpers.runs import Runs, flip
 
-from fastrack._crypto import jit, workers
+from fastrack._crypto import workers
 from fastrack._crypto.workers import default_threads
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
@@ -125,12 +125,12 @@ class Stub:
         self.drawn, self.crowd = [], []
 
     def __call__(self, grain, place, wait):
-        counters = (ctypes.c_int64 * jit.COUNTER_WORDS).from_address(place)
+        counters = (ctypes.c_int64 * workers.COUNTER_WORDS).from_address(place)
         self.crowd.append(threading.current_thread())
         while True:
             with self.lock:
-                ticket = counters[jit.NEXT]
-                counters[jit.NEXT] += 1
+                ticket = counters[workers.NEXT]
+                counters[workers.NEXT] += 1
             start = ticket * grain
             if start >= self.count:
                 break
@@ -138,8 +138,8 @@ class Stub:
             stop = min(start + grain, self.count)
             self.drawn.append((start, stop))
             with self.lock:
-                counters[jit.DONE] += stop - start
-        while wait and counters[jit.DONE] < self.count:
+                counters[workers.DONE] += stop - start
+        while wait and counters[workers.DONE] < self.count:
             time.sleep(0.001)
 
 

@@ -8,13 +8,19 @@ import pytest
 from llvmlite import binding, ir
 from llvmlite.ir.instructions import LoadInstr
 
+from fastrack._crypto import gcm_pass, gcm_ranges
 from fastrack._crypto.forms import FORMS, Form
-from fastrack._crypto.gcm_ir import Variant, chunk_function
+from fastrack._crypto.gcm_ir import Variant, chunk_function, define_chunk
 
 TRIPLE = "x86_64-unknown-linux-gnu"
 REGISTERS = {16: "xmm", 32: "ymm", 64: "zmm"}
 LEVELS = {16: "x86-64", 32: "x86-64-v3", 64: "x86-64-v4"}
 VECTORS = 8  # that the main loop holds at a time
+OTHERS = {
+    "pass": gcm_pass._build_pass,
+    "collect": gcm_ranges._build_collect,
+    "decrypt": gcm_ranges._build_decrypt,
+}  # of functions with six arguments
 NATIVE = [form for form in FORMS.values() if form.architecture == "x86"]
 each_form, each_native_form = (
     pytest.mark.parametrize(
@@ -37,7 +43,10 @@ def compiled(name, variant):
         pytest.skip("this LLVM compiles for other CPUs only")
     machine = target.create_target_machine(cpu="x86-64", opt=3)
     module = ir.Module()
-    chunk_function(module, variant, name).linkage = "external"
+    if name in OTHERS:
+        define_chunk(module, variant, name, 6, OTHERS[name]).linkage = "external"
+    else:
+        chunk_function(module, variant, name).linkage = "external"
     parsed = binding.parse_assembly(str(module))
     parsed.triple = TRIPLE
     parsed.verify()
@@ -57,7 +66,7 @@ def count(code, mnemonic, register):
 
 
 @each_form
-@pytest.mark.parametrize("name", ["expand_key", "open", "verify", "seal"])
+@pytest.mark.parametrize("name", ["expand_key", "open", "verify", "seal", *OTHERS])
 def test_every_function_compiles_for_its_own_cpu_level(name, variant):
     text, code = compiled(name, variant)
     assert f'"target-cpu"="{LEVELS[variant.form.native]}"' in text
@@ -92,18 +101,26 @@ def test_the_main_loop_hashes_whole_vectors(name, loops, variant):
 @each_form
 def test_no_instruction_is_wider_than_the_form_allows(variant):
     wider = [register for width, register in REGISTERS.items() if width > variant.form.native]
-    for name in ("open", "verify", "seal"):
+    for name in ("open", "verify", "seal", *OTHERS):
         _, code = compiled(name, variant)
         assert not [line for line in code if any(register in line for register in wider)]
-        assert [line for line in code if line.startswith(f"{prefix_of(variant)}pclmul")]
+        assert name == "decrypt" or [line for line in code if line.startswith(f"{prefix_of(variant)}pclmul")]
 
 
 @each_form
-@pytest.mark.parametrize(("name", "reads"), [("open", VECTORS + 2), ("seal", VECTORS + 1)])
+@pytest.mark.parametrize(
+    ("name", "reads"), [("open", VECTORS + 2), ("collect", VECTORS + 2), ("seal", VECTORS + 1), ("pass", VECTORS + 2)]
+)
 def test_every_vector_of_the_text_is_read_by_a_load_that_may_not_be_repeated(name, reads, variant):
     # The main loop's, one for a lone block, and one for the tag to compare with. The last bytes are copied before use.
     text, _ = compiled(name, variant)
     loads = re.findall(r"load volatile <(\d) x i64>, ptr [^,]+, align (\d+)", text)
+    if name == "pass":  # what was sealed is read back by such loads as well: of groups, and of a lone block
+        again = [(str(variant.form.width // 8), str(variant.form.width))] * VECTORS + [("2", "16")]
+        assert not Counter(again) - Counter(loads)
+        loads = list((Counter(loads) - Counter(again)).elements())
+    if name == "collect" and variant.form.width == 16:
+        reads += VECTORS - 2  # LLVM unrolls the loop over lone blocks, of which there are fewer than a group has
     assert len(loads) == reads
     sizes = [variant.form.width // 8] * VECTORS + [2] * (reads - VECTORS)
     assert Counter(loads) == Counter((str(size), "1") for size in sizes)

@@ -8,32 +8,32 @@ import pytest
 from helpers import engines, reference
 from helpers.buffers import as_array
 from helpers.runs import Runs, plan
-from numba import njit
 
-from fastrack._crypto import jit
+from fastrack._crypto import jit, workers
 
 
 @pytest.mark.skipif(not engines.VECTOR_NAMES, reason="no vector engine here")
 def test_a_gather_keeps_its_scratch_on_the_stack():
     # numba frees an array after the last use of its name, even if its address is still in use.
     engine = engines.make(engines.VECTOR_NAMES[-1])
-    fresh = njit(nogil=True)(engine._kernels.open_gather.py_func)
+    fresh = jit.build_others(*engine._form)["open_gather"]
     runs = Runs(engine, bytes(32))
     pieces, size = plan([(10, 20)])
     source = as_array(reference.seal(bytes(32), bytes(12), bytes(range(100))))
-    target, counters = np.empty(size, np.uint8), jit.new_counters()
-    where = (source.ctypes.data, target.ctypes.data, pieces.chunks, pieces.starts, pieces.table, 100, 1)
+    target, counters = np.empty(size, np.uint8), workers.new_counters()
+    arrays = [array.ctypes.data for array in (pieces.chunks, pieces.starts, pieces.table)]
+    where = (source.ctypes.data, target.ctypes.data, *arrays, pieces.chunks.size, 100, 1)
     fresh(runs.schedule.bits, runs.schedule.address, *where, counters.buffer_info()[0], True)
-    assert (counters[jit.DONE], counters[jit.BAD]) == (1, jit.NONE_BAD)
+    assert (counters[workers.DONE], counters[workers.BAD]) == (1, workers.NONE_BAD)
     assert target.tolist() == list(range(10, 30))
     (code,) = fresh.inspect_llvm().values()
-    assert re.search(r"alloca (\[16384 x i8\]|i8, i\d+ 16384)", code)
+    assert re.search(r"alloca (\[16400 x i8\]|i8, i\d+ 16400)", code)
     assert not [line for line in code.splitlines() if "NRT_" in line and "alloc" in line.lower()]
 
 
 def test_new_counters_have_all_tickets_and_nothing_bad_each_on_a_cache_line_of_its_own():
-    counters = jit.new_counters()
-    assert len(counters) == jit.COUNTER_WORDS
-    assert (counters[jit.NEXT], counters[jit.BAD], counters[jit.DONE]) == (0, jit.NONE_BAD, 0)
-    places = sorted([jit.NEXT, jit.BAD, jit.DONE, jit.COUNTER_WORDS])
+    counters = workers.new_counters()
+    assert len(counters) == workers.COUNTER_WORDS
+    assert (counters[workers.NEXT], counters[workers.BAD], counters[workers.DONE]) == (0, workers.NONE_BAD, 0)
+    places = sorted([workers.NEXT, workers.BAD, workers.DONE, workers.COUNTER_WORDS])
     assert all(after - before >= 8 for before, after in pairwise(places))

@@ -1,0 +1,72 @@
+"""The evidence that this machine could give to `fastrack attest collect`, and what is missing. None is asked for."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastrack._cli.machine import ROOT, CpuTee
+from fastrack._cli.nvml import Gpu, Graphics
+from fastrack.errors import DeviceError
+
+_TSM = "sys/kernel/config/tsm/report"
+_MODULES = {"Intel TDX": "tdx_guest", "AMD SEV-SNP": "sev_guest"}
+_EVIDENCE = {"tdx": "a TDX quote", "snp": "a SEV-SNP report", "gpu": "an attestation report"}
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The evidence of one part of the machine: "CPU", or "GPU" and its number."""
+
+    part: str
+    kind: str | None  # "tdx", "snp" or "gpu"; None if it is not known
+    possible: bool
+    missing: str | None  # what is missing and what to do, if it is not possible
+
+    def __str__(self) -> str:
+        return f"can give {_EVIDENCE[self.kind or 'gpu']}" if self.possible else f"no evidence: {self.missing}"
+
+
+def read_proofs(tee: CpuTee, graphics: Graphics, root: Path = ROOT) -> tuple[Proof, ...]:
+    """Return the evidence that the CPU and each GPU could give."""
+    gpus = (_read_gpu(f"GPU {number}", gpu, graphics) for number, gpu in enumerate(graphics.gpus))
+    return (_read_cpu(tee, root / _TSM), *gpus)
+
+
+def _read_cpu(tee: CpuTee, folder: Path) -> Proof:
+    from fastrack.attest._collect import read_tsm_provider
+
+    module = _MODULES.get(tee.kind or "")
+    kind = {"tdx_guest": "tdx", "sev_guest": "snp"}.get(module or "")
+    if not folder.is_dir():
+        missing = "this is no guest of Intel TDX or AMD SEV-SNP. Run it in a confidential virtual machine"
+        if module is not None:
+            missing = f"there is no folder /{_TSM}. Use Linux 6.7 or later, mount configfs, and load {module}"
+        return Proof("CPU", kind, False, missing)
+    if not os.access(folder, os.W_OK):
+        missing = f"/{_TSM} cannot be written by this user. Run `fastrack attest collect` as root"
+        return Proof("CPU", kind, False, missing)
+    try:
+        return Proof("CPU", read_tsm_provider(folder), True, None)
+    except DeviceError as error:
+        return Proof("CPU", kind, False, str(error))
+
+
+def _read_gpu(part: str, gpu: Gpu, graphics: Graphics) -> Proof:
+    missing = _missing_on_gpu(gpu, graphics)
+    return Proof(part, "gpu", missing is None, missing)
+
+
+def _missing_on_gpu(gpu: Gpu, graphics: Graphics) -> str | None:
+    mode = graphics.confidential
+    is_protected = mode.enabled or mode.multi_gpu == "protected PCIe"
+    if mode.enabled is None:
+        return "the driver did not report confidential mode. Install driver 550 or later"
+    if not is_protected:
+        return "confidential mode is off. Switch it on from the host, before the virtual machine starts"
+    if mode.devtools:
+        return "dev-tools mode is on, which policies refuse. Switch confidential mode on without it, from the host"
+    if mode.environment not in {None, "production"}:
+        return f"its environment is {mode.environment}. Use a GPU in a production environment"
+    if not gpu.attests:
+        return "it gave no certificates. It needs the generation Hopper or later, and driver 550 or later"
+    return None

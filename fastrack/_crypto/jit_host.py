@@ -1,0 +1,80 @@
+"""Compile with numba what the host runs on any CPU: the loops of gather plans and of copies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba.extending import register_jitable
+
+from fastrack._crypto import gather
+from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE
+from fastrack._crypto.compiler import compiled
+from fastrack._crypto.jit import (
+    _DONE,
+    Array,
+    copy_bytes,
+    fetch_add,
+    table_of,
+    wait_until_done,
+    words,
+)
+
+for _function in (gather.merge, gather.count_pieces, gather.fill_plan, gather.group, gather.is_plan_inside):
+    register_jitable(_function)
+
+
+def build_plans() -> dict[str, Any]:
+    """Return the loops of `gather`. They take its arrays, followed by their lengths."""
+    return {
+        "count_pieces": count_pieces,
+        "fill_plan": fill_plan,
+        "group": group,
+        "is_plan_inside": is_plan_inside,
+    }
+
+
+def build_copy() -> dict[str, Any]:
+    """Return `copy_chunks`, a kernel that copies."""
+    return {"copy_chunks": copy_chunks}
+
+
+@compiled
+def copy_chunks(source: int, target: int, count: int, size: int, grain: int, counters: int, wait: bool) -> None:
+    while True:
+        start = fetch_add(counters, 1) * grain
+        if start >= count:
+            break
+        stop = min(start + grain, count)
+        offset = start * SEALED_CHUNK_SIZE
+        copy_bytes(target + offset, source + offset, min((stop - start) * SEALED_CHUNK_SIZE, size - offset))
+        fetch_add(counters + _DONE, stop - start)
+    if wait:
+        wait_until_done(counters, count)
+
+
+@compiled
+def count_pieces(starts: Array, sizes: Array, offsets: Array, ranges: int) -> int:
+    return gather.count_pieces(words(starts, ranges), words(sizes, ranges), words(offsets, ranges), ranges)
+
+
+@compiled
+def fill_plan(
+    starts: Array, sizes: Array, offsets: Array, ranges: int, numbers: Array, table: Array, pieces: int
+) -> bool:
+    arrays = words(starts, ranges), words(sizes, ranges), words(offsets, ranges)
+    return gather.fill_plan(
+        arrays[0], arrays[1], arrays[2], ranges, words(numbers, pieces), table_of(table, pieces), pieces
+    )
+
+
+@compiled
+def group(numbers: Array, chunks: Array, firsts: Array, pieces: int) -> int:
+    return gather.group(words(numbers, pieces), words(chunks, pieces), words(firsts, pieces + 1), pieces)
+
+
+@compiled
+def is_plan_inside(
+    chunks: Array, starts: Array, table: Array, size: int, rows: int, count: int, plain: int, target: int
+) -> bool:
+    arrays = words(chunks, size), words(starts, size + 1), table_of(table, rows)
+    return gather.is_plan_inside(arrays[0], arrays[1], arrays[2], size, rows, count, plain, target)

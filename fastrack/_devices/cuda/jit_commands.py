@@ -1,0 +1,172 @@
+"""Compile with numba the loops of `native`, over the commands of a list and over the pieces of a copy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE
+from fastrack._crypto.compiler import compiled, compiled_with_lock
+from fastrack._crypto.jit import copy_bytes, fetch_add, sched_yield
+from fastrack._devices.cuda import commands as opcodes
+from fastrack._devices.cuda.intrinsics import at, call, exchange, launch, load, now, put, sleep
+from fastrack._devices.cuda.native import (
+    _BASE,
+    _CHUNKS,
+    _CHUNKS_A_PIECE,
+    _COUNT,
+    _DONE,
+    _LIMIT,
+    _NEXT,
+    _OVER,
+    _PIECE,
+    _POP,
+    _POPPED,
+    _POSITION,
+    _PUSH,
+    _SIZE,
+    _SOURCE,
+    _TARGET,
+    STOPPED,
+)
+
+_NOT_READY, _IMPLICIT = 600, 906  # CUDA_ERROR_NOT_READY, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
+_SPINS = 256
+_NAP = 50  # microseconds
+
+
+def build_commands() -> dict[str, Any]:
+    """Return `run(words, start, count, table, context, shared, parallel)`, `run_held` and `copy_until_over(shared)`.
+
+    `run_held` takes the same, keeps the interpreter's lock, and stops where a command asks for it. `copy_until_over` is
+    for the workers.
+    """
+    return {
+        "run": compiled(_build_run(stops=False)),
+        "run_held": compiled_with_lock(_build_run(stops=True)),
+        "copy_until_over": copy_until_over,
+    }
+
+
+def _build_run(*, stops: bool) -> Any:
+    def run(words: int, start: int, count: int, table: int, context: int, shared: int, parallel: bool) -> int:
+        status = call(at(table, _PUSH), (context,))
+        pushed = status == 0
+        position = start
+        while status == 0 and position < count:
+            here = words + 8 * position
+            code, length = at(here, 0), at(here, 1)
+            function = at(table, code)
+            if code == opcodes.LAUNCH:
+                status = launch(function, here)
+            elif code in (opcodes.UPLOAD, opcodes.DOWNLOAD, opcodes.FILL):
+                status = call(function, (at(here, 2), at(here, 3), at(here, 4), at(here, 5)))
+            elif code == opcodes.WAIT:
+                status = call(function, (at(here, 2), at(here, 3), 0))
+            elif code == opcodes.RECORD:
+                status = call(function, (at(here, 2), at(here, 3)))
+            elif code == opcodes.SYNCHRONIZE:
+                status = call(function, (at(here, 2),))
+            elif code == opcodes.REQUIRE_IDLE:
+                if stops:
+                    status = call(function, (at(here, 2),))
+                    if status == _NOT_READY:
+                        status = STOPPED
+            elif code == opcodes.POLL:
+                stop = now() + at(here, 3)
+                status = call(function, (at(here, 2),))
+                while status == _NOT_READY and now() < stop:
+                    status = call(function, (at(here, 2),))
+                if status == _NOT_READY:
+                    status = STOPPED if stops and at(here, 4) else 0
+            elif code == opcodes.CAPTURING:
+                status = call(function, (at(here, 2), here + 24))
+                if status == _IMPLICIT:  # the default stream, while another stream is captured
+                    put(here, 3, 1)
+                    status = 0
+            elif code == opcodes.COPY:
+                _copy_shared(shared, parallel, at(here, 2), at(here, 3), at(here, 4), 0, 0)
+            elif code == opcodes.PACK:
+                _copy_shared(shared, parallel, at(here, 2), at(here, 3), at(here, 4), at(here, 5), at(here, 6))
+            elif code == opcodes.TIMESTAMP:
+                put(here, 2, now())
+            if status in (0, STOPPED):
+                position += length
+        put(shared, _OVER, 1)
+        put(shared, _POSITION, position)
+        if pushed:
+            other = call(at(table, _POP), (shared + 8 * _POPPED,))
+            if status == 0:
+                status = other
+        return int(status)
+
+    return run
+
+
+@compiled
+def copy_until_over(shared: int) -> None:
+    """Copy pieces until the list is over."""
+    idle = 0
+    while load(shared + 8 * _OVER) == 0:
+        if _take_piece(shared):
+            idle = 0
+        else:
+            idle += 1
+            if idle < _SPINS:
+                sched_yield()
+            else:
+                sleep(_NAP)
+
+
+@compiled
+def _copy_piece(shared: int, piece: int) -> None:
+    target, source = at(shared, _TARGET), at(shared, _SOURCE)
+    size, chunks, count = at(shared, _SIZE), at(shared, _CHUNKS), at(shared, _COUNT)
+    if chunks == 0:
+        start = piece * _PIECE
+        copy_bytes(target + start, source + start, min(_PIECE, size - start))
+        return
+    index, stop = piece * _CHUNKS_A_PIECE, min((piece + 1) * _CHUNKS_A_PIECE, count)
+    while index < stop:
+        chunk, after = at(chunks, index), index + 1
+        while after < stop and at(chunks, after) - chunk == after - index:  # consecutive chunks are one copy
+            after += 1
+        start = chunk * SEALED_CHUNK_SIZE
+        copy_bytes(
+            target + index * SEALED_CHUNK_SIZE, source + start, min((after - index) * SEALED_CHUNK_SIZE, size - start)
+        )
+        index = after
+
+
+@compiled
+def _take_piece(shared: int) -> bool:
+    """Copy the next piece, if there is one. The shared words of a copy stay unchanged until all its pieces are done."""
+    piece = load(shared + 8 * _NEXT)
+    while piece < load(shared + 8 * _LIMIT):
+        if exchange(shared + 8 * _NEXT, piece, piece + 1) == piece:
+            _copy_piece(shared, piece - at(shared, _BASE))
+            fetch_add(shared + 8 * _DONE, 1)
+            return True
+        piece = load(shared + 8 * _NEXT)
+    return False
+
+
+@compiled
+def _copy_shared(shared: int, parallel: bool, target: int, source: int, size: int, chunks: int, count: int) -> None:
+    """Copy on all threads of this list: `size` bytes, or, with `chunks`, these of a message of `size` bytes."""
+    pieces = -(-count // _CHUNKS_A_PIECE) if chunks else -(-size // _PIECE)
+    base = load(shared + 8 * _LIMIT)
+    put(shared, _TARGET, target)
+    put(shared, _SOURCE, source)
+    put(shared, _SIZE, size)
+    put(shared, _CHUNKS, chunks)
+    put(shared, _COUNT, count)
+    put(shared, _BASE, base)
+    if not parallel:
+        for piece in range(pieces):
+            _copy_piece(shared, piece)
+        return
+    fetch_add(shared + 8 * _LIMIT, pieces)  # starts the workers
+    while _take_piece(shared):
+        pass
+    while load(shared + 8 * _DONE) < base + pieces:
+        sched_yield()

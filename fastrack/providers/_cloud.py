@@ -1,0 +1,55 @@
+"""The base of the wrappers that ask a key management service by a vendor's client."""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from typing import Any, ClassVar, Self
+
+from fastrack.errors import FormatError
+from fastrack.providers._wrapped import KeyWrapper, WrappedKey, require_parameters
+
+
+class CloudKey(KeyWrapper):
+    """A key of a service, by its name, and a client that is made when it is first needed."""
+
+    _pattern: ClassVar[re.Pattern[str]]
+    _wanted: ClassVar[str]
+    """The form of a name, for errors."""
+
+    def __init__(self, key: str, *, client: Any = None) -> None:
+        if self._pattern.fullmatch(key) is None:
+            raise ValueError(f"expected {self._wanted}, got {key!r:.80}")
+        self._key = key
+        self._client = client
+
+    @classmethod
+    def from_uri(cls, uri: str) -> Self:
+        """Make a wrapper of the scheme, a colon and the name of the key."""
+        return cls(uri.removeprefix(f"{cls.provider}:"))
+
+    @classmethod
+    def from_wrapped(cls, wrapped: WrappedKey) -> Self:
+        """Make a wrapper of the name in a file, if it is one of this service."""
+        key = require_parameters(wrapped, frozenset({"key"}))["key"]
+        try:
+            cls._check_file(key)
+            return cls(key)
+        except ValueError as error:
+            raise FormatError(f"the wrapped file of key {wrapped.key_id} is wrong: {error}; restore it") from None
+
+    @classmethod
+    def _check_file(cls, key: str) -> None:
+        """Refuse a name that may be given in a program, and not in a file. Raise ValueError."""
+
+    @abstractmethod
+    def _make_client(self) -> Any:
+        """Make a client of the service."""
+
+    def _get_client(self) -> Any:
+        if self._client is None:
+            self._client = self._make_client()
+        return self._client
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._key}>"

@@ -1,0 +1,117 @@
+"""The AArch64 form of the engine on an emulated CPU, beside plain AES-GCM."""
+
+import numpy as np
+import pytest
+from helpers import arm, reference
+from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, hash_key, noise, round_keys
+from helpers.runs import Runs, zeroed
+
+from fastrack._crypto.known_answers import find_fault
+from fastrack._crypto.library import load
+from fastrack._devices.cuda.key_state import PORTABLE, STATE_SIZE
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(arm.MISSING), reason=f"needs {' and '.join(arm.MISSING)}"),
+]
+NONCE = bytes.fromhex("f0e1d2c3b4a5968778695a4b")
+SIZES = [0, 1, 15, 16, 17, 127, 128, 129, 4000, 11384, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 2 * CHUNK_SIZE + 777]
+
+
+@pytest.fixture(scope="module", params=arm.CPUS)
+def cpu(request):
+    return request.param
+
+
+@pytest.fixture
+def harness(cpu):
+    return arm.start(cpu)
+
+
+def test_the_known_answers_are_given(harness):
+    assert find_fault(arm.EmulatedEngine(harness)) is None
+
+
+def test_random_runs_are_what_plain_aes_gcm_makes_of_them(harness):
+    random = np.random.default_rng(5)
+    for case in range(150):
+        key, nonce = random.bytes(random.choice([16, 32])), random.bytes(12)
+        size = int(random.choice([random.integers(600), random.integers(3 * CHUNK_SIZE), random.choice(SIZES)]))
+        first = int(random.choice([0, 1, 2**32 - 1, 2**38 - 4]))
+        plain = random.bytes(size)
+        sealed = reference.seal(key, nonce, plain, first)
+        runs = Runs(arm.EmulatedEngine(harness), key, nonce)
+        assert (case, runs.seal(plain, first)) == (case, sealed)
+        assert (case, *runs.open(sealed, first)) == (case, None, plain)
+        assert (case, *runs.pass_through(plain, first)) == (case, None, plain)
+
+        altered = bytearray(sealed)
+        for place in random.integers(len(sealed), size=random.integers(1, 4)):
+            altered[place] ^= 1 << random.integers(8)
+        chunks = reference.open_each(key, nonce, altered, first)
+        bad = [index for index, chunk in enumerate(chunks) if chunk is None]
+        expected = (first + bad[0] if bad else None, zeroed(plain, bad))
+        assert (case, *runs.open(bytes(altered), first)) == (case, *expected)
+
+
+@pytest.mark.parametrize("bits", [128, 256])
+def test_no_byte_of_a_tag_may_differ_and_no_end_may_be_missing(harness, bits):
+    key = bytes(range(bits // 8))
+    runs = Runs(arm.EmulatedEngine(harness), key, NONCE)
+    for size in (1, 145):
+        sealed = reference.seal(key, NONCE, noise(size).tobytes())
+        for bit in range(8 * size, 8 * (size + TAG_SIZE), 3):
+            altered = bytearray(sealed)
+            altered[bit // 8] ^= 1 << bit % 8
+            assert (size, bit, *runs.open(bytes(altered))) == (size, bit, 0, bytes(size))
+        for length in range(TAG_SIZE, size + TAG_SIZE):
+            assert (length, *runs.open(sealed[:length])) == (length, 0, bytes(length - TAG_SIZE))
+
+
+def call_with_a_wrong_tag(harness, work, bits, size, *, wipes=True):
+    """Process a chunk whose tag is wrong, or a key: what is found of its secrets afterwards."""
+    key, plain = noise(bits // 8, 1).tobytes(), noise(size, 2).tobytes()
+    sealed = bytearray(reference.seal(key, NONCE, plain, ends=False))
+    sealed[-1] ^= 1
+    needles = [*round_keys(key), hash_key(key), hash_key(key)[::-1], plain[:16], plain[size // 16 * 16 - 16 :][:16]]
+    source = plain if work in {"seal", "pass"} else bytes(sealed)
+    target = {"verify": 0, "seal": len(sealed), "state": STATE_SIZE}.get(work, size)
+    rows = np.array([(0, 0, size)]).tobytes()
+    return harness.call(work, key + NONCE, source, target, (0, 1, size), wipes=wipes, needles=needles, rows=rows)
+
+
+@pytest.mark.parametrize("bits", [128, 256])
+@pytest.mark.parametrize("work", arm.WORKS)
+@pytest.mark.parametrize("size", [11384, CHUNK_SIZE])
+def test_no_secret_is_left_on_the_stack_or_in_a_register(harness, work, bits, size):
+    answer = call_with_a_wrong_tag(harness, work, bits, size)
+    assert answer.found == 0
+    for registers in answer.registers:
+        for number in range(32):
+            value = registers[16 * number :][:16]
+            if 8 <= number < 16:  # of these a function preserves the low half
+                assert (number, value[:8]) == (number, b"\xa5" * 8)
+                value = value[8:]
+            assert value in {bytes(len(value)), b"\xa5" * len(value)}, number
+
+
+def test_the_search_finds_what_is_not_wiped(harness):
+    assert call_with_a_wrong_tag(harness, "open", 256, 11384, wipes=False).found > 0
+
+
+@pytest.mark.parametrize("size", [28, 44])
+def test_the_state_of_a_key_for_a_gpu_is_the_portable_one(harness, size):
+    for seed in range(20):
+        material = noise(size, seed)
+        state = np.empty(STATE_SIZE, np.uint8)
+        load(PORTABLE).write(material, material.size, state)
+        assert arm.expand_state(harness, material.tobytes()) == state.tobytes()
+
+
+@pytest.mark.parametrize(("work", "target"), [("open", CHUNK_SIZE - 1), ("seal", SEALED_CHUNK_SIZE - 1)])
+def test_an_access_beyond_a_buffer_would_end_the_program(cpu, work, target):
+    harness = arm.Harness(cpu)
+    sealed = reference.seal(bytes(16), bytes(12), bytes(CHUNK_SIZE))[:SEALED_CHUNK_SIZE]
+    with pytest.raises(ChildProcessError, match="-11"):
+        harness.call(work, bytes(28), sealed, target, (0, 1, CHUNK_SIZE))
+    harness.close()

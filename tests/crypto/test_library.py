@@ -1,0 +1,157 @@
+"""Compiled functions: compiled once for all processes, and safe to call with whatever they are given."""
+
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from helpers.processes import run_python
+
+from fastrack._crypto import code_cache, engine, library
+from fastrack._crypto.forms import is_compiling
+from fastrack._crypto.gather import PLANS
+from fastrack._crypto.workers import DRAIN
+
+pytestmark = pytest.mark.skipif(not is_compiling(), reason="numba compiles nothing")
+
+
+@pytest.fixture
+def group():
+    """A function of three arrays and an integer."""
+    return library.load(PLANS).group
+
+
+def arrays(count=3):
+    return np.arange(count), np.zeros(count, np.int64), np.zeros(count + 1, np.int64)
+
+
+def test_a_function_takes_arrays_and_integers(group):
+    numbers, chunks, firsts = arrays()
+    assert group(numbers, chunks, firsts, np.int64(3)) == 3
+    assert (chunks.tolist(), firsts.tolist()) == ([0, 1, 2], [0, 1, 2, 3])
+
+
+def test_wrong_arguments_are_refused_before_the_call(group):
+    given = arrays()
+    for few in ((), given, (*given, 3, 3)):
+        with pytest.raises(TypeError):
+            group(*few)
+    with pytest.raises(TypeError):
+        group(*given, 3.0)
+    with pytest.raises(TypeError):
+        group(*given, None)
+    for number in (1 << 63, -(1 << 63) - 1):
+        with pytest.raises(OverflowError):
+            group(*given, number)
+    with pytest.raises(TypeError):
+        group(given[0], 5, given[2], 3)
+    with pytest.raises(ValueError, match="contiguous"):
+        group(given[0], np.zeros(6, np.int64)[::2], given[2], 3)
+    assert not any(array.any() for array in given[1:])
+
+
+def test_minus_one_is_a_number_and_no_error():
+    counters = np.zeros(24, np.int64)
+    assert library.load(DRAIN).drain(counters.ctypes.data, 0, -1) == 0
+
+
+def test_memory_is_given_back_after_a_call_and_after_one_that_was_refused(group):
+    memories = [bytearray(array) for array in arrays()]
+    group(*memories, 3)
+    for wrong in ((*memories, "3"), (memories[0], memories[1], 0, 3)):
+        with pytest.raises(TypeError):
+            group(*wrong)
+    for memory in memories:
+        memory.append(0)  # a memory in use could not grow
+
+
+def test_code_that_could_raise_is_not_made():
+    from fastrack._crypto.compiler import compile_functions, compiled
+
+    def divide(a: "int", b: "int") -> "int":
+        return a // b
+
+    with pytest.raises(RuntimeError, match="Py"):
+        compile_functions({"divide": compiled(divide)}, library.target())
+
+
+def test_arguments_that_are_neither_integers_nor_addresses_are_refused():
+    from fastrack._crypto.compiler import compile_functions, compiled
+
+    def half(a: "float") -> "int":
+        return int(a / 2)
+
+    with pytest.raises(TypeError, match="a: 'float'"):
+        compile_functions({"half": compiled(half)}, library.target())
+
+
+def test_each_change_of_what_code_depends_on_changes_its_key(tmp_path):
+    key = library._key()
+    assert {"fastrack", "python", "target", "sources", "packages"} == key.keys()
+    assert library.target().cpu in key["target"]
+    file = tmp_path / "source.py"
+    digests = set()
+    for text in ("", "a", "b"):
+        file.write_text(text)
+        digests.add(library._digest([file]))
+        digests.add(library._digest([file, file]))
+    assert len(digests) == 6
+
+
+def test_files_of_other_processors_and_units_have_other_names(monkeypatch):
+    target = library.target()
+    names = set()
+    for other in (target, replace(target, cpu="other"), replace(target, features="+aes")):
+        monkeypatch.setattr(library, "target", lambda other=other: other)
+        names |= {library._file_name(unit) for unit in (PLANS, DRAIN, library.Unit("a.b", "build_c", (1, 2)))}
+    assert len(names) == 9
+
+
+FIRST_TRANSFER = """
+import sys
+import numpy as np
+import fastrack
+from fastrack._crypto import library
+key = fastrack.Key.from_bytes(bytes(range(32)))
+table = np.arange(90_000).reshape(300, 300)
+sealed = fastrack.seal(table, key)
+assert (fastrack.to_device(sealed, keys=key, framework="numpy") == table).all()
+assert (fastrack.to_device(sealed[[7, 3]], keys=key, framework="numpy") == table[[7, 3]]).all()
+made = sorted(record.unit.build for record in library.loaded() if record.compiled)
+print(made, "numba" in sys.modules)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(engine.available_engines()[0] == "openssl", reason="this CPU has no vector engine")
+def test_a_second_process_compiles_nothing_and_damage_is_made_good(tmp_path):
+    def run():
+        return run_python(FIRST_TRANSFER, FASTRACK_CACHE_DIR=str(tmp_path))
+
+    everything = "['build_drain', 'build_others', 'build_plans', 'build_runs'] True\n"
+    assert run() == everything
+    assert run() == "[] False\n"
+    files = sorted((tmp_path / "fastrack").iterdir())
+    assert len(files) == 4
+    files[0].write_bytes(files[0].read_bytes()[:-1])
+    files[1].write_bytes(b"")
+    files[2].chmod(0)
+    files[3].unlink()
+    made, _ = run().rsplit(" ", 1)
+    assert made.count("build") >= 3  # root reads a file of any mode
+    assert run() == "[] False\n"
+
+
+def test_no_numba_is_loaded_by_what_loads_code():
+    assert (
+        run_python("import sys, fastrack._crypto.vector, fastrack._crypto.gather; print('numba' in sys.modules)")
+        == "False\n"
+    )
+
+
+def test_what_was_loaded_is_known():
+    library.load(DRAIN)
+    (record,) = [record for record in library.loaded() if record.unit == DRAIN]
+    assert record.size > 0
+    assert record.path is None or code_cache.read(record.path.name, library._key()) is not None
+    assert sys.modules.get(DRAIN.module) is not None or not record.compiled

@@ -1,0 +1,162 @@
+"""Manifests, anchors and proofs of inclusion: anything at all is either what was signed, or refused as documented."""
+
+import base64
+import json
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from unittest import mock
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from helpers.tlog_writer import NoteSigner, proof
+
+import fastrack
+from fastrack import Anchor, AuthenticationError, FormatError, Key, Manifest, SignatureError, TransparencyLog
+from fastrack._crypto.signing import Signer, sign_envelope
+from fastrack._sealed.entries import PlainEntry, SealedEntry, encode
+from fastrack._sealed.manifest import PAYLOAD_TYPE
+from fuzz import mutators
+
+KEY = Key.from_bytes(bytes(range(32)))
+OWNER = Signer("Ed25519", Ed25519PrivateKey.from_private_bytes(bytes(32)))
+_TEMPORARY = tempfile.TemporaryDirectory(prefix="fastrack-fuzz-")
+FOLDER = Path(_TEMPORARY.name)
+NAME, PLAIN = "data.safetensors", "config.json"
+
+
+def sealed_file(folder):
+    """Write a sealed file that is the same in every run."""
+    path = folder / NAME
+    tensors = {"x": [1.0, 2.0], "naïve": [[3.0]], "open": [4.0]}
+    with mock.patch("os.urandom", Random(1).randbytes):
+        fastrack.save_file({name: np.array(value) for name, value in tensors.items()}, path, KEY, plain=["open"])
+    return path
+
+
+class Manifests:
+    """`Manifest`: the signed payload after a byte 1, else the envelope; and the comparison of a file with it."""
+
+    name = "manifest"
+
+    def __init__(self):
+        self._file = fastrack.load_file(sealed_file(FOLDER), mapped=False)
+        self._entry = SealedEntry.of(self._file)
+        entries = {NAME: self._entry, PLAIN: PlainEntry(3, "0" * 64)}
+        hashed = {NAME: SealedEntry.of(self._file, digests=True)}
+        self._payloads = [self._payload(entries, 1), self._payload(hashed, 3)]
+        self._envelopes = [sign_envelope(payload, PAYLOAD_TYPE, [OWNER]) for payload in self._payloads]
+
+    @staticmethod
+    def _payload(entries, version):
+        return encode(
+            {
+                "files": {name: entry.members() for name, entry in entries.items()},
+                "format": 1,
+                "history": [f"{number:064x}" for number in range(version - 1)],
+                "issued": "2026-11-22T12:00:00Z",
+                "lineage": "5" * 32,
+                "version": version,
+            }
+        )
+
+    def seeds(self):
+        return [*(b"\1" + payload for payload in self._payloads), *(b"\0" + one for one in self._envelopes)]
+
+    @staticmethod
+    def mutate(data, random):
+        if data[:1] != b"\1" or random.random() < 0.2:
+            return data[:1] + mutators.mutate_bytes(data[1:], random)
+        return data[:1] + _canonical(mutators.mutate_json(data[1:], random))
+
+    def run(self, data):
+        is_signed = data[:1] == b"\1"
+        envelope = sign_envelope(data[1:], PAYLOAD_TYPE, [OWNER]) if is_signed else data[1:]
+        try:
+            manifest = Manifest.from_bytes(envelope, owner=OWNER.verifier)
+        except (FormatError, SignatureError):
+            return
+        if not is_signed and envelope not in self._envelopes:
+            raise AssertionError("a manifest was accepted that nothing signed")
+        if encode(json.loads(base64.b64decode(json.loads(envelope)["payload"]))) != data[1:] and is_signed:
+            raise AssertionError("a payload was accepted that is not canonical")
+        for name, entry in manifest.files.items():
+            if name.startswith("/") or ".." in name.split("/"):
+                raise AssertionError(f"a name leads elsewhere: {name!r}")
+            if isinstance(entry, SealedEntry):
+                self._compare(entry)
+
+    def _compare(self, entry):
+        try:
+            entry.check(self._file)
+            for name in entry.plain:
+                entry.check_plain(name, self._file.stored(name)[2], self._file.path)
+        except AuthenticationError:
+            return
+        if replace(entry, digests={}) != self._entry:
+            raise AssertionError("a file was taken for another")
+
+
+def _canonical(text):
+    """Write mutated JSON in canonical form, so that what is behind that check is reached."""
+    try:
+        return encode(json.loads(text))
+    except (ValueError, RecursionError):
+        return text
+
+
+class Anchors:
+    """`Anchor`, of the content of its file."""
+
+    name = "anchor"
+
+    def __init__(self):
+        self._path = FOLDER / "anchor"
+
+    def seeds(self):
+        members = {"anchor": 1, "digest": "1" * 64, "lineage": "2" * 32, "owner": str(OWNER.verifier), "version": 7}
+        return [encode(one) + b"\n" for one in (members, {**members, "digest": None, "lineage": None, "version": 0})]
+
+    @staticmethod
+    def mutate(data, random):
+        if random.random() < 0.3:
+            return mutators.mutate_bytes(data, random)
+        return _canonical(mutators.mutate_json(data, random)) + b"\n"
+
+    def run(self, data):
+        self._path.write_bytes(data)
+        self._path.chmod(0o600)
+        try:
+            anchor = Anchor(self._path)
+        except FormatError:
+            return
+        members = {name: getattr(anchor, name) for name in ("digest", "lineage", "version")}
+        members |= {"anchor": 1, "owner": str(anchor.owner)}
+        if encode(members) + b"\n" != data or not 0 <= anchor.version < 2**53:
+            raise AssertionError("an anchor was accepted that is not of the one form")
+
+
+class Proofs:
+    """`TransparencyLog.verify`."""
+
+    name = "proof"
+    mutate = staticmethod(mutators.mutate_bytes)
+
+    def __init__(self):
+        signers = [NoteSigner("example.com/log", 1), NoteSigner("w", 4, 1)]  # ML-DSA signs otherwise each time
+        self._log = TransparencyLog(signers[0].verifier, [signers[1].verifier])
+        self._entries = [b"%d" % number for number in range(7)]
+        self._seeds = [proof(4, self._entries, signers), proof(4, self._entries, signers, extra=b"more")]
+
+    def seeds(self):
+        return self._seeds
+
+    def run(self, data):
+        for entry in (self._entries[4], self._entries[3]):
+            try:
+                found = self._log.verify(data, entry)
+            except (FormatError, SignatureError):
+                continue
+            if entry != self._entries[4] or (found.index, found.size) != (4, 7):
+                raise AssertionError("a proof of something else was accepted")

@@ -1,0 +1,427 @@
+"""Manifests: what they list, what of it is compared, and what is no manifest."""
+
+import base64
+import json
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fastrack
+from fastrack import AuthenticationError, FormatError, Key, RollbackError, SignatureError
+from fastrack._crypto.signing import sign_envelope
+from fastrack._sealed import manifest as manifests
+from fastrack._sealed.entries import SealedEntry
+from fastrack._sealed.importers import PlainTensor
+from fastrack._sealed.manifest import PAYLOAD_TYPE, Manifest, load_manifest, sign_manifest
+from fastrack._sealed.writer import write_sealed
+from fastrack.grants import Signer
+
+KEY = Key.from_bytes(bytes(range(32)))
+OWNER = Signer.generate(name="owner")
+NAME, CONFIG = "data.safetensors", "config.json"
+
+
+def save(folder, value=1, **options):
+    tensors = {"x": np.full((3, 2), value), "naïve 名\n": np.array(0.5), "open": np.arange(4) + value}
+    fastrack.save_file(tensors, folder / NAME, KEY, plain=["open"], **options)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A published set of two files."""
+    save(tmp_path, metadata={"note": "a"})
+    (tmp_path / CONFIG).write_text('{"layers": 2}')
+    fastrack.publish(tmp_path, signer=OWNER)
+    return tmp_path
+
+
+@pytest.fixture
+def manifest(folder):
+    return load_manifest(folder / "fastrack.manifest", owner=OWNER.verifier)
+
+
+def payload_of(envelope):
+    return json.loads(base64.b64decode(json.loads(envelope)["payload"]))
+
+
+def text_of(members):
+    return json.dumps(members, sort_keys=True, separators=(",", ":")).encode()
+
+
+def signed(payload, signer=OWNER, kind=PAYLOAD_TYPE):
+    return sign_envelope(payload, kind, [signer])
+
+
+def parse(envelope, owner=OWNER):
+    return Manifest.from_bytes(envelope, owner=owner.verifier)
+
+
+# What a manifest lists
+
+
+def test_a_manifest_lists_headers_and_hashes(folder, manifest):
+    assert (manifest.version, manifest.history) == (1, ())
+    assert list(manifest.files) == [CONFIG, NAME]
+    members = payload_of((folder / "fastrack.manifest").read_bytes())["files"]
+    assert members[CONFIG]["size"] == 13
+    with fastrack.load_file(folder / NAME) as file:
+        entry = members[NAME]
+        assert (entry["file"], entry["key"], entry["kind"]) == (file.file_id, KEY.id, "tensor")
+        for name, tensor in file.items():
+            header = base64.b64encode(bytes(tensor.message[:56])).decode()
+            assert entry["sealed"][name] == [tensor.dtype, list(tensor.shape), header]
+    assert list(entry["plain"]) == ["open"]
+    assert entry["origins"] == entry["digests"] == {}
+
+
+@pytest.mark.parametrize("algorithm", ["Ed25519", "ML-DSA-65"])
+def test_either_kind_of_signature_holds(folder, algorithm):
+    owner = Signer.generate(algorithm)
+    fastrack.publish(folder, signer=owner, manifest=folder / "other.manifest")
+    load_manifest(folder / "other.manifest", owner=owner.verifier).verify(folder)
+    with pytest.raises(SignatureError, match=OWNER.verifier.id):
+        load_manifest(folder / "other.manifest", owner=OWNER.verifier)
+
+
+def test_one_of_several_owners_suffices(folder):
+    other = Signer.generate().verifier
+    load_manifest(folder / "fastrack.manifest", owner=[other, OWNER.verifier])
+    with pytest.raises(SignatureError):
+        load_manifest(folder / "fastrack.manifest", owner=[other])
+
+
+def test_a_message_that_was_sealed_for_another_file_keeps_its_origin(tmp_path):
+    sealed = fastrack.seal(np.arange(5), KEY, name="x")
+    fastrack.save_file({"x": sealed, "y": np.arange(2)}, tmp_path / NAME, KEY)
+    manifest = fastrack.publish(tmp_path / NAME, signer=OWNER)
+    assert manifest.files[NAME].origins == {"x": sealed.context.file}
+    manifest.check(NAME, tmp_path / NAME)
+    fastrack.save_file({"x": fastrack.seal(np.arange(5), KEY, name="x"), "y": np.arange(2)}, tmp_path / NAME, KEY)
+    with pytest.raises(RollbackError, match="file id"):
+        manifest.check(NAME, tmp_path / NAME)
+
+
+def test_checkpoints_are_listed_as_such(tmp_path):
+    fastrack.save_checkpoint(tmp_path / NAME, {"step": 1}, key=KEY)
+    manifest = fastrack.publish(tmp_path / NAME, signer=OWNER)
+    assert manifest.files[NAME].kind == "checkpoint"
+    manifest.check(NAME, tmp_path / NAME)
+
+
+def test_entries_are_pickled_by_one_name(manifest):
+    entry = pickle.loads(pickle.dumps(manifest.files[NAME]))
+    assert entry == manifest.files[NAME]
+    assert entry.manifest == manifest.files[NAME].manifest
+
+
+def test_the_log_entry_has_lineage_version_and_digest(manifest):
+    expected = f"fastrack/manifest@1\n{manifest.lineage}\n1\n{manifest.digest}\n"
+    assert manifest.log_entry == expected.encode()
+
+
+# What is compared
+
+
+def test_a_folder_that_was_published_is_found_to_be_the_same(folder, manifest):
+    manifest.verify(folder)
+    (folder / ".hidden").write_text("")
+    (folder / "data.safetensors.grants").write_text("")
+    manifest.verify(folder)
+
+
+def test_a_file_more_and_a_file_less_are_refused(folder, manifest):
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(RollbackError, match=r"'tokenizer\.json', which is none") as caught:
+        manifest.verify(folder)
+    assert caught.value.path == folder / "tokenizer.json"
+    (folder / "tokenizer.json").rename(folder / CONFIG)
+    with pytest.raises(AuthenticationError, match=r"config\.json: expected 13 bytes"):
+        manifest.verify(folder)
+    (folder / CONFIG).unlink()
+    with pytest.raises(RollbackError, match=r"config\.json: expected this file"):
+        manifest.verify(folder)
+
+
+def resealed(folder):
+    """Seal other content under the same file id, as a holder of the key can."""
+    with fastrack.load_file(folder / NAME) as file:
+        file_id = file.file_id
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fastrack._sealed.writer.new_file_id", lambda: file_id)
+        save(folder, 2, metadata={"note": "a"})
+
+
+def test_another_message_under_the_same_context_is_refused_and_named(folder, manifest):
+    resealed(folder)
+    with pytest.raises(RollbackError, match="the message whose salt") as caught:
+        manifest.check(NAME, folder / NAME)
+    assert caught.value.tensor in {"x", "naïve 名\n"}
+    assert caught.value.path == folder / NAME
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"plain": []}, "'open': expected it to be stored in plain by .*, got a sealed one"),
+        ({"plain": ["open", "x"]}, "'x': expected it to be sealed by .*, got an unencrypted one"),
+        ({"drop": "x"}, "'x': expected it to be sealed by .*, got none"),
+        ({"drop": "open"}, "'open': expected it to be stored in plain by .*, got none"),
+        ({"more": "z"}, "'z': expected no such tensor"),
+        ({"metadata": {"note": "b"}}, "expected metadata"),
+        ({"dtype": np.float32}, "expected F64"),
+        ({"shape": (4, 2)}, r"expected I64 \[2, 4\]"),
+        ({"kind": "checkpoint"}, "expected a tensor file"),
+        ({"key": Key.from_bytes(bytes(range(16)))}, f"under key {KEY.id}"),
+    ],
+)
+def test_each_change_of_a_file_is_told(tmp_path, monkeypatch, options, told):
+    monkeypatch.setattr("fastrack._sealed.writer.new_file_id", lambda: "0" * 32)
+    monkeypatch.setattr("fastrack._sealed.tensor.os.urandom", bytes)  # the salts stay the same
+
+    def write(options):
+        tensors = {"x": np.zeros(options.get("shape", (2, 4)), np.int64), "y": np.ones(3, options.get("dtype", "f8"))}
+        tensors |= {"open": np.arange(3), options.get("more", "x"): np.zeros(options.get("shape", (2, 4)), np.int64)}
+        tensors.pop(options.get("drop"), None)
+        plain = frozenset(options.get("plain", ["open"])) & tensors.keys()
+        described = {name: PlainTensor.of(array) for name, array in tensors.items()}
+        metadata = options.get("metadata", {"note": "a"})
+        write_sealed(
+            described,
+            tmp_path / NAME,
+            options.get("key", KEY),
+            plain,
+            metadata,
+            None,
+            kind=options.get("kind", "tensor"),
+        )
+
+    write({})
+    manifest = fastrack.publish(tmp_path / NAME, signer=OWNER)
+    write({})
+    manifest.check(NAME, tmp_path / NAME)
+    write(options)
+    with pytest.raises(RollbackError, match=told):
+        manifest.check(NAME, tmp_path / NAME)
+
+
+def alter(path, content):
+    """Flip a bit of the first byte of some content of a file."""
+    data = bytearray(path.read_bytes())
+    data[data.index(content)] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_plain_tensor_is_authenticated_when_it_is_read(folder, manifest):
+    alter(folder / NAME, np.arange(4, dtype=np.int64).tobytes()[8:])
+    with pytest.raises(AuthenticationError, match="'open'") as caught:
+        manifest.check(NAME, folder / NAME)
+    assert caught.value.tensor == "open"
+
+
+@pytest.mark.parametrize("digests", [False, True])
+def test_chunks_are_listed_on_request_only(folder, digests):
+    """A holder of the key can make other chunks under the same header; without the key they do not open."""
+    manifest = fastrack.publish(folder, signer=OWNER, digests=digests)
+    with fastrack.load_file(folder / NAME) as file:
+        message = bytes(file["x"].message)
+    alter(folder / NAME, message[56:])
+    if not digests:
+        manifest.verify(folder)
+        return
+    with pytest.raises(AuthenticationError, match="'x': its bytes do not have the SHA-256") as caught:
+        manifest.verify(folder)
+    assert caught.value.tensor == "x"
+
+
+# What is no manifest
+
+
+def changed(manifest, change):
+    members = payload_of(manifest.envelope)
+    change(members)
+    return signed(text_of(members))
+
+
+def test_every_flipped_byte_is_refused(manifest):
+    for place in range(0, len(manifest.envelope), 7):
+        data = bytearray(manifest.envelope)
+        data[place] ^= 1
+        with pytest.raises((SignatureError, FormatError)):
+            parse(bytes(data))
+    assert parse(manifest.envelope) == manifest
+
+
+def test_every_truncation_is_refused(manifest):
+    for size in range(0, len(manifest.envelope), 11):
+        with pytest.raises(FormatError):
+            parse(manifest.envelope[:size])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda envelope: envelope + b"\n",
+        lambda envelope: envelope[:-1],
+        lambda envelope: b" " + envelope,
+        lambda envelope: envelope.replace(b'":"', b'": "', 1),
+        lambda envelope: b'{"payload":"",' + envelope[1:],
+        lambda envelope: envelope.replace(b'"payloadType"', b'"a":1,"payloadType"'),
+        lambda envelope: envelope.replace(b'{"payload":"e', b'{"payload":"\\u0065'),
+        lambda envelope: envelope.replace(b'"keyid":"', b'"keyid":"0'),
+    ],
+)
+def test_an_envelope_has_one_form(manifest, change):
+    other = change(manifest.envelope)
+    assert other != manifest.envelope
+    with pytest.raises(FormatError):
+        parse(other)
+
+
+def test_base64_has_one_form():
+    for size in range(3):  # the length of the payload, to have each number of unused bits
+        payload = b" " * (30 + size)
+        envelope = signed(payload)
+        encoded = base64.b64encode(payload)
+        for last in b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/":
+            place = len(encoded.rstrip(b"=")) - 1
+            other = encoded[:place] + bytes([last]) + encoded[place + 1 :]
+            if other != encoded and base64.b64decode(other) == payload:
+                with pytest.raises(FormatError, match="expected a signed manifest"):
+                    parse(envelope.replace(encoded, other))
+
+
+def test_a_document_of_another_type_is_refused(manifest):
+    payload = base64.b64decode(json.loads(manifest.envelope)["payload"])
+    with pytest.raises(SignatureError, match="type"):
+        parse(signed(payload, kind="application/vnd.fastrack.grants.v1+json"))
+
+
+HEADER = base64.b64encode(bytes(56)).decode()
+
+
+def tensors(members, name="sealed"):
+    return members["files"][NAME][name]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.update(format=2),
+        lambda m: m.update(format=True),
+        lambda m: m.update(more=1),
+        lambda m: m.pop("issued"),
+        lambda m: m.update(issued="2026-1-1T00:00:00Z"),
+        lambda m: m.update(lineage="0" * 31),
+        lambda m: m.update(lineage=None),
+        lambda m: m.update(version=0, history=[]),
+        lambda m: m.update(version=2),
+        lambda m: m.update(version=2**53),
+        lambda m: m.update(version=1.0),
+        lambda m: m.update(history=["0" * 64]),
+        lambda m: m.update(version=2, history=["0" * 63]),
+        lambda m: m.update(version=2, history="0"),
+        lambda m: m.update(files=[]),
+        *(
+            lambda m, name=name: m["files"].update({name: m["files"][CONFIG]})
+            for name in ["", "/a", "../a", "a/../b", "a//b", "a/", "./a", ".", "..", "a\\b", "a\nb", "\0", "a" * 1025]
+        ),
+        lambda m: m["files"].update({"\ud800": m["files"][CONFIG]}),
+        lambda m: m["files"].update(a=[]),
+        lambda m: m["files"].update(a={}),
+        lambda m: m["files"][CONFIG].update(size=-1),
+        lambda m: m["files"][CONFIG].update(size=True),
+        lambda m: m["files"][CONFIG].update(sha256="0" * 63 + "A"),
+        lambda m: m["files"][CONFIG].update(more=1),
+        lambda m: m["files"][NAME].update(kind="other"),
+        lambda m: m["files"][NAME].update(kind=[]),
+        lambda m: m["files"][NAME].update(file=None),
+        lambda m: m["files"][NAME].update(key="A" * 32),
+        lambda m: m["files"][NAME].update(metadata=1),
+        lambda m: m["files"][NAME].update(sealed=[]),
+        lambda m: m["files"][NAME].update(digests={"x": "0" * 64}),
+        lambda m: m["files"][NAME].update(digests=dict.fromkeys(tensors(m), "0")),
+        lambda m: m["files"][NAME].update(origins={"open": "0" * 32}),
+        lambda m: m["files"][NAME].update(origins={"x": "0"}),
+        lambda m: m["files"][NAME].update(origins={"x": m["files"][NAME]["file"]}),
+        lambda m: tensors(m).update(open=["F32", [], HEADER]),
+        lambda m: tensors(m).update({"\ud800": ["F32", [], HEADER]}),
+        lambda m: tensors(m).update(x=["F32", [], HEADER, 1]),
+        lambda m: tensors(m).update(x=["F32", []]),
+        lambda m: tensors(m).update(x="abc"),
+        lambda m: tensors(m).update(x={"a": 1, "b": 2, "c": 3}),
+        lambda m: tensors(m).update(x=["f32", [], HEADER]),
+        lambda m: tensors(m).update(x=[1, [], HEADER]),
+        lambda m: tensors(m).update(x=[[], [], HEADER]),
+        lambda m: tensors(m).update(x=["F32", [-1], HEADER]),
+        lambda m: tensors(m).update(x=["F32", [1.0], HEADER]),
+        lambda m: tensors(m).update(x=["F32", [True], HEADER]),
+        lambda m: tensors(m).update(x=["F32", [2**53], HEADER]),
+        lambda m: tensors(m).update(x=["F32", [[]], HEADER]),
+        lambda m: tensors(m).update(x=["F32", {}, HEADER]),
+        lambda m: tensors(m).update(x=["F32", None, HEADER]),
+        lambda m: tensors(m).update(x=["F32", [], HEADER[:-4]]),
+        lambda m: tensors(m).update(x=["F32", [], HEADER[:-2] + "B="]),
+        lambda m: tensors(m).update(x=["F32", [], "A" * 76]),
+        lambda m: tensors(m).update(x=["F32", [], 1]),
+        lambda m: tensors(m, "plain").update(open=["F32", [], "0" * 63 + "g"]),
+        lambda m: tensors(m, "plain").update(open=["F32", [], None]),
+    ],
+)
+def test_values_out_of_range_are_refused(manifest, change):
+    with pytest.raises(FormatError, match="is not a manifest"):
+        parse(changed(manifest, change))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace(b'{"digests"', b'{"a":1,"digests"'),
+        lambda text: text.replace(b'"format":1', b'"format":1,"format":1'),
+        lambda text: text.replace(b'"format":1,', b"").replace(b'{"files"', b'{"format":1,"files"'),
+        lambda text: text.replace(b'"format":1', b'"format":1.0'),
+        lambda text: text.replace(b'"format":1', b'"format":' + b"1" * 5000),
+        lambda text: text.replace(b'"format":1', b'"format":1e9'),
+        lambda text: text.replace(b'"format":1', b'"format":NaN'),
+        lambda text: text.replace(b'"format":1', b'"format":' + b"[" * 100_000),
+        lambda text: text.replace(b"config", b"\\u0063onfig"),
+        lambda text: text.replace(b"\\u00ef", "ï".encode()),
+        lambda text: text.replace(b"\\u00ef", b"\\u00EF"),
+        lambda text: text + b" ",
+        lambda text: text + b"{}",
+        lambda text: text[:-1],
+        lambda text: b"[]",
+        lambda text: b"null",
+        lambda text: b"",
+        lambda text: b"\xff",
+    ],
+)
+def test_the_payload_has_one_form(manifest, change):
+    payload = base64.b64decode(json.loads(manifest.envelope)["payload"])
+    assert change(payload) != payload
+    with pytest.raises(FormatError, match="is not a manifest"):
+        parse(signed(change(payload)))
+
+
+@given(data=st.binary(max_size=200))
+def test_garbage_is_refused(data):
+    with pytest.raises(FormatError):
+        parse(data)
+    with pytest.raises(FormatError):
+        parse(signed(data))
+
+
+def test_a_manifest_beyond_the_bound_is_neither_read_nor_written(monkeypatch, manifest, folder):
+    monkeypatch.setattr(manifests, "_LIMIT", len(manifest.envelope) - 1)
+    with pytest.raises(FormatError, match="at most"):
+        load_manifest(folder / "fastrack.manifest", owner=OWNER.verifier)
+    with pytest.raises(FormatError, match="at most"):
+        sign_manifest(manifest.files, OWNER)
+
+
+def test_a_thousand_tensors_are_read_back():
+    listed = {f"layers.{number}.weight": ["BF16", [4096, number], HEADER] for number in range(1000)}
+    entry = SealedEntry("0" * 32, "1" * 32, "tensor", "2" * 64, listed, {}, {}, {})
+    assert parse(sign_manifest({NAME: entry}, OWNER)).files == {NAME: entry}

@@ -1,0 +1,47 @@
+"""Schedules of rollback, fork, swap and omission: none is accepted, and what is right always is."""
+
+import os
+
+import pytest
+from helpers import rollbacks
+
+from fastrack._sealed.anchor import Anchor, _State
+from fastrack._sealed.entries import PlainEntry, SealedEntry
+
+SCHEDULES = int(os.environ.get("FASTRACK_SCHEDULES", "200"))
+
+
+def run_many(count):
+    accepted = 0
+    for seed in range(count):
+        try:
+            accepted += rollbacks.run(seed)
+        except rollbacks.Violation as error:
+            error.add_note(f"seed {seed}")
+            raise
+    return accepted
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+def test_no_schedule_makes_a_reader_go_back():
+    assert run_many(SCHEDULES) > SCHEDULES  # the reader opens something in most of them
+
+
+def test_a_few_schedules_make_no_reader_go_back():
+    assert run_many(10)
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "fault"),
+    [
+        pytest.param(_State, "require_before", lambda *_: None, id="any version"),
+        pytest.param(SealedEntry, "check", lambda *_: None, id="any sealed file"),
+        pytest.param(PlainEntry, "check", lambda *_: None, id="any other file"),
+        pytest.param(Anchor, "advance", lambda _: None, id="an anchor that does not move"),
+    ],
+)
+def test_the_schedules_tell_of_a_check_that_is_left_out(monkeypatch, kind, method, fault):
+    monkeypatch.setattr(kind, method, fault)
+    with pytest.raises(rollbacks.Violation):
+        run_many(100)
