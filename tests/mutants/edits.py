@@ -1002,8 +1002,8 @@ _GATHERS = (
     ),
     (
         "one-side-to-gather",
-        "const int side = turn & 1;\n        const u32 found",
-        "const int side = 0;\n        const u32 found",
+        "const int side = turn & 1;\n        const Segment&",
+        "const int side = 0;\n        const Segment&",
         "a chunk's length is overwritten while others read it",
         _ORDER,
     ),
