@@ -117,5 +117,6 @@ def test_nvrtc_spills_two_words_at_most(candidate, architecture):
     stacks = dict(re.findall(r"entry function '(\w+)'.*?(\d+) bytes stack", log, re.DOTALL))
     assert set(stacks) == set(KERNELS)
     assert max(map(int, stacks.values())) <= SPILLED
-    registers = [int(number) for number in re.findall(r"Used (\d+) registers", log)]
+    used = re.findall(r"entry function '(\w+)'.*?Used (\d+) registers", log, re.DOTALL)
+    registers = [int(number) for name, number in used if name != "prepare"]  # which runs alone
     assert max(registers) * max(1024, candidate.kernels.threads) <= REGISTERS

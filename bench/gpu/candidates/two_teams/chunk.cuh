@@ -57,8 +57,10 @@ __device__ __forceinline__ void change_places() { __barrier_sync_count(MEETING, 
 // Loads another key for a team, after the end of its last chunk.
 template <int BITS>
 __device__ __forceinline__ void change_key(Shared* shared, const State* state) {
-    if (member() < Aes<BITS>::SCHEDULE_WORDS) shared->schedule[team()][member()] = state->schedule[member()];
-    __barrier_sync_count(MEETING + 1 + team(), TEAM);
+    // The first warp, which reads it first; the others read it after the teams have met.
+    if (member() >= 32) return;
+    for (u32 i = member(); i < Aes<BITS>::SCHEDULE_WORDS; i += 32) shared->schedule[team()][i] = state->schedule[i];
+    __syncwarp();
 }
 
 // Leaves no key behind for the next to use this multiprocessor.
