@@ -75,7 +75,7 @@ def write(name: str, key: Key, code: bytes) -> Path:
 def writable_folder() -> Path | None:
     """Return the first folder that code can be written to, or None. Nothing is made or written."""
     for folder in folders():
-        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        existing = next(path for path in (folder, *folder.parents) if os.path.exists(path))  # noqa: PTH110 - as for `~`
         if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
             continue
         if existing != folder or _is_trusted(folder.stat()):

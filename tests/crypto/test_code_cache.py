@@ -97,6 +97,23 @@ def test_links_folders_and_pipes_are_not_followed_opened_or_waited_for(folder):
     assert code_cache.read("unit", KEY) is None
 
 
+@pytest.mark.skipif(not hasattr(os, "setresuid"), reason="cannot become another user for a while")
+def test_a_folder_that_cannot_be_looked_into_is_none_to_write_to(folder):
+    """As where a container runs as a user with the home of root."""
+    folder.parent.chmod(0)
+    users = os.getresuid()
+    try:
+        if os.geteuid() == 0:
+            os.setresuid(12345, 12345, 0)
+        assert code_cache.writable_folder() is None
+        assert code_cache.read("unit", KEY) is None
+        with pytest.raises(PermissionError):
+            code_cache.write("unit", KEY, CODE)
+    finally:
+        os.setresuid(*users)
+        folder.parent.chmod(0o700)
+
+
 def test_code_is_read_from_every_folder_and_written_to_the_first_that_can_be(tmp_path, monkeypatch):
     blocked = tmp_path / "file"
     blocked.write_text("no folder")
