@@ -93,6 +93,7 @@ def _make_folder(folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o755, exist_ok=True)
     _require_trusted(folder, folder.stat())
+    _require_trusted_links(folder)
 
 
 def _read_trusted(path: Path) -> bytes:
@@ -102,6 +103,7 @@ def _read_trusted(path: Path) -> bytes:
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         _require_trusted(path.parent, os.fstat(folder))
+        _require_trusted_links(path.parent)
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with os.fdopen(os.open(path.name, flags, dir_fd=folder), "rb") as file:
             status = os.fstat(file.fileno())
@@ -123,5 +125,18 @@ def _require_trusted(path: Path, status: os.stat_result) -> None:
     raise PermissionError(message)
 
 
+def _require_trusted_links(folder: Path) -> None:
+    """Raise PermissionError, after a warning, if another user made a symbolic link that the path goes through.
+
+    It may lead to files of this user that others have written, such as an unpacked archive.
+    """
+    for path in (folder, *folder.parents):
+        status = path.lstat()
+        if stat.S_ISLNK(status.st_mode):
+            _require_trusted(path, status)
+
+
 def _is_trusted(status: os.stat_result) -> bool:
-    return os.name != "posix" or (is_trusted_owner(status) and not status.st_mode & _WRITABLE_BY_OTHERS)
+    if os.name != "posix" or stat.S_ISLNK(status.st_mode):  # the mode of a link means nothing
+        return is_trusted_owner(status)
+    return is_trusted_owner(status) and not status.st_mode & _WRITABLE_BY_OTHERS

@@ -97,6 +97,27 @@ def test_links_folders_and_pipes_are_not_followed_opened_or_waited_for(folder):
     assert code_cache.read("unit", KEY) is None
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives links to another user")
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_link_of_another_user_on_the_way_to_the_folder_is_not_followed(tmp_path, monkeypatch, depth):
+    """In a folder such as /tmp another user can lead a path to whatever this user has unpacked or downloaded."""
+    own = tmp_path / "own"
+    monkeypatch.setenv(code_cache.VARIABLE, str(own))
+    code_cache.write("unit", KEY, CODE)
+    link = tmp_path / "shared" / "fastrack" if depth == 0 else tmp_path / "shared"
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(own / "fastrack" if depth == 0 else own)
+    monkeypatch.setenv(code_cache.VARIABLE, str(tmp_path / "shared"))
+    path = tmp_path / "shared" / "fastrack" / "unit"
+    assert code_cache.read("unit", KEY) == (CODE, path)
+    os.lchown(link, 12345, 12345)
+    with pytest.warns(RuntimeWarning, match=f"{link} is not used.* owner 12345"):
+        assert code_cache.read("unit", KEY) is None
+    with pytest.warns(RuntimeWarning, match="owner 12345"), pytest.raises(PermissionError):
+        code_cache.write("unit", KEY, CODE)
+    assert (own / "fastrack" / "unit").exists()
+
+
 @pytest.mark.skipif(not hasattr(os, "setresuid"), reason="cannot become another user for a while")
 def test_a_folder_that_cannot_be_looked_into_is_none_to_write_to(folder):
     """As where a container runs as a user with the home of root."""
