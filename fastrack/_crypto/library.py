@@ -6,10 +6,12 @@ Loading takes LLVM's linker, by llvmlite, and no numba.
 from __future__ import annotations
 
 import ctypes
+import logging  # noqa: F401 - a fork takes its lock after the one of this module, as numba does
 import os
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -184,14 +186,31 @@ def _link(code: bytes, name: str) -> ModuleType:
     return module
 
 
+_MAX_FORK_DELAY = 60  # seconds
+
 _loaded: dict[Unit, tuple[ModuleType, Loaded]] = {}
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal handler that forks may interrupt a load
+
+
+def _delay_fork() -> None:
+    """Wait until no other thread loads or compiles.
+
+    In the child numba and LLVM would have locks that are held forever by a thread that is not there.
+    """
+    _lock.acquire(timeout=_MAX_FORK_DELAY)
+
+
+def _release_lock() -> None:
+    with suppress(RuntimeError):  # it was not acquired in time
+        _lock.release()
 
 
 def _reset_lock() -> None:
     """Replace the lock in a forked child: a thread of the parent may have held it."""
     global _lock  # noqa: PLW0603
-    _lock = threading.Lock()
+    _lock = threading.RLock()
 
 
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_delay_fork, after_in_parent=_release_lock)
 after_fork(_reset_lock)

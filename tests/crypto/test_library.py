@@ -1,10 +1,15 @@
 """Compiled functions: compiled once for all processes, and safe to call with whatever they are given."""
 
+import os
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from helpers.forking import in_forked_child
 from helpers.processes import run_python
 
 from fastrack._crypto import code_cache, engine, library
@@ -105,6 +110,38 @@ def test_files_of_other_processors_and_units_have_other_names(monkeypatch):
         monkeypatch.setattr(library, "target", lambda other=other: other)
         names |= {library._file_name(unit) for unit in (PLANS, DRAIN, library.Unit("a.b", "build_c", (1, 2)))}
     assert len(names) == 9
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_fork_waits_for_a_thread_that_compiles(monkeypatch):
+    """A child that has numba's and LLVM's locks as that thread held them could compile and load nothing."""
+    unit = library.Unit("a.b", "build_c")
+    monkeypatch.setattr(library, "_loaded", {})
+    begun, finished = threading.Event(), threading.Event()
+
+    def compile_slowly(_):
+        begun.set()
+        time.sleep(0.2)
+        finished.set()
+        return None, None
+
+    monkeypatch.setattr(library, "_load", compile_slowly)
+    thread = threading.Thread(target=library.load, args=(unit,))
+    thread.start()
+    assert begun.wait(60)
+    assert in_forked_child(finished.is_set)
+    thread.join()
+    assert library._lock.acquire(blocking=False)  # the fork gave it back
+    library._lock.release()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_fork_waits_not_for_ever_and_not_for_its_own_thread(monkeypatch):
+    monkeypatch.setattr(library, "_MAX_FORK_DELAY", 0.1)
+    with library._lock:
+        assert in_forked_child(lambda: library._lock.acquire(blocking=False))
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(in_forked_child, lambda: library._lock.acquire(blocking=False)).result()
 
 
 FIRST_TRANSFER = """
