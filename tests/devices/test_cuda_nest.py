@@ -162,6 +162,27 @@ def test_more_messages_than_slots_share_them_in_turn(monkeypatch):
         opened.close()
 
 
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("use", ["seal", "open"])
+def test_a_message_whose_slot_has_the_key_of_another_is_refused(use, together, monkeypatch):
+    """To seal it there would use the other key twice for one chunk number, and so one nonce for two chunks."""
+    monkeypatch.setattr(buffers, "_MAX_SLOTS", 32)
+    monkeypatch.setattr(launches, "SPREAD", 16)
+    driver = FakeDriver("lazy")
+    device = CudaDevice(driver)
+    buffer = device.staging_buffer(CHUNK_SIZE)
+    work = begin(device, driver, [30] * 40)
+    segments = [run(35, 30), run(0, 30, 48)]
+    slabs = [Slab(segments, 94)] if together else [Slab([segment], segment.offset + 46) for segment in segments]
+    for slab in slabs[:-1]:
+        getattr(work, use)(slab, buffer)
+    with pytest.raises(ValueError, match="order"):
+        getattr(work, use)(slabs[-1], buffer)
+    work.finish()
+    device.close()
+    driver.stop()
+
+
 # What was altered.
 
 

@@ -39,7 +39,7 @@ class Launch:
     def fits(self, bits: int, segment: Segment) -> bool:
         """Return whether a segment can be added."""
         same = (self.bits, self.is_gather) == (bits, segment.plan is not None)
-        return same and len(self.rows) < MAX_SEGMENTS and segment.message - self.first < SPREAD
+        return same and len(self.rows) < MAX_SEGMENTS and self.last <= segment.message < self.first + SPREAD
 
     def add(self, segment: Segment, count: int, pointer: int, nbytes: int) -> None:
         """Add a segment of `count` chunks, whose message fills `nbytes` at `pointer`."""

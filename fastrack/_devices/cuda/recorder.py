@@ -141,7 +141,7 @@ class MessageRecorder:
         commands.wait(lane.kernels, buffer.copied)
         with self._device_span("open", "kernels", lane.kernels, slab, commands):
             for launch in launches:
-                self._prepare(commands, launch.last)
+                self._prepare(commands, launch.first, launch.last)
                 plan_arguments = self._open_plan(commands, plans.pop(0), buffer) if launch.is_gather else []
                 kernel = f"{'gather' if launch.is_gather else 'open'}_{launch.bits}"
                 arguments = [self._state.states, self._state.slots - 1, buffer.device_ptr, launch.count]
@@ -213,9 +213,14 @@ class MessageRecorder:
                 commands.keep_alive(sealed)
         commands.keep_alive(buffer)
 
-    def _prepare(self, commands: Commands, message: int) -> None:
-        """Record the expansion of the keys up to that of a message, and of those of a batch behind it."""
+    def _prepare(self, commands: Commands, first: int, message: int) -> None:
+        """Record the expansion of the keys up to that of a message, and of those of a batch behind it.
+
+        Raise ValueError if that of message `first` is no longer on the device: the key in its slot is another's.
+        """
         state = self._state
+        if first < self._prepared - state.slots:
+            raise ValueError(f"slabs are not in the order of their messages: got {first} after {self._prepared - 1}")
         batch = self._count if self._count <= state.slots else state.slots // 2
         while self._prepared <= message:
             count = min(batch, self._count - self._prepared)
@@ -226,7 +231,7 @@ class MessageRecorder:
     def _seal(self, commands: Commands, segment: Segment, buffer: CudaStagingBuffer) -> None:
         number, first, start, stop, _, offset, _ = segment
         count = check_run(segment, self._messages)
-        self._prepare(commands, number)
+        self._prepare(commands, number, number)
         state = self._state.states + STATE_SIZE * (number & self._state.slots - 1)
         source = self._messages.memories[number].pointer + start
         arguments = [state, source, buffer.device_ptr + offset, first, count, stop - start]
