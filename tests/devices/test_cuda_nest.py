@@ -1,5 +1,7 @@
 """All messages of a call on a CUDA device: one launch for their keys, one for the segments of a slab, one wait."""
 
+import gc
+
 import numpy as np
 import pytest
 from helpers.cuda_rig import Message, within
@@ -16,6 +18,7 @@ from fastrack._devices.base import BAD_PLAN, BadChunk, Messages, Segment, Slab
 from fastrack._devices.cuda import buffers, launches
 from fastrack._devices.cuda.buffers import KEY_SIZE, MessageState
 from fastrack._devices.cuda.device import CudaDevice
+from fastrack._devices.cuda.key_state import STATE_SIZE
 from fastrack._devices.cuda.nvrtc import find_kernels
 from fastrack._devices.cuda.table import MAX_SEGMENTS
 
@@ -389,3 +392,39 @@ def test_states_are_used_again_and_their_slots_are_zeros_between():
         assert not driver.space.at(state.keys, KEY_SIZE * state.capacity).any()
     assert states[0] is states[1] is states[2]
     device.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("sizes", [[10], [10, 20, 30]])
+def test_states_are_used_again_after_failures_with_nothing_left_in_them(mode, sizes):
+    """A transfer while another thread captures a CUDA graph fails, and so may each that is tried after it."""
+    driver = FakeDriver(mode)
+    device = CudaDevice(driver)
+    work = begin(device, driver, sizes)
+    asked = driver.calls["host"]
+    for number in range(40):
+        if number:
+            work = begin(device, driver, sizes)
+        driver.fail_at(1)
+        within(60, work.finish)
+        driver.fail_at(None)
+        with pytest.raises(DeviceError, match="injected"):
+            work.result()
+        driver.finish()
+        state = work._state
+        assert not state.memory.any()
+        assert not driver.space.at(state.keys, state._plan_key).any()
+        assert not driver.space.at(state.states, STATE_SIZE).any()
+        with pytest.raises(DeviceError, match="injected"):
+            work.result()
+        work.finish()
+    assert driver.calls["host"] == asked
+    released = device._states._released_of(work._state.capacity)
+    assert len(released) == len(set(map(id, released)))
+    del work
+    gc.collect()
+    work = begin(device, driver, sizes)
+    work.finish()
+    assert work.result() is None
+    within(60, device.close)
+    driver.stop()

@@ -153,8 +153,16 @@ class MessageState:
         self.wipe_device(commands, stream)
         end = self.memory.size if self._has_plans else self._plan_key
         commands.download(self.memory[:end], self.keys, stream)
-        commands.fill(self.verdict, _UNKNOWN, 2 * _WORD, stream)
+        self._reset_verdicts(commands, stream)
         commands.record(self.finished, stream)
+
+    def clear(self, commands: Commands, stream: Any) -> None:
+        """Wipe the keys on the device, and reset its verdicts, after messages that failed."""
+        self.wipe_device(commands, stream)
+        self._reset_verdicts(commands, stream)
+
+    def _reset_verdicts(self, commands: Commands, stream: Any) -> None:
+        commands.fill(self.verdict, _UNKNOWN, 2 * _WORD, stream)
 
     def wipe_host(self) -> None:
         """Wipe the keys on the host."""

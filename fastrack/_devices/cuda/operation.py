@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
@@ -44,6 +43,7 @@ class CudaOperation:
         self._note = note
         self._timeline = trace.current()
         self._error: BaseException | None = None
+        self._cleared = False  # whether the state was wiped on the device after an error
         self._result: _Result | None = None
         self._reading = threading.Lock()
         self._issued = threading.Event()  # set when the list that was issued last has run
@@ -110,7 +110,11 @@ class CudaOperation:
                 self._fail(error)
         self._list.issued.set()  # frees the buffers of a list that was not issued after an error
         self._recorder.close()
-        self._phase = _Phase.FINISHED
+        interrupted, self._phase = self._phase is _Phase.ISSUING, _Phase.FINISHED
+        with self._reading:
+            if self._cleared and not interrupted:
+                self._cleared = False
+                self._resources.states.release(self._state)
         if wait and self._error is None:
             self._read_result()
 
@@ -195,11 +199,16 @@ class CudaOperation:
         self._error = self._error or error
         self._pipeline.synchronize_all()
         commands = Commands()
-        self._state.wipe_device(commands, self._lane.kernels)
-        with suppress(Exception):  # the first error is the one to raise
+        self._state.clear(commands, self._lane.kernels)
+        try:
             self._driver.issue(commands)
+        except Exception:  # noqa: BLE001 - the first error is the one to raise
+            cleared = False
+        else:
+            cleared = True
         self._pipeline.synchronize_all()
         self._state.wipe_host()
+        self._cleared = cleared
 
     def _read_result(self) -> None:
         """Read the downloaded verdicts, and release the message state."""
