@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,27 +36,32 @@ class VectorEngine:
     def __init__(self, name: str, form: Form, threads: int) -> None:
         self.name = name
         self.threads = threads
-        self._form = form
         self._runs = load(_unit(form, "build_runs"))
+        self._later = _unit(form, "build_jobs", "jobs"), _unit(form, "build_pass"), _unit(form, "build_others")
+        self._tested_jobs: Any = None
 
-    @cached_property
+    # No `cached_property`: on Python 3.11 it holds a lock, and would forever in a child forked during a load.
+
+    @property
     def _jobs(self) -> Any:
-        functions = load(_unit(self._form, "build_jobs", "jobs"))
-        fault = find_job_fault(self, partial(self._open_jobs, functions))
-        if fault is not None:
-            raise DeviceError(
-                f"the engine {self.name!r} failed its test {fault}. Do not use it, and report this; "
-                "FASTRACK_ENGINE=openssl selects another engine"
-            )
-        return functions
+        if self._tested_jobs is None:
+            functions = load(self._later[0])
+            fault = find_job_fault(self, partial(self._open_jobs, functions))
+            if fault is not None:
+                raise DeviceError(
+                    f"the engine {self.name!r} failed its test {fault}. Do not use it, and report this; "
+                    "FASTRACK_ENGINE=openssl selects another engine"
+                )
+            self._tested_jobs = functions
+        return self._tested_jobs
 
-    @cached_property
+    @property
     def _pass(self) -> Any:
-        return load(_unit(self._form, "build_pass"))
+        return load(self._later[1])
 
-    @cached_property
+    @property
     def _others(self) -> Any:
-        return load(_unit(self._form, "build_others"))
+        return load(self._later[2])
 
     def expand_key(self, key: MessageKey) -> VectorSchedule:
         material = np.frombuffer(key.material, np.uint8)

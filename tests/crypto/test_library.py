@@ -12,7 +12,7 @@ import pytest
 from helpers.forking import in_forked_child
 from helpers.processes import run_python
 
-from fastrack._crypto import code_cache, engine, library
+from fastrack._crypto import code_cache, engine, forms, library, vector
 from fastrack._crypto.forms import is_compiling
 from fastrack._crypto.gather import PLANS
 from fastrack._crypto.workers import DRAIN
@@ -142,6 +142,31 @@ def test_a_fork_waits_not_for_ever_and_not_for_its_own_thread(monkeypatch):
         assert in_forked_child(lambda: library._lock.acquire(blocking=False))
         with ThreadPoolExecutor(1) as pool:
             assert pool.submit(in_forked_child, lambda: library._lock.acquire(blocking=False)).result()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.skipif(not forms.supported_forms(), reason="this CPU has no vector engine")
+@pytest.mark.parametrize("part", ["_jobs", "_pass", "_others"])
+def test_a_child_can_load_what_a_thread_loaded_at_the_fork(part, monkeypatch):
+    name = forms.supported_forms()[0]
+    engine = vector.VectorEngine(name, forms.FORMS[name], 1)
+    begun, forked = threading.Event(), threading.Event()
+
+    def load_slowly(_):
+        if threading.current_thread() is thread:
+            begun.set()
+            assert forked.wait(60)
+
+    monkeypatch.setattr(vector, "load", load_slowly)
+    monkeypatch.setattr(vector, "find_job_fault", lambda *_: None)
+    thread = threading.Thread(target=getattr, args=(engine, part))
+    thread.start()
+    assert begun.wait(60)
+    try:
+        assert in_forked_child(lambda: getattr(engine, part), seconds=10) is None
+    finally:
+        forked.set()
+        thread.join()
 
 
 FIRST_TRANSFER = """
