@@ -2,11 +2,12 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+EMULATOR := .venv-emulator
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP_LOCKED := python -m pip install --quiet --no-deps --require-hashes --only-binary :all:
 
-.PHONY: help demo test test-all test-lowest test-openssl test-pythons coverage check bench bench-compare peers gpu gpu-kit \
+.PHONY: help demo test test-all test-nightly test-lowest test-openssl test-pythons coverage check bench bench-compare peers gpu gpu-kit \
 	emulator aarch64 integrations nvrtc mutants fuzz soak docs lock dist clean
 
 help:  ## show this list
@@ -22,8 +23,12 @@ PARALLEL := --numprocesses 2 --dist loadscope --no-loadscope-reorder
 test: $(STAMP)  ## run the quick tests; under three minutes on two cores
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
 
-test-all: $(STAMP)  ## run all tests but those of the emulator
-	$(BIN)/python -m pytest $(PARALLEL)
+test-all: $(STAMP)  ## run all tests but those of the emulator, and those for the night
+	$(BIN)/python -m pytest $(PARALLEL) -m "not nightly"
+
+test-nightly: $(STAMP) $(EMULATOR)/.installed  ## run the tests that take long, those of the emulator too
+	$(BIN)/python -m pytest $(PARALLEL) -m nightly
+	$(EMULATOR)/bin/python -m pytest tests/emulator -m nightly
 
 # Compiled functions are not counted: coverage sees Python alone.
 coverage: $(STAMP)  ## run all tests, and print the branch coverage of fastrack; some minutes
@@ -102,8 +107,6 @@ MUTANTS_OPTIONS ?=
 mutants: $(STAMP)  ## break the kernels on purpose, and see that the tests notice; some minutes; MUTANTS="parts of names"
 	PYTHONPATH=tests $(BIN)/python -m mutants $(MUTANTS_OPTIONS) $(MUTANTS)
 
-EMULATOR := .venv-emulator
-
 # Tokens and TPMs need Debian's softhsm2, swtpm and libtss2-dev; without them their tests are skipped.
 INTEGRATIONS := .venv-integrations
 
@@ -117,7 +120,7 @@ $(INTEGRATIONS)/.installed: pyproject.toml
 	touch $@
 
 emulator: $(EMULATOR)/.installed  ## test the device's code with the real CuPy on an emulated GPU
-	$(EMULATOR)/bin/python -m pytest tests/emulator
+	$(EMULATOR)/bin/python -m pytest tests/emulator -m "not nightly"
 
 # Needs Debian's qemu-user, gcc-aarch64-linux-gnu and libc6-dev-arm64-cross.
 AARCH64_TESTS := aarch64 $(patsubst %,crypto/engines/test_engine_%.py,vectors chunks pieces pass interop buffers)

@@ -475,6 +475,7 @@ def test_the_tests_for_a_device_run_on_a_stand_in():
     assert found["passed"] >= 7
 
 
+@pytest.mark.nightly
 def test_all_tests_for_a_device_run_on_a_stand_in(started):
     started.device = "stand-in"
     started.record.document["limit"] = 300

@@ -45,7 +45,7 @@ class TestResults:
         assert first == second > 70
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("device", ["cuda:0", "cuda:1"])
+    @pytest.mark.parametrize("device", ["cuda:0", pytest.param("cuda:1", marks=pytest.mark.nightly)])
     def test_what_holds_on_a_gpu_holds_here(self, device):
         run_gpu_tests(device, "test", EMU_DELAY="50")
 

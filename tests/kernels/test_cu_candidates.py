@@ -21,7 +21,7 @@ REGISTERS = 65536
 SPILLED = 8
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 
 @pytest.fixture(scope="module", params=candidates.names())

@@ -126,7 +126,10 @@ os.kill(os.getpid(), signal.SIGSTOP)
 """
 
 
-@pytest.fixture(scope="module", params=[16, 32], ids=["aes-128", "aes-256"])
+SIZES = [pytest.param(16, marks=pytest.mark.nightly), 32]
+
+
+@pytest.fixture(scope="module", params=SIZES, ids=["aes-128", "aes-256"])
 def message(request, tmp_path_factory):
     """A key file, and a message whose chunk 0 was altered; the key and the plaintext of that chunk."""
     folder = tmp_path_factory.mktemp("message")
