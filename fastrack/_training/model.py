@@ -332,7 +332,11 @@ def _load(steps: list[_Step], keys: KeyRing) -> None:
         moves = []
         for device, here in devices.items():
             tensors = [step.tensor.detach() for step in here]
-            out = [tensor if _fits(step, tensor) else FRESH for step, tensor in zip(here, tensors, strict=True)]
+            shared = _in_shared_memory(tensors)
+            out = [
+                tensor if number not in shared and _fits(step, tensor) else FRESH
+                for number, (step, tensor) in enumerate(zip(here, tensors, strict=True))
+            ]
             start = groups.enter_context(group(device))
             sealed = [step.sealed for step in here]
             moves.append((here, tensors, start.prepare(sealed, keys=keys, framework="torch", out=out)))
@@ -346,6 +350,24 @@ def _load(steps: list[_Step], keys: KeyRing) -> None:
                     tensor.copy_(opened)
     for step, opened in fresh:
         _replace(step, opened)
+
+
+def _in_shared_memory(tensors: list[Any]) -> set[int]:
+    """Return the numbers of tensors in memory that an earlier one lies in as well, which are filled after it."""
+    extents = [(*_extent(tensor), number) for number, tensor in enumerate(tensors) if _has_memory(tensor)]
+    shared: set[int] = set()
+    first, end = 0, 0  # of tensors that overlap: the lowest number, and the address after them
+    for start, stop, number in sorted(extents):
+        if start < end:
+            shared.add(max(first, number))
+            first, end = min(first, number), max(end, stop)
+        else:
+            first, end = number, stop
+    return shared
+
+
+def _has_memory(tensor: Any) -> bool:
+    return not tensor.is_meta and tensor.numel() > 0
 
 
 def _fits(step: _Step, tensor: Any) -> bool:

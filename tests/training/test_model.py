@@ -190,6 +190,30 @@ def test_an_integer_is_no_parameter_with_a_gradient(tmp_path):
     assert module.weight.is_meta
 
 
+def test_tensors_in_one_memory_are_filled_in_their_order(tmp_path, monkeypatch):
+    module, memory = nn.Module(), torch.zeros(12)
+    for name, part in {
+        "a": memory[4:8],
+        "b": memory[6:],
+        "c": memory[:5],
+        "d": memory[4:8],
+        "e": torch.zeros(3),
+    }.items():
+        module.register_buffer(name, part)
+    values = {
+        name: torch.full_like(tensor, number) for number, (name, tensor) in enumerate(module.state_dict().items())
+    }
+    save_file(values, tmp_path / "x", KEY)
+    filled, original = [], CpuOperation.open
+    monkeypatch.setattr(
+        CpuOperation, "open", lambda *given: filled.extend(given[0]._messages.memories) or original(*given)
+    )
+    load_model(module, tmp_path / "x", keys=KEY)
+    assert memory.tolist() == [2] * 4 + [3] * 4 + [1] * 4
+    assert len(filled) == 5
+    assert not any(one.overlaps(other) for number, one in enumerate(filled) for other in filled[:number])
+
+
 # Names
 
 
