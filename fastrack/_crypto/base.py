@@ -68,10 +68,6 @@ class HostMemory(NamedTuple):
             return self.owner.reshape(-1)
         return np.ctypeslib.as_array((ctypes.c_uint8 * self.size).from_address(self.address))
 
-    def overlaps(self, other: HostMemory) -> bool:
-        """Return whether it shares a byte with other memory."""
-        return self.address < other.address + other.size and other.address < self.address + self.size
-
 
 @dataclass(slots=True)
 class Jobs:

@@ -205,7 +205,7 @@ class Device(Protocol):
         """Return an uninitialized array on the device, and a writable `view` of it."""
 
     def view(self, array: Any, *, writable: bool) -> Any:
-        """Return the bytes of an array on this device, for `begin`."""
+        """Return the bytes of an array on this device, for `begin`: `size` of them from `address` on."""
 
     def clear(self, memory: Any) -> None:
         """Overwrite a view with zeros. Complete when this returns."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, Final
 
 from fastrack._crypto.base import GatherPlan, HostMemory
@@ -43,6 +45,7 @@ class Plan:
         "_framework",
         "_frameworks",
         "_indices",
+        "_is_given",
         "_of",
         "_restores",
         "_results",
@@ -72,6 +75,7 @@ class Plan:
         self._restores: dict[int, Callable[[Any], Any]] = {}  # give results the form of what they were made of
         self._results: list[Any] = []
         self.targets: list[Any] = []
+        self._is_given = False  # whether there are arrays to fill
         self.parts: list[SealedTensor | None] = []
         self._slices: dict[int, TensorSlice] = {}  # of messages of which rows are wanted
         self._of: list[int] = []  # the tensor of each message
@@ -93,6 +97,7 @@ class Plan:
     def view_outputs(self, device: Device, out: Any) -> None:
         """Take the arrays to fill, which must fit the tensors. `FRESH` stands for one that is still to be allocated."""
         outputs = self._tree.leaves_of(out)
+        self._is_given = True
         for index, dtype, shape in zip(self._indices, self._dtypes, self._shapes, strict=True):
             out = outputs[index]
             try:
@@ -151,8 +156,9 @@ class Plan:
         nbytes: list[int] = []
         sealed: list[HostMemory | None] = []
         plain: list[HostMemory | None] = []
+        sources: list[HostMemory] = []
         targets = [self.targets[number] for number in self._of]
-        for part, number, target in zip(self.parts, self._of, targets, strict=True):
+        for part, number in zip(self.parts, self._of, strict=True):
             if part is None:
                 source = HostMemory.of(arrays.bytes_of(self.tensors[number]))
                 sealed.append(None)
@@ -163,10 +169,9 @@ class Plan:
                 sealed.append(source)
                 plain.append(None)
                 nbytes.append(part.nbytes)
-            if isinstance(target, HostMemory) and target.overlaps(source):
-                error = ValueError("expected out= in memory of its own, got the memory of the tensor that it receives")
-                self._add_path(error, self._indices[number])
-                raise error
+            sources.append(source)
+        if self._is_given:
+            self._require_apart(sources)
         plans: list[GatherPlan | None] = [None] * len(targets)
         for message, wanted in self._slices.items():
             plans[message] = wanted.ranges().pieces()
@@ -217,6 +222,27 @@ class Plan:
             if restore is not None:
                 self._restores[len(self.tensors)] = restore
         self._add(index, value, framework, *arrays.describe(value))
+
+    def _require_apart(self, sources: Sequence[HostMemory]) -> None:
+        """Refuse an array to fill in memory of another one or of a source: messages are opened in any order."""
+        spans = sorted(
+            (target.address, target.address + target.size, number)
+            for number, target in enumerate(self.targets)
+            if target.size
+        )
+        starts = [start for start, _, _ in spans]
+        shared = [
+            (number, "another array to fill") for (_, stop, _), (start, _, number) in pairwise(spans) if start < stop
+        ]
+        for source in sources:
+            last = bisect_left(starts, source.address + source.size) - 1  # that begins before the end of the source
+            if source.size and last >= 0 and spans[last][1] > source.address:
+                shared.append((spans[last][2], "a tensor that is moved"))
+        if shared:
+            number, owner = min(shared)
+            error = ValueError(f"expected out= in memory of its own, got the memory of {owner}")
+            self._add_path(error, self._indices[number])
+            raise error
 
     def _add_path(self, error: Exception, index: int) -> None:
         """Add the path of a leaf in the pytree to an error."""

@@ -286,6 +286,7 @@ CASES = {
     "to_device: another device": lambda: to_device(TABLE, "tpu"),
     "to_device: out= and framework=": lambda: to_device(TABLE, out=TABLE.copy(), framework="numpy"),
     "to_device: out= in the same memory": lambda: to_device(TABLE, out=TABLE),
+    "to_device: out= that is given twice": lambda: to_device([TABLE, TABLE], out=[(out := TABLE.copy()), out]),
     "to_device: out= of another shape": lambda: to_device([TABLE], out=[TABLE[:2].copy()]),
     "to_device: out= of another structure": lambda: to_device([TABLE], out={"x": TABLE}),
     "to_device: out= that is not contiguous": lambda: to_device(TABLE, out=np.zeros((2, 3)).T),

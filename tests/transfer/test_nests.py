@@ -135,3 +135,34 @@ def test_one_tensor_may_stand_many_times_in_a_nest(channel, key):
     sealed = fastrack.seal(np.arange(10), key)
     assert isinstance(sealed, SealedTensor)
     assert [one.tolist() for one in channel.to_device([sealed] * 3, framework="numpy")] == [list(range(10))] * 3
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "leaf"),
+    [((20, 30), (50, 60), 1), ((10, 20), (40, 50), 0), ((20, 30), (20, 30), 1), ((20, 30), (29, 39), 1)],
+    ids=["source of another", "other way round", "twice", "one byte"],
+)
+def test_what_is_to_be_filled_shares_no_memory_with_anything_else_in_the_nest(channel, first, second, leaf):
+    memory = np.arange(200, dtype=np.uint8)
+    before = memory.copy()
+    with pytest.raises(ValueError, match=rf"leaf \[{leaf}\].*memory"):
+        channel.to_device([memory[55:65], memory[10:20]], out=[memory[slice(*first)], memory[slice(*second)]])
+    assert np.array_equal(memory, before)
+
+
+def test_what_is_to_be_filled_lies_in_no_message_of_the_nest(channel, key):
+    messages = sealed_of([np.ones(10, np.uint8)] * 2, key)
+    memory = np.frombuffer(messages[1].message, np.uint8).copy()
+    messages[1] = SealedTensor(messages[1].context, memory, messages[1].key_id)
+    with pytest.raises(ValueError, match=r"leaf \[0\].*memory"):
+        channel.to_device(messages, out=[memory[-10:], np.zeros(10, np.uint8)])
+    assert channel.to_device(messages[1], framework="numpy").all()
+
+
+def test_arrays_to_fill_may_lie_side_by_side_and_be_empty(channel, key):
+    memory = np.zeros(30, np.uint8)
+    arrays = [np.full(10, 1, np.uint8), np.empty(0, np.uint8), np.full(20, 2, np.uint8)]
+    sealed = sealed_of(arrays, key)
+    channel.to_device(sealed, out=[memory[:10], memory[5:5], memory[10:]])
+    assert memory.tolist() == [1] * 10 + [2] * 20
+    channel.to_device([memory[:10], memory[20:25]], out=[memory[10:20], memory[25:]])

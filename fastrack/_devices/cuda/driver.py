@@ -37,6 +37,16 @@ class View:
     def __len__(self) -> int:
         return self.nbytes
 
+    @property
+    def address(self) -> int:
+        """The same as `pointer`, as host memory has it."""
+        return self.pointer
+
+    @property
+    def size(self) -> int:
+        """The same as `nbytes`, as host memory has it."""
+        return self.nbytes
+
 
 class Driver(Protocol):
     """One CUDA device.
