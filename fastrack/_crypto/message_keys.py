@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections.abc import Sequence
 from typing import Final, NoReturn, Self
@@ -11,6 +12,7 @@ import numpy as np
 from fastrack._crypto import cobblestone
 from fastrack._crypto.base import Bytes
 from fastrack._crypto.cobblestone import COMMITMENT_SIZE, NONCE_SIZE, MessageKey
+from fastrack.errors import ClosedError
 
 ROW_SIZE: Final = 80  # bytes from one key to the next: a 256-bit key, a nonce and a commitment are 76
 
@@ -18,16 +20,19 @@ ROW_SIZE: Final = 80  # bytes from one key to the next: a 256-bit key, a nonce a
 class MessageKeys:
     """The secrets of messages, by their number. They are overwritten when the object is deleted.
 
+    They are used in the process that they were made in, and not after `wipe`: ClosedError is raised then.
+
     Row `i` of `memory` begins with the AES key of message `i`, of `bits[i]` bits, and its base nonce, of 12 bytes. What
     follows in the row has no meaning. Native code reads the rows from `address` on.
     """
 
-    __slots__ = ("_flat", "_view", "address", "bits")
+    __slots__ = ("_flat", "_is_wiped", "_process", "_view", "bits")
 
     def __init__(self, count: int) -> None:
         self._flat = array("B", bytes(count * ROW_SIZE))
         self._view = memoryview(self._flat)
-        self.address = self._flat.buffer_info()[0]
+        self._process = os.getpid()
+        self._is_wiped = False
         self.bits = [256] * count
 
     @classmethod
@@ -39,8 +44,15 @@ class MessageKeys:
         return copy
 
     @property
+    def address(self) -> int:
+        """The address of the first row."""
+        self._require_usable()
+        return self._flat.buffer_info()[0]
+
+    @property
     def memory(self) -> Bytes:
         """The rows, as uint8 (n, 80)."""
+        self._require_usable()
         return np.frombuffer(self._flat, np.uint8).reshape(-1, ROW_SIZE)
 
     def derive(self, row: int, secret: cobblestone.Bytes, salt: bytes, context: bytes) -> memoryview:
@@ -59,6 +71,7 @@ class MessageKeys:
 
     def material(self, row: int) -> bytearray:
         """Return a copy of an AES key and its base nonce, which has to be wiped too."""
+        self._require_usable()
         start = row * ROW_SIZE
         return bytearray(self._view[start : start + self.bits[row] // 8 + NONCE_SIZE])
 
@@ -68,7 +81,13 @@ class MessageKeys:
 
     def wipe(self) -> None:
         """Overwrite all of them with zeros."""
+        self._is_wiped = True
         self._view[:] = bytes(len(self._view))
+
+    def _require_usable(self) -> None:
+        # Zeros would be known keys, and the other process may seal something else under the same keys.
+        if self._is_wiped or self._process != os.getpid():
+            raise ClosedError("expected message keys of this process, got wiped ones or another's; derive new ones")
 
     def __len__(self) -> int:
         return len(self.bits)

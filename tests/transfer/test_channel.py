@@ -58,7 +58,7 @@ def derived_keys(monkeypatch):
 def require_wiped(keys):
     assert keys
     for message_keys in keys:
-        assert not message_keys.memory.any()
+        assert not any(message_keys._flat)
 
 
 def failing(monkeypatch, error):

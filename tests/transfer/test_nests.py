@@ -5,11 +5,12 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from helpers.forking import in_forked_child
 from helpers.staged import staged_channel
 from helpers.tampering import tampered
 
 import fastrack
-from fastrack import AuthenticationError, Channel, Key, SealedTensor, UnknownKeyError
+from fastrack import AuthenticationError, Channel, ClosedError, Key, SealedTensor, UnknownKeyError
 from fastrack._crypto.cobblestone import CHUNK_SIZE, chunk_offset
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._devices.cpu import CpuDevice, CpuOperation
@@ -50,7 +51,7 @@ def test_a_thousand_tensors_of_all_kinds_are_one_operation(channel, key, operati
     for there, here in zip(moved["rows"], arrays[1:60], strict=True):
         assert np.array_equal(there, here[::2])
     assert [len(messages) for messages in operations] == [1000 + 51 + 59]
-    assert not operations[0].keys.memory.any()
+    assert not any(operations[0].keys._flat)
 
 
 def test_a_bad_chunk_is_named_with_its_tensor_and_all_that_was_to_be_filled_is_zero(channel, key):
@@ -79,7 +80,7 @@ def test_nothing_is_allocated_or_moved_before_all_headers_are_authentic(channel,
             channel.to_device(sealed, **options)
     assert operations == []
     assert len(made) == 2
-    assert not any(keys.memory.any() for keys in made)
+    assert not any(any(keys._flat) for keys in made)
     assert not any(array.any() for array in out) or fault == "key"
 
 
@@ -118,7 +119,7 @@ def test_an_interruption_leaves_zeros_and_no_key(key, monkeypatch, place):
     with Channel(keys=key) as channel, pytest.raises(KeyboardInterrupt):
         channel.to_device(sealed_of(arrays, key), out=out)
     assert not any(array.any() for array in out)
-    assert not seen[0].memory.any()
+    assert not any(seen[0]._flat)
 
 
 def test_a_tensor_taken_out_of_its_file_again_for_each_leaf_of_a_mapping(channel, key, tmp_path):
@@ -166,3 +167,19 @@ def test_arrays_to_fill_may_lie_side_by_side_and_be_empty(channel, key):
     channel.to_device(sealed, out=[memory[:10], memory[5:5], memory[10:]])
     assert memory.tolist() == [1] * 10 + [2] * 20
     channel.to_device([memory[:10], memory[20:25]], out=[memory[10:20], memory[25:]])
+
+
+def test_what_was_prepared_moves_once_and_in_its_own_process(channel, key):
+    plain = np.arange(10)
+
+    def refuse(move):
+        with pytest.raises(ClosedError):
+            move()
+        return True
+
+    with channel.group() as group:
+        move = group.prepare([plain, fastrack.seal(plain, key)], framework="numpy")
+        assert in_forked_child(lambda: refuse(move))
+        moved = move()
+    assert [array.tolist() for array in moved] == [plain.tolist()] * 2
+    assert refuse(move)

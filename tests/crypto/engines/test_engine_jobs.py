@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 from helpers import reference
 from helpers.buffers import Fenced, as_array
+from helpers.forking import in_forked_child
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE
 from helpers.runs import plan, zeroed
 
 from fastrack._crypto.base import GatherPlan, HostMemory, Jobs
 from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.message_keys import MessageKeys
+from fastrack.errors import ClosedError
 
 SIZES = [0, 1, 100, CHUNK_SIZE - 1, CHUNK_SIZE, 5 * CHUNK_SIZE + 7, 0, 300 * CHUNK_SIZE, 8192]
 RANGES = [(5 * CHUNK_SIZE - 50, 57), (3, 200), (CHUNK_SIZE, CHUNK_SIZE), (CHUNK_SIZE - 5, 10)]
@@ -159,3 +161,22 @@ def test_many_threads_open_many_small_messages_at_once(make_engine):
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(work, range(8)))
+
+
+def test_wiped_keys_and_those_of_another_process_open_and_seal_nothing(engine_under_test):
+    forged = as_array(reference.seal(bytes(32), bytes(12), bytes(100)))  # under the key that wiping leaves
+
+    def job(keys):
+        target, plain = np.ones(100, np.uint8), np.ones(100, np.uint8)
+        for sealed, source in ((HostMemory.of(forged), None), (None, HostMemory.of(plain))):
+            memory = HostMemory.of(target, writable=True)
+            with pytest.raises(ClosedError):
+                engine_under_test.open_jobs(Jobs(keys, [100], [memory], [sealed], [source], [None]))
+        return bool(target.all())
+
+    keys = MessageKeys.of([MessageKey.raw(bytes(range(32)), bytes(12))])
+    assert in_forked_child(lambda: job(keys))
+    keys.wipe()
+    assert job(keys)
+    with pytest.raises(ClosedError):
+        keys.key(0)
