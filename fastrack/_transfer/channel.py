@@ -321,10 +321,15 @@ class Channel:
 
     def _clear(self, targets: Sequence[Any]) -> None:
         """Overwrite arrays with zeros after an error, which is the one to raise even if this fails as well."""
-        for target in targets:
-            if target is not None:
+        left = [target for target in reversed(targets) if target is not None]
+        try:
+            while left:
                 with suppress(DeviceError):
-                    self._device.clear(target)
+                    self._device.clear(left[-1])
+                left.pop()
+        finally:
+            if left:  # an interrupt
+                self._clear(left)
 
     # The two directions.
 

@@ -122,6 +122,26 @@ def test_an_interruption_leaves_zeros_and_no_key(key, monkeypatch, place):
     assert not any(seen[0]._flat)
 
 
+@pytest.mark.parametrize("place", [0, chunk_offset(0)], ids=["header", "chunk"])
+def test_an_interruption_of_clearing_leaves_zeros(channel, key, monkeypatch, place):
+    arrays = plains(20)
+    sealed = sealed_of(arrays, key)
+    sealed[9] = tampered(sealed[9], place)
+    out = [np.full_like(array, 7) for array in arrays]
+    calls, original = [], channel._device.clear
+
+    def clear(memory):
+        calls.append(memory)
+        if len(calls) in {3, 8}:
+            raise KeyboardInterrupt
+        original(memory)
+
+    monkeypatch.setattr(channel._device, "clear", clear)
+    with pytest.raises(KeyboardInterrupt):
+        channel.to_device(sealed, out=out)
+    assert not any(array.any() for array in out)
+
+
 def test_a_tensor_taken_out_of_its_file_again_for_each_leaf_of_a_mapping(channel, key, tmp_path):
     arrays = {f"tensor {number}": array for number, array in enumerate(plains(5))}
     fastrack.save_file(arrays, tmp_path / "x", key)
