@@ -10,6 +10,10 @@ from helpers.meddler import shared_with_a_meddler
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, noise
 from helpers.runs import Runs, plan
 
+from fastrack._crypto.base import HostMemory, Jobs
+from fastrack._crypto.cobblestone import MessageKey
+from fastrack._crypto.message_keys import MessageKeys
+
 KEY = bytes(range(32))
 # Whole groups, whole blocks and a part of one: every way in which an engine reads.
 PLAIN = noise(3 * CHUNK_SIZE + 20 * 16 + 5)
@@ -65,6 +69,30 @@ def test_ciphertext_that_changes_while_it_is_gathered_gives_plaintext_or_zeros(r
             return out
 
         assert tally(attempt)["forged"] == 0
+
+
+def test_ciphertext_that_changes_while_many_messages_are_opened_gives_plaintext_or_zeros(engine_under_test, tmp_path):
+    pieces, size = plan([(0, 9000), (9000, PLAIN.size - 9000)])
+    assert size == PLAIN.size
+    out = np.empty((3, PLAIN.size), np.uint8)
+    targets = [HostMemory.of(each, writable=True) for each in out]
+    with shared_with_a_meddler(tmp_path / "sealed", SEALED, PLACES) as source:
+
+        def attempt():
+            keys = MessageKeys.of([MessageKey.raw(KEY, bytes(12))] * 3)
+            columns = [HostMemory.of(source)] * 3, [None] * 3, [None, pieces, None]
+            bad = engine_under_test.open_jobs(Jobs(keys, [PLAIN.size] * 3, targets, *columns))
+            refused = [
+                (message, chunk)
+                for message, opened in enumerate(out)
+                for chunk, verdict in enumerate(verdicts(opened))
+                if verdict != "opened"
+            ]
+            assert bad == (refused[0] if refused else None)
+            assert "forged" not in {verdict for opened in out for verdict in verdicts(opened)}
+            return out[0]
+
+        tally(attempt)
 
 
 @pytest.mark.slow
