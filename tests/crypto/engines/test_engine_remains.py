@@ -19,7 +19,18 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reas
 NONCE = bytes.fromhex("f0e1d2c3b4a5968778695a4b")
 CHUNKS = 512  # enough for helper threads
 PART = 11384  # bytes of a message of one chunk, with part of a block at its end
-WORKS = ["open", f"open {PART}", "verify", "seal", "pass", f"pass {PART}", "gather", "jobs", "jobs gather"]
+WORKS = [
+    "open",
+    f"open {PART}",
+    "verify",
+    "seal",
+    "pass",
+    f"pass {PART}",
+    "gather",
+    "jobs",
+    "jobs gather",
+    "jobs plain",
+]
 STARTS = 0, 16, PART // 16 * 16 - 16, CHUNK_SIZE - 16  # of blocks of plaintext that are looked for
 
 CHILD = """
@@ -98,12 +109,13 @@ def run_jobs(engine, key, work):
     numbers = np.arange(count)
     table = np.stack([np.full(count, 7), 100 * numbers, np.full(count, 100)], axis=1)
     plan = GatherPlan(numbers, np.arange(count + 1), table) if work == "jobs gather" else None
-    memory, chunks = HostMemory.of(target, writable=True), HostMemory.of(source)
-    bad = engine.open_jobs(Jobs(keys, [target.size], [memory], [chunks], [None], [plan]))
-    assert not target[:100].any(), "plaintext of a bad chunk came out"
+    memory = HostMemory.of(target, writable=True)
+    given = (None, HostMemory.of(plain)) if work == "jobs plain" else (HostMemory.of(source), None)
+    bad = engine.open_jobs(Jobs(keys, [target.size], [memory], *([each] for each in given), [plan]))
+    assert work == "jobs plain" or not target[:100].any(), "plaintext of a bad chunk came out"
     target[:] = 0
     keys.wipe()
-    return bad[1]
+    return bad or 0 if work == "jobs plain" else bad[1]
 
 for work in works:
     assert run(work) == 0
