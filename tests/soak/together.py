@@ -20,8 +20,8 @@ SIDE = 160
 class ForgetfulDevice(StagedDevice):
     """Keeps no list of its operations."""
 
-    def begin(self, key, memory, note=None):
-        return StagedWork(self, key, memory)
+    def begin(self, messages, note=None):
+        return StagedWork(self, messages)
 
 
 def install():
