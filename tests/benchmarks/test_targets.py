@@ -35,7 +35,7 @@ def test_the_command_checks_every_target(tmp_path, capsys):
     code = targets.main(["--size", "0.25", "--repeat", "1", "--json", str(tmp_path / "out.json")])
     document = json.loads((tmp_path / "out.json").read_text())
     metrics = document["promised"]
-    assert len({metric["name"] for metric in metrics}) == 11
+    assert len({metric["name"] for metric in metrics}) == 12
     for metric in metrics:
         value, target = metric["value"], metric["reach"]
         assert metric["is_met"] == (value <= target if metric["at_most"] else value >= target)

@@ -273,16 +273,19 @@ class TestChannel:
     def test_no_key_stays_on_the_device(self, gpu, channel, frame, owner):
         frame.read(channel.to_device(fastrack.seal(data(100_000), owner), framework=frame.name))
         channel.to_host(channel.to_device(data(100_000), framework=frame.name), key=owner)
+        channel.to_device([fastrack.seal(data(size), owner) for size in (20_000, 20, 0)], framework=frame.name)
         channel.synchronize()
-        controls = channel._device._states._all
-        assert controls
+        states = channel._device._states._all
+        assert {state.capacity > 1 for state in states} == {False, True}  # for one message, and for many
         stream = gpu.stream()
-        for control in controls:
-            secret = gpu.host(STATE_SIZE)
-            gpu.download(secret, control.state, stream)
-            gpu.wait(stream)
-            assert not secret.any()
-            assert not control.memory[:STATE_SIZE].any()
+        for state in states:
+            keys = state.memory[: state._verdicts]
+            for pointer, size in ((state.keys, keys.size), (state.states, STATE_SIZE * state.slots)):
+                secret = gpu.host(size)
+                gpu.download(secret, pointer, stream)
+                gpu.wait(stream)
+                assert len(set(secret.tobytes())) == 1  # zeros, or what a new allocation holds
+            assert not keys.any()
 
     def test_closing_wipes_the_ring(self, gpu, frame, owner):
         with channel_on(gpu.driver, owner, **SMALL) as channel:

@@ -22,9 +22,9 @@ from fastrack._devices.cuda.nvrtc import KERNELS
 
 FOLDER = SOURCE.parent
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
-# Other GPUs that the kernels run on. There a compiler may spill two words.
-OTHERS = ("sm_86", "sm_89", "sm_120")
-SPILLED = 8
+OTHERS = ("sm_86", "sm_89", "sm_120")  # other GPUs that the kernels run on
+# A compiler may spill two words, and four in a gather, where nvcc does that on sm_100.
+SPILLED = {"gather_128": 16, "gather_256": 16}
 NAMES = set(KERNELS)
 # Two blocks of 512 threads share the 65536 registers of a multiprocessor.
 REGISTERS = 64
@@ -129,7 +129,7 @@ def test_every_kernel_is_there_and_two_blocks_share_a_multiprocessor(reports, ar
     for name, usage in reports[architecture].items():
         assert usage.registers <= (ALONE if name == "prepare" else REGISTERS), name
         assert usage.shared == 0, name
-        assert usage.stack <= SPILLED, name
+        assert usage.stack <= SPILLED.get(name, 8), (name, usage)
         if architecture in ARCHITECTURES and name.startswith(("open", "seal")):
             assert (usage.stack, usage.stores, usage.loads) == (0, 0, 0), (name, usage)
 
