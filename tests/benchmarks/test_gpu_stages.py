@@ -1,5 +1,6 @@
 """The stages of `make gpu` where there is no GPU: their order, documents, lines, time limits and exit status."""
 
+import gc
 import json
 import os
 import re
@@ -56,8 +57,9 @@ def run(over_host_memory, monkeypatch, tmp_path, capfd):  # noqa: ARG001 - a fix
 
 @pytest.fixture
 def started(tmp_path, monkeypatch):
-    """A stage with an empty document, in this process, which waits for no disk."""
+    """A stage with an empty document, in this process, which waits for no disk and no garbage."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    monkeypatch.setattr(gc, "collect", lambda: 0)  # after each step
     path = record.create(tmp_path, "figures", MACHINE, device="cuda:0", quick=False, seconds=600)
     return Stage(path, TINY)
 
