@@ -519,6 +519,7 @@ def test_a_quote_with_a_part_replaced_is_refused(data):
         assert is_refused(verify, changed)
 
 
+@pytest.mark.slow
 @given(st.text(max_size=200) | st.binary(max_size=200))
 def test_garbage_is_no_collateral(text):
     with pytest.raises(FormatError):

@@ -47,6 +47,7 @@ def gpu(monkeypatch):
 # What is measured.
 
 
+@pytest.mark.slow
 def test_every_path_is_measured_at_every_size(gpu):
     rows = list(transfers.measure(gpu, TINY))
     assert len(rows) == 2 * 10

@@ -101,6 +101,7 @@ def test_a_wrong_client_is_refused(start):
     assert "gpu.count" in entry.details["wanted"]  # which the owner alone is told
 
 
+@pytest.mark.slow
 def test_requests_have_bounds(start):
     server = start(body_seconds=1)
     assert server.post("/v1/challenges", b"x" * 2000)[0] == 413
@@ -124,6 +125,7 @@ def test_requests_have_bounds(start):
     assert reason(server.post("/v1/offers", pending.to_bytes()))["field"] == "challenge"
 
 
+@pytest.mark.slow
 def test_the_rate_is_limited(start):
     server = start(per_minute=60, burst=3)
     answers = [server.post("/v1/challenges") for _ in range(5)]

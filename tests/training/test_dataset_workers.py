@@ -129,6 +129,7 @@ def test_a_row_out_of_range_is_refused_there(paths):
         list(loader)
 
 
+@pytest.mark.slow
 def test_no_key_and_no_plaintext_reaches_a_worker(paths, plain, records):
     dataset = SealedDataset(paths)
     samples = dataset.__getitems__([5, 100])

@@ -580,6 +580,7 @@ class TestChannel:
         assert 0 < stats.fill + stats.open + stats.seal <= stats.seconds
         assert stats.as_dict()["gbps"] == pytest.approx(1600 / stats.seconds / 1e9)
 
+    @pytest.mark.slow
     def test_sixteen_threads_share_one(self, channel, key):
         plains = [data(3_000_000 + seed, seed) for seed in range(16)]
         sealed = [fastrack.seal(plain, key) for plain in plains]
