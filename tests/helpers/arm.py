@@ -69,7 +69,7 @@ def make_module():
 
 
 class Answer(NamedTuple):
-    """What a call of the harness gave: `found` counts the needles on its stack."""
+    """The result of a call of the harness. `found` counts the needles on its stack."""
 
     result: int
     found: int

@@ -1,4 +1,4 @@
-"""What goes wrong with manifests, anchors and logs, for the table of messages. Each case runs in a folder of all."""
+"""Failures of manifests, anchors and logs, for the table of messages. Each case runs in a folder of all."""
 
 import tempfile
 from dataclasses import replace

@@ -28,7 +28,7 @@ REFUSALS = (AuthenticationError, FormatError, SignatureError, FileNotFoundError)
 
 
 class Violation(AssertionError):  # noqa: N818 - it is a finding
-    """What must never happen."""
+    """A wrong acceptance, or a wrong refusal."""
 
 
 @cache
