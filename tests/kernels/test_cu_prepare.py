@@ -16,7 +16,7 @@ KEYS += [(bytes(16), bytes(12)), (b"\xff" * 32, b"\xff" * 12)]
 
 
 def parts(state, size, powers=513):
-    """Return the parts of a state that a launch reads: the schedule, the nonce, the block of lengths, and the powers of H."""
+    """Return the parts of a state that a launch reads: schedule, nonce, block of lengths, and powers of H."""
     schedule = state[: 16 * (size // 4 + 7)]
     return [part.tobytes() for part in (schedule, state[240:NONCE_END], state[LENGTH:POWERS], used(state, powers))]
 
