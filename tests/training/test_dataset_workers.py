@@ -1,6 +1,8 @@
 """Data sets in worker processes, forked and spawned: they deal in numbers, and what they send becomes handles here."""
 
+import gc
 import io
+import multiprocessing
 import pickle
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -8,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.loading import wait_until
 from torch.utils.data import DataLoader, RandomSampler
 
 import fastrack
@@ -20,6 +23,12 @@ pytestmark = [
 
 SECRET = bytes(range(100, 132))
 COUNTS = [90, 38]
+
+
+@pytest.fixture(autouse=True)
+def _leave_no_worker():
+    yield
+    wait_until(lambda: not multiprocessing.active_children())
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +136,7 @@ def test_a_row_out_of_range_is_refused_there(paths):
     loader = DataLoader(SealedDataset(paths), batch_size=2, sampler=[0, 128], collate_fn=collate, **options)
     with pytest.raises(IndexError, match="row 128"):
         list(loader)
+    gc.collect()  # the frames of the error hold the worker
 
 
 @pytest.mark.slow
