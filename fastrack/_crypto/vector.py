@@ -142,8 +142,11 @@ class VectorSchedule(KeySchedule):
 
 
 def units(form: Form) -> list[Unit]:
-    """Return the compiled functions of the engine on a form."""
-    runs = [_unit(form, build) for build in ("build_runs", "build_pass", "build_others")]
+    """Return the compiled functions that a process needs of the engine on a form.
+
+    `pass_run` is none of them: plaintext passes through chunks in `open_jobs`.
+    """
+    runs = [_unit(form, build) for build in ("build_runs", "build_others")]
     return [*runs, _unit(form, "build_jobs", "jobs")]
 
 
