@@ -11,6 +11,7 @@ import os
 import stat
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -32,7 +33,10 @@ def folders() -> list[Path]:
     """
     chosen = os.environ.get(VARIABLE)
     if chosen:
-        return [Path(os.path.expanduser(chosen)).absolute() / "fastrack"]  # noqa: PTH111 - without a home it would raise
+        folder = Path(os.path.expanduser(chosen)) / "fastrack"  # noqa: PTH111 - without a home it would raise
+        with suppress(FileNotFoundError):  # there is no absolute path in a working directory that was removed
+            folder = folder.absolute()
+        return [folder]
     package = Path(__file__).parents[1] / "__pycache__" / "code"
     user = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))  # noqa: PTH111
     return [package, user / "fastrack"] if user.is_absolute() else [package]  # a container's user may have no home
@@ -78,7 +82,9 @@ def writable_folder() -> Path | None:
         existing = next(path for path in (folder, *folder.parents) if os.path.exists(path))  # noqa: PTH110 - as for `~`
         if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
             continue
-        if existing != folder or _is_trusted(folder.stat()):
+        if existing == folder and not _is_trusted(folder.stat()):
+            continue
+        if all(map(_is_trusted, _links(existing).values())):
             return folder
     return None
 
@@ -130,10 +136,14 @@ def _require_trusted_links(folder: Path) -> None:
 
     It may lead to files of this user that others have written, such as an unpacked archive.
     """
-    for path in (folder, *folder.parents):
-        status = path.lstat()
-        if stat.S_ISLNK(status.st_mode):
-            _require_trusted(path, status)
+    for path, status in _links(folder).items():
+        _require_trusted(path, status)
+
+
+def _links(folder: Path) -> dict[Path, os.stat_result]:
+    """Return the symbolic links that a path goes through."""
+    statuses = {path: path.lstat() for path in (folder, *folder.parents)}
+    return {path: status for path, status in statuses.items() if stat.S_ISLNK(status.st_mode)}
 
 
 def _is_trusted(status: os.stat_result) -> bool:

@@ -110,11 +110,13 @@ def test_a_link_of_another_user_on_the_way_to_the_folder_is_not_followed(tmp_pat
     monkeypatch.setenv(code_cache.VARIABLE, str(tmp_path / "shared"))
     path = tmp_path / "shared" / "fastrack" / "unit"
     assert code_cache.read("unit", KEY) == (CODE, path)
+    assert code_cache.writable_folder() == path.parent
     os.lchown(link, 12345, 12345)
     with pytest.warns(RuntimeWarning, match=f"{link} is not used.* owner 12345"):
         assert code_cache.read("unit", KEY) is None
     with pytest.warns(RuntimeWarning, match="owner 12345"), pytest.raises(PermissionError):
         code_cache.write("unit", KEY, CODE)
+    assert code_cache.writable_folder() is None
     assert (own / "fastrack" / "unit").exists()
 
 
@@ -158,6 +160,15 @@ def test_without_the_variable_the_package_comes_first_and_the_user_second(monkey
     assert code_cache.folders() == [package, user]
     monkeypatch.setenv(code_cache.VARIABLE, "relative")
     assert code_cache.folders() == [tmp_path.cwd() / "relative" / "fastrack"]
+
+
+def test_a_relative_folder_in_a_working_directory_that_was_removed_holds_no_code(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    monkeypatch.setenv(code_cache.VARIABLE, "relative")
+    assert code_cache.read("unit", KEY) is None
+    with pytest.raises(FileNotFoundError):
+        code_cache.write("unit", KEY, CODE)
 
 
 def test_a_user_without_a_home_has_the_folder_of_the_package_alone(monkeypatch):
