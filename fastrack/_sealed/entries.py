@@ -116,7 +116,7 @@ class SealedEntry:
         for name, (dtype, shape, _) in self.plain.items():
             if name not in file.plain:
                 raise self._other(file, "it to be stored in plain", "a sealed one" if name in file else "none", name)
-            found_dtype, found_shape, _ = file.stored(name)
+            found_dtype, found_shape, *_ = file.describe(name)
             if (found_dtype, list(found_shape)) != (dtype, shape):
                 raise self._other(file, f"{dtype} {shape}", f"{found_dtype} {list(found_shape)}", name)
         if _digest_of_metadata(file.metadata) != self.metadata:

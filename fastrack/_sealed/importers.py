@@ -46,8 +46,8 @@ class PlainTensor:
     @classmethod
     def stored(cls, file: SealedFile, name: str) -> PlainTensor:
         """Describe a tensor as it is stored in a file."""
-        dtype, shape, memory = file.stored(name)
-        return cls(dtype, shape, lambda: arrays.reader(memory))
+        dtype, shape, _, _ = file.describe(name)
+        return cls(dtype, shape, lambda: arrays.reader(file.stored(name)[2]))
 
     @property
     def nbytes(self) -> int:

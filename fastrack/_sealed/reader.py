@@ -1,14 +1,12 @@
 """Sealed safetensors files: reading them lazily, and checking them.
 
 A sealed file is an ordinary safetensors file. A sealed tensor is a `U8` vector in it that holds a Cobblestone message;
-the file's metadata says what it decrypts to. The safetensors library itself reads and checks the header.
+the file's metadata says what it decrypts to.
 """
 
 from __future__ import annotations
 
-import io
 import json
-import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,17 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-import safetensors
 
 from fastrack._crypto import cobblestone
 from fastrack._crypto.keyring import KeyRing, KeySource
+from fastrack._sealed.container import StoredTensor, is_shape, parse_header, unique
+from fastrack._sealed.storage import Extent, Storage, StoredBytes, open_storage, read_head
 from fastrack._sealed.tensor import Binding, Kind, MessageContext, OpenMessage, SealedTensor, bad_chunk
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
-from fastrack._tensors.mapped_file import map_file
 from fastrack._util.pickles import unpickle
 from fastrack._util.public import public
-from fastrack._util.regular_file import open_regular
 from fastrack.errors import AuthenticationError, ClosedError, FormatError, UnknownKeyError
 
 if TYPE_CHECKING:
@@ -38,10 +35,6 @@ if TYPE_CHECKING:
 FORMAT_VERSION = "1"
 _HEX_ID = re.compile(r"[0-9a-f]{32}")
 _HEX_HEADER = re.compile(r"[0-9a-f]{112}")
-_MAX_DIMENSIONS = 64
-_MAX_ELEMENTS = 2**56  # without empty dimensions: more than a message holds, and within the limits of frameworks
-_PREFIX = 8  # bytes at the start of a safetensors file: the size of the header, little-endian
-_ATTEMPTS = 100
 _VERIFY_RUN = 32 << 20  # bytes of plaintext between two calls of `progress`
 
 
@@ -166,7 +159,7 @@ class SealedFile(Mapping[str, SealedTensor]):
         self.path = Path(path)
         self._is_mapped = mapped
         try:
-            self._read(*_open(self.path, mapped=mapped), file_id)
+            self._read(*open_storage(path, mapped=mapped), file_id)
             if entry is not None:
                 entry.check(self)
         except FormatError as error:
@@ -180,15 +173,15 @@ class SealedFile(Mapping[str, SealedTensor]):
         file = cls.__new__(cls)
         file.path = Path("<bytes>")
         file._is_mapped = False  # noqa: SLF001 - its own
-        file._read(_parse_header(data), np.frombuffer(data, np.uint8), None)  # noqa: SLF001 - its own
+        storage = StoredBytes(np.frombuffer(data, np.uint8))
+        file._read(storage, read_head(storage.read, storage.size), None)  # noqa: SLF001 - its own
         return file
 
-    def _read(self, header: _Header, memory: Bytes, file_id: str | None) -> None:
-        metadata, tensors = header
+    def _read(self, storage: Storage, head: bytes, file_id: str | None) -> None:
         self._expected_id = file_id
         self._entry = None
-        self._memory: Bytes | None = memory
-        self._stored = _locate(tensors, memory, self.path)
+        self._storage: Storage | None = storage
+        metadata, self._stored = parse_header(head, storage.size, self.path)
         fields = {key: value for key, value in metadata.items() if key.startswith("fastrack.")}
         self.metadata = {key: value for key, value in metadata.items() if key not in fields}
         self.file_id: str | None = None
@@ -230,7 +223,7 @@ class SealedFile(Mapping[str, SealedTensor]):
                 file_id, self._bindings[name] = _take_binding(name, entry, file_id, self.path)
             context = self._contexts[name] = _read_context(name, entry, file_id, self.kind, self.path)
             expected = cobblestone.message_size(dtypes.nbytes(context.dtype, context.shape))
-            dtype, shape, _ = self._stored[name]
+            dtype, shape, *_ = self._stored[name]
             if dtype != "U8" or shape != (expected,):
                 raise FormatError(
                     f"{self.path}: {name!r:.200} of {context.dtype} {list(context.shape)}: expected a U8 vector of "
@@ -245,17 +238,22 @@ class SealedFile(Mapping[str, SealedTensor]):
             raise KeyError(name)
         assert self.key_id is not None
         header = None if self._entry is None else self._entry.header(name)
-        return SealedTensor(context, self.stored(name)[2], self.key_id, self._bindings.get(name), self.path, header)
+        extent = Extent(self._open_storage(), *self._stored[name][2:])
+        return SealedTensor(context, extent, self.key_id, self._bindings.get(name), self.path, header)
+
+    def describe(self, name: str) -> StoredTensor:
+        """Return what the header says of a tensor as it is stored. A sealed tensor is stored as a `U8` vector."""
+        return self._stored[name]
 
     def stored(self, name: str) -> tuple[str, tuple[int, ...], Bytes]:
         """Return the stored dtype, shape and bytes of a tensor. A sealed tensor is stored as a `U8` vector.
 
         If a manifest lists a plain tensor, its bytes are an authenticated copy, which no process can write to.
         """
-        dtype, shape, location = self._stored[name]
-        if self._memory is None:
-            raise ClosedError(f"{self.path} was closed; load_file opens it again")
-        memory = self._memory[location]
+        dtype, shape, start, stop = self._stored[name]
+        storage = self._open_storage()
+        storage.fetch([(start, stop)])
+        memory = storage.view(start, stop)
         if self._entry is not None and name in self._entry.plain:
             memory = memory.copy()
             memory.flags.writeable = False
@@ -276,7 +274,12 @@ class SealedFile(Mapping[str, SealedTensor]):
 
     def close(self) -> None:
         """Stop returning tensors. The memory map is released with the last tensor that was taken out."""
-        self._memory = None
+        self._storage = None
+
+    def _open_storage(self) -> Storage:
+        if self._storage is None:
+            raise ClosedError(f"{self.path} was closed; load_file opens it again")
+        return self._storage
 
     def __enter__(self) -> Self:
         return self
@@ -429,84 +432,7 @@ def _verify(
     return None
 
 
-# Header parsing. All values are untrusted.
-
-
-_Tensors = dict[str, tuple[str, tuple[int, ...]]]  # dtypes and shapes, in the order in which the bytes lie
-_Header = tuple[dict[str, str], _Tensors]  # the metadata, and the tensors
-
-
-def _locate(tensors: _Tensors, memory: Bytes, path: Path) -> dict[str, tuple[str, tuple[int, ...], slice]]:
-    """Return the dtype, shape and location of each tensor. They follow one another: safetensors refuses gaps."""
-    stop = _PREFIX + int.from_bytes(memory[:_PREFIX].tobytes(), "little")
-    located = {}
-    for name, (dtype, shape) in tensors.items():
-        if not _is_representable(shape):
-            raise FormatError(f"{path}: the shape of {name!r:.80} is larger than an array can be")
-        start, stop = stop, stop + dtypes.nbytes(dtype, shape)
-        located[name] = dtype, shape, slice(start, stop)
-    if stop != memory.size:
-        raise FormatError(
-            f"file size: expected {stop} bytes by its header, got {memory.size}; it was cut short, or changed while it "
-            "was read"
-        )
-    return located
-
-
-def _open(path: Path, *, mapped: bool) -> tuple[_Header, Bytes]:
-    """Map or read a file and its header, both of the same version of the file even if it is replaced meanwhile."""
-    for _ in range(_ATTEMPTS):
-        with open_regular(path) as file:
-            opened = Path(f"/proc/self/fd/{file.fileno()}")  # stays valid when another file replaces it
-            header = _read_header(path, opened if opened.exists() else path)
-            memory = map_file(file.fileno()) if mapped else _read_whole(file)
-            if _version_of(os.fstat(file.fileno())) == _version_of(path.stat()):
-                return header, memory
-    raise FormatError(f"{path} keeps changing; wait until it is written, and open it again")
-
-
-def _read_whole(file: io.FileIO) -> Bytes:
-    memory = arrays.empty_bytes(os.fstat(file.fileno()).st_size)
-    done = 0
-    while done < memory.size and (count := file.readinto(memory[done:].data)):
-        done += count
-    memory.flags.writeable = False
-    return memory[:done]
-
-
-def _version_of(status: os.stat_result) -> tuple[int, ...]:
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def _read_header(path: Path, opened: Path) -> _Header:
-    try:
-        with safetensors.safe_open(opened, framework="numpy") as file:
-            slices = {name: file.get_slice(name) for name in file.offset_keys()}
-            tensors = {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()}
-            return file.metadata() or {}, tensors
-    except safetensors.SafetensorError as error:
-        raise FormatError(f"{path}: expected a safetensors file, got another or a damaged one: {error}") from None
-    except FileNotFoundError:
-        path.open("rb").close()  # raises the actual error: safetensors reports any failure to open a file as this one
-        raise
-
-
-def _parse_header(data: bytes) -> _Header:
-    """Parse the header of a file in memory. safetensors validates it, but does not return its metadata."""
-    try:
-        safetensors.deserialize(data)  # type: ignore[no-untyped-call]
-        size = int.from_bytes(data[:_PREFIX], "little")
-        header = json.loads(data[_PREFIX : _PREFIX + size], object_pairs_hook=_unique)
-        metadata = header.pop("__metadata__", None) or {}
-        in_order = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
-    except (safetensors.SafetensorError, ValueError, RecursionError) as error:
-        raise FormatError(f"expected the bytes of a safetensors file: {error!s:.200}") from None
-    return metadata, {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in in_order}
-
-
-def _is_representable(shape: Sequence[int]) -> bool:
-    """Return True if a framework could have an array of this shape. With a zero in it, its size is no bound."""
-    return len(shape) <= _MAX_DIMENSIONS and math.prod(max(extent, 1) for extent in shape) <= _MAX_ELEMENTS
+# Metadata of fastrack. All values are untrusted.
 
 
 def _hex_id(value: str | None, name: str, path: Path) -> str:
@@ -519,7 +445,7 @@ def _hex_id(value: str | None, name: str, path: Path) -> str:
 
 def _read_json(text: str | None, path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(text or "", object_pairs_hook=_unique)
+        value = json.loads(text or "", object_pairs_hook=unique)
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
@@ -528,14 +454,6 @@ def _read_json(text: str | None, path: Path) -> dict[str, Any]:
             "metadata was altered"
         )
     return value
-
-
-def _unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse an object that has a member twice, since parsers differ in which one they take."""
-    unique = dict(members)
-    if len(unique) != len(members):
-        raise ValueError("expected each member once")
-    return unique
 
 
 def _take_binding(name: str, entry: dict[str, Any], file: str, path: Path) -> tuple[str, Binding]:
@@ -551,9 +469,7 @@ def _take_binding(name: str, entry: dict[str, Any], file: str, path: Path) -> tu
 
 def _read_context(name: str, entry: Any, file: str, kind: Kind, path: Path) -> MessageContext:
     match entry:
-        case {"dtype": str(dtype), "shape": list(shape), **others} if (
-            not others and all(type(extent) is int and extent >= 0 for extent in shape) and _is_representable(shape)
-        ):
+        case {"dtype": str(dtype), "shape": shape, **others} if not others and is_shape(shape):
             return MessageContext(name, dtype, tuple(shape), file, kind)
     raise FormatError(
         f"{path}: entry of {name!r:.80}: expected a dtype and a shape, got {entry!r:.80}; the metadata was altered"

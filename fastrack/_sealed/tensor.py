@@ -19,6 +19,7 @@ from fastrack._crypto.engine import get_engine
 from fastrack._crypto.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._crypto.keys import Key
 from fastrack._sealed.indexing import ByteRanges, RowPlan, plan_rows
+from fastrack._sealed.storage import Extent, Storage, StoredBytes
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes, Framework
 from fastrack._util.pickles import unpickle
@@ -318,12 +319,12 @@ class SealedTensor(_Handle):
            [0, 1]], dtype=int32)
     """
 
-    __slots__ = ("_memory", "_message", "_pinned_header", "binding", "context", "key_id", "nbytes", "path")
+    __slots__ = ("_pinned_header", "_start", "_stop", "_storage", "binding", "context", "key_id", "nbytes", "path")
 
     def __init__(
         self,
         context: MessageContext,
-        message: Bytes,
+        message: Bytes | Extent,
         key_id: str,
         binding: Binding | None = None,
         path: Path | None = None,
@@ -335,12 +336,14 @@ class SealedTensor(_Handle):
         self.key_id = key_id
         self.binding = binding
         self.nbytes = dtypes.nbytes(context.dtype, context.shape)
-        self._message = message
-        self._memory: HostMemory | None = None
-        if message.size != cobblestone.message_size(self.nbytes):
+        if not isinstance(message, Extent):
+            message = Extent(StoredBytes(message), 0, message.size)
+        self._storage, self._start, self._stop = message
+        size = self._stop - self._start
+        if size != cobblestone.message_size(self.nbytes):
             raise FormatError(
                 f"tensor {context.name!r:.200} of {context.dtype} {list(context.shape)}: expected a message of "
-                f"{cobblestone.message_size(self.nbytes)} bytes, got {message.size}; it was cut short or mislabelled. "
+                f"{cobblestone.message_size(self.nbytes)} bytes, got {size}; it was cut short or mislabelled. "
                 "Get it again from its owner"
             )
 
@@ -358,21 +361,28 @@ class SealedTensor(_Handle):
 
     @property
     def message(self) -> memoryview:
-        return self._message.data.toreadonly()
+        return self._storage.view(self._start, self._stop).data.toreadonly()
 
     @property
     def header(self) -> bytes:
         """Header of the message; that of the manifest if there is one, whatever is in the file by now."""
-        return self._message[:HEADER_SIZE].tobytes() if self._pinned_header is None else self._pinned_header
+        if self._pinned_header is not None:
+            return self._pinned_header
+        return self._storage.read(self._start, self._start + HEADER_SIZE)
+
+    @property
+    def origin(self) -> tuple[Storage, int]:
+        """The storage of the message, and where in it the message begins."""
+        return self._storage, self._start
 
     @property
     def chunks(self) -> Bytes:
         """Message without its header, as uint8 of one dimension."""
-        return self._message[HEADER_SIZE:]
+        return self._storage.view(self._start + HEADER_SIZE, self._stop)
 
     def read_message(self, start: int, stop: int) -> Bytes:
         """Return a part of the message, which begins with `header`."""
-        part = self._message[start:stop]
+        part = self._storage.view(self._start + start, min(self._start + stop, self._stop))
         if self._pinned_header is None or start >= HEADER_SIZE:
             return part
         return np.concatenate((np.frombuffer(self._pinned_header[start:], np.uint8), part[HEADER_SIZE - start :]))
@@ -380,9 +390,7 @@ class SealedTensor(_Handle):
     @property
     def memory(self) -> HostMemory:
         """The same, for native code."""
-        if self._memory is None:
-            self._memory = HostMemory.of(self._message[HEADER_SIZE:])
-        return self._memory
+        return self._storage.memory(self._start + HEADER_SIZE, self._stop)
 
     def open_header(self, keys: KeyRing) -> MessageKey:
         """Return the message key, after the header and the binding, if there is one, were authenticated."""

@@ -339,7 +339,7 @@ class _Unsealer:
         if name in self.file:
             sealed = self.file[name]
             return sealed.dtype, sealed.shape
-        return self.file.stored(name)[:2]
+        return self.file.describe(name)[:2]
 
 
 def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:

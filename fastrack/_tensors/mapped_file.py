@@ -19,9 +19,8 @@ _LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _FAILED = ctypes.c_void_p(-1).value
 
 
-def map_file(descriptor: int) -> Bytes:
-    """Map a whole file, which must not be empty. The map outlives the descriptor, and ends with the array."""
-    size = os.fstat(descriptor).st_size
+def map_file(descriptor: int, size: int) -> Bytes:
+    """Map the first bytes of a file, at least one. The map outlives the descriptor, and ends with the array."""
     address = _LIBC.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
     if address == _FAILED:
         number = ctypes.get_errno()

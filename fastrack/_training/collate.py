@@ -130,7 +130,7 @@ class StackedRows(SealedRows):
         for index, rows in enumerate(self._handles):
             for tensor, ranges in rows.slices():
                 # A message is opened once, even if it was taken out of its file twice.
-                same = (tensor.chunks.__array_interface__["data"][0], tensor.context)
+                same = (*tensor.origin, tensor.context)
                 _, parts, shifts = slices.setdefault(same, (tensor, [], []))
                 parts.append(ranges)
                 shifts.append(index * size)

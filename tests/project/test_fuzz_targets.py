@@ -118,7 +118,7 @@ def test_the_target_of_recombined_files_tells_of_a_fault(monkeypatch, fault, tol
         header, body = mutators.split(data)
         member = rb"\"a\":{\"dtype\":\"F64\",\"shape\":[3,4]},"
         data = mutators.join(header.replace(rb"\"a\":{", member + rb"\"a\":{", 1), body)
-        monkeypatch.setattr(files, "_unique", dict)
+        monkeypatch.setattr(files, "unique", dict)
     else:
         monkeypatch.setattr(SealedTensor, "check_origin", refuse)
     with pytest.raises(AssertionError, match=told):

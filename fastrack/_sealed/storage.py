@@ -1,0 +1,244 @@
+"""Storage of sealed files: mapped files, of which a process may have more than the kernel maps, and bytes in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import io
+import os
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from fastrack._crypto.base import HostMemory
+from fastrack._tensors import arrays
+from fastrack._tensors.arrays import Bytes
+from fastrack._tensors.mapped_file import map_file
+from fastrack._util.regular_file import open_regular
+from fastrack.errors import FormatError
+
+MAP_LIMIT = 16_384  # maps of this process that `MappedFile` keeps: a quarter of Linux's default `vm.max_map_count`
+
+
+HEADER_PREFIX = 8  # bytes at the start of a file: the size of the header, little-endian
+HEADER_LIMIT = 100_000_000  # bytes of a header, as in the safetensors library
+_FIRST_READ = 4096  # bytes, which is more than most headers have
+_ATTEMPTS = 100
+
+
+class Storage(Protocol):
+    """The bytes of one version of a sealed file, wherever they are kept. Nothing of them is authenticated.
+
+    Tensors that were taken out of a file keep its storage, which is released with the last of them.
+    """
+
+    @property
+    def size(self) -> int:
+        """Size of the file in bytes."""
+        ...
+
+    def fetch(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Make ranges of bytes (start, stop) present: until then, `view` and `memory` of them may hold anything."""
+        ...
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Return a copy of a range of bytes, which is fetched first. It is shorter where the file was cut short."""
+        ...
+
+    def view(self, start: int, stop: int) -> Bytes:
+        """Return a range of bytes without a copy, as a read-only array. It is valid as long as the array."""
+        ...
+
+    def memory(self, start: int, stop: int) -> HostMemory:
+        """Return the same for native code."""
+        ...
+
+
+def open_storage(path: str | os.PathLike[str], *, mapped: bool = True) -> tuple[Storage, bytes]:
+    """Open a safetensors file: map it, or read all of it now. Return its storage and its header, of one version."""
+    for _ in range(_ATTEMPTS):
+        with open_regular(path) as file:
+            version = _version_of(file)
+            storage: Storage = MappedFile(path, file) if mapped else StoredBytes(_read_whole(file))
+            # The header is not read from the map: a file that is truncated meanwhile would end the process.
+            read = functools.partial(_pread, file.fileno()) if mapped else storage.read
+            header = read_head(read, storage.size)
+            if _version_of(file) == version:
+                return storage, header
+    raise FormatError(f"{os.fspath(path)} keeps changing; wait until it is written, and open it again")
+
+
+def read_head(read: Callable[[int, int], bytes], size: int) -> bytes:
+    """Return the header of a safetensors file, of which `read` returns a range. Its first 8 bytes say how long it is.
+
+    What is shorter than that is no header.
+    """
+    head = read(0, min(size, _FIRST_READ))
+    stop = HEADER_PREFIX + int.from_bytes(head[:HEADER_PREFIX], "little")
+    if len(head) < stop <= min(size, HEADER_LIMIT):
+        head += read(len(head), stop)
+    return head[:stop]
+
+
+class Extent(NamedTuple):
+    """A range of bytes of a storage."""
+
+    storage: Storage
+    start: int
+    stop: int
+
+
+class StoredBytes:
+    """Bytes in memory: of a file, or of one message."""
+
+    __slots__ = ("_content", "size")
+
+    def __init__(self, array: Bytes) -> None:
+        self._content = _Content(array)
+        self.size = array.size
+
+    def fetch(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Do nothing."""
+
+    def read(self, start: int, stop: int) -> bytes:
+        return self._content.array[start:stop].tobytes()
+
+    def view(self, start: int, stop: int) -> Bytes:
+        return self._content.array[start:stop]
+
+    def memory(self, start: int, stop: int) -> HostMemory:
+        return self._content.memory(start, stop)
+
+
+class MappedFile:
+    """A regular file, mapped without a descriptor. Of very many, those used least recently are unmapped meanwhile.
+
+    While it is mapped it is the file that was opened first, whatever has its name by now. To map it again, the file of
+    that name has to be the same one, of the same size and time of modification.
+    """
+
+    __slots__ = ("__weakref__", "_content", "_path", "_version", "is_recent", "size")
+
+    def __init__(self, path: str | os.PathLike[str], file: io.FileIO) -> None:
+        self._path = os.path.abspath(path)  # noqa: PTH100 - Path.absolute takes longer than the map
+        self._version = _version_of(file)
+        self.size = self._version[0]
+        self.is_recent = False  # used since it was last considered for unmapping
+        self._content: _Content | None = None
+        self._map(file)
+
+    def fetch(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Do nothing: the kernel reads what is used."""
+
+    def read(self, start: int, stop: int) -> bytes:
+        return self._mapped().array[start:stop].tobytes()
+
+    def view(self, start: int, stop: int) -> Bytes:
+        return self._mapped().array[start:stop]
+
+    def memory(self, start: int, stop: int) -> HostMemory:
+        return self._mapped().memory(start, stop)
+
+    def unmap(self) -> None:
+        """Release the map, which ends with the last array on it."""
+        self._content = None
+
+    def _mapped(self) -> _Content:
+        content = self._content
+        if content is None:
+            with open_regular(self._path) as file:
+                if _version_of(file) != self._version:
+                    error = FormatError(
+                        f"{self._path} was replaced or changed since it was opened. Open it, or the data set, again"
+                    )
+                    error.path = Path(self._path)
+                    raise error
+                content = self._map(file)
+        self.is_recent = True
+        return content
+
+    def _map(self, file: io.FileIO) -> _Content:
+        content = self._content = _Content(_map(file, self.size))
+        _mapped[weakref.ref(self, _forget)] = None
+        while len(_mapped) > MAP_LIMIT and _unmap_one():
+            pass
+        return content
+
+
+class _Content:
+    """Bytes at a fixed address, and the parts of them that native code was given."""
+
+    __slots__ = ("_address", "_parts", "array")
+
+    def __init__(self, array: Bytes) -> None:
+        self.array = array
+        self._address = HostMemory.of(array).address
+        self._parts: dict[tuple[int, int], HostMemory] = {}
+
+    def memory(self, start: int, stop: int) -> HostMemory:
+        part = self._parts.get((start, stop))
+        if part is None:
+            array = self.array[start:stop]
+            part = self._parts[start, stop] = HostMemory(self._address + start, array.size, array)
+        return part
+
+
+_mapped: OrderedDict[weakref.ref[MappedFile], None] = OrderedDict()  # all that are, in the order of their mapping
+
+
+def _forget(reference: weakref.ref[MappedFile]) -> None:
+    _mapped.pop(reference, None)
+
+
+def _unmap_one() -> bool:
+    """Unmap the first file that was not used since the last time that it was considered."""
+    while _mapped:
+        with contextlib.suppress(KeyError):  # another thread took the last one
+            reference, _ = _mapped.popitem(last=False)
+            file = reference()
+            if file is not None and file.is_recent:
+                file.is_recent = False
+                _mapped[reference] = None
+            elif file is not None:
+                file.unmap()
+                return True
+    return False
+
+
+def _map(file: io.FileIO, size: int) -> Bytes:
+    if not size:
+        return np.empty(0, np.uint8)
+    with contextlib.suppress(OSError):
+        return map_file(file.fileno(), size)
+    for _ in range(1 + len(_mapped) // 2):  # the limit of maps, or of memory, is lower than usual
+        _unmap_one()
+    try:
+        return map_file(file.fileno(), size)
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise OSError(error.errno, error.strerror, str(file.name)) from None
+        advice = "too many maps or too much memory is in use; raise vm.max_map_count, or open fewer files at once"
+        raise OSError(errno.ENOMEM, advice, str(file.name)) from None
+
+
+def _read_whole(file: io.FileIO) -> Bytes:
+    array = arrays.empty_bytes(os.fstat(file.fileno()).st_size)
+    done = 0
+    while done < array.size and (count := file.readinto(array[done:].data)):
+        done += count
+    array.flags.writeable = False
+    return array[:done]
+
+
+def _pread(descriptor: int, start: int, stop: int) -> bytes:
+    return os.pread(descriptor, stop - start, start)
+
+
+def _version_of(file: io.FileIO) -> tuple[int, ...]:
+    status = os.fstat(file.fileno())
+    return status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev
