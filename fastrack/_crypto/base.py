@@ -77,7 +77,7 @@ class Jobs:
     ----------
     keys : the keys of the messages
     nbytes : bytes of plaintext of each message
-    targets : memory that each message fills, or that its gather is copied to; writable
+    memories : memory that each message fills, or that its gather is copied to; writable
     sealed : all chunks of each message; None for one in `plain`
     plain : the plaintext of messages of which each chunk is sealed, and opened from there; None for others
     plans : the gathers; None for messages that are opened whole
@@ -85,7 +85,7 @@ class Jobs:
 
     keys: MessageKeys
     nbytes: Sequence[int]
-    targets: Sequence[HostMemory]
+    memories: Sequence[HostMemory]
     sealed: Sequence[HostMemory | None]
     plain: Sequence[HostMemory | None]
     plans: Sequence[GatherPlan | None]

@@ -32,15 +32,13 @@ class JobTable:
     keepalive : all that the addresses in the table point into
     """
 
-    __slots__ = ("_firsts", "_jobs", "address", "count", "keepalive")
+    __slots__ = ("address", "count", "keepalive")
 
     def __init__(self, jobs: Jobs) -> None:
         words: list[int] = []
-        firsts: list[int] = []
         count, key = 0, jobs.keys.address
-        columns = zip(jobs.keys.bits, jobs.nbytes, jobs.targets, jobs.sealed, jobs.plain, jobs.plans, strict=True)
+        columns = zip(jobs.keys.bits, jobs.nbytes, jobs.memories, jobs.sealed, jobs.plain, jobs.plans, strict=True)
         for bits, nbytes, target, source, plain, plan in columns:
-            firsts.append(count)
             if source is None:
                 assert plain is not None
                 words += (key, bits, plain.address, target.address, nbytes, count, SEALS, 0, 0)
@@ -62,12 +60,12 @@ class JobTable:
         self.address = table.buffer_info()[0]
         self.count = count
         self.keepalive = table, jobs
-        self._firsts = firsts
-        self._jobs = jobs
 
     def find(self, chunk: int) -> tuple[int, int]:
         """Return the job of a chunk, and its number in the message, given its number in the table."""
-        number = bisect_right(self._firsts, chunk) - 1
-        chunk -= self._firsts[number]
-        plan = self._jobs.plans[number]
+        table, jobs = self.keepalive
+        firsts = table[FIRST::WORDS]
+        number = bisect_right(firsts, chunk) - 1
+        chunk -= firsts[number]
+        plan = jobs.plans[number]
         return number, chunk if plan is None else int(plan.chunks[chunk])

@@ -115,7 +115,7 @@ class OpenSSLEngine:
 
     def _open_job(self, schedule: OpenSSLSchedule, jobs: Jobs, number: int) -> int | None:
         source, plain, plan = jobs.sealed[number], jobs.plain[number], jobs.plans[number]
-        target = jobs.targets[number].array
+        target = jobs.memories[number].array
         if plain is not None:
             if plain.size != jobs.nbytes[number]:
                 raise ValueError(f"expected {jobs.nbytes[number]} bytes to seal, got {plain.size}")

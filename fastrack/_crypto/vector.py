@@ -42,18 +42,16 @@ class VectorEngine:
 
     # No `cached_property`: on Python 3.11 it holds a lock, and would forever in a child forked during a load.
 
-    @property
-    def _jobs(self) -> Any:
-        if self._tested_jobs is None:
-            functions = load(self._later[0])
-            fault = find_job_fault(self, partial(self._open_jobs, functions))
-            if fault is not None:
-                raise DeviceError(
-                    f"the engine {self.name!r} failed its test {fault}. Do not use it, and report this; "
-                    "FASTRACK_ENGINE=openssl selects another engine"
-                )
-            self._tested_jobs = functions
-        return self._tested_jobs
+    def _load_jobs(self) -> Any:
+        functions = load(self._later[0])
+        fault = find_job_fault(self, partial(self._open_jobs, functions))
+        if fault is not None:
+            raise DeviceError(
+                f"the engine {self.name!r} failed its test {fault}. Do not use it, and report this; "
+                "FASTRACK_ENGINE=openssl selects another engine"
+            )
+        self._tested_jobs = functions
+        return functions
 
     @property
     def _pass(self) -> Any:
@@ -102,7 +100,7 @@ class VectorEngine:
         return self._run(self._others.open_gather, schedule, arguments, plan.chunks.size, (source, target))
 
     def open_jobs(self, jobs: Jobs) -> tuple[int, int] | None:
-        return self._open_jobs(self._jobs, jobs)
+        return self._open_jobs(self._tested_jobs or self._load_jobs(), jobs)
 
     def _open_jobs(self, functions: Any, jobs: Jobs) -> tuple[int, int] | None:
         table = JobTable(jobs)

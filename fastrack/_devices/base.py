@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from fastrack._crypto.base import Bytes, GatherPlan, HostMemory
+from fastrack._crypto.base import Bytes, GatherPlan, Jobs
 from fastrack._crypto.cobblestone import ciphertext_size
-from fastrack._crypto.message_keys import MessageKeys
 from fastrack._tensors.arrays import Framework
 from fastrack._util.trace import Detail
 
@@ -17,7 +16,7 @@ MAX_MESSAGES = 1 << 25  # of an operation: the numbers of a message and of a chu
 
 
 @dataclass(slots=True)
-class Messages:
+class Messages(Jobs):
     """The messages of one operation: parallel sequences, which a message's number indexes.
 
     There are at least one and at most `MAX_MESSAGES` of them. The sequences do not change while the operation lives.
@@ -38,12 +37,7 @@ class Messages:
     plans : the gather of each message of which not all is wanted, which `Segment.plan` has parts of; None for others
     """
 
-    keys: MessageKeys
-    nbytes: Sequence[int]
     memories: Sequence[Any]
-    sealed: Sequence[HostMemory | None]
-    plain: Sequence[HostMemory | None]
-    plans: Sequence[GatherPlan | None]
 
     @property
     def first_chunk(self) -> int:

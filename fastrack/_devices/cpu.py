@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-from fastrack._crypto.base import Bytes, Engine, HostMemory, Jobs
+from fastrack._crypto.base import Bytes, Engine, HostMemory
 from fastrack._crypto.engine import get_engine
 from fastrack._devices.base import BadChunk, Messages, Slab, SpanCallback, StagingBuffer
 from fastrack._tensors import arrays, dtypes
@@ -87,8 +87,7 @@ class CpuOperation:
         self._bad: BadChunk | None = None
 
     def open(self, slab: Slab | None, buffer: StagingBuffer | None) -> None:
-        one = self._messages
-        bad = self._engine.open_jobs(Jobs(one.keys, one.nbytes, one.memories, one.sealed, one.plain, one.plans))
+        bad = self._engine.open_jobs(self._messages)
         if bad is not None:
             self._bad = BadChunk(*bad)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from fastrack._crypto import cobblestone
 from fastrack._crypto.base import HostMemory
@@ -15,8 +15,8 @@ from fastrack._crypto.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._crypto.session import Session
 from fastrack._devices import canonical, open_device
-from fastrack._devices.base import Device, Messages, Operation
-from fastrack._sealed.tensor import MessageContext, SealedRows, SealedTensor, bad_chunk, new_file_id
+from fastrack._devices.base import BadChunk, Device, Messages, Operation
+from fastrack._sealed.tensor import MessageContext, SealedTensor, bad_chunk, new_file_id
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Framework
 from fastrack._transfer.pending import Owner, Owners, add_notes
@@ -151,7 +151,7 @@ class Channel:
         """
         if out is not None and framework is not None:
             raise ValueError("expected framework= or out=, got both; the arrays of out= have a framework already")
-        return self._start(None, obj, keys=keys, framework=framework, out=out, non_blocking=non_blocking)
+        return self._start(None, obj, keys, framework, out, non_blocking)
 
     def to_host(self, x: Any, *, key: KeyLike | None = None, name: str = "tensor") -> SealedTensor:
         """Seal a tensor on the channel's device, and copy it to the host sealed.
@@ -174,7 +174,7 @@ class Channel:
             try:
                 memory = self._device.view(x, writable=False)
                 nbytes = dtypes.nbytes(dtype, shape)
-                with self._stats.transfer(1, nbytes, "to_host", name) as record:
+                with Transfer(self._stats, 1, nbytes, "to_host", name) as record:
                     message = arrays.empty_bytes(cobblestone.message_size(nbytes))
                     message[:HEADER_SIZE] = header
                     sealed = HostMemory.of(message[HEADER_SIZE:], writable=True)
@@ -246,27 +246,37 @@ class Channel:
 
     # One call.
 
-    def _start(self, owner: Owner | None, obj: Any, *, non_blocking: bool, **options: Any) -> Any:
+    def _start(
+        self,
+        owner: Owner | None,
+        obj: Any,
+        keys: KeySource | None = None,
+        framework: Framework | None = None,
+        out: Any = None,
+        non_blocking: bool = True,
+    ) -> Any:
         """Move all tensors in `obj`, unless a transfer that the owner, by default the thread, started has failed."""
         with self._guard:
-            if not self._device.in_place:  # else nothing was left to wait for
+            if self._device.in_place:  # nothing was left to wait for, and nothing will be
+                owner = None
+            else:
                 owner = owner or self._owners.current()
                 if non_blocking:
                     owner.check()
                 else:
                     owner.wait()
-            plan = self._plan(obj, **options)
+                    owner = None
+            plan = self._plan(obj, keys, framework, out)
             try:
                 plan.open_headers(self._session)
             except AuthenticationError:
                 self._clear(plan.targets)
                 raise
-            return self._run(plan, owner if non_blocking else None)
+            return self._run(plan, owner)
 
     def _plan(
         self,
         obj: Any,
-        *,
         keys: KeySource | None = None,
         framework: Framework | None = None,
         out: Any = None,
@@ -281,29 +291,28 @@ class Channel:
 
     def _run(self, plan: Plan, owner: Owner | None) -> Any:
         """Move the tensors of a plan whose headers were opened, and return the pytree of the results."""
-        if plan.tensors:
-            try:
+        try:
+            if plan.tensors:
                 plan.allocate(self._device)
-                self._move(plan, None if self._device.in_place else owner)
-            finally:
-                plan.keys.wipe()
+                self._move(plan, owner)
+        finally:
+            plan.keys.wipe()
         return plan.results()
 
     def _move(self, plan: Plan, owner: Owner | None) -> None:
         """Open the messages of a call into its arrays. An owner waits later. After an error all arrays hold zeros."""
         messages = plan.messages()
         operation: Operation | None = None
-        with self._stats.transfer(len(plan.tensors), plan.nbytes, "to_device", plan.tensor_name) as record:
+        with Transfer(self._stats, len(plan.tensors), plan.nbytes, "to_device", plan.tensor_name) as record:
             try:
-                for tensor, target in zip(plan.tensors, plan.targets, strict=True):
-                    if isinstance(tensor, SealedRows) and tensor.needs_padding:
-                        self._device.clear(target)
+                for number in plan.padded:
+                    self._device.clear(plan.targets[number])
                 if plan.parts:
                     operation = self._receive(messages, record, wait=owner is None)
                     if owner is not None:
                         owner.add(operation, plan.names())
-                    else:
-                        self._require_authentic(operation, plan)
+                    elif (bad := operation.result()) is not None:
+                        _refuse(plan, bad)
             except BaseException:
                 try:
                     if operation is not None:  # it must not write to arrays that were cleared
@@ -312,12 +321,6 @@ class Channel:
                 finally:
                     self._clear(plan.targets)
                 raise
-
-    def _require_authentic(self, operation: Operation, plan: Plan) -> None:
-        bad = operation.result()
-        if bad is not None:
-            name, path = plan.name(bad.message)
-            raise bad_chunk(name, bad.chunk, path=path)
 
     def _clear(self, targets: Sequence[Any]) -> None:
         """Overwrite arrays with zeros after an error, which is the one to raise even if this fails as well."""
@@ -337,8 +340,10 @@ class Channel:
         """Open messages into their memories. Without `wait` the operation may go on when this returns."""
         operation = self._device.begin(messages, record.note)
         if self._device.in_place:
-            with _Finishing(operation, wait), record.stage("open", messages, "open"):
-                operation.open(None, None)
+            try:
+                record.run("open", messages, "open", operation.open, None, None)
+            finally:
+                operation.finish()
             return operation
         unissued, limit = 0, _FIRST_BATCH
         with (
@@ -348,15 +353,10 @@ class Channel:
         ):
             for slab in slabs_of(messages.nbytes, messages.plans, self._sizes):
                 has_plain = sealer.concerns(slab)
-                with record.waiting(slab):
-                    buffer = buffers.acquire()
-                    if has_plain:
-                        buffer.wait()
+                buffer = record.run("wait", slab, "wait", buffers.acquire, has_plain)
                 if has_plain:
-                    with record.stage("fill", slab, "source"):
-                        sealer.fill(slab, buffer.memory)
-                with record.stage("open", slab, "submit"):
-                    operation.open(slab, buffer)
+                    record.run("fill", slab, "source", sealer.fill, slab, buffer.memory)
+                record.run("open", slab, "submit", operation.open, slab, buffer)
                 unissued += 1
                 if has_plain or unissued == limit:
                     operation.issue()
@@ -368,17 +368,17 @@ class Channel:
         """Seal what is in the memories of messages, which have no header."""
         operation = self._device.begin(messages, record.note)
         if self._device.in_place:
-            with _Finishing(operation, True), record.stage("seal", messages, "seal"):
-                operation.seal(None, None)
+            try:
+                record.run("seal", messages, "seal", operation.seal, None, None)
+            finally:
+                operation.finish()
         else:
             unissued, limit = 0, _FIRST_BATCH
             # Sealed chunks stay in the buffers until these are used again, or to the end.
             with Lease(self._pools, operation.lane) as buffers, _Finishing(operation, True):
                 for slab in slabs_of(messages.nbytes, messages.plans, self._sizes):
-                    with record.waiting(slab):
-                        buffer = buffers.acquire()
-                    with record.stage("seal", slab, "submit"):
-                        operation.seal(slab, buffer)
+                    buffer = record.run("wait", slab, "wait", buffers.acquire)
+                    record.run("seal", slab, "submit", operation.seal, slab, buffer)
                     unissued += 1
                     if unissued == limit:
                         operation.issue()
@@ -395,7 +395,7 @@ class Group:
 
     def __call__(self, obj: Any, **options: Any) -> Any:
         """Move all tensors in `obj` as `Channel.to_device` does. Raise the failures of the block that are known."""
-        return self._channel._start(self._owner, obj, non_blocking=True, **options)  # noqa: SLF001 - its own
+        return self._channel._start(self._owner, obj, **options)  # noqa: SLF001 - its own
 
     def prepare(self, obj: Any, **options: Any) -> Callable[[], Any]:
         """Authenticate the headers of all tensors in `obj`, and return a function that moves them.
@@ -413,6 +413,11 @@ class Group:
                 return channel._run(plan, owner)  # noqa: SLF001 - its own
 
         return move
+
+
+def _refuse(plan: Plan, bad: BadChunk) -> NoReturn:
+    name, path = plan.name(bad.message)
+    raise bad_chunk(name, bad.chunk, path=path)
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from fastrack._crypto.base import GatherPlan, HostMemory
 from fastrack._crypto.keyring import KeyRing
@@ -34,7 +34,9 @@ class Plan:
     Attributes
     ----------
     tensors : sealed tensors, handles on rows, and arrays
+    nbytes : bytes of all tensors
     targets : views of the arrays that they fill, as soon as there are any
+    padded : the numbers of tensors of which messages leave bytes that must be zeros, after `open_headers`
     ring : the keys of sealed tensors, if there are any of these
     keys : the keys of the messages, after `open_headers`
     parts : for each message, the sealed tensor that it is of, and None for an array
@@ -54,6 +56,8 @@ class Plan:
         "_tree",
         "is_sealed",
         "keys",
+        "nbytes",
+        "padded",
         "parts",
         "ring",
         "targets",
@@ -68,6 +72,7 @@ class Plan:
         self.ring: KeyRing | None = None
         self.is_sealed = False
         self.tensors: list[Any] = []
+        self.nbytes = 0
         self._indices: list[int] = []  # of the leaves in the tree
         self._frameworks: list[Framework | None] = []  # of arrays
         self._dtypes: list[str] = []  # as safetensors has them, and so the shapes
@@ -76,16 +81,17 @@ class Plan:
         self._results: list[Any] = []
         self.targets: list[Any] = []
         self._is_given = False  # whether there are arrays to fill
+        self.padded: list[int] = []
         self.parts: list[SealedTensor | None] = []
         self._slices: dict[int, TensorSlice] = {}  # of messages of which rows are wanted
         self._of: list[int] = []  # the tensor of each message
         for index, value in enumerate(tree.leaves):
             if isinstance(value, SealedTensor):
                 context = value.context
-                self._add(index, value, None, context.dtype, context.shape)
+                self._add(index, value, None, context.dtype, context.shape, value.nbytes)
                 self.is_sealed = True
             elif isinstance(value, SealedRows):
-                self._add(index, value, None, value.dtype, value.shape)
+                self._add(index, value, None, value.dtype, value.shape, value.nbytes)
                 self.is_sealed = True
             else:
                 try:
@@ -100,14 +106,20 @@ class Plan:
         self._is_given = True
         for index, dtype, shape in zip(self._indices, self._dtypes, self._shapes, strict=True):
             out = outputs[index]
-            try:
-                if out is not FRESH:
-                    _require_fitting(arrays.describe(out), (dtype, shape))
-                self.targets.append(None if out is FRESH else device.view(out, writable=True))
-            except (TypeError, ValueError) as error:
-                self._add_path(error, index)
-                raise
-            self._results.append(None if out is FRESH else out)
+            target = None
+            if out is FRESH:
+                out = None
+            else:
+                try:
+                    given = arrays.describe(out)
+                    if given != (dtype, shape):
+                        _refuse_unfit(given, (dtype, shape))
+                    target = device.view(out, writable=True)
+                except (TypeError, ValueError) as error:
+                    self._add_path(error, index)
+                    raise
+            self.targets.append(target)
+            self._results.append(out)
 
     def open_headers(self, session: Session) -> None:
         """Authenticate all headers, and derive the keys of all messages. Nothing is allocated or moved before."""
@@ -120,6 +132,8 @@ class Plan:
             elif isinstance(value, SealedRows):
                 assert self.ring is not None
                 value.check_contexts(self.ring)
+                if value.needs_padding:
+                    self.padded.append(number)
                 for part in value.slices():
                     self._slices[len(parts)] = part
                     parts.append(part.tensor)
@@ -157,7 +171,7 @@ class Plan:
         sealed: list[HostMemory | None] = []
         plain: list[HostMemory | None] = []
         sources: list[HostMemory] = []
-        targets = [self.targets[number] for number in self._of]
+        targets = list(map(self.targets.__getitem__, self._of))
         for part, number in zip(self.parts, self._of, strict=True):
             if part is None:
                 source = HostMemory.of(arrays.bytes_of(self.tensors[number]))
@@ -172,7 +186,7 @@ class Plan:
             sources.append(source)
         if self._is_given:
             self._require_apart(sources)
-        plans: list[GatherPlan | None] = [None] * len(targets)
+        plans: list[GatherPlan | None] = [None] * len(sources)
         for message, wanted in self._slices.items():
             plans[message] = wanted.ranges().pieces()
         return Messages(self.keys, nbytes, targets, sealed, plain, plans)
@@ -185,11 +199,6 @@ class Plan:
         for number, restore in self._restores.items():
             leaves[self._indices[number]] = restore(self._results[number])
         return self._tree.rebuild(leaves)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(map(dtypes.nbytes, self._dtypes, self._shapes))
 
     @property
     def tensor_name(self) -> str | None:
@@ -205,7 +214,10 @@ class Plan:
         """Return the names and paths of all messages, which keep no tensor alive."""
         return [self.name(message) for message in range(len(self.parts))]
 
-    def _add(self, index: int, value: Any, framework: Framework | None, dtype: str, shape: tuple[int, ...]) -> None:
+    def _add(
+        self, index: int, value: Any, framework: Framework | None, dtype: str, shape: tuple[int, ...], nbytes: int
+    ) -> None:
+        self.nbytes += nbytes
         self._indices.append(index)
         self.tensors.append(value)
         self._frameworks.append(framework)
@@ -221,7 +233,8 @@ class Plan:
             value, restore = arrays.in_memory_order(value)
             if restore is not None:
                 self._restores[len(self.tensors)] = restore
-        self._add(index, value, framework, *arrays.describe(value))
+        dtype, shape = arrays.describe(value)
+        self._add(index, value, framework, dtype, shape, value.nbytes)
 
     def _require_apart(self, sources: Sequence[HostMemory]) -> None:
         """Refuse an array to fill in memory of another one or of a source: messages are opened in any order."""
@@ -251,9 +264,8 @@ class Plan:
             error.args = (f"leaf {path}: {error}",)
 
 
-def _require_fitting(given: tuple[str, tuple[int, ...]], expected: tuple[str, tuple[int, ...]]) -> None:
-    if given != expected:
-        raise ValueError(
-            f"out= must have the dtype and shape of what it receives: expected {expected[0]} {list(expected[1])}, got "
-            f"{given[0]} {list(given[1])}"
-        )
+def _refuse_unfit(given: tuple[str, tuple[int, ...]], expected: tuple[str, tuple[int, ...]]) -> NoReturn:
+    raise ValueError(
+        f"out= must have the dtype and shape of what it receives: expected {expected[0]} {list(expected[1])}, got "
+        f"{given[0]} {list(given[1])}"
+    )

@@ -122,8 +122,11 @@ class Lease:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    def acquire(self) -> StagingBuffer:
-        """Return another buffer of the pool, or the one of those held that was used the longest time ago."""
+    def acquire(self, to_fill: bool = False) -> StagingBuffer:
+        """Return another buffer of the pool, or the one of those held that was used the longest time ago.
+
+        With `to_fill` the device has finished with it, and the caller may write to it.
+        """
         held = self._held
         buffer = None
         if not (held and held[0].ready()) and len(held) < self._pool.depth:
@@ -131,6 +134,8 @@ class Lease:
         if buffer is None:
             buffer = held.popleft()
         held.append(buffer)
+        if to_fill:
+            buffer.wait()
         return buffer
 
     def release(self) -> None:

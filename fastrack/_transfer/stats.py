@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from fastrack._devices.base import Messages, Slab
 from fastrack._util.trace import Steps, current
 
 _OPENING = {"source": "fill", "issue": "open", "store": "open", "wait": "wait"}  # the stage of a step
 _SEALING = {"source": "fill", "issue": "seal", "store": "seal", "wait": "wait"}
-_NOTHING: AbstractContextManager[None] = nullcontext()
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +50,32 @@ class Stats:
 
 
 class Transfer:
-    """The measurement of one call as a ``with`` block, with its steps if a trace is recorded."""
+    """The measurement of one call that moves `count` tensors, as a ``with`` block. They are counted unless it raises.
 
-    __slots__ = ("_args", "_recorder", "_stages", "_start", "current_span", "stage_ns", "steps", "timeline")
+    It has the steps of the call if a trace is recorded.
+    """
+
+    __slots__ = (
+        "_count",
+        "_direction",
+        "_name",
+        "_nbytes",
+        "_recorder",
+        "_stages",
+        "_start",
+        "current_span",
+        "stage_ns",
+        "steps",
+        "timeline",
+    )  # fmt: skip
 
     def __init__(self, recorder: Recorder, count: int, nbytes: int, direction: str, name: str | None) -> None:
         self.timeline = current()
         self._recorder = recorder
-        self._args = (count, nbytes, direction, name)
+        self._count = count
+        self._nbytes = nbytes
+        self._direction = direction
+        self._name = name
         self._stages = _SEALING if direction == "to_host" else _OPENING
         self.current_span = ""
         self.steps: Steps = []
@@ -71,53 +89,34 @@ class Transfer:
 
     def __exit__(self, kind: object, *_: object) -> None:
         start, stop = self._start, time.perf_counter_ns()
-        count, nbytes, direction, name = self._args
         if self.timeline is not None:
             self.timeline.local.transfer = None
-            self.timeline.add_transfer(direction, start, stop, nbytes, name, self.steps)
+            self.timeline.add_transfer(self._direction, start, stop, self._nbytes, self._name, self.steps)
         if kind is None:
-            self._recorder.add(count, nbytes, stop - start, self.stage_ns)
+            self._recorder.add(self._count, self._nbytes, stop - start, self.stage_ns)
 
-    def stage(self, name: str, slab: Slab | Messages, label: str) -> _Stage:
-        """Add the time of a block to a stage, unless it raises. A trace shows the block under `label`.
+    def run(
+        self, stage: str, slab: Slab | Messages, label: str, function: Callable[..., _Result], *arguments: Any
+    ) -> _Result:
+        """Call a function, and add its time to a stage, unless it raises. A trace shows the call under `label`.
 
-        `slab` is what the block works on: a slab, or all messages.
+        `slab` is what the function works on: a slab, or all messages.
         """
-        return _Stage(self, name, slab, label)
+        self.current_span = label
+        start = time.perf_counter_ns()
+        try:
+            result = function(*arguments)
+            self.stage_ns[stage] += time.perf_counter_ns() - start
+        finally:
+            if self.timeline is not None:
+                self.steps += (label, start, time.perf_counter_ns(), slab.first_chunk, slab.sealed_size)
+        return result
 
     def note(self, name: str, slab: Slab, start: int, stop: int) -> None:
         """Add the time of a step that a device did for a slab on this thread."""
         self.stage_ns[self._stages[name]] += stop - start
         if self.timeline is not None:
             self.steps += (name, start, stop, slab.first_chunk, slab.sealed_size)
-
-    def waiting(self, slab: Slab) -> AbstractContextManager[None]:
-        """Record the time of a block as a wait, if a trace is recorded."""
-        return _NOTHING if self.timeline is None else _Stage(self, "wait", slab, "wait")
-
-
-class _Stage:
-    """A timed block. A class, since a generator costs more time than the block of a small transfer."""
-
-    __slots__ = ("_label", "_name", "_slab", "_start", "_transfer")
-
-    def __init__(self, transfer: Transfer, name: str, slab: Slab | Messages, label: str) -> None:
-        self._transfer = transfer
-        self._name = name
-        self._slab = slab
-        self._label = label
-
-    def __enter__(self) -> None:
-        self._transfer.current_span = self._label
-        self._start = time.perf_counter_ns()
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        stop = time.perf_counter_ns()
-        transfer = self._transfer
-        if kind is None:
-            transfer.stage_ns[self._name] += stop - self._start
-        if transfer.timeline is not None:
-            transfer.steps += (self._label, self._start, stop, self._slab.first_chunk, self._slab.sealed_size)
 
 
 class Recorder:
@@ -137,10 +136,6 @@ class Recorder:
         with self._lock:
             transfers, nbytes, elapsed, *stages = self._totals
         return Stats(transfers, nbytes, elapsed / 1e9, *(stage / 1e9 for stage in stages))
-
-    def transfer(self, count: int, nbytes: int, direction: str, name: str | None) -> Transfer:
-        """Measure one call that moves `count` tensors, which are counted unless it raises."""
-        return Transfer(self, count, nbytes, direction, name)
 
     def add(self, count: int, nbytes: int, elapsed: int, stages: dict[str, int]) -> None:
         """Count tensors that were moved in so many nanoseconds."""

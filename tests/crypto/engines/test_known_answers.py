@@ -104,7 +104,7 @@ def test_a_result_of_a_message_that_is_wrong_is_found(number):
 
     def open_jobs(jobs):
         bad = engine.open_jobs(jobs)
-        jobs.targets[number].array[-1] ^= 1
+        jobs.memories[number].array[-1] ^= 1
         return bad
 
     assert "of 128 bits in one call for many messages: expected sealed chunks to open" in find_job_fault(
