@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from fastrack._crypto.keys import Key
     from fastrack._crypto.tlog import TransparencyLog
     from fastrack._sealed.anchor import Anchor
+    from fastrack._sealed.byte_reader import open_bytes
     from fastrack._sealed.manifest import Manifest, load_manifest
     from fastrack._sealed.publish import publish
     from fastrack._sealed.reader import SealedFile, load_file, verify_file
@@ -80,6 +81,7 @@ __all__ = [
     "load_file",
     "load_manifest",
     "load_model",
+    "open_bytes",
     "publish",
     "rekey_file",
     "save_checkpoint",
@@ -103,6 +105,7 @@ _NAMES = {
     "_crypto.keys": ("Key",),
     "_crypto.tlog": ("TransparencyLog",),
     "_sealed.anchor": ("Anchor",),
+    "_sealed.byte_reader": ("open_bytes",),
     "_sealed.manifest": ("Manifest", "load_manifest"),
     "_sealed.publish": ("publish",),
     "_sealed.reader": ("SealedFile", "load_file", "verify_file"),
