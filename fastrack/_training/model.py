@@ -12,10 +12,18 @@ from typing import TYPE_CHECKING, Any
 from fastrack._crypto.keyring import KeyLike, KeyRing, KeySource
 from fastrack._devices import canonical
 from fastrack._sealed.reader import SealedFile, load_file
-from fastrack._sealed.tensor import SealedTensor
+from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._sealed.writer import save_file
 from fastrack._tensors import dtypes
 from fastrack._tensors.arrays import storage_key
+from fastrack._training.sharded import (
+    is_sharded,
+    local_part,
+    replace_local,
+    save_gathered,
+    select_local,
+    sharding_problem,
+)
 from fastrack._transfer.api import group, to_device
 from fastrack._transfer.plan import FRESH
 from fastrack._util.public import public
@@ -44,6 +52,9 @@ def load_model(
     A tensor is authenticated and decrypted in the parameter's own memory. If its dtype differs, or the parameter is not
     contiguous, a temporary on the same device is used.
 
+    Of DTensors, as in a module that ``fully_shard`` has sharded, each process opens only the chunks that hold its part.
+    On the meta device they come into being as shards. Processes do not wait for each other.
+
     Parameters
     ----------
     module : torch.nn.Module
@@ -56,7 +67,7 @@ def load_model(
         As for `to_device`.
     device : str or torch.device, optional
         Device on which parameters of torch's meta device are made, with the dtype of the file: "cpu", the default, or
-        "cuda:N". Others stay on their device.
+        "cuda:N". Others stay on their device. For DTensors the default is the device of their mesh.
     strict : bool
         Require that the names in the file and in the module are the same.
     anchor : Anchor or path, optional
@@ -70,8 +81,7 @@ def load_model(
     Raises
     ------
     TypeError
-        If a tensor to fill is a DTensor or another subclass with storage of its own, as in a module that FSDP2 shards
-        or that was quantised.
+        If a tensor to fill is a subclass with storage of its own other than DTensor, as in a module that was quantised.
     RuntimeError
         If a shape or dtype does not match, or names differ and `strict` is True, as from ``load_state_dict``.
     AuthenticationError
@@ -104,7 +114,7 @@ def load_model(
     from torch.nn.modules.module import _IncompatibleKeys
 
     ring = KeyRing.resolve(keys)
-    target = canonical(device)
+    target = None if device is None else canonical(device)
     with load_file(path, anchor=anchor) as file:
         state = module.state_dict(keep_vars=True)
         _refuse_plain(state, file)
@@ -136,6 +146,10 @@ def save_model(
     It is written slab by slab, without a second copy of the model, and replaces an existing file when it is complete
     and on disk. Of tensors that share their memory, one is stored, under the first of their names.
 
+    A module with DTensors, as one that ``fully_shard`` has sharded, is saved by all processes together: each calls this
+    with its shards, whole tensors are gathered one at a time, and the process of rank 0 writes the file. To save
+    shards where they are, use `fastrack.distributed`.
+
     Parameters
     ----------
     module : torch.nn.Module
@@ -153,6 +167,8 @@ def save_model(
         If a value of the module's state is not a dense tensor in host memory, or its dtype has no safetensors name.
     OSError
         If the file cannot be written. An existing file stays then, and no part of the new one is left behind.
+    RuntimeError
+        If the process of rank 0 could not write the file, in the other processes.
 
     Examples
     --------
@@ -168,7 +184,8 @@ def save_model(
     for name, value in module.state_dict(keep_vars=True).items():
         _require_saveable(name, value)
         tensors.setdefault(storage_key(value), (name, value))
-    save_file(dict(tensors.values()), path, key, metadata=metadata)
+    save = save_gathered if any(is_sharded(value) for _, value in tensors.values()) else save_file
+    save(dict(tensors.values()), path, key, metadata=metadata)
 
 
 def _require_saveable(name: str, value: Any) -> None:
@@ -200,10 +217,15 @@ def _owners(module: Any) -> dict[int, _Owners]:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One sealed tensor, and the tensor of the module that it fills or, on the meta device, replaces."""
+    """One sealed tensor, and the tensor of the module that it fills or, on the meta device, replaces.
 
-    sealed: SealedTensor
+    sealed : of a DTensor, the part that belongs to this process
+    local : the part of `tensor` that this process has, or all of it
+    """
+
+    sealed: SealedTensor | SealedRows
     tensor: Any
+    local: Any
     device: str
     owners: _Owners
 
@@ -212,6 +234,8 @@ def _refuse_subclass(name: str, tensor: Any) -> None:
     """Refuse a subclass whose bytes are not laid out as those of a dense tensor of its shape."""
     import torch
 
+    if is_sharded(tensor):
+        tensor = local_part(tensor)
     kind = type(tensor)
     if not isinstance(tensor, torch.Tensor) or torch.nn.parameter.is_lazy(tensor):
         return
@@ -220,9 +244,8 @@ def _refuse_subclass(name: str, tensor: Any) -> None:
     ):
         return
     raise TypeError(
-        f"{name!r:.200} is a {kind.__qualname__}: expected a dense torch.Tensor or Parameter. Load or save the module "
-        "before it is sharded or quantised; or take whole tensors, from to_device(load_file(path), keys=...), and give "
-        "them to torch.distributed.checkpoint.state_dict.set_model_state_dict, with full_state_dict=True"
+        f"{name!r:.200} is a {kind.__qualname__}: expected a dense torch.Tensor or Parameter, or a DTensor of these. "
+        "Load or save the module before it is quantised"
     )
 
 
@@ -237,22 +260,34 @@ def _refuse_plain(state: Iterable[str], file: SealedFile) -> None:
             )
 
 
-def _plan(module: Any, state: dict[str, Any], file: SealedFile, device: str) -> tuple[list[_Step], list[str]]:
+def _plan(module: Any, state: dict[str, Any], file: SealedFile, device: str | None) -> tuple[list[_Step], list[str]]:
     owners = _owners(module)
     steps, problems = [], []
     for name, tensor in state.items():
         if name in file:
             sealed = file[name]
             held = owners.get(id(tensor), [])
-            problem = _problem(sealed, tensor, held)
+            problem = _problem(sealed, tensor, held, device)
             if problem:
                 problems.append(f"{name}: {problem}")
-            else:
-                steps.append(_Step(sealed, tensor, device if tensor.is_meta else canonical(tensor.device), held))
+                continue
+            local = local_part(tensor)
+            part = select_local(sealed, tensor) if is_sharded(tensor) else sealed
+            place = _meta_device(tensor, device) if local.is_meta else canonical(local.device)
+            steps.append(_Step(part, tensor, local, place, held))
     return steps, problems
 
 
-def _problem(sealed: SealedTensor, tensor: Any, owners: _Owners) -> str | None:
+def _meta_device(tensor: Any, device: str | None) -> str:
+    """Return the device on which a tensor of the meta device is made: by default that of its mesh, or "cpu"."""
+    import torch
+
+    if device is None and is_sharded(tensor) and tensor.device_mesh.device_type == "cuda":
+        return canonical(f"cuda:{torch.cuda.current_device()}")
+    return canonical(device)
+
+
+def _problem(sealed: SealedTensor, tensor: Any, owners: _Owners, device: str | None) -> str | None:
     """Return the reason why a tensor of the module cannot be filled, or None."""
     import torch
 
@@ -266,18 +301,28 @@ def _problem(sealed: SealedTensor, tensor: Any, owners: _Owners) -> str | None:
         return str(error)
     if shape != tuple(tensor.shape):
         return f"size mismatch: {list(shape)} in the file, {list(tensor.shape)} in the module"
-    return _layout_problem(tensor, dtype)
+    problem = _sharding_problem(tensor, sealed, device) if is_sharded(tensor) else None
+    return problem or _layout_problem(tensor, local_part(tensor), dtype)
 
 
-def _layout_problem(tensor: Any, dtype: torch.dtype) -> str | None:
+def _sharding_problem(tensor: Any, sealed: SealedTensor, device: str | None) -> str | None:
+    expected, got = tensor.device_mesh.device_type, _meta_device(tensor, device)
+    if local_part(tensor).is_meta and not got.startswith(expected):
+        return f"expected device= to be that of its device mesh, {expected}, got {got}. Or call module.to_empty first"
+    if dtypes.BITS[sealed.dtype] % 8:
+        return f"expected a dtype of whole bytes in a sharded module, got {sealed.dtype}"
+    return sharding_problem(tensor)
+
+
+def _layout_problem(tensor: Any, local: Any, dtype: torch.dtype) -> str | None:
     import torch
 
-    if tensor.is_meta:
+    if local.is_meta:
         if tensor.requires_grad and not (dtype.is_floating_point or dtype.is_complex):
             return f"expected a dtype that can have a gradient, got {dtype}"
-    elif tensor.layout != torch.strided or tensor.is_quantized:
+    elif local.layout != torch.strided or local.is_quantized:
         return "expected a dense tensor in the module"
-    elif any(stride == 0 and extent > 1 for stride, extent in zip(tensor.stride(), tensor.shape, strict=True)):
+    elif any(stride == 0 and extent > 1 for stride, extent in zip(local.stride(), local.shape, strict=True)):
         return "several elements of the tensor share one address. Make it contiguous first"
     return None
 
@@ -288,9 +333,10 @@ def _is_filled(tensor: Any, steps: list[_Step]) -> bool:
 
     if not isinstance(tensor, torch.Tensor):
         return False
-    if tensor.is_meta or not tensor.numel():
+    local = local_part(tensor)
+    if local.is_meta or not local.numel():
         return any(step.tensor is tensor for step in steps)
-    return any(_covers(step.tensor, tensor) for step in steps)
+    return any(_covers(step.local, local) for step in steps)
 
 
 def _covers(outer: Any, inner: Any) -> bool:
@@ -331,7 +377,7 @@ def _load(steps: list[_Step], keys: KeyRing) -> None:
     with torch.no_grad(), ExitStack() as undoing, ExitStack() as groups:
         moves = []
         for device, here in devices.items():
-            tensors = [step.tensor.detach() for step in here]
+            tensors = [step.local.detach() for step in here]
             shared = _in_shared_memory(tensors)
             out = [
                 tensor if number not in shared and _fits(step, tensor) else FRESH
@@ -393,6 +439,8 @@ def _replace(step: _Step, opened: Any) -> None:
     """Replace a tensor on the meta device, in all modules that hold it."""
     import torch
 
+    if is_sharded(step.tensor):
+        opened = replace_local(step.tensor, opened)
     if isinstance(step.tensor, torch.nn.Parameter):
         opened = torch.nn.Parameter(opened, requires_grad=step.tensor.requires_grad)
     for owner, name in step.owners:

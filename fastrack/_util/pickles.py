@@ -24,6 +24,7 @@ _MAKERS = {
     "SealedTensor": ("fastrack._sealed.tensor", "restore_tensor"),
     "Shards": ("fastrack._training.shards", "restore_shards"),
     "StackedRows": ("fastrack._training.collate", "stack"),
+    "TensorBox": ("fastrack._sealed.boxes", "TensorBox"),
     "TensorRows": ("fastrack._sealed.tensor", "TensorRows"),
 }
 

@@ -1,0 +1,85 @@
+"""Boxes of sealed tensors: a range of indices of each dimension, such as a shard."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fastrack._sealed.indexing import ByteRanges
+from fastrack._sealed.tensor import SealedRows, SealedTensor, TensorSlice
+from fastrack._tensors import dtypes
+from fastrack._util.pickles import unpickle
+
+
+def select_box(tensor: SealedTensor, offsets: Sequence[int], sizes: Sequence[int]) -> SealedTensor | SealedRows:
+    """Return the part of a tensor from `offsets` on that has the shape `sizes`: a handle, or the tensor if it is all.
+
+    Raise IndexError if the box is not inside the tensor, and TypeError if elements of less than a byte are cut.
+    """
+    offsets, sizes = tuple(offsets), tuple(sizes)
+    shape = tensor.shape
+    if not len(offsets) == len(sizes) == len(shape) or not all(
+        0 <= offset <= offset + size <= extent for offset, size, extent in zip(offsets, sizes, shape, strict=True)
+    ):
+        raise IndexError(
+            f"part of tensor {tensor.name!r:.200}: expected one inside {list(shape)}, got {list(sizes)} at "
+            f"{list(offsets)}. Shard it by its own shape"
+        )
+    if sizes == shape:
+        return tensor
+    if dtypes.BITS[tensor.dtype] % 8:
+        raise TypeError(
+            f"part of tensor {tensor.name!r:.200}: expected elements of whole bytes, got {tensor.dtype}. Open it whole"
+        )
+    return TensorBox(tensor, offsets, sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Box:
+    """Offsets and sizes of a box in a tensor of some shape, of elements of `itemsize` bytes."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    shape: tuple[int, ...]
+    itemsize: int
+
+    def ranges(self) -> ByteRanges:
+        """Return the byte ranges of the box, each as long as its bytes follow one another in the tensor."""
+        if 0 in self.sizes:
+            return ByteRanges.even(np.empty(0, np.int64), 0)
+        inner = len(self.shape)  # dimensions from this on are one range
+        while inner and self.sizes[inner - 1] == self.shape[inner - 1]:
+            inner -= 1
+        inner = max(inner - 1, 0)
+        starts = np.zeros(1, np.int64)
+        for dimension, (offset, size) in enumerate(zip(self.offsets, self.sizes, strict=True)):
+            stride = math.prod(self.shape[dimension + 1 :]) * self.itemsize
+            indices = np.arange(offset, offset + size) if dimension < inner else np.array([offset])
+            starts = (starts[:, None] + indices * stride).reshape(-1)
+        return ByteRanges.even(starts, math.prod(self.sizes[inner:]) * self.itemsize)
+
+
+class TensorBox(SealedRows):
+    """Handle on a box of one sealed tensor."""
+
+    __slots__ = ("_box", "_tensor")
+
+    def __init__(self, tensor: SealedTensor, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> None:
+        self.name = tensor.name
+        self.dtype = tensor.dtype
+        self.key_id = tensor.key_id
+        self._tensor = tensor
+        self._box = _Box(offsets, sizes, tensor.shape, dtypes.BITS[tensor.dtype] // 8)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._box.sizes
+
+    def slices(self) -> Sequence[TensorSlice]:
+        return (TensorSlice(self._tensor, self._box.ranges),)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return unpickle, ("TensorBox", self._tensor, self._box.offsets, self._box.sizes)

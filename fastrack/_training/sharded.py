@@ -1,0 +1,129 @@
+"""Tensors of which each process has a part: DTensors, as in modules that `fully_shard` has sharded."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastrack._crypto.keyring import KeyLike, sealing_key
+from fastrack._sealed.boxes import select_box
+from fastrack._sealed.importers import PlainTensor
+from fastrack._sealed.writer import write_sealed
+from fastrack._tensors import arrays, dtypes
+from fastrack._tensors.arrays import Bytes
+
+if TYPE_CHECKING:
+    import torch
+
+    from fastrack._sealed.tensor import SealedRows, SealedTensor
+
+_DONE, _FAILED = -1, -2
+
+
+def is_sharded(tensor: object) -> bool:
+    """Return True for a DTensor. Imports nothing."""
+    return isinstance(tensor, getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ()))
+
+
+def local_part(tensor: Any) -> torch.Tensor:
+    """Return the part of a tensor that this process has, detached and in the same memory: all, if it is no DTensor."""
+    import torch
+
+    with torch.no_grad():
+        part: torch.Tensor = tensor.to_local() if is_sharded(tensor) else tensor
+        return part.detach() if part.requires_grad else part
+
+
+def select_local(sealed: SealedTensor, tensor: Any) -> SealedTensor | SealedRows:
+    """Return the part of a sealed tensor that belongs into the local part of a DTensor of the same shape."""
+    [chunk] = tensor.__create_chunk_list__()  # DTensor's protocol for checkpoints
+    return select_box(sealed, chunk.offsets, chunk.sizes)
+
+
+def sharding_problem(tensor: Any) -> str | None:
+    """Return the reason why the local part of a DTensor is not one box of the whole, or None."""
+    mesh, problem = tensor.device_mesh, None
+    if mesh.get_coordinate() is None:
+        return "expected a tensor of a device mesh that this process belongs to"
+    for number, placement in enumerate(tensor.placements):
+        if placement.is_partial():
+            problem = "expected a tensor that is sharded or replicated, got partial sums. Redistribute it first"
+        elif hasattr(placement, "split_factor"):  # strided, as FSDP shards what is sharded for tensor parallelism
+            later = [
+                mesh.size(other)
+                for other in range(number + 1, mesh.ndim)
+                if tensor.placements[other].is_shard(placement.dim)
+            ]
+            if placement.split_factor != math.prod(later) or tensor.shape[placement.dim] % (
+                mesh.size(number) * placement.split_factor
+            ):
+                problem = f"expected shards that are one range of rows each, got {placement}. Redistribute it first"
+    return problem
+
+
+def replace_local(tensor: Any, part: torch.Tensor) -> Any:
+    """Return a DTensor like this one with another local part, on another device or of another dtype."""
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        part, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
+
+
+def save_gathered(
+    tensors: Mapping[str, Any], path: str | os.PathLike[str], key: KeyLike | None, *, metadata: Mapping[str, str] | None
+) -> None:
+    """Seal tensors into a file as `save_file` does, with DTensors gathered one at a time. All processes call this.
+
+    The process of rank 0 writes. If it fails, the others raise RuntimeError.
+    """
+    import torch.distributed as dist
+
+    sharded = [tensor for tensor in tensors.values() if is_sharded(tensor)]
+    if dist.get_rank() != 0:
+        while (number := _broadcast()) >= 0:
+            _gather(sharded[number])
+        if number == _FAILED:
+            raise RuntimeError(f"{os.fspath(path)}: saving failed in the process of rank 0, whose error says why")
+        return
+    outcome = _FAILED
+    try:
+        described = {name: PlainTensor.of(tensor) for name, tensor in tensors.items() if not is_sharded(tensor)}
+        numbers = iter(range(len(sharded)))
+        for name, tensor in tensors.items():
+            if is_sharded(tensor):
+                described[name] = _describe(tensor, next(numbers))
+        write_sealed(described, Path(path), sealing_key(key), frozenset(), metadata or {}, None)
+        outcome = _DONE
+    finally:
+        _broadcast(outcome)
+
+
+def _describe(tensor: Any, number: int) -> PlainTensor:
+    def load() -> Callable[[int, int], Bytes]:
+        _broadcast(number)
+        return arrays.reader(_gather(tensor))
+
+    dtype = dtypes.from_torch(tensor.dtype)
+    return PlainTensor(dtype, dtypes.shape_of_torch(dtype, tensor.shape), load)
+
+
+def _broadcast(number: int = 0) -> int:
+    """Return the number that the process of rank 0 has given to its call: of the tensor to gather next, or an end."""
+    import torch
+    import torch.distributed as dist
+
+    message = torch.tensor([number])
+    dist.broadcast(message, 0)
+    return int(message)
+
+
+def _gather(tensor: Any) -> Any:
+    import torch
+
+    with torch.no_grad():
+        return tensor.full_tensor()
