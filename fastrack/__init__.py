@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from fastrack._crypto.keys import Key
     from fastrack._crypto.tlog import TransparencyLog
     from fastrack._sealed.anchor import Anchor
+    from fastrack._sealed.folder import SealedFolder, load_folder
+    from fastrack._sealed.folder_writer import seal_folder, unseal_folder
     from fastrack._sealed.manifest import Manifest, load_manifest
     from fastrack._sealed.publish import publish
     from fastrack._sealed.reader import SealedFile, load_file, verify_file
@@ -69,6 +71,7 @@ __all__ = [
     "RollbackError",
     "SealedDataset",
     "SealedFile",
+    "SealedFolder",
     "SealedRows",
     "SealedTensor",
     "SignatureError",
@@ -78,6 +81,7 @@ __all__ = [
     "collate",
     "load_checkpoint",
     "load_file",
+    "load_folder",
     "load_manifest",
     "load_model",
     "publish",
@@ -87,12 +91,14 @@ __all__ = [
     "save_model",
     "seal",
     "seal_file",
+    "seal_folder",
     "synchronize",
     "to_device",
     "to_host",
     "trace",
     "unseal",
     "unseal_file",
+    "unseal_folder",
     "use_keys",
     "verify_file",
     "wrap",
@@ -103,6 +109,8 @@ _NAMES = {
     "_crypto.keys": ("Key",),
     "_crypto.tlog": ("TransparencyLog",),
     "_sealed.anchor": ("Anchor",),
+    "_sealed.folder": ("SealedFolder", "load_folder"),
+    "_sealed.folder_writer": ("seal_folder", "unseal_folder"),
     "_sealed.manifest": ("Manifest", "load_manifest"),
     "_sealed.publish": ("publish",),
     "_sealed.reader": ("SealedFile", "load_file", "verify_file"),
