@@ -6,7 +6,7 @@ import contextlib
 import errno
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -211,17 +211,9 @@ class SealedFolder:
         RollbackError, AuthenticationError, OSError
             As from `open` and `read`.
         """
-        tensors: dict[str, SealedTensor] = {}
-        for name in self._weight_files(f"{subfolder}/" if subfolder else "", f".{variant}" if variant else ""):
-            with self.open(name) as file:
-                for each, tensor in file.items():
-                    if each in tensors:
-                        raise FormatError(
-                            f"{self.path / name}: tensor {each!r:.200} is in {tensors[each].path} as well. Open the "
-                            "files one by one, with folder.open"
-                        )
-                    tensors[each] = tensor
-        return tensors
+        names = self._weight_files(f"{subfolder}/" if subfolder else "", f".{variant}" if variant else "")
+        with contextlib.ExitStack() as stack:
+            return merge_tensors([stack.enter_context(self.open(name)) for name in names])
 
     def verify(self, keys: KeySource | None = None, *, progress: Progress | None = None) -> None:
         """Authenticate every file, and every chunk of those that are sealed. Nothing is written.
@@ -350,3 +342,17 @@ def _parse(content: bytes, path: Path) -> dict[str, Entry]:
         raise FormatError(
             f"{path / INDEX} is not the index of a sealed folder: {error!s:.200}; get it again from its owner"
         ) from None
+
+
+def merge_tensors(files: Iterable[SealedFile]) -> dict[str, SealedTensor]:
+    """Return the sealed tensors of all files, each of which has to have other names."""
+    tensors: dict[str, SealedTensor] = {}
+    for file in files:
+        for name, tensor in file.items():
+            if name in tensors:
+                raise FormatError(
+                    f"{file.path}: expected other tensors than in {tensors[name].path}, got {name!r:.200} again. Open "
+                    "the files one by one"
+                )
+            tensors[name] = tensor
+    return tensors
