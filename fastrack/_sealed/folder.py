@@ -269,6 +269,21 @@ class SealedFolder:
         return checks
 
     @property
+    def sealed_names(self) -> list[str]:
+        """Names of the files that are sealed."""
+        return [name for name, entry in self.files.items() if isinstance(entry, SealedEntry)]
+
+    @property
+    def plain_names(self) -> list[str]:
+        """Names of the files that are stored as they were."""
+        return [name for name, entry in self.files.items() if isinstance(entry, PlainEntry)]
+
+    @property
+    def file_ids(self) -> list[str]:
+        """Ids of the index and of all sealed files, for grants."""
+        return [self.file_id, *(entry.file for entry in self.files.values() if isinstance(entry, SealedEntry))]
+
+    @property
     def nbytes(self) -> int:
         """Size of all files in bytes, without what sealing adds."""
         return sum(map(_size, self.files.values()))
@@ -319,8 +334,7 @@ class SealedFolder:
             ) from None
 
     def __repr__(self) -> str:
-        sealed = sum(isinstance(entry, SealedEntry) for entry in self.files.values())
-        return f"<SealedFolder {str(self.path)!r}: {sealed} sealed, {len(self.files) - sealed} plain>"
+        return f"<SealedFolder {str(self.path)!r}: {len(self.sealed_names)} sealed, {len(self.plain_names)} plain>"
 
 
 def _size(entry: Entry) -> int:
