@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from fastrack._crypto.tlog import TransparencyLog
     from fastrack._sealed.anchor import Anchor
     from fastrack._sealed.byte_reader import open_bytes
+    from fastrack._sealed.folder import SealedFolder, load_folder
+    from fastrack._sealed.folder_writer import seal_folder, unseal_folder
     from fastrack._sealed.manifest import Manifest, load_manifest
     from fastrack._sealed.publish import publish
     from fastrack._sealed.reader import SealedFile, load_file, verify_file
@@ -70,6 +72,7 @@ __all__ = [
     "RollbackError",
     "SealedDataset",
     "SealedFile",
+    "SealedFolder",
     "SealedRows",
     "SealedTensor",
     "SignatureError",
@@ -79,6 +82,7 @@ __all__ = [
     "collate",
     "load_checkpoint",
     "load_file",
+    "load_folder",
     "load_manifest",
     "load_model",
     "open_bytes",
@@ -89,12 +93,14 @@ __all__ = [
     "save_model",
     "seal",
     "seal_file",
+    "seal_folder",
     "synchronize",
     "to_device",
     "to_host",
     "trace",
     "unseal",
     "unseal_file",
+    "unseal_folder",
     "use_keys",
     "verify_file",
     "wrap",
@@ -106,6 +112,8 @@ _NAMES = {
     "_crypto.tlog": ("TransparencyLog",),
     "_sealed.anchor": ("Anchor",),
     "_sealed.byte_reader": ("open_bytes",),
+    "_sealed.folder": ("SealedFolder", "load_folder"),
+    "_sealed.folder_writer": ("seal_folder", "unseal_folder"),
     "_sealed.manifest": ("Manifest", "load_manifest"),
     "_sealed.publish": ("publish",),
     "_sealed.reader": ("SealedFile", "load_file", "verify_file"),

@@ -91,13 +91,18 @@ class Grantees:
 
     def grant(self, key: "Key", file_id: str, target: Path) -> None:
         """Grant the key for the sealed file, and wipe it. A file that cannot be granted is removed."""
-        from fastrack.grants import Grants
-
         try:
-            Grants.issue(key, self.recipients, signer=self.signer, files=[file_id]).save(self.path)
+            self.grant_files(key, [file_id])
         except BaseException:
             target.unlink(missing_ok=True)
             raise
+
+    def grant_files(self, key: "Key", file_ids: list[str]) -> None:
+        """Grant the key for these files, and wipe it."""
+        from fastrack.grants import Grants
+
+        try:
+            Grants.issue(key, self.recipients, signer=self.signer, files=file_ids).save(self.path)
         finally:
             key.wipe()
 

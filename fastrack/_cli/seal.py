@@ -8,6 +8,7 @@ import typer
 
 from fastrack._cli.console import clean, format_rate, pluralize, print_json, progress_bar, speed, stdout
 from fastrack._cli.files import check_source, check_target, load_engine, open_ring
+from fastrack._cli.folder import refuse_options, seal_one_folder
 from fastrack._cli.grant import Grantees, Sign, To
 from fastrack._cli.inspect import read_contents
 from fastrack._cli.options import Force, Json, KeyFile
@@ -17,9 +18,14 @@ from fastrack.errors import FormatError
 
 def seal(
     source: Annotated[
-        Path, typer.Argument(metavar="SOURCE", help="A .safetensors, .npy or .npz file. Any other is sealed as bytes.")
+        Path,
+        typer.Argument(
+            metavar="SOURCE", help="A .safetensors, .npy or .npz file. Any other is sealed as bytes. Or a folder."
+        ),
     ],
-    target: Annotated[Path, typer.Argument(metavar="TARGET", help="The sealed file, usually a .safetensors.")],
+    target: Annotated[
+        Path, typer.Argument(metavar="TARGET", help="The sealed file, usually a .safetensors; or a new folder.")
+    ],
     *,
     key: KeyFile = None,
     plain: Annotated[
@@ -39,23 +45,26 @@ def seal(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Encrypt the tensors of a file, which may be larger than memory.
+    """Encrypt the tensors of a file, which may be larger than memory; or a folder, such as that of a model.
 
     With --to, under a new key that goes to the recipients alone, in TARGET.grants.
     """
     from fastrack._crypto.keys import Key
     from fastrack._sealed.writer import seal_file
 
-    check_target(target, force=force)
     if to and key is not None:
         raise typer.BadParameter("expected --key or --to, got both; `fastrack grant` grants a key", param_hint="--to")
+    if source.is_dir():
+        refuse_options({"--plain": plain, "--name": name, "--drop-metadata": drop_metadata, "--force": force})
+        seal_one_folder(source, target, key=key, to=to, sign=sign, as_json=as_json)
+        return
+    check_target(target, force=force)
     grantees = Grantees.load(to, sign, target, force=force) if to else None
     owner = Key.generate() if grantees else open_ring(key).first
     total = check_source(source)
     _refuse_same(source, target)
     try:
-        if plain:
-            _check_names(source, plain, name)
+        _check_names(source, plain or [], name)
         load_engine("seal")
         start = time.perf_counter()
         with progress_bar("sealing", total) as progress:
@@ -119,6 +128,8 @@ def _refuse_same(source: Path, target: Path) -> None:
 
 
 def _check_names(source: Path, names: list[str], new_name: str | None) -> None:
+    if not names:
+        return
     from fastrack._sealed.importers import open_plain
 
     with open_plain(source) as (tensors, _):

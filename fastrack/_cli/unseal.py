@@ -9,6 +9,7 @@ import typer
 
 from fastrack._cli.console import clean, format_rate, pluralize, print_json, progress_bar, speed, stdout
 from fastrack._cli.files import check_expected, check_sealed, check_target, load_engine, open_ring
+from fastrack._cli.folder import refuse_options, unseal_one_folder
 from fastrack._cli.options import AnchorFile, Expect, FileId, Force, Json, KeyFiles
 from fastrack._util.units import format_size
 from fastrack.errors import FormatError
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
 
 
 def unseal(
-    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="The sealed file.")],
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="The sealed file or folder.")],
     target: Annotated[
         Path,
         typer.Argument(
             metavar="TARGET",
-            help="The plain file: .safetensors, .npz or .npy. Any other takes the bytes of one U8 tensor.",
+            help="The plain file: .safetensors, .npz or .npy. Any other takes the bytes of one U8 tensor. Or a folder.",
         ),
     ],
     *,
@@ -44,10 +45,18 @@ def unseal(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Authenticate and decrypt a file into a plain one. Tensors of --plain and --allow-plain are copied unchecked."""
+    """Authenticate and decrypt a file or a folder into a plain one.
+
+    Tensors of --plain and --allow-plain are copied unchecked.
+    """
     from fastrack._sealed.reader import load_file
     from fastrack._sealed.writer import unseal_file
 
+    if source.is_dir():
+        given = {"--tensor": tensor, "--plain": plain, "--allow-plain": allow_plain, "--expect": expect}
+        refuse_options({**given, "--file-id": file_id, "--force": force})
+        unseal_one_folder(source, target, key=key, anchor=anchor, as_json=as_json)
+        return
     check_target(target, force=force)
     ring = open_ring(key)
     with load_file(source, file_id=file_id, anchor=anchor) as file:

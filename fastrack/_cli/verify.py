@@ -11,6 +11,7 @@ from rich.console import Console
 
 from fastrack._cli.console import clean, format_rate, new_table, pluralize, print_json, progress_bar, speed, stdout
 from fastrack._cli.files import check_expected, check_sealed, load_engine, open_ring
+from fastrack._cli.folder import is_sealed_folder, refuse_options, verify_one_folder
 from fastrack._cli.guard import describe
 from fastrack._cli.options import AnchorFile, Expect, FileId, Json, KeyFiles
 from fastrack._cli.publish import report as show_manifest
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def verify(
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="The sealed file; with --anchor also a folder.")],
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="The sealed file or folder; with --anchor any folder.")],
     *,
     key: KeyFiles = None,
     expect: Expect = None,
@@ -37,11 +38,15 @@ def verify(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check that every chunk of a file is what its owner sealed; or that a folder is what its manifest lists.
+    """Check that every chunk of a file or folder is what its owner sealed; or that a folder is as its manifest says.
 
     Writes nothing but the anchor.
     """
     anchored = _open_anchor(anchor, log, witness)
+    if is_sealed_folder(path) and (key or anchored is None):
+        refuse_options({"--expect": expect, "--file-id": file_id})
+        verify_one_folder(path, key=key, anchor=anchored, as_json=as_json)
+        return
     if path.is_dir():
         _verify_folder(path, anchored, key=key or expect or file_id, as_json=as_json)
         return

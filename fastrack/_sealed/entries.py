@@ -78,7 +78,7 @@ class SealedEntry:
         """Return the entry that has these members of a JSON object."""
         require(members.keys() == _SEALED_MEMBERS, "members of a sealed file")
         require(matches(ID, members["file"]) and matches(ID, members["key"]), "ids of a file and its key")
-        require(members["kind"] in {"tensor", "checkpoint"}, "kind")
+        require(members["kind"] in {"tensor", "checkpoint", "folder"}, "kind")
         require(matches(DIGEST, members["metadata"]), "metadata")
         sealed, plain, origins, digests = (members[name] for name in ("sealed", "plain", "origins", "digests"))
         _check_tensors(sealed, _HEADERS, _HEADER_LENGTH, "sealed")

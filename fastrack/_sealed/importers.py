@@ -77,11 +77,16 @@ def open_plain(path: str | os.PathLike[str]) -> Iterator[tuple[Mapping[str, Plai
                 archive = zipfile.ZipFile(raw)
             yield _read_members(archive, path), {}
     else:
-        with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            require_end(file, size, path)
-            memory = np.memmap(file, np.uint8, "r", shape=(size,)) if size else np.empty(0, np.uint8)
-        yield {path.name: PlainTensor.of(memory)}, {}
+        yield {path.name: whole_file(path)}, {}
+
+
+def whole_file(path: Path) -> PlainTensor:
+    """Return the content of any file as one vector of bytes, which is mapped."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        require_end(file, size, path)
+        memory = np.memmap(file, np.uint8, "r", shape=(size,)) if size else np.empty(0, np.uint8)
+    return PlainTensor.of(memory)
 
 
 def require_safe_member(name: str, path: Path) -> None:

@@ -288,14 +288,15 @@ def _parse(payload: bytes, source: str) -> dict[str, Any]:
             "lineage": document["lineage"],
             "version": version,
             "issued": issued,
-            "files": {name: _parse_entry(name, members, label) for name, members in document["files"].items()},
+            "files": {name: parse_entry(name, members, label) for name, members in document["files"].items()},
             "history": tuple(history),
         }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(f"{source} is not a manifest: {error!s:.200}; get it again from its owner") from None
 
 
-def _parse_entry(name: str, members: Mapping[str, Any], manifest: str) -> Entry:
+def parse_entry(name: str, members: Mapping[str, Any], manifest: str) -> Entry:
+    """Return the description of a file in these members of a JSON object."""
     require(is_name(name), "name of a file")
     kind: type[SealedEntry | PlainEntry] = SealedEntry if "sealed" in members else PlainEntry
     return kind.parse(members, manifest)

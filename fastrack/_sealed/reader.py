@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 
@@ -130,7 +130,7 @@ class SealedFile(Mapping[str, SealedTensor]):
         Id that the sealed tensors are bound to: 32 hexadecimal digits; None if nothing is sealed.
     key_id : str or None
         Id of the key that sealed them; None if nothing is sealed.
-    kind : {"tensor", "checkpoint"}
+    kind : {"tensor", "checkpoint", "folder"}
         Use that the tensors were sealed for. They do not open as another kind.
 
     Examples
@@ -209,12 +209,11 @@ class SealedFile(Mapping[str, SealedTensor]):
         self.file_id = _hex_id(fields.get("fastrack.file"), "fastrack.file", self.path)
         self.key_id = _hex_id(fields.get("fastrack.key"), "fastrack.key", self.path)
         kind = fields.get("fastrack.kind")
-        if kind == "checkpoint":
-            self.kind = "checkpoint"
-        elif kind is not None:
+        if kind not in {None, "checkpoint", "folder"}:
             raise FormatError(
-                f"{self.path}: expected no fastrack.kind, or checkpoint, got {kind!r:.20}. Update fastrack"
+                f"{self.path}: expected no fastrack.kind, or checkpoint or folder, got {kind!r:.20}. Update fastrack"
             )
+        self.kind = cast(Kind, kind or "tensor")
         for name, entry in _read_json(fields.get("fastrack.tensors"), self.path).items():
             if name not in self._stored:
                 raise FormatError(f"{self.path} lists a sealed tensor {name!r:.80} that it lacks; the file was altered")

@@ -27,7 +27,7 @@ from fastrack._util.public import public
 from fastrack.errors import AuthenticationError, FastrackError, FormatError, GrantError, UnknownKeyError
 
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-Kind = Literal["tensor", "checkpoint"]
+Kind = Literal["tensor", "checkpoint", "folder"]
 """The use that a message is sealed for. It is authenticated, as the first part of the context."""
 
 

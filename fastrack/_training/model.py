@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastrack._crypto.keyring import KeyLike, KeyRing, KeySource
 from fastrack._devices import canonical
+from fastrack._sealed.folder import load_folder, merge_tensors
 from fastrack._sealed.reader import SealedFile, load_file
 from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._sealed.writer import save_file
@@ -40,7 +42,7 @@ _Owners = list[tuple[Any, str]]  # the modules and attributes that hold a tensor
 @public
 def load_model(
     module: torch.nn.Module,
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     keys: KeySource | None = None,
     device: object = None,
@@ -61,8 +63,10 @@ def load_model(
         Module whose parameters and persistent buffers are filled, by their names in its ``state_dict``. Of tensors
         that share their memory, one in the file suffices. The hooks of ``load_state_dict`` are not run. Buffers that
         are not persistent are in no file; on the meta device they stay there, for the module to make again.
-    path : path
-        Sealed file, from `save_model` or with the same names.
+    path : path or sequence of paths
+        Sealed file, from `save_model` or with the same names; or a folder from `seal_folder`, of which the weights are
+        loaded (`SealedFolder.weights`); or several files, which together have the names, each once. The files of a
+        folder are bound together, and those of a sequence only by an anchor.
     keys : KeySource, optional
         As for `to_device`.
     device : str or torch.device, optional
@@ -71,7 +75,7 @@ def load_model(
     strict : bool
         Require that the names in the file and in the module are the same.
     anchor : Anchor or path, optional
-        As for `load_file`.
+        As for `load_file` and `load_folder`.
 
     Returns
     -------
@@ -89,7 +93,7 @@ def load_model(
     UnknownKeyError
         If the file's key is not among `keys`.
     FormatError, RollbackError, SignatureError, OSError
-        As from `load_file`.
+        As from `load_file` and `load_folder`; also if two files have a tensor of one name.
     DeviceError
         If a device cannot be used, or fails.
 
@@ -115,21 +119,22 @@ def load_model(
 
     ring = KeyRing.resolve(keys)
     target = None if device is None else canonical(device)
-    with load_file(path, anchor=anchor) as file:
-        state = module.state_dict(keep_vars=True)
-        _refuse_plain(state, file)
-        for name, tensor in state.items():
-            if name in file:
-                _refuse_subclass(name, tensor)
-        steps, problems = _plan(module, state, file, target)
-        missing = [name for name in state if name not in file and not _is_filled(state[name], steps)]
-        unexpected = [name for name in file if name not in state]
-        if strict:
-            problems = [*_format_keys("Unexpected", unexpected), *_format_keys("Missing", missing), *problems]
-        if problems:
-            message = "\n\t".join([f"Error(s) in loading {file.path} into {type(module).__name__}:", *problems])
-            raise RuntimeError(message)
-        _load(steps, ring)
+    weights, files = _open(path, ring, anchor)
+    state = module.state_dict(keep_vars=True)
+    for file in files:
+        _refuse_plain((name for name in state if name not in weights), file)
+    for name, tensor in state.items():
+        if name in weights:
+            _refuse_subclass(name, tensor)
+    steps, problems = _plan(module, state, weights, target)
+    missing = [name for name in state if name not in weights and not _is_filled(state[name], steps)]
+    unexpected = [name for name in weights if name not in state]
+    if strict:
+        problems = [*_format_keys("Unexpected", unexpected), *_format_keys("Missing", missing), *problems]
+    if problems:
+        source = os.fspath(path) if isinstance(path, (str, os.PathLike)) else f"{len(files)} files"
+        raise RuntimeError("\n\t".join([f"Error(s) in loading {source} into {type(module).__name__}:", *problems]))
+    _load(steps, ring)
     return _IncompatibleKeys(missing, unexpected)
 
 
@@ -249,6 +254,25 @@ def _refuse_subclass(name: str, tensor: Any) -> None:
     )
 
 
+def _open(
+    source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    keys: KeyRing,
+    anchor: Anchor | str | os.PathLike[str] | None,
+) -> tuple[dict[str, SealedTensor], list[SealedFile]]:
+    """Return all sealed tensors of a file, a folder or several files, and the files, which are closed."""
+    if isinstance(source, (str, os.PathLike)):
+        if Path(source).is_dir():
+            return load_folder(source, keys, anchor=anchor).weights(), []
+        source = [source]
+    if anchor is not None:
+        from fastrack._sealed.anchor import Anchor
+
+        anchor = Anchor.resolve(anchor)
+    with ExitStack() as stack:
+        files = [stack.enter_context(load_file(path, anchor=anchor)) for path in source]
+        return merge_tensors(files), files
+
+
 def _refuse_plain(state: Iterable[str], file: SealedFile) -> None:
     for name in state:
         if name in file.plain:
@@ -260,12 +284,14 @@ def _refuse_plain(state: Iterable[str], file: SealedFile) -> None:
             )
 
 
-def _plan(module: Any, state: dict[str, Any], file: SealedFile, device: str | None) -> tuple[list[_Step], list[str]]:
+def _plan(
+    module: Any, state: dict[str, Any], weights: Mapping[str, SealedTensor], device: str | None
+) -> tuple[list[_Step], list[str]]:
     owners = _owners(module)
     steps, problems = [], []
     for name, tensor in state.items():
-        if name in file:
-            sealed = file[name]
+        if name in weights:
+            sealed = weights[name]
             held = owners.get(id(tensor), [])
             problem = _problem(sealed, tensor, held, device)
             if problem:

@@ -1,4 +1,4 @@
-"""Write files atomically: a file is complete and on disk before it gets its name."""
+"""Write files and folders atomically: they are complete and on disk before they get their names."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import errno
 import io
 import os
 import secrets
+import shutil
 import stat
 import sys
 from collections.abc import Iterator
@@ -67,6 +68,37 @@ def new_file(path: Path, size: int = 0, *, mode: int = 0o666, overwrite: bool = 
         if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
             advice = f"{os.strerror(error.errno)}: free some space and try again; nothing was left of it"
             raise OSError(error.errno, advice, str(path)) from error
+        raise
+    sync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def new_folder(path: Path, *, mode: int = 0o777) -> Iterator[Path]:
+    """Yield an empty folder that gets the name `path` when the block ends well, and vanishes if it does not.
+
+    Until then it has a temporary name, which it keeps if the process is killed, and only this user can open it. Nothing
+    is ever replaced. The files in it are on disk by then if `new_file` wrote them. It has `mode`, before the umask.
+    """
+    path = path.parent.resolve() / path.name
+    if os.path.lexists(path):
+        raise _exists(path)
+    temporary = _temporary_name(path.parent)
+    temporary.mkdir(mode=mode)
+    try:
+        final_mode = stat.S_IMODE(temporary.stat().st_mode)
+        temporary.chmod(0o700)
+        yield temporary
+        for folder, _, _ in os.walk(temporary, topdown=False):
+            sync_directory(Path(folder))
+        temporary.chmod(final_mode)
+        try:
+            temporary.rename(path)
+        except OSError as error:
+            if error.errno in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
+                raise _exists(path) from None
+            raise
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
     sync_directory(path.parent)
 

@@ -49,7 +49,7 @@ PAGES = [
     "README.md",
     *(
         pytest.param(f"docs/{name}.md", marks=pytest.mark.slow)
-        for name in ("quickstart", "keys", "manifests", "attestation")
+        for name in ("quickstart", "models", "keys", "manifests", "attestation")
     ),
 ]
 

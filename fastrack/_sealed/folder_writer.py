@@ -1,0 +1,253 @@
+"""Write sealed folders, and plain ones again: `seal_folder` and `unseal_folder`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fastrack._crypto.keyring import KeyLike, KeyRing, KeySource, sealing_key
+from fastrack._crypto.keys import Key
+from fastrack._sealed.entries import Entry, PlainEntry, SealedEntry, encode
+from fastrack._sealed.folder import FILES, FORMAT, HEADER, INDEX, SAFETENSORS, SealedFolder, load_folder
+from fastrack._sealed.importers import PlainTensor, whole_file
+from fastrack._sealed.manifest import is_name
+from fastrack._sealed.publish import walk
+from fastrack._sealed.reader import SealedFile
+from fastrack._sealed.writer import Progress, seal_file, write_plaintext, write_sealed
+from fastrack._util.atomic import new_file, new_folder
+from fastrack._util.public import public
+from fastrack._util.regular_file import open_regular
+from fastrack.errors import FormatError
+
+if TYPE_CHECKING:
+    pass
+
+_PREFIX = 8  # bytes at the start of a safetensors file: the size of the header, little-endian
+_HEADER_LIMIT = 100_000_000  # bytes; safetensors refuses to read more
+_BLOCK = 1 << 20
+_PRIVATE = 0o700  # the mode of a folder of plaintext
+# Names of configuration, code, documentation and tokenizers. All others may hold weights or data, and are sealed.
+_PLAIN = re.compile(
+    r".*\.(json|txt|md|py|jinja|ya?ml|tiktoken|spm|bpe)|(.*tokenizer.*|spiece|sentencepiece.*)\.model|"
+    r"licen[cs]e|notice|readme",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+@public
+def seal_folder(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    key: KeyLike | None = None,
+    *,
+    progress: Progress | None = None,
+) -> None:
+    """Seal a folder, such as that of a model, into a new folder with files of the same names.
+
+    Files of tensors (``.safetensors``) are sealed tensor by tensor, and all others whole, but for configuration, code,
+    documentation and tokenizers, which are copied as they are: ``.json``, ``.txt``, ``.md``, ``.py``, ``.jinja``,
+    ``.yaml``, and names of tokenizers. An index, ``fastrack.folder``, lists them all and is sealed under the same key.
+    So a file of another seal in place of one of these is refused, as is a plain one that was altered.
+
+    Parameters
+    ----------
+    source : path
+        The folder. Files and folders in it whose names begin with a dot are left out, as are manifests, proofs and
+        grants.
+    target : path
+        The folder to make. It has that name when it is complete and on disk, and replaces nothing.
+    key : KeyLike, optional
+        The owner's key, as `seal` takes it.
+    progress : callable, optional
+        Called with the number of bytes done since the previous call.
+
+    Raises
+    ------
+    FormatError
+        If the folder holds nothing that would be sealed, or is sealed already; or a file cannot be sealed.
+    OSError
+        If a file cannot be read or written, or `target` exists. No part of `target` is left behind then.
+
+    Examples
+    --------
+    >>> import json, os
+    >>> import numpy as np
+    >>> import fastrack
+    >>> from safetensors.numpy import save_file
+    >>> os.mkdir("model")
+    >>> save_file({"weight": np.ones((2, 3))}, "model/model.safetensors")
+    >>> with open("model/config.json", "w") as file:
+    ...     json.dump({"layers": 1}, file)
+    >>> key = fastrack.Key.generate()
+    >>> fastrack.seal_folder("model", "sealed", key)
+    >>> sorted(os.listdir("sealed"))
+    ['config.json', 'fastrack.folder', 'model.safetensors']
+    >>> fastrack.unseal_folder("sealed", "back", key)
+    >>> sorted(os.listdir("back"))
+    ['config.json', 'model.safetensors']
+    """
+    source, owner = Path(source), sealing_key(key)
+    found = {name: path for name, path in sorted(walk(source).items()) if _require_name(name, path)}
+    if INDEX in found:
+        raise FormatError(f"{source} is sealed already; `fastrack unseal` opens it")
+    if all(map(stays_plain, found)):
+        names = ", ".join(map(repr, found)) or "none"
+        raise FormatError(f"{source}: expected a file to seal, got {names:.300}, which stay plain. Name another folder")
+    with new_folder(Path(target)) as folder:
+        entries: dict[str, Entry] = {}
+        tensors: dict[str, PlainTensor] = {}
+        for name, path in found.items():
+            place = folder / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if stays_plain(name):
+                entries[name] = _copy(path, place, progress)
+                continue
+            header = _seal(path, place, owner, progress)
+            with SealedFile(place) as file:
+                entries[name] = entry = SealedEntry.of(file)
+            if header is not None:
+                _require_layout(header, entry, path)
+                tensors[HEADER + name] = _bytes(header)
+        document = {"files": {name: entry.members() for name, entry in entries.items()}, "format": FORMAT}
+        tensors[FILES] = _bytes(encode(document))
+        write_sealed(tensors, folder / INDEX, owner, frozenset(), {}, None, kind="folder")
+
+
+def stays_plain(name: str) -> bool:
+    """Return True for files that `seal_folder` copies as they are."""
+    return _PLAIN.fullmatch(name.rpartition("/")[2]) is not None
+
+
+def _require_name(name: str, path: Path) -> bool:
+    try:
+        if is_name(name):
+            return True
+    except UnicodeEncodeError:
+        pass
+    raise FormatError(
+        f"{str(path)!r:.300}: expected a name of Unicode text without control characters and backslashes. Rename it"
+    )
+
+
+def _seal(path: Path, place: Path, key: Key, progress: Progress | None) -> bytes | None:
+    """Seal one file; return the header of a safetensors file, which restores its layout."""
+    if path.suffix.lower() != SAFETENSORS:
+        write_sealed({path.name: whole_file(path)}, place, key, frozenset(), {}, progress)
+        return None
+    with open_regular(path) as file:
+        prefix = file.read(_PREFIX)
+        size = int.from_bytes(prefix, "little")
+        header = prefix + file.read(size) if size <= _HEADER_LIMIT else prefix
+    seal_file(path, place, key, progress=progress)
+    return header
+
+
+def _copy(path: Path, place: Path, progress: Progress | None) -> PlainEntry:
+    digest, size = hashlib.sha256(), 0
+    with open_regular(path) as file, new_file(place) as out:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+            size += len(block)
+            out.write(block)
+            if progress is not None:
+                progress(len(block))
+    return PlainEntry(size, digest.hexdigest())
+
+
+def _bytes(content: bytes) -> PlainTensor:
+    return PlainTensor.of(np.frombuffer(content, np.uint8))
+
+
+def _require_layout(header: bytes, entry: SealedEntry, path: Path) -> list[str]:
+    """Return the names in a safetensors header, in the order of the bytes, if it describes the tensors of the entry."""
+    try:
+        described = json.loads(header[_PREFIX:])
+        described.pop("__metadata__", None)
+        names = sorted(described, key=lambda name: described[name]["data_offsets"])
+        found = {name: [described[name]["dtype"], described[name]["shape"]] for name in names}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        found, names = {}, []
+    if entry.plain or found != {name: tensor[:2] for name, tensor in entry.sealed.items()}:
+        raise FormatError(f"{path} changed while it was read, or its header does not fit it. Seal it again")
+    return names
+
+
+@public
+def unseal_folder(
+    source: SealedFolder | str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    keys: KeySource | None = None,
+    *,
+    progress: Progress | None = None,
+) -> None:
+    """Decrypt a sealed folder into a new folder, whose files are byte for byte as they were before.
+
+    Parameters
+    ----------
+    source : path or SealedFolder
+        The sealed folder, by its path or opened by `load_folder`.
+    target : path
+        The folder to make, which only you may open (mode 0700). It has that name when it is complete and on disk, and
+        replaces nothing. A process that is killed leaves what it had written in ``.fastrack-….part``, in plain.
+    keys : KeySource, optional
+        As for `unseal`.
+    progress : callable, optional
+        Called with the number of bytes written since the previous call.
+
+    Raises
+    ------
+    AuthenticationError
+        If a file was altered. `RollbackError` if one is missing, or of another seal.
+    UnknownKeyError, FormatError
+        As from `load_folder`.
+    OSError
+        If a file cannot be read or written, or `target` exists. No part of `target` is left behind then.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> import fastrack
+    >>> Path("run").mkdir()
+    >>> _ = Path("run/optimizer.bin").write_bytes(b"moments")
+    >>> key = fastrack.Key.generate()
+    >>> fastrack.seal_folder("run", "sealed", key)
+    >>> fastrack.unseal_folder("sealed", "back", key)
+    >>> Path("back/optimizer.bin").read_bytes()
+    b'moments'
+    """
+    ring = KeyRing.resolve(keys)
+    opened = source if isinstance(source, SealedFolder) else load_folder(source, ring)
+    with new_folder(Path(target), mode=_PRIVATE) as folder:
+        for name, entry in opened.files.items():
+            place = folder / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(entry, PlainEntry):
+                content = opened.read(name)
+                with new_file(place) as out:
+                    out.write(content)
+                if progress is not None:
+                    progress(len(content))
+            else:
+                _unseal(opened, name, entry, place, ring, progress)
+
+
+def _unseal(
+    folder: SealedFolder, name: str, entry: SealedEntry, place: Path, keys: KeyRing, progress: Progress | None
+) -> None:
+    header = folder.header(name)
+    with folder.open(name) as file, new_file(place, mode=_PRIVATE & 0o666) as out:
+        if header is None:
+            names = list(file)
+            if entry.plain or [tensor.dtype for tensor in file.values()] != ["U8"]:
+                raise FormatError(f"{file.path}: expected one vector of bytes by {INDEX}, got others. Get it again")
+        else:
+            names = _require_layout(header, entry, file.path)
+            out.write(header)
+        for each in names:
+            write_plaintext(file[each], keys, out, progress)

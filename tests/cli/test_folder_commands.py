@@ -1,0 +1,137 @@
+"""The commands on folders: sealed, verified, and back to the same bytes."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file as save_plain
+
+from fastrack import Key, load_folder
+
+
+@pytest.fixture
+def model(folder):
+    (folder / "model" / ".cache").mkdir(parents=True)
+    for number in (1, 2):
+        save_plain({f"w{number}": np.full((40, 9), number, np.float32)}, folder / "model" / f"m{number}.safetensors")
+    (folder / "model" / "config.json").write_text(json.dumps({"layers": 2}))
+    (folder / "model" / "optimizer.pt").write_bytes(b"moments")
+    (folder / "model" / ".cache" / "lock").write_bytes(b"")
+    return folder / "model"
+
+
+@pytest.fixture
+def sealed(cli, key, model):
+    cli(f"seal {model.name} sealed {key}")
+    return model.with_name("sealed")
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def test_a_folder_is_sealed_verified_and_unsealed(cli, key, model):
+    said = cli(f"seal model sealed {key}").stdout
+    assert "sealed 3 files and copied 1 file" in said
+    assert "anyone can read config.json" in said
+    assert "left out: .cache/lock" in said
+    assert "4 files, each as" in cli(f"verify sealed {key}").stdout
+    cli(f"unseal sealed back {key}")
+    assert contents(model.with_name("back")) == contents(model)
+
+
+def test_the_documents_say_what_was_done(cli, key, model):
+    document = cli.json(f"seal model sealed {key}")
+    assert document["files"] == ["m1.safetensors", "m2.safetensors", "optimizer.pt"]
+    assert document["readable"] == {"files": ["config.json"]}
+    assert document["left_out"] == [".cache/lock"]
+    size = sum(map(len, contents(model).values())) - 2 * 80  # without the headers of two safetensors files
+    document = cli.json(f"verify sealed {key}")
+    assert document["ok"]
+    assert [each["ok"] for each in document["files"]] == [True] * 4
+    assert document["bytes"] <= size + 2 * 80
+    document = cli.json(f"unseal sealed back {key}")
+    assert document["files"] == ["config.json", "m1.safetensors", "m2.safetensors", "optimizer.pt"]
+
+
+def test_verify_names_each_bad_file(cli, key, sealed):
+    shutil.copy(sealed / "m1.safetensors", sealed / "m2.safetensors")
+    (sealed / "config.json").write_text("{}")
+    (sealed / "more.py").write_text("")
+    document = cli.json(f"verify sealed {key}", status=1)
+    assert [each["name"] for each in document["files"] if not each["ok"]] == [
+        "config.json",
+        "m2.safetensors",
+        "more.py",
+    ]
+    assert document["error"]["type"] == "AuthenticationError"
+    said = cli(f"verify sealed {key}", status=1).stdout
+    assert "3 of 5 files FAILED" in said
+    assert "config.json" in cli.error(f"unseal sealed back {key}")
+    assert "back" not in cli.names()
+
+
+@pytest.mark.usefixtures("sealed")
+def test_the_key_has_to_be_that_of_the_folder(cli):
+    cli("keygen other.key")
+    for command in ("verify sealed", "unseal sealed back"):
+        assert "key" in cli.error(f"{command} --key other.key")
+
+
+def test_nothing_is_replaced(cli, key, sealed):
+    for command in ("seal model sealed", "unseal sealed model", "seal model owner.key"):
+        assert "exists" in cli.error(f"{command} {key}")
+    assert contents(sealed.with_name("model"))["optimizer.pt"] == b"moments"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "seal model out --plain x",
+        "seal model out --name x",
+        "seal model out --drop-metadata",
+        "seal model out --force",
+        "unseal sealed out --tensor x",
+        "unseal sealed out --allow-plain",
+        "unseal sealed out --file-id 00",
+        "unseal sealed out --force",
+        "verify sealed --expect x",
+    ],
+)
+def test_options_of_files_are_refused(cli, key, sealed, line):
+    cli(f"{line} {key}", status=2)
+    assert not sealed.with_name("out").exists()
+
+
+def test_a_folder_that_is_not_sealed_is_told(cli, key, model):
+    assert "fastrack.folder" in cli.error(f"unseal {model.name} back {key}")
+    cli(f"verify {model.name} {key}", status=2)
+
+
+def test_a_folder_is_granted_to_others(cli, model):
+    cli("keygen owner.signer --signer")
+    cli("keygen reader.id --identity")
+    cli("seal model sealed --to reader.id.pub --sign owner.signer")
+    assert "sealed.grants" in cli.names()
+    document = cli.json("grant sealed.grants --owner owner.signer.pub")
+    assert len(document["files"]) == 4  # three files and the index
+    assert model.exists()
+
+
+def test_a_folder_follows_an_anchor(cli, key, sealed):
+    cli("keygen owner.signer --signer")
+    cli("publish sealed --sign owner.signer")
+    cli("anchor model.anchor --owner owner.signer.pub")
+    cli(f"verify sealed --anchor model.anchor {key}")
+    assert "version 1" in cli("verify sealed --anchor model.anchor").stdout
+    cli(f"unseal sealed back --anchor model.anchor {key}")
+    cli(f"seal model new {key}")
+    shutil.copy(sealed / "fastrack.manifest", sealed.with_name("new"))
+    assert "fastrack.folder" in cli.error(f"unseal new again --anchor model.anchor {key}")
+
+
+def test_the_python_names_open_what_the_command_made(sealed, folder):
+    opened = load_folder(sealed, Key.load(folder / "owner.key"))
+    assert json.loads(opened.read("config.json")) == {"layers": 2}
+    assert sorted(opened.weights()) == ["w1", "w2"]

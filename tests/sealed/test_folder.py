@@ -1,0 +1,424 @@
+"""Sealed folders: files bound together by an index, and back to the same bytes."""
+
+import json
+import multiprocessing
+import os
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import fastrack
+from fastrack import Key, load_file, load_folder, save_file, seal_folder, unseal, unseal_folder
+from fastrack._sealed import folder_writer
+from fastrack._sealed.folder import INDEX
+from fastrack.errors import AuthenticationError, FormatError, RollbackError, UnknownKeyError
+from fastrack.grants import Signer
+
+KEY = Key.from_bytes(bytes(range(32)))
+SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+WEIGHTS = "model.safetensors.index.json"
+
+
+def make_model(folder, seed=0):
+    """Write a folder as `save_pretrained` does, with two shards, and files that are sealed whole."""
+    draw = np.random.default_rng(seed)
+    folder.mkdir()
+    tensors = [
+        {"embed.weight": draw.random((300, 64), np.float32), "norm.weight": draw.random(64, np.float32)},
+        {"head.weight": draw.random((10, 64), np.float32), "head.bias": np.zeros(10, np.float16), "empty": np.zeros(0)},
+    ]
+    for name, shard in zip(SHARDS, tensors, strict=True):
+        safetensors.numpy.save_file(shard, folder / name, metadata={"format": "pt"})
+    weight_map = {tensor: name for name, shard in zip(SHARDS, tensors, strict=True) for tensor in shard}
+    (folder / WEIGHTS).write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": weight_map}))
+    (folder / "config.json").write_text(json.dumps({"hidden_size": 64, "seed": seed}))
+    (folder / "tokenizer.model").write_bytes(bytes(draw.integers(0, 256, 5000, np.uint8)))
+    (folder / "training_args.bin").write_bytes(bytes(draw.integers(0, 256, 40_000, np.uint8)))
+    (folder / "nothing.bin").write_bytes(b"")
+    (folder / "onnx").mkdir()
+    (folder / "onnx" / "graph.onnx").write_bytes(b"secret graph")
+    return {name: array for shard in tensors for name, array in shard.items()}
+
+
+def contents(folder):
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def plain(tmp_path):
+    make_model(tmp_path / "plain")
+    return tmp_path / "plain"
+
+
+@pytest.fixture
+def sealed(plain, tmp_path):
+    seal_folder(plain, tmp_path / "sealed", KEY)
+    return tmp_path / "sealed"
+
+
+def test_a_folder_comes_back_byte_for_byte(plain, sealed, tmp_path):
+    unseal_folder(sealed, tmp_path / "back", KEY)
+    assert contents(tmp_path / "back") == contents(plain)
+    assert (tmp_path / "back").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "back" / SHARDS[0]).stat().st_mode & 0o777 == 0o600
+
+
+def test_any_layout_of_a_safetensors_file_comes_back(tmp_path):
+    (tmp_path / "plain").mkdir()
+    header = (
+        b'{"b":{"shape":[3],"dtype":"U8","data_offsets":[0,3]},  '
+        b'"a\\u0062":{"dtype":"F32","shape":[],"data_offsets":[3,7]}}   '
+    )
+    content = len(header).to_bytes(8, "little") + header + b"1234567"
+    (tmp_path / "plain" / "odd.SAFETENSORS").write_bytes(content)
+    seal_folder(tmp_path / "plain", tmp_path / "sealed", KEY)
+    unseal_folder(tmp_path / "sealed", tmp_path / "back", KEY)
+    assert (tmp_path / "back" / "odd.SAFETENSORS").read_bytes() == content
+
+
+def test_configuration_and_tokenizer_stay_and_all_else_is_sealed(plain, sealed):
+    before, after = contents(plain), contents(sealed)
+    same = {name for name in before if before[name] == after[name]}
+    assert same == {WEIGHTS, "config.json", "tokenizer.model"}
+    assert after.keys() == before.keys() | {INDEX}
+    for secret in (before["training_args.bin"][:64], b"secret graph", before[SHARDS[0]][-64:]):
+        assert not [name for name, content in after.items() if secret in content]
+
+
+@pytest.mark.parametrize(
+    "name", ["weights.bin", "w.pt", "w.pth", "m.gguf", "w.npz", "data.jsonl", "a.model", "x.parquet", "json"]
+)
+def test_unknown_files_are_sealed(tmp_path, name):
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / name).write_bytes(b"confidential weights")
+    seal_folder(tmp_path / "plain", tmp_path / "sealed", KEY)
+    assert b"confidential" not in (tmp_path / "sealed" / name).read_bytes()
+    unseal_folder(tmp_path / "sealed", tmp_path / "back", KEY)
+    assert (tmp_path / "back" / name).read_bytes() == b"confidential weights"
+
+
+def test_the_files_open_one_by_one(plain, sealed):
+    folder = load_folder(sealed, KEY)
+    assert folder.read("config.json") == (plain / "config.json").read_bytes()
+    with folder.open("training_args.bin") as file:
+        assert (
+            unseal(file["training_args.bin"], KEY, framework="numpy").tobytes() == contents(plain)["training_args.bin"]
+        )
+    for call in (lambda: folder.read(SHARDS[0]), lambda: folder.open("config.json"), lambda: folder.read("none")):
+        with pytest.raises(KeyError):
+            call()
+    folder.verify(KEY)
+
+
+def test_the_weights_are_those_of_all_shards(tmp_path):
+    arrays = make_model(tmp_path / "plain")
+    seal_folder(tmp_path / "plain", tmp_path / "sealed", KEY)
+    weights = load_folder(tmp_path / "sealed", KEY).weights()
+    assert weights.keys() == arrays.keys()
+    for name, array in arrays.items():
+        assert unseal(weights[name], KEY, framework="numpy").tobytes() == array.tobytes()
+
+
+def one_shard(folder, **tensors):
+    folder.mkdir(exist_ok=True)
+    for name, content in tensors.items():
+        safetensors.numpy.save_file(content, folder / f"{name.replace('__', '.')}.safetensors")
+
+
+def test_the_weights_of_a_folder_without_an_index_file(tmp_path):
+    one_shard(tmp_path / "plain", a={"x": np.ones(2)}, b={"y": np.ones(3)})
+    seal_folder(tmp_path / "plain", tmp_path / "sealed", KEY)
+    assert sorted(load_folder(tmp_path / "sealed", KEY).weights()) == ["x", "y"]
+
+
+def test_the_weights_of_a_variant_and_of_a_subfolder(tmp_path):
+    (tmp_path / "plain").mkdir()
+    one_shard(tmp_path / "plain" / "unet", model={"x": np.ones(2)}, model__fp16={"x": np.ones(2, np.float16)})
+    seal_folder(tmp_path / "plain", tmp_path / "sealed", KEY)
+    folder = load_folder(tmp_path / "sealed", KEY)
+    assert folder.weights("unet")["x"].dtype == "F64"
+    assert folder.weights("unet", "fp16")["x"].dtype == "F16"
+    for place in [("", None), ("unet", "bf16"), ("vae", None)]:
+        with pytest.raises(FormatError):
+            folder.weights(*place)
+
+
+def test_two_files_with_one_name_of_a_tensor_are_no_model(tmp_path):
+    one_shard(tmp_path / "plain", a={"x": np.ones(2)}, b={"x": np.ones(3)})
+    seal_folder(tmp_path / "plain", tmp_path / "sealed", KEY)
+    with pytest.raises(FormatError, match="'x'"):
+        load_folder(tmp_path / "sealed", KEY).weights()
+
+
+def test_an_index_file_that_names_others_is_no_model(tmp_path):
+    one_shard(tmp_path / "plain", a={"x": np.ones(2)})
+    maps = ['{"x": "../b.safetensors"}', '{"x": "config.json"}', '{"x": 3}', '{"x": []}', "[]", "3"]
+    for number, text in enumerate(["[]", "{", *(f'{{"weight_map": {each}}}' for each in maps)]):
+        (tmp_path / "plain" / WEIGHTS).write_text(text)
+        seal_folder(tmp_path / "plain", tmp_path / str(number), KEY)
+        with pytest.raises(FormatError, match="weight_map"):
+            load_folder(tmp_path / str(number), KEY).weights()
+
+
+# What is refused, and by which name.
+
+
+def use(folder):
+    opened = load_folder(folder, KEY)
+    opened.weights()
+    for name in ("config.json", "tokenizer.model", WEIGHTS):
+        opened.read(name)
+
+
+def refused(folder, name, error=RollbackError):
+    """Check that loading, verifying and unsealing refuse the folder, and name the file."""
+    back = folder.parent / "back"
+    calls = [lambda: load_folder(folder, KEY).verify(KEY), lambda: unseal_folder(folder, back, KEY)]
+    if name not in {"training_args.bin", "onnx/graph.onnx"}:
+        calls.append(lambda: use(folder))
+    for call in calls:
+        with pytest.raises(error, match=name) as raised:
+            call()
+        assert raised.value.path == folder / name
+    assert not back.exists()
+    assert not list(folder.parent.glob(".fastrack*"))
+
+
+def test_a_shard_of_another_seal_is_refused(plain, sealed, tmp_path):
+    make_model(tmp_path / "other", seed=1)
+    for source in (plain, tmp_path / "other"):  # sealed anew, and of another training
+        target = tmp_path / f"again-{source.name}"
+        seal_folder(source, target, KEY)
+        shutil.copy(target / SHARDS[1], sealed / SHARDS[1])
+        refused(sealed, SHARDS[1])
+
+
+def test_one_shard_in_the_place_of_another_is_refused(sealed):
+    shutil.copy(sealed / SHARDS[0], sealed / SHARDS[1])
+    refused(sealed, SHARDS[1])
+
+
+def test_a_missing_file_is_refused(sealed):
+    for name in (SHARDS[0], "config.json", "training_args.bin"):
+        (sealed / name).rename(sealed.parent / "away")
+        refused(sealed, name)
+        (sealed.parent / "away").rename(sealed / name)
+
+
+def test_a_plain_shard_in_the_place_of_a_sealed_one_is_refused(plain, sealed):
+    shutil.copy(plain / SHARDS[0], sealed / SHARDS[0])
+    refused(sealed, SHARDS[0])
+
+
+def test_an_altered_configuration_is_refused_before_it_is_used(sealed):
+    for name in ("config.json", "tokenizer.model", WEIGHTS):
+        content = (sealed / name).read_bytes()
+        for other in (content[:-1] + b"x", content + b" ", content[:-1], b""):
+            (sealed / name).write_bytes(other)
+            refused(sealed, name, AuthenticationError)
+        (sealed / name).write_bytes(content)
+
+
+def test_an_altered_chunk_is_refused(sealed):
+    path = sealed / "training_args.bin"
+    path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+    refused(sealed, "training_args.bin", AuthenticationError)
+
+
+def test_a_foreign_file_is_told_by_verify_alone(sealed, tmp_path):
+    (sealed / "generate.py").write_text("print()")
+    use(sealed)
+    with pytest.raises(RollbackError, match="generate"):
+        load_folder(sealed, KEY).verify(KEY)
+    unseal_folder(sealed, tmp_path / "back", KEY)
+    assert not (tmp_path / "back" / "generate.py").exists()
+
+
+def test_verify_names_all_that_are_bad(sealed):
+    (sealed / "config.json").write_text("{}")
+    (sealed / SHARDS[1]).unlink()
+    with pytest.raises(AuthenticationError, match="config") as raised:
+        load_folder(sealed, KEY).verify(KEY)
+    assert SHARDS[1] in "".join(raised.value.__notes__)
+
+
+def test_every_altered_byte_of_the_index_is_refused(tmp_path):
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "a.bin").write_bytes(b"x")
+    seal_folder(tmp_path / "plain", tmp_path / "sealed", KEY)
+    index = tmp_path / "sealed" / INDEX
+    content = index.read_bytes()
+    for place in range(len(content)):
+        index.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        with pytest.raises((AuthenticationError, FormatError, UnknownKeyError)):
+            load_folder(tmp_path / "sealed", KEY)
+
+
+def test_another_key_does_not_open_the_index(sealed):
+    with pytest.raises(UnknownKeyError):
+        load_folder(sealed, Key.generate())
+
+
+def test_an_ordinary_sealed_file_is_no_index(sealed):
+    with load_file(sealed / INDEX) as file:
+        document = unseal(file["files"], KEY, framework="numpy")
+    save_file({"files": document}, sealed / INDEX, KEY)
+    with pytest.raises(FormatError, match="index"):
+        load_folder(sealed, KEY)
+    tamper_kind(sealed / INDEX)
+    with pytest.raises(AuthenticationError):
+        load_folder(sealed, KEY)
+
+
+def tamper_kind(path):
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    header["__metadata__"]["fastrack.kind"] = "folder"
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + size :])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda document: document.update(format=2),
+        lambda document: document.update(more=1),
+        lambda document: document["files"].update({"../config.json": document["files"]["config.json"]}),
+        lambda document: document["files"].update({"/etc/config.json": document["files"]["config.json"]}),
+        lambda document: document["files"]["config.json"].update(size=-1),
+        lambda document: document["files"].update({"config.json": []}),
+        lambda document: document.update(files=[]),
+    ],
+)
+def test_an_index_that_its_owner_made_wrong_is_refused(plain, tmp_path, monkeypatch, change):
+    encode = folder_writer.encode
+
+    def wrong(document):
+        change(document)
+        return encode(document)
+
+    monkeypatch.setattr(folder_writer, "encode", wrong)
+    seal_folder(plain, tmp_path / "sealed", KEY)
+    with pytest.raises(FormatError, match=INDEX):
+        load_folder(tmp_path / "sealed", KEY)
+
+
+def test_a_folder_that_is_not_sealed_is_told(plain, tmp_path):
+    with pytest.raises(FileNotFoundError, match=INDEX):
+        load_folder(plain, KEY)
+    with pytest.raises(OSError, match="none"):
+        load_folder(tmp_path / "none", KEY)
+
+
+# Anchors.
+
+
+def test_an_older_folder_is_refused_with_an_anchor(plain, sealed, tmp_path):
+    owner = Signer.generate()
+    fastrack.publish(sealed, signer=owner)
+    anchor = tmp_path / "model.anchor"
+    fastrack.Anchor.create(anchor, owner=owner.verifier)
+    load_folder(sealed, KEY, anchor=anchor).verify(KEY)
+    fastrack.Anchor(anchor).verify(sealed)
+    old = contents(sealed)
+    new = tmp_path / "new"
+    seal_folder(plain, new, KEY)
+    shutil.copy(sealed / "fastrack.manifest", new)
+    fastrack.publish(new, signer=owner)
+    load_folder(new, KEY, anchor=anchor)
+    with pytest.raises(RollbackError, match="older"):
+        load_folder(sealed, KEY, anchor=anchor)
+    (new / INDEX).write_bytes(old[INDEX])
+    with pytest.raises(RollbackError, match=INDEX):
+        load_folder(new, KEY, anchor=anchor)
+
+
+# Writing.
+
+
+def test_nothing_is_replaced(plain, sealed, tmp_path):
+    before = contents(sealed)
+    (tmp_path / "file").write_text("")
+    for target in (sealed, tmp_path / "file", tmp_path):
+        with pytest.raises(FileExistsError):
+            seal_folder(plain, target, KEY)
+        with pytest.raises(FileExistsError):
+            unseal_folder(sealed, target, KEY)
+    assert contents(sealed) == before
+
+
+@pytest.mark.parametrize(
+    "files",
+    [{}, {"config.json": b"{}"}, {INDEX: b""}, {"a.safetensors": b"x"}, {"a\\b.bin": b""}, {b"\xff.bin": b""}],
+    ids=str,
+)
+def test_what_cannot_be_sealed_leaves_nothing(tmp_path, files):
+    (tmp_path / "plain").mkdir()
+    for name, content in files.items():
+        Path(os.fsdecode(os.fsencode(tmp_path / "plain") + b"/" + os.fsencode(name))).write_bytes(content)
+    with pytest.raises(FormatError):
+        seal_folder(tmp_path / "plain", tmp_path / "sealed", KEY)
+    assert [path.name for path in tmp_path.iterdir()] == ["plain"]
+
+
+def test_files_that_are_linked_are_followed_and_folders_are_not(tmp_path):
+    one_shard(tmp_path / "blobs", a={"x": np.ones(2)})
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "model.safetensors").symlink_to("../blobs/a.safetensors")
+    seal_folder(tmp_path / "plain", tmp_path / "sealed", KEY)
+    unseal_folder(tmp_path / "sealed", tmp_path / "back", KEY)
+    assert contents(tmp_path / "back")["model.safetensors"] == contents(tmp_path / "blobs")["a.safetensors"]
+    (tmp_path / "plain" / "more").symlink_to("../blobs")
+    with pytest.raises(FormatError, match="more"):
+        seal_folder(tmp_path / "plain", tmp_path / "again", KEY)
+
+
+def test_a_source_that_changes_meanwhile_is_refused(plain, tmp_path, monkeypatch):
+    def change(path, *arguments, **options):
+        one_shard(plain, **{path.stem: {"other": np.ones(2)}})
+        seal_file(path, *arguments, **options)
+
+    seal_file = folder_writer.seal_file
+    monkeypatch.setattr(folder_writer, "seal_file", change)
+    with pytest.raises(FormatError, match="changed"):
+        seal_folder(plain, tmp_path / "sealed", KEY)
+    assert [path.name for path in tmp_path.iterdir()] == ["plain"]
+
+
+def test_progress_counts_all_bytes(plain, sealed, tmp_path):
+    total = load_folder(sealed, KEY).nbytes
+    for call in (
+        lambda add: seal_folder(plain, tmp_path / "again", KEY, progress=add),
+        lambda add: unseal_folder(sealed, tmp_path / "back", KEY, progress=add),
+        lambda add: load_folder(sealed, KEY).verify(KEY, progress=add),
+    ):
+        done = []
+        call(done.append)
+        assert sum(done) == total
+
+
+def _seal_for_ever(source, folder):
+    for number in range(10_000):
+        seal_folder(source, folder / str(number), KEY)
+
+
+@pytest.mark.slow
+def test_a_killed_process_leaves_no_half_of_a_folder(plain, tmp_path):
+    for delay in (0, 2, 5, 9, 14):
+        made = tmp_path / f"made-{delay}"
+        made.mkdir()
+        process = multiprocessing.get_context("spawn").Process(target=_seal_for_ever, args=(plain, made))
+        process.start()
+        while not list(made.iterdir()):
+            time.sleep(0.001)
+        time.sleep(delay / 1000)
+        process.kill()
+        process.join()
+        for path in made.iterdir():
+            if not path.name.startswith(".fastrack-"):
+                load_folder(path, KEY).verify(KEY)
