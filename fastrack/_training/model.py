@@ -33,8 +33,8 @@ _Owners = list[tuple[Any, str]]  # the modules and attributes that hold a tensor
 def load_model(
     module: torch.nn.Module,
     path: str | os.PathLike[str],
-    *,
     keys: KeySource | None = None,
+    *,
     device: object = None,
     strict: bool = True,
     anchor: Anchor | str | os.PathLike[str] | None = None,
@@ -103,6 +103,7 @@ def load_model(
     """
     from torch.nn.modules.module import _IncompatibleKeys
 
+    _require_module(module, "load_model(module, path, keys)")
     ring = KeyRing.resolve(keys)
     target = canonical(device)
     with load_file(path, anchor=anchor) as file:
@@ -127,8 +128,8 @@ def load_model(
 def save_model(
     module: torch.nn.Module,
     path: str | os.PathLike[str],
-    *,
     key: KeyLike | None = None,
+    *,
     metadata: Mapping[str, str] | None = None,
 ) -> None:
     """Seal the parameters and persistent buffers of a torch module into a new file.
@@ -164,11 +165,20 @@ def save_model(
     ...     print({name: file[name].shape for name in sorted(file)})
     {'bias': (2,), 'weight': (2, 3)}
     """
+    _require_module(module, "save_model(module, path, key)")
     tensors: dict[Hashable, tuple[str, Any]] = {}
     for name, value in module.state_dict(keep_vars=True).items():
         _require_saveable(name, value)
         tensors.setdefault(storage_key(value), (name, value))
     save_file(dict(tensors.values()), path, key, metadata=metadata)
+
+
+def _require_module(module: object, usage: str) -> None:
+    """Raise `TypeError` unless it is a module, as where arguments were exchanged."""
+    import torch
+
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"module: expected torch.nn.Module, got {type(module).__name__}. Call {usage}")
 
 
 def _require_saveable(name: str, value: Any) -> None:
