@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from fastrack._training.model import load_model, save_model
     from fastrack._transfer.api import synchronize, to_device, to_host
     from fastrack._transfer.channel import Channel
+    from fastrack._transfer.safe_open import load_tensors, safe_open
     from fastrack._util.trace import trace
 
 __all__ = [
@@ -85,9 +86,11 @@ __all__ = [
     "load_folder",
     "load_manifest",
     "load_model",
+    "load_tensors",
     "open_bytes",
     "publish",
     "rekey_file",
+    "safe_open",
     "save_checkpoint",
     "save_file",
     "save_model",
@@ -127,6 +130,7 @@ _NAMES = {
     "_training.model": ("load_model", "save_model"),
     "_transfer.api": ("synchronize", "to_device", "to_host"),
     "_transfer.channel": ("Channel",),
+    "_transfer.safe_open": ("load_tensors", "safe_open"),
     "_util.trace": ("trace",),
 }
 _HOMES = {name: f"fastrack.{module}" for module, names in _NAMES.items() for name in names}

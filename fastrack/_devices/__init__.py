@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 
 from fastrack._crypto.forms import is_compiling
+from fastrack._crypto.keyring import KeyProvider, KeyRing
+from fastrack._crypto.keys import Key, looks_secret
 from fastrack._crypto.workers import default_threads
 from fastrack._devices.base import Device
 from fastrack.errors import DeviceError
@@ -25,7 +29,12 @@ def canonical(device: object = None) -> str:
         return "cpu"
     if cuda:
         return f"cuda:{int(cuda[1] or 0)}"
-    raise DeviceError(f"no such device: {name!r}; expected 'cpu' or 'cuda:N'")
+    is_secret = looks_secret(name)
+    if is_secret or isinstance(device, (Key, KeyRing, KeyProvider, os.PathLike)) or Path(name).is_file():
+        shown = "what looks like a key, which is not repeated here" if is_secret else repr(name)
+        raise DeviceError(f"no such device: {shown}; expected 'cpu' or 'cuda:N'. Pass keys by name: keys=")
+    advice = ". Change the dtype of the result" if name.startswith("torch.") else ""
+    raise DeviceError(f"no such device: {name!r:.80}; expected 'cpu' or 'cuda:N'{advice}")
 
 
 def open_device(name: str, threads: int | None = None, share: float | None = None) -> Device:

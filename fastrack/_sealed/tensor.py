@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from fastrack._crypto.cobblestone import HEADER_SIZE, SALT_SIZE, MessageKey
 from fastrack._crypto.engine import get_engine
 from fastrack._crypto.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._crypto.keys import Key
+from fastrack._sealed.handle import Handle
 from fastrack._sealed.indexing import ByteRanges, RowPlan, plan_rows
 from fastrack._sealed.storage import Extent, Storage, StoredBytes
 from fastrack._tensors import arrays, dtypes
@@ -133,7 +134,9 @@ def unseal(
     fastrack.UnknownKeyError: ...
     """
     if not isinstance(sealed, (SealedTensor, SealedRows)):
-        raise TypeError(f"unseal: expected SealedTensor or SealedRows, got {type(sealed).__name__}. Seal it first")
+        raise TypeError(
+            f"unseal: expected SealedTensor or SealedRows, got {type(sealed).__name__}. {_advise_unseal(sealed)}"
+        )
     framework = framework or arrays.default_framework()
     ring = KeyRing.resolve(keys)
     if isinstance(sealed, SealedRows):
@@ -143,6 +146,14 @@ def unseal(
         result = arrays.from_bytes(memory, sealed.dtype, sealed.shape, framework)
         opened.read(memory)
     return result
+
+
+def _advise_unseal(given: object) -> str:
+    if isinstance(given, (str, os.PathLike)):
+        return "Open the tensors of a file with load_tensors"
+    if isinstance(given, (bytes, bytearray, memoryview)):
+        return "Read a tensor that was stored as bytes with SealedTensor.from_bytes"
+    return "Open pytrees with to_device" if isinstance(given, (Mapping, list, tuple)) else "Seal it first"
 
 
 def _unseal_rows(rows: SealedRows, keys: KeyRing, framework: Framework) -> Any:
@@ -252,32 +263,8 @@ def _new_key(key: Key, context: bytes) -> tuple[MessageKey, Bytes]:
     return message_key, np.frombuffer(salt + message_key.commitment, np.uint8)
 
 
-class _Handle:
-    """Methods of `SealedTensor` and `SealedRows`."""
-
-    __slots__ = ()
-
-    def to(
-        self,
-        device: object = None,
-        *,
-        keys: KeySource | None = None,
-        framework: Framework | None = None,
-        out: Any = None,
-        non_blocking: bool = False,
-    ) -> Any:
-        """Open it on a device, as `fastrack.to_device` does."""
-        from fastrack._transfer.api import to_device
-
-        return to_device(self, device, keys=keys, framework=framework, out=out, non_blocking=non_blocking)
-
-    def __array__(self, *_: object, **__: object) -> NoReturn:
-        """Refuse the conversion to an array of objects, which NumPy and torch would attempt."""
-        raise TypeError(f"expected an array, got {self!r}, which is sealed. Open it with to_device or unseal")
-
-
 @public
-class SealedTensor(_Handle):
+class SealedTensor(Handle):
     """Encrypted and authenticated tensor. It holds no secret, and can be stored and sent anywhere.
 
     `seal` and `load_file` make it. `to_bytes` and `from_bytes` store it. Pickle is for processes that trust each other:
@@ -294,6 +281,8 @@ class SealedTensor(_Handle):
         Element type by its safetensors name, such as ``"F32"``.
     shape : tuple of int
         Shape of the tensor.
+    ndim : int
+        Number of its dimensions.
     nbytes : int
         Size of the plaintext in bytes.
     message : memoryview
@@ -487,7 +476,7 @@ class TensorSlice(NamedTuple):
 
 
 @public
-class SealedRows(_Handle):
+class SealedRows(Handle):
     """Handle on rows of sealed tensors, none of which is opened yet.
 
     ``sealed[rows]``, `SealedDataset` and `collate` make it; `to_device` and `unseal` open it.
@@ -500,6 +489,8 @@ class SealedRows(_Handle):
         Element type by its safetensors name.
     shape : tuple of int
         Shape of the result.
+    ndim : int
+        Number of its dimensions.
     nbytes : int
         Size of the result in bytes.
     key_id : str

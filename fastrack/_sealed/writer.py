@@ -23,6 +23,7 @@ from fastrack._sealed.tensor import Binding, Kind, MessageContext, OpenMessage, 
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.atomic import new_file
+from fastrack._util.paths import require_path
 from fastrack._util.public import public
 from fastrack.errors import AuthenticationError, FormatError
 
@@ -87,6 +88,7 @@ def save_file(
     ...     print(file["images"].shape, file.plain["labels"][:3], file.metadata)
     (10, 28, 28) [0 1 2] {'licence': 'CC0'}
     """
+    require_path(path, "save_file(tensors, path, key)")
     key, plain = sealing_key(key), plain_names(plain)
     described, sealed = {}, {}
     for name, tensor in tensors.items():

@@ -15,6 +15,7 @@ from fastrack._sealed.writer import write_checkpoint
 from fastrack._tensors.arrays import Framework
 from fastrack._training.state import decode_state, encode_state
 from fastrack._transfer.api import to_device
+from fastrack._util.paths import require_path
 from fastrack._util.public import public
 from fastrack.errors import AuthenticationError, FormatError
 
@@ -25,7 +26,7 @@ _SKELETON = "skeleton"
 
 
 @public
-def save_checkpoint(path: str | os.PathLike[str], state: Any, *, key: KeyLike | None = None) -> None:
+def save_checkpoint(path: str | os.PathLike[str], state: Any, key: KeyLike | None = None) -> None:
     """Seal the state of a training run, any pytree of plain values and arrays, into a new file.
 
     The file replaces an existing one when it is complete and on disk. It is written slab by slab, without a second copy
@@ -67,6 +68,7 @@ def save_checkpoint(path: str | os.PathLike[str], state: Any, *, key: KeyLike | 
     >>> fastrack.load_checkpoint("run.safetensors", keys=key)
     {'epoch': 3, 'weights': array([1., 1.])}
     """
+    require_path(path, "save_checkpoint(path, state, key)")
     text, arrays = encode_state(state)
     tensors = {str(number): array for number, array in enumerate(arrays)}
     write_checkpoint({_SKELETON: np.frombuffer(text, np.uint8), **tensors}, path, key)
@@ -75,8 +77,8 @@ def save_checkpoint(path: str | os.PathLike[str], state: Any, *, key: KeyLike | 
 @public
 def load_checkpoint(
     path: str | os.PathLike[str],
-    *,
     keys: KeySource | None = None,
+    *,
     device: object = None,
     anchor: Anchor | str | os.PathLike[str] | None = None,
 ) -> Any:

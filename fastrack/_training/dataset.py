@@ -10,8 +10,10 @@ import numpy as np
 
 from fastrack._crypto.keyring import KeyRing, KeySource
 from fastrack._sealed.indexing import as_indices
+from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._tensors import arrays
-from fastrack._training.handles import DatasetRef, Samples, refs
+from fastrack._training.collate import collate
+from fastrack._training.handles import DatasetRef, Lengths, Samples, refs
 from fastrack._training.layout import Layout, record_layout, row_layout, window_layout
 from fastrack._training.shards import PathLike, Shards
 from fastrack._util.pickles import unpickle
@@ -25,6 +27,13 @@ if TYPE_CHECKING:
     _Base = Dataset[dict[str, Any]]
 elif arrays.installed("torch"):
     from torch.utils.data import Dataset as _Base
+    from torch.utils.data._utils.collate import default_collate_fn_map
+
+    def _collate_handles(handles: list[Any], **_: object) -> Any:
+        return collate(handles)
+
+    # A DataLoader without collate_fn= then makes the same batches, though one handle after the other.
+    default_collate_fn_map.update(dict.fromkeys((SealedRows, SealedTensor, Lengths), _collate_handles))
 else:
     _Base = object
 

@@ -43,8 +43,8 @@ _Owners = list[tuple[Any, str]]  # the modules and attributes that hold a tensor
 def load_model(
     module: torch.nn.Module,
     path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-    *,
     keys: KeySource | None = None,
+    *,
     device: object = None,
     strict: bool = True,
     anchor: Anchor | str | os.PathLike[str] | None = None,
@@ -117,6 +117,7 @@ def load_model(
     """
     from torch.nn.modules.module import _IncompatibleKeys
 
+    _require_module(module, "load_model(module, path, keys)")
     ring = KeyRing.resolve(keys)
     target = None if device is None else canonical(device)
     weights, files = _open(path, ring, anchor)
@@ -142,8 +143,8 @@ def load_model(
 def save_model(
     module: torch.nn.Module,
     path: str | os.PathLike[str],
-    *,
     key: KeyLike | None = None,
+    *,
     metadata: Mapping[str, str] | None = None,
 ) -> None:
     """Seal the parameters and persistent buffers of a torch module into a new file.
@@ -185,12 +186,21 @@ def save_model(
     ...     print({name: file[name].shape for name in sorted(file)})
     {'bias': (2,), 'weight': (2, 3)}
     """
+    _require_module(module, "save_model(module, path, key)")
     tensors: dict[Hashable, tuple[str, Any]] = {}
     for name, value in module.state_dict(keep_vars=True).items():
         _require_saveable(name, value)
         tensors.setdefault(storage_key(value), (name, value))
     save = save_gathered if any(is_sharded(value) for _, value in tensors.values()) else save_file
     save(dict(tensors.values()), path, key, metadata=metadata)
+
+
+def _require_module(module: object, usage: str) -> None:
+    """Raise `TypeError` unless it is a module, as where arguments were exchanged."""
+    import torch
+
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"module: expected torch.nn.Module, got {type(module).__name__}. Call {usage}")
 
 
 def _require_saveable(name: str, value: Any) -> None:

@@ -124,7 +124,7 @@ def _require_movable(obj: Any) -> None:
 
 
 @public
-def to_host(x: Any, *, key: KeyLike | None = None, name: str = "tensor") -> SealedTensor:
+def to_host(x: Any, key: KeyLike | None = None, *, name: str = "tensor") -> SealedTensor:
     """Seal a tensor on the device that holds it, and copy it to the host sealed.
 
     Parameters

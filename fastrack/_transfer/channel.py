@@ -153,7 +153,7 @@ class Channel:
             raise ValueError("expected framework= or out=, got both; the arrays of out= have a framework already")
         return self._start(None, obj, keys, framework, out, non_blocking)
 
-    def to_host(self, x: Any, *, key: KeyLike | None = None, name: str = "tensor") -> SealedTensor:
+    def to_host(self, x: Any, key: KeyLike | None = None, *, name: str = "tensor") -> SealedTensor:
         """Seal a tensor on the channel's device, and copy it to the host sealed.
 
         Parameters and errors are those of `fastrack.to_host`. `key` defaults to the first key of the channel.

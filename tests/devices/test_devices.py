@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fastrack import Channel, DeviceError
+from fastrack import Channel, DeviceError, Key, KeyRing, to_device
 from fastrack._crypto.base import HostMemory
 from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.engine import get_engine
@@ -36,6 +36,21 @@ def test_names_have_one_form(given, name):
 def test_other_names_are_refused(given):
     with pytest.raises(DeviceError, match=str(given)):
         canonical(given)
+
+
+def test_keys_in_the_place_of_a_device_are_refused_without_repeating_a_secret(tmp_path):
+    key = Key.generate()
+    key.save(tmp_path / "owner.key")
+    text = (tmp_path / "owner.key").read_text().strip()
+    for given in (key, KeyRing(key), tmp_path / "owner.key", str(tmp_path / "owner.key"), text):
+        with pytest.raises(DeviceError, match="keys=") as caught:
+            to_device(np.ones(2), given)
+        assert text not in str(caught.value)
+
+
+def test_a_dtype_in_the_place_of_a_device_is_refused_with_the_other_way():
+    with pytest.raises(DeviceError, match="dtype"):
+        canonical(torch.float16)
 
 
 def test_a_device_that_cannot_be_used_says_what_to_do():

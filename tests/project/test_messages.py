@@ -32,7 +32,7 @@ torch = pytest.importorskip("torch")
 SNAPSHOT = Path(__file__).with_name("messages.txt")
 LONGEST = 600
 TYPES = {*fastrack.errors.__all__, "FileExistsError", "FileNotFoundError", "IsADirectoryError", "OSError"}
-TYPES |= {"BadParameter", "IndexError", "KeyError", "RuntimeError", "TypeError", "ValueError"}
+TYPES |= {"AttributeError", "BadParameter", "IndexError", "KeyError", "RuntimeError", "TypeError", "ValueError"}
 # Words that have a capital wherever they stand, and the first words of torch's errors in loading and of Click's.
 NAMES = ("CuPy", "FASTRACK_", "Key", "NumPy", "SealedTensor", "Error(s) in loading ", "Invalid value for ")
 PERSON = re.compile(r"\b(nobody|somebody|whoever)\b", re.IGNORECASE)
@@ -198,10 +198,13 @@ CASES = {
     "unseal: an altered chunk": lambda: fastrack.unseal(tampered(X, 56), KEY),
     "unseal: an altered chunk of a file": lambda: fastrack.unseal(load_file(flipped())["x"], KEY),
     "unseal: an altered header": lambda: fastrack.unseal(tampered(X, 0), KEY),
+    "unseal: a path": lambda: fastrack.unseal("two.safetensors", KEY),
+    "unseal: a pytree": lambda: fastrack.unseal({"x": X}, KEY),
     "unseal: an array": lambda: fastrack.unseal(TABLE, KEY),
     "unseal: bytes": lambda: fastrack.unseal(X.to_bytes(), KEY),
     "unseal: another key": lambda: fastrack.unseal(X, OTHER),
     "unseal: no key": lambda: fastrack.unseal(X),
+    "SealedTensor: a method of arrays": lambda: len(X.mean),
     "SealedTensor: as an array": lambda: np.asarray(X),
     "SealedTensor: len of a scalar": lambda: len(SCALAR),
     "SealedTensor: a mask of another size": lambda: X[np.array([True])],
@@ -217,6 +220,7 @@ CASES = {
     # Files
     "save_file: a checkpoint's tensor": lambda: saved({"0": load_file(checkpoint([TABLE]))["0"]}),
     "save_file: a directory": lambda: save_file({"x": TABLE}, ".", KEY),
+    "save_file: exchanged arguments": lambda: save_file("new.safetensors", {"x": TABLE}, KEY),
     "save_file: a pipe": lambda: save_file({"x": TABLE}, "pipe", KEY),
     "save_file: a reserved name": lambda: saved({"__metadata__": TABLE}),
     "save_file: a name that is a number": lambda: saved({5: TABLE}),
@@ -277,6 +281,9 @@ CASES = {
     "Channel: threads= of -1": lambda: Channel(threads=-1),
     "to_device: a leaf that cannot be moved": lambda: to_device({"a": [TABLE, np.zeros(2, complex)]}),
     "to_device: a module": lambda: to_device(torch.nn.Linear(2, 2)),
+    "to_device: a dtype": lambda: X.to(torch.float16),
+    "to_device: a key as the device": lambda: to_device(X, SECRET.hex()),
+    "to_device: a key file as the device": lambda: to_device(X, "owner.key"),
     "to_device: a path": lambda: to_device("two.safetensors"),
     "to_device: an altered chunk": lambda: to_device(tampered(X, 56), keys=KEY),
     "to_device: an altered header": lambda: to_device(tampered(X, 0), keys=KEY),
@@ -333,11 +340,15 @@ CASES = {
     "wrap: a wrapped loader": lambda: fastrack.wrap(fastrack.wrap([])),
     "wrap: prefetch= of -1": lambda: fastrack.wrap([], prefetch=-1),
     "load_model: a tensor in plain": lambda: loaded(2, saved({"weight": TABLE, "bias": TABLE}, plain=["bias"])),
+    "load_model: exchanged arguments": lambda: fastrack.load_model("model.safetensors", torch.nn.Linear(2, 2), KEY),
     "load_model: other shapes": lambda: loaded(3, model()),
     "load_model: other tensors": lambda: loaded(2, model(bias=False)),
     "save_model: a module without memory": lambda: model(device="meta"),
+    "save_model: exchanged arguments": lambda: fastrack.save_model("model.safetensors", torch.nn.Linear(2, 2), KEY),
+    "safe_open: another framework": lambda: fastrack.safe_open("two.safetensors", "tf"),
     "load_checkpoint: another sealed file": lambda: fastrack.load_checkpoint("two.safetensors", keys=KEY),
     "save_checkpoint: a key that is a tuple": lambda: checkpoint({"a": {(1, 2): 3}}),
+    "save_checkpoint: exchanged arguments": lambda: fastrack.save_checkpoint({"a": 1}, "new.safetensors", KEY),
     "save_checkpoint: a set": lambda: checkpoint({"a": [{1}]}),
     "save_checkpoint: a sparse tensor": lambda: checkpoint([torch.eye(2).to_sparse()]),
     "save_checkpoint: a tensor without memory": lambda: checkpoint([torch.ones(2, device="meta")]),

@@ -540,6 +540,13 @@ class TestLoading:
         sample = next(iter(DataLoader(dataset, batch_size=None, collate_fn=lambda sample: sample)))
         assert_same(channel.to_device(sample), chosen(plain, 0))
 
+    @pytest.mark.parametrize("workers", [0, 1])
+    def test_without_a_collate(self, channel, dataset, plain, workers):
+        loader = DataLoader(dataset, 40, num_workers=workers, multiprocessing_context="fork" if workers else None)
+        assert_same(channel.to_device(next(iter(loader))), chosen(plain, list(range(40))))
+        both = next(iter(DataLoader([(fastrack.seal(np.arange(3), Key.generate()), 1)] * 2, batch_size=2)))
+        assert isinstance(both[0], SealedRows)
+
     def test_with_another_collate(self, dataset):
         loader = DataLoader(dataset, batch_size=4, collate_fn=list)
         assert [len(batch) for batch in loader] == [4] * 39 + [2]

@@ -7,8 +7,9 @@ import pytest
 import fastrack
 
 
-@pytest.mark.parametrize("name", ["Channel", "synchronize", "to_device", "to_host"])
-def test_the_examples_run(name):
+@pytest.mark.parametrize("name", ["Channel", "load_tensors", "safe_open", "synchronize", "to_device", "to_host"])
+def test_the_examples_run(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     examples = doctest.DocTestFinder(recurse=False).find(getattr(fastrack, name), name, module=False, globs={})
     assert examples
     for each in examples:

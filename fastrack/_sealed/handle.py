@@ -1,0 +1,62 @@
+"""The methods that sealed tensors and handles on their rows have in common with arrays."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NoReturn, overload
+
+from fastrack._crypto.keyring import KeySource
+from fastrack._tensors.arrays import Framework
+
+
+class Handle:
+    """Methods of `SealedTensor` and `SealedRows`."""
+
+    __slots__ = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        raise NotImplementedError
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @overload
+    def size(self) -> tuple[int, ...]: ...
+    @overload
+    def size(self, dim: int) -> int: ...
+    def size(self, dim: int | None = None) -> int | tuple[int, ...]:
+        """Return the shape, or the extent of one dimension, as `torch.Tensor.size` does."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def numel(self) -> int:
+        """Return the number of elements, as `torch.Tensor.numel` does."""
+        return math.prod(self.shape)
+
+    def to(
+        self,
+        device: object = None,
+        *,
+        keys: KeySource | None = None,
+        framework: Framework | None = None,
+        out: Any = None,
+        non_blocking: bool = False,
+    ) -> Any:
+        """Open it on a device, as `fastrack.to_device` does."""
+        from fastrack._transfer.api import to_device
+
+        return to_device(self, device, keys=keys, framework=framework, out=out, non_blocking=non_blocking)
+
+    def __array__(self, *_: object, **__: object) -> NoReturn:
+        """Refuse the conversion to an array of objects, which NumPy and torch would attempt."""
+        raise TypeError(f"expected an array, got {self!r}, which is sealed. Open it with to_device or unseal")
+
+    if not TYPE_CHECKING:  # with it, type checkers would accept misspelt names
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raise `AttributeError` that says what to do, as for the other methods of arrays."""
+            message = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if not name.startswith("_"):
+                message += ": it is sealed. Open it with to_device or unseal, and use the array that they return"
+            raise AttributeError(message, name=name, obj=self)

@@ -1,0 +1,204 @@
+"""`safe_open` and `load_tensors`: sealed files for programs that were written for safetensors."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from fastrack._crypto.keyring import KeyRing, KeySource
+from fastrack._devices import canonical
+from fastrack._sealed.reader import load_file
+from fastrack._sealed.tensor import SealedTensor
+from fastrack._tensors.arrays import Framework
+from fastrack._transfer.api import to_device
+from fastrack._util.public import public
+
+if TYPE_CHECKING:
+    from fastrack._sealed.anchor import Anchor
+
+_FRAMEWORKS: Final[dict[str, Framework]] = {
+    "pt": "torch",
+    "torch": "torch",
+    "pytorch": "torch",
+    "np": "numpy",
+    "numpy": "numpy",
+    "cupy": "cupy",
+}
+
+
+@public
+def load_tensors(
+    path: str | os.PathLike[str],
+    device: object = None,
+    *,
+    keys: KeySource | None = None,
+    framework: Framework | None = None,
+    anchor: Anchor | str | os.PathLike[str] | None = None,
+) -> dict[str, Any]:
+    """Open all sealed tensors of a file on a device, in one transfer, as ``load_file`` of safetensors does.
+
+    Parameters
+    ----------
+    path : path
+        The sealed file.
+    device : str or torch.device, optional
+        "cpu", the default, or "cuda:N".
+    keys : KeySource, optional
+        As for `to_device`.
+    framework : {"torch", "numpy", "cupy"}, optional
+        As for `to_device`.
+    anchor : Anchor or path, optional
+        As for `load_file`.
+
+    Returns
+    -------
+    dict of str to array
+        The tensors by their names. Unencrypted tensors of the file are left out.
+
+    Raises
+    ------
+    AuthenticationError, UnknownKeyError, DeviceError, TypeError
+        As from `to_device`.
+    FormatError, RollbackError, SignatureError, OSError
+        As from `load_file`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import fastrack
+    >>> key = fastrack.Key.generate()
+    >>> fastrack.save_file({"x": np.arange(3), "y": np.ones(2)}, "data.safetensors", key)
+    >>> fastrack.load_tensors("data.safetensors", keys=key, framework="numpy")
+    {'x': array([0, 1, 2]), 'y': array([1., 1.])}
+    """
+    device = canonical(device)
+    with load_file(path, anchor=anchor) as file:
+        opened: dict[str, Any] = to_device(dict(file), device, keys=keys, framework=framework)
+    return opened
+
+
+@public
+class safe_open:  # noqa: N801 - the name that safetensors gave it
+    """Sealed file with the methods of ``safetensors.safe_open``: tensors and slices are opened as asked.
+
+    Parameters
+    ----------
+    filename : path
+        The sealed file. Only its header is read.
+    framework : {"pt", "torch", "np", "numpy", "cupy"}, optional
+        Framework of the tensors. By default torch if it is installed, else numpy.
+    device : str or torch.device, optional
+        "cpu", the default, or "cuda:N".
+    keys : KeySource, optional
+        As for `to_device`. The defaults are looked up when the first tensor is opened.
+    anchor : Anchor or path, optional
+        As for `load_file`.
+
+    Raises
+    ------
+    ValueError
+        If there is no such framework.
+    DeviceError
+        If there is no such kind of device.
+    FormatError, RollbackError, SignatureError, OSError
+        As from `load_file`.
+
+    Notes
+    -----
+    The names, shapes and dtypes are those that the file claims, until a tensor is opened. Unencrypted tensors are left
+    out. `load_file` gives handles in place of tensors, which travel in batches and open several at once.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import fastrack
+    >>> key = fastrack.Key.generate()
+    >>> fastrack.save_file({"x": np.arange(6).reshape(3, 2)}, "data.safetensors", key, metadata={"format": "np"})
+    >>> with fastrack.safe_open("data.safetensors", framework="np", keys=key) as file:
+    ...     print(file.keys(), file.metadata())
+    ...     x = file.get_tensor("x")
+    ...     part = file.get_slice("x")
+    ...     print(part.get_shape(), part.get_dtype(), part[1:].tolist())
+    ['x'] {'format': 'np'}
+    [3, 2] I64 [[2, 3], [4, 5]]
+    >>> x.tolist()
+    [[0, 1], [2, 3], [4, 5]]
+    """
+
+    def __init__(
+        self,
+        filename: str | os.PathLike[str],
+        framework: str | None = None,
+        device: object = None,
+        *,
+        keys: KeySource | None = None,
+        anchor: Anchor | str | os.PathLike[str] | None = None,
+    ) -> None:
+        if framework is not None and framework not in _FRAMEWORKS:
+            raise ValueError(f"framework=: expected one of {', '.join(_FRAMEWORKS)}, got {framework!r:.40}")
+        self._framework = None if framework is None else _FRAMEWORKS[framework]
+        self._device = canonical(device)
+        self._keys = None if keys is None else KeyRing.resolve(keys)
+        self._file = load_file(filename, anchor=anchor)
+
+    def keys(self) -> list[str]:
+        """Return the names of the sealed tensors, in alphabetical order."""
+        return sorted(self._file)
+
+    def offset_keys(self) -> list[str]:
+        """Return the names of the sealed tensors, in the order of the file."""
+        return list(self._file)
+
+    def metadata(self) -> dict[str, str]:
+        """Return the metadata of the file without fastrack's own. It is neither encrypted nor authenticated."""
+        return dict(self._file.metadata)
+
+    def get_tensor(self, name: str) -> Any:
+        """Open a tensor on the device."""
+        return self._open(self._file[name])
+
+    def get_tensors(self) -> dict[str, Any]:
+        """Open all sealed tensors on the device, in one transfer."""
+        opened: dict[str, Any] = self._open(dict(self._file))
+        return opened
+
+    def get_slice(self, name: str) -> _Slice:
+        """Return an object that opens the parts of a tensor by which it is indexed, out of their chunks alone.
+
+        It has ``get_shape()`` and ``get_dtype()``, and takes the indices that `SealedTensor` takes, or ``...`` for the
+        whole.
+        """
+        return _Slice(self, self._file[name])
+
+    def _open(self, sealed: Any) -> Any:
+        return to_device(sealed, self._device, keys=self._keys, framework=self._framework)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def __repr__(self) -> str:
+        return f"<safe_open of {self._file!r} on {self._device}>"
+
+
+class _Slice:
+    """Tensor of an open file, whose parts are opened when they are asked for."""
+
+    __slots__ = ("_file", "_sealed")
+
+    def __init__(self, file: safe_open, sealed: SealedTensor) -> None:
+        self._file = file
+        self._sealed = sealed
+
+    def get_shape(self) -> list[int]:
+        """Return the shape of the whole tensor."""
+        return list(self._sealed.shape)
+
+    def get_dtype(self) -> str:
+        """Return the dtype of the tensor, by its safetensors name."""
+        return self._sealed.dtype
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._file._open(self._sealed if index is Ellipsis else self._sealed[index])  # noqa: SLF001

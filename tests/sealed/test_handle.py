@@ -1,0 +1,55 @@
+"""What sealed tensors and handles have in common with arrays, and what they refuse."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+
+import fastrack
+
+SHAPE = (5, 2, 3)
+
+
+@pytest.fixture
+def sealed(key):
+    return fastrack.seal(np.zeros(SHAPE, np.float32), key, name="x")
+
+
+def test_they_have_the_extents_of_what_is_sealed(sealed):
+    for index in (None, slice(1, 4), 2, [0, 4]):
+        handle, array = sealed, np.zeros(SHAPE)
+        if index is not None:
+            handle, array = sealed[index], array[index]
+        assert handle.ndim == array.ndim
+        assert handle.size() == array.shape
+        assert [handle.size(dim) for dim in range(array.ndim)] == list(array.shape)
+        assert handle.size(-1) == array.shape[-1]
+        assert handle.numel() == array.size
+
+
+@pytest.mark.parametrize("name", ["mean", "numpy", "cpu", "cuda", "T", "device", "unseal", "decrypt", "tobytes"])
+def test_other_attributes_of_arrays_say_how_to_open_them(sealed, name):
+    for handle in (sealed, sealed[0]):
+        assert not hasattr(handle, name)
+        with pytest.raises(AttributeError, match="to_device") as caught:
+            getattr(handle, name)
+        assert (caught.value.name, caught.value.obj) == (name, handle)
+
+
+def test_private_names_are_refused_as_by_any_object(sealed):
+    with pytest.raises(AttributeError) as caught:
+        _ = sealed._nothing
+    assert "to_device" not in str(caught.value)
+
+
+def test_a_handle_that_was_never_set_up_is_no_endless_loop():
+    for kind in (fastrack.SealedTensor, fastrack.SealedRows):
+        with pytest.raises(AttributeError):
+            _ = kind.__new__(kind).name
+
+
+def test_they_are_copied_and_pickled_as_before(sealed, key):
+    for handle in (sealed, sealed[1:]):
+        for other in (copy.copy(handle), copy.deepcopy(handle), pickle.loads(pickle.dumps(handle))):
+            assert fastrack.unseal(other, key, framework="numpy").shape == handle.shape

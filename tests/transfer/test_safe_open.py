@@ -1,0 +1,139 @@
+import numpy as np
+import pytest
+import safetensors
+from helpers.tampering import tamper_file
+
+import fastrack
+from fastrack.grants import Signer
+
+TENSORS = {"b": np.arange(60_000, dtype=np.float32).reshape(3000, 20), "a": np.array(7), "empty": np.zeros((0, 3))}
+
+
+@pytest.fixture
+def path(tmp_path, key):
+    fastrack.save_file(
+        {**TENSORS, "free": np.ones(2)}, tmp_path / "x.safetensors", key, plain=["free"], metadata={"n": "1"}
+    )
+    return tmp_path / "x.safetensors"
+
+
+@pytest.fixture
+def plain(tmp_path):
+    from safetensors.numpy import save_file
+
+    save_file(TENSORS, tmp_path / "plain.safetensors", {"n": "1"})
+    return tmp_path / "plain.safetensors"
+
+
+def test_it_has_the_methods_of_safetensors(path, key):
+    wanted = {name for name in dir(safetensors.safe_open) if not name.startswith("_")}
+    with safetensors.safe_open(path, "np") as theirs:
+        wanted_of_slices = {name for name in dir(theirs.get_slice("b")) if not name.startswith("__")}
+    assert wanted <= set(dir(fastrack.safe_open))
+    with fastrack.safe_open(path, "np", keys=key) as ours:
+        assert wanted_of_slices <= set(dir(ours.get_slice("b")))
+
+
+INDICES = [0, -1, slice(None), slice(5, 2000, 3), slice(2, 2), ..., [4, 2]]
+
+
+def test_it_returns_what_safetensors_returns_from_a_plain_file(path, plain, key):
+    with safetensors.safe_open(plain, "np") as theirs, fastrack.safe_open(path, "np", "cpu", keys=key) as ours:
+        assert ours.keys() == theirs.keys()
+        assert sorted(ours.offset_keys()) == sorted(theirs.offset_keys())
+        assert ours.metadata() == theirs.metadata()
+        for name in theirs.keys():  # noqa: SIM118 - it is no mapping
+            assert np.array_equal(ours.get_tensor(name), theirs.get_tensor(name))
+            assert ours.get_slice(name).get_shape() == theirs.get_slice(name).get_shape()
+            assert ours.get_slice(name).get_dtype() == theirs.get_slice(name).get_dtype()
+        for index in INDICES:
+            assert np.array_equal(ours.get_slice("b")[index], TENSORS["b"][index]), index
+        several, expected = ours.get_tensors(), theirs.get_tensors()
+        assert several.keys() == expected.keys()
+        assert all(np.array_equal(several[name], expected[name]) for name in expected)
+
+
+def test_all_tensors_are_opened_at_once(path, key):
+    opened = fastrack.load_tensors(path, keys=key, framework="numpy")
+    assert opened.keys() == TENSORS.keys()
+    assert all(np.array_equal(opened[name], TENSORS[name]) for name in TENSORS)
+
+
+def test_tensors_are_of_torch_where_that_is_asked_for(path, key):
+    torch = pytest.importorskip("torch")
+    for name in ("pt", "torch", "pytorch"):
+        with fastrack.safe_open(path, name, torch.device("cpu"), keys=key) as file:
+            assert torch.equal(file.get_tensor("b"), torch.from_numpy(TENSORS["b"]))
+    assert torch.equal(fastrack.load_tensors(path, "cpu", keys=key)["a"], torch.tensor(7))
+
+
+def test_a_plain_tensor_is_not_returned(path, key):
+    with fastrack.safe_open(path, "np", keys=key) as file:
+        assert "free" not in file.keys()  # noqa: SIM118 - it is no mapping
+        for get in (file.get_tensor, file.get_slice):
+            with pytest.raises(KeyError):
+                get("free")
+        assert "free" not in file.get_tensors()
+    assert "free" not in fastrack.load_tensors(path, keys=key)
+
+
+def test_names_and_shapes_take_no_key(path):
+    with fastrack.safe_open(path, "np") as file:
+        assert file.get_slice("b").get_shape() == [3000, 20]
+        with pytest.raises(fastrack.UnknownKeyError):
+            file.get_tensor("b")
+        with pytest.raises(fastrack.UnknownKeyError):
+            file.get_slice("b")[:1]
+
+
+def test_a_slice_opens_its_chunks_only_and_all_of_the_tensor_none_if_one_was_altered(path, key):
+    tamper_file(path, "b", 56 + 16400 + 5)  # in the second chunk: rows 204 to 409 have bytes there
+    with fastrack.safe_open(path, "np", keys=key) as file:
+        assert np.array_equal(file.get_slice("b")[500:], TENSORS["b"][500:])
+        for index in (250, slice(None), [0, 300]):
+            with pytest.raises(fastrack.AuthenticationError) as caught:
+                file.get_slice("b")[index]
+            assert (caught.value.tensor, caught.value.chunk, caught.value.path) == ("b", 1, path)
+    with pytest.raises(fastrack.AuthenticationError):
+        fastrack.load_tensors(path, keys=key)
+
+
+def test_another_key_opens_nothing(path):
+    other = fastrack.Key.generate()
+    with pytest.raises(fastrack.UnknownKeyError):
+        fastrack.load_tensors(path, keys=other)
+    with fastrack.safe_open(path, "np", keys=other) as file, pytest.raises(fastrack.UnknownKeyError):
+        file.get_tensor("b")
+
+
+def test_a_closed_file_is_refused(path, key):
+    with fastrack.safe_open(path, "np", keys=key) as file:
+        pass
+    with pytest.raises(fastrack.ClosedError):
+        file.get_tensor("b")
+
+
+def test_wrong_arguments_are_refused_before_the_file_is_opened(key):
+    with pytest.raises(ValueError, match="tf"):
+        fastrack.safe_open("missing", "tf", keys=key)
+    with pytest.raises(fastrack.DeviceError):
+        fastrack.safe_open("missing", "np", "tpu", keys=key)
+    with pytest.raises(fastrack.DeviceError):
+        fastrack.load_tensors("missing", "tpu", keys=key)
+    with pytest.raises(FileNotFoundError):
+        fastrack.load_tensors("missing", keys=key)
+
+
+@pytest.mark.parametrize("open_it", [fastrack.load_tensors, fastrack.safe_open])
+def test_an_older_file_is_refused_by_its_anchor(tmp_path, path, key, open_it):
+    owner = Signer.generate()
+    old = path.read_bytes()
+    fastrack.publish(path, signer=owner)
+    fastrack.Anchor.create(tmp_path / "x.anchor", owner=owner.verifier)
+    open_it(path, keys=key, anchor=tmp_path / "x.anchor")
+    fastrack.save_file(TENSORS, path, key)
+    fastrack.publish(path, signer=owner)
+    open_it(path, keys=key, anchor=tmp_path / "x.anchor")
+    path.write_bytes(old)
+    with pytest.raises(fastrack.RollbackError):
+        open_it(path, keys=key, anchor=tmp_path / "x.anchor")
