@@ -1,0 +1,422 @@
+"""`SecureGroup`: collectives whose every message is sealed by its sender and opened by its receiver."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any, NoReturn, Self
+
+import torch
+import torch.distributed as dist
+
+from fastrack._crypto.keyring import KeyLike, sealing_key
+from fastrack.distributed._link import Link
+from fastrack.distributed._messages import Slabs
+from fastrack.distributed._operation import Operation, Reduction, split
+from fastrack.distributed._session import EVERYONE
+from fastrack.distributed._transport import PointToPoint, Transport
+from fastrack.errors import ClosedError, DeviceError
+
+
+class SecureGroup:
+    """Ranks of `torch.distributed` that send each other sealed messages alone.
+
+    All ranks make the group together, and call its collectives in the same order. Each message has a key of its own,
+    which is bound to the operation, its number, the sender, the receiver, the dtype and the size. If one message is
+    altered, repeated, misrouted or lost, **every** rank raises, and the group refuses all further operations: start the
+    ranks again from the last checkpoint.
+
+    Parameters
+    ----------
+    key : Key or path
+        Secret that the ranks share, and nobody else. It seals nothing itself: with new random bytes of each rank it
+        gives the secret of this session, so that no key is used twice, whatever a checkpoint restores.
+    group : torch.distributed.ProcessGroup, optional
+        Ranks that take part; all by default. Another process group of them, on gloo, carries the messages.
+    timeout : float
+        Seconds that a rank waits for a message of another.
+
+    Raises
+    ------
+    AuthenticationError
+        If another rank has another key, or the first messages were altered.
+    UnknownKeyError
+        If there is no key.
+
+    Attributes
+    ----------
+    rank : int
+        Rank of this process in the group.
+    size : int
+        Number of ranks.
+    ranks : list of int
+        Global ranks of the group's members.
+
+    Notes
+    -----
+    `all_reduce` is a reduce-scatter, in which each rank adds one shard of all ranks **in the order of ranks**, and an
+    all-gather, in which the sum of a shard is sealed once for all. While one slab of 1 MiB is on its way, the next is
+    sealed. The sums are those of the same additions in plain, bit for bit.
+
+    The network sees sizes, times and who sends to whom. All ranks trust each other: each can send wrong gradients.
+
+    Examples
+    --------
+    >>> import torch, torch.distributed as dist
+    >>> import fastrack
+    >>> from fastrack.distributed import SecureGroup
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> with SecureGroup(fastrack.Key.generate()) as group:
+    ...     gradient = torch.ones(3)
+    ...     _ = group.all_reduce(gradient)
+    >>> gradient
+    tensor([1., 1., 1.])
+    >>> dist.destroy_process_group()
+    """
+
+    def __init__(
+        self, key: KeyLike | None = None, group: dist.ProcessGroup | None = None, *, timeout: float = 300.0
+    ) -> None:
+        self._setup(PointToPoint(group, timeout), key, timeout)
+
+    @classmethod
+    def over(cls, transport: Transport, key: KeyLike | None = None, *, timeout: float = 300.0) -> Self:
+        """Make a group whose messages another transport carries. Not public: for tests and measurements."""
+        group = cls.__new__(cls)
+        group._setup(transport, key, timeout)  # noqa: SLF001 - its own
+        return group
+
+    def _setup(self, transport: Transport, key: KeyLike | None, timeout: float) -> None:
+        self.rank = transport.rank
+        self.size = transport.size
+        self.ranks = transport.ranks
+        self._process = os.getpid()
+        self._error: BaseException | None = None
+        try:
+            self._link = Link(transport, sealing_key(key), timeout)
+        except BaseException:
+            transport.close()
+            raise
+        # One thread runs one operation after the other, so that their messages never mix.
+        self._thread = ThreadPoolExecutor(1, "fastrack-group")
+
+    # Collectives
+
+    def all_reduce(self, tensor: torch.Tensor, op: Reduction = "sum", *, async_op: bool = False) -> Any:
+        """Replace a tensor by the sum or the mean of those of all ranks, added in the order of ranks.
+
+        Parameters
+        ----------
+        tensor : torch.Tensor
+            Tensor in host memory, of the same shape and dtype on all ranks. It is changed in place; after an error it
+            holds zeros.
+        op : {"sum", "mean"}
+            Reduction.
+        async_op : bool
+            Return at once, with a `torch.futures.Future` of the tensor. It must not be used until then.
+
+        Returns
+        -------
+        torch.Tensor or torch.futures.Future
+            The tensor.
+
+        Raises
+        ------
+        AuthenticationError
+            If a message of any rank was altered, repeated, misrouted or lost, on every rank.
+        ClosedError
+            If the group was closed, or an operation has failed before.
+        """
+        check(tensor)
+        require_reduction(op, tensor)
+        return self._run(lambda: self._all_reduce(tensor, op), tensor, async_op)
+
+    def _all_reduce(self, tensor: torch.Tensor, op: Reduction) -> None:
+        flat = tensor.view(-1)
+        shards = [flat[part] for part in split(flat.numel(), self.size)]
+        own = shards[self.rank]
+        with Operation(self._link, "all_reduce") as messages:
+            parts = [messages.receive(rank, self.rank, own) for rank in self._link.others]
+            sums = [messages.receive(rank, EVERYONE, shards[rank]) for rank in self._link.others]
+            messages.send([messages.make(rank, shards[rank], [rank]) for rank in self._link.others])
+            total = messages.make(EVERYONE, own, self._link.others)
+            for slab in range(len(total.slabs)):
+                messages.add(slab, parts, own, own, op)
+                total.send(slab, self._link.transport)
+            messages.open(sums, [shards[rank] for rank in self._link.others])
+
+    def reduce_scatter(
+        self, output: torch.Tensor, tensor: torch.Tensor, op: Reduction = "sum", *, async_op: bool = False
+    ) -> Any:
+        """Fill `output` with this rank's shard of the sum or the mean of the tensors of all ranks.
+
+        Parameters
+        ----------
+        output : torch.Tensor
+            Shard in host memory, filled; after an error it holds zeros.
+        tensor : torch.Tensor
+            Tensor in host memory, contiguous, with `size` times as many elements as `output`.
+        op, async_op
+            As for `all_reduce`.
+
+        Returns
+        -------
+        torch.Tensor or torch.futures.Future
+            `output`.
+
+        Raises
+        ------
+        AuthenticationError, ClosedError
+            As from `all_reduce`.
+        ValueError
+            If the numbers of elements do not fit, or the dtypes differ.
+        """
+        check(output)
+        check(tensor)
+        self._require_shard(output, tensor)
+        require_reduction(op, tensor)
+        return self._run(lambda: self._reduce_scatter(output, tensor, op), output, async_op)
+
+    def _reduce_scatter(self, output: torch.Tensor, tensor: torch.Tensor, op: Reduction) -> None:
+        shards = list(tensor.view(self.size, -1).unbind())
+        with Operation(self._link, "reduce_scatter") as messages:
+            parts = [messages.receive(rank, self.rank, output) for rank in self._link.others]
+            messages.send([messages.make(rank, shards[rank], [rank]) for rank in self._link.others])
+            for slab in range(len(Slabs(output.nbytes))):
+                messages.add(slab, parts, shards[self.rank], output.view(-1), op)
+
+    def all_gather(self, output: torch.Tensor, tensor: torch.Tensor, *, async_op: bool = False) -> Any:
+        """Fill `output` with the tensors of all ranks, one after the other. Each rank seals its own once.
+
+        Parameters
+        ----------
+        output : torch.Tensor
+            Tensor in host memory, contiguous, with `size` times as many elements as `tensor`; after an error it holds
+            zeros.
+        tensor : torch.Tensor
+            Tensor of this rank. It may be its place in `output`.
+        async_op : bool
+            As for `all_reduce`.
+
+        Returns
+        -------
+        torch.Tensor or torch.futures.Future
+            `output`.
+
+        Raises
+        ------
+        AuthenticationError, ClosedError
+            As from `all_reduce`.
+        ValueError
+            As from `reduce_scatter`.
+        """
+        check(output)
+        check(tensor)
+        self._require_shard(tensor, output)
+        return self._run(lambda: self._all_gather(output, tensor), output, async_op)
+
+    def _all_gather(self, output: torch.Tensor, tensor: torch.Tensor) -> None:
+        shards = list(output.view(self.size, -1).unbind())
+        with Operation(self._link, "all_gather") as messages:
+            others = [messages.receive(rank, EVERYONE, shards[rank]) for rank in self._link.others]
+            messages.send([messages.make(EVERYONE, tensor, self._link.others)])
+            if shards[self.rank].data_ptr() != tensor.data_ptr():
+                shards[self.rank].copy_(tensor.view(-1))
+            messages.open(others, [shards[rank] for rank in self._link.others])
+
+    def broadcast(self, tensor: torch.Tensor, source: int, *, async_op: bool = False) -> Any:
+        """Replace a tensor by that of the rank `source`, which seals it once for all.
+
+        Parameters
+        ----------
+        tensor : torch.Tensor
+            Tensor in host memory, of the same shape and dtype on all ranks; after an error it holds zeros.
+        source : int
+            Rank in the group.
+        async_op : bool
+            As for `all_reduce`.
+
+        Returns
+        -------
+        torch.Tensor or torch.futures.Future
+            The tensor.
+
+        Raises
+        ------
+        AuthenticationError, ClosedError
+            As from `all_reduce`.
+        """
+        check(tensor)
+        self._require_rank(source)
+        return self._run(lambda: self._broadcast(tensor, source), tensor, async_op)
+
+    def _broadcast(self, tensor: torch.Tensor, source: int) -> None:
+        with Operation(self._link, "broadcast") as messages:
+            if source == self.rank:
+                messages.send([messages.make(EVERYONE, tensor, self._link.others)])
+            else:
+                messages.open([messages.receive(source, EVERYONE, tensor)], [tensor])
+
+    def send(self, tensor: torch.Tensor, target: int, *, async_op: bool = False) -> Any:
+        """Send a tensor to one rank, which calls `receive`, and wait until it was authenticated there.
+
+        Parameters
+        ----------
+        tensor : torch.Tensor
+            Tensor in host memory.
+        target : int
+            Rank in the group.
+        async_op : bool
+            As for `all_reduce`.
+
+        Returns
+        -------
+        torch.Tensor or torch.futures.Future
+            The tensor.
+
+        Raises
+        ------
+        AuthenticationError, ClosedError
+            As from `all_reduce`.
+        """
+        check(tensor)
+        self._require_rank(target, other=True)
+
+        def work() -> None:
+            with Operation(self._link, "send", [target], source=self.rank, target=target) as messages:
+                messages.send([messages.make(target, tensor, [target])])
+
+        return self._run(work, None, async_op, tensor)
+
+    def receive(self, tensor: torch.Tensor, source: int, *, async_op: bool = False) -> Any:
+        """Fill a tensor with the one that the rank `source` sends by `send`.
+
+        Parameters
+        ----------
+        tensor : torch.Tensor
+            Tensor in host memory, of the same size and dtype as the one sent; after an error it holds zeros.
+        source : int
+            Rank in the group.
+        async_op : bool
+            As for `all_reduce`.
+
+        Returns
+        -------
+        torch.Tensor or torch.futures.Future
+            The tensor.
+
+        Raises
+        ------
+        AuthenticationError, ClosedError
+            As from `all_reduce`.
+        """
+        check(tensor)
+        self._require_rank(source, other=True)
+
+        def work() -> None:
+            with Operation(self._link, "send", [source], source=source, target=self.rank) as messages:
+                messages.open([messages.receive(source, self.rank, tensor)], [tensor])
+
+        return self._run(work, tensor, async_op)
+
+    # The life of a group
+
+    def close(self) -> None:
+        """Wait for the operations that have begun, wipe the secrets and close the connections.
+
+        Call it on all ranks: one that is closed while others use it ends their operations with an error.
+        """
+        if self._process == os.getpid():
+            self._thread.shutdown(wait=True)
+            self._end(ClosedError("expected an open group, got a closed one; make another on all ranks"))
+
+    def _end(self, error: BaseException) -> None:
+        self._error = self._error or error
+        self._link.close()
+
+    def _run(self, work: Callable[[], None], filled: torch.Tensor | None, async_op: bool, result: Any = None) -> Any:
+        """Run an operation on the thread of the group. If it fails, clear what it fills, and end the group."""
+        self._require_open()
+        result = filled if result is None else result
+        future: torch.futures.Future[Any] = torch.futures.Future()
+
+        def run() -> None:
+            try:
+                self._require_open()
+                with torch.no_grad():
+                    work()
+            except BaseException as error:  # noqa: BLE001 - it is raised where the operation was started
+                self._end(error)
+                if filled is not None:
+                    filled.detach().zero_()
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        task = self._thread.submit(run)
+        if not async_op:
+            try:
+                task.result()
+            except BaseException:  # an interrupt: no operation is left behind
+                self._link.transport.close()
+                wait([task])
+                raise
+        return future if async_op else future.wait()
+
+    def _require_open(self) -> None:
+        if self._process != os.getpid():
+            raise ClosedError("expected a group of this process, got another's; make a group in each process")
+        if self._error is not None:
+            raise ClosedError(
+                f"expected an open group, got one that has ended: {self._error}. Make another on all ranks"
+            ) from self._error
+
+    def _require_shard(self, shard: torch.Tensor, whole: torch.Tensor) -> None:
+        if shard.dtype != whole.dtype or shard.numel() * self.size != whole.numel():
+            raise ValueError(
+                f"a shard for {self.size} ranks: expected {whole.numel() / self.size:g} elements of {whole.dtype}, got "
+                f"{shard.numel()} of {shard.dtype}. Pad the tensor"
+            )
+
+    def _require_rank(self, rank: int, *, other: bool = False) -> None:
+        if not 0 <= rank < self.size or (other and rank == self.rank):
+            raise ValueError(f"expected {'another' if other else 'a'} rank of the group's {self.size}, got {rank}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_thread") and self._process == os.getpid():
+            self._thread.shutdown(wait=False)
+            self._link.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a group stays in its process and cannot be pickled; make it in each process")
+
+    def __repr__(self) -> str:
+        state = "" if self._error is None else ", ended"
+        return f"<SecureGroup: rank {self.rank} of {self.size}{state}>"
+
+
+def check(tensor: torch.Tensor) -> None:
+    """Raise an error unless a tensor is dense, contiguous and in host memory."""
+    if tensor.device.type != "cpu":
+        raise DeviceError(
+            f"a sealed collective: expected a tensor in host memory, got one on {tensor.device}. Move it there first"
+        )
+    if tensor.layout != torch.strided or not tensor.is_contiguous() or type(tensor) is not torch.Tensor:
+        raise ValueError(
+            "a sealed collective: expected a plain contiguous tensor, got another; pass tensor.contiguous()"
+        )
+
+
+def require_reduction(op: str, tensor: torch.Tensor) -> None:
+    """Raise ValueError for an unknown reduction, and for means of integers."""
+    if op not in ("sum", "mean"):
+        raise ValueError(f"op=: expected 'sum' or 'mean', got {op!r:.40}")
+    if op == "mean" and not (tensor.is_floating_point() or tensor.is_complex()):
+        raise ValueError(f"op='mean': expected a floating-point tensor, got {tensor.dtype}. Use op='sum'")

@@ -1,0 +1,93 @@
+"""What the operations of a group share: a session, a transport, buffers, and the numbers of operations."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+
+from fastrack._crypto.engine import get_engine
+from fastrack._crypto.keys import Key
+from fastrack.distributed._session import RANDOM_SIZE, GroupSession
+from fastrack.distributed._transport import Transport
+from fastrack.errors import AuthenticationError
+
+
+class Link:
+    """A session of this rank with all others. It is made on all ranks at once.
+
+    Raise AuthenticationError if another rank has another key, or is not heard of.
+    """
+
+    def __init__(self, transport: Transport, key: Key, timeout: float) -> None:
+        self.transport = transport
+        self.engine = get_engine()
+        self.rank = transport.rank
+        self.others = [rank for rank in range(transport.size) if rank != self.rank]
+        self._timeout = timeout
+        self._numbers: defaultdict[tuple[str, int, int], int] = defaultdict(int)
+        self._buffers: dict[str, torch.Tensor] = {}
+        random = os.urandom(RANDOM_SIZE)
+        deadline = self.deadline()
+        try:
+            randoms = {self.rank: random, **self._exchange(random, deadline, self.others)}
+        except OSError as error:
+            raise AuthenticationError(
+                f"starting a group: expected random bytes of every rank, got none of one: {error}. Start all ranks"
+            ) from error
+        self.session = GroupSession(key.material(), [randoms[rank] for rank in range(transport.size)])
+        self.confirm("start", deadline, self.others)
+
+    def deadline(self) -> float:
+        """Return the time on the monotonic clock at which an operation that begins now has failed."""
+        return time.monotonic() + self._timeout
+
+    def next_number(self, operation: str, source: int, target: int) -> int:
+        """Return the number of an operation, counted from 1 for each kind and pair of ranks."""
+        self._numbers[operation, source, target] += 1
+        return self._numbers[operation, source, target]
+
+    def buffer(self, name: str, size: int) -> torch.Tensor:
+        """Return uint8 (size,) that each operation uses again."""
+        found = self._buffers.get(name)
+        if found is None or found.numel() < size:
+            found = self._buffers[name] = torch.empty(size, dtype=torch.uint8)
+        return found[:size]
+
+    def confirm(self, text: str, deadline: float, ranks: Sequence[int]) -> None:
+        """Tell other ranks that this one has succeeded, and wait until they have said so."""
+        said = text.encode()
+        try:
+            macs = self._exchange(self.session.mac(said, self.rank), deadline, ranks)
+        except OSError as error:
+            raise AuthenticationError(
+                f"{text}: expected every rank to confirm it, got nothing from one: {error}. A rank or the connection "
+                "failed; start the ranks again"
+            ) from error
+        for rank, mac in macs.items():
+            if not hmac.compare_digest(mac, self.session.mac(said, rank)):
+                raise AuthenticationError(
+                    f"{text}: expected the MAC of rank {rank} in this session, got another. It has another key or "
+                    "calls another operation, or its message was altered; start the ranks again with one key"
+                )
+
+    def _exchange(self, data: bytes, deadline: float, ranks: Sequence[int]) -> dict[int, bytes]:
+        """Send a few bytes to other ranks, and return theirs."""
+        buffers = {rank: torch.zeros(len(data), dtype=torch.uint8) for rank in ranks}
+        pending = [self.transport.receive(buffer, rank) for rank, buffer in buffers.items()]
+        own = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        pending += [self.transport.send(own, rank) for rank in ranks]
+        for each in pending:
+            each.wait(deadline - time.monotonic())
+        return {rank: buffer.numpy().tobytes() for rank, buffer in buffers.items()}
+
+    def close(self) -> None:
+        """Give up what the other ranks wait for, and wipe the secrets."""
+        self.transport.close()
+        if hasattr(self, "session"):
+            self.session.wipe()
+        self._buffers.clear()

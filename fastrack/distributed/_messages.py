@@ -1,0 +1,131 @@
+"""Messages on their way: sealed and sent, received and opened, a slab at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from fastrack._crypto import cobblestone
+from fastrack._crypto.base import Bytes, Engine
+from fastrack._crypto.cobblestone import CHUNK_SIZE, HEADER_SIZE, SEALED_CHUNK_SIZE
+from fastrack.distributed._session import GroupSession, Route
+from fastrack.distributed._transport import Pending, Transport
+from fastrack.errors import AuthenticationError
+
+SLAB_CHUNKS = 64  # 1 MiB: in cache from the cipher to the sum
+
+
+class Slabs:
+    """The bytes of each slab of a message, in plaintext and in the message; the first slab has the header."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.size = cobblestone.message_size(nbytes)
+        self._chunks = cobblestone.chunk_count(nbytes)
+
+    def __len__(self) -> int:
+        return (self._chunks - 1) // SLAB_CHUNKS + 1
+
+    def plain(self, slab: int) -> slice:
+        """Return the bytes of plaintext in a slab."""
+        start = slab * SLAB_CHUNKS * CHUNK_SIZE
+        return slice(start, min(start + SLAB_CHUNKS * CHUNK_SIZE, self.nbytes))
+
+    def chunks(self, slab: int) -> slice:
+        """Return the bytes of its chunks in the message."""
+        start = HEADER_SIZE + slab * SLAB_CHUNKS * SEALED_CHUNK_SIZE
+        return slice(start, min(start + SLAB_CHUNKS * SEALED_CHUNK_SIZE, self.size))
+
+    def sent(self, slab: int) -> slice:
+        """Return the bytes that are sent of it: with the header, if it is the first."""
+        chunks = self.chunks(slab)
+        return slice(0, chunks.stop) if slab == 0 else chunks
+
+
+class Outgoing:
+    """A message that is sealed once, and sent to one rank or several.
+
+    `plain` may change until `send` is called for its slab. `buffer` has room for the message.
+    """
+
+    def __init__(
+        self,
+        session: GroupSession,
+        engine: Engine,
+        route: Route,
+        plain: Bytes,
+        buffer: torch.Tensor,
+        ranks: Sequence[int],
+    ) -> None:
+        self.slabs = Slabs(plain.size)
+        self._engine = engine
+        self._plain = plain
+        self._buffer = buffer[: self.slabs.size]
+        self._memory: Bytes = self._buffer.numpy()
+        self._ranks = ranks
+        self._pending: list[Pending] = []
+        header, key = session.seal(route)
+        self._memory[:HEADER_SIZE] = np.frombuffer(header, np.uint8)
+        self._schedule = engine.expand_key(key)
+        key.wipe()
+
+    def send(self, slab: int, transport: Transport) -> None:
+        """Seal a slab, and begin to send it."""
+        chunks = self._memory[self.slabs.chunks(slab)]
+        self._engine.seal_run(self._schedule, self._plain[self.slabs.plain(slab)], chunks, slab * SLAB_CHUNKS)
+        sent = self._buffer[self.slabs.sent(slab)]
+        self._pending += [transport.send(sent, rank) for rank in self._ranks]
+
+    def wait(self, deadline: float) -> None:
+        """Wait until all was sent."""
+        for pending in self._pending:
+            pending.wait(deadline - time.monotonic())
+
+    def wipe(self) -> None:
+        """Overwrite the expanded key."""
+        self._schedule.wipe()
+
+
+class Incoming:
+    """A message that is received from one rank. `buffer` has room for it, and is filled from now on."""
+
+    def __init__(
+        self, session: GroupSession, engine: Engine, route: Route, buffer: torch.Tensor, transport: Transport
+    ) -> None:
+        self.slabs = Slabs(route.nbytes)
+        self.route = route
+        self._session = session
+        self._engine = engine
+        self._memory: Bytes = buffer.numpy()
+        self._pending = [
+            transport.receive(buffer[self.slabs.sent(slab)], route.source) for slab in range(len(self.slabs))
+        ]
+        self._schedule: Any = None
+
+    def open(self, slab: int, target: Bytes, deadline: float) -> None:
+        """Wait for a slab, and open it into `target`. Call it for each slab in turn.
+
+        Raise AuthenticationError if it was altered; `target` holds zeros in place of a bad chunk. Raise OSError if it
+        does not come.
+        """
+        self._pending[slab].wait(deadline - time.monotonic())
+        if self._schedule is None:
+            key = self._session.open(self._memory[:HEADER_SIZE].tobytes(), self.route)
+            self._schedule = self._engine.expand_key(key)
+            key.wipe()
+        bad = self._engine.open_run(self._schedule, self._memory[self.slabs.chunks(slab)], target, slab * SLAB_CHUNKS)
+        if bad is not None:
+            raise AuthenticationError(
+                f"the message of {self.route}, chunk {bad}: expected the tag that was sealed, got another; it was "
+                "altered on its way. Start the ranks again",
+                chunk=bad,
+            )
+
+    def wipe(self) -> None:
+        """Overwrite the expanded key."""
+        if self._schedule is not None:
+            self._schedule.wipe()

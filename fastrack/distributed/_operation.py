@@ -1,0 +1,123 @@
+"""The messages of one operation of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, Self
+
+import torch
+
+from fastrack.distributed._link import Link
+from fastrack.distributed._messages import Incoming, Outgoing, Slabs
+from fastrack.distributed._session import Route
+from fastrack.errors import AuthenticationError
+
+Reduction = Literal["sum", "mean"]
+
+_ALIGNMENT = 64  # elements: shards of a tensor begin at whole cache lines
+
+
+class Operation:
+    """The messages of one operation. When its block ends well, all ranks in it have confirmed that theirs did.
+
+    `ranks` take part besides this one. `source` and `target` are those of an operation of two.
+    """
+
+    def __init__(
+        self, link: Link, operation: str, ranks: Sequence[int] | None = None, source: int = -1, target: int = -1
+    ) -> None:
+        self._link = link
+        self._operation = operation
+        self._ranks = link.others if ranks is None else ranks
+        self._number = link.next_number(operation, source, target)
+        self._name = f"{operation} {self._number}"
+        self._deadline = link.deadline()
+        self._all: list[Incoming | Outgoing] = []
+
+    def _route(self, source: int, target: int, tensor: torch.Tensor) -> Route:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return Route(self._operation, self._number, source, target, dtype, tensor.nbytes)
+
+    def make(self, target: int, tensor: torch.Tensor, ranks: Sequence[int]) -> Outgoing:
+        """Return a message with a tensor, which is not sent yet."""
+        link = self._link
+        route = self._route(link.rank, target, tensor)
+        buffer = link.buffer(f"out {target}", Slabs(tensor.nbytes).size)
+        message = Outgoing(link.session, link.engine, route, memory_of(tensor), buffer, ranks)
+        self._all.append(message)
+        return message
+
+    def receive(self, source: int, target: int, tensor: torch.Tensor) -> Incoming:
+        """Begin to receive a message that fills a tensor of this kind."""
+        link = self._link
+        route = self._route(source, target, tensor)
+        buffer = link.buffer(f"in {source} {target}", Slabs(tensor.nbytes).size)
+        message = Incoming(link.session, link.engine, route, buffer, link.transport)
+        self._all.append(message)
+        return message
+
+    def send(self, messages: Sequence[Outgoing]) -> None:
+        """Seal and send messages, in turn a slab of each."""
+        for slab in range(max((len(message.slabs) for message in messages), default=0)):
+            for message in messages:
+                if slab < len(message.slabs):
+                    message.send(slab, self._link.transport)
+
+    def open(self, messages: Sequence[Incoming], targets: Sequence[torch.Tensor]) -> None:
+        """Open messages, in turn a slab of each."""
+        memories = [memory_of(target) for target in targets]
+        for slab in range(max((len(message.slabs) for message in messages), default=0)):
+            for message, memory in zip(messages, memories, strict=True):
+                if slab < len(message.slabs):
+                    message.open(slab, memory[message.slabs.plain(slab)], self._deadline)
+
+    def add(self, slab: int, parts: Sequence[Incoming], own: torch.Tensor, total: torch.Tensor, op: Reduction) -> None:
+        """Open a slab of all parts, and add them and `own`, in the order of ranks, to `total`, which may be `own`."""
+        link = self._link
+        plain = Slabs(own.nbytes).plain(slab)
+        elements = slice(plain.start // own.itemsize, plain.stop // own.itemsize)
+        target = total[elements]
+        terms = []
+        for part in parts:
+            buffer = link.buffer(f"slab {part.route.source}", plain.stop - plain.start)
+            part.open(slab, buffer.numpy(), self._deadline)
+            terms.append(buffer.view(own.dtype))
+        terms.insert(link.rank, own[elements])
+        running = terms[0]
+        for rank, term in enumerate(terms[1:], 1):
+            # Until `own` was added its memory, which may be the target, stays as it is.
+            running = torch.add(running, term, out=target if rank >= link.rank else terms[0])
+        if (len(link.others) + 1) == 1:
+            target.copy_(running)
+        if op == "mean":
+            target.div_(len(link.others) + 1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        for message in self._all:
+            message.wipe()
+        try:
+            if error is not None:
+                raise error
+            for message in self._all:
+                if isinstance(message, Outgoing):
+                    message.wait(self._deadline)
+        except OSError as lost:
+            raise AuthenticationError(
+                f"{self._name}: expected the messages of all ranks in time, got {lost}. A rank or the connection "
+                "failed; start the ranks again"
+            ) from lost
+        self._link.confirm(self._name, self._deadline, self._ranks)
+
+
+def split(count: int, ranks: int) -> list[slice]:
+    """Return the elements of each rank's shard. The last may be shorter than the others, or empty."""
+    size = -(-count // (ranks * _ALIGNMENT)) * _ALIGNMENT
+    return [slice(min(rank * size, count), min((rank + 1) * size, count)) for rank in range(ranks)]
+
+
+def memory_of(tensor: torch.Tensor) -> Any:
+    """Return the bytes of a contiguous tensor in host memory."""
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy()

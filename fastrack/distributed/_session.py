@@ -1,0 +1,107 @@
+"""The secret that ranks agree on anew at each start, and the keys of their messages."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import struct
+from dataclasses import dataclass
+from typing import NoReturn
+
+from cryptography.hazmat.primitives.hashes import SHA512
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from fastrack._crypto import cobblestone
+from fastrack._crypto.cobblestone import HEADER_SIZE, SALT_SIZE, MessageKey
+from fastrack._util.fork import register_fork_reset
+from fastrack.errors import AuthenticationError, ClosedError
+
+RANDOM_SIZE = 32  # bytes that each rank adds
+MAC_SIZE = 32
+EVERYONE = -1  # the destination of a message for all ranks
+
+_CONTEXT = b"fastrack/group@1\0"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What a message of a group is bound to: the operation, its number, the sender, the receiver, and what it holds."""
+
+    operation: str
+    number: int
+    source: int
+    target: int
+    dtype: str
+    nbytes: int
+
+    def context(self) -> bytes:
+        """Return the bytes that the key of the message is derived from."""
+        numbers = struct.pack(">QqqQ", self.number, self.source, self.target, self.nbytes)
+        return b"\0".join((_CONTEXT, self.operation.encode(), self.dtype.encode(), numbers))
+
+    def __str__(self) -> str:
+        return f"{self.operation} {self.number} from rank {self.source}"
+
+
+class GroupSession:
+    """Two secrets that all ranks have, for keys of messages and for MACs. Neither survives a fork or a pickle.
+
+    They are derived (HKDF-SHA-512, RFC 5869) from a secret that the ranks share and from `randoms`, 32 new random bytes
+    of each rank. A rank that starts again has other bytes, and so has the session.
+
+    Each message has a random salt of its own besides, in its header: its key is new even if a route were used twice.
+    """
+
+    def __init__(self, secret: cobblestone.Bytes, randoms: list[bytes]) -> None:
+        self._process = os.getpid()
+        self._secrets = bytearray(len(secret) + MAC_SIZE)
+        self._size = len(secret)
+        info = _CONTEXT + struct.pack(">Q", len(randoms)) + b"".join(randoms)
+        HKDF(SHA512(), len(self._secrets), salt=None, info=info).derive_into(secret, self._secrets)
+        register_fork_reset(self)
+
+    def reset_after_fork(self) -> None:
+        """Wipe the secrets: two processes must not be one rank."""
+        self.wipe()
+
+    def wipe(self) -> None:
+        """Overwrite the secrets with zeros. All methods raise ClosedError from then on."""
+        self._secrets[:] = bytes(len(self._secrets))
+        self._process = 0
+
+    def seal(self, route: Route) -> tuple[bytes, MessageKey]:
+        """Return the header of a new message, and its key. Raise ClosedError if the session was wiped."""
+        salt = os.urandom(SALT_SIZE)
+        key = cobblestone.derive(self._message_secret(), salt, route.context())
+        return salt + key.commitment, key
+
+    def open(self, header: cobblestone.Bytes, route: Route) -> MessageKey:
+        """Return the key of a message. Raise AuthenticationError if the header is not that of this route."""
+        try:
+            return cobblestone.open_header(header[:HEADER_SIZE], self._message_secret(), route.context())
+        except AuthenticationError:
+            raise AuthenticationError(
+                f"the message of {route}: expected the header that this rank sealed for this operation, got another; "
+                "it was altered, repeated or misrouted, or the ranks do not call the same operations in the same order"
+            ) from None
+
+    def mac(self, text: bytes, rank: int) -> bytes:
+        """Return 32 bytes that only a rank of this session can make, of a text and of the rank that says it."""
+        return hmac.digest(self._view()[self._size :], text + struct.pack(">Q", rank), "sha256")
+
+    def _message_secret(self) -> memoryview:
+        return self._view()[: self._size]
+
+    def _view(self) -> memoryview:
+        if self._process != os.getpid():
+            raise ClosedError(
+                "expected an open group, got one that was closed or made in another process; make another"
+            )
+        return memoryview(self._secrets)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_secrets"):
+            self.wipe()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a session stays in its process and cannot be pickled; make a group in each process")
