@@ -30,7 +30,7 @@ class SecureGroup:
     Parameters
     ----------
     key : Key or path
-        Secret that the ranks share, and nobody else. It seals nothing itself: with new random bytes of each rank it
+        Secret that only the ranks have. It seals nothing itself: with new random bytes of each rank it
         gives the secret of this session, so that no key is used twice, whatever a checkpoint restores.
     group : torch.distributed.ProcessGroup, optional
         Ranks that take part; all by default. Another process group of them, on gloo, carries the messages.

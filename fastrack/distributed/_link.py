@@ -1,4 +1,4 @@
-"""What the operations of a group share: a session, a transport, buffers, and the numbers of operations."""
+"""The session, transport, buffers and counters that the operations of a group share."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _CONTEXT = b"fastrack/group@1\0"
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What a message of a group is bound to: the operation, its number, the sender, the receiver, and what it holds."""
+    """The identity of a message of a group: operation, number, sender, receiver, dtype and size."""
 
     operation: str
     number: int

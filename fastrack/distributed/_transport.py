@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Protocol
@@ -35,38 +37,43 @@ class Transport(Protocol):
 
 
 class PointToPoint:
-    """`Transport` on a process group of its own, with the ranks of another one."""
+    """`Transport` over gloo, on connections of its own between the ranks of a process group."""
 
     def __init__(self, group: dist.ProcessGroup | None, seconds: float) -> None:
         self.ranks = dist.get_process_group_ranks(group)
-        timeout = timedelta(seconds=seconds)
-        own = dist.new_group(self.ranks, timeout=timeout, backend="gloo", use_local_synchronization=True)
-        assert isinstance(own, dist.ProcessGroup)
-        self._group: dist.ProcessGroup | None = own
-        self.rank = own.rank()
-        self.size = own.size()
+        self.rank = dist.get_rank(group)
+        self.size = len(self.ranks)
+        if self.rank < 0:
+            raise ValueError(f"a group of the ranks {self.ranks}: expected one of them, got rank {dist.get_rank()}")
+        # Not `dist.new_group`: that uses names again, and then a rank finds the addresses of an earlier group.
+        number = _groups[tuple(self.ranks)] = _groups[tuple(self.ranks)] + 1
+        name = f"fastrack/{'_'.join(map(str, self.ranks))}/{number}"
+        store = dist.distributed_c10d.PrefixStore(name, dist.distributed_c10d._get_default_store())  # noqa: SLF001 - no other way to it
+        self._gloo: Any = dist.ProcessGroupGloo(store, self.rank, self.size, timedelta(seconds=seconds))
 
     def send(self, data: torch.Tensor, target: int) -> Pending:
-        return self._begin(dist.isend, data, group_dst=target)
+        return self._begin("send", data, target)
 
     def receive(self, buffer: torch.Tensor, source: int) -> Pending:
-        return self._begin(dist.irecv, buffer, group_src=source)
+        return self._begin("recv", buffer, source)
 
-    def _begin(self, call: Any, data: torch.Tensor, **peer: int) -> Pending:
-        if self._group is None:
-            raise OSError("the connection was closed")
+    def _begin(self, call: str, data: torch.Tensor, peer: int) -> Pending:
+        gloo = self._gloo
+        if gloo is None:
+            raise ConnectionError("the connection was closed")
         try:
-            return _Work(call(data, group=self._group, **peer), data)
+            return _Work(getattr(gloo, call)([data], peer, 0), data)
         except RuntimeError as error:
             raise _lost(error) from error
 
     def close(self) -> None:
-        group, self._group = self._group, None
-        if group is not None:
+        gloo, self._gloo = self._gloo, None
+        if gloo is not None:
             with suppress(RuntimeError):
-                group._get_backend(torch.device("cpu")).abort()  # noqa: SLF001 - the public way waits for the others
-            with suppress(RuntimeError, ValueError):
-                dist.destroy_process_group(group)
+                gloo.abort()
+
+
+_groups: Counter[tuple[int, ...]] = Counter()  # that this process made, by their ranks
 
 
 class _Work:
@@ -84,5 +91,6 @@ class _Work:
 
 
 def _lost(error: RuntimeError) -> OSError:
-    kind = TimeoutError if "timed out" in str(error).lower() else ConnectionError
-    return kind(str(error).strip().rsplit("\n", 1)[-1][:300])
+    reason = re.sub(r"^\[[^]]*\] ", "", str(error)).partition(". ")[0]  # without the line in gloo's source
+    kind = TimeoutError if "timed out" in reason.lower() else ConnectionError
+    return kind(f"{reason:.200}")

@@ -1,0 +1,354 @@
+"""Sealed collectives among ranks that are threads: results, and what a hostile network can do."""
+
+import os
+import pickle
+import random
+
+import pytest
+import torch
+from helpers.network import Network, on_ranks
+
+from fastrack import AuthenticationError, ClosedError, DeviceError, Key
+from fastrack.distributed import SecureGroup
+
+KEY = Key.from_bytes(bytes(range(32)))
+SLAB = 1 << 18  # float32 elements of a slab
+
+
+def tensor_of(rank, count, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(rank)
+    values = torch.randn(count, generator=generator) * 100
+    return values.to(dtype)
+
+
+def in_rank_order(tensors, op="sum"):
+    total = tensors[0].clone()
+    for tensor in tensors[1:]:
+        total += tensor
+    return total / len(tensors) if op == "mean" else total
+
+
+def run(size, action, key=KEY):
+    results = on_ranks(Network(size), key, action)
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    return results
+
+
+class TestResults:
+    @pytest.mark.parametrize("size", [1, 2, 3, 4])
+    @pytest.mark.parametrize("count", [0, 1, 63, 64 * 4, 4096, 4097, 100_003, 3 * SLAB + 5])
+    def test_all_reduce_adds_in_the_order_of_ranks(self, size, count):
+        expected = in_rank_order([tensor_of(rank, count) for rank in range(size)])
+        for result in run(size, lambda group: group.all_reduce(tensor_of(group.rank, count))):
+            assert torch.equal(result, expected)
+
+    @pytest.mark.parametrize("op", ["sum", "mean"])
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16, torch.complex64])
+    def test_every_dtype_is_added_as_torch_does(self, dtype, op):
+        expected = in_rank_order([tensor_of(rank, 5000, dtype) for rank in range(3)], op)
+        for result in run(3, lambda group: group.all_reduce(tensor_of(group.rank, 5000, dtype), op)):
+            assert torch.equal(result, expected)
+
+    def test_integers_are_added(self):
+        expected = torch.arange(1000) * 3
+        for result in run(3, lambda group: group.all_reduce(torch.arange(1000))):
+            assert torch.equal(result, expected)
+
+    @pytest.mark.parametrize("count", [0, 1, 4096, SLAB + 7])
+    def test_reduce_scatter_gives_each_rank_its_shard(self, count):
+        whole = [tensor_of(rank, 3 * count) for rank in range(3)]
+        expected = in_rank_order(whole, "mean").view(3, -1)
+
+        def action(group):
+            given = whole[group.rank].clone()
+            output = group.reduce_scatter(torch.empty(count), given, "mean")
+            assert torch.equal(given, whole[group.rank])
+            return output
+
+        for rank, result in enumerate(run(3, action)):
+            assert torch.equal(result, expected[rank])
+
+    @pytest.mark.parametrize("in_place", [True, False])
+    @pytest.mark.parametrize("count", [0, 1, 4096, SLAB + 7])
+    def test_all_gather_collects_the_shards(self, count, in_place):
+        expected = torch.cat([tensor_of(rank, count) for rank in range(3)])
+
+        def action(group):
+            output = torch.empty(3 * count)
+            own = output.view(3, -1)[group.rank] if in_place else torch.empty(count)
+            own.copy_(tensor_of(group.rank, count))
+            return group.all_gather(output, own)
+
+        for result in run(3, action):
+            assert torch.equal(result, expected)
+
+    @pytest.mark.parametrize("source", [0, 2])
+    def test_broadcast_gives_all_the_tensor_of_one(self, source):
+        for result in run(3, lambda group: group.broadcast(tensor_of(group.rank, 70_000), source)):
+            assert torch.equal(result, tensor_of(source, 70_000))
+
+    def test_two_ranks_send_to_each_other(self):
+        def action(group):
+            other = 1 - group.rank
+            got = torch.empty(5, 7)
+            for turn in (0, 1):
+                if group.rank == turn:
+                    group.send(tensor_of(group.rank, 35).view(5, 7), other)
+                else:
+                    group.receive(got, other)
+            return got
+
+        for rank, result in enumerate(run(2, action)):
+            assert torch.equal(result, tensor_of(1 - rank, 35).view(5, 7))
+
+    def test_operations_that_run_meanwhile_come_in_order(self):
+        def action(group):
+            futures = [group.all_reduce(torch.full((100,), float(i)), async_op=True) for i in range(20)]
+            return torch.stack([future.wait() for future in futures])
+
+        for result in run(2, action):
+            assert torch.equal(result, torch.arange(20.0).mul(2)[:, None].expand(20, 100))
+
+    def test_parameters_are_filled_without_a_gradient(self):
+        def action(group):
+            parameter = torch.nn.Parameter(torch.full((3,), float(group.rank)))
+            group.broadcast(parameter.detach(), 1)
+            return parameter.detach()
+
+        for result in run(2, action):
+            assert result.tolist() == [1, 1, 1]
+
+
+# A network that is hostile.
+
+OPERATIONS = {
+    "all_reduce": lambda group: group.all_reduce(tensor_of(group.rank, 2 * SLAB + 100)),
+    "reduce_scatter": lambda group: group.reduce_scatter(torch.ones(9000), tensor_of(group.rank, 27_000)),
+    "all_gather": lambda group: group.all_gather(torch.ones(27_000), tensor_of(group.rank, 9000)),
+    "broadcast": lambda group: group.broadcast(tensor_of(group.rank, 9000), 1),
+    "send": lambda group: (
+        (group.send(tensor_of(1, 9000), 2) if group.rank == 1 else group.receive(torch.ones(9000), 1))
+        if group.rank
+        else None
+    ),
+}
+
+
+class Tampering:
+    """Does `kind` to the message number `victim`."""
+
+    def __init__(self, kind, victim):
+        self.kind = kind
+        self.victim = victim
+        self.chance = random.Random(victim)
+        self.held = []
+
+    def __call__(self, number, _source, target, data):
+        if self.held:
+            return [(target, data), self.held.pop()]
+        if number != self.victim:
+            return [(target, data)]
+        if self.kind == "swap":  # with the next message that any rank sends
+            self.held.append((target, data))
+        changed = bytearray(data)
+        changed[self.chance.randrange(len(data))] ^= 1 << self.chance.randrange(8)
+        return {
+            "flip": [(target, bytes(changed))],
+            "zeros": [(target, bytes(len(data)))],
+            "repeat": [(target, data), (target, data)],
+            "misroute": [((target + 1) % 3, data)],
+            "swap": [],
+            "drop": [],
+        }[self.kind]
+
+
+@pytest.mark.parametrize("kind", ["flip", "zeros", "repeat", "misroute", "swap", "drop"])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_whatever_happens_to_a_message_no_rank_has_a_wrong_result(operation, kind):
+    action = OPERATIONS[operation]
+    clean = Network(3)
+    expected = on_ranks(clean, KEY, action)
+    chance = random.Random(operation + kind)
+    count = len(clean.sent)
+    victims = chance.sample(range(count), min(count, 2))
+    for victim in victims:
+        check_every_rank(action, expected, Network(3, Tampering(kind, victim)))
+
+
+def check_every_rank(action, expected, network):
+    def twice(group):
+        first = action(group)
+        try:
+            action(group)
+        except (AuthenticationError, ClosedError):
+            return first, True
+        return first, False
+
+    results = on_ranks(network, KEY, twice, timeout=0.5)
+    failed = [isinstance(result, AuthenticationError) for result in results]
+    for result, right in zip(results, expected, strict=True):
+        if isinstance(result, Exception):
+            assert isinstance(result, (AuthenticationError, ClosedError)), result
+        elif right is not None:
+            # The confirmation of another rank was lost: this one has the right result, and the next operation fails.
+            assert torch.equal(result[0], right)
+    if any(failed):
+        outcomes = zip(results, expected, strict=True)
+        assert all(isinstance(result, Exception) or result[1] or right is None for result, right in outcomes)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_whatever_happens_to_any_message_no_rank_has_a_wrong_result(operation):
+    clean = Network(3)
+    expected = on_ranks(clean, KEY, OPERATIONS[operation])
+    for kind in ("flip", "zeros", "repeat", "misroute", "swap", "drop"):
+        for victim in range(len(clean.sent)):
+            check_every_rank(OPERATIONS[operation], expected, Network(3, Tampering(kind, victim)))
+
+
+def test_what_a_failed_operation_would_have_filled_holds_zeros():
+    tensors = [tensor_of(rank, 5000) for rank in range(2)]
+
+    def tamper(_number, _source, target, data):
+        return [(target, data if len(data) < 1000 else bytes(len(data)))]
+
+    results = on_ranks(Network(2, tamper), KEY, lambda group: group.all_reduce(tensors[group.rank]), timeout=5)
+    assert all(isinstance(result, AuthenticationError) for result in results)
+    assert not any(tensor.any() for tensor in tensors)
+
+
+def test_a_replay_of_another_session_is_refused():
+    first = Network(2)
+    on_ranks(first, KEY, lambda group: group.all_reduce(tensor_of(group.rank, 5000)))
+    recorded = [data for _, _, data in first.sent]
+
+    def replay(number, _source, target, data):
+        return [(target, recorded[number] if len(recorded[number]) == len(data) else data)]
+
+    results = on_ranks(Network(2, replay), KEY, lambda group: group.all_reduce(tensor_of(group.rank, 5000)), timeout=2)
+    assert all(isinstance(result, AuthenticationError) for result in results)
+
+
+def test_a_rank_with_another_key_is_refused_by_all():
+    results = on_ranks(Network(3), [KEY, KEY, Key.generate()], lambda group: group.rank, timeout=5)
+    assert all(isinstance(result, AuthenticationError) for result in results)
+
+
+@pytest.mark.parametrize("other", ["dtype", "count", "operation"])
+def test_ranks_that_call_something_else_are_told(other):
+    def action(group):
+        if group.rank == 0:
+            return group.all_reduce(torch.ones(5000))
+        if other == "dtype":
+            return group.all_reduce(torch.ones(5000, dtype=torch.int32))
+        if other == "count":
+            return group.all_reduce(torch.ones(5001))
+        return group.broadcast(torch.ones(5000), 0)
+
+    results = on_ranks(Network(2), KEY, action, timeout=1)
+    assert all(isinstance(result, AuthenticationError) for result in results)
+
+
+# Keys.
+
+
+def test_no_key_and_nonce_are_used_twice(monkeypatch):
+    seen = []
+    from fastrack.distributed import _session
+
+    derive = _session.GroupSession.seal
+
+    def recording(self, route):
+        header, key = derive(self, route)
+        seen.append(bytes(key.material))
+        return header, key
+
+    monkeypatch.setattr(_session.GroupSession, "seal", recording)
+
+    def action(group):
+        for _ in range(10):
+            group.all_reduce(torch.ones(10))
+            group.all_gather(torch.ones(30), torch.ones(10))
+            group.broadcast(torch.ones(10), 0)
+
+    for _ in range(3):  # as after a restart from one checkpoint
+        run(3, action)
+    assert len(seen) == 3 * 10 * (3 * 3 + 3 + 1)
+    assert len(set(seen)) == len(seen)
+
+
+def test_no_plaintext_is_sent():
+    secret = torch.frombuffer(bytearray(b"a secret gradient " * 1000), dtype=torch.uint8)
+    network = Network(2)
+    on_ranks(network, KEY, lambda group: group.all_gather(torch.empty(36_000, dtype=torch.uint8), secret))
+    assert not any(b"secret grad" in data for _, _, data in network.sent)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_cannot_use_the_group():
+    def action(group):
+        if group.rank == 0:
+            child = os.fork()
+            if child == 0:
+                try:
+                    group.all_reduce(torch.ones(3))
+                except ClosedError:
+                    os._exit(7)
+                os._exit(0)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        return group.all_reduce(torch.ones(3))
+
+    for result in run(2, action):
+        assert result.tolist() == [2, 2, 2]
+
+
+def test_a_group_is_in_no_pickle_and_its_repr_has_no_secret():
+    def action(group):
+        with pytest.raises(TypeError, match="stays in its process"):
+            pickle.dumps(group)
+        return repr(group)
+
+    assert run(2, action) == ["<SecureGroup: rank 0 of 2>", "<SecureGroup: rank 1 of 2>"]
+
+
+# Misuse.
+
+
+def test_a_closed_group_refuses_operations():
+    def action(group):
+        group.close()
+        group.close()
+        with pytest.raises(ClosedError):
+            group.all_reduce(torch.ones(3))
+
+    run(1, action)
+
+
+def test_what_cannot_be_sent_is_refused_at_once():
+    def action(group):
+        with pytest.raises(ValueError, match="contiguous"):
+            group.all_reduce(torch.ones(4, 4).t()[1:])
+        with pytest.raises(ValueError, match="contiguous"):
+            group.all_reduce(torch.ones(4).to_sparse())
+        with pytest.raises(DeviceError, match="meta"):
+            group.all_reduce(torch.ones(4, device="meta"))
+        with pytest.raises(ValueError, match="op="):
+            group.all_reduce(torch.ones(4), "max")
+        with pytest.raises(ValueError, match="mean"):
+            group.all_reduce(torch.ones(4, dtype=torch.int32), "mean")
+        with pytest.raises(ValueError, match="elements"):
+            group.all_gather(torch.ones(4), torch.ones(5))
+        with pytest.raises(ValueError, match="rank"):
+            group.broadcast(torch.ones(4), 1)
+        with pytest.raises(ValueError, match="another rank"):
+            group.send(torch.ones(4), 0)
+        return group.all_reduce(torch.ones(2)).tolist()
+
+    assert run(1, action) == [[1, 1]]
+
+
+def test_the_group_is_public():
+    assert SecureGroup.__module__ == "fastrack.distributed"

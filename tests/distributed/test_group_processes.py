@@ -1,0 +1,153 @@
+"""Sealed collectives, DDP and FSDP2 among processes, on gloo: bit for bit what plain training gives."""
+
+import os
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_wrapper
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from fastrack import AuthenticationError, ClosedError, Key
+from fastrack.distributed import SecureGroup, seal_fsdp, sealed_allreduce
+
+pytestmark = pytest.mark.slow
+
+KEY = Key.from_bytes(bytes(range(32)))
+
+
+def start(rank, size, folder, action):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
+    action(rank, size)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def spawn(size, folder, action):
+    mp.spawn(start, (size, str(folder), action), size)
+
+
+def model():
+    torch.manual_seed(5)
+    inner = nn.Sequential(nn.Linear(300, 200), nn.Tanh())
+    return nn.Sequential(nn.Linear(64, 300), nn.Tanh(), inner, nn.Linear(200, 10))
+
+
+def train(module, rank, steps):
+    """Return the weights after some steps, each rank on data of its own."""
+    optimizer = torch.optim.AdamW(module.parameters(), 1e-3)
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        module(torch.randn(16, 64, generator=generator)).square().mean().backward()
+        optimizer.step()
+    return [getattr(weight, "to_local", weight.detach)().detach() for weight in module.parameters()]
+
+
+def added_in_rank_order(_, bucket):
+    """Average in plain what `sealed_allreduce` averages, in the same order."""
+    buffer = bucket.buffer().div_(dist.get_world_size())
+    parts = [torch.empty_like(buffer) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, buffer)
+    buffer.copy_(parts[0])
+    for part in parts[1:]:
+        buffer.add_(part)
+    future = torch.futures.Future()
+    future.set_result(buffer)
+    return future
+
+
+def equal(left, right):
+    return all(torch.equal(one, other) for one, other in zip(left, right, strict=True))
+
+
+def ddp(rank, steps, group, hook):
+    module = DistributedDataParallel(model(), bucket_cap_mb=0.2)  # several buckets
+    module.register_comm_hook(group, hook)
+    return train(module, rank, steps)
+
+
+def check_ddp(rank, size):
+    with SecureGroup(KEY) as group:
+        assert equal(ddp(rank, 10, group, sealed_allreduce), ddp(rank, 10, None, added_in_rank_order))
+        if size == 2:
+            assert equal(train(DistributedDataParallel(model()), rank, 5), ddp(rank, 5, group, sealed_allreduce))
+            compressed = bf16_compress_wrapper(sealed_allreduce)
+            compressed.__name__ = "compressed"  # under its own name torch wants a GPU for it
+            ddp(rank, 2, group, compressed)
+
+
+def sharded(size):
+    module = model()
+    mesh = dist.device_mesh.init_device_mesh("cpu", (size,))
+    for part in (module[0], module[2][0], module[2], module):
+        fully_shard(part, mesh=mesh)
+    return module
+
+
+def check_fsdp(rank, size):
+    with SecureGroup(KEY) as group, pytest.raises(ValueError, match="fully_shard"):
+        seal_fsdp(model(), group)
+    with SecureGroup(KEY) as group:
+        module = sharded(size)
+        seal_fsdp(module, group)
+        assert equal(train(module, rank, 50), train(sharded(size), rank, 50))
+
+
+def check_training(rank, size):
+    check_ddp(rank, size)
+    check_fsdp(rank, size)
+
+
+def test_ddp_and_fsdp_end_with_the_weights_of_plain_training(tmp_path):
+    spawn(2, tmp_path, check_training)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("size", [3, 4])
+def test_ddp_of_more_ranks_ends_with_the_weights_of_plain_training(tmp_path, size):
+    spawn(size, tmp_path, check_ddp)
+
+
+def check_failures(rank, _):
+    group = SecureGroup(KEY, timeout=60)
+    module = DistributedDataParallel(model())
+    module.register_comm_hook(group, sealed_allreduce)
+    if rank == 0:  # as after a chunk that was altered
+        group._link.transport.close()
+    with pytest.raises(RuntimeError, match="AuthenticationError"):
+        train(module, rank, 1)
+    with pytest.raises(ClosedError):
+        group.all_reduce(torch.ones(3))
+    group.close()
+
+    group = SecureGroup(KEY, timeout=8)
+    tensor = torch.ones(5000)
+    if rank == 0:
+        began = time.monotonic()
+        with pytest.raises(AuthenticationError):
+            group.all_reduce(tensor)  # without the others
+        assert time.monotonic() - began < 30
+        assert not tensor.any()
+    dist.barrier()
+    group.close()
+
+    group = SecureGroup(KEY)
+    dist.barrier()
+    if rank == 1:
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+    assert group.all_reduce(torch.ones(3)).tolist() == [2, 2, 2]  # after what a child did to its copy
+    group.close()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_failure_of_one_rank_is_one_of_all(tmp_path):
+    spawn(2, tmp_path, check_failures)

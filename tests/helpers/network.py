@@ -1,0 +1,127 @@
+"""Ranks as threads of one process, and a network between them that does what a test says."""
+
+import contextlib
+import threading
+from collections import defaultdict
+
+import torch
+
+from fastrack.distributed import SecureGroup
+
+TIMEOUT = 20  # seconds
+
+
+class Network:
+    """Carries messages between ranks.
+
+    `tamper(number, source, target, data)` returns what arrives of a message: pairs (target, data). `number` counts
+    all messages that were sent. The random bytes at the start of a group are its first messages.
+    """
+
+    def __init__(self, size, tamper=None):
+        self.size = size
+        self.tamper = tamper
+        self.sent = []
+        self.arrived = defaultdict(list)
+        self.closed = False
+        self.changed = threading.Condition()
+
+    def transports(self):
+        return [MemoryTransport(self, rank) for rank in range(self.size)]
+
+    def send(self, source, target, data):
+        with self.changed:
+            number = len(self.sent)
+            self.sent.append((source, target, data))
+            deliveries = [(target, data)] if self.tamper is None else self.tamper(number, source, target, data)
+            for to, what in deliveries:
+                self.arrived[source, to].append(what)
+            self.changed.notify_all()
+
+    def take(self, source, target, number, seconds):
+        with self.changed:
+            came = self.changed.wait_for(
+                lambda: self.closed or len(self.arrived[source, target]) > number, max(seconds, 0)
+            )
+            if len(self.arrived[source, target]) > number:
+                return self.arrived[source, target][number]
+            raise ConnectionError("closed") if came else TimeoutError("timed out")
+
+    def close(self):
+        with self.changed:
+            self.closed = True
+            self.changed.notify_all()
+
+
+class MemoryTransport:
+    def __init__(self, network, rank):
+        self.network = network
+        self.rank = rank
+        self.size = network.size
+        self.ranks = list(range(network.size))
+        self._received = defaultdict(int)
+
+    def send(self, data, target):
+        if self.network.closed:
+            raise ConnectionError("closed")
+        self.network.send(self.rank, target, data.numpy().tobytes())
+        return Sent()
+
+    def receive(self, buffer, source):
+        number = self._received[source]
+        self._received[source] += 1
+        return Received(self, buffer, source, number)
+
+    def close(self):
+        self.network.close()
+
+
+class Sent:
+    def wait(self, seconds):
+        pass
+
+
+class Received:
+    def __init__(self, transport, buffer, source, number):
+        self._arguments = transport, buffer, source, number
+
+    def wait(self, seconds):
+        transport, buffer, source, number = self._arguments
+        data = transport.network.take(source, transport.rank, number, seconds)
+        if len(data) != buffer.numel():
+            raise ConnectionError("a message of another size")
+        if data:
+            buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+
+
+def on_ranks(network, key, action, timeout=TIMEOUT):
+    """Run `action(group)` on every rank at once. Return what each returns, or the exception that it raises.
+
+    `key` may be a list, of one key for each rank.
+    """
+    keys = key if isinstance(key, list) else [key] * network.size
+    results = [None] * network.size
+
+    def run(transport):
+        try:
+            group = SecureGroup.over(transport, keys[transport.rank], timeout=timeout)
+            try:
+                results[transport.rank] = action(group)
+            finally:
+                arrive(group)
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            results[transport.rank] = error
+
+    barrier = threading.Barrier(network.size)
+
+    def arrive(group):
+        with contextlib.suppress(threading.BrokenBarrierError):
+            barrier.wait(0.5)  # a group that is closed ends the operations of others
+        group.close()
+
+    threads = [threading.Thread(target=run, args=(transport,)) for transport in network.transports()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
