@@ -156,7 +156,7 @@ class SealedFile(Mapping[str, SealedTensor]):
         mapped: bool = True,
         entry: SealedEntry | None = None,
     ) -> None:
-        self.path = Path(path)
+        self.path = path if isinstance(path, Path) else Path(path)
         self._is_mapped = mapped
         try:
             self._read(*open_storage(path, mapped=mapped), file_id)
