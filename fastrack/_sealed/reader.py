@@ -240,6 +240,11 @@ class SealedFile(Mapping[str, SealedTensor]):
         extent = Extent(self._open_storage(), *self._stored[name][2:])
         return SealedTensor(context, extent, self.key_id, self._bindings.get(name), self.path, header)
 
+    @property
+    def size(self) -> int:
+        """Size of the file in bytes."""
+        return self._open_storage().size
+
     def describe(self, name: str) -> StoredTensor:
         """Return what the header says of a tensor as it is stored. A sealed tensor is stored as a `U8` vector."""
         return self._stored[name]
