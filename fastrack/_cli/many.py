@@ -5,7 +5,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,9 @@ from typing import Any, Protocol
 import typer
 
 from fastrack._cli.console import clean, pluralize, progress_bar, stdout
+from fastrack._cli.files import check_directory
 from fastrack._cli.guard import describe, message_of
+from fastrack._cli.streams import is_stream
 from fastrack._util.units import format_size
 from fastrack.errors import FastrackError
 
@@ -72,18 +74,45 @@ def is_one(paths: Sequence[Path], *, recursive: bool) -> bool:
     return len(paths) == 1 and not recursive and not _is_glob(paths[0])
 
 
-def select(paths: Sequence[Path], *, recursive: bool, suffix: str = "") -> Selection:
+def split_target(paths: Sequence[Path], out: Path | None) -> tuple[list[Path], Path]:
+    """Return the sources and the target, which is the last path unless an option names it."""
+    if out is not None:
+        return list(paths), out
+    if len(paths) < 2:
+        raise typer.BadParameter("expected a source and a target, got one path", param_hint="TARGET")
+    return list(paths[:-1]), paths[-1]
+
+
+def make_folder(target: Path) -> None:
+    """Make the folder of the targets, if it is not there."""
+    check_directory(target)
+    if target.exists() and not target.is_dir():
+        raise typer.BadParameter("expected a folder for several files, got a file", param_hint="TARGET")
+    target.mkdir(exist_ok=True)
+
+
+def refuse_options(given: Mapping[str, object]) -> None:
+    """Refuse options that several files do not take."""
+    wrong = [option for option, value in given.items() if value]
+    if wrong:
+        raise typer.BadParameter("expected one file, got several", param_hint=", ".join(wrong))
+
+
+def select(paths: Sequence[Path], *, recursive: bool, suffix: str = "", target: Path | None = None) -> Selection:
     """Return the files that paths, globs and, with `recursive`, folders name, each once; in folders those of `suffix`.
 
-    What does not exist is returned too, for its error to be reported with those of other files.
+    What does not exist is returned too, for its error to be reported with those of other files. Files in the folder
+    `target` are left out, unless they are named.
     """
+    if any(map(is_stream, paths)):
+        raise typer.BadParameter("expected - alone, got it with other files", param_hint="SOURCE")
     found: dict[Path, Source] = {}
     left_out = 0
     for path in (match for given in paths for match in _matches(given)):
         if not recursive or not path.is_dir():
             found.setdefault(path, Source(path, Path(path.name)))
             continue
-        for name in _walk(path):
+        for name in _walk(path, target):
             if name.name.endswith(suffix):
                 found.setdefault(path / name, Source(path / name, name))
             else:
@@ -192,10 +221,11 @@ def _matches(path: Path) -> list[Path]:
     return [Path(found) for found in sorted(glob.glob(str(path), recursive=True))] or [path]  # noqa: PTH207 - a text
 
 
-def _walk(folder: Path) -> Iterator[Path]:
-    """Return the paths of all files in a folder and in those below it, in it, in order."""
+def _walk(folder: Path, target: Path | None) -> Iterator[Path]:
+    """Return the paths of all files in a folder and in those below it, in it, in order; not those in `target`."""
+    outside = None if target is None or target.resolve() == folder.resolve() else target.resolve()
     for here, folders, files in os.walk(folder, onerror=_raise):
-        folders.sort()
+        folders[:] = sorted(name for name in folders if outside is None or (Path(here) / name).resolve() != outside)
         for name in folders:
             if (Path(here) / name).is_symlink():
                 raise OSError(None, "expected no link to a folder; name what it leads to", str(Path(here) / name))

@@ -13,7 +13,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, als
 JsonLines = Annotated[
     bool, typer.Option("--json", help="Print one JSON document, also on failure; of several files, one on each line.")
 ]
-Force = Annotated[bool, typer.Option("--force", "-f", help="Replace TARGET if it exists.")]
+Force = Annotated[bool, typer.Option("--force", "-f", help="Replace a target that exists.")]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", metavar="TARGET", help="The target, in place of the last path; - is standard output."),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors alone.")]
 Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="Take the files in folders, and in those below.")]
 Expect = Annotated[

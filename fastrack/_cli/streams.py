@@ -1,12 +1,12 @@
-"""Sealed files on standard input."""
+"""Standard input and output in the place of files."""
 
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import typer
 
@@ -29,6 +29,20 @@ def require_one_stream(*paths: object) -> None:
     """Refuse to read standard input twice."""
     if sum(map(is_stream, paths)) > 1:
         raise typer.BadParameter("expected standard input once, got it as a key too. Put the key into a file")
+
+
+def standard_output() -> IO[bytes]:
+    """Return standard output for bytes, or refuse it if it is a terminal."""
+    if sys.stdout.isatty():
+        raise typer.BadParameter("expected a pipe or a file as standard output, got a terminal", param_hint="TARGET")
+    return sys.stdout.buffer
+
+
+def refuse_with_output(given: Mapping[str, object]) -> None:
+    """Refuse options that do not go with a target on standard output."""
+    wrong = [option for option, value in given.items() if value]
+    if wrong:
+        raise typer.BadParameter("expected none with standard output", param_hint=", ".join(wrong))
 
 
 @contextmanager

@@ -57,8 +57,7 @@ def verify(
     anchored = _open_anchor(anchor, log, witness)
     require_one_stream(*paths, *(key or ()))
     if not many.is_one(paths, recursive=recursive):
-        if file_id is not None:
-            raise typer.BadParameter("expected one file, got several", param_hint="--file-id")
+        many.refuse_options({"--file-id": file_id})
         _verify_each(paths, open_ring(key), expect, anchored, recursive=recursive, quiet=quiet, as_json=as_json)
         return
     [path] = paths
