@@ -14,6 +14,7 @@ from fastrack._cli.doctor import doctor
 from fastrack._cli.grant import grant
 from fastrack._cli.guard import handle_errors
 from fastrack._cli.inspect import inspect
+from fastrack._cli.key import key
 from fastrack._cli.keygen import keygen
 from fastrack._cli.publish import anchor, publish
 from fastrack._cli.rekey import rekey
@@ -24,7 +25,6 @@ from fastrack._cli.warmup import warmup
 from fastrack._version import __version__
 
 app = typer.Typer(
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     # A traceback with local variables could show a secret.
@@ -60,7 +60,22 @@ def _options(
     """
 
 
-for _command in (keygen, seal, unseal, inspect, verify, publish, anchor, grant, rekey, doctor, warmup, bench, demo):
+for _command in (
+    keygen,
+    key,
+    seal,
+    unseal,
+    inspect,
+    verify,
+    publish,
+    anchor,
+    grant,
+    rekey,
+    doctor,
+    warmup,
+    bench,
+    demo,
+):
     app.command()(handle_errors(_command))
 
 app.add_typer(attest_app, name="attest")

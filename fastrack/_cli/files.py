@@ -1,6 +1,7 @@
 """Checks of paths, keys and files before a command begins."""
 
 import errno
+import fnmatch
 import os
 import stat
 from collections.abc import Sequence
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 def check_target(path: Path, *, force: bool) -> None:
     """Refuse to replace a file without `force`, and anything that is no regular file."""
-    _refuse_stream(path, "TARGET")
     check_directory(path)
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "not a regular file, so it is not replaced; choose another name", str(path))
@@ -29,18 +29,10 @@ def check_target(path: Path, *, force: bool) -> None:
 
 def check_source(path: Path) -> int:
     """Return the size of a file to read, in bytes. Refuse a pipe or a device, whose size would be 0."""
-    _refuse_stream(path, "SOURCE")
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "not a regular file; put what it gives into one first", str(path))
     return status.st_size
-
-
-def _refuse_stream(path: Path, hint: str) -> None:
-    if str(path) == "-":
-        raise typer.BadParameter(
-            "expected the path of a file, got -, and no stream is read or written", param_hint=hint
-        )
 
 
 def check_directory(path: Path) -> None:
@@ -77,6 +69,13 @@ def check_sealed(file: "SealedFile", ring: "KeyRing") -> None:
         given = ", ".join(key.id for key in ring)
         reason = f"got {given}; name its source with --key" if given else str(error)
         raise UnknownKeyError(f"{clean(str(file.path))}: expected key {file.key_id}, {reason}") from error
+
+
+def match_names(patterns: Sequence[str], names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the names that are given or match a pattern, in their order, and what of the patterns matches none."""
+    chosen = {pattern: [pattern] if pattern in names else fnmatch.filter(names, pattern) for pattern in patterns}
+    found = {name for matched in chosen.values() for name in matched}
+    return [name for name in names if name in found], [pattern for pattern, matched in chosen.items() if not matched]
 
 
 def check_expected(file: "SealedFile", names: Sequence[str] | None) -> None:

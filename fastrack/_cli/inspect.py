@@ -1,5 +1,6 @@
 """``fastrack inspect``: show the contents of a file that are not encrypted."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,22 +8,47 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from fastrack._cli import many
 from fastrack._cli.console import clean, new_table, pluralize, print_json, stdout
-from fastrack._cli.options import Json
+from fastrack._cli.options import JsonLines, Recursive
+from fastrack._cli.streams import open_sealed
 from fastrack._util.units import format_size
 
 
 def inspect(
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="A .safetensors file, sealed or not.")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help=".safetensors files, sealed or not; globs, or - for standard input."),
+    ],
     *,
-    as_json: Json = False,
+    recursive: Recursive = False,
+    as_json: JsonLines = False,
 ) -> None:
-    """Show the contents of a file, without a key and unauthenticated; `verify` authenticates."""
-    contents = read_contents(path)
+    """Show the contents of files, without a key and unauthenticated; `verify` authenticates."""
+    if not many.is_one(paths, recursive=recursive):
+        _inspect_each(paths, recursive=recursive, as_json=as_json)
+        return
+    contents = read_contents(paths[0])
     if as_json:
         print_json(**contents.as_dict())
     else:
         show_contents(contents, stdout())
+
+
+def _inspect_each(paths: Sequence[Path], *, recursive: bool, as_json: bool) -> None:
+    selection = many.select(paths, recursive=recursive, suffix=many.SUFFIX)
+    console = stdout()
+
+    def show(source: many.Source, _: object) -> Contents:
+        contents = read_contents(source.path)
+        if not as_json:
+            show_contents(contents, console)
+            console.print()
+        return contents
+
+    tally = many.run_each("reading", selection.sources, show, member="path", as_json=as_json)
+    line = f"{pluralize(tally.files - tally.failed, 'file')} shown"
+    many.finish(tally, line, as_json=as_json, quiet=False, selection=selection)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +76,13 @@ class Contents:
     tensors: tuple[Entry, ...]
     metadata: dict[str, str]
 
+    errors = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of plaintext of all tensors."""
+        return self.plain_bytes
+
     @property
     def plain_bytes(self) -> int:
         """Bytes of plaintext of all tensors."""
@@ -70,24 +103,23 @@ class Contents:
 def read_contents(path: Path) -> Contents:
     """Return the contents of a safetensors file by its header."""
     from fastrack._crypto import cobblestone
-    from fastrack._sealed.reader import load_file
 
-    with load_file(path) as file:
+    with open_sealed(path) as file:
         entries = []
         for name in file.names:
-            dtype, shape, memory = file.stored(name)
-            nbytes, chunks = memory.size, 0
+            dtype, shape, begin, end = file.describe(name)
+            nbytes, chunks = end - begin, 0
             if name in file:
                 tensor = file[name]
                 dtype, shape, nbytes = tensor.dtype, tensor.shape, tensor.nbytes
                 chunks = cobblestone.chunk_count(nbytes)
-            entries.append(Entry(name, dtype, shape, name in file, nbytes, memory.size, chunks))
+            entries.append(Entry(name, dtype, shape, name in file, nbytes, end - begin, chunks))
         return Contents(
             path=str(path),
             format=None if file.key_id is None else "1",
             file_id=file.file_id,
             key_id=file.key_id,
-            file_bytes=path.stat().st_size,
+            file_bytes=file.size,
             tensors=tuple(entries),
             metadata=dict(file.metadata),
         )

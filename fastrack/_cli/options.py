@@ -10,7 +10,16 @@ KEY_HELP = (
     "FASTRACK_KEY_FILE says."
 )
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, also on failure.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace TARGET if it exists.")]
+JsonLines = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document, also on failure; of several files, one on each line.")
+]
+Force = Annotated[bool, typer.Option("--force", "-f", help="Replace a target that exists.")]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", metavar="TARGET", help="The target, in place of the last path; - is standard output."),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors alone.")]
+Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="Take the files in folders, and in those below.")]
 Expect = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME", help="Fail unless this tensor is in the file, and sealed; may be repeated."),
@@ -24,10 +33,10 @@ AnchorFile = Annotated[
         "--anchor", metavar="ANCHOR", help="An anchor: nothing older than what it remembers, and nothing else."
     ),
 ]
-KeyFile = Annotated[str | None, typer.Option("--key", metavar="KEY", help=KEY_HELP)]
+KeyFile = Annotated[str | None, typer.Option("--key", "-k", metavar="KEY", help=KEY_HELP)]
 KeyFiles = Annotated[
     list[str] | None,
-    typer.Option("--key", metavar="KEY", help=f"{KEY_HELP} May be repeated."),
+    typer.Option("--key", "-k", metavar="KEY", help=f"{KEY_HELP} May be repeated."),
 ]
 Bits = Literal["256", "128"]
 Algorithm = Literal["MLKEM768_X25519", "P-384", "Ed25519", "ML-DSA-65"]

@@ -1,7 +1,9 @@
 """``fastrack verify``: authenticate every chunk of a file."""
 
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,12 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from fastrack._cli import many
 from fastrack._cli.console import clean, format_rate, new_table, pluralize, print_json, progress_bar, speed, stdout
 from fastrack._cli.files import check_expected, check_sealed, load_engine, open_ring
 from fastrack._cli.folder import is_sealed_folder, refuse_options, verify_one_folder
 from fastrack._cli.guard import describe
-from fastrack._cli.options import AnchorFile, Expect, FileId, Json, KeyFiles
+from fastrack._cli.options import AnchorFile, Expect, FileId, JsonLines, KeyFiles, Quiet, Recursive
 from fastrack._cli.publish import report as show_manifest
+from fastrack._cli.streams import open_sealed, require_one_stream
 from fastrack._util.units import format_size
 
 if TYPE_CHECKING:
@@ -24,7 +28,13 @@ if TYPE_CHECKING:
 
 
 def verify(
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="The sealed file or folder; with --anchor any folder.")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            help="Sealed files, globs, or - for standard input; a sealed folder; with --anchor any folder.",
+        ),
+    ],
     *,
     key: KeyFiles = None,
     expect: Expect = None,
@@ -36,13 +46,21 @@ def verify(
     witness: Annotated[
         list[str] | None, typer.Option(metavar="KEY", help="The verifier key of a witness of the log; may be repeated.")
     ] = None,
-    as_json: Json = False,
+    recursive: Recursive = False,
+    quiet: Quiet = False,
+    as_json: JsonLines = False,
 ) -> None:
-    """Check that every chunk of a file or folder is what its owner sealed; or that a folder is as its manifest says.
+    """Check that every chunk of files or a folder is what its owner sealed; or that a folder is as its manifest says.
 
     Writes nothing but the anchor.
     """
     anchored = _open_anchor(anchor, log, witness)
+    require_one_stream(*paths, *(key or ()))
+    if not many.is_one(paths, recursive=recursive):
+        many.refuse_options({"--file-id": file_id})
+        _verify_each(paths, open_ring(key), expect, anchored, recursive=recursive, quiet=quiet, as_json=as_json)
+        return
+    [path] = paths
     if is_sealed_folder(path) and (key or anchored is None):
         refuse_options({"--expect": expect, "--file-id": file_id})
         verify_one_folder(path, key=key, anchor=anchored, as_json=as_json)
@@ -50,13 +68,45 @@ def verify(
     if path.is_dir():
         _verify_folder(path, anchored, key=key or expect or file_id, as_json=as_json)
         return
-    report = verify_contents(path, open_ring(key), expect=expect, file_id=file_id, anchor=anchored)
+    ring = open_ring(key)
+    report = verify_contents(path, ring, expect=expect, file_id=file_id, anchor=anchored)
     if as_json:
         print_json(**report.as_dict())
+    elif quiet:
+        sys.stderr.write("".join(f"error: {clean(str(error))}\n" for error in report.errors))
     else:
         show_report(report, stdout())
-    if not report.ok:
+    if report.errors:
         raise typer.Exit(1)
+
+
+def _verify_each(
+    paths: Sequence[Path],
+    ring: "KeyRing",
+    expect: Sequence[str] | None,
+    anchor: "Anchor | None",
+    *,
+    recursive: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    selection = many.select(paths, recursive=recursive, suffix=many.SUFFIX)
+    load_engine("verify")
+    tally = many.run_each(
+        "verifying",
+        selection.sources,
+        lambda source, progress: verify_contents(source.path, ring, progress, expect=expect, anchor=anchor),
+        member="path",
+        as_json=as_json,
+    )
+    reports: list[Report] = tally.reports
+    count = sum(len(report.checks) for report in reports if not report.errors)
+    plain = sum(len(report.plain) for report in reports)
+    line = f"every chunk of {pluralize(count, 'sealed tensor')} in {pluralize(tally.files - tally.failed, 'file')} "
+    line += "is authentic"
+    if plain:
+        line += f"; not protected, so not checked: {pluralize(plain, 'tensor')} in plain"
+    many.finish(tally, line, as_json=as_json, quiet=quiet, selection=selection)
 
 
 def _open_anchor(path: Path | None, log: str | None, witnesses: Sequence[str] | None) -> "Anchor | None":
@@ -96,18 +146,23 @@ class Report:
     seconds: float
 
     @property
-    def ok(self) -> bool:
-        """True if every sealed tensor is authentic."""
-        return all(check.error is None for check in self.checks)
+    def errors(self) -> list[Exception]:
+        """The errors of the tensors that are not authentic."""
+        return [check.error for check in self.checks if check.error is not None]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of plaintext that were checked."""
+        return self.checked_bytes
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report for JSON."""
-        errors = [check.error for check in self.checks if check.error is not None]
+        errors = self.errors
         document = {
             "path": self.path,
             "key_id": self.key_id,
             "file_id": self.file_id,
-            "ok": self.ok,
+            "ok": not errors,
             "tensors": [
                 {
                     "name": check.name,
@@ -131,26 +186,31 @@ class Report:
 def verify_contents(
     path: Path,
     ring: "KeyRing",
+    progress: Callable[[int], None] | None = None,
     *,
     expect: Sequence[str] | None = None,
     file_id: str | None = None,
     anchor: "Anchor | None" = None,
 ) -> Report:
-    """Return the report on a file, which is opened once."""
-    from fastrack._sealed.reader import check_file, load_file
+    """Return the report on a file, which is opened once. Without `progress` a progress bar is shown."""
+    from fastrack._sealed.reader import check_file
 
     checked = 0
-    with load_file(path, file_id=file_id, anchor=anchor) as file:
+    with open_sealed(path, file_id=file_id, anchor=anchor) as file:
         check_sealed(file, ring)
         check_expected(file, expect)
-        load_engine("verify")
-        total = sum(tensor.nbytes for tensor in file.values())
-        with progress_bar("verifying", total) as progress:
+        shown: AbstractContextManager[Callable[[int], None]]
+        if progress is None:
+            load_engine("verify")
+            shown = progress_bar("verifying", sum(tensor.nbytes for tensor in file.values()))
+        else:
+            shown = nullcontext(progress)
+        with shown as advance:
 
             def count(size: int) -> None:
                 nonlocal checked
                 checked += size
-                progress(size)
+                advance(size)
 
             start = time.perf_counter()
             checks = tuple(check_file(file, ring, progress=count))

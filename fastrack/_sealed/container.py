@@ -26,10 +26,10 @@ class StoredTensor(NamedTuple):
     stop: int
 
 
-def parse_header(head: bytes, size: int, path: Path) -> tuple[dict[str, str], dict[str, StoredTensor]]:
-    """Return the metadata of a safetensors file of `size` bytes, and its tensors in the order in which their bytes lie.
+def parse_header(head: bytes, size: int | None, path: Path) -> tuple[dict[str, str], dict[str, StoredTensor]]:
+    """Return the metadata of a safetensors file of `size` bytes (None if not known), and its tensors in their order.
 
-    They fill the file without gaps, and each is as large as its dtype and shape say; others raise `FormatError`.
+    They follow one another, each as large as its dtype and shape say, to the end. Others raise `FormatError`.
     """
     try:
         metadata, tensors = _parse(head, size)
@@ -41,7 +41,7 @@ def parse_header(head: bytes, size: int, path: Path) -> tuple[dict[str, str], di
         if tensor.start != stop:
             raise _damaged(path, f"{name!r:.80} begins at byte {tensor.start}, expected {stop}")
         stop = tensor.stop
-    if stop != size:
+    if size is not None and stop != size:
         raise FormatError(
             f"{path}: file size: expected {stop} bytes by its header, got {size}; it was cut short, or changed "
             "while it was read"
@@ -69,10 +69,10 @@ def is_shape(value: Any) -> bool:
     )
 
 
-def _parse(head: bytes, size: int) -> tuple[dict[str, str], dict[str, StoredTensor]]:
+def _parse(head: bytes, size: int | None) -> tuple[dict[str, str], dict[str, StoredTensor]]:
     stop = HEADER_PREFIX + int.from_bytes(head[:HEADER_PREFIX], "little")
     if len(head) != stop or stop > HEADER_LIMIT:
-        raise ValueError(f"a header of {stop - HEADER_PREFIX} bytes in a file of {size}")
+        raise ValueError(f"a header of {stop - HEADER_PREFIX} bytes in a file of {len(head) if size is None else size}")
     text = str(head[HEADER_PREFIX:], "utf-8")
     header = json.loads(text, object_pairs_hook=unique)
     if type(header) is not dict:

@@ -62,16 +62,16 @@ def open_plain(path: str | os.PathLike[str]) -> Iterator[tuple[Mapping[str, Plai
     if suffix == ".safetensors":
         with load_file(path) as file:
             if file:
-                raise FormatError(f"{path} is sealed already; `fastrack unseal` opens it")
+                raise _sealed_already(path)
             yield {name: PlainTensor.stored(file, name) for name in file.names}, file.metadata
     elif suffix == ".npy":
-        with open_regular(path) as file, _refuse_malformed(path):
-            dtype, shape, order = _read_array_header(file)
+        with open_regular(path) as file, refuse_malformed(path):
+            dtype, shape, order = read_array_header(file)
             array = np.memmap(file, dtype, "r", file.tell(), shape, order)
         yield {path.stem: PlainTensor.of(array)}, {}
     elif suffix == ".npz":
         with io.BufferedReader(open_regular(path)) as raw:
-            with _refuse_malformed(path):
+            with refuse_malformed(path):
                 if raw.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX:
                     raise FormatError(f"expected an .npz archive, got a single array; rename it to {path.stem}.npy")
                 archive = zipfile.ZipFile(raw)
@@ -87,6 +87,16 @@ def whole_file(path: Path) -> PlainTensor:
         require_end(file, size, path)
         memory = np.memmap(file, np.uint8, "r", shape=(size,)) if size else np.empty(0, np.uint8)
     return PlainTensor.of(memory)
+
+
+def refuse_sealed(metadata: Mapping[str, str], path: Path) -> None:
+    """Refuse a file with this metadata if it is a sealed one."""
+    if "fastrack.version" in metadata:
+        raise _sealed_already(path)
+
+
+def _sealed_already(path: Path) -> FormatError:
+    return FormatError(f"{path} is sealed already; `fastrack unseal` opens it")
 
 
 def require_safe_member(name: str, path: Path) -> None:
@@ -107,14 +117,14 @@ def _read_members(archive: zipfile.ZipFile, path: Path) -> dict[str, PlainTensor
         if name in tensors or name == member.filename:
             problem = "is there twice" if name in tensors else "is not an .npy file"
             raise FormatError(f"{path} is not an .npz file that can be sealed: {member.filename!r:.80} {problem}")
-        with _refuse_malformed(path), archive.open(member) as file:
-            array, shape, order = _read_array_header(file)
+        with refuse_malformed(path), archive.open(member) as file:
+            array, shape, order = read_array_header(file)
             start = file.tell()
         try:
             dtype = dtypes.from_numpy(array)
         except TypeError as error:
             raise TypeError(f"{name!r:.80} cannot be sealed: {error}") from error
-        with _refuse_malformed(path):
+        with refuse_malformed(path):
             if start + dtypes.nbytes(dtype, shape) != member.file_size:
                 raise ValueError(f"{member.filename!r:.80} is not as long as its header says")
         is_dense = order == "C" or sum(extent != 1 for extent in shape) < 2
@@ -125,12 +135,12 @@ def _read_members(archive: zipfile.ZipFile, path: Path) -> dict[str, PlainTensor
 
 def _from_stream(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> Callable[[int, int], Bytes]:
     """Unpack an array while it is read, from start to end."""
-    with _refuse_malformed(path):
+    with refuse_malformed(path):
         file = archive.open(member)
-        _read_array_header(file)
+        read_array_header(file)
 
     def read(start: int, stop: int) -> Bytes:
-        with _refuse_malformed(path):
+        with refuse_malformed(path):
             data = file.read(stop - start)
             at_end = file.tell() == member.file_size
             if len(data) != stop - start or (at_end and file.read(1)):  # at the end its checksum is compared
@@ -142,11 +152,11 @@ def _from_stream(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) 
 
 def _from_whole(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> Callable[[int, int], Bytes]:
     """Unpack an array in Fortran order as a whole, since it is sealed in C order."""
-    with _refuse_malformed(path), archive.open(member) as file:
+    with refuse_malformed(path), archive.open(member) as file:
         return arrays.reader(np.lib.format.read_array(file, allow_pickle=False))
 
 
-def _read_array_header(file: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...], Literal["C", "F"]]:
+def read_array_header(file: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...], Literal["C", "F"]]:
     """Read the header of an .npy file, up to its first element. NumPy raises many types for malformed ones."""
     version = np.lib.format.read_magic(file)
     if version == (1, 0):
@@ -161,7 +171,7 @@ def _read_array_header(file: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...],
 
 
 @contextlib.contextmanager
-def _refuse_malformed(path: Path) -> Iterator[None]:
+def refuse_malformed(path: Path) -> Iterator[None]:
     """Turn the errors of NumPy, zipfile and its decompressors for a malformed file into `FormatError`.
 
     They have no class in common: a header may give a SyntaxError or a MemoryError, and each decompressor has its own.

@@ -156,7 +156,7 @@ class SealedFile(Mapping[str, SealedTensor]):
         mapped: bool = True,
         entry: SealedEntry | None = None,
     ) -> None:
-        self.path = Path(path)
+        self.path = path if isinstance(path, Path) else Path(path)
         self._is_mapped = mapped
         try:
             self._read(*open_storage(path, mapped=mapped), file_id)
@@ -239,6 +239,11 @@ class SealedFile(Mapping[str, SealedTensor]):
         header = None if self._entry is None else self._entry.header(name)
         extent = Extent(self._open_storage(), *self._stored[name][2:])
         return SealedTensor(context, extent, self.key_id, self._bindings.get(name), self.path, header)
+
+    @property
+    def size(self) -> int:
+        """Size of the file in bytes."""
+        return self._open_storage().size
 
     def describe(self, name: str) -> StoredTensor:
         """Return what the header says of a tensor as it is stored. A sealed tensor is stored as a `U8` vector."""

@@ -125,7 +125,8 @@ class MappedFile:
     __slots__ = ("__weakref__", "_content", "_path", "_version", "is_recent", "size")
 
     def __init__(self, path: str | os.PathLike[str], file: io.FileIO) -> None:
-        self._path = os.path.abspath(path)  # noqa: PTH100 - Path.absolute takes longer than the map
+        name = os.fspath(path)
+        self._path = name if name.startswith("/") else str(Path(name).absolute())
         self._version = _version_of(file)
         self.size = self._version[0]
         self.is_recent = False  # used since it was last considered for unmapping

@@ -7,6 +7,7 @@ import json
 import os
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -188,16 +189,41 @@ def seal_file(
     ...     print(list(file), file["images"].dtype, file["images"].shape)
     ['images'] U8 (10, 28, 28)
     """
-    with open_plain(source) as (tensors, stored_metadata):
-        if name is not None and len(tensors) != 1:
-            raise FormatError(
-                f"{os.fspath(source)}: name=: expected a file of one tensor, got {len(tensors)}. Leave name= out"
-            )
-        named = tensors if name is None else {name: next(iter(tensors.values()))}
-        chosen_metadata = stored_metadata if metadata is None else metadata
-        write_sealed(
-            named, Path(target), sealing_key(key), plain_names(plain), chosen_metadata, progress, overwrite=overwrite
+    with open_plain(source) as (tensors, stored):
+        seal_opened(
+            tensors,
+            stored,
+            Path(target),
+            sealing_key(key),
+            label=os.fspath(source),
+            plain=plain,
+            name=name,
+            metadata=metadata,
+            overwrite=overwrite,
+            progress=progress,
         )
+
+
+def seal_opened(
+    tensors: Mapping[str, PlainTensor],
+    stored_metadata: Mapping[str, str],
+    target: Path | IO[bytes],
+    key: Key,
+    *,
+    label: str,
+    plain: Iterable[str],
+    name: str | None,
+    metadata: Mapping[str, str] | None,
+    overwrite: bool,
+    progress: Progress | None,
+    in_order: bool = False,
+) -> None:
+    """Seal the tensors of an open file, as `seal_file` says; with `in_order` each is read after the one before."""
+    if name is not None and len(tensors) != 1:
+        raise FormatError(f"{label}: name=: expected a file of one tensor, got {len(tensors)}. Leave name= out")
+    named = tensors if name is None else {name: next(iter(tensors.values()))}
+    chosen = stored_metadata if metadata is None else metadata
+    write_sealed(named, target, key, plain_names(plain), chosen, progress, overwrite=overwrite, in_order=in_order)
 
 
 @public
@@ -259,7 +285,7 @@ def unseal_file(
     """
     ring = KeyRing.resolve(keys)
     with opened_file(source) as file:
-        unsealer = _Unsealer(file, ring, choose(file, names, plain_names(plain)), overwrite, progress)
+        unsealer = Unsealer(file, ring, choose(file, names, plain_names(plain)), overwrite, progress)
         unsealer.write_to(Path(target))
 
 
@@ -283,7 +309,7 @@ def choose(file: SealedFile, names: Iterable[str] | None, plain: frozenset[str])
 
 
 @dataclass(frozen=True, slots=True)
-class _Unsealer:
+class Unsealer:
     """Decryption of some tensors of a sealed file into a plain file."""
 
     file: SealedFile
@@ -319,6 +345,15 @@ class _Unsealer:
             out.write(header)
             for name in entries:
                 self._write(name, out)
+
+    def write_out(self, out: IO[bytes]) -> None:
+        """Write one vector of bytes as it is, and other tensors as a safetensors file."""
+        entries = _by_alignment({name: self._describe(name) for name in self.names})
+        is_bytes = [(dtype, len(shape)) for dtype, shape in entries.values()] == [("U8", 1)]
+        out.write(b"" if is_bytes else _header(entries, self.file.metadata))
+        for name in entries:
+            self._write(name, out)
+        out.flush()
 
     def _write_npz(self, entries: _Entries, target: Path) -> None:
         for name in self.names:
@@ -377,7 +412,7 @@ def plain_names(plain: Iterable[str]) -> frozenset[str]:
 
 def write_sealed(
     tensors: Mapping[str, PlainTensor],
-    path: Path,
+    target: Path | IO[bytes],
     key: Key,
     plain: frozenset[str],
     metadata: Mapping[str, str],
@@ -386,18 +421,13 @@ def write_sealed(
     overwrite: bool = True,
     kind: Kind = "tensor",
     sealed: Mapping[str, SealedTensor] | None = None,
+    in_order: bool = False,
 ) -> None:
-    """Write a new sealed file of these tensors, slab by slab; those in `sealed` are copied and bound to it."""
-    texts: list[object] = [*tensors, *metadata, *metadata.values()]
-    for text in texts:
-        if not isinstance(text, str):
-            raise TypeError(f"names and metadata: expected text, got {text!r:.80}; safetensors holds nothing else")
-    unknown = plain - tensors.keys()
-    if unknown:
-        raise KeyError(f"plain= names tensors that are not given: {', '.join(sorted(unknown)):.200}")
-    marked = sorted(name for name in metadata if name.startswith("fastrack."))
-    if marked:
-        raise FormatError(f"metadata: keys that begin with 'fastrack.' are reserved, got {', '.join(marked):.200}")
+    """Write a new sealed file of these tensors, slab by slab; those in `sealed` are copied and bound to it.
+
+    With `in_order`, which plain tensors do not go with, each is read after the one before. Otherwise they are sorted.
+    """
+    _check_texts(tensors, plain, metadata)
     file_id = new_file_id()
     contexts = {
         name: MessageContext(name, tensor.dtype, tensor.shape, file_id, kind)
@@ -406,7 +436,10 @@ def write_sealed(
     }
     entries = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
     entries |= {name: ("U8", (cobblestone.message_size(tensors[name].nbytes),)) for name in contexts}
-    entries = _by_alignment(entries)
+    if not in_order:
+        entries = _by_alignment(entries)
+    elif plain:
+        raise ValueError("expected no plain tensors in order, as each has to be aligned. Seal a file")
     sealed_entries: dict[str, Any] = {name: _entry(context) for name, context in contexts.items()}
     for name, tensor in (sealed or {}).items():
         binding = Binding.new(tensor.context, file_id, key)
@@ -419,13 +452,26 @@ def write_sealed(
     memory = arrays.empty_bytes(cobblestone.ciphertext_size(min(SLAB, largest)))
     header = _header(entries, {**metadata, **fields})
     size = len(header) + sum(dtypes.nbytes(*entry) for entry in entries.values())
-    with new_file(path, size, overwrite=overwrite) as out:
+    with new_file(target, size, overwrite=overwrite) if isinstance(target, Path) else nullcontext(target) as out:
         out.write(header)
         for name in entries:
             if name in contexts:
                 _write_message(tensors[name], contexts[name], key, memory, out, progress)
             else:
                 _write_plain(tensors[name], out, progress)
+
+
+def _check_texts(tensors: Mapping[str, PlainTensor], plain: frozenset[str], metadata: Mapping[str, str]) -> None:
+    texts: list[object] = [*tensors, *metadata, *metadata.values()]
+    for text in texts:
+        if not isinstance(text, str):
+            raise TypeError(f"names and metadata: expected text, got {text!r:.80}; safetensors holds nothing else")
+    unknown = plain - tensors.keys()
+    if unknown:
+        raise KeyError(f"plain= names tensors that are not given: {', '.join(sorted(unknown)):.200}")
+    marked = sorted(name for name in metadata if name.startswith("fastrack."))
+    if marked:
+        raise FormatError(f"metadata: keys that begin with 'fastrack.' are reserved, got {', '.join(marked):.200}")
 
 
 def _entry(context: MessageContext) -> dict[str, Any]:

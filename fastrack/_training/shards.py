@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from fastrack._sealed.reader import SealedFile
 from fastrack._sealed.tensor import MessageContext, SealedTensor
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
     from fastrack._sealed.entries import SealedEntry
 
 PathLike = str | os.PathLike[str]
+_Column = tuple[str, str, tuple[int, ...], bytes, bytes]  # name, dtype, shape of a row, numbers of rows, file ids
+_ID_SIZE = 16
 
 
 class Shards:
@@ -34,63 +39,68 @@ class Shards:
             raise ValueError("paths: expected one sealed file or more, got none")
         self.paths = [Path(path).absolute() for path in given]
         self._entries: list[SealedEntry] | None = None
-        files = self._open() if anchor is None else self._open_anchored(anchor)
-        for path, file in zip(self.paths, files, strict=True):
-            if file.kind != "tensor":
-                raise FormatError(
-                    f"{path}: expected a file of samples, got a {file.kind}. Open it with load_{file.kind}"
-                )
-        _require_distinct(files, file_ids)
-        if names is None:
-            names = list(files[0])
-        if not names or isinstance(names, str):
-            raise ValueError(
-                f"columns=: expected a sequence of names of sealed tensors, got {names!r:.200}; {self.paths[0]} has "
-                f"{list(files[0])!s:.300}"
-            )
-        self.names = tuple(names)
-        self.key_id = files[0].key_id or ""
-        self._tensors: list[list[SealedTensor]] | None = [_tensors_of(file, self.names) for file in files]
-        self.contexts = [[tensor.context for tensor in tensors] for tensors in self._tensors]
-        for path, contexts in zip(self.paths, self.contexts, strict=True):
-            for context, first in zip(contexts, self.contexts[0], strict=True):
+        expected = _expected_ids(file_ids, len(given))
+        if anchor is not None:
+            from fastrack._sealed.anchor import Anchor
+
+            anchor = Anchor.resolve(anchor)
+            self._entries = [anchor.sealed_entry(path) for path in self.paths]
+        self._tensors: list[list[SealedTensor] | None] = []
+        self.contexts: list[list[MessageContext]] = []
+        first_with: dict[str, Path] = {}
+        for shard, path in enumerate(self.paths):
+            file = self._open(shard)
+            _require_samples(file)
+            _require_distinct(file, None if expected is None else expected[shard], first_with)
+            if shard == 0:
+                self.names = _choose(file, names)
+                self.key_id = file.key_id or ""
+            tensors = _tensors_of(file, self.names)
+            contexts = [tensor.context for tensor in tensors]
+            for context, first in zip(contexts, self.contexts[0] if shard else contexts, strict=True):
                 if (context.dtype, context.shape[1:]) != (first.dtype, first.shape[1:]):
                     raise ValueError(
                         f"{path}: {context.name!r:.200}: expected {first.dtype} and rows as in {list(first.shape)} of "
                         f"{self.paths[0]}, got {context.dtype} {list(context.shape)}"
                     )
+            self._tensors.append(tensors)
+            self.contexts.append(contexts)
+        if anchor is not None:
+            anchor.advance()
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def tensor(self, shard: int, column: int) -> SealedTensor:
         """Return the tensor of a column in a file."""
-        if self._tensors is None:
-            opened = [_tensors_of(file, self.names) for file in self._open()]
-            for path, tensors, contexts in zip(self.paths, opened, self.contexts, strict=True):
-                if [tensor.context for tensor in tensors] != contexts:
-                    raise FormatError(f"{path} was replaced since this data set was made. Make the data set again")
-            self._tensors = opened  # only now, as other threads may read it
-        return self._tensors[shard][column]
+        tensors = self._tensors[shard]
+        if tensors is None:
+            tensors = _tensors_of(self._open(shard), self.names)
+            if [tensor.context for tensor in tensors] != self.contexts[shard]:
+                raise FormatError(
+                    f"{self.paths[shard]} was replaced since this data set was made. Make the data set again"
+                )
+            self._tensors[shard] = tensors
+        return tensors[column]
 
-    def _open(self) -> list[SealedFile]:
-        """Open all files, as the entries of their manifest have them if there are any."""
-        entries: Sequence[SealedEntry | None] = self._entries or [None] * len(self.paths)
-        return [SealedFile(path, entry=entry) for path, entry in zip(self.paths, entries, strict=True)]
-
-    def _open_anchored(self, anchor: Anchor | PathLike) -> list[SealedFile]:
-        """Open all files as one version of their manifest lists them."""
-        from fastrack._sealed.anchor import Anchor
-
-        anchor = Anchor.resolve(anchor)
-        self._entries = [anchor.sealed_entry(path) for path in self.paths]
-        files = self._open()
-        anchor.advance()
-        return files
+    def _open(self, shard: int) -> SealedFile:
+        """Open a file, as its entry in the manifest has it if there is one."""
+        return SealedFile(self.paths[shard], entry=None if self._entries is None else self._entries[shard])
 
     def __reduce__(self) -> tuple[object, ...]:
+        paths = zlib.compress(os.fsencode("\0".join(map(str, self.paths))), 1)
+        columns = [_pack(contexts) for contexts in zip(*self.contexts, strict=True)]
         pinned = () if self._entries is None else (self._entries,)
-        return unpickle, ("Shards", list(map(str, self.paths)), self.names, self.key_id, self.contexts, *pinned)
+        return unpickle, ("Shards", paths, self.key_id, columns, *pinned)
+
+
+def unpack_shards(
+    paths: bytes, key_id: str, columns: list[_Column], entries: list[SealedEntry] | None = None
+) -> Shards:
+    """Return the files that a pickle describes. Each is opened when it is first needed."""
+    contexts = [list(row) for row in zip(*map(_unpack, columns), strict=True)]
+    names = tuple(name for name, *_ in columns)
+    return restore_shards(os.fsdecode(zlib.decompress(paths)).split("\0"), names, key_id, contexts, entries)
 
 
 def restore_shards(
@@ -100,32 +110,65 @@ def restore_shards(
     contexts: list[list[MessageContext]],
     entries: list[SealedEntry] | None = None,
 ) -> Shards:
-    """Return the files that a pickle describes. They are opened when they are first needed."""
+    """Return files of known contexts. Each is opened when it is first needed."""
     shards = Shards.__new__(Shards)
     shards.paths, shards.names, shards.key_id, shards.contexts = [Path(path) for path in paths], names, key_id, contexts
-    shards._entries, shards._tensors = entries, None  # noqa: SLF001 - its own
+    shards._entries, shards._tensors = entries, [None] * len(paths)  # noqa: SLF001 - its own
     return shards
 
 
-def _require_distinct(files: Sequence[SealedFile], file_ids: Sequence[str] | None) -> None:
-    """Refuse a file with another id than expected, and two files with one id: a file and its copy."""
-    if file_ids is not None:
-        expected = [file_ids] if isinstance(file_ids, str) else list(file_ids)
-        if len(expected) != len(files):
-            raise ValueError(f"file_ids=: expected {len(files)}, one for each path, got {len(expected)}")
-        for file, file_id in zip(files, expected, strict=True):
-            if file.file_id != file_id:
-                raise FormatError(
-                    f"{file.path}: expected the file id {file_id:.50}, got {file.file_id}. Get it again from its owner"
-                )
-    first: dict[str | None, SealedFile] = {}
-    for file in files:
-        if file.file_id is not None and file.file_id in first:
-            raise FormatError(
-                f"{file.path}: expected each file once, got {first[file.file_id].path} again or a copy of it: both "
-                f"have the id {file.file_id}. Remove one of them"
-            )
-        first[file.file_id] = file
+def _pack(contexts: Sequence[MessageContext]) -> _Column:
+    """Return the contexts of a column in few bytes, as there may be very many files."""
+    first = contexts[0]
+    rows = zlib.compress(np.array([context.shape[0] for context in contexts], np.int64).tobytes(), 1)
+    return first.name, first.dtype, first.shape[1:], rows, bytes.fromhex("".join(one.file for one in contexts))
+
+
+def _unpack(column: _Column) -> list[MessageContext]:
+    name, dtype, sample, packed, files = column
+    rows = np.frombuffer(zlib.decompress(packed), np.int64).tolist()
+    ids = (files[start : start + _ID_SIZE].hex() for start in range(0, len(files), _ID_SIZE))
+    return [MessageContext(name, dtype, (count, *sample), file) for count, file in zip(rows, ids, strict=True)]
+
+
+def _choose(file: SealedFile, names: Sequence[str] | None) -> tuple[str, ...]:
+    chosen = list(file) if names is None else names
+    if not chosen or isinstance(chosen, str):
+        raise ValueError(
+            f"columns=: expected a sequence of names of sealed tensors, got {chosen!r:.200}; {file.path} has "
+            f"{list(file)!s:.300}"
+        )
+    return tuple(chosen)
+
+
+def _expected_ids(file_ids: Sequence[str] | None, count: int) -> list[str] | None:
+    if file_ids is None:
+        return None
+    expected = [file_ids] if isinstance(file_ids, str) else list(file_ids)
+    if len(expected) != count:
+        raise ValueError(f"file_ids=: expected {count}, one for each path, got {len(expected)}")
+    return expected
+
+
+def _require_samples(file: SealedFile) -> None:
+    if file.kind != "tensor":
+        raise FormatError(f"{file.path}: expected a file of samples, got a {file.kind}. Open it with load_{file.kind}")
+
+
+def _require_distinct(file: SealedFile, expected: str | None, first_with: dict[str, Path]) -> None:
+    """Refuse a file with another id than expected, and one with the id of another: a file and its copy."""
+    if expected is not None and file.file_id != expected:
+        raise FormatError(
+            f"{file.path}: expected the file id {expected:.50}, got {file.file_id}. Get it again from its owner"
+        )
+    if file.file_id is None:
+        return
+    first = first_with.setdefault(file.file_id, file.path)
+    if first is not file.path:
+        raise FormatError(
+            f"{file.path}: expected each file once, got {first} again or a copy of it: both have the id "
+            f"{file.file_id}. Remove one of them"
+        )
 
 
 def _tensors_of(file: SealedFile, names: Sequence[str]) -> list[SealedTensor]:

@@ -22,7 +22,7 @@ _MAKERS = {
     "SealedEntry": ("fastrack._sealed.entries", "restore_entry"),
     "SealedFile": ("fastrack._sealed.reader", "SealedFile"),
     "SealedTensor": ("fastrack._sealed.tensor", "restore_tensor"),
-    "Shards": ("fastrack._training.shards", "restore_shards"),
+    "Shards": ("fastrack._training.shards", "unpack_shards"),
     "StackedRows": ("fastrack._training.collate", "stack"),
     "TensorBox": ("fastrack._sealed.boxes", "TensorBox"),
     "TensorRows": ("fastrack._sealed.tensor", "TensorRows"),

@@ -34,3 +34,32 @@ def test_a_key_file_is_never_replaced_and_needs_a_directory_that_is_there(cli, f
 
 def test_a_path_is_quoted_where_it_is_to_be_typed_again(cli):
     assert "--key 'my key'" in cli("keygen 'my key'").stdout
+
+
+def test_the_ids_of_keys_of_every_kind_are_shown(cli, key, folder):
+    cli("keygen small.key --bits 128")
+    cli("keygen me --identity")
+    cli("keygen owner --signer")
+    cli(f"grant owner.key --to me.pub --sign owner {key.replace('--key owner.key', '')}")
+    (folder / "keys").mkdir()
+    (folder / "small.key").rename(folder / "keys" / "small.key")
+    names = ["owner.key", "keys", "me", "me.pub", "owner", "owner.pub", "owner.key.grants"]
+    (folder / "keys" / "notes.txt").write_text("no key")
+    found = cli.json(f"key {' '.join(names)}")["keys"]
+    names[1] = "keys/small.key"
+    ids = {entry["source"]: entry["id"] for entry in found}
+    assert list(ids) == names
+    assert [entry["bits"] for entry in found] == [256, 128, None, None, None, None, 256]
+    assert ids["me"] == ids["me.pub"]
+    assert ids["owner"] == ids["owner.pub"]
+    assert ids["owner.key"] == ids["owner.key.grants"] == Key.load("owner.key").id
+    said = cli(f"key {' '.join(names)}").stdout
+    assert all(found in said for found in ids.values())
+    assert "not verified" in said
+
+
+def test_what_is_no_key_is_refused(cli, folder):
+    (folder / "text").write_text("text")
+    assert "text" in cli.error("key text")
+    assert "missing" in cli.error("key missing")
+    assert "--key" in cli.error(f"key {'0' * 64}", status=2)

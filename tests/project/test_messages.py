@@ -357,7 +357,7 @@ CASES = {
     # Commands
     "fastrack keygen: a file that exists": lambda: run("keygen owner.key"),
     "fastrack inspect: not a safetensors file": lambda: run(f"inspect {written('junk', b'junk' * 99)}"),
-    "fastrack seal: a dash": lambda: run("seal - new.safetensors --key owner.key"),
+    "fastrack seal: a dash": lambda: run("seal - two.npz new --key owner.key"),
     "fastrack seal: a key in place of its path": lambda: run(f"seal two.npz new.safetensors --key {SECRET.hex()}"),
     "fastrack seal: a path in no directory": lambda: run("seal two.npz nowhere/new.safetensors --key owner.key"),
     "fastrack seal: a pipe": lambda: run("seal pipe new.safetensors --key owner.key"),
