@@ -124,6 +124,8 @@ def as_indices(rows: Any, count: int) -> Indices:
             "index of the first dimension: expected an integer, a slice, a vector of integers or a boolean mask, got "
             f"{rows!r:.80}"
         )
+    if array.dtype == np.int64 and (not array.size or highest_unsigned(array) < count):
+        return array if type(rows) is list else array.copy()
     if array.dtype.kind == "b":
         if array.size != count:
             raise IndexError(f"boolean mask: expected {count} elements, one for each row, got {array.size}")
@@ -136,3 +138,8 @@ def as_indices(rows: Any, count: int) -> Indices:
         raise IndexError(f"row {wrong[0]} is out of range: the tensor has {count} rows")
     indices = array.astype(np.int64)
     return indices if lowest >= 0 else np.where(indices < 0, indices + count, indices)
+
+
+def highest_unsigned(array: Indices) -> int:
+    """Return the highest of some row numbers, taken as unsigned: a negative one is higher than any other."""
+    return int(np.maximum.reduce(array.view(np.uint64), axis=None))
