@@ -19,7 +19,18 @@ from fastrack._crypto.jit import (
     words,
 )
 
-for _function in (gather.merge, gather.count_pieces, gather.fill_plan, gather.group, gather.is_plan_inside):
+for _function in (
+    gather.memory_size,
+    gather.merge,
+    gather.count_pieces,
+    gather.split,
+    gather.rotate,
+    gather.sort,
+    gather.finish,
+    gather.plan_ranges,
+    gather.plan_rows,
+    gather.is_plan_inside,
+):
     register_jitable(_function)
 
 
@@ -27,8 +38,8 @@ def build_plans() -> dict[str, Any]:
     """Return the loops of `gather`. They take its arrays, followed by their lengths."""
     return {
         "count_pieces": count_pieces,
-        "fill_plan": fill_plan,
-        "group": group,
+        "plan_ranges": plan_ranges,
+        "plan_rows": plan_rows,
         "is_plan_inside": is_plan_inside,
     }
 
@@ -58,18 +69,14 @@ def count_pieces(starts: Array, sizes: Array, offsets: Array, ranges: int) -> in
 
 
 @compiled
-def fill_plan(
-    starts: Array, sizes: Array, offsets: Array, ranges: int, numbers: Array, table: Array, pieces: int
-) -> bool:
+def plan_ranges(starts: Array, sizes: Array, offsets: Array, ranges: int, memory: Array, room: int) -> int:
     arrays = words(starts, ranges), words(sizes, ranges), words(offsets, ranges)
-    return gather.fill_plan(
-        arrays[0], arrays[1], arrays[2], ranges, words(numbers, pieces), table_of(table, pieces), pieces
-    )
+    return gather.plan_ranges(arrays[0], arrays[1], arrays[2], ranges, words(memory, gather.memory_size(room)), room)
 
 
 @compiled
-def group(numbers: Array, chunks: Array, firsts: Array, pieces: int) -> int:
-    return gather.group(words(numbers, pieces), words(chunks, pieces), words(firsts, pieces + 1), pieces)
+def plan_rows(rows: Array, count: int, stride: int, size: int, memory: Array, room: int) -> int:
+    return gather.plan_rows(words(rows, count), count, stride, size, words(memory, gather.memory_size(room)), room)
 
 
 @compiled

@@ -51,7 +51,7 @@ class JobTable:
                     raise ValueError(f"expected a result of {nbytes} bytes, got {target.size}")
                 count += chunks_between(source.size, nbytes)
             else:
-                parts = address(plan.chunks), address(plan.starts), address(plan.table)
+                parts = plan.addresses or (address(plan.chunks), address(plan.starts), address(plan.table))
                 words += (key, bits, source.address, target.address, nbytes, count, *parts)
                 check_plan(plan, source.size, nbytes, target.size)
                 count += int(plan.chunks.size)
