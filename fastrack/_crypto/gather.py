@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from functools import cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,9 @@ import numpy.typing as npt
 from fastrack._crypto.cobblestone import CHUNK_SIZE
 from fastrack._crypto.forms import is_compiling
 from fastrack._crypto.library import Unit, load
+
+if TYPE_CHECKING:
+    from fastrack._crypto.base import GatherPlan
 
 PLANS = Unit("fastrack._crypto.jit_host", "build_plans")
 
@@ -25,17 +28,39 @@ _DIGITS = 1 << _DIGIT_BITS  # of the numbers of chunks when they are sorted
 _SCRATCH = _DIGITS  # words to count them in
 
 
-class Arrays(NamedTuple):
-    """The arrays of a `GatherPlan`, and their addresses."""
+class PlanMemory(NamedTuple):
+    """The memory that a loop has filled with the arrays of a `GatherPlan`."""
 
-    chunks: Words
-    starts: Words
-    table: Words
-    addresses: tuple[int, int, int]
+    words: Words
+    room: int  # that there was for rows
+    chunks: int  # their number
+    rows: int
+    address: int  # of the words; 0 if it is unknown
+
+    @classmethod
+    def of(cls, words: Words, room: int) -> Self:
+        """Return the memory after the loop."""
+        return cls(words, room, int(words[0]), int(words[1]), int(words[2]))
+
+    def arrays(self) -> tuple[Words, Words, Words]:
+        """Return the chunks, the starts and the table."""
+        chunks, starts, table = self._offsets()
+        words, count = self.words, self.chunks
+        table_of = words[table : table + 3 * self.rows].reshape(-1, 3)
+        return words[chunks : chunks + count], words[starts : starts + count + 1], table_of
+
+    def addresses(self) -> tuple[int, int, int]:
+        """Return the addresses of these arrays."""
+        address = self.address or int(self.words.__array_interface__["data"][0])
+        chunks, starts, table = self._offsets()
+        return address + 8 * chunks, address + 8 * starts, address + 8 * table
+
+    def _offsets(self) -> tuple[int, int, int]:
+        return _SCRATCH, _SCRATCH + self.room, _SCRATCH + 2 * self.room + 1
 
 
-def make_plan(starts: Words, sizes: Words, offsets: Words) -> Arrays:
-    """Split ranges of plaintext at chunk boundaries, sort them by chunk, and return the arrays of a `GatherPlan`.
+def make_plan(starts: Words, sizes: Words, offsets: Words) -> PlanMemory:
+    """Split ranges of plaintext at chunk boundaries, sort them by chunk, and return the plan of their gather.
 
     Range `i` has `sizes[i]` bytes from `starts[i]` on, and is copied to `offsets[i]` in the result; all are int64 (n,).
     Ranges that are adjacent in the message and in the result are merged before.
@@ -46,36 +71,24 @@ def make_plan(starts: Words, sizes: Words, offsets: Words) -> Arrays:
     loops = _loops()
     room = loops.count_pieces(*ranges, starts.size)
     words = np.empty(memory_size(room), np.int64)
-    return _arrays_of(words, room, loops.plan_ranges(*ranges, starts.size, words, room))
+    loops.plan_ranges(*ranges, starts.size, words, room)
+    return PlanMemory.of(words, room)
 
 
-def make_even_plan(rows: Words, stride: int, size: int) -> Arrays:
+def make_even_plan(rows: Words, stride: int, size: int) -> PlanMemory:
     """Return what `make_plan` does for ranges of one size, at these multiples of `stride`, one after the other."""
     rows = np.ascontiguousarray(rows, np.int64)
     room = rows.size * ((size + CHUNK_SIZE - 2) // CHUNK_SIZE + 1) if size else 0
     words = np.empty(memory_size(room), np.int64)
-    return _arrays_of(words, room, _loops().plan_rows(rows, rows.size, stride, size, words, room))
+    _loops().plan_rows(rows, rows.size, stride, size, words, room)
+    return PlanMemory.of(words, room)
 
 
-def _arrays_of(words: Words, room: int, pieces: int) -> Arrays:
-    """Return the arrays in the memory that a loop has filled."""
-    count = int(words[0])
-    address = words.__array_interface__["data"][0]
-    chunks, starts, table = (_SCRATCH + room * each for each in range(3))
-    return Arrays(
-        words[chunks : chunks + count],
-        words[starts : starts + count + 1],
-        words[table + 1 : table + 1 + 3 * pieces].reshape(-1, 3),
-        (address + 8 * chunks, address + 8 * starts, address + 8 * (table + 1)),
-    )
-
-
-def is_inside(chunks: Words, starts: Words, table: Words, count: int, plain: int, target: int) -> bool:
-    """Return whether a plan of valid dtypes and shapes stays inside its message of `count` chunks and its result.
-
-    Its arrays are contiguous.
-    """
-    return bool(_loops().is_plan_inside(chunks, starts, table, chunks.size, len(table), count, plain, target))
+def is_inside(plan: GatherPlan, count: int, plain: int, target: int) -> bool:
+    """Return whether a sound plan stays inside its message of `count` chunks and its result."""
+    loops = _loops()
+    places = plan.arrays if loops is sys.modules[__name__] else plan.addresses
+    return bool(loops.is_plan_inside(*places, plan.count, plan.rows, count, plain, target))
 
 
 @cache
@@ -103,8 +116,8 @@ def count_pieces(starts: Any, sizes: Any, offsets: Any, ranges: int) -> int:
     return count
 
 
-def plan_ranges(starts: Any, sizes: Any, offsets: Any, ranges: int, words: Any, room: int) -> int:
-    """Fill memory as `finish` leaves it, with the plan of some ranges; return the number of rows of the table."""
+def plan_ranges(starts: Any, sizes: Any, offsets: Any, ranges: int, words: Any, room: int) -> None:
+    """Fill memory as `finish` leaves it, with the plan of some ranges."""
     pieces = 0
     index = 0
     while index < ranges:
@@ -112,11 +125,10 @@ def plan_ranges(starts: Any, sizes: Any, offsets: Any, ranges: int, words: Any, 
         pieces = split(starts[index], size, offsets[index], words, room, pieces)
         index = after
     finish(words, room, pieces)
-    return pieces
 
 
-def plan_rows(rows: Any, count: int, stride: int, size: int, words: Any, room: int) -> int:
-    """Fill memory as `finish` leaves it, with the plan of rows; return the number of rows of the table."""
+def plan_rows(rows: Any, count: int, stride: int, size: int, words: Any, room: int) -> None:
+    """Fill memory as `finish` leaves it, with the plan of rows."""
     pieces = 0
     index = 0
     while index < count and size:
@@ -126,7 +138,6 @@ def plan_rows(rows: Any, count: int, stride: int, size: int, words: Any, room: i
         pieces = split(rows[index] * stride, (after - index) * size, index * size, words, room, pieces)
         index = after
     finish(words, room, pieces)
-    return pieces
 
 
 def split(start: int, size: int, offset: int, words: Any, room: int, pieces: int) -> int:
@@ -149,8 +160,9 @@ def split(start: int, size: int, offset: int, words: Any, room: int, pieces: int
 def finish(words: Any, room: int, pieces: int) -> None:
     """Sort the table by the numbers of chunks, and list each chunk once.
 
-    The memory begins with the number of chunks, and `_SCRATCH` words on are: the chunks, with room for so many; the
-    first row of each in the table, and the end of the last; the table; and then the numbers of all rows.
+    The memory begins with the number of chunks, that of the rows, and zero. `_SCRATCH` words on are: the chunks, with
+    room for so many; the first row of each in the table, and the end of the last; the table; and then the numbers of
+    all rows.
     """
     chunks, starts, numbers = _SCRATCH, _SCRATCH + room, _SCRATCH + 5 * room + 1
     sort(words, room, pieces)
@@ -162,7 +174,7 @@ def finish(words: Any, room: int, pieces: int) -> None:
             words[starts + unique] = row
             unique += 1
     words[starts + unique] = pieces
-    words[0] = unique
+    words[0], words[1], words[2] = unique, pieces, 0
 
 
 def sort(words: Any, room: int, pieces: int) -> None:

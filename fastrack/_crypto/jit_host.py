@@ -35,7 +35,10 @@ for _function in (
 
 
 def build_plans() -> dict[str, Any]:
-    """Return the loops of `gather`. They take its arrays, followed by their lengths."""
+    """Return the loops of `gather`. They take its arrays, followed by their lengths.
+
+    `is_plan_inside` takes addresses in their place.
+    """
     return {
         "count_pieces": count_pieces,
         "plan_ranges": plan_ranges,
@@ -69,19 +72,23 @@ def count_pieces(starts: Array, sizes: Array, offsets: Array, ranges: int) -> in
 
 
 @compiled
-def plan_ranges(starts: Array, sizes: Array, offsets: Array, ranges: int, memory: Array, room: int) -> int:
+def plan_ranges(starts: Array, sizes: Array, offsets: Array, ranges: int, memory: Array, room: int) -> None:
     arrays = words(starts, ranges), words(sizes, ranges), words(offsets, ranges)
-    return gather.plan_ranges(arrays[0], arrays[1], arrays[2], ranges, words(memory, gather.memory_size(room)), room)
+    plan = words(memory, gather.memory_size(room))
+    gather.plan_ranges(arrays[0], arrays[1], arrays[2], ranges, plan, room)
+    plan[2] = memory
 
 
 @compiled
-def plan_rows(rows: Array, count: int, stride: int, size: int, memory: Array, room: int) -> int:
-    return gather.plan_rows(words(rows, count), count, stride, size, words(memory, gather.memory_size(room)), room)
+def plan_rows(rows: Array, count: int, stride: int, size: int, memory: Array, room: int) -> None:
+    plan = words(memory, gather.memory_size(room))
+    gather.plan_rows(words(rows, count), count, stride, size, plan, room)
+    plan[2] = memory
 
 
 @compiled
 def is_plan_inside(
-    chunks: Array, starts: Array, table: Array, size: int, rows: int, count: int, plain: int, target: int
+    chunks: int, starts: int, table: int, size: int, rows: int, count: int, plain: int, target: int
 ) -> bool:
     arrays = words(chunks, size), words(starts, size + 1), table_of(table, rows)
     return gather.is_plan_inside(arrays[0], arrays[1], arrays[2], size, rows, count, plain, target)

@@ -45,7 +45,7 @@ class ByteRanges:
 
     def pieces(self) -> GatherPlan:
         """Return the gather of these bytes, with each chunk once and in ascending order."""
-        return GatherPlan(*gather.make_plan(self.starts, self.sizes, self.places))
+        return GatherPlan.of(gather.make_plan(self.starts, self.sizes, self.places))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class EvenRanges:
 
     def pieces(self) -> GatherPlan:
         """Return what `ByteRanges.pieces` does."""
-        return GatherPlan(*gather.make_even_plan(self.rows, self.stride, self.size))
+        return GatherPlan.of(gather.make_even_plan(self.rows, self.stride, self.size))
 
 
 Ranges = ByteRanges | EvenRanges
