@@ -6,7 +6,7 @@ import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fastrack._crypto.message_keys import MessageKeys
 
 Bytes = npt.NDArray[np.uint8]
+Words = npt.NDArray[np.int64]
 
 
 class KeySchedule(ABC):
@@ -36,13 +37,73 @@ class KeySchedule(ABC):
         raise TypeError("a key schedule holds a secret and cannot be pickled")
 
 
-@dataclass(frozen=True, slots=True)
 class GatherPlan:
-    """A list of byte ranges of chunks, and the offsets in the result that they are copied to."""
+    """A list of byte ranges of chunks, and the offsets in the result that they are copied to. It does not change.
 
-    chunks: npt.NDArray[np.int64]  # (n,): numbers of the chunks to open, without duplicates
-    starts: npt.NDArray[np.int64]  # (n + 1,): the ranges of chunk `i` are `table[starts[i]:starts[i + 1]]`
-    table: npt.NDArray[np.int64]  # (m, 3): offset in the chunk, offset in the result, length; in bytes
+    Attributes
+    ----------
+    chunks : int64 (n,); the numbers of the chunks to open, without duplicates
+    starts : int64 (n + 1,); the ranges of chunk `i` are `table[starts[i]:starts[i + 1]]`
+    table : int64 (m, 3); offset in the chunk, offset in the result, length; in bytes
+    count, rows : n and m
+    """
+
+    __slots__ = ("_addresses", "_arrays", "_made", "count", "rows")
+
+    def __init__(self, chunks: Words, starts: Words, table: Words) -> None:
+        self._arrays: tuple[Words, Words, Words] | None = (chunks, starts, table)
+        self._made: gather.PlanMemory | None = None
+        self._addresses: tuple[int, int, int] | None = None
+        self.count = chunks.size
+        self.rows = len(table)
+
+    @classmethod
+    def of(cls, made: gather.PlanMemory) -> Self:
+        """Return the plan that `gather` made. It has arrays only if they are asked for."""
+        plan = cls.__new__(cls)
+        plan._arrays, plan._made, plan._addresses = None, made, None  # noqa: SLF001 - its own
+        plan.count, plan.rows = made.chunks, made.rows
+        return plan
+
+    @property
+    def chunks(self) -> Words:
+        return self.arrays[0]
+
+    @property
+    def starts(self) -> Words:
+        return self.arrays[1]
+
+    @property
+    def table(self) -> Words:
+        return self.arrays[2]
+
+    @property
+    def arrays(self) -> tuple[Words, Words, Words]:
+        if self._arrays is None:
+            assert self._made is not None
+            self._arrays = self._made.arrays()
+        return self._arrays
+
+    @property
+    def addresses(self) -> tuple[int, int, int]:
+        """The addresses of the arrays, for native code, if `is_sound`."""
+        if self._addresses is None:
+            if self._made is None:
+                chunks, starts, table = self.arrays
+                self._addresses = address(chunks), address(starts), address(table)
+            else:
+                self._addresses = self._made.addresses()
+        return self._addresses
+
+    @property
+    def is_sound(self) -> bool:
+        """True if the arrays are contiguous, of int64, and of shapes that fit each other."""
+        if self._made is not None:
+            return True
+        chunks, starts, table = self.arrays
+        valid = all(array.dtype == np.int64 and array.flags.c_contiguous for array in self.arrays)
+        valid = valid and (chunks.ndim, starts.ndim, table.ndim) == (1, 1, 2) and table.shape[1] == 3
+        return valid and starts.size == chunks.size + 1
 
 
 class HostMemory(NamedTuple):
@@ -166,12 +227,8 @@ def check_plan(plan: GatherPlan, sealed: int, plain: int, target: int) -> None:
 
     Native code relies on this check.
     """
-    chunks, starts, table = plan.chunks, plan.starts, plan.table
     count = chunks_between(sealed, plain)
-    valid = all(array.dtype == np.int64 and array.flags.c_contiguous for array in (chunks, starts, table))
-    valid = valid and (chunks.ndim, starts.ndim, table.ndim) == (1, 1, 2) and table.shape[1] == 3
-    valid = valid and starts.size == chunks.size + 1
-    if valid and gather.is_inside(chunks, starts, table, count, plain, target):
+    if plan.is_sound and gather.is_inside(plan, count, plain, target):
         return
     raise ValueError("expected a gather plan inside its message and its result, got one that reaches outside")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +16,51 @@ from fastrack._crypto.cobblestone import CHUNK_SIZE
 from fastrack._crypto.forms import is_compiling
 from fastrack._crypto.library import Unit, load
 
+if TYPE_CHECKING:
+    from fastrack._crypto.base import GatherPlan
+
 PLANS = Unit("fastrack._crypto.jit_host", "build_plans")
 
 Words = npt.NDArray[np.int64]
 
+_DIGIT_BITS = 8
+_DIGITS = 1 << _DIGIT_BITS  # of the numbers of chunks when they are sorted
+_SCRATCH = _DIGITS  # words to count them in
 
-def make_plan(starts: Words, sizes: Words, offsets: Words) -> tuple[Words, Words, Words]:
-    """Split ranges of plaintext at chunk boundaries, sort them by chunk, and return the arrays of a `GatherPlan`.
+
+class PlanMemory(NamedTuple):
+    """The memory that a loop has filled with the arrays of a `GatherPlan`."""
+
+    words: Words
+    room: int  # that there was for rows
+    chunks: int  # their number
+    rows: int
+    address: int  # of the words; 0 if it is unknown
+
+    @classmethod
+    def of(cls, words: Words, room: int) -> Self:
+        """Return the memory after the loop."""
+        return cls(words, room, int(words[0]), int(words[1]), int(words[2]))
+
+    def arrays(self) -> tuple[Words, Words, Words]:
+        """Return the chunks, the starts and the table."""
+        chunks, starts, table = self._offsets()
+        words, count = self.words, self.chunks
+        table_of = words[table : table + 3 * self.rows].reshape(-1, 3)
+        return words[chunks : chunks + count], words[starts : starts + count + 1], table_of
+
+    def addresses(self) -> tuple[int, int, int]:
+        """Return the addresses of these arrays."""
+        address = self.address or int(self.words.__array_interface__["data"][0])
+        chunks, starts, table = self._offsets()
+        return address + 8 * chunks, address + 8 * starts, address + 8 * table
+
+    def _offsets(self) -> tuple[int, int, int]:
+        return _SCRATCH, _SCRATCH + self.room, _SCRATCH + 2 * self.room + 1
+
+
+def make_plan(starts: Words, sizes: Words, offsets: Words) -> PlanMemory:
+    """Split ranges of plaintext at chunk boundaries, sort them by chunk, and return the plan of their gather.
 
     Range `i` has `sizes[i]` bytes from `starts[i]` on, and is copied to `offsets[i]` in the result; all are int64 (n,).
     Ranges that are adjacent in the message and in the result are merged before.
@@ -31,22 +69,26 @@ def make_plan(starts: Words, sizes: Words, offsets: Words) -> tuple[Words, Words
     if not starts.size == sizes.size == offsets.size:
         raise ValueError(f"expected one size and offset for each start, got {[array.size for array in ranges]}")
     loops = _loops()
-    count = loops.count_pieces(*ranges, starts.size)
-    numbers, table = np.empty(count, np.int64), np.empty((count, 3), np.int64)
-    chunks, firsts = np.empty(count, np.int64), np.empty(count + 1, np.int64)
-    if not loops.fill_plan(*ranges, starts.size, numbers, table, count):
-        order = np.argsort(numbers, kind="stable")
-        numbers, table = numbers[order], table[order]
-    unique = loops.group(numbers, chunks, firsts, count)
-    return chunks[:unique], firsts[: unique + 1], table
+    room = loops.count_pieces(*ranges, starts.size)
+    words = np.empty(memory_size(room), np.int64)
+    loops.plan_ranges(*ranges, starts.size, words, room)
+    return PlanMemory.of(words, room)
 
 
-def is_inside(chunks: Words, starts: Words, table: Words, count: int, plain: int, target: int) -> bool:
-    """Return whether a plan of valid dtypes and shapes stays inside its message of `count` chunks and its result.
+def make_even_plan(rows: Words, stride: int, size: int) -> PlanMemory:
+    """Return what `make_plan` does for ranges of one size, at these multiples of `stride`, one after the other."""
+    rows = np.ascontiguousarray(rows, np.int64)
+    room = rows.size * ((size + CHUNK_SIZE - 2) // CHUNK_SIZE + 1) if size else 0
+    words = np.empty(memory_size(room), np.int64)
+    _loops().plan_rows(rows, rows.size, stride, size, words, room)
+    return PlanMemory.of(words, room)
 
-    Its arrays are contiguous.
-    """
-    return bool(_loops().is_plan_inside(chunks, starts, table, chunks.size, len(table), count, plain, target))
+
+def is_inside(plan: GatherPlan, count: int, plain: int, target: int) -> bool:
+    """Return whether a sound plan stays inside its message of `count` chunks and its result."""
+    loops = _loops()
+    places = plan.arrays if loops is sys.modules[__name__] else plan.addresses
+    return bool(loops.is_plan_inside(*places, plan.count, plan.rows, count, plain, target))
 
 
 @cache
@@ -55,6 +97,11 @@ def _loops() -> Any:
 
 
 # The loops. Arrays are followed by their lengths, as compiled code has their addresses only.
+
+
+def memory_size(room: int) -> int:
+    """Return the number of words that a plan takes while it is made, with room for so many rows of its table."""
+    return _SCRATCH + 6 * room + 1
 
 
 def count_pieces(starts: Any, sizes: Any, offsets: Any, ranges: int) -> int:
@@ -69,37 +116,121 @@ def count_pieces(starts: Any, sizes: Any, offsets: Any, ranges: int) -> int:
     return count
 
 
-def fill_plan(starts: Any, sizes: Any, offsets: Any, ranges: int, numbers: Any, table: Any, _pieces: int) -> bool:
-    """Write the numbers of the chunks, and the rows of the table; return whether the numbers ascend."""
-    ascending = True
-    row = 0
+def plan_ranges(starts: Any, sizes: Any, offsets: Any, ranges: int, words: Any, room: int) -> None:
+    """Fill memory as `finish` leaves it, with the plan of some ranges."""
+    pieces = 0
     index = 0
     while index < ranges:
         after, size = merge(starts, sizes, offsets, index)
-        start, stop = starts[index], starts[index] + size
-        while start < stop:
-            number = start // CHUNK_SIZE
-            length = min(stop, (number + 1) * CHUNK_SIZE) - start
-            numbers[row] = number
-            ascending = ascending and (row == 0 or number >= numbers[row - 1])
-            table[row, 0] = start - number * CHUNK_SIZE
-            table[row, 1] = offsets[index] + start - starts[index]
-            table[row, 2] = length
-            start += length
-            row += 1
+        pieces = split(starts[index], size, offsets[index], words, room, pieces)
         index = after
-    return ascending
+    finish(words, room, pieces)
 
 
-def group(numbers: Any, chunks: Any, firsts: Any, pieces: int) -> int:
-    """Write each chunk of ascending numbers once, and the first row of each; return the number of chunks."""
+def plan_rows(rows: Any, count: int, stride: int, size: int, words: Any, room: int) -> None:
+    """Fill memory as `finish` leaves it, with the plan of rows."""
+    pieces = 0
+    index = 0
+    while index < count and size:
+        after = index + 1
+        while after < count and (rows[after] - rows[after - 1]) * stride == size:
+            after += 1
+        pieces = split(rows[index] * stride, (after - index) * size, index * size, words, room, pieces)
+        index = after
+    finish(words, room, pieces)
+
+
+def split(start: int, size: int, offset: int, words: Any, room: int, pieces: int) -> int:
+    """Add the parts of a range to the table, and the number of the chunk of each; return the length of the table."""
+    numbers, table = _SCRATCH + 5 * room + 1, _SCRATCH + 2 * room + 1
+    stop = start + size
+    while start < stop:
+        number = start // CHUNK_SIZE
+        length = min(stop, (number + 1) * CHUNK_SIZE) - start
+        words[numbers + pieces] = number
+        words[table + 3 * pieces] = start - number * CHUNK_SIZE
+        words[table + 3 * pieces + 1] = offset
+        words[table + 3 * pieces + 2] = length
+        start += length
+        offset += length
+        pieces += 1
+    return pieces
+
+
+def finish(words: Any, room: int, pieces: int) -> None:
+    """Sort the table by the numbers of chunks, and list each chunk once.
+
+    The memory begins with the number of chunks, that of the rows, and zero. `_SCRATCH` words on are: the chunks, with
+    room for so many; the first row of each in the table, and the end of the last; the table; and then the numbers of
+    all rows.
+    """
+    chunks, starts, numbers = _SCRATCH, _SCRATCH + room, _SCRATCH + 5 * room + 1
+    sort(words, room, pieces)
     unique = 0
     for row in range(pieces):
-        if row == 0 or numbers[row] != numbers[row - 1]:
-            chunks[unique], firsts[unique] = numbers[row], row
+        number = words[numbers + row]
+        if row == 0 or number != words[numbers + row - 1]:
+            words[chunks + unique] = number
+            words[starts + unique] = row
             unique += 1
-    firsts[unique] = pieces
-    return unique
+    words[starts + unique] = pieces
+    words[0], words[1], words[2] = unique, pieces, 0
+
+
+def sort(words: Any, room: int, pieces: int) -> None:
+    """Sort the rows of the table, stably and by a digit after the other, unless they are in order."""
+    order, other = _SCRATCH, _SCRATCH + room
+    numbers = _SCRATCH + 5 * room + 1
+    highest = 0
+    is_sorted = True
+    for row in range(pieces):
+        number = words[numbers + row]
+        is_sorted = is_sorted and number >= highest
+        highest = max(highest, number)
+        words[order + row] = row
+    shift = 0
+    while not is_sorted and highest >> shift:
+        for digit in range(_DIGITS):
+            words[digit] = 0
+        for row in range(pieces):
+            words[(words[numbers + row] >> shift) % _DIGITS] += 1
+        before = 0
+        for digit in range(_DIGITS):
+            count = words[digit]
+            words[digit] = before
+            before += count
+        for place in range(pieces):
+            row = words[order + place]
+            digit = (words[numbers + row] >> shift) % _DIGITS
+            words[other + words[digit]] = row
+            words[digit] += 1
+        order, other = other, order
+        shift += _DIGIT_BITS
+    for first in range(pieces):
+        if words[order + first] != first:
+            rotate(words, room, order, first)
+
+
+def rotate(words: Any, room: int, order: int, first: int) -> None:
+    """Move the rows of the table on that follow each other from `first` on, until one takes its place.
+
+    Row `words[order + place]` comes to a place. The places that are done have their own number there afterwards.
+    """
+    table, numbers = _SCRATCH + 2 * room + 1, _SCRATCH + 5 * room + 1
+    number = words[numbers + first]
+    at = table + 3 * first
+    start, target, length = words[at], words[at + 1], words[at + 2]
+    place, row = first, words[order + first]
+    while row != first:
+        words[numbers + place] = words[numbers + row]
+        for column in range(3):
+            words[table + 3 * place + column] = words[table + 3 * row + column]
+        words[order + place] = place
+        place, row = row, words[order + row]
+    words[order + place] = place
+    words[numbers + place] = number
+    at = table + 3 * place
+    words[at], words[at + 1], words[at + 2] = start, target, length
 
 
 def is_plan_inside(

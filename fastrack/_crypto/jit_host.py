@@ -19,16 +19,30 @@ from fastrack._crypto.jit import (
     words,
 )
 
-for _function in (gather.merge, gather.count_pieces, gather.fill_plan, gather.group, gather.is_plan_inside):
+for _function in (
+    gather.memory_size,
+    gather.merge,
+    gather.count_pieces,
+    gather.split,
+    gather.rotate,
+    gather.sort,
+    gather.finish,
+    gather.plan_ranges,
+    gather.plan_rows,
+    gather.is_plan_inside,
+):
     register_jitable(_function)
 
 
 def build_plans() -> dict[str, Any]:
-    """Return the loops of `gather`. They take its arrays, followed by their lengths."""
+    """Return the loops of `gather`. They take its arrays, followed by their lengths.
+
+    `is_plan_inside` takes addresses in their place.
+    """
     return {
         "count_pieces": count_pieces,
-        "fill_plan": fill_plan,
-        "group": group,
+        "plan_ranges": plan_ranges,
+        "plan_rows": plan_rows,
         "is_plan_inside": is_plan_inside,
     }
 
@@ -58,23 +72,23 @@ def count_pieces(starts: Array, sizes: Array, offsets: Array, ranges: int) -> in
 
 
 @compiled
-def fill_plan(
-    starts: Array, sizes: Array, offsets: Array, ranges: int, numbers: Array, table: Array, pieces: int
-) -> bool:
+def plan_ranges(starts: Array, sizes: Array, offsets: Array, ranges: int, memory: Array, room: int) -> None:
     arrays = words(starts, ranges), words(sizes, ranges), words(offsets, ranges)
-    return gather.fill_plan(
-        arrays[0], arrays[1], arrays[2], ranges, words(numbers, pieces), table_of(table, pieces), pieces
-    )
+    plan = words(memory, gather.memory_size(room))
+    gather.plan_ranges(arrays[0], arrays[1], arrays[2], ranges, plan, room)
+    plan[2] = memory
 
 
 @compiled
-def group(numbers: Array, chunks: Array, firsts: Array, pieces: int) -> int:
-    return gather.group(words(numbers, pieces), words(chunks, pieces), words(firsts, pieces + 1), pieces)
+def plan_rows(rows: Array, count: int, stride: int, size: int, memory: Array, room: int) -> None:
+    plan = words(memory, gather.memory_size(room))
+    gather.plan_rows(words(rows, count), count, stride, size, plan, room)
+    plan[2] = memory
 
 
 @compiled
 def is_plan_inside(
-    chunks: Array, starts: Array, table: Array, size: int, rows: int, count: int, plain: int, target: int
+    chunks: int, starts: int, table: int, size: int, rows: int, count: int, plain: int, target: int
 ) -> bool:
     arrays = words(chunks, size), words(starts, size + 1), table_of(table, rows)
     return gather.is_plan_inside(arrays[0], arrays[1], arrays[2], size, rows, count, plain, target)

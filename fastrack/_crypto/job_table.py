@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 
-from fastrack._crypto.base import Jobs, address, check_plan, chunks_between
+from fastrack._crypto.base import Jobs, check_plan, chunks_between
 from fastrack._crypto.cobblestone import CHUNK_SIZE
 from fastrack._crypto.message_keys import ROW_SIZE
 
@@ -51,10 +51,9 @@ class JobTable:
                     raise ValueError(f"expected a result of {nbytes} bytes, got {target.size}")
                 count += chunks_between(source.size, nbytes)
             else:
-                parts = address(plan.chunks), address(plan.starts), address(plan.table)
-                words += (key, bits, source.address, target.address, nbytes, count, *parts)
                 check_plan(plan, source.size, nbytes, target.size)
-                count += int(plan.chunks.size)
+                words += (key, bits, source.address, target.address, nbytes, count, *plan.addresses)
+                count += plan.count
             key += ROW_SIZE
         table = array("q", words)
         self.address = table.buffer_info()[0]

@@ -22,6 +22,8 @@ from typing import NoReturn, Self
 from cryptography.hazmat.primitives.hashes import SHA512
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
+from fastrack._crypto.kept_keys import KeptKeys
+from fastrack._crypto.secret_bytes import SecretBytes
 from fastrack._util.atomic import is_trusted_owner, new_file
 from fastrack._util.public import public
 from fastrack._util.regular_file import open_pipe_or_regular, open_regular
@@ -62,17 +64,6 @@ _HEX_DIGITS = b"0123456789abcdef"
 _HEX_VALUES = {digit: value for value, digit in enumerate(_HEX_DIGITS)}
 
 
-class _Secret(bytearray):
-    """The bytes of a key, overwritten when the object is deleted.
-
-    A view keeps the object alive, so no view outlives the bytes. `__del__` binds the type `bytes` in advance, since the
-    interpreter may have deleted all global names when it is called.
-    """
-
-    def __del__(self, zeros: type[bytes] = bytes) -> None:
-        self[:] = zeros(self.__len__())
-
-
 @public
 class Key:
     """A secret that seals and unseals tensors. `generate`, `load` and `from_bytes` make one.
@@ -110,7 +101,7 @@ class Key:
     True
     """
 
-    __slots__ = ("_files", "_id", "_secret", "_wiped")
+    __slots__ = ("_files", "_id", "_kept", "_secret", "_wiped")
 
     def __init__(self, secret: Bytes) -> None:
         if isinstance(secret, (str, os.PathLike)):
@@ -119,7 +110,8 @@ class Key:
         self._wiped = False
         self._files: frozenset[str] | None = None
         self._id = ""
-        self._secret = _Secret(len(view))
+        self._kept: KeptKeys | None = None
+        self._secret = SecretBytes(len(view))
         if len(view) not in _SIZES:
             raise FormatError(f"expected a key of 16 or 32 bytes, got {len(view)}; Key.generate() makes one")
         if hmac.compare_digest(view, self._secret):
@@ -297,10 +289,22 @@ class Key:
             raise ClosedError(f"key {self._id} was wiped; load it again")
         return memoryview(self._secret).toreadonly()
 
+    @property
+    def kept(self) -> KeptKeys:
+        """The keys of messages that were derived from this one and are in use. Not public."""
+        kept = self._kept
+        if kept is None:
+            kept = self._kept = KeptKeys()
+            if self._wiped:
+                kept.wipe()
+        return kept
+
     def wipe(self) -> None:
         """Overwrite the secret with zeros. The key cannot be used from then on; its id stays."""
         self._wiped = True
-        self._secret[:] = bytes(len(self._secret))
+        self._secret.wipe()
+        if self._kept is not None:
+            self._kept.wipe()
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Key):

@@ -12,6 +12,7 @@ import numpy as np
 from fastrack._crypto import cobblestone
 from fastrack._crypto.base import Bytes
 from fastrack._crypto.cobblestone import COMMITMENT_SIZE, NONCE_SIZE, MessageKey
+from fastrack._crypto.secret_bytes import SecretBytes
 from fastrack.errors import ClosedError
 
 ROW_SIZE: Final = 80  # bytes from one key to the next: a 256-bit key, a nonce and a commitment are 76
@@ -69,11 +70,11 @@ class MessageKeys:
         self._view[start : start + len(material)] = material
         self.bits[row] = 8 * (len(material) - NONCE_SIZE)
 
-    def material(self, row: int) -> bytearray:
+    def material(self, row: int) -> SecretBytes:
         """Return a copy of an AES key and its base nonce, which has to be wiped too."""
         self._require_usable()
         start = row * ROW_SIZE
-        return bytearray(self._view[start : start + self.bits[row] // 8 + NONCE_SIZE])
+        return SecretBytes(self._view[start : start + self.bits[row] // 8 + NONCE_SIZE])
 
     def key(self, row: int) -> MessageKey:
         """Return a copy of one of them, which has to be wiped too."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastrack._sealed.indexing import ByteRanges
+from fastrack._sealed.indexing import EvenRanges
 from fastrack._sealed.tensor import SealedRows, SealedTensor, TensorSlice
 from fastrack._tensors import dtypes
 from fastrack._util.pickles import unpickle
@@ -46,10 +46,10 @@ class _Box:
     shape: tuple[int, ...]
     itemsize: int
 
-    def ranges(self) -> ByteRanges:
+    def ranges(self) -> EvenRanges:
         """Return the byte ranges of the box, each as long as its bytes follow one another in the tensor."""
         if 0 in self.sizes:
-            return ByteRanges.even(np.empty(0, np.int64), 0)
+            return EvenRanges(np.empty(0, np.int64), 0, 0)
         inner = len(self.shape)  # dimensions from this on are one range
         while inner and self.sizes[inner - 1] == self.shape[inner - 1]:
             inner -= 1
@@ -59,7 +59,7 @@ class _Box:
             stride = math.prod(self.shape[dimension + 1 :]) * self.itemsize
             indices = np.arange(offset, offset + size) if dimension < inner else np.array([offset])
             starts = (starts[:, None] + indices * stride).reshape(-1)
-        return ByteRanges.even(starts, math.prod(self.sizes[inner:]) * self.itemsize)
+        return EvenRanges(starts, 1, math.prod(self.sizes[inner:]) * self.itemsize)
 
 
 class TensorBox(SealedRows):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fastrack._crypto.keyring import KeyRing, KeySource
-from fastrack._sealed.indexing import ByteRanges
+from fastrack._sealed.indexing import EvenRanges
 from fastrack._sealed.tensor import OpenMessage, SealedTensor
 from fastrack._util.public import public
 
@@ -107,7 +107,7 @@ class _SealedBytes(io.RawIOBase):
             start = self._position
             memory = target[: max(0, self._size - start)]
             if memory.size:
-                self._message.gather(ByteRanges.even(np.array([start]), memory.size).pieces(), memory)
+                self._message.gather(EvenRanges(np.array([start]), 1, memory.size).pieces(), memory)
                 self._position = start + memory.size
             return memory.size
 

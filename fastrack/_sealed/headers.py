@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from fastrack._crypto import cobblestone
 from fastrack._crypto.cobblestone import SALT_SIZE
@@ -14,12 +14,17 @@ from fastrack._sealed.tensor import SealedTensor
 from fastrack.errors import AuthenticationError, GrantError, UnknownKeyError
 
 
-def open_headers(tensors: Sequence[SealedTensor | None], ring: KeyRing, keys: MessageKeys) -> None:
+def open_headers(
+    tensors: Sequence[SealedTensor | None], ring: KeyRing, keys: MessageKeys, again: Container[int] = ()
+) -> None:
     """Derive the key of each message into its row of `keys`, after header and binding were authenticated.
 
-    Rows of None are left out. Errors are those of `SealedTensor.open_header`.
+    Rows of None are left out. The keys of the rows in `again` are kept for the next call, as long as tensor and owner's
+    key exist; they are used only if header, context and binding are then the same. Errors are those of
+    `SealedTensor.open_header`.
     """
     found: dict[str, Key] = {}
+    used: dict[str, Key] = {}
     try:
         for row, tensor in enumerate(tensors):
             if tensor is None:
@@ -28,9 +33,14 @@ def open_headers(tensors: Sequence[SealedTensor | None], ring: KeyRing, keys: Me
                 key = found.get(tensor.key_id)
                 if key is None:
                     key = found[tensor.key_id] = ring[tensor.key_id]
-                tensor.check_origin(key)
                 header = tensor.header
                 context = tensor.context
+                proof = header, context, tensor.binding
+                if row in again and key.kept.load(tensor, proof, keys, row):
+                    tensor.check_grant(key)
+                    continue
+                tensor.check_origin(key)
+                used[tensor.key_id] = key
                 commitment = keys.derive(row, key.material(), header[:SALT_SIZE], context.encode())
                 if not hmac.compare_digest(commitment, header[SALT_SIZE:]):
                     cobblestone.require_secret(key.material())
@@ -38,7 +48,11 @@ def open_headers(tensors: Sequence[SealedTensor | None], ring: KeyRing, keys: Me
             except (AuthenticationError, GrantError, UnknownKeyError) as error:
                 tensor.add_path(error)
                 raise
+            if row in again:
+                cobblestone.require_secret(key.material())
+                key.kept.store(tensor, proof, keys, row)
     finally:
-        cobblestone.overwrite_freed()
-    for key in found.values():
+        if used:
+            cobblestone.overwrite_freed()
+    for key in used.values():
         cobblestone.require_secret(key.material())

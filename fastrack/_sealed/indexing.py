@@ -29,15 +29,9 @@ class ByteRanges:
     places: Indices
 
     @classmethod
-    def even(cls, starts: Indices, size: int) -> ByteRanges:
-        """Make ranges of one size that follow each other in the result."""
-        count = starts.size
-        return cls(starts, np.full(count, size, np.int64), np.arange(0, count * size, size) if size else starts)
-
-    @classmethod
-    def concatenate(cls, parts: Iterable[Callable[[], ByteRanges]], shifts: Sequence[int]) -> ByteRanges:
+    def concatenate(cls, parts: Iterable[Callable[[], Ranges]], shifts: Sequence[int]) -> ByteRanges:
         """Concatenate ranges, and move the places of each by the number of bytes in `shifts`."""
-        ranges = [part() for part in parts]
+        ranges = [part().expand() for part in parts]
         return cls(
             np.concatenate([each.starts for each in ranges]),
             np.concatenate([each.sizes for each in ranges]),
@@ -45,9 +39,39 @@ class ByteRanges:
             + np.repeat(np.array(shifts), [each.starts.size for each in ranges]),
         )
 
+    def expand(self) -> ByteRanges:
+        """Return these ranges."""
+        return self
+
     def pieces(self) -> GatherPlan:
         """Return the gather of these bytes, with each chunk once and in ascending order."""
-        return GatherPlan(*gather.make_plan(self.starts, self.sizes, self.places))
+        return GatherPlan.of(gather.make_plan(self.starts, self.sizes, self.places))
+
+
+@dataclass(frozen=True, slots=True)
+class EvenRanges:
+    """Byte ranges of one size, at multiples of a stride, that follow each other in a result.
+
+    rows : int64 (n,); range `i` begins `rows[i] * stride` bytes after the start of the message's plaintext
+    """
+
+    rows: Indices
+    stride: int
+    size: int
+
+    def expand(self) -> ByteRanges:
+        """Return the same ranges with their starts, sizes and places."""
+        starts, count = self.rows * self.stride, self.rows.size
+        places = np.arange(0, count * self.size, self.size) if self.size else starts
+        return ByteRanges(starts, np.full(count, self.size, np.int64), places)
+
+    def pieces(self) -> GatherPlan:
+        """Return what `ByteRanges.pieces` does."""
+        return GatherPlan.of(gather.make_even_plan(self.rows, self.stride, self.size))
+
+
+Ranges = ByteRanges | EvenRanges
+"""Byte ranges of a message's plaintext, and where they go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +94,14 @@ class RowPlan:
     def __reduce__(self) -> tuple[object, ...]:
         return unpickle, ("RowPlan", self.shape, self.row_bytes, self.rows)
 
-    def ranges(self) -> ByteRanges:
+    def ranges(self) -> EvenRanges:
         """Return the byte ranges of the rows."""
         rows = self.rows
         if not isinstance(rows, range):
-            return ByteRanges.even(rows * self.row_bytes, self.row_bytes)
+            return EvenRanges(rows, self.row_bytes, self.row_bytes)
         if rows.step == 1:
-            return ByteRanges.even(np.array([rows.start * self.row_bytes]), self.nbytes)
-        return ByteRanges.even(np.arange(rows.start, rows.stop, rows.step) * self.row_bytes, self.row_bytes)
+            return EvenRanges(np.array([rows.start]), self.row_bytes, self.nbytes)
+        return EvenRanges(np.arange(rows.start, rows.stop, rows.step), self.row_bytes, self.row_bytes)
 
 
 def plan_rows(rows: Any, shape: tuple[int, ...], nbytes: int) -> RowPlan:
@@ -124,6 +148,8 @@ def as_indices(rows: Any, count: int) -> Indices:
             "index of the first dimension: expected an integer, a slice, a vector of integers or a boolean mask, got "
             f"{rows!r:.80}"
         )
+    if array.dtype == np.int64 and (not array.size or highest_unsigned(array) < count):
+        return array if type(rows) is list else array.copy()
     if array.dtype.kind == "b":
         if array.size != count:
             raise IndexError(f"boolean mask: expected {count} elements, one for each row, got {array.size}")
@@ -136,3 +162,8 @@ def as_indices(rows: Any, count: int) -> Indices:
         raise IndexError(f"row {wrong[0]} is out of range: the tensor has {count} rows")
     indices = array.astype(np.int64)
     return indices if lowest >= 0 else np.where(indices < 0, indices + count, indices)
+
+
+def highest_unsigned(array: Indices) -> int:
+    """Return the highest of some row numbers, taken as unsigned: a negative one is higher than any other."""
+    return int(np.maximum.reduce(array.view(np.uint64), axis=None))

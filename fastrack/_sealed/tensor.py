@@ -19,7 +19,7 @@ from fastrack._crypto.engine import get_engine
 from fastrack._crypto.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._crypto.keys import Key
 from fastrack._sealed.handle import Handle
-from fastrack._sealed.indexing import ByteRanges, RowPlan, plan_rows
+from fastrack._sealed.indexing import Ranges, RowPlan, plan_rows
 from fastrack._sealed.storage import Extent, Storage, StoredBytes
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes, Framework
@@ -308,7 +308,18 @@ class SealedTensor(Handle):
            [0, 1]], dtype=int32)
     """
 
-    __slots__ = ("_pinned_header", "_start", "_stop", "_storage", "binding", "context", "key_id", "nbytes", "path")
+    __slots__ = (
+        "__weakref__",
+        "_pinned_header",
+        "_start",
+        "_stop",
+        "_storage",
+        "binding",
+        "context",
+        "key_id",
+        "nbytes",
+        "path",
+    )
 
     def __init__(
         self,
@@ -393,6 +404,12 @@ class SealedTensor(Handle):
 
     def check_origin(self, key: Key) -> None:
         """Authenticate the binding, if there is one, and refuse a file that the key was not granted for."""
+        self.check_grant(key)
+        if self.binding is not None:
+            self.binding.check(self.context, key)
+
+    def check_grant(self, key: Key) -> None:
+        """Refuse a file that the key was not granted for."""
         if key.files is not None:
             file = self.context.file if self.binding is None else self.binding.file
             if file not in key.files:
@@ -400,8 +417,6 @@ class SealedTensor(Handle):
                     f"tensor {self.context.name!r:.200} is in file {file}, but key {key.id} was granted for other "
                     "files only; ask the owner for a grant that includes it"
                 )
-        if self.binding is not None:
-            self.binding.check(self.context, key)
 
     def add_path(self, error: FastrackError) -> None:
         """Add the path of the file to an error about this tensor."""
@@ -472,7 +487,7 @@ class TensorSlice(NamedTuple):
     """Part of a result that comes from one sealed tensor. `ranges` computes its byte ranges when it is called."""
 
     tensor: SealedTensor
-    ranges: Callable[[], ByteRanges]
+    ranges: Callable[[], Ranges]
 
 
 @public

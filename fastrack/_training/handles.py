@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from fastrack._crypto.keyring import KeyRing
-from fastrack._sealed.indexing import Indices
+from fastrack._sealed.indexing import Indices, highest_unsigned
 from fastrack._sealed.tensor import SealedRows, TensorSlice
 from fastrack._tensors import arrays
 from fastrack._training.layout import Layout, RecordLayout
@@ -61,11 +61,11 @@ class DatasetRef:
     def require(self, rows: Row, column: int = 0) -> None:
         """Check the numbers of samples and of a column, which may come from a worker process."""
         if isinstance(rows, int):
-            lowest, highest = rows, rows
+            is_inside = 0 <= rows < self.count
         else:
-            lowest, highest = (int(rows.min()), int(rows.max())) if rows.size else (0, -1)
-        if lowest < 0 or highest >= self.count:
-            wrong = lowest if lowest < 0 else highest
+            is_inside = not rows.size or highest_unsigned(rows) < self.count
+        if not is_inside:
+            wrong = rows if isinstance(rows, int) else rows[(rows < 0) | (rows >= self.count)][0]
             raise FormatError(
                 f"sample {wrong} of a data set of {self.count}: expected 0 to {self.count - 1}; the process that sent "
                 "this number has another data set, or was compromised"
@@ -96,9 +96,8 @@ class Samples(Sequence[dict[str, Any]]):
     __slots__ = ("_ref", "_rows")
 
     def __init__(self, ref: DatasetRef, rows: Indices) -> None:
-        ref.require(rows)
         self._ref = ref
-        self._rows = rows
+        self._rows = rows  # each handle on them checks them
 
     def stack(self) -> dict[str, Any]:
         """Return one handle on all of the samples for each column."""
@@ -226,6 +225,7 @@ def restore_samples(dataset_id: bytes, packed: Packed) -> Samples:
     """Return the samples that a pickle describes."""
     ref, rows = _find(dataset_id, packed)
     assert not isinstance(rows, int)
+    ref.require(rows)
     return Samples(ref, rows)
 
 

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from fastrack._crypto.keyring import KeyRing, KeySource
-from fastrack._sealed.indexing import ByteRanges, Indices
+from fastrack._sealed.indexing import ByteRanges, EvenRanges, Indices
 from fastrack._sealed.tensor import MessageContext, SealedTensor, TensorSlice, unseal
 from fastrack._tensors import dtypes
 from fastrack._training.shards import Shards
@@ -69,9 +69,7 @@ class EvenLayout:
         spec = self.columns[column]
         if len(self.shards) == 1:  # nothing to look up
             flat = np.array([rows]) if isinstance(rows, int) else rows.reshape(-1)
-            return (
-                TensorSlice(self.shards.tensor(0, spec.index), partial(ByteRanges.even, flat * spec.stride, spec.size)),
-            )
+            return (TensorSlice(self.shards.tensor(0, spec.index), partial(EvenRanges, flat, spec.stride, spec.size)),)
         return [
             TensorSlice(
                 self.shards.tensor(shard, spec.index),

@@ -19,6 +19,7 @@ import fastrack
 from fastrack import Key, KeyRing
 from fastrack._crypto import keys as keys_module
 from fastrack._crypto.keyring import sealing_key
+from fastrack._crypto.secret_bytes import SecretBytes
 from fastrack._util import atomic
 from fastrack.errors import ClosedError, FormatError, KeyPermissionError
 
@@ -164,8 +165,8 @@ def test_a_view_keeps_its_secret(key, path):
 def test_a_key_that_goes_away_wipes_itself(key):
     wiped = []
 
-    class Watched(keys_module._Secret):
-        def __del__(self, parent=keys_module._Secret.__del__):
+    class Watched(SecretBytes):
+        def __del__(self, parent=SecretBytes.__del__):
             parent(self)
             wiped.append(bytes(self))
 

@@ -21,38 +21,37 @@ pytestmark = pytest.mark.skipif(not is_compiling(), reason="numba compiles nothi
 
 
 @pytest.fixture
-def group():
+def count():
     """A function of three arrays and an integer."""
-    return library.load(PLANS).group
+    return library.load(PLANS).count_pieces
 
 
-def arrays(count=3):
-    return np.arange(count), np.zeros(count, np.int64), np.zeros(count + 1, np.int64)
+def arrays():
+    """Ranges of one chunk, of two and of three."""
+    return np.array([0, 16000, 99]), np.array([9, 999, 40000]), np.array([0, 9, 2000])
 
 
-def test_a_function_takes_arrays_and_integers(group):
-    numbers, chunks, firsts = arrays()
-    assert group(numbers, chunks, firsts, np.int64(3)) == 3
-    assert (chunks.tolist(), firsts.tolist()) == ([0, 1, 2], [0, 1, 2, 3])
+def test_a_function_takes_arrays_and_integers(count):
+    for ranges, pieces in enumerate((0, 1, 3, 6)):
+        assert count(*arrays(), np.int64(ranges)) == pieces
 
 
-def test_wrong_arguments_are_refused_before_the_call(group):
+def test_wrong_arguments_are_refused_before_the_call(count):
     given = arrays()
     for few in ((), given, (*given, 3, 3)):
         with pytest.raises(TypeError):
-            group(*few)
+            count(*few)
     with pytest.raises(TypeError):
-        group(*given, 3.0)
+        count(*given, 3.0)
     with pytest.raises(TypeError):
-        group(*given, None)
+        count(*given, None)
     for number in (1 << 63, -(1 << 63) - 1):
         with pytest.raises(OverflowError):
-            group(*given, number)
+            count(*given, number)
     with pytest.raises(TypeError):
-        group(given[0], 5, given[2], 3)
+        count(given[0], 5, given[2], 3)
     with pytest.raises(ValueError, match="contiguous"):
-        group(given[0], np.zeros(6, np.int64)[::2], given[2], 3)
-    assert not any(array.any() for array in given[1:])
+        count(given[0], np.zeros(6, np.int64)[::2], given[2], 3)
 
 
 def test_minus_one_is_a_number_and_no_error():
@@ -60,12 +59,12 @@ def test_minus_one_is_a_number_and_no_error():
     assert library.load(DRAIN).drain(counters.ctypes.data, 0, -1) == 0
 
 
-def test_memory_is_given_back_after_a_call_and_after_one_that_was_refused(group):
+def test_memory_is_given_back_after_a_call_and_after_one_that_was_refused(count):
     memories = [bytearray(array) for array in arrays()]
-    group(*memories, 3)
+    count(*memories, 3)
     for wrong in ((*memories, "3"), (memories[0], memories[1], 0, 3)):
         with pytest.raises(TypeError):
-            group(*wrong)
+            count(*wrong)
     for memory in memories:
         memory.append(0)  # a memory in use could not grow
 

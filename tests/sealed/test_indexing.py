@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 import fastrack
 from fastrack import Key
+from fastrack._crypto import gather as plans
 from fastrack._crypto.cobblestone import CHUNK_SIZE
-from fastrack._sealed.indexing import ByteRanges, plan_rows
+from fastrack._sealed.indexing import ByteRanges, EvenRanges, plan_rows
 
 # Bytes in a row: none, a few, next to a chunk, and more than one.
 WIDTHS = st.sampled_from([0, 1, 3, 64, 1000, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 3 * CHUNK_SIZE + 5])
@@ -192,3 +193,26 @@ def test_ranges_of_any_size_arrive_with_gaps_between_them(wanted):
 def test_an_unsigned_row_does_not_wrap_round(row):
     with pytest.raises(IndexError, match=f"row {row}"):
         plan_rows(np.array([0, row], np.uint64), (300,), 300)
+
+
+@pytest.mark.parametrize("chunks", [1, 3, 255, 256, 257, 70_000, 2**33])
+@pytest.mark.parametrize("loops", ["compiled", "interpreted"])
+def test_rows_in_any_order_are_sorted_by_their_chunks(chunks, loops, monkeypatch):
+    if loops == "interpreted":
+        monkeypatch.setattr(plans, "_loops", lambda: plans)
+    random = np.random.default_rng(chunks)
+    for count in (0, 1, 2, 33, 400):
+        for size in (1, 100, CHUNK_SIZE + 1):
+            rows = random.integers(0, chunks * 100, count)
+            pieces = EvenRanges(rows, CHUNK_SIZE // 100, size).pieces()
+            expected = []
+            for place, start in enumerate((rows * (CHUNK_SIZE // 100)).tolist()):
+                for first in range(start - start % CHUNK_SIZE, start + size, CHUNK_SIZE):
+                    low, high = max(start, first), min(start + size, first + CHUNK_SIZE)
+                    expected.append((first // CHUNK_SIZE, low - first, place * size + low - start, high - low))
+            expected.sort(key=lambda piece: piece[0])
+            numbers = np.repeat(pieces.chunks, np.diff(pieces.starts))
+            assert np.array_equal(np.column_stack([numbers, pieces.table]), np.reshape(expected, (-1, 4)))
+            same = EvenRanges(rows, CHUNK_SIZE // 100, size).expand().pieces()
+            for made in ("chunks", "starts", "table"):
+                assert np.array_equal(getattr(same, made), getattr(pieces, made))

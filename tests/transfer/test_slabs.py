@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fastrack._crypto.base import GatherPlan
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, ciphertext_size
 from fastrack._devices.cuda.gather_plan import room_for
-from fastrack._sealed.indexing import ByteRanges, plan_rows
+from fastrack._sealed.indexing import EvenRanges, plan_rows
 from fastrack._transfer import slabs as slabs_module
 from fastrack._transfer.slabs import Sizes
 
@@ -61,7 +61,7 @@ def messages(draw):
         )
         nbytes.append(size)
         rows = np.array(draw(st.lists(st.integers(0, max(0, size - 1)), max_size=9)), np.int64)
-        plans.append(ByteRanges.even(rows, 1).pieces() if size and draw(st.booleans()) else None)
+        plans.append(EvenRanges(rows, 1, 1).pieces() if size and draw(st.booleans()) else None)
     return nbytes, plans
 
 
