@@ -19,26 +19,28 @@ def open_headers(tensors: Sequence[SealedTensor | None], ring: KeyRing, keys: Me
 
     Rows of None are left out. Errors are those of `SealedTensor.open_header`.
     """
-    found: dict[str, Key] = {}
+    found: dict[str, tuple[Key, memoryview]] = {}
     try:
         for row, tensor in enumerate(tensors):
             if tensor is None:
                 continue
             try:
-                key = found.get(tensor.key_id)
-                if key is None:
-                    key = found[tensor.key_id] = ring[tensor.key_id]
+                key_id = tensor.key_id
+                if key_id not in found:
+                    key = ring[key_id]
+                    found[key_id] = key, key.material()
+                key, secret = found[key_id]
                 tensor.check_origin(key)
                 header = tensor.header
                 context = tensor.context
-                commitment = keys.derive(row, key.material(), header[:SALT_SIZE], context.encode())
+                commitment = keys.derive(row, secret, header[:SALT_SIZE], context.encode())
                 if not hmac.compare_digest(commitment, header[SALT_SIZE:]):
-                    cobblestone.require_secret(key.material())
+                    cobblestone.require_secret(secret)
                     raise context.mismatch()
             except (AuthenticationError, GrantError, UnknownKeyError) as error:
                 tensor.add_path(error)
                 raise
     finally:
         cobblestone.overwrite_freed()
-    for key in found.values():
-        cobblestone.require_secret(key.material())
+    for _, secret in found.values():
+        cobblestone.require_secret(secret)
