@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -27,10 +27,10 @@ def framework_of(value: object) -> Framework | None:
     """Return the framework of an array, or None for another object. Imports nothing."""
     if isinstance(value, np.ndarray):
         return "numpy"
-    for name, attribute in (("torch", "Tensor"), ("cupy", "ndarray")):
-        module = sys.modules.get(name)
-        if module is not None and isinstance(value, getattr(module, attribute, ())):
-            return cast("Framework", name)
+    if isinstance(value, getattr(sys.modules.get("torch"), "Tensor", ())):
+        return "torch"
+    if isinstance(value, getattr(sys.modules.get("cupy"), "ndarray", ())):
+        return "cupy"
     return None
 
 
@@ -162,8 +162,7 @@ def _require_torch(tensor: Any, device: str, *, writable: bool) -> None:
     """Raise unless a torch tensor is dense and on `device`; and if it is to be filled, unless that can be done."""
     import torch
 
-    actual = "cpu" if tensor.device.type == "cpu" else str(tensor.device)
-    if actual != device or tensor.layout != torch.strided:
+    if (device != "cpu" if tensor.is_cpu else device != str(tensor.device)) or tensor.layout != torch.strided:
         expected = "in host memory" if device == "cpu" else f"on {device}"
         raise TypeError(f"expected a dense tensor {expected}, got one on {tensor.device} ({tensor.layout})")
     if not writable:
