@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.int64]
+_UINT8 = np.dtype(np.uint8)
 
 
 class KeySchedule(ABC):
@@ -216,7 +217,7 @@ def check_buffers(source: Bytes, target: Bytes | None = None) -> None:
     Native code relies on this check.
     """
     for array in (source,) if target is None else (source, target):
-        if array.dtype != np.uint8 or array.ndim != 1 or not array.flags.c_contiguous:
+        if array.dtype != _UINT8 or array.ndim != 1 or not array.flags.c_contiguous:
             raise ValueError("expected a one-dimensional, contiguous uint8 array as a buffer")
     if target is not None and not target.flags.writeable:
         raise ValueError("expected a writable target buffer, got a read-only one")

@@ -45,6 +45,7 @@ _AEADS = {16: b"AEAD_AES_128_GCM", 32: b"AEAD_AES_256_GCM"}
 _LABEL = b"c2sp.org/chunked-encryption@v1+"
 _PREFIXES = {size: b"".join((_LABEL, aead, b"\0")) for size, aead in _AEADS.items()}
 _SHA512 = SHA512()
+_DIGEST_SIZE = _SHA512.digest_size
 
 
 class MessageKey:
@@ -160,7 +161,8 @@ def overwrite_freed() -> None:
     `cryptography` has freed, but not wiped, `bytes` with the blocks T(1) and T(2) of the expansion (RFC 5869, section
     2.3). New objects of the same size overwrite them, unless other objects did; so do those of the next derivation.
     """
-    _covers = [bytes(_SHA512.digest_size) for _ in range(4)]
+    size = _DIGEST_SIZE
+    _covers = bytes(size), bytes(size), bytes(size), bytes(size)
 
 
 def require_secret(secret: Bytes) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,7 +49,8 @@ def parse_header(head: bytes, size: int | None, path: Path) -> tuple[dict[str, s
     return metadata, tensors
 
 
-def is_representable(shape: Sequence[int]) -> bool:
+@lru_cache
+def is_representable(shape: tuple[int, ...]) -> bool:
     """Return True if a framework could have an array of this shape. With a zero in it, its size is no bound."""
     return len(shape) <= _MAX_DIMENSIONS and math.prod(max(extent, 1) for extent in shape) <= _MAX_ELEMENTS
 
@@ -64,9 +65,9 @@ def unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def is_shape(value: Any) -> bool:
     """Return True if a value of JSON is a list of numbers that can be a shape."""
-    return (
-        type(value) is list and all(type(extent) is int and extent >= 0 for extent in value) and is_representable(value)
-    )
+    if type(value) is not list or not set(map(type, value)) <= {int}:
+        return False
+    return min(value, default=0) >= 0 and is_representable(tuple(value))
 
 
 def _parse(head: bytes, size: int | None) -> tuple[dict[str, str], dict[str, StoredTensor]]:
@@ -98,7 +99,7 @@ def _read_tensor(name: str, entry: Any, body: int) -> StoredTensor:
         nbytes = dtypes.nbytes(dtype, shape)
     except FormatError as error:
         raise ValueError(f"entry of {name!r:.80}: {error}") from None
-    if type(offsets) is not list or [type(offset) for offset in offsets] != [int, int]:
+    if type(offsets) is not list or list(map(type, offsets)) != [int, int]:
         raise ValueError(f"entry of {name!r:.80}: expected two offsets, got {offsets!r:.80}")
     start, stop = offsets
     if start < 0 or stop - start != nbytes:

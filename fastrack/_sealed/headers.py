@@ -23,16 +23,18 @@ def open_headers(
     key exist; they are used only if header, context and binding are then the same. Errors are those of
     `SealedTensor.open_header`.
     """
-    found: dict[str, Key] = {}
-    used: dict[str, Key] = {}
+    found: dict[str, tuple[Key, memoryview]] = {}
+    used: dict[str, memoryview] = {}
     try:
         for row, tensor in enumerate(tensors):
             if tensor is None:
                 continue
             try:
-                key = found.get(tensor.key_id)
-                if key is None:
-                    key = found[tensor.key_id] = ring[tensor.key_id]
+                key_id = tensor.key_id
+                if key_id not in found:
+                    key = ring[key_id]
+                    found[key_id] = key, key.material()
+                key, secret = found[key_id]
                 header = tensor.header
                 context = tensor.context
                 proof = header, context, tensor.binding
@@ -40,19 +42,19 @@ def open_headers(
                     tensor.check_grant(key)
                     continue
                 tensor.check_origin(key)
-                used[tensor.key_id] = key
-                commitment = keys.derive(row, key.material(), header[:SALT_SIZE], context.encode())
+                used[key_id] = secret
+                commitment = keys.derive(row, secret, header[:SALT_SIZE], context.encode())
                 if not hmac.compare_digest(commitment, header[SALT_SIZE:]):
-                    cobblestone.require_secret(key.material())
+                    cobblestone.require_secret(secret)
                     raise context.mismatch()
             except (AuthenticationError, GrantError, UnknownKeyError) as error:
                 tensor.add_path(error)
                 raise
             if row in again:
-                cobblestone.require_secret(key.material())
+                cobblestone.require_secret(secret)
                 key.kept.store(tensor, proof, keys, row)
     finally:
         if used:
             cobblestone.overwrite_freed()
-    for key in used.values():
-        cobblestone.require_secret(key.material())
+    for secret in used.values():
+        cobblestone.require_secret(secret)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = "1"
 _HEX_ID = re.compile(r"[0-9a-f]{32}")
+_MEMBERS = {"dtype", "shape"}
 _HEX_HEADER = re.compile(r"[0-9a-f]{112}")
 _VERIFY_RUN = 32 << 20  # bytes of plaintext between two calls of `progress`
 
@@ -472,8 +473,9 @@ def _take_binding(name: str, entry: dict[str, Any], file: str, path: Path) -> tu
 
 
 def _read_context(name: str, entry: Any, file: str, kind: Kind, path: Path) -> MessageContext:
-    match entry:
-        case {"dtype": str(dtype), "shape": shape, **others} if not others and is_shape(shape):
+    if type(entry) is dict and entry.keys() == _MEMBERS:
+        dtype, shape = entry["dtype"], entry["shape"]
+        if type(dtype) is str and is_shape(shape):
             return MessageContext(name, dtype, tuple(shape), file, kind)
     raise FormatError(
         f"{path}: entry of {name!r:.80}: expected a dtype and a shape, got {entry!r:.80}; the metadata was altered"

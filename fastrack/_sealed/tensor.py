@@ -27,7 +27,7 @@ from fastrack._util.pickles import unpickle
 from fastrack._util.public import public
 from fastrack.errors import AuthenticationError, FastrackError, FormatError, GrantError, UnknownKeyError
 
-_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+_quote = json.encoder.encode_basestring  # without escapes for characters beyond ASCII
 Kind = Literal["tensor", "checkpoint", "folder"]
 """The use that a message is sealed for. It is authenticated, as the first part of the context."""
 
@@ -195,9 +195,11 @@ class MessageContext:
     def _encode(self) -> bytes:
         if not isinstance(self.name, str):
             raise TypeError(f"name of a tensor: expected text, got {self.name!r:.200}")
-        fields = {"dtype": self.dtype, "file": self.file, "name": self.name, "shape": list(self.shape)}
+        dtype, file, name = _quote(self.dtype), _quote(self.file), _quote(self.name)
+        shape = ",".join(map(int.__repr__, self.shape))
+        text = f'fastrack/{self.kind}@1\0{{"dtype":{dtype},"file":{file},"name":{name},"shape":[{shape}]}}'
         try:
-            return f"fastrack/{self.kind}@1\0{_CANONICAL.encode(fields)}".encode()
+            return text.encode()
         except UnicodeEncodeError:
             raise FormatError(f"name of a tensor: expected Unicode text, got {self.name!r:.200}") from None
 

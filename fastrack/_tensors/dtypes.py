@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from fastrack.errors import FormatError
@@ -36,6 +36,11 @@ _PAIRED = "F4"
 
 def nbytes(dtype: str, shape: Sequence[int]) -> int:
     """Return the bytes of a dense tensor of this dtype and shape; raise FormatError if there is none such."""
+    return _nbytes(dtype, tuple(shape))
+
+
+@lru_cache(maxsize=1024)
+def _nbytes(dtype: str, shape: tuple[int, ...]) -> int:
     bits = BITS.get(dtype)
     if bits is None:
         raise FormatError(f"unknown dtype: expected one of safetensors ({', '.join(BITS)}), got {dtype!r:.40}")
@@ -91,6 +96,7 @@ def to_numpy(dtype: str) -> Any:
     raise TypeError(f"NumPy has no {dtype}; ask for framework='torch', or seal the bytes as U8")
 
 
+@cache
 def from_torch(dtype: Any) -> str:
     """Return the safetensors name of a torch dtype; raise TypeError if it has none."""
     name = _FROM_TORCH.get(str(dtype).removeprefix("torch."))

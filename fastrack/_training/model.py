@@ -252,6 +252,8 @@ def _refuse_subclass(name: str, tensor: Any) -> None:
     if is_sharded(tensor):
         tensor = local_part(tensor)
     kind = type(tensor)
+    if kind is torch.nn.Parameter or kind is torch.Tensor:
+        return
     if not isinstance(tensor, torch.Tensor) or torch.nn.parameter.is_lazy(tensor):
         return
     if kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__ and (
@@ -298,6 +300,7 @@ def _plan(
     module: Any, state: dict[str, Any], weights: Mapping[str, SealedTensor], device: str | None
 ) -> tuple[list[_Step], list[str]]:
     owners = _owners(module)
+    places: dict[torch.device, str] = {}
     steps, problems = [], []
     for name, tensor in state.items():
         if name in weights:
@@ -309,7 +312,12 @@ def _plan(
                 continue
             local = local_part(tensor)
             part = select_local(sealed, tensor) if is_sharded(tensor) else sealed
-            place = _meta_device(tensor, device) if local.is_meta else canonical(local.device)
+            if local.is_meta:
+                place = _meta_device(tensor, device)
+            else:
+                if local.device not in places:
+                    places[local.device] = canonical(local.device)
+                place = places[local.device]
             steps.append(_Step(part, tensor, local, place, held))
     return steps, problems
 
@@ -337,8 +345,9 @@ def _problem(sealed: SealedTensor, tensor: Any, owners: _Owners, device: str | N
         return str(error)
     if shape != tuple(tensor.shape):
         return f"size mismatch: {list(shape)} in the file, {list(tensor.shape)} in the module"
-    problem = _sharding_problem(tensor, sealed, device) if is_sharded(tensor) else None
-    return problem or _layout_problem(tensor, local_part(tensor), dtype)
+    if not is_sharded(tensor):
+        return _layout_problem(tensor, tensor, dtype)
+    return _sharding_problem(tensor, sealed, device) or _layout_problem(tensor, local_part(tensor), dtype)
 
 
 def _sharding_problem(tensor: Any, sealed: SealedTensor, device: str | None) -> str | None:
@@ -358,9 +367,14 @@ def _layout_problem(tensor: Any, local: Any, dtype: torch.dtype) -> str | None:
             return f"expected a dtype that can have a gradient, got {dtype}"
     elif local.layout != torch.strided or local.is_quantized:
         return "expected a dense tensor in the module"
-    elif any(stride == 0 and extent > 1 for stride, extent in zip(local.stride(), local.shape, strict=True)):
+    elif not local.is_contiguous() and _repeats(local):
         return "several elements of the tensor share one address. Make it contiguous first"
     return None
+
+
+def _repeats(tensor: Any) -> bool:
+    """Return True if elements of a tensor share an address, as those of an expanded one."""
+    return any(stride == 0 and extent > 1 for stride, extent in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def _is_filled(tensor: Any, steps: list[_Step]) -> bool:
@@ -387,6 +401,8 @@ def _covers(outer: Any, inner: Any) -> bool:
 
 def _extent(tensor: Any) -> tuple[int, int]:
     """Return the addresses of the first element and after the last one."""
+    if tensor.is_contiguous():
+        return tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
     last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
@@ -413,7 +429,7 @@ def _load(steps: list[_Step], keys: KeyRing) -> None:
     with torch.no_grad(), ExitStack() as undoing, ExitStack() as groups:
         moves = []
         for device, here in devices.items():
-            tensors = [step.local.detach() for step in here]
+            tensors = [step.local for step in here]
             shared = _in_shared_memory(tensors)
             out = [
                 tensor if number not in shared and _fits(step, tensor) else FRESH

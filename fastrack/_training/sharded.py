@@ -33,9 +33,11 @@ def local_part(tensor: Any) -> torch.Tensor:
     """Return the part of a tensor that this process has, detached and in the same memory: all, if it is no DTensor."""
     import torch
 
-    with torch.no_grad():
-        part: torch.Tensor = tensor.to_local() if is_sharded(tensor) else tensor
-        return part.detach() if part.requires_grad else part
+    part: torch.Tensor = tensor
+    if is_sharded(tensor):
+        with torch.no_grad():
+            part = tensor.to_local()
+    return part.detach()
 
 
 def select_local(sealed: SealedTensor, tensor: Any) -> SealedTensor | SealedRows:

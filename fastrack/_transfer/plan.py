@@ -238,6 +238,10 @@ class Plan:
 
     def _require_apart(self, sources: Sequence[HostMemory]) -> None:
         """Refuse an array to fill in memory of another one or of a source: messages are opened in any order."""
+        if len(sources) == len(self.targets) == 1:
+            source, target = sources[0], self.targets[0]
+            if source.address >= target.address + target.size or target.address >= source.address + source.size:
+                return
         spans = sorted(
             (target.address, target.address + target.size, number)
             for number, target in enumerate(self.targets)

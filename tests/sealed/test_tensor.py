@@ -1,6 +1,7 @@
 """Sealed tensors in memory: what was sealed comes out, or nothing and an error that names the place."""
 
 import copy
+import json
 import pickle
 import traceback
 from dataclasses import replace
@@ -20,7 +21,7 @@ from fastrack import AuthenticationError, FormatError, Key, KeyRing, SealedRows,
 from fastrack._crypto.cobblestone import CHUNK_SIZE, HEADER_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, chunk_offset
 from fastrack._crypto.engine import get_engine
 from fastrack._devices.base import BAD_PLAN
-from fastrack._sealed.tensor import OpenMessage, bad_chunk
+from fastrack._sealed.tensor import MessageContext, OpenMessage, bad_chunk
 from fastrack._tensors import arrays, dtypes
 from fastrack.errors import ClosedError
 
@@ -110,6 +111,13 @@ def test_any_size_under_any_name_comes_out(size, length, name):
         assert any("\ud800" <= letter <= "\udfff" for letter in name)
         return
     assert np.array_equal(fastrack.unseal(sealed, key, framework="numpy"), plain)
+
+
+@given(st.text(), st.sampled_from(sorted(dtypes.BITS)), st.lists(st.integers(0, 2**60)), st.text(max_size=32))
+def test_a_context_is_canonical_json(name, dtype, shape, file):
+    fields = {"dtype": dtype, "file": file, "name": name, "shape": shape}
+    canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    assert MessageContext(name, dtype, tuple(shape), file).encode() == b"fastrack/tensor@1\0" + canonical.encode()
 
 
 NUMPY_DTYPES = [name for name in dtypes.BITS if not name.startswith(("F4", "F6"))]
