@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -30,11 +32,49 @@ def select_box(tensor: SealedTensor, offsets: Sequence[int], sizes: Sequence[int
         )
     if sizes == shape:
         return tensor
+    _require_whole_bytes(tensor)
+    return TensorBox(tensor, offsets, sizes)
+
+
+def select_slices(tensor: SealedTensor, index: tuple[Any, ...]) -> SealedRows:
+    """Return the part of a tensor that an index of integers and slices of step 1 selects, as NumPy does.
+
+    Raise IndexError if it does not fit the tensor, and TypeError for what else NumPy takes as an index.
+    """
+    count = sum(each is Ellipsis for each in index)
+    missing = len(tensor.shape) - len(index) + count
+    if count > 1 or missing < 0:
+        raise IndexError(
+            f"index of tensor {tensor.name!r:.200}: expected at most {len(tensor.shape)} dimensions, and ... once, got "
+            f"{index!r:.100}"
+        )
+    place = next((number for number, each in enumerate(index) if each is Ellipsis), len(index))
+    whole = (slice(None),) * missing
+    ranges, kept = [], []
+    for each, extent in zip(index[:place] + whole + index[place + 1 :], tensor.shape, strict=True):
+        if isinstance(each, slice):
+            start, stop, step = each.indices(extent)
+            if step != 1:
+                raise TypeError(f"index of tensor {tensor.name!r:.200}: expected slices of step 1, got {each!r:.80}")
+            ranges.append((start, max(stop - start, 0)))
+            kept.append(ranges[-1][1])
+            continue
+        if isinstance(each, bool) or not hasattr(each, "__index__") or getattr(each, "shape", ()) != ():
+            raise TypeError(f"index of tensor {tensor.name!r:.200}: expected integers and slices, got {each!r:.80}")
+        row = operator.index(each)
+        if not -extent <= row < extent:
+            raise IndexError(f"index {row} of tensor {tensor.name!r:.200} is out of range: {extent} are there")
+        ranges.append((row % extent, 1))
+    offsets, sizes = tuple(offset for offset, _ in ranges), tuple(size for _, size in ranges)
+    _require_whole_bytes(tensor)
+    return TensorBox(tensor, offsets, sizes, tuple(kept))
+
+
+def _require_whole_bytes(tensor: SealedTensor) -> None:
     if dtypes.BITS[tensor.dtype] % 8:
         raise TypeError(
             f"part of tensor {tensor.name!r:.200}: expected elements of whole bytes, got {tensor.dtype}. Open it whole"
         )
-    return TensorBox(tensor, offsets, sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,23 +103,30 @@ class _Box:
 
 
 class TensorBox(SealedRows):
-    """Handle on a box of one sealed tensor."""
+    """Handle on a box of one sealed tensor. Its shape is `sizes`, or another of as many elements."""
 
-    __slots__ = ("_box", "_tensor")
+    __slots__ = ("_box", "_shape", "_tensor")
 
-    def __init__(self, tensor: SealedTensor, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        tensor: SealedTensor,
+        offsets: tuple[int, ...],
+        sizes: tuple[int, ...],
+        shape: tuple[int, ...] | None = None,
+    ) -> None:
         self.name = tensor.name
         self.dtype = tensor.dtype
         self.key_id = tensor.key_id
         self._tensor = tensor
         self._box = _Box(offsets, sizes, tensor.shape, dtypes.BITS[tensor.dtype] // 8)
+        self._shape = sizes if shape is None else shape
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self._box.sizes
+        return self._shape
 
     def slices(self) -> Sequence[TensorSlice]:
         return (TensorSlice(self._tensor, self._box.ranges),)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return unpickle, ("TensorBox", self._tensor, self._box.offsets, self._box.sizes)
+        return unpickle, ("TensorBox", self._tensor, self._box.offsets, self._box.sizes, self._shape)

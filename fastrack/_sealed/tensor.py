@@ -273,7 +273,8 @@ class SealedTensor(Handle):
     reading a pickle from anywhere else runs the code in it, before anything is authenticated.
 
     ``sealed[rows]`` is a handle (`SealedRows`) on rows along the first dimension, selected by an integer, a slice, an
-    array of integers or a boolean mask. Opening it opens only the chunks that hold those rows.
+    array of integers or a boolean mask. ``sealed[:, 2:4]`` selects along several dimensions, by integers and slices
+    without a step. Opening it opens only the chunks that hold those rows or that part.
 
     Attributes
     ----------
@@ -462,6 +463,10 @@ class SealedTensor(Handle):
         return read_one_tensor(bytes(data))
 
     def __getitem__(self, rows: Any) -> SealedRows:
+        if isinstance(rows, tuple) or rows is Ellipsis:
+            from fastrack._sealed.boxes import select_slices
+
+            return select_slices(self, rows if isinstance(rows, tuple) else (rows,))
         return TensorRows(self, plan_rows(rows, self.shape, self.nbytes))
 
     def __len__(self) -> int:

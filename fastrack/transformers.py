@@ -1,0 +1,391 @@
+"""Sealed model folders for Hugging Face's transformers: `from_pretrained` and `load_adapter`.
+
+Weights are opened on the device that they go to, one by one, when transformers asks for them. Configurations and
+tokenizers are read from a private copy of what was authenticated. Nothing that is sealed touches a disk in plain.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+
+from fastrack._crypto.keyring import KeyRing, KeySource
+from fastrack._sealed.folder import SealedFolder, load_folder
+from fastrack._sealed.tensor import SealedRows, SealedTensor
+from fastrack._tensors import dtypes
+from fastrack._transfer.api import to_device
+from fastrack.errors import FormatError
+
+if TYPE_CHECKING:
+    import torch
+
+    from fastrack._sealed.anchor import Anchor
+
+__all__ = ["from_pretrained", "load_adapter"]
+
+Loaded = TypeVar("Loaded")
+_REFUSED = ("state_dict", "gguf_file", "offload_folder", "adapter_kwargs", "from_tf", "from_flax")
+# What a model takes and a configuration does not.
+_OF_MODELS = ("dtype", "torch_dtype", "quantization_config", "generation_config", "output_loading_info", "device_map")
+_ADAPTER = "adapter_config.json"
+_CODE = ".py"
+
+
+def from_pretrained(
+    cls: type[Loaded],
+    folder: SealedFolder | str | os.PathLike[str],
+    *args: Any,
+    keys: KeySource | None = None,
+    anchor: Anchor | str | os.PathLike[str] | None = None,
+    **kwargs: Any,
+) -> Loaded:
+    """Load a model, a tokenizer, a configuration or a processor from a sealed folder, as ``cls.from_pretrained`` does.
+
+    Parameters
+    ----------
+    cls : type
+        A class of transformers that has ``from_pretrained``, such as ``AutoModelForCausalLM`` or ``AutoTokenizer``.
+    folder : path or SealedFolder
+        A folder that `fastrack.seal_folder` or ``fastrack seal`` made.
+    *args
+        Arguments of the model.
+    keys : KeySource, optional
+        As for `fastrack.to_device`.
+    anchor : Anchor or path, optional
+        As for `fastrack.load_folder`.
+    **kwargs
+        Arguments of ``cls.from_pretrained``: ``dtype``, ``device_map``, ``subfolder``, ``variant`` and so on. With
+        ``trust_remote_code=True`` code in the folder is run, after it was authenticated, and no other.
+
+    Returns
+    -------
+    object
+        What ``cls.from_pretrained`` returns.
+
+    Raises
+    ------
+    ValueError
+        If an argument would load from elsewhere, or write weights to a disk in plain.
+    AuthenticationError
+        If a file or a chunk was altered. `RollbackError` if a file is missing, or of another seal.
+    UnknownKeyError, FormatError, SignatureError, DeviceError, OSError
+        As from `fastrack.load_folder` and `fastrack.to_device`.
+
+    Examples
+    --------
+    >>> import fastrack.transformers
+    >>> from transformers import AutoModelForCausalLM, AutoTokenizer
+    >>> model = fastrack.transformers.from_pretrained(
+    ...     AutoModelForCausalLM, "sealed", keys="owner.key", dtype="auto", device_map="cuda:0"
+    ... )  # doctest: +SKIP
+    >>> tokenizer = fastrack.transformers.from_pretrained(AutoTokenizer, "sealed", keys="owner.key")  # doctest: +SKIP
+    """
+    _refuse(kwargs)
+    ring = KeyRing.resolve(keys)
+    opened = folder if isinstance(folder, SealedFolder) else load_folder(folder, ring, anchor=anchor)
+    trusted = bool(kwargs.pop("trust_remote_code", False))
+    is_model = _is_model(cls)
+    with _private_copy(opened, code=trusted) as copy:
+        if trusted:
+            _refuse_foreign_code(copy.path, opened)
+        if is_model:
+            loaded = _load_model(cls, copy.path, opened, ring, args, trusted, kwargs)
+        else:
+            loaded = _load_files(cls, copy.path, opened, args, trusted, kwargs)
+            copy.keep_for(loaded)
+    return cast(Loaded, loaded)
+
+
+def load_adapter(
+    model: Any,
+    folder: SealedFolder | str | os.PathLike[str],
+    *,
+    keys: KeySource | None = None,
+    anchor: Anchor | str | os.PathLike[str] | None = None,
+    adapter_name: str = "default",
+    **kwargs: Any,
+) -> None:
+    """Load an adapter of PEFT from a sealed folder into a model of transformers, as its ``load_adapter`` does.
+
+    Parameters
+    ----------
+    model : transformers.PreTrainedModel
+        The model that the adapter was trained for.
+    folder : path or SealedFolder
+        A sealed folder with ``adapter_config.json`` and ``adapter_model.safetensors``.
+    keys, anchor
+        As for `from_pretrained`.
+    adapter_name : str
+        The name that the adapter gets in the model.
+    **kwargs
+        Other arguments of ``model.load_adapter``.
+
+    Raises
+    ------
+    ValueError
+        As for `from_pretrained`, or if the model has an adapter of that name.
+    AuthenticationError, UnknownKeyError, FormatError, SignatureError, DeviceError, OSError
+        As for `from_pretrained`.
+
+    Examples
+    --------
+    >>> import fastrack.transformers
+    >>> fastrack.transformers.load_adapter(model, "sealed-adapter", keys="owner.key")  # doctest: +SKIP
+    """
+    from peft import PeftConfig
+
+    ring = KeyRing.resolve(keys)
+    opened = folder if isinstance(folder, SealedFolder) else load_folder(folder, ring, anchor=anchor)
+    if _ADAPTER not in opened.files:
+        raise FormatError(f"{opened.path}: expected an adapter with {_ADAPTER}, got none. Name the folder of one")
+    with _private_copy(opened) as copy:
+        config = PeftConfig.from_pretrained(str(copy.path))
+    with opened.open("adapter_model.safetensors") as file:
+        weights = _lazy(file, ring)
+    model.load_adapter(peft_config=config, adapter_state_dict=weights, adapter_name=adapter_name, **kwargs)
+
+
+def _refuse(kwargs: Mapping[str, Any]) -> None:
+    for name in _REFUSED:
+        if kwargs.get(name):
+            raise ValueError(f"{name}=: expected none for a sealed folder, got one. Leave it out")
+    device_map = kwargs.get("device_map")
+    if "disk" in (device_map.values() if isinstance(device_map, Mapping) else [device_map]):
+        raise ValueError("device_map=: expected devices with memory, got disk, where weights would be in plain")
+
+
+def _is_model(cls: type) -> bool:
+    names = {base.__name__ for base in cls.__mro__ if base.__module__.startswith("transformers.")}
+    return not names.isdisjoint({"PreTrainedModel", "_BaseAutoModelClass"})
+
+
+# Files that are not sealed.
+
+
+class _Copy:
+    """A folder that only this user can open, and that is removed at the end of the ``with`` block or with its owner."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="fastrack-"))
+        self._remove = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+
+    def keep_for(self, owner: object) -> None:
+        """Keep it as long as an object that may refer to it lives, such as a tokenizer to its vocabulary."""
+        with contextlib.suppress(TypeError):  # tuples, say, cannot be referred to weakly
+            weakref.finalize(owner, shutil.rmtree, self.path, ignore_errors=True)
+            self._remove.detach()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._remove()
+
+
+def _private_copy(folder: SealedFolder, *, code: bool = False) -> _Copy:
+    """Return a copy of all files that are not sealed, as they were authenticated, and of code only if asked for."""
+    copy = _Copy()
+    for name in folder.plain_names:
+        if code or not name.endswith(_CODE):
+            path = copy.path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(folder.read(name))
+    return copy
+
+
+def _refuse_foreign_code(copy: Path, folder: SealedFolder) -> None:
+    """Refuse configurations that refer to code of other repositories, which nothing authenticates."""
+    for path in copy.rglob("*.json"):
+        try:
+            document = json.loads(path.read_bytes())
+        except (ValueError, RecursionError):
+            continue  # which is no configuration that could refer to anything
+        if isinstance(document, dict) and "--" in json.dumps(document.get("auto_map")):
+            raise ValueError(
+                f"{folder.path / path.relative_to(copy)}: trust_remote_code=: expected code in this folder, got a "
+                "reference to another repository. Put the code into the folder, and seal it again"
+            )
+
+
+def _load_files(
+    cls: Any, copy: Path, folder: SealedFolder, args: tuple[Any, ...], trusted: bool, kwargs: dict[str, Any]
+) -> Any:
+    """Return a tokenizer, a configuration or another thing that needs no weights."""
+    if cls.__module__.startswith("transformers.models.auto"):
+        kwargs["trust_remote_code"] = trusted
+    loaded = cls.from_pretrained(str(copy), *args, **{**kwargs, "local_files_only": True})
+    _rename(loaded, folder)
+    return loaded
+
+
+def _rename(loaded: Any, folder: SealedFolder) -> None:
+    """Name the sealed folder as the origin, in place of the copy or of nothing."""
+    if hasattr(loaded, "name_or_path"):
+        loaded.name_or_path = str(folder.path)
+
+
+# Models.
+
+
+def _load_model(
+    cls: Any,
+    copy: Path,
+    folder: SealedFolder,
+    keys: KeyRing,
+    args: tuple[Any, ...],
+    trusted: bool,
+    kwargs: dict[str, Any],
+) -> Any:
+    subfolder, variant = kwargs.pop("subfolder", "") or "", kwargs.pop("variant", None)
+    if f"{subfolder}/config.json".lstrip("/") not in folder.files and not kwargs.get("config"):
+        hint = "; load_adapter loads an adapter into its model" if _ADAPTER in folder.files else ""
+        raise FormatError(f"{folder.path / subfolder}: expected a model with config.json, got none{hint}")
+    config, kwargs = _load_config(cls, copy / subfolder, trusted, kwargs)
+    has_loading_info = kwargs.get("output_loading_info", False)
+    if kwargs.get("generation_config") is None:
+        kwargs["generation_config"] = _load_generation_config(copy / subfolder)
+    weights = _lazy(folder.weights(subfolder, variant), keys)
+    model_class, config = _resolve_class(cls, config, copy / subfolder, trusted)
+    loaded = model_class.from_pretrained(None, *args, config=config, state_dict=weights, **kwargs)
+    model = loaded[0] if has_loading_info else loaded
+    _rename(model, folder)
+    _rename(model.config, folder)
+    if not subfolder and _ADAPTER in folder.files:
+        load_adapter(model, folder, keys=keys)
+    return loaded
+
+
+def _load_config(cls: Any, copy: Path, trusted: bool, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the configuration, and the arguments that are not its own."""
+    from transformers import AutoConfig, PreTrainedConfig
+
+    given = kwargs.pop("config", None)
+    if isinstance(given, PreTrainedConfig):
+        return given, kwargs
+    if given is not None:
+        raise ValueError("config=: expected a configuration, got the name of one, which nothing authenticates")
+    own = {name: kwargs.pop(name) for name in _OF_MODELS if name in kwargs}
+    if getattr(cls, "config_class", None) is None:
+        config, rest = AutoConfig.from_pretrained(
+            str(copy), return_unused_kwargs=True, trust_remote_code=trusted, local_files_only=True, **kwargs
+        )
+    else:
+        config, rest = cls.config_class.from_pretrained(
+            str(copy), return_unused_kwargs=True, local_files_only=True, **kwargs
+        )
+    return config, {**rest, **own}
+
+
+def _load_generation_config(copy: Path) -> Any:
+    """Return the configuration of generation, which older models have in their own, as transformers does."""
+    from transformers import GenerationConfig
+
+    options: dict[str, Any] = {"local_files_only": True}
+    if not (copy / "generation_config.json").exists():
+        options |= {"config_file_name": "config.json", "_from_model_config": True}
+    return GenerationConfig.from_pretrained(str(copy), **options)
+
+
+def _resolve_class(cls: Any, config: Any, copy: Path, trusted: bool) -> tuple[Any, Any]:
+    """Return the class of the model, and its configuration, as auto classes do, which themselves need a path."""
+    from transformers.models.auto.auto_factory import _BaseAutoModelClass, _get_model_class
+
+    if not issubclass(cls, _BaseAutoModelClass):
+        return cls, config
+    reference = (getattr(config, "auto_map", None) or {}).get(cls.__name__)
+    if trusted and reference is not None:
+        from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+        return get_class_from_dynamic_module(reference, str(copy), local_files_only=True), config
+    if type(config) not in cls._model_mapping:
+        raise ValueError(
+            f"{cls.__name__}: expected another configuration, got {type(config).__name__}. Name the model's class; "
+            "or run the code in the folder, with trust_remote_code=True"
+        )
+    model_class = _get_model_class(config, cls._model_mapping)
+    text_config = config.sub_configs.get("text_config")
+    if text_config is not None and getattr(model_class, "config_class", None) == text_config:
+        quantization = getattr(config, "quantization_config", None)
+        config = config.get_text_config()
+        if quantization is not None:
+            config.quantization_config = quantization
+    return model_class, config
+
+
+def _lazy(tensors: Mapping[str, SealedTensor], keys: KeyRing) -> dict[str, _Weight]:
+    return {name: _Weight(tensor, keys) for name, tensor in tensors.items()}
+
+
+class _Weight:
+    """A sealed tensor or a part of one, as transformers expects the slices of safetensors.
+
+    ``weight[...]`` and ``weight[:, 2:4]`` open nothing yet; `to` opens it on its device.
+    """
+
+    def __init__(self, handle: SealedTensor | SealedRows, keys: KeyRing) -> None:
+        self._handle = handle
+        self._keys = keys
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return dtypes.torch_shape(self._handle.dtype, self._handle.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        dtype: torch.dtype = dtypes.to_torch(self._handle.dtype)
+        return dtype
+
+    def get_shape(self) -> list[int]:
+        """Return the shape, as a slice of safetensors does."""
+        return list(self._handle.shape)
+
+    def get_dtype(self) -> str:
+        """Return the name of the dtype, as a slice of safetensors does."""
+        return self._handle.dtype
+
+    def is_floating_point(self) -> bool:
+        """Return True if the dtype is one of floating point."""
+        return self.dtype.is_floating_point
+
+    def __getitem__(self, index: Any) -> _Weight:
+        if index is Ellipsis:
+            return self
+        assert isinstance(self._handle, SealedTensor)
+        return _Weight(self._handle[index], self._keys)
+
+    def to(self, device: Any = None, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Open it on a device, and convert it there."""
+        name = f"cuda:{device}" if isinstance(device, int) else device
+        opened: torch.Tensor = to_device(self._handle, name, keys=self._keys, framework="torch")
+        return opened if dtype is None else opened.to(dtype)
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        import torch
+
+        if function is not torch.cat:
+            raise TypeError(f"{function}: expected opened tensors, got sealed ones. Call their method to(device) first")
+        return _Concatenation(*args, **(kwargs or {}))
+
+
+class _Concatenation:
+    """Parts of weights that are opened on one device, and concatenated there."""
+
+    def __init__(self, parts: list[_Weight], dim: int = 0) -> None:
+        self._parts = parts
+        self._dim = dim
+
+    def to(self, device: Any = None, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Open all parts on a device, and concatenate them."""
+        import torch
+
+        return torch.cat([part.to(device, dtype) for part in self._parts], dim=self._dim)

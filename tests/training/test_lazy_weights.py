@@ -1,0 +1,205 @@
+"""What fastrack.transformers does without transformers: lazy weights, private copies, and what it refuses."""
+
+import gc
+import json
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+import fastrack.transformers
+from fastrack import Key, load_folder, seal_folder
+from fastrack._crypto.keyring import KeyRing
+from fastrack.errors import AuthenticationError, FormatError, RollbackError, UnknownKeyError
+from fastrack.transformers import _lazy, from_pretrained
+
+KEY = Key.from_bytes(bytes(range(32)))
+WEIGHT = torch.arange(60_000, dtype=torch.float32).reshape(200, 300)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A sealed folder of one weight, a configuration, a vocabulary and code; temporary files go beside it."""
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    half = WEIGHT.to(torch.bfloat16)
+    safetensors.torch.save_file({"weight": WEIGHT, "half": half, "one": torch.ones(())}, plain / "model.safetensors")
+    (plain / "config.json").write_text(json.dumps({"model_type": "none"}))
+    (plain / "vocab.txt").write_text("a b c")
+    (plain / "code").mkdir()
+    (plain / "code" / "modeling.py").write_text("raise RuntimeError")
+    (plain / "extra.bin").write_bytes(b"secret")
+    seal_folder(plain, tmp_path / "sealed", KEY)
+    return tmp_path / "sealed"
+
+
+@pytest.fixture
+def weights(folder):
+    return _lazy(load_folder(folder, KEY).weights(), KeyRing.resolve(KEY))
+
+
+class Tokenizer:
+    """A class as those of transformers, which reads a folder and refers to it later."""
+
+    calls = ()
+
+    def __init__(self, path):
+        self.path = Path(path)
+        self.names = sorted(str(each.relative_to(path)) for each in self.path.rglob("*") if each.is_file())
+        self.name_or_path = path
+        self.mode = self.path.stat().st_mode & 0o777
+
+    @classmethod
+    def from_pretrained(cls, path, *args, **kwargs):
+        made = cls(path)
+        made.calls = (args, kwargs)
+        return made
+
+
+# Weights.
+
+
+def test_a_weight_tells_dtype_and_shape_and_opens_nothing(weights):
+    half = weights["half"]
+    assert (half.get_shape(), half.get_dtype(), half.shape, half.dtype) == (
+        [200, 300],
+        "BF16",
+        (200, 300),
+        torch.bfloat16,
+    )
+    assert half.is_floating_point()
+    assert half[...] is half
+
+
+def test_a_weight_is_opened_on_a_device_and_converted_there(weights):
+    assert torch.equal(weights["weight"].to(), WEIGHT)
+    assert torch.equal(weights["weight"][...].to(device="cpu", dtype=torch.float16), WEIGHT.to(torch.float16))
+    assert torch.equal(weights["one"].to(torch.device("cpu")), torch.ones(()))
+
+
+def test_a_part_of_a_weight_is_what_tensor_parallelism_asks_for(weights):
+    assert torch.equal(weights["weight"][:, 100:200].to(device="cpu"), WEIGHT[:, 100:200])
+    part = weights["weight"][slice(50, 100), slice(0, 300)]
+    assert torch.equal(part.to(device="cpu"), WEIGHT[50:100])
+    both = torch.cat([weights["weight"][:, :10], weights["weight"][:, 290:]], dim=1)
+    expected = torch.cat([WEIGHT[:, :10], WEIGHT[:, 290:]], dim=1)
+    assert torch.equal(both.to(device="cpu", dtype=torch.float64), expected.double())
+
+
+def test_torch_cannot_use_a_weight_that_is_not_opened(weights):
+    for call in (torch.sum, torch.nn.Parameter, lambda weight: torch.ones(200, 300) + weight):
+        with pytest.raises((TypeError, AttributeError)):
+            call(weights["weight"])
+
+
+def test_an_altered_chunk_is_refused_when_it_is_opened(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+    weights = _lazy(load_folder(folder, KEY).weights(), KeyRing.resolve(KEY))
+    (bad,) = filter(is_bad, weights.values())
+    assert bad.shape in {(), (200, 300)}
+
+
+def is_bad(weight):
+    try:
+        weight.to("cpu")
+    except AuthenticationError as error:
+        return error.path.name == "model.safetensors"
+    return False
+
+
+# Files.
+
+
+def test_what_reads_files_gets_a_private_copy_of_what_was_authenticated(folder, tmp_path):
+    made = from_pretrained(Tokenizer, folder, "more", keys=KEY, use_fast=True)
+    assert made.names == ["config.json", "vocab.txt"]  # no code, and nothing that is sealed
+    assert made.mode == 0o700
+    assert made.calls == (("more",), {"use_fast": True, "local_files_only": True})
+    assert made.name_or_path == str(folder)
+    assert made.path.exists()  # as long as the object lives
+    del made
+    gc.collect()
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_code_is_there_only_if_it_was_asked_for(folder):
+    assert "code/modeling.py" in from_pretrained(Tokenizer, folder, keys=KEY, trust_remote_code=True).names
+
+
+@pytest.mark.parametrize("name", ["config.json", "vocab.txt", "code/modeling.py"])
+def test_nothing_is_read_that_was_altered(folder, tmp_path, name):
+    content = (folder / name).read_bytes()
+    for altered in (content[:-1] + b"!", content + b" ", None):
+        (folder / name).unlink()
+        if altered is not None:
+            (folder / name).write_bytes(altered)
+        error = RollbackError if altered is None else AuthenticationError
+        with pytest.raises(error, match=name.rpartition("/")[2].partition(".")[0]):
+            from_pretrained(Tokenizer, folder, keys=KEY, trust_remote_code=True)
+    gc.collect()
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_a_later_change_of_the_folder_has_no_effect(folder):
+    made = from_pretrained(Tokenizer, folder, keys=KEY)
+    (folder / "vocab.txt").write_text("x y z")
+    assert (made.path / "vocab.txt").read_text() == "a b c"
+
+
+def test_a_failure_leaves_no_copy(folder, tmp_path):
+    class Broken(Tokenizer):
+        def __init__(self, path):
+            raise KeyError(path)
+
+    with pytest.raises(KeyError):
+        from_pretrained(Broken, folder, keys=KEY)
+    gc.collect()
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_code_of_other_repositories_is_refused(tmp_path):
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "a.bin").write_bytes(b"x")
+    maps = [{"AutoModel": "other/repo--modeling.Net"}, {"AutoTokenizer": [None, "o/r--t.T"]}]
+    for number, auto_map in enumerate(maps):
+        (tmp_path / "plain" / "config.json").write_text(json.dumps({"auto_map": auto_map}))
+        seal_folder(tmp_path / "plain", tmp_path / str(number), KEY)
+        with pytest.raises(ValueError, match="config"):
+            from_pretrained(Tokenizer, tmp_path / str(number), keys=KEY, trust_remote_code=True)
+        from_pretrained(Tokenizer, tmp_path / str(number), keys=KEY)
+
+
+ELSEWHERE = [{"state_dict": {"a": 1}}, {"gguf_file": "x"}, {"offload_folder": "x"}]
+ON_DISK = [{"device_map": "disk"}, {"device_map": {"a": "disk"}}]
+
+
+@pytest.mark.parametrize("options", ELSEWHERE + ON_DISK, ids=str)
+def test_what_would_load_from_elsewhere_or_write_plaintext_is_refused(folder, options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        from_pretrained(Tokenizer, folder, keys=KEY, **options)
+
+
+def test_the_key_has_to_be_that_of_the_folder(folder):
+    with pytest.raises(UnknownKeyError):
+        from_pretrained(Tokenizer, folder, keys=Key.generate())
+
+
+def test_a_model_needs_a_configuration(tmp_path):
+    class Model:
+        pass
+
+    Model.__name__, Model.__module__ = "PreTrainedModel", "transformers.modeling_utils"
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "adapter_config.json").write_text("{}")
+    (tmp_path / "plain" / "adapter_model.bin").write_bytes(b"x")
+    seal_folder(tmp_path / "plain", tmp_path / "sealed", KEY)
+    with pytest.raises(FormatError, match="load_adapter"):
+        from_pretrained(Model, tmp_path / "sealed", keys=KEY)
+
+
+def test_the_public_names_are_these():
+    assert fastrack.transformers.__all__ == ["from_pretrained", "load_adapter"]
