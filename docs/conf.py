@@ -8,6 +8,7 @@ copyright = author
 version = release = fastrack.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+autodoc_mock_imports = ["ray"]  # an extra, whose classes those of fastrack.ray derive from
 exclude_patterns = ["_build", "_figures.md"]
 
 myst_enable_extensions = ["alert"]  # as GitHub shows them

@@ -166,7 +166,7 @@ class SealedDataset(_Base):
         moved. They are in no pickle: a spawned worker has the number of samples without their lengths. A forked worker
         has a copy of them, as of everything.
         """
-        return _from_ref(DatasetRef(record_layout(Shards(paths, [data, offsets], file_ids, anchor), keys)))
+        return from_ref(DatasetRef(record_layout(Shards(paths, [data, offsets], file_ids, anchor), keys)))
 
     def windows(self, column: str, size: int, step: int | None = None) -> SealedDataset:
         """Return a data set of the same files, whose samples are windows on a long column.
@@ -189,7 +189,7 @@ class SealedDataset(_Base):
             If there is no such column, or `size` or `step` is not positive.
         """
         step = size if step is None else step
-        return _from_ref(DatasetRef(window_layout(self._ref.layout.shards, column, size, step)))
+        return from_ref(DatasetRef(window_layout(self._ref.layout.shards, column, size, step)))
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -228,10 +228,11 @@ class SealedDataset(_Base):
 
 def restore_dataset(dataset_id: bytes, layout: Layout) -> SealedDataset:
     """Return the data set that a pickle describes, on the same reference as another of it in this process."""
-    return _from_ref(refs.get(dataset_id) or DatasetRef(layout, dataset_id))
+    return from_ref(refs.get(dataset_id) or DatasetRef(layout, dataset_id))
 
 
-def _from_ref(ref: DatasetRef) -> SealedDataset:
+def from_ref(ref: DatasetRef) -> SealedDataset:
+    """Return a data set on a reference."""
     data = SealedDataset.__new__(SealedDataset)
     data._ref = ref  # noqa: SLF001
     return data

@@ -218,6 +218,8 @@ def test_the_api_page_has_the_public_names_and_no_others():
     assert sorted(named) == fastrack.__all__
     of_grants = find(r"^\.\. auto\w+:: fastrack\.grants\.(\w+)(?:\(\))?$", "docs/api.md")
     assert sorted(of_grants) == fastrack.grants.__all__
+    of_ray = find(r"^\.\. auto\w+:: fastrack\.ray\.(\w+)$", "docs/api.md")
+    assert f"__all__ = {json.dumps(sorted(of_ray))}" in read("fastrack/ray/__init__.py")  # whose import takes Ray
 
 
 def test_the_api_page_names_what_a_channel_counts():

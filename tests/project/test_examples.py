@@ -3,6 +3,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ pytestmark = [
     pytest.mark.skipif(not EXAMPLES.exists(), reason="the tests run without the examples"),
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the examples train with torch"),
 ]
+has_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="takes Ray")
 has_accelerate = pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="takes accelerate")
 
 ALONE = [sys.executable]
@@ -35,7 +37,7 @@ sys.exit(ddp.main())
 """
 
 
-def run(line, folder, *, start=ALONE, status=0, **variables):
+def run(line, folder, *, start=ALONE, status=0, timeout=120, **variables):
     """What an example prints. It leaves neither keys nor data behind."""
     name, *options = str(line).split()
     (folder / "tmp").mkdir(exist_ok=True)
@@ -47,7 +49,7 @@ def run(line, folder, *, start=ALONE, status=0, **variables):
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=timeout,
     )
     assert done.returncode == status, done.stdout + done.stderr
     assert not [path for path in (folder / "tmp").rglob("*") if path.suffix in {".key", ".safetensors"}]
@@ -92,6 +94,17 @@ def test_a_loop_with_accelerate_learns(tmp_path, start):
     assert len(seen) == 3
     assert seen == sorted(seen, reverse=True)
     assert float(re.search(r"^([\d.]+)% of the labels were guessed$", said, re.MULTILINE)[1]) > 80
+
+
+@has_ray
+@pytest.mark.timeout(600)
+def test_two_workers_of_ray_see_each_sample_once(tmp_path):
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as short:  # as the names of sockets are
+        quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_TMPDIR": short}
+        said = run("ray_train.py --epochs 2", tmp_path, timeout=580, **quiet)
+    first, last = losses(said)
+    assert last < first
+    assert said.endswith("2000 samples an epoch, 2000 of them different\nthe weights are the same on all workers\n")
 
 
 def test_every_example_is_described_and_run_here():

@@ -64,4 +64,5 @@ def test_the_package_has_four_files_and_its_packages():
         "distributed",
         "grants",
         "providers",
+        "ray",
     }

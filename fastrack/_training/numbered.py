@@ -1,0 +1,119 @@
+"""Samples of a data set as numbers in a table, for engines that move tables between processes and disks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+
+from fastrack._crypto.keyring import KeyRing
+from fastrack._sealed.indexing import Indices
+from fastrack._training.dataset import SealedDataset, from_ref
+from fastrack._training.handles import DatasetRef
+from fastrack._training.layout import EvenLayout, Layout, record_layout
+from fastrack.errors import FormatError
+
+DATASET: Final = "dataset"
+ROW: Final = "row"
+ROW_BYTES: Final = 16  # of the two numbers of a sample
+
+
+@dataclass(frozen=True)
+class NumberedSamples:
+    """The samples of a data set as rows of a table: the id of the data set, and the number of the sample."""
+
+    data: SealedDataset
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.data, SealedDataset):
+            raise TypeError(
+                f"data: expected a SealedDataset, got {type(self.data).__name__}. Make one: SealedDataset(paths)"
+            )
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    @property
+    def _ref(self) -> DatasetRef:
+        return self.data._ref  # noqa: SLF001 - of this package
+
+    @cached_property
+    def dataset_id(self) -> int:
+        """Id of the files and of how samples lie in them: the same in every process that has the same files."""
+        return _digest(self._ref.layout)
+
+    def table(self, start: int, stop: int) -> dict[str, Indices]:
+        """Return the columns of the samples from `start` to `stop`."""
+        return make_table(self.dataset_id, start, stop)
+
+    def handles(self, table: Mapping[str, Any]) -> dict[str, Any]:
+        """Return handles on the samples of a table, by column, beside the other columns of the table.
+
+        Raises
+        ------
+        FormatError
+            If the table has no such numbers, or those of other files.
+        ValueError
+            If another column has the name of one of the data set.
+        """
+        others = dict(table)
+        try:
+            ids, rows = np.asarray(others.pop(DATASET)), np.asarray(others.pop(ROW))
+        except KeyError as error:
+            raise FormatError(
+                f"batch: expected the columns {DATASET!r} and {ROW!r} of sealed samples, got none called {error}. Keep "
+                "both until the batch is opened"
+            ) from None
+        if not (ids.dtype.kind == rows.dtype.kind == "i" and ids.shape == rows.shape == (rows.size,)):
+            raise FormatError(
+                f"batch: expected the numbers of sealed samples as integers, got {ids.dtype} {list(ids.shape)} and "
+                f"{rows.dtype} {list(rows.shape)}. Keep both columns as they are"
+            )
+        if (ids != self.dataset_id).any():
+            raise FormatError(
+                "batch: expected samples of this data set, got those of other files or of other columns. Open a batch "
+                "with the data set that its samples were read from"
+            )
+        samples = self._ref.sample(rows.astype(np.int64))
+        for name in samples.keys() & others.keys():
+            raise ValueError(f"batch: expected each column once, got another {name!r:.200} beside the sealed one")
+        return {**samples, **others}
+
+    def with_lengths(self, keys: KeyRing) -> NumberedSamples:
+        """Return the same samples, with the lengths of records, which no pickle has."""
+        layout = self._ref.layout
+        if isinstance(layout, EvenLayout) or layout.offsets is not None:
+            return self
+        opened = record_layout(layout.shards, keys)
+        if not np.array_equal(opened.ends, layout.ends):
+            raise FormatError("records: expected the number of records in each file that the data set had when made")
+        return NumberedSamples(from_ref(DatasetRef(opened)))
+
+
+def make_table(dataset_id: int, start: int, stop: int) -> dict[str, Indices]:
+    """Return the columns of the samples from `start` to `stop` of the data set with an id."""
+    return {DATASET: np.full(stop - start, dataset_id, np.int64), ROW: np.arange(start, stop)}
+
+
+def divide(count: int, parts: int) -> list[tuple[int, int]]:
+    """Divide samples into up to `parts` ranges of about one size."""
+    parts = max(1, min(parts, count))
+    ends = [count * part // parts for part in range(parts + 1)]
+    return list(pairwise(ends))
+
+
+def _digest(layout: Layout) -> int:
+    """Return 63 bits of a hash of what determines the samples. It finds mistakes, not attacks."""
+    digest = hashlib.sha256()
+    for contexts in layout.shards.contexts:
+        for context in contexts:
+            encoded = context.encode()
+            digest.update(len(encoded).to_bytes(8, "little") + encoded)
+    columns = layout.columns if isinstance(layout, EvenLayout) else ()
+    digest.update(repr((type(layout).__name__, layout.names, columns, layout.ends.tolist())).encode())
+    return int.from_bytes(digest.digest()[:8], "little") >> 1
