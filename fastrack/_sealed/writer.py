@@ -29,6 +29,8 @@ from fastrack._util.public import public
 from fastrack.errors import AuthenticationError, FormatError
 
 Progress = Callable[[int], None]
+SealElsewhere = Callable[[MessageContext, Key], Bytes]
+"""Return the message of a tensor, with this context and under this key."""
 _Entries = dict[str, tuple[str, tuple[int, ...]]]  # dtypes and shapes of tensors as they are stored
 
 SLAB = 8 << 20  # bytes, so that ciphertext is still in the caches when it is written
@@ -422,13 +424,16 @@ def write_sealed(
     kind: Kind = "tensor",
     sealed: Mapping[str, SealedTensor] | None = None,
     in_order: bool = False,
+    elsewhere: Mapping[str, SealElsewhere] | None = None,
+    file_id: str | None = None,
 ) -> None:
     """Write a new sealed file of these tensors, slab by slab; those in `sealed` are copied and bound to it.
 
     With `in_order`, which plain tensors do not go with, each is read after the one before. Otherwise they are sorted.
+    Functions in `elsewhere` seal tensors that are not in host memory. A `file_id` must be new.
     """
     _check_texts(tensors, plain, metadata)
-    file_id = new_file_id()
+    file_id = file_id or new_file_id()
     contexts = {
         name: MessageContext(name, tensor.dtype, tensor.shape, file_id, kind)
         for name, tensor in tensors.items()
@@ -447,7 +452,8 @@ def write_sealed(
     fields = _fields(file_id, key.id, sealed_entries)
     if kind != "tensor":
         fields["fastrack.kind"] = kind
-    largest = max((tensors[name].nbytes for name in contexts), default=0)
+    elsewhere = elsewhere or {}
+    largest = max((tensors[name].nbytes for name in contexts if name not in elsewhere), default=0)
     # One buffer for all messages: fresh memory costs more than AES.
     memory = arrays.empty_bytes(cobblestone.ciphertext_size(min(SLAB, largest)))
     header = _header(entries, {**metadata, **fields})
@@ -455,7 +461,9 @@ def write_sealed(
     with new_file(target, size, overwrite=overwrite) if isinstance(target, Path) else nullcontext(target) as out:
         out.write(header)
         for name in entries:
-            if name in contexts:
+            if name in elsewhere:
+                _write(out, elsewhere[name](contexts[name], key), tensors[name].nbytes, progress)
+            elif name in contexts:
                 _write_message(tensors[name], contexts[name], key, memory, out, progress)
             else:
                 _write_plain(tensors[name], out, progress)

@@ -135,7 +135,7 @@ def load_model(
     if problems:
         source = os.fspath(path) if isinstance(path, (str, os.PathLike)) else f"{len(files)} files"
         raise RuntimeError("\n\t".join([f"Error(s) in loading {source} into {type(module).__name__}:", *problems]))
-    _load(steps, ring)
+    fill(steps, ring)
     return _IncompatibleKeys(missing, unexpected)
 
 
@@ -231,7 +231,7 @@ def _owners(module: Any) -> dict[int, _Owners]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class Step:
     """One sealed tensor, and the tensor of the module that it fills or, on the meta device, replaces.
 
     sealed : of a DTensor, the part that belongs to this process
@@ -298,7 +298,7 @@ def _refuse_plain(state: Iterable[str], file: SealedFile) -> None:
 
 def _plan(
     module: Any, state: dict[str, Any], weights: Mapping[str, SealedTensor], device: str | None
-) -> tuple[list[_Step], list[str]]:
+) -> tuple[list[Step], list[str]]:
     owners = _owners(module)
     places: dict[torch.device, str] = {}
     steps, problems = [], []
@@ -318,7 +318,7 @@ def _plan(
                 if local.device not in places:
                     places[local.device] = canonical(local.device)
                 place = places[local.device]
-            steps.append(_Step(part, tensor, local, place, held))
+            steps.append(Step(part, tensor, local, place, held))
     return steps, problems
 
 
@@ -377,7 +377,7 @@ def _repeats(tensor: Any) -> bool:
     return any(stride == 0 and extent > 1 for stride, extent in zip(tensor.stride(), tensor.shape, strict=True))
 
 
-def _is_filled(tensor: Any, steps: list[_Step]) -> bool:
+def _is_filled(tensor: Any, steps: list[Step]) -> bool:
     """Return True if a tensor lies in the memory of one that the steps fill."""
     import torch
 
@@ -415,16 +415,17 @@ def _format_keys(kind: str, names: list[str]) -> list[str]:
 # Loading. Every check that is possible beforehand was made.
 
 
-def _load(steps: list[_Step], keys: KeyRing) -> None:
+def fill(steps: list[Step], keys: KeyRing) -> None:
+    """Open all tensors, after all headers were authenticated. An error leaves zeros in those that were written to."""
     import torch
 
-    devices: dict[str, list[_Step]] = {}
+    devices: dict[str, list[Step]] = {}
     for step in steps:
         devices.setdefault(step.device, []).append(step)
     for device in devices:
         to_device((), device)  # raises now if the device cannot be used, or failed before
     filled: list[Any] = []
-    fresh: list[tuple[_Step, Any]] = []
+    fresh: list[tuple[Step, Any]] = []
     # The end of the groups waits for every transfer, and raises if one failed.
     with torch.no_grad(), ExitStack() as undoing, ExitStack() as groups:
         moves = []
@@ -468,7 +469,7 @@ def _has_memory(tensor: Any) -> bool:
     return not tensor.is_meta and tensor.numel() > 0
 
 
-def _fits(step: _Step, tensor: Any) -> bool:
+def _fits(step: Step, tensor: Any) -> bool:
     """Return whether a tensor of the module can be filled where it is, and in the type that it has."""
     import torch
 
@@ -487,7 +488,7 @@ def _clear(filled: list[Any], _: object, error: BaseException | None, *__: objec
     error.add_note(f"{len(filled)} tensors of the module had been written to, and hold zeros now. Load it again")
 
 
-def _replace(step: _Step, opened: Any) -> None:
+def _replace(step: Step, opened: Any) -> None:
     """Replace a tensor on the meta device, in all modules that hold it."""
     import torch
 

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from fastrack._crypto.keyring import KeyLike, KeySource
+from fastrack._crypto.keys import Key
 from fastrack._devices import canonical
-from fastrack._sealed.tensor import SealedTensor
+from fastrack._sealed.tensor import MessageContext, SealedTensor
 from fastrack._tensors import arrays
-from fastrack._tensors.arrays import Framework
+from fastrack._tensors.arrays import Bytes, Framework
 from fastrack._transfer.channel import Channel, Group
 from fastrack._util.fork import register_fork_reset
 from fastrack._util.public import public
@@ -162,6 +163,11 @@ def to_host(x: Any, key: KeyLike | None = None, *, name: str = "tensor") -> Seal
     [[1.0, 0.0], [0.0, 1.0]]
     """
     return _shared.channel(_device_of(x)).to_host(x, key=key, name=name)
+
+
+def seal_message(x: Any, context: MessageContext, key: Key) -> Bytes:
+    """Seal a tensor on the device that holds it, as `to_host` does, and return its message, with this context."""
+    return _shared.channel(_device_of(x)).seal_message(x, context, key)
 
 
 @public

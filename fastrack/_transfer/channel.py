@@ -12,13 +12,14 @@ from fastrack._crypto.base import HostMemory
 from fastrack._crypto.cobblestone import HEADER_SIZE
 from fastrack._crypto.engine import get_engine
 from fastrack._crypto.keyring import KeyLike, KeyRing, KeySource, sealing_key
+from fastrack._crypto.keys import Key
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._crypto.session import Session
 from fastrack._devices import canonical, open_device
 from fastrack._devices.base import BadChunk, Device, Messages, Operation
 from fastrack._sealed.tensor import MessageContext, SealedTensor, bad_chunk, new_file_id
 from fastrack._tensors import arrays, dtypes
-from fastrack._tensors.arrays import Framework
+from fastrack._tensors.arrays import Bytes, Framework
 from fastrack._transfer.pending import Owner, Owners, add_notes
 from fastrack._transfer.plan import Plan
 from fastrack._transfer.sealer import PlainSealer
@@ -166,23 +167,16 @@ class Channel:
         with self._guard:
             self._owners.current().wait()
             key = KeyRing.resolve(self._keys).first if key is None else sealing_key(key)
-            dtype, shape = arrays.describe(x)
-            context = MessageContext(name, dtype, shape, new_file_id())
-            message_key, header = context.new_key(key)
-            keys = MessageKeys.of([message_key])
-            message_key.wipe()
-            try:
-                memory = self._device.view(x, writable=False)
-                nbytes = dtypes.nbytes(dtype, shape)
-                with Transfer(self._stats, 1, nbytes, "to_host", name) as record:
-                    message = arrays.empty_bytes(cobblestone.message_size(nbytes))
-                    message[:HEADER_SIZE] = header
-                    sealed = HostMemory.of(message[HEADER_SIZE:], writable=True)
-                    self._send(Messages(keys, [nbytes], [memory], [sealed], [None], [None]), record)
-            finally:
-                keys.wipe()
+            context = MessageContext(name, *arrays.describe(x), new_file_id())
+            message = self._seal(x, context, key)
         message.flags.writeable = False
         return SealedTensor(context, message, key.id)
+
+    def seal_message(self, x: Any, context: MessageContext, key: Key) -> Bytes:
+        """Seal a tensor on the channel's device, and return its message. The context must be that of `x`."""
+        with self._guard:
+            self._owners.current().wait()
+            return self._seal(x, context, key)
 
     def synchronize(self) -> None:
         """Wait for all transfers that this thread started on this channel, and raise their failures.
@@ -333,6 +327,22 @@ class Channel:
         finally:
             if left:  # an interrupt
                 self._clear(left)
+
+    def _seal(self, x: Any, context: MessageContext, key: Key) -> Bytes:
+        message_key, header = context.new_key(key)
+        keys = MessageKeys.of([message_key])
+        message_key.wipe()
+        try:
+            memory = self._device.view(x, writable=False)
+            nbytes = dtypes.nbytes(context.dtype, context.shape)
+            with Transfer(self._stats, 1, nbytes, "to_host", context.name) as record:
+                message = arrays.empty_bytes(cobblestone.message_size(nbytes))
+                message[:HEADER_SIZE] = header
+                sealed = HostMemory.of(message[HEADER_SIZE:], writable=True)
+                self._send(Messages(keys, [nbytes], [memory], [sealed], [None], [None]), record)
+        finally:
+            keys.wipe()
+        return message
 
     # The two directions.
 

@@ -1,11 +1,32 @@
-"""Sealed training on several machines: collectives for DDP and FSDP2."""
+"""Sealed training on several machines: collectives for DDP and FSDP2, and checkpoints.
+
+`SealedWriter` and `SealedReader` are the StorageWriter and StorageReader of `torch.distributed.checkpoint`: each process
+seals its shards into a file of its own, and a sealed description of all of them, written last, is the commit. Nothing of
+a checkpoint is a pickle.
+
+Examples
+--------
+>>> import torch
+>>> import torch.distributed.checkpoint as dcp
+>>> import fastrack
+>>> from fastrack.distributed import SealedReader, SealedWriter
+>>> key = fastrack.Key.generate()
+>>> state = {"model": torch.nn.Linear(3, 2).state_dict(), "step": 100}
+>>> _ = dcp.save(state, storage_writer=SealedWriter("checkpoint", key=key), no_dist=True)
+>>> state = {"model": torch.nn.Linear(3, 2).state_dict(), "step": 0}
+>>> dcp.load(state, storage_reader=SealedReader("checkpoint", keys=key), no_dist=True)
+>>> state["step"]
+100
+"""
 
 from __future__ import annotations
 
 from fastrack.distributed._group import SecureGroup
 from fastrack.distributed._hooks import seal_fsdp, sealed_allreduce
+from fastrack.distributed._reader import SealedReader
+from fastrack.distributed._writer import SealedWriter
 
-__all__ = ["SecureGroup", "seal_fsdp", "sealed_allreduce"]
+__all__ = ["SealedReader", "SealedWriter", "SecureGroup", "seal_fsdp", "sealed_allreduce"]
 
 for _name in __all__:
     globals()[_name].__module__ = "fastrack.distributed"  # the path that users import them from

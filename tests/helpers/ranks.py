@@ -1,40 +1,63 @@
-"""Run a function in several processes that are connected by gloo."""
+"""Run functions in several processes that are connected by gloo."""
 
+import json
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
-CHILD = """
-import importlib, sys, torch.distributed as dist
-store, rank, world, module, name, *arguments = sys.argv[1:]
-dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(world))
-getattr(importlib.import_module(module), name)(*arguments)
-dist.barrier()
-dist.destroy_process_group()
+# One process imports torch, and is forked for each rank of each stage.
+PARENT = """
+import importlib, json, os, signal, sys, tempfile, traceback
+import torch, torch.distributed as dist
+
+def run(rank, world, store, function, arguments):
+    status = 1
+    try:
+        torch.set_num_threads(1)
+        if world > 1:
+            dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+        function(*arguments)
+        if world > 1:
+            dist.barrier()
+            dist.destroy_process_group()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+module = importlib.import_module(sys.argv[1])
+for world, name, arguments in json.loads(sys.argv[2]):
+    with tempfile.TemporaryDirectory() as folder:
+        children = set()
+        for rank in range(world):
+            child = os.fork()
+            if not child:
+                run(rank, world, folder + "/store", getattr(module, name), arguments)
+            children.add(child)
+        while children:
+            child, status = os.wait()
+            children.discard(child)
+            if status:
+                for other in children:
+                    os.kill(other, signal.SIGKILL)
+                sys.exit(1)
 """
 
 
-def run_ranks(world, function, *arguments, timeout=100):
-    """Call `function(*arguments)`, with arguments of text, in `world` processes, and return what each has printed."""
-    code = Path(sys.modules[function.__module__].__file__)
+def run_ranks(*stages, timeout=100):
+    """Call functions of one module, a stage after another: `(processes, function, *arguments)`, arguments of text."""
+    code = Path(sys.modules[stages[0][1].__module__].__file__)
     path = os.pathsep.join([str(code.parent), *map(str, sys.path)])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-W", "ignore", "-c", CHILD, f"{folder}/store"]
-        rest = [str(world), code.stem, function.__name__, *map(str, arguments)]
-        started = [
-            subprocess.Popen(
-                [*command, str(rank), *rest], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-            )
-            for rank in range(world)
-        ]
-        try:
-            done = [process.communicate(timeout=timeout) for process in started]
-        finally:
-            for process in started:
-                process.kill()
-    for process, (_, error) in zip(started, done, strict=True):
-        assert process.returncode == 0, error
-    return [output for output, _ in done]
+    named = [(world, function.__name__, list(map(str, arguments))) for world, function, *arguments in stages]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PARENT, code.stem, json.dumps(named)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

@@ -229,7 +229,7 @@ def save_and_load(path):
 
 @pytest.mark.slow
 def test_processes_save_one_file_together(tmp_path):
-    run_ranks(2, save_and_load, tmp_path / "x")
+    run_ranks((2, save_and_load, tmp_path / "x"))
     module = net(1)
     module.register_buffer("dense", torch.zeros(5, dtype=torch.int64))
     assert load_model(module, tmp_path / "x", keys=KEY) == ([], [])

@@ -1,0 +1,232 @@
+"""`SealedReader`: each process opens the parts of shards that it needs."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from fastrack._crypto.keyring import KeyRing, KeySource
+from fastrack._crypto.message_keys import MessageKeys
+from fastrack._devices import canonical
+from fastrack._sealed.boxes import select_box
+from fastrack._sealed.headers import open_headers
+from fastrack._sealed.reader import SealedFile, load_file
+from fastrack._sealed.tensor import SealedTensor, unseal
+from fastrack._tensors.arrays import Framework
+from fastrack._training.checkpoint import load_checkpoint
+from fastrack._training.model import Step, fill
+from fastrack._training.state import decode_state
+from fastrack._transfer.api import to_device
+from fastrack.distributed._description import NAME, Shard, parse, shard_file
+from fastrack.distributed._writer import VALUES
+from fastrack.errors import AuthenticationError, FormatError
+
+if TYPE_CHECKING:
+    from fastrack._sealed.anchor import Anchor
+
+
+class SealedReader(StorageReader):
+    """Storage reader of checkpoints that `SealedWriter` has sealed, for ``torch.distributed.checkpoint.load``.
+
+    Each process opens only the chunks that hold what it needs, into the memory of its tensors, on any number of
+    processes. No code from the checkpoint is run.
+
+    Parameters
+    ----------
+    path : path
+        Folder of the checkpoint. ``checkpoint_id=`` of ``load`` replaces it.
+    keys : KeySource, optional
+        As for `fastrack.to_device`.
+    anchor : Anchor or path, optional
+        The description of the checkpoint, and with it all its files, has to be as its owner's newest manifest lists it,
+        as for `fastrack.load_file`.
+
+    Notes
+    -----
+    ``load`` raises a ``CheckpointException`` in all processes; its ``failures`` has the error of each that failed.
+
+    AuthenticationError : the key is another one, a file is of another checkpoint, or anything was altered. Every file
+        and header is checked, in all processes, before the first tensor is written. A chunk that was altered leaves
+        zeros in the tensors of its process.
+    FormatError : the folder has no such checkpoint.
+    UnknownKeyError, RollbackError, SignatureError, DeviceError, OSError : as from `fastrack.load_file` and
+        `fastrack.to_device`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import torch.distributed.checkpoint as dcp
+    >>> import fastrack
+    >>> from fastrack.distributed import SealedReader, SealedWriter
+    >>> key = fastrack.Key.generate()
+    >>> _ = dcp.save({"w": torch.arange(3)}, storage_writer=SealedWriter("checkpoint", key=key), no_dist=True)
+    >>> state = {"w": torch.zeros(3, dtype=torch.int64)}
+    >>> dcp.load(state, storage_reader=SealedReader("checkpoint", keys=key), no_dist=True)
+    >>> state["w"]
+    tensor([0, 1, 2])
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        keys: KeySource | None = None,
+        *,
+        anchor: Anchor | str | os.PathLike[str] | None = None,
+    ) -> None:
+        super().__init__()
+        self._path = Path(path)
+        self._ring = KeyRing.resolve(keys)
+        self._anchor = anchor
+        self._key_id = ""
+        self._shards: Mapping[MetadataIndex, Shard] = {}
+        self._files: dict[str, SealedFile] = {}
+
+    @property
+    def checkpoint_id(self) -> str | os.PathLike[str]:
+        """The folder of the checkpoint."""
+        return self._path
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Return True for a path, and False for the address of another storage."""
+        return "://" not in os.fspath(checkpoint_id)
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begin to load, from another folder if one is given."""
+        if checkpoint_id:
+            self._path = Path(checkpoint_id)
+        self._files = {}
+
+    def read_metadata(self) -> Metadata:
+        """Open the description of the checkpoint."""
+        path = self._path / NAME
+        document = load_checkpoint(path, keys=self._ring, anchor=self._anchor)
+        metadata, self._key_id = parse(document, path)
+        metadata.storage_meta = StorageMeta(checkpoint_id=self._path)
+        return metadata
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool) -> None:
+        """Take what the description says of the shards."""
+        self._shards = metadata.storage_data
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Check the files and authenticate the headers of all shards that this process needs.
+
+        No process begins to read before all have done so.
+        """
+        messages = [self._find(item) for item in plan.items]
+        keys = MessageKeys(len(messages))
+        try:
+            open_headers(messages, self._ring, keys)
+        finally:
+            keys.wipe()
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Return the plans as they are."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Open what this process needs, into the memory of its tensors."""
+        values = self._open_values(plan)
+        steps, targets = [], []
+        for item in plan.items:
+            if item.type == LoadItemType.TENSOR:
+                target = planner.resolve_tensor(item).detach()
+                part = select_box(self._find(item), item.storage_offsets, item.lengths)
+                if tuple(target.shape) != part.shape:
+                    raise FormatError(
+                        f"{item.dest_index.fqn!r:.200}: expected a part of shape {list(part.shape)}, got a tensor of "
+                        f"{list(target.shape)}"
+                    )
+                steps.append(Step(part, target, target, canonical(target.device), []))
+                targets.append((item, target))
+        fill(steps, self._ring)
+        for item, target in targets:
+            planner.commit_tensor(item, target)
+        for item in plan.items:
+            if item.type == LoadItemType.BYTE_IO:
+                planner.load_bytes(item, _pickle(values[item.storage_index.fqn]))
+        self._files = {}
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _find(self, item: ReadItem) -> SealedTensor:
+        """Return the message that an item is in, as the description says it is."""
+        shard = self._shards[item.storage_index]
+        file = self._open(shard.file_id)
+        name = VALUES if shard.number is None else str(shard.number)
+        sealed = file.get(name)
+        if sealed is None:
+            raise AuthenticationError(
+                f"{file.path} lacks message {name} of its checkpoint, or stores it unencrypted; it was altered",
+                tensor=name,
+                path=file.path,
+            )
+        if shard.number is not None and (sealed.dtype, sealed.shape) != (shard.dtype, shard.shape):
+            raise AuthenticationError(
+                f"{file.path}: message {name}: expected {shard.dtype} {list(shard.shape)} by the description of the "
+                f"checkpoint, got {sealed.dtype} {list(sealed.shape)}; it was altered",
+                tensor=name,
+                path=file.path,
+            )
+        return sealed
+
+    def _open(self, file_id: str) -> SealedFile:
+        file = self._files.get(file_id)
+        if file is None:
+            file = load_file(shard_file(self._path, file_id), file_id=file_id)
+            if file.key_id != self._key_id or file.kind != "checkpoint":
+                raise AuthenticationError(
+                    f"{file.path}: expected a part of a checkpoint under key {self._key_id}, got a {file.kind} file "
+                    f"under {file.key_id}; it is another file. Get the one that was saved",
+                    path=file.path,
+                )
+            self._files[file_id] = file
+        return file
+
+    def _open_values(self, plan: LoadPlan) -> dict[str, Any]:
+        """Return the values of the plan that are no tensors."""
+        wanted: dict[str, list[str]] = {}
+        for item in plan.items:
+            if item.type == LoadItemType.BYTE_IO:
+                wanted.setdefault(self._shards[item.storage_index].file_id, []).append(item.storage_index.fqn)
+        opened: dict[str, Any] = {}
+        for file_id, names in wanted.items():
+            values = _decode_values(self._open(file_id), self._ring)
+            missing = [name for name in names if name not in values]
+            if missing:
+                raise FormatError(f"{self._open(file_id).path} lacks a value of its checkpoint. Save it again")
+            opened |= {name: values[name] for name in names}
+        return opened
+
+
+def _decode_values(file: SealedFile, keys: KeyRing) -> dict[str, Any]:
+    def fetch(number: int, framework: Framework) -> Any:
+        name = f"{VALUES}.{number}"
+        if name not in file:
+            raise AuthenticationError(f"{file.path} lacks message {name}; it was altered", tensor=name, path=file.path)
+        return to_device(file[name], keys=keys, framework=framework)
+
+    values = decode_state(unseal(file[VALUES], keys, framework="numpy").tobytes(), fetch)
+    if type(values) is not dict:
+        raise FormatError(f"{file.path}: expected a dict of values, got another type. Save the checkpoint again")
+    return values
+
+
+def _pickle(value: Any) -> io.BytesIO:
+    """Return a value as the planner takes it, which unpickles it again."""
+    data = io.BytesIO()
+    torch.save(value, data)
+    data.seek(0)
+    return data

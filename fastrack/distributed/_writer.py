@@ -1,0 +1,191 @@
+"""`SealedWriter`: each process seals its shards, and the coordinator commits."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.futures import Future
+
+from fastrack._crypto.keyring import KeyLike, sealing_key
+from fastrack._crypto.keys import Key
+from fastrack._sealed.importers import PlainTensor
+from fastrack._sealed.tensor import MessageContext, new_file_id
+from fastrack._sealed.writer import write_sealed
+from fastrack._tensors import arrays, dtypes
+from fastrack._tensors.arrays import Bytes
+from fastrack._training.checkpoint import save_checkpoint
+from fastrack._training.state import encode_state
+from fastrack._transfer.api import seal_message
+from fastrack.distributed._description import NAME, Shard, describe, shard_file, shard_files
+
+VALUES = "values"
+"""The message of all values of a process that are no tensors: the skeleton of a dict. Its arrays have numbers."""
+
+
+class SealedWriter(StorageWriter):
+    """Storage writer that seals a checkpoint, for ``torch.distributed.checkpoint.save`` and ``async_save``.
+
+    Each process seals its shards into one new file. Last, the coordinator seals a description of all of them into
+    ``checkpoint.safetensors``, by renaming. Until then an earlier checkpoint in the folder stays as it was, and after
+    that its files are removed: a process that is killed at any moment leaves the old checkpoint or the new one.
+
+    Parameters
+    ----------
+    path : path
+        Folder of the checkpoint, on a file system that all processes share. ``checkpoint_id=`` of ``save`` replaces it.
+    key : KeyLike, optional
+        The owner's key, as `fastrack.seal` takes it. All processes give the same one.
+
+    Notes
+    -----
+    Tensors on a GPU are sealed there. Values that are no tensors are stored without pickle, so they must be what
+    `fastrack.save_checkpoint` takes. Names, values, and the place of each shard are encrypted; dtypes and shapes of
+    shards are not. ``async_save`` copies the state into host memory, in plain, before the writer sees it.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import torch.distributed.checkpoint as dcp
+    >>> import fastrack
+    >>> from fastrack.distributed import SealedWriter
+    >>> key = fastrack.Key.generate()
+    >>> _ = dcp.save({"w": torch.ones(3)}, storage_writer=SealedWriter("checkpoint", key=key), no_dist=True)
+    """
+
+    def __init__(self, path: str | os.PathLike[str], key: KeyLike | None = None) -> None:
+        super().__init__()
+        self._path = Path(path)
+        self._key = sealing_key(key)
+
+    @property
+    def checkpoint_id(self) -> str | os.PathLike[str]:
+        """The folder of the checkpoint."""
+        return self._path
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Return True for a path, and False for the address of another storage."""
+        return "://" not in os.fspath(checkpoint_id)
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begin a checkpoint, in another folder if one is given."""
+        if checkpoint_id:
+            self._path = Path(checkpoint_id)
+
+    def set_up_storage_writer(self, is_coordinator: bool, *_: Any, use_collectives: bool = True, **kwargs: Any) -> None:
+        """Refuse to save without a coordinator, since the checkpoint is committed at once."""
+        if not use_collectives:
+            raise ValueError("saving a sealed checkpoint failed: expected use_collectives=True, got False")
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Make the folder."""
+        self._path.mkdir(parents=True, exist_ok=True)
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Return the plans as they are: each process chooses the name of its file."""
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Seal what this process has to save into a new file."""
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(_write_shards(plan, planner, self._path, self._key) if plan.items else [])
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Commit the checkpoint, and remove the files of the one that it replaces."""
+        shards = {result.index: result.storage_data for of_process in results for result in of_process}
+        save_checkpoint(self._path / NAME, describe(metadata, shards, self._key.id), key=self._key)
+        kept = {shard_file(self._path, shard.file_id) for shard in shards.values()}
+        for path in shard_files(self._path):
+            if path not in kept:
+                with suppress(OSError):  # the checkpoint is complete without that
+                    path.unlink()
+
+
+def _write_shards(plan: SavePlan, planner: SavePlanner, folder: Path, key: Key) -> list[WriteResult]:
+    file_id = new_file_id()
+    tensors: dict[str, PlainTensor] = {}
+    elsewhere: dict[str, Callable[[MessageContext, Key], Bytes]] = {}
+    results, values = [], {}
+    for item in plan.items:
+        if item.type == WriteItemType.BYTE_IO:
+            values[item.index.fqn] = _unpickle_own(planner, item)
+            results.append(WriteResult(item.index, 0, Shard(file_id)))
+            continue
+        source, name = _Source.of(planner, item), str(len(tensors))
+        tensors[name] = PlainTensor(source.dtype, source.shape, source.load)
+        if source.is_elsewhere:
+            elsewhere[name] = source.seal
+        shard = Shard(file_id, int(name), source.dtype, source.shape)
+        results.append(WriteResult(item.index, tensors[name].nbytes, shard))
+    if values:
+        tensors |= _encode_values(values)
+    path = shard_file(folder, file_id)
+    write_sealed(tensors, path, key, frozenset(), {}, None, kind="checkpoint", elsewhere=elsewhere, file_id=file_id)
+    return results
+
+
+def _unpickle_own(planner: SavePlanner, item: WriteItem) -> Any:
+    """Return the value that the planner has pickled in this process."""
+    data = planner.resolve_data(item)
+    assert isinstance(data, io.BytesIO)
+    data.seek(0)
+    return torch.load(data, weights_only=False)
+
+
+def _encode_values(values: Mapping[str, Any]) -> dict[str, PlainTensor]:
+    text, found = encode_state(dict(values))
+    named = {VALUES: np.frombuffer(text, np.uint8)}
+    named |= {f"{VALUES}.{number}": array for number, array in enumerate(found)}
+    return {name: PlainTensor.of(array) for name, array in named.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A tensor that the planner resolves, once more when it is its turn, as that may take memory."""
+
+    planner: SavePlanner
+    item: WriteItem
+    dtype: str
+    shape: tuple[int, ...]
+    is_elsewhere: bool
+
+    @classmethod
+    def of(cls, planner: SavePlanner, item: WriteItem) -> _Source:
+        assert item.tensor_data is not None
+        tensor = _resolve(planner, item)
+        try:
+            dtype, shape = arrays.describe(tensor)
+        except TypeError as error:
+            raise TypeError(f"{item.index.fqn!r:.200} cannot be saved: {error}") from error
+        expected = item.tensor_data.properties.dtype, tuple(item.tensor_data.chunk.sizes)
+        if (tensor.dtype, shape) != expected or dtypes.BITS[dtype] % 8:
+            raise TypeError(
+                f"{item.index.fqn!r:.200} cannot be saved: expected {expected[0]} {list(expected[1])} with elements of "
+                f"whole bytes, got {tensor.dtype} {list(shape)}"
+            )
+        return cls(planner, item, dtype, shape, tensor.device.type != "cpu")
+
+    def load(self) -> Callable[[int, int], Bytes]:
+        return arrays.reader(_resolve(self.planner, self.item).contiguous())
+
+    def seal(self, context: MessageContext, key: Key) -> Bytes:
+        return seal_message(_resolve(self.planner, self.item).contiguous(), context, key)
+
+
+def _resolve(planner: SavePlanner, item: WriteItem) -> torch.Tensor:
+    tensor = planner.resolve_data(item)
+    assert isinstance(tensor, torch.Tensor)
+    return tensor.detach()
