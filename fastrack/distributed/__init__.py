@@ -1,8 +1,6 @@
 """Sealed training on several machines: collectives for DDP and FSDP2, and checkpoints.
 
-`SealedWriter` and `SealedReader` are the StorageWriter and StorageReader of `torch.distributed.checkpoint`: each process
-seals its shards into a file of its own, and a sealed description of all of them, written last, is the commit. Nothing of
-a checkpoint is a pickle.
+__all__ = ["SealedReader", "SealedWriter", "SecureGroup", "checkpoint_callback", "checkpoint_io", "seal_fsdp", "sealed_allreduce"]
 
 Examples
 --------
@@ -24,9 +22,18 @@ from __future__ import annotations
 from fastrack.distributed._group import SecureGroup
 from fastrack.distributed._hooks import seal_fsdp, sealed_allreduce
 from fastrack.distributed._reader import SealedReader
+from fastrack.distributed._trainers import checkpoint_callback, checkpoint_io
 from fastrack.distributed._writer import SealedWriter
 
-__all__ = ["SealedReader", "SealedWriter", "SecureGroup", "seal_fsdp", "sealed_allreduce"]
+__all__ = [
+    "SealedReader",
+    "SealedWriter",
+    "SecureGroup",
+    "checkpoint_callback",
+    "checkpoint_io",
+    "seal_fsdp",
+    "sealed_allreduce",
+]
 
 for _name in __all__:
     globals()[_name].__module__ = "fastrack.distributed"  # the path that users import them from

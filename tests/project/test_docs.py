@@ -89,9 +89,10 @@ def test_the_examples_run(name, with_torch, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_examples_of_the_training_page_run(tmp_path):
+@pytest.mark.parametrize("name", ["training", "distributed"])
+def test_the_examples_of_a_page_about_torch_run(name, tmp_path):
     pytest.importorskip("torch")
-    run_page("docs/training.md", tmp_path, with_torch=True)
+    run_page(f"docs/{name}.md", tmp_path, with_torch=True)
 
 
 # The format.

@@ -86,6 +86,12 @@ def test_processes_whose_weights_differ_are_noticed(tmp_path):
     assert said.endswith("the weights differ\n")
 
 
+def test_a_sharded_run_of_which_a_process_was_killed_is_resumed(tmp_path):
+    said = run("fsdp_checkpoint.py --steps 6 --crash-at 5", tmp_path)
+    assert "resumed at step 4\n" in said
+    assert float(re.search(r"^the weights are those of a run without a crash, to (\S+)$", said, re.MULTILINE)[1]) < 1e-6
+
+
 @has_accelerate
 @pytest.mark.parametrize("start", [ALONE, TWO], ids=["one process", "two processes"])
 def test_a_loop_with_accelerate_learns(tmp_path, start):

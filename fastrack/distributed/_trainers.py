@@ -1,0 +1,71 @@
+"""`checkpoint_io` and `checkpoint_callback`: sealed checkpoints of the trainers of other libraries."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from fastrack._crypto.keyring import KeyLike, KeyRing, KeySource, sealing_key
+
+
+def checkpoint_io(key: KeyLike | None = None, keys: KeySource | None = None) -> Any:
+    """Return a plugin for Lightning's Trainer, with which its checkpoints are sealed files.
+
+    Parameters
+    ----------
+    key : KeyLike, optional
+        The owner's key, as `fastrack.seal` takes it.
+    keys : KeySource, optional
+        Keys that may open a checkpoint to resume from, by default `key`.
+
+    Returns
+    -------
+    lightning.pytorch.plugins.io.CheckpointIO
+        For ``Trainer(plugins=[...])``. It stores what `fastrack.save_checkpoint` takes. The strategies that shard a
+        model write folders of their own, in plain.
+
+    Examples
+    --------
+    >>> import fastrack
+    >>> from fastrack.distributed import checkpoint_io
+    >>> key = fastrack.Key.generate()
+    >>> trainer = lightning.Trainer(plugins=[checkpoint_io(key)])  # doctest: +SKIP
+    """
+    from fastrack.distributed._lightning import SealedCheckpointIO
+
+    owner = sealing_key(key)
+    return SealedCheckpointIO(owner, KeyRing.resolve(owner if keys is None else keys))
+
+
+def checkpoint_callback(folder: str | os.PathLike[str], key: KeyLike | None = None) -> Any:
+    """Return a callback for the Trainer of transformers that seals each of its checkpoints into a folder.
+
+    The Trainer itself writes in plain, so its ``output_dir`` must be in memory, such as in ``/dev/shm``; another one is
+    refused. To resume, restore a checkpoint there with `fastrack.unseal_folder`.
+
+    Parameters
+    ----------
+    folder : path
+        Folder for the sealed checkpoints, each a folder as `fastrack.seal_folder` makes it. None is ever removed.
+    key : KeyLike, optional
+        The owner's key, as `fastrack.seal` takes it.
+
+    Returns
+    -------
+    transformers.TrainerCallback
+        For ``Trainer(callbacks=[...])``.
+
+    Examples
+    --------
+    >>> import fastrack
+    >>> from fastrack.distributed import checkpoint_callback
+    >>> key = fastrack.Key.generate()
+    >>> arguments = TrainingArguments(output_dir="/dev/shm/run", save_steps=100)  # doctest: +SKIP
+    >>> trainer = Trainer(model, arguments, callbacks=[checkpoint_callback("run", key)])  # doctest: +SKIP
+    >>> fastrack.unseal_folder("run/checkpoint-100", "/dev/shm/run/checkpoint-100", key)  # doctest: +SKIP
+    >>> trainer.train(resume_from_checkpoint="/dev/shm/run/checkpoint-100")  # doctest: +SKIP
+    """
+    from fastrack.distributed._transformers import SealedFolderCallback
+
+    return SealedFolderCallback(Path(folder), sealing_key(key))
