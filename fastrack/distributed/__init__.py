@@ -1,6 +1,9 @@
 """Sealed training on several machines: collectives for DDP and FSDP2, and checkpoints.
 
-__all__ = ["SealedReader", "SealedWriter", "SecureGroup", "checkpoint_callback", "checkpoint_io", "seal_fsdp", "sealed_allreduce"]
+`SealedWriter` and `SealedReader` are the StorageWriter and StorageReader of `torch.distributed.checkpoint`: each
+process seals its shards into a file of its own, and a sealed description of all of them, written last, is the commit.
+Nothing of a checkpoint is a pickle. `checkpoint_io` and `checkpoint_callback` are for the trainers of Lightning and
+transformers.
 
 Examples
 --------
