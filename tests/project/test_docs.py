@@ -10,6 +10,7 @@ import pytest
 
 import fastrack
 import fastrack.grants
+import fastrack.transformers
 from fastrack._crypto import cobblestone
 from fastrack._sealed.tensor import MessageContext
 
@@ -221,6 +222,8 @@ def test_the_api_page_has_the_public_names_and_no_others():
     assert sorted(of_grants) == fastrack.grants.__all__
     of_ray = find(r"^\.\. auto\w+:: fastrack\.ray\.(\w+)$", "docs/api.md")
     assert f"__all__ = {json.dumps(sorted(of_ray))}" in read("fastrack/ray/__init__.py")  # whose import takes Ray
+    of_transformers = find(r"^\.\. auto\w+:: fastrack\.transformers\.(\w+)$", "docs/api.md")
+    assert of_transformers == fastrack.transformers.__all__
 
 
 def test_the_api_page_names_what_a_channel_counts():

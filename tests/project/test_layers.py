@@ -65,4 +65,5 @@ def test_the_package_has_four_files_and_its_packages():
         "grants",
         "providers",
         "ray",
+        "transformers",
     }

@@ -12,7 +12,8 @@ import fastrack.transformers
 from fastrack import Key, load_folder, seal_folder
 from fastrack._crypto.keyring import KeyRing
 from fastrack.errors import AuthenticationError, FormatError, RollbackError, UnknownKeyError
-from fastrack.transformers import _lazy, from_pretrained
+from fastrack.transformers import from_pretrained
+from fastrack.transformers._weights import lazy_weights
 
 KEY = Key.from_bytes(bytes(range(32)))
 WEIGHT = torch.arange(60_000, dtype=torch.float32).reshape(200, 300)
@@ -38,7 +39,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def weights(folder):
-    return _lazy(load_folder(folder, KEY).weights(), KeyRing.resolve(KEY))
+    return lazy_weights(load_folder(folder, KEY).weights(), KeyRing.resolve(KEY))
 
 
 class Tokenizer:
@@ -98,7 +99,7 @@ def test_torch_cannot_use_a_weight_that_is_not_opened(weights):
 def test_an_altered_chunk_is_refused_when_it_is_opened(folder):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\xff")
-    weights = _lazy(load_folder(folder, KEY).weights(), KeyRing.resolve(KEY))
+    weights = lazy_weights(load_folder(folder, KEY).weights(), KeyRing.resolve(KEY))
     (bad,) = filter(is_bad, weights.values())
     assert bad.shape in {(), (200, 300)}
 

@@ -2,7 +2,9 @@
 
 import gc
 import json
+import os
 import shutil
+import socket
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ from transformers import (  # noqa: E402 - it may be absent
     LlamaConfig,
     LlamaForCausalLM,
 )
+from transformers.distributed import DistributedConfig  # noqa: E402
 
 from fastrack import Anchor, Key, load_folder, publish, seal_folder, unseal_folder  # noqa: E402
 from fastrack.errors import AuthenticationError, FormatError, RollbackError  # noqa: E402
@@ -260,6 +263,67 @@ def test_no_weight_is_written_to_a_disk(llama_folders, tmp_path):
         from_pretrained(AutoModelForCausalLM, llama_folders[1], keys=KEY, offload_folder=str(tmp_path))
     with pytest.raises(Exception, match=r"offload|disk"):
         from_pretrained(AutoModelForCausalLM, llama_folders[1], keys=KEY, device_map="auto", max_memory={"cpu": 20_000})
+
+
+# Tensor parallelism.
+
+
+def load_in_parallel(rank, port, plain, sealed):
+    """Compare the local part of each weight with that of the plain folder, in one of two processes."""
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    os.environ.update(address, RANK=str(rank), LOCAL_RANK=str(rank))
+    torch.distributed.init_process_group("gloo")
+    options = {"distributed_config": DistributedConfig(tp_size=2)}
+    expected = AutoModelForCausalLM.from_pretrained(plain, **options)
+    made = from_pretrained(AutoModelForCausalLM, sealed, keys=KEY, **options)
+    placements = set()
+    for (name, one), (other_name, other) in zip(made.named_parameters(), expected.named_parameters(), strict=True):
+        assert (name, type(one)) == (other_name, type(other))
+        if hasattr(one, "to_local"):
+            placements |= {str(placement) for placement in one.placements}
+            one, other = one.to_local(), other.to_local()  # noqa: PLW2901 - what this process has of it
+        assert torch.equal(one, other), name
+    assert placements >= {"S(0)", "S(1)"}
+    torch.distributed.destroy_process_group()
+
+
+def test_each_process_gets_its_part_of_each_weight(tmp_path):
+    plain, sealed = seal(llama(), tmp_path)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    torch.multiprocessing.spawn(load_in_parallel, (port, str(plain), str(sealed)), nprocs=2)
+
+
+# Quantised weights.
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_weights_that_were_quantised_and_that_are_quantised_when_loaded(llama_folders, tmp_path, bits):
+    pytest.importorskip("bitsandbytes")
+    plain, sealed = llama_folders
+    chosen = {"load_in_4bit": True, "bnb_4bit_compute_dtype": torch.float32} if bits == 4 else {"load_in_8bit": True}
+    options = {"quantization_config": transformers.BitsAndBytesConfig(**chosen), "device_map": "cpu"}
+    expected = AutoModelForCausalLM.from_pretrained(plain, **options)
+    made = from_pretrained(AutoModelForCausalLM, sealed, keys=KEY, **options)
+    with torch.no_grad():
+        assert torch.equal(made(TOKENS)[0], expected(TOKENS)[0])
+    plain, sealed = seal(expected, tmp_path)
+    expected = AutoModelForCausalLM.from_pretrained(plain, device_map="cpu")
+    made = from_pretrained(AutoModelForCausalLM, sealed, keys=KEY, device_map="cpu")
+    with torch.no_grad():
+        assert torch.equal(made(TOKENS)[0], expected(TOKENS)[0])
+
+
+def test_weights_that_torchao_quantised_are_refused(llama_folders, tmp_path):
+    shutil.copytree(llama_folders[0], tmp_path / "plain")
+    config = json.loads((tmp_path / "plain" / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "torchao", "quant_type": {}}
+    (tmp_path / "plain" / "config.json").write_text(json.dumps(config))
+    seal_folder(tmp_path / "plain", tmp_path / "sealed", KEY)
+    with pytest.raises(ValueError, match="torchao"):
+        from_pretrained(AutoModelForCausalLM, tmp_path / "sealed", keys=KEY)
 
 
 # Code.

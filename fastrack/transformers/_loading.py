@@ -1,41 +1,26 @@
-"""Sealed model folders for Hugging Face's transformers: `from_pretrained` and `load_adapter`.
-
-Weights are opened on the device that they go to, one by one, when transformers asks for them. Configurations and
-tokenizers are read from a private copy of what was authenticated. Nothing that is sealed touches a disk in plain.
-"""
+"""Models, tokenizers and adapters from sealed folders."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import shutil
-import tempfile
-import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from fastrack._crypto.keyring import KeyRing, KeySource
 from fastrack._sealed.folder import SealedFolder, load_folder
-from fastrack._sealed.tensor import SealedRows, SealedTensor
-from fastrack._tensors import dtypes
-from fastrack._transfer.api import to_device
 from fastrack.errors import FormatError
+from fastrack.transformers._copies import private_copy, refuse_foreign_code
+from fastrack.transformers._weights import lazy_weights
 
 if TYPE_CHECKING:
-    import torch
-
     from fastrack._sealed.anchor import Anchor
-
-__all__ = ["from_pretrained", "load_adapter"]
 
 Loaded = TypeVar("Loaded")
 _REFUSED = ("state_dict", "gguf_file", "offload_folder", "adapter_kwargs", "from_tf", "from_flax")
 # What a model takes and a configuration does not.
 _OF_MODELS = ("dtype", "torch_dtype", "quantization_config", "generation_config", "output_loading_info", "device_map")
 _ADAPTER = "adapter_config.json"
-_CODE = ".py"
 
 
 def from_pretrained(
@@ -92,9 +77,9 @@ def from_pretrained(
     opened = folder if isinstance(folder, SealedFolder) else load_folder(folder, ring, anchor=anchor)
     trusted = bool(kwargs.pop("trust_remote_code", False))
     is_model = _is_model(cls)
-    with _private_copy(opened, code=trusted) as copy:
+    with private_copy(opened, code=trusted) as copy:
         if trusted:
-            _refuse_foreign_code(copy.path, opened)
+            refuse_foreign_code(copy.path, opened)
         if is_model:
             loaded = _load_model(cls, copy.path, opened, ring, args, trusted, kwargs)
         else:
@@ -145,10 +130,10 @@ def load_adapter(
     opened = folder if isinstance(folder, SealedFolder) else load_folder(folder, ring, anchor=anchor)
     if _ADAPTER not in opened.files:
         raise FormatError(f"{opened.path}: expected an adapter with {_ADAPTER}, got none. Name the folder of one")
-    with _private_copy(opened) as copy:
+    with private_copy(opened) as copy:
         config = PeftConfig.from_pretrained(str(copy.path))
     with opened.open("adapter_model.safetensors") as file:
-        weights = _lazy(file, ring)
+        weights = lazy_weights(file, ring)
     model.load_adapter(peft_config=config, adapter_state_dict=weights, adapter_name=adapter_name, **kwargs)
 
 
@@ -164,54 +149,6 @@ def _refuse(kwargs: Mapping[str, Any]) -> None:
 def _is_model(cls: type) -> bool:
     names = {base.__name__ for base in cls.__mro__ if base.__module__.startswith("transformers.")}
     return not names.isdisjoint({"PreTrainedModel", "_BaseAutoModelClass"})
-
-
-# Files that are not sealed.
-
-
-class _Copy:
-    """A folder that only this user can open, and that is removed at the end of the ``with`` block or with its owner."""
-
-    def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="fastrack-"))
-        self._remove = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
-
-    def keep_for(self, owner: object) -> None:
-        """Keep it as long as an object that may refer to it lives, such as a tokenizer to its vocabulary."""
-        with contextlib.suppress(TypeError):  # tuples, say, cannot be referred to weakly
-            weakref.finalize(owner, shutil.rmtree, self.path, ignore_errors=True)
-            self._remove.detach()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._remove()
-
-
-def _private_copy(folder: SealedFolder, *, code: bool = False) -> _Copy:
-    """Return a copy of all files that are not sealed, as they were authenticated, and of code only if asked for."""
-    copy = _Copy()
-    for name in folder.plain_names:
-        if code or not name.endswith(_CODE):
-            path = copy.path / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(folder.read(name))
-    return copy
-
-
-def _refuse_foreign_code(copy: Path, folder: SealedFolder) -> None:
-    """Refuse configurations that refer to code of other repositories, which nothing authenticates."""
-    for path in copy.rglob("*.json"):
-        try:
-            document = json.loads(path.read_bytes())
-        except (ValueError, RecursionError):
-            continue  # which is no configuration that could refer to anything
-        if isinstance(document, dict) and "--" in json.dumps(document.get("auto_map")):
-            raise ValueError(
-                f"{folder.path / path.relative_to(copy)}: trust_remote_code=: expected code in this folder, got a "
-                "reference to another repository. Put the code into the folder, and seal it again"
-            )
 
 
 def _load_files(
@@ -248,10 +185,11 @@ def _load_model(
         hint = "; load_adapter loads an adapter into its model" if _ADAPTER in folder.files else ""
         raise FormatError(f"{folder.path / subfolder}: expected a model with config.json, got none{hint}")
     config, kwargs = _load_config(cls, copy / subfolder, trusted, kwargs)
+    _refuse_quantization(config, folder)
     has_loading_info = kwargs.get("output_loading_info", False)
     if kwargs.get("generation_config") is None:
         kwargs["generation_config"] = _load_generation_config(copy / subfolder)
-    weights = _lazy(folder.weights(subfolder, variant), keys)
+    weights = lazy_weights(folder.weights(subfolder, variant), keys)
     model_class, config = _resolve_class(cls, config, copy / subfolder, trusted)
     loaded = model_class.from_pretrained(None, *args, config=config, state_dict=weights, **kwargs)
     model = loaded[0] if has_loading_info else loaded
@@ -293,6 +231,16 @@ def _load_generation_config(copy: Path) -> Any:
     return GenerationConfig.from_pretrained(str(copy), **options)
 
 
+def _refuse_quantization(config: Any, folder: SealedFolder) -> None:
+    """Refuse weights that transformers can only read from plain files, since it wants the metadata of these."""
+    quantization = getattr(config, "quantization_config", None) or {}
+    if isinstance(quantization, Mapping) and quantization.get("quant_method") == "torchao":
+        raise ValueError(
+            f"{folder.path}: expected weights that torchao did not quantise, got such. Seal the model before "
+            "it is quantised, and quantise it when it is loaded, with quantization_config="
+        )
+
+
 def _resolve_class(cls: Any, config: Any, copy: Path, trusted: bool) -> tuple[Any, Any]:
     """Return the class of the model, and its configuration, as auto classes do, which themselves need a path."""
     from transformers.models.auto.auto_factory import _BaseAutoModelClass, _get_model_class
@@ -317,75 +265,3 @@ def _resolve_class(cls: Any, config: Any, copy: Path, trusted: bool) -> tuple[An
         if quantization is not None:
             config.quantization_config = quantization
     return model_class, config
-
-
-def _lazy(tensors: Mapping[str, SealedTensor], keys: KeyRing) -> dict[str, _Weight]:
-    return {name: _Weight(tensor, keys) for name, tensor in tensors.items()}
-
-
-class _Weight:
-    """A sealed tensor or a part of one, as transformers expects the slices of safetensors.
-
-    ``weight[...]`` and ``weight[:, 2:4]`` open nothing yet; `to` opens it on its device.
-    """
-
-    def __init__(self, handle: SealedTensor | SealedRows, keys: KeyRing) -> None:
-        self._handle = handle
-        self._keys = keys
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return dtypes.torch_shape(self._handle.dtype, self._handle.shape)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        dtype: torch.dtype = dtypes.to_torch(self._handle.dtype)
-        return dtype
-
-    def get_shape(self) -> list[int]:
-        """Return the shape, as a slice of safetensors does."""
-        return list(self._handle.shape)
-
-    def get_dtype(self) -> str:
-        """Return the name of the dtype, as a slice of safetensors does."""
-        return self._handle.dtype
-
-    def is_floating_point(self) -> bool:
-        """Return True if the dtype is one of floating point."""
-        return self.dtype.is_floating_point
-
-    def __getitem__(self, index: Any) -> _Weight:
-        if index is Ellipsis:
-            return self
-        assert isinstance(self._handle, SealedTensor)
-        return _Weight(self._handle[index], self._keys)
-
-    def to(self, device: Any = None, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Open it on a device, and convert it there."""
-        name = f"cuda:{device}" if isinstance(device, int) else device
-        opened: torch.Tensor = to_device(self._handle, name, keys=self._keys, framework="torch")
-        return opened if dtype is None else opened.to(dtype)
-
-    @classmethod
-    def __torch_function__(
-        cls, function: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        import torch
-
-        if function is not torch.cat:
-            raise TypeError(f"{function}: expected opened tensors, got sealed ones. Call their method to(device) first")
-        return _Concatenation(*args, **(kwargs or {}))
-
-
-class _Concatenation:
-    """Parts of weights that are opened on one device, and concatenated there."""
-
-    def __init__(self, parts: list[_Weight], dim: int = 0) -> None:
-        self._parts = parts
-        self._dim = dim
-
-    def to(self, device: Any = None, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Open all parts on a device, and concatenate them."""
-        import torch
-
-        return torch.cat([part.to(device, dtype) for part in self._parts], dim=self._dim)

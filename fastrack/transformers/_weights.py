@@ -1,0 +1,87 @@
+"""Weights that are opened when transformers asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from fastrack._crypto.keyring import KeyRing
+from fastrack._sealed.tensor import SealedRows, SealedTensor
+from fastrack._tensors import dtypes
+from fastrack._transfer.api import to_device
+
+if TYPE_CHECKING:
+    import torch
+
+
+def lazy_weights(tensors: Mapping[str, SealedTensor], keys: KeyRing) -> dict[str, SealedWeight]:
+    """Return what stands for the state dict of a model."""
+    return {name: SealedWeight(tensor, keys) for name, tensor in tensors.items()}
+
+
+class SealedWeight:
+    """A sealed tensor or a part of one, as transformers expects the slices of safetensors.
+
+    ``weight[...]`` and ``weight[:, 2:4]`` open nothing yet; `to` opens it on its device.
+    """
+
+    def __init__(self, handle: SealedTensor | SealedRows, keys: KeyRing) -> None:
+        self._handle = handle
+        self._keys = keys
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return dtypes.torch_shape(self._handle.dtype, self._handle.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        dtype: torch.dtype = dtypes.to_torch(self._handle.dtype)
+        return dtype
+
+    def get_shape(self) -> list[int]:
+        """Return the shape, as a slice of safetensors does."""
+        return list(self._handle.shape)
+
+    def get_dtype(self) -> str:
+        """Return the name of the dtype, as a slice of safetensors does."""
+        return self._handle.dtype
+
+    def is_floating_point(self) -> bool:
+        """Return True if the dtype is one of floating point."""
+        return self.dtype.is_floating_point
+
+    def __getitem__(self, index: Any) -> SealedWeight:
+        if index is Ellipsis:
+            return self
+        assert isinstance(self._handle, SealedTensor)
+        return SealedWeight(self._handle[index], self._keys)
+
+    def to(self, device: Any = None, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Open it on a device, and convert it there."""
+        name = f"cuda:{device}" if isinstance(device, int) else device
+        opened: torch.Tensor = to_device(self._handle, name, keys=self._keys, framework="torch")
+        return opened if dtype is None else opened.to(dtype)
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        import torch
+
+        if function is not torch.cat:
+            raise TypeError(f"{function}: expected opened tensors, got sealed ones. Call their method to(device) first")
+        return Concatenation(*args, **(kwargs or {}))
+
+
+class Concatenation:
+    """Parts of weights that are opened on one device, and concatenated there."""
+
+    def __init__(self, parts: list[SealedWeight], dim: int = 0) -> None:
+        self._parts = parts
+        self._dim = dim
+
+    def to(self, device: Any = None, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Open all parts on a device, and concatenate them."""
+        import torch
+
+        return torch.cat([part.to(device, dtype) for part in self._parts], dim=self._dim)
