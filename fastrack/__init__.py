@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from fastrack._sealed.publish import publish
     from fastrack._sealed.reader import SealedFile, load_file, verify_file
     from fastrack._sealed.rekey import rekey_file
+    from fastrack._sealed.sample_writer import SealedWriter
     from fastrack._sealed.tensor import SealedRows, SealedTensor, seal, unseal
     from fastrack._sealed.writer import save_file, seal_file, unseal_file
     from fastrack._training.checkpoint import load_checkpoint, save_checkpoint
@@ -76,6 +77,7 @@ __all__ = [
     "SealedFolder",
     "SealedRows",
     "SealedTensor",
+    "SealedWriter",
     "SignatureError",
     "TransparencyLog",
     "UnknownKeyError",
@@ -121,6 +123,7 @@ _NAMES = {
     "_sealed.publish": ("publish",),
     "_sealed.reader": ("SealedFile", "load_file", "verify_file"),
     "_sealed.rekey": ("rekey_file",),
+    "_sealed.sample_writer": ("SealedWriter",),
     "_sealed.tensor": ("SealedRows", "SealedTensor", "seal", "unseal"),
     "_sealed.writer": ("save_file", "seal_file", "unseal_file"),
     "_training.checkpoint": ("load_checkpoint", "save_checkpoint"),
