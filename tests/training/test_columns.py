@@ -26,6 +26,11 @@ from fastrack import (
 from fastrack._training import opening
 from fastrack.grants import Signer
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),  # this machine may be small
+]
+
 COUNT = 90
 
 
