@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from fastrack._sealed.publish import publish
     from fastrack._sealed.reader import SealedFile, load_file, verify_file
     from fastrack._sealed.rekey import rekey_file
+    from fastrack._sealed.sample_sources import import_samples
+    from fastrack._sealed.sample_writer import SealedWriter
     from fastrack._sealed.tensor import SealedRows, SealedTensor, seal, unseal
     from fastrack._sealed.writer import save_file, seal_file, unseal_file
     from fastrack._training.checkpoint import load_checkpoint, save_checkpoint
@@ -76,11 +78,13 @@ __all__ = [
     "SealedFolder",
     "SealedRows",
     "SealedTensor",
+    "SealedWriter",
     "SignatureError",
     "TransparencyLog",
     "UnknownKeyError",
     "__version__",
     "collate",
+    "import_samples",
     "load_checkpoint",
     "load_file",
     "load_folder",
@@ -121,6 +125,8 @@ _NAMES = {
     "_sealed.publish": ("publish",),
     "_sealed.reader": ("SealedFile", "load_file", "verify_file"),
     "_sealed.rekey": ("rekey_file",),
+    "_sealed.sample_sources": ("import_samples",),
+    "_sealed.sample_writer": ("SealedWriter",),
     "_sealed.tensor": ("SealedRows", "SealedTensor", "seal", "unseal"),
     "_sealed.writer": ("save_file", "seal_file", "unseal_file"),
     "_training.checkpoint": ("load_checkpoint", "save_checkpoint"),

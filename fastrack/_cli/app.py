@@ -13,6 +13,7 @@ from fastrack._cli.demo import demo
 from fastrack._cli.doctor import doctor
 from fastrack._cli.grant import grant
 from fastrack._cli.guard import handle_errors
+from fastrack._cli.importing import import_
 from fastrack._cli.inspect import inspect
 from fastrack._cli.key import key
 from fastrack._cli.keygen import keygen
@@ -64,6 +65,7 @@ for _command in (
     keygen,
     key,
     seal,
+    import_,
     unseal,
     inspect,
     verify,
@@ -76,7 +78,7 @@ for _command in (
     bench,
     demo,
 ):
-    app.command()(handle_errors(_command))
+    app.command(_command.__name__.removesuffix("_"))(handle_errors(_command))
 
 app.add_typer(attest_app, name="attest")
 app.add_typer(broker_app, name="broker")

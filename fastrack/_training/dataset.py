@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastrack._crypto.keyring import KeyRing, KeySource
-from fastrack._sealed.indexing import as_indices
+from fastrack._sealed.indexing import Indices, as_indices
 from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._tensors import arrays
 from fastrack._training.collate import collate
-from fastrack._training.handles import DatasetRef, Lengths, Samples, refs
-from fastrack._training.layout import Layout, record_layout, row_layout, window_layout
+from fastrack._training.columns import find_tensors, join_columns, join_windows, list_shards, tuple_of_names
+from fastrack._training.handles import DatasetRef, Lengths, Samples
+from fastrack._training.joined import JoinedRef
+from fastrack._training.opening import Opening, Transform
 from fastrack._training.shards import PathLike, Shards
 from fastrack._util.pickles import unpickle
 from fastrack._util.public import public
@@ -47,13 +49,16 @@ class SealedDataset(_Base):
     integers and masks select several samples at once. The class needs no torch; where torch is installed, it is a
     `torch.utils.data.Dataset`.
 
+    With `transform` a sample is what that returns. The samples are opened in the process that asks for them, such as a
+    worker of a `DataLoader`, which needs the keys then.
+
     Parameters
     ----------
     paths : path or sequence of paths
-        Sealed files. Their samples follow each other in the order given.
+        Sealed files, or the folder of a `SealedWriter`. Their samples follow each other in the order given.
     columns : sequence of str, optional
-        Names of sealed tensors that share their first dimension, which counts the samples. All sealed tensors of the
-        first file by default.
+        Names of sealed tensors that share their first dimension, which counts the samples, and of columns of records
+        that a `SealedWriter` wrote. All of the first file by default.
     keys : KeySource, optional
         Keys to authenticate the shapes of all columns with, and so the number of samples. Without them the length, the
         shapes and the dtypes are those that the files claim: a column is authenticated when its first samples are
@@ -63,11 +68,19 @@ class SealedDataset(_Base):
         shapes. Without them, an older or another file of the same owner with the same columns is accepted.
     anchor : Anchor or path, optional
         All files have to be as their owner's newest manifest lists them, of one version, as for `load_file`.
+    plain_columns : sequence of str
+        Names of tensors that the files store unencrypted and unauthenticated, to be columns as well. A sample has
+        copies of their rows. With `anchor` they are authenticated.
+    transform : callable, optional
+        Function of an opened sample: a dict of columns. Records of U8 are `bytes`, all others arrays of torch if it is
+        installed, else of NumPy. It takes `keys`, or their defaults, and spawned workers need keys that can be pickled,
+        such as the path of a key file or a provider.
 
     Raises
     ------
     AuthenticationError, UnknownKeyError
-        If `keys` are given, and a shape was altered or the key of a file is not among them.
+        If `keys` are given, or there are columns of records, and a shape was altered or the key of a file is not among
+        them.
     ValueError
         If a file lacks a column, or columns differ in length or between files.
     FormatError, OSError
@@ -84,6 +97,9 @@ class SealedDataset(_Base):
 
     Notes
     -----
+    A column of records, such as ``text``, gives a sample two columns: ``text`` and its length, ``text.lengths``. Of
+    several samples they are as `records` says.
+
     A data set that claims to have no samples is never opened, so that only `keys` detect a false claim.
 
     Worker processes send numbers of samples, which the process of this object resolves: keep it while its loader is in
@@ -113,12 +129,29 @@ class SealedDataset(_Base):
         keys: KeySource | None = None,
         file_ids: Sequence[str] | None = None,
         anchor: Anchor | PathLike | None = None,
+        plain_columns: Sequence[str] = (),
+        transform: Transform | None = None,
     ) -> None:
-        self._ref = DatasetRef(row_layout(Shards(paths, columns, file_ids, anchor)))
-        if keys is not None:
-            ring = KeyRing.resolve(keys)
-            for column in range(len(self.columns)):
-                self._ref.check_contexts(column, ring)
+        paths = list_shards(paths)
+        tensors = find_tensors(paths, columns)
+        shards = Shards(paths, [name for names in tensors.values() for name in names] or columns, file_ids, anchor)
+        self._set(shards, tensors, keys, plain_columns, transform)
+
+    def _set(
+        self,
+        shards: Shards,
+        tensors: dict[str, tuple[str, ...]],
+        keys: KeySource | None,
+        plain_columns: Sequence[str],
+        transform: Transform | None,
+        lengths: str | None = None,
+    ) -> None:
+        ring = None if keys is None else KeyRing.resolve(keys)
+        self._shards = shards
+        self._opening = None if transform is None else Opening(keys, transform)
+        self._ref = join_columns(shards, tensors, ring, tuple_of_names(plain_columns, "plain_columns="), lengths)
+        if ring is not None:
+            self._ref.authenticate(ring)
 
     @classmethod
     def records(
@@ -130,6 +163,9 @@ class SealedDataset(_Base):
         keys: KeySource | None = None,
         file_ids: Sequence[str] | None = None,
         anchor: Anchor | PathLike | None = None,
+        columns: Sequence[str] = (),
+        plain_columns: Sequence[str] = (),
+        transform: Transform | None = None,
     ) -> SealedDataset:
         """Make a data set of samples of any length: sample `i` of a file is ``data[offsets[i]:offsets[i + 1]]``.
 
@@ -146,10 +182,10 @@ class SealedDataset(_Base):
             Name of the sealed tensor of their starts and the end of the last one: int64 (n + 1,) for n samples.
         keys : KeySource, optional
             As for `unseal`.
-        file_ids : sequence of str, optional
+        file_ids, anchor, plain_columns, transform
             As for `SealedDataset`.
-        anchor : Anchor or path, optional
-            As for `SealedDataset`.
+        columns : sequence of str
+            Names of further columns: sealed tensors with a row for each sample, such as labels.
 
         Raises
         ------
@@ -166,18 +202,26 @@ class SealedDataset(_Base):
         moved. They are in no pickle: a spawned worker has the number of samples without their lengths. A forked worker
         has a copy of them, as of everything.
         """
-        return from_ref(DatasetRef(record_layout(Shards(paths, [data, offsets], file_ids, anchor), keys)))
+        if data == "lengths":
+            raise ValueError("data=: expected another name than 'lengths', which the length of a sample has. Rename it")
+        paths = list_shards(paths)
+        tensors = {data: (data, offsets), **find_tensors(paths, tuple_of_names(columns, "columns="))}
+        shards = Shards(paths, [name for names in tensors.values() for name in names], file_ids, anchor)
+        dataset = cls.__new__(cls)
+        dataset._set(shards, tensors, keys, plain_columns, transform, "lengths")  # noqa: SLF001
+        return dataset
 
-    def windows(self, column: str, size: int, step: int | None = None) -> SealedDataset:
-        """Return a data set of the same files, whose samples are windows on a long column.
+    def windows(self, column: str | Sequence[str], size: int, step: int | None = None) -> SealedDataset:
+        """Return a data set of the same files, whose samples are windows on long columns.
 
         Sample `i` of a file is ``tensor[i * step : i * step + size]``. No window crosses the end of a file; the rows
         that are left there are in none.
 
         Parameters
         ----------
-        column : str
-            Name of the column, the only one of the samples.
+        column : str or sequence of str
+            Name of the column, or of several that share their first dimension, such as tokens and a mask. Windows on a
+            column of records go from one record into the next.
         size : int
             Number of rows in a window: of elements, if the tensor has one dimension.
         step : int, optional
@@ -186,53 +230,60 @@ class SealedDataset(_Base):
         Raises
         ------
         ValueError
-            If there is no such column, or `size` or `step` is not positive.
+            If there is no such column or none that is sealed, or `size` or `step` is not positive.
         """
         step = size if step is None else step
-        return from_ref(DatasetRef(window_layout(self._ref.layout.shards, column, size, step)))
+        names = (column,) if isinstance(column, str) else tuple(column)
+        plain = self._ref.plain.names if isinstance(self._ref, JoinedRef) and self._ref.plain is not None else ()
+        return restore_dataset(join_windows(self._shards, names, plain, size, step), self._shards, self._opening)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return self._ref.layout.names
+        return self._ref.names
 
     def __len__(self) -> int:
         return self._ref.count
 
-    def __getitem__(self, index: Any) -> dict[str, Any]:
+    def __getitem__(self, index: Any) -> Any:
         count = self._ref.count
         if isinstance(index, slice):
-            return self._ref.sample(np.arange(*index.indices(count)))
+            return self._select(np.arange(*index.indices(count)))
         if hasattr(index, "__array__"):
             index = np.asarray(index)
         try:
             row = operator.index(index)
         except TypeError:
-            return self._ref.sample(as_indices(index, count))
+            return self._select(as_indices(index, count))
         if not -count <= row < count:
             raise IndexError(f"sample {row} is out of range: the data set has {count} samples")
+        if self._opening is not None:
+            return self._opening.open(self._ref, np.array([row % count]))[0]
         return self._ref.sample(row % count)
 
-    def __getitems__(self, indices: Sequence[int]) -> Samples:
-        """Return several samples, which `collate` takes as one. `DataLoader` calls this method."""
-        return Samples(self._ref, as_indices(indices, self._ref.count))
+    def _select(self, rows: Indices) -> Any:
+        if self._opening is not None:
+            return self._opening.open(self._ref, rows)
+        return self._ref.sample(rows)
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __getitems__(self, indices: Sequence[int]) -> Sequence[Any]:
+        """Return several samples, which `collate` takes as one. `DataLoader` calls this method."""
+        rows = as_indices(indices, self._ref.count)
+        if self._opening is not None:
+            return self._opening.open(self._ref, rows)
+        return Samples(self._ref, rows)
+
+    def __iter__(self) -> Iterator[Any]:
         return (self[row] for row in range(len(self)))
 
     def __repr__(self) -> str:
         return f"<SealedDataset of {len(self)} samples: {', '.join(self.columns)}>"
 
     def __reduce__(self) -> tuple[object, tuple[Any, ...]]:
-        return unpickle, ("SealedDataset", self._ref.dataset_id, self._ref.layout)
+        return unpickle, ("SealedDataset", self._ref, self._shards, self._opening)
 
 
-def restore_dataset(dataset_id: bytes, layout: Layout) -> SealedDataset:
-    """Return the data set that a pickle describes, on the same reference as another of it in this process."""
-    return from_ref(refs.get(dataset_id) or DatasetRef(layout, dataset_id))
-
-
-def from_ref(ref: DatasetRef) -> SealedDataset:
-    """Return a data set on a reference."""
+def restore_dataset(ref: DatasetRef | JoinedRef, shards: Shards, opening: Opening | None) -> SealedDataset:
+    """Return the data set that a pickle describes."""
     data = SealedDataset.__new__(SealedDataset)
-    data._ref = ref  # noqa: SLF001
+    data._ref, data._shards, data._opening = ref, shards, opening  # noqa: SLF001
     return data

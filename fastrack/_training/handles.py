@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import Any, Protocol, overload
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -58,6 +58,20 @@ class DatasetRef:
                 tensor.open_header(keys).wipe()
             self._checked.add(column)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.layout.names
+
+    @property
+    def parts(self) -> tuple[DatasetRef, ...]:
+        """Data sets whose columns stand side by side: this one alone."""
+        return (self,)
+
+    def authenticate(self, keys: KeyRing) -> None:
+        """Authenticate the shapes of all columns."""
+        for column in range(len(self.layout.names)):
+            self.check_contexts(column, keys)
+
     def require(self, rows: Row, column: int = 0) -> None:
         """Check the numbers of samples and of a column, which may come from a worker process."""
         if isinstance(rows, int):
@@ -82,6 +96,9 @@ class DatasetRef:
         packed = rows.astype(self._packed_dtype).tobytes()
         return packed if rows.ndim == 1 else (packed, rows.shape)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return unpickle, ("DatasetRef", self.dataset_id, self.layout)
+
     def unpack(self, packed: Packed) -> Row:
         """Return the row numbers that `pack` packed."""
         if isinstance(packed, int):
@@ -90,12 +107,22 @@ class DatasetRef:
         return np.frombuffer(packed, self._packed_dtype).astype(np.int64).reshape(shape)
 
 
+class SampleSource(Protocol):
+    """Source of the samples of a data set by their numbers."""
+
+    @property
+    def dataset_id(self) -> bytes: ...
+    def sample(self, rows: Row) -> dict[str, Any]: ...
+    def require(self, rows: Row) -> None: ...
+    def pack(self, rows: Row) -> Packed: ...
+
+
 class Samples(Sequence[dict[str, Any]]):
     """Sequence of samples of a data set that were selected together."""
 
     __slots__ = ("_ref", "_rows")
 
-    def __init__(self, ref: DatasetRef, rows: Indices) -> None:
+    def __init__(self, ref: SampleSource, rows: Indices) -> None:
         self._ref = ref
         self._rows = rows  # each handle on them checks them
 
@@ -202,10 +229,10 @@ class Lengths:
 
 # Pickles. Ids are looked up among the data sets of this process.
 
-refs: WeakValueDictionary[bytes, DatasetRef] = WeakValueDictionary()
+refs: WeakValueDictionary[bytes, Any] = WeakValueDictionary()
 
 
-def _find(dataset_id: bytes, packed: Packed) -> tuple[DatasetRef, Row]:
+def _find(dataset_id: bytes, packed: Packed) -> tuple[Any, Row]:
     ref = refs.get(dataset_id)
     if ref is None:
         raise ClosedError(
@@ -213,6 +240,11 @@ def _find(dataset_id: bytes, packed: Packed) -> tuple[DatasetRef, Row]:
             "DataLoader was made with, and use its samples in that process"
         )
     return ref, ref.unpack(packed)
+
+
+def restore_ref(dataset_id: bytes, layout: Layout) -> DatasetRef:
+    """Return the reference of this process with that id, or else that which a pickle describes."""
+    return refs.get(dataset_id) or DatasetRef(layout, dataset_id)
 
 
 def restore_rows(dataset_id: bytes, column: int, packed: Packed) -> DatasetRows:

@@ -118,6 +118,24 @@ class RecordLayout:
             for offsets in [self._offsets_of(shard)]
         ]
 
+    def packed_slices(self, rows: Indices) -> Sequence[TensorSlice]:
+        """Return the slices of these records, one after the other, without padding between them."""
+        width = dtypes.nbytes(self.dtype(0), (1,))
+        sizes = self.lengths(rows) * width
+        places = np.cumsum(sizes) - sizes
+        return [
+            TensorSlice(
+                self.shards.tensor(shard, 0),
+                partial(ByteRanges, self._offsets_of(shard)[local] * width, sizes[order], places[order]),
+            )
+            for shard, local, order in _by_shard(self.ends, rows)
+        ]
+
+    def open_offsets(self, keys: KeySource | None) -> None:
+        """Unseal the offsets in a process that lacks them."""
+        if self.offsets is None:
+            self.offsets = record_layout(self.shards, keys).offsets
+
     def lengths(self, rows: int | Indices) -> Indices:
         """Return the number of elements of each of these records."""
         lengths = np.zeros(1 if isinstance(rows, int) else rows.size, np.int64)
@@ -155,23 +173,27 @@ def row_layout(shards: Shards) -> EvenLayout:
     return EvenLayout(shards, shards.names, columns, np.cumsum(ends))
 
 
-def window_layout(shards: Shards, name: str, size: int, step: int) -> EvenLayout:
-    """Lay out samples that are `size` neighbouring rows of a tensor, each `step` rows after the one before."""
-    if name not in shards.names:
-        raise ValueError(f"this data set has no column {name!r:.200}; it has {', '.join(map(repr, shards.names)):.300}")
-    column = shards.names.index(name)
+def window_layout(shards: Shards, names: tuple[str, ...], size: int, step: int) -> EvenLayout:
+    """Lay out samples that are `size` neighbouring rows of the tensors, each `step` rows after the one before.
+
+    names : those of the columns
+    """
     if size < 1 or step < 1:
         raise ValueError(f"window: expected a size and a step of 1 or more, got {size} and {step}")
-    lengths = [contexts[column].shape[0] for contexts in shards.contexts]
-    ends = np.cumsum([max(0, (length - size) // step + 1) for length in lengths], dtype=np.int64)
-    windows = _column(column, shards.contexts[0][column], (size,), step)
-    return EvenLayout(shards, (name,), (windows,), ends)
+    rows = row_layout(shards)
+    lengths = np.diff(rows.ends, prepend=0)
+    ends = np.cumsum(np.maximum(0, (lengths - size) // step + 1), dtype=np.int64)
+    windows = [_column(index, context, (size,), step) for index, context in enumerate(shards.contexts[0])]
+    return EvenLayout(shards, names, tuple(windows), ends)
 
 
-def record_layout(shards: Shards, keys: KeySource | None) -> RecordLayout:
-    """Lay out samples that are records of the first tensor, at the offsets that the second one holds."""
-    if shards.names[0] == "lengths":
-        raise ValueError("data=: expected another name than 'lengths', under which a sample has its length. Rename it")
+def record_layout(
+    shards: Shards, keys: KeySource | None, names: tuple[str, str] = ("records", "lengths")
+) -> RecordLayout:
+    """Lay out samples that are records of the first tensor, at the offsets that the second one holds.
+
+    names : those of the records and of their lengths in a sample
+    """
     offsets, ring = [], KeyRing.resolve(keys)
     for shard, (data, index) in enumerate(shards.contexts):
         label = f"{shards.paths[shard]}: {index.name!r:.200}"
@@ -192,7 +214,7 @@ def record_layout(shards: Shards, keys: KeySource | None) -> RecordLayout:
             )
         offsets.append(opened)
     ends = np.cumsum([opened.size - 1 for opened in offsets], dtype=np.int64)
-    return RecordLayout(shards, (shards.names[0], "lengths"), ends, offsets)
+    return RecordLayout(shards, names, ends, offsets)
 
 
 def _column(index: int, context: MessageContext, window: tuple[int, ...], step: int) -> EvenColumn:

@@ -21,7 +21,12 @@ from fastrack._util.public import public
 
 @public
 def wrap(
-    loader: Iterable[Any], device: object = None, *, keys: KeySource | None = None, prefetch: int = 2
+    loader: Iterable[Any],
+    device: object = None,
+    *,
+    keys: KeySource | None = None,
+    prefetch: int = 2,
+    transform: Callable[[Any], Any] | None = None,
 ) -> WrappedLoader:
     """Wrap a data loader, so that its batches arrive on a device.
 
@@ -40,6 +45,9 @@ def wrap(
     prefetch : int
         Number of batches that a thread keeps ready while the caller works on one, and one more while the caller waits.
         With 0 there is no thread, and each batch is fetched and moved on request.
+    transform : callable, optional
+        Function of a batch on the device that returns the batch to use. It is called in the thread that asks for the
+        batch, on that thread's current stream.
 
     Returns
     -------
@@ -100,9 +108,8 @@ def wrap(
         raise ValueError(f"prefetch=: expected 0 or more, got {prefetch}")
     _require_distributed(loader)
     kind = _StatefulLoader if hasattr(loader, "state_dict") else WrappedLoader
-    return kind(
-        loader, canonical(device), KeyRing(_get_default_key) if keys is None else KeyRing.resolve(keys), prefetch
-    )
+    ring = KeyRing(_get_default_key) if keys is None else KeyRing.resolve(keys)
+    return kind(loader, canonical(device), ring, prefetch, transform)
 
 
 def _require_distributed(loader: Any) -> None:
@@ -135,13 +142,26 @@ def _require_distributed(loader: Any) -> None:
 class WrappedLoader:
     """Iterable of the batches of a loader on a device. Other attributes are read and set on the loader itself."""
 
-    __slots__ = ("__weakref__", "_device", "_inner", "_iterator", "_keys", "_lock", "_prefetch", "_progress")
+    __slots__ = (
+        "__weakref__",
+        "_device",
+        "_inner",
+        "_iterator",
+        "_keys",
+        "_lock",
+        "_prefetch",
+        "_progress",
+        "_transform",
+    )
 
-    def __init__(self, inner: Any, device: str, keys: KeyRing, prefetch: int) -> None:
+    def __init__(
+        self, inner: Any, device: str, keys: KeyRing, prefetch: int, transform: Callable[[Any], Any] | None
+    ) -> None:
         self._inner = inner
         self._device = device
         self._keys = keys
         self._prefetch = prefetch
+        self._transform = transform
         self._progress: Fetched | None = None  # holds the state after the batch returned last
         self._iterator: Callable[[], _Iterator | None] = lambda: None
         self.reset_after_fork()
@@ -157,7 +177,7 @@ class WrappedLoader:
         # Batches are prefetched on a stream of their own, so that neither stream waits for the other's work.
         side = side_stream(self._device) if self._prefetch else None
         iteration = PrefetchThread(source, self._prefetch, side) if self._prefetch else source
-        iterator = _Iterator(iteration, side)
+        iterator = _Iterator(iteration, side, self._transform)
         self._progress = iterator.progress
         self._iterator = weakref.ref(iterator)
         return iterator
@@ -232,11 +252,17 @@ class _StatefulLoader(WrappedLoader):
 class _Iterator:
     """Iterator over the batches of one iteration. No thread refers to it, so the iteration ends when it is garbage."""
 
-    __slots__ = ("__weakref__", "_side", "_source", "progress")
+    __slots__ = ("__weakref__", "_side", "_source", "_transform", "progress")
 
-    def __init__(self, iteration: Source | PrefetchThread, side: SideStream | None) -> None:
+    def __init__(
+        self,
+        iteration: Source | PrefetchThread,
+        side: SideStream | None,
+        transform: Callable[[Any], Any] | None,
+    ) -> None:
         self._source = iteration
         self._side = side
+        self._transform = transform
         self.progress = iteration.begin()
 
     def __iter__(self) -> Iterator[Any]:
@@ -248,7 +274,14 @@ class _Iterator:
             self.progress.state = item.state
         if item.is_last:
             raise StopIteration
-        return item.batch if self._side is None else self._side.hand_over(item.batch)
+        batch = item.batch if self._side is None else self._side.hand_over(item.batch)
+        if self._transform is None:
+            return batch
+        try:
+            return self._transform(batch)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """End the iteration, and wait until its thread has ended."""

@@ -13,9 +13,10 @@ import numpy as np
 
 from fastrack._crypto.keyring import KeyRing
 from fastrack._sealed.indexing import Indices
-from fastrack._training.dataset import SealedDataset, from_ref
+from fastrack._training.dataset import SealedDataset
 from fastrack._training.handles import DatasetRef
-from fastrack._training.layout import EvenLayout, Layout, record_layout
+from fastrack._training.joined import JoinedRef
+from fastrack._training.layout import EvenLayout, RecordLayout, record_layout
 from fastrack.errors import FormatError
 
 DATASET: Final = "dataset"
@@ -34,18 +35,22 @@ class NumberedSamples:
             raise TypeError(
                 f"data: expected a SealedDataset, got {type(self.data).__name__}. Make one: SealedDataset(paths)"
             )
+        if self.data._opening is not None:  # noqa: SLF001 - of this package
+            raise ValueError(
+                "data: expected a SealedDataset without transform=, got one with it. Transform the batches"
+            )
 
     def __len__(self) -> int:
         return len(self.data)
 
     @property
-    def _ref(self) -> DatasetRef:
+    def _ref(self) -> DatasetRef | JoinedRef:
         return self.data._ref  # noqa: SLF001 - of this package
 
     @cached_property
     def dataset_id(self) -> int:
         """Id of the files and of how samples lie in them: the same in every process that has the same files."""
-        return _digest(self._ref.layout)
+        return _digest(self._ref)
 
     def table(self, start: int, stop: int) -> dict[str, Indices]:
         """Return the columns of the samples from `start` to `stop`."""
@@ -86,13 +91,16 @@ class NumberedSamples:
 
     def with_lengths(self, keys: KeyRing) -> NumberedSamples:
         """Return the same samples, with the lengths of records, which no pickle has."""
-        layout = self._ref.layout
-        if isinstance(layout, EvenLayout) or layout.offsets is not None:
-            return self
-        opened = record_layout(layout.shards, keys)
-        if not np.array_equal(opened.ends, layout.ends):
-            raise FormatError("records: expected the number of records in each file that the data set had when made")
-        return NumberedSamples(from_ref(DatasetRef(opened)))
+        for part in self._ref.parts:
+            layout = part.layout
+            if isinstance(layout, RecordLayout) and layout.offsets is None:
+                opened = record_layout(layout.shards, keys)
+                if not np.array_equal(opened.ends, layout.ends):
+                    raise FormatError(
+                        "records: expected the number of records in each file that the data set had when made"
+                    )
+                layout.offsets = opened.offsets
+        return self
 
 
 def make_table(dataset_id: int, start: int, stop: int) -> dict[str, Indices]:
@@ -107,13 +115,15 @@ def divide(count: int, parts: int) -> list[tuple[int, int]]:
     return list(pairwise(ends))
 
 
-def _digest(layout: Layout) -> int:
+def _digest(ref: DatasetRef | JoinedRef) -> int:
     """Return 63 bits of a hash of what determines the samples. It finds mistakes, not attacks."""
-    digest = hashlib.sha256()
-    for contexts in layout.shards.contexts:
-        for context in contexts:
-            encoded = context.encode()
-            digest.update(len(encoded).to_bytes(8, "little") + encoded)
-    columns = layout.columns if isinstance(layout, EvenLayout) else ()
-    digest.update(repr((type(layout).__name__, layout.names, columns, layout.ends.tolist())).encode())
+    digest = hashlib.sha256(repr(ref.names).encode())
+    for part in ref.parts:
+        layout = part.layout
+        for contexts in layout.shards.contexts:
+            for context in contexts:
+                encoded = context.encode()
+                digest.update(len(encoded).to_bytes(8, "little") + encoded)
+        columns = layout.columns if isinstance(layout, EvenLayout) else ()
+        digest.update(repr((type(layout).__name__, layout.names, columns, layout.ends.tolist())).encode())
     return int.from_bytes(digest.digest()[:8], "little") >> 1

@@ -49,7 +49,7 @@ class Shards:
         self.contexts: list[list[MessageContext]] = []
         first_with: dict[str, Path] = {}
         for shard, path in enumerate(self.paths):
-            file = self._open(shard)
+            file = self.open(shard)
             _require_samples(file)
             _require_distinct(file, None if expected is None else expected[shard], first_with)
             if shard == 0:
@@ -75,7 +75,7 @@ class Shards:
         """Return the tensor of a column in a file."""
         tensors = self._tensors[shard]
         if tensors is None:
-            tensors = _tensors_of(self._open(shard), self.names)
+            tensors = _tensors_of(self.open(shard), self.names)
             if [tensor.context for tensor in tensors] != self.contexts[shard]:
                 raise FormatError(
                     f"{self.paths[shard]} was replaced since this data set was made. Make the data set again"
@@ -83,9 +83,24 @@ class Shards:
             self._tensors[shard] = tensors
         return tensors[column]
 
-    def _open(self, shard: int) -> SealedFile:
+    def open(self, shard: int) -> SealedFile:
         """Open a file, as its entry in the manifest has it if there is one."""
         return SealedFile(self.paths[shard], entry=None if self._entries is None else self._entries[shard])
+
+    def select(self, names: Sequence[str]) -> Shards:
+        """Return the same files with some of the tensors."""
+        chosen = [self.names.index(name) for name in names]
+        selected = restore_shards(
+            [str(path) for path in self.paths],
+            tuple(names),
+            self.key_id,
+            [[contexts[column] for column in chosen] for contexts in self.contexts],
+            self._entries,
+        )
+        selected._tensors = [  # noqa: SLF001
+            None if tensors is None else [tensors[column] for column in chosen] for tensors in self._tensors
+        ]
+        return selected
 
     def __reduce__(self) -> tuple[object, ...]:
         paths = zlib.compress(os.fsencode("\0".join(map(str, self.paths))), 1)

@@ -96,6 +96,14 @@ def test_the_examples_of_a_page_about_torch_run(name, tmp_path):
     run_page(f"docs/{name}.md", tmp_path, with_torch=True)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="workers that are not forked import no function of a page")
+def test_the_examples_of_the_data_page_run(tmp_path):
+    for package in ("torch", "PIL", "pyarrow"):
+        pytest.importorskip(package)
+    run_page("docs/data.md", tmp_path, with_torch=True)
+
+
 # The format.
 
 

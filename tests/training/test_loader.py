@@ -566,3 +566,33 @@ def test_what_would_pass_untouched_and_was_hardly_meant_to_is_refused(given, tol
     with pytest.raises(TypeError, match=told):
         fastrack.to_device(given)
     assert fastrack.to_device([given]) == [given]
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_batches_are_transformed_on_the_device_in_the_thread_that_asks(prefetch, key):
+    sealed = fastrack.seal(np.arange(12), key)
+    threads = set()
+
+    def double(batch):
+        threads.add(threading.current_thread())
+        return {"doubled": batch["x"] * 2}
+
+    batches = [{"x": sealed[row : row + 3]} for row in range(0, 12, 3)]
+    loader = wrap(batches, keys=key, prefetch=prefetch, transform=double)
+    assert torch.cat([batch["doubled"] for batch in loader]).tolist() == list(range(0, 24, 2))
+    assert threads == {threading.current_thread()}
+    assert len(loader) == 4
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_an_error_of_a_transform_is_raised_in_place_of_its_batch(prefetch, key):
+    sealed = fastrack.seal(np.arange(12), key)
+    batches = wrap(
+        [sealed[row] for row in range(12)], keys=key, prefetch=prefetch, transform=lambda x: 6 // (x - 2).item()
+    )
+    iterator = iter(batches)
+    assert [next(iterator), next(iterator)] == [-3, -6]
+    with pytest.raises(ZeroDivisionError):
+        next(iterator)
+    with pytest.raises(StopIteration):
+        next(iterator)

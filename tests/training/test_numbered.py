@@ -9,7 +9,7 @@ import pytest
 from helpers.tampering import tamper_file
 
 import fastrack
-from fastrack._training.dataset import from_ref
+from fastrack._training.dataset import restore_dataset
 from fastrack._training.handles import DatasetRef
 from fastrack._training.numbered import NumberedSamples, divide
 
@@ -171,7 +171,7 @@ def test_records_find_their_lengths_with_the_keys(records, key):
     ring = fastrack.KeyRing(key)
     assert there.with_lengths(ring) is there
     layout = pickle.loads(pickle.dumps(records._ref.layout))
-    elsewhere = NumberedSamples(from_ref(DatasetRef(layout)))  # as in another process
+    elsewhere = NumberedSamples(restore_dataset(DatasetRef(layout), layout.shards, None))  # as in another process
     with pytest.raises(TypeError):
         opened(elsewhere.handles(elsewhere.table(3, 6)), key)
     found = elsewhere.with_lengths(ring)
@@ -193,3 +193,22 @@ def test_samples_are_divided_into_ranges_of_one_size(count, parts):
     sizes = [stop - start for start, stop in ranges]
     assert max(sizes) - min(sizes) <= 1
     assert len(ranges) == max(1, min(count, parts))
+
+
+def test_columns_of_several_kinds_are_numbered_and_a_transform_is_refused(tmp_path, key):
+    with fastrack.SealedWriter(tmp_path / "data", key, shard_size=100) as writer:
+        for index in range(20):
+            writer.write({"text": "x" * index, "label": index})
+    data = fastrack.SealedDataset(tmp_path / "data", keys=key)
+    samples = NumberedSamples(data)
+    handles = samples.handles(samples.table(3, 7))
+    assert fastrack.unseal(handles["label"], key, framework="numpy").tolist() == [3, 4, 5, 6]
+    assert handles["text.lengths"].tolist() == [3, 4, 5, 6]
+    stored = pickle.dumps(samples)
+    number = samples.dataset_id
+    del data, samples, handles
+    elsewhere = pickle.loads(stored).with_lengths(fastrack.KeyRing(key))
+    assert elsewhere.dataset_id == number
+    assert elsewhere.handles(elsewhere.table(3, 7))["text.lengths"].tolist() == [3, 4, 5, 6]
+    with pytest.raises(ValueError, match="transform="):
+        NumberedSamples(fastrack.SealedDataset(tmp_path / "data", keys=key, transform=len))

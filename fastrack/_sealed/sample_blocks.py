@@ -1,0 +1,165 @@
+"""Columns of samples, and the bytes of their values, for `SealedWriter`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from fastrack._sealed.indexing import Indices
+from fastrack._sealed.tensor import MessageContext
+from fastrack._tensors import arrays, dtypes
+from fastrack._tensors.arrays import Bytes
+from fastrack.errors import FormatError
+
+T = TypeVar("T")
+RECORDS = ".records"
+"""Ending of the name of the tensor that holds the records of a column. It is authenticated, as all names are."""
+OFFSETS = ".offsets"
+"""Ending of the name of the tensor with their offsets."""
+LENGTHS = ".lengths"
+"""Ending of the name under which a sample has the length of its record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Dtype and shape of the values of a column; records, of one dimension and any length, have None for a shape."""
+
+    dtype: str
+    shape: tuple[int, ...] | None
+
+    def __str__(self) -> str:
+        return f"records of {self.dtype}" if self.shape is None else f"{self.dtype} {list(self.shape)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Values of a column in several samples, one after the other.
+
+    ends : int64 (count + 1,), the start of each record in bytes, and the end of the last; None if there is a shape
+    """
+
+    column: Column
+    data: Bytes
+    count: int
+    ends: Indices | None = None
+
+    @classmethod
+    def of(cls, values: Any, *, are_records: bool = False, empty: Column | None = None) -> Block:
+        """Encode an array of values, or a sequence of values; `empty` is the column if there is none.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If they cannot be stored, or are not all of one dtype and shape.
+        """
+        if not are_records and arrays.framework_of(values) is not None:
+            dtype, shape = arrays.describe(values)
+            if not shape:
+                raise TypeError("expected an array of one dimension or more, got none")
+            return cls(Column(dtype, shape[1:]), arrays.bytes_of(values), shape[0])
+        if isinstance(values, (str, bytes, bytearray, memoryview, Mapping)) or not hasattr(values, "__len__"):
+            raise TypeError(f"expected a sequence of values, got {type(values).__name__}")
+        encoded = [encode(value, is_record=are_records) for value in values]
+        columns = {column for column, _ in encoded} or {empty or Column("U8", None)}
+        if len(columns) > 1:
+            raise ValueError(f"expected one dtype and shape, got {', '.join(sorted(map(str, columns))):.200}")
+        column = columns.pop()
+        parts = [part for _, part in encoded]
+        data = parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.uint8), *parts])
+        if column.shape is not None:
+            return cls(column, data, len(parts))
+        return cls(column, data, len(parts), np.cumsum([0, *(part.size for part in parts)], dtype=np.int64))
+
+    def sizes(self) -> Indices | int:
+        """Return the bytes that each sample takes in a shard: an array, or a number if it is the same for all."""
+        if self.ends is None:
+            return dtypes.nbytes(self.column.dtype, self.column.shape or ())
+        return np.diff(self.ends) + np.int64().itemsize
+
+    def between(self, start: int, stop: int) -> Bytes:
+        """Return the bytes of some values."""
+        if self.ends is not None:
+            return self.data[self.ends[start] : self.ends[stop]]
+        size = dtypes.nbytes(self.column.dtype, self.column.shape or ())
+        return self.data[start * size : stop * size]
+
+
+def encode(value: Any, *, is_record: bool = False) -> tuple[Column, Bytes]:
+    """Return the column of a value, and its bytes; raise TypeError or ValueError if it cannot be stored."""
+    if isinstance(value, str):
+        try:
+            value = value.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"expected Unicode text, got {value!r:.80}") from None
+    if isinstance(value, memoryview) and not value.c_contiguous:
+        value = value.tobytes()
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return Column("U8", None), np.frombuffer(value, np.uint8)
+    if isinstance(value, (bool, int, float)):
+        try:
+            kind = np.bool_ if isinstance(value, bool) else np.int64 if isinstance(value, int) else np.float64
+            value = np.array(value, kind)
+        except OverflowError:
+            raise ValueError(f"expected an integer of 64 bits with a sign, got {value!s:.40}") from None
+    elif isinstance(value, np.generic):
+        value = np.asarray(value)
+    if arrays.framework_of(value) is None:
+        raise TypeError(f"expected bytes, text, a number or an array, got {type(value).__name__}")
+    dtype, shape = arrays.describe(value)
+    if is_record and len(shape) != 1:
+        raise ValueError(f"expected records of one dimension, got shape {list(shape)}")
+    return Column(dtype, None if is_record else shape), arrays.bytes_of(value)
+
+
+def require_names(columns: Mapping[str, Column]) -> None:
+    """Refuse names of columns that are no text, or that records may have for their tensors and lengths."""
+    for name in columns:
+        if not isinstance(name, str):
+            raise TypeError(f"name of a column: expected text, got {name!r:.80}")
+        if name.endswith((RECORDS, OFFSETS, LENGTHS)):
+            raise ValueError(
+                f"name of a column: expected no {RECORDS}, {OFFSETS} or {LENGTHS} at its end, got {name!r:.80}, as "
+                "columns of records are stored under such names. Rename it"
+            )
+
+
+def columns_of(contexts: Sequence[MessageContext], path: Path) -> tuple[int, dict[str, Column]]:
+    """Return the number of samples and the columns that sealed tensors hold; raise FormatError if these disagree."""
+    named = {context.name: context for context in contexts}
+    counts, columns = {}, {}
+    for name, context in named.items():
+        if name.endswith(OFFSETS):
+            continue
+        offsets = named.get(name.removesuffix(RECORDS) + OFFSETS) if name.endswith(RECORDS) else None
+        if offsets is not None and len(context.shape) == len(offsets.shape) == 1:
+            columns[name.removesuffix(RECORDS)] = Column(context.dtype, None)
+            counts[name] = offsets.shape[0] - 1
+        elif context.shape:
+            columns[name] = Column(context.dtype, context.shape[1:])
+            counts[name] = context.shape[0]
+        else:
+            counts[name] = -1
+    if len(set(counts.values())) != 1 or min(counts.values()) < 0:
+        raise FormatError(f"{path}: expected columns of as many samples each, got {counts!s:.300}")
+    return next(iter(counts.values())), columns
+
+
+def skip_samples(samples: Iterable[T], count: int) -> Iterator[T]:
+    """Return an iterator after the first samples. Raise ValueError if there are fewer of them."""
+    iterator = iter(samples)
+    skipped = sum(1 for _ in islice(iterator, count))
+    require_skipped(skipped, count)
+    return iterator
+
+
+def require_skipped(skipped: int, count: int) -> None:
+    """Refuse a source that has fewer samples than are stored."""
+    if skipped < count:
+        raise ValueError(
+            f"resume=: expected the source of the {count} samples that the folder has, got one of {skipped} samples"
+        )

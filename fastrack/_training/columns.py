@@ -1,0 +1,121 @@
+"""Columns of samples: the tensors of sealed files that hold them, joined to a data set."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fastrack._crypto.keyring import KeyRing
+from fastrack._sealed.indexing import Indices
+from fastrack._sealed.reader import SealedFile
+from fastrack._sealed.sample_blocks import LENGTHS, OFFSETS, RECORDS
+from fastrack._sealed.sample_writer import shards_in
+from fastrack._training.handles import DatasetRef
+from fastrack._training.joined import JoinedRef, PlainColumns
+from fastrack._training.layout import record_layout, row_layout, window_layout
+from fastrack._training.shards import PathLike, Shards
+
+
+def list_shards(paths: PathLike | Sequence[PathLike]) -> PathLike | Sequence[PathLike]:
+    """Return the sealed files of a folder, and other paths as they are."""
+    if isinstance(paths, (str, os.PathLike)) and Path(paths).is_dir():
+        return shards_in(Path(paths)) or sorted(Path(paths).glob("*.safetensors"))
+    return paths
+
+
+def tuple_of_names(names: Sequence[str], label: str) -> tuple[str, ...]:
+    """Return names as a tuple; refuse a single text, which is a sequence too."""
+    if isinstance(names, str):
+        raise TypeError(f"{label}: expected a sequence of names, got one text. Give [{names!r:.200}]")
+    return tuple(names)
+
+
+def find_tensors(paths: PathLike | Sequence[PathLike], columns: Sequence[str] | None) -> dict[str, tuple[str, ...]]:
+    """Return the tensors that hold each column in the first file: one, or the records and their offsets.
+
+    The name of a tensor, which is authenticated, says whether it holds records.
+    """
+    first = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)[:1]
+    if not first or isinstance(columns, str):
+        return {}
+    with SealedFile(first[0]) as file:
+        present = list(file)
+    if columns is None:
+        bases = [name.removesuffix(RECORDS) for name in present if name.endswith(RECORDS)]
+        offsets = {base + OFFSETS for base in bases}
+        columns = [name.removesuffix(RECORDS) for name in present if name not in offsets]
+    stored: dict[str, tuple[str, ...]] = {}
+    for name in columns:
+        has_records = name not in present and name + RECORDS in present
+        stored[name] = (name + RECORDS, name + OFFSETS) if has_records else (name,)
+    return stored
+
+
+def join_columns(
+    shards: Shards,
+    tensors: Mapping[str, tuple[str, ...]],
+    keys: KeyRing | None,
+    plain: tuple[str, ...],
+    lengths: str | None = None,
+) -> DatasetRef | JoinedRef:
+    """Lay out columns, as `find_tensors` returns them, and those of the names in `plain`.
+
+    lengths : name of the lengths of records; by default that of their column with an ending
+    """
+    names: list[str] = []
+    parts = []
+    rows = [stored[0] for stored in tensors.values() if len(stored) == 1]
+    if rows:
+        parts.append(DatasetRef(row_layout(shards if len(rows) == len(shards.names) else shards.select(rows))))
+    for name, stored in tensors.items():
+        names.append(name)
+        if len(stored) == 2:
+            names.append(lengths or name + LENGTHS)
+            parts.append(DatasetRef(record_layout(shards.select(stored), keys, (name, names[-1]))))
+    for part in parts:
+        _require_alike(shards, parts[0].layout.ends, part.layout.ends)
+    columns = PlainColumns(shards, plain, parts[0].layout.ends) if plain else None
+    return _join(parts, (*names, *plain), columns)
+
+
+def join_windows(
+    shards: Shards, names: tuple[str, ...], plain: tuple[str, ...], size: int, step: int
+) -> DatasetRef | JoinedRef:
+    """Lay out windows on columns, of which those in `plain` are not sealed."""
+    stored = {name: _tensor_of(shards, name) for name in names if name not in plain}
+    if not stored:
+        raise ValueError(f"windows: expected a sealed column, got {list(names)!s:.300}, none of which is")
+    layout = window_layout(shards.select(list(stored.values())), tuple(stored), size, step)
+    chosen = tuple(name for name in names if name in plain)
+    columns = PlainColumns(shards, chosen, layout.ends, size, step) if chosen else None
+    return _join([DatasetRef(layout)], names, columns)
+
+
+def _join(parts: list[DatasetRef], names: tuple[str, ...], plain: PlainColumns | None) -> DatasetRef | JoinedRef:
+    if len(set(names)) != len(names):
+        raise ValueError(f"columns of samples: expected different names, got {list(names)!s:.300}. Rename a column")
+    if plain is not None:
+        plain.check()
+    return JoinedRef(parts, names, plain) if plain is not None or len(parts) > 1 else parts[0]
+
+
+def _tensor_of(shards: Shards, column: str) -> str:
+    """Return the name of the tensor that holds a column, or its records."""
+    for name in (column, column + RECORDS):
+        if name in shards.names:
+            return name
+    known = ", ".join(map(repr, shards.names))
+    raise ValueError(f"this data set has no column {column!r:.200}; it has {known:.300}")
+
+
+def _require_alike(shards: Shards, ends: Indices, other: Indices) -> None:
+    """Refuse columns of rows and of records that differ in their number of samples in a file."""
+    differing = np.flatnonzero(ends != other)
+    if differing.size:
+        raise ValueError(
+            f"{shards.paths[differing[0]]}: expected columns of as many samples each, got rows and records that differ "
+            "in number. Name those of one number in columns="
+        )

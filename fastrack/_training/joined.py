@@ -1,0 +1,154 @@
+"""Samples whose columns are of several kinds, side by side: rows, records of any length, and unencrypted tensors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fastrack._crypto.keyring import KeyRing
+from fastrack._sealed.indexing import Indices
+from fastrack._tensors import arrays, dtypes
+from fastrack._tensors.arrays import Bytes
+from fastrack._training.handles import DatasetRef, Packed, Row, refs
+from fastrack._training.shards import Shards
+from fastrack._util.pickles import unpickle
+
+
+class JoinedRef:
+    """Data sets of as many samples each, and unencrypted columns, whose columns stand side by side in a sample.
+
+    Handles refer to the data set that their column is of. `names` is the order of the columns.
+    """
+
+    __slots__ = ("__weakref__", "count", "dataset_id", "names", "parts", "plain")
+
+    def __init__(
+        self,
+        parts: Sequence[DatasetRef],
+        names: tuple[str, ...],
+        plain: PlainColumns | None = None,
+        dataset_id: bytes | None = None,
+    ) -> None:
+        self.parts = tuple(parts)
+        self.names = names
+        self.plain = plain
+        self.count = self.parts[0].count
+        self.dataset_id = dataset_id or os.urandom(8)
+        refs[self.dataset_id] = self
+
+    def sample(self, rows: Row) -> dict[str, Any]:
+        """Return the columns of one sample, or of several stacked ones."""
+        columns: dict[str, Any] = {}
+        for part in self.parts:
+            columns |= part.sample(rows)
+        if self.plain is not None:
+            columns |= self.plain.sample(rows)
+        return {name: columns[name] for name in self.names}
+
+    def authenticate(self, keys: KeyRing) -> None:
+        """Authenticate the shapes of all sealed columns."""
+        for part in self.parts:
+            part.authenticate(keys)
+
+    def require(self, rows: Row) -> None:
+        """Check numbers of samples, as `DatasetRef.require` does."""
+        self.parts[0].require(rows)
+
+    def pack(self, rows: Row) -> Packed:
+        """Return the row numbers in as few bytes as they take."""
+        return self.parts[0].pack(rows)
+
+    def unpack(self, packed: Packed) -> Row:
+        """Return the row numbers that `pack` packed."""
+        return self.parts[0].unpack(packed)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return unpickle, ("JoinedRef", self.parts, self.names, self.plain, self.dataset_id)
+
+
+def restore_joined(
+    parts: tuple[DatasetRef, ...], names: tuple[str, ...], plain: PlainColumns | None, dataset_id: bytes
+) -> JoinedRef:
+    """Return the reference of this process with that id, or else that which a pickle describes."""
+    return refs.get(dataset_id) or JoinedRef(parts, names, plain, dataset_id)
+
+
+class PlainColumns:
+    """Columns that the files of a data set store unencrypted. Nothing authenticates them but a manifest.
+
+    After unpickling, the files are opened when they are first needed.
+
+    Parameters
+    ----------
+    shards : the sealed files
+    names : names of the columns
+    ends : int64, the number of samples in each file and those before it
+    size, step : length of windows, and rows from one to the next; without a size, samples are rows
+    """
+
+    def __init__(
+        self, shards: Shards, names: tuple[str, ...], ends: Indices, size: int | None = None, step: int = 1
+    ) -> None:
+        self._shards = shards
+        self.names = names
+        self._ends = ends
+        self._size = size
+        self._step = step
+        self._columns: dict[str, list[Bytes]] | None = None
+        self._kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
+
+    def sample(self, rows: Row) -> dict[str, Any]:
+        """Return a copy of the rows or windows of one sample, or of several stacked ones, by column."""
+        columns, framework = self._open(), arrays.default_framework()
+        flat = np.array([rows]) if isinstance(rows, int) else rows.reshape(-1)
+        shards = np.searchsorted(self._ends, flat, side="right")
+        starts = (flat - np.concatenate(([0], self._ends))[shards]) * self._step
+        window = () if self._size is None else (self._size,)
+        sample = {}
+        for name, files in columns.items():
+            dtype, row = self._kinds[name]
+            result = np.empty((flat.size, *(window or (1,)), dtypes.nbytes(dtype, row)), np.uint8)
+            for shard in np.unique(shards).tolist():
+                chosen = np.flatnonzero(shards == shard)
+                result[chosen] = files[shard][starts[chosen, None] + np.arange(self._size or 1)]
+            shape = (*(() if isinstance(rows, int) else rows.shape), *window, *row)
+            sample[name] = arrays.from_bytes(result.reshape(-1), dtype, shape, framework)
+        return sample
+
+    def check(self) -> None:
+        """Open the columns, and raise if a file lacks one, or they differ in length or kind from the others."""
+        self._open()
+
+    def _open(self) -> dict[str, list[Bytes]]:
+        if self._columns is None:
+            columns: dict[str, list[Bytes]] = {name: [] for name in self.names}
+            for shard, count in enumerate(np.diff(self._ends, prepend=0).tolist()):
+                file = self._shards.open(shard)
+                for name in self.names:
+                    if name not in file.plain:
+                        actual = "a sealed one. Name it in columns=" if name in file else "none. Leave it out"
+                        raise ValueError(f"{file.path}: {name!r:.80}: expected an unencrypted tensor, got {actual}")
+                    dtype, shape, memory = file.stored(name)
+                    if not shape or self._samples(shape[0]) != count:
+                        raise ValueError(
+                            f"{file.path}: {name!r:.80}: expected an unencrypted column of as many rows as the sealed "
+                            f"ones, got shape {list(shape)}"
+                        )
+                    if self._kinds.setdefault(name, (dtype, shape[1:])) != (dtype, shape[1:]):
+                        raise ValueError(
+                            f"{file.path}: {name!r:.80}: expected {self._kinds[name][0]} rows of "
+                            f"{list(self._kinds[name][1])}, as in the first file, got {dtype} {list(shape)}"
+                        )
+                    row_size = dtypes.nbytes(dtype, shape[1:])
+                    columns[name].append(memory.reshape(shape[0], row_size))
+            self._columns = columns
+        return self._columns
+
+    def _samples(self, rows: int) -> int:
+        return rows if self._size is None else max(0, (rows - self._size) // self._step + 1)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return unpickle, ("PlainColumns", self._shards, self.names, self._ends, self._size, self._step)

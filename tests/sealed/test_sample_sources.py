@@ -1,0 +1,415 @@
+"""Importers: a sealed data set has what its source has, bit for bit, or they say what they cannot take."""
+
+import contextlib
+import io
+import json
+import os
+import sys
+import tarfile
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fastrack import FormatError, SealedDataset, SealedWriter, import_samples
+
+
+def samples_of(folder, key):
+    return SealedDataset(folder, keys=key, transform=lambda sample: sample)
+
+
+def column(folder, key, name):
+    return [sample[name] for sample in samples_of(folder, key)]
+
+
+def write_images(folder):
+    """A folder of classes; its files in ImageFolder's order, with labels."""
+    order = [("cat/a.JPG", 0), ("cat/b.png", 0), ("cat/deep/a.png", 0), ("dog/1.webp", 1), ("dog/10.webp", 1)]
+    for number, (name, _) in enumerate(order):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes([number]) * (number * 1000 + 1))
+    (folder / "cat" / "notes.md").write_text("no image")
+    return order
+
+
+def test_images_by_class(tmp_path, key):
+    order = write_images(tmp_path / "in")
+    assert import_samples(tmp_path / "in", tmp_path / "out", key, shard_size=2500) == 5
+    found = list(samples_of(tmp_path / "out", key))
+    assert [(sample["path"].decode(), sample["label"].item()) for sample in found] == order
+    assert [sample["image"] for sample in found] == [(tmp_path / "in" / name).read_bytes() for name, _ in order]
+
+
+def test_the_order_is_that_of_torchvision(tmp_path, key):
+    datasets = pytest.importorskip("torchvision.datasets", exc_type=(ImportError, RuntimeError))
+    write_images(tmp_path / "in")
+    import_samples(tmp_path / "in", tmp_path / "out", key)
+    plain = datasets.ImageFolder(tmp_path / "in")
+    paths = [(tmp_path / "in" / name.decode(), None) for name in column(tmp_path / "out", key, "path")]
+    labels = [label.item() for label in column(tmp_path / "out", key, "label")]
+    assert [(str(path), label) for (path, _), label in zip(paths, labels, strict=True)] == plain.samples
+
+
+def test_images_without_classes_have_no_label(tmp_path, key):
+    for name in ("b.png", "a.png"):
+        (tmp_path / name).write_bytes(name.encode())
+    import_samples(tmp_path, tmp_path / "out", key)
+    assert column(tmp_path / "out", key, "image") == [b"a.png", b"b.png"]
+    assert "label" not in SealedDataset(tmp_path / "out", keys=key).columns
+
+
+def test_a_class_without_images_is_refused(tmp_path, key):
+    write_images(tmp_path / "in")
+    (tmp_path / "in" / "empty").mkdir()
+    with pytest.raises(FormatError, match="empty"):
+        import_samples(tmp_path / "in", tmp_path / "out", key)
+
+
+def test_lines_of_text(tmp_path, key):
+    (tmp_path / "a.txt").write_bytes("one\r\n\ntwö\n".encode() + b"\xff last")
+    (tmp_path / "b.txt").write_bytes(b"")
+    (tmp_path / "c.txt").write_bytes(b"x" * 100_000 + b"\n" + b"y\n" * 5000)
+    assert import_samples(tmp_path, tmp_path / "out", key) == 5005
+    expected = [b"one", b"", "twö".encode(), b"\xff last", b"x" * 100_000, *[b"y"] * 5000]
+    assert column(tmp_path / "out", key, "text") == expected
+    assert import_samples([tmp_path / "a.txt"], tmp_path / "again", key) == 4
+
+
+def test_json_lines(tmp_path, key):
+    first = {"text": "é\n", "n": 1, "x": 0.5, "ok": True, "ids": [1, 2], "w": [0.5, 1], "chat": [{"a": None}], "e": []}
+    second = {"x": 2, "text": "", "n": -1, "ok": False, "ids": [], "w": [3], "chat": {"b": "é"}, "e": [1]}
+    lines = f"{json.dumps(first)}\n\n{json.dumps(second)}\n"
+    (tmp_path / "a.jsonl").write_text(lines)
+    assert import_samples(tmp_path / "a.jsonl", tmp_path / "out", key) == 2
+    found = samples_of(tmp_path / "out", key)
+    kinds = {"text": "U8", "n": "I64", "x": "F64", "ok": "BOOL", "ids": "I64", "w": "F64", "chat": "U8", "e": "U8"}
+    for sample, expected in zip(found, (first, second), strict=True):
+        assert sample["text"].decode() == expected["text"]
+        assert [sample[name].item() for name in ("n", "x", "ok")] == [expected[name] for name in ("n", "x", "ok")]
+        assert [sample[name].tolist() for name in ("ids", "w")] == [expected["ids"], expected["w"]]
+        assert [json.loads(sample[name]) for name in ("chat", "e")] == [expected["chat"], expected["e"]]
+    stored = SealedDataset(tmp_path / "out", keys=key)[0]
+    assert {name: stored[name].dtype for name in kinds} == kinds
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"a": 1.5, "b": "x"}', '{"a": true, "b": "x"}', '{"a": 1}', '{"a": 1, "b": "x", "c": 1}', "{", "[]", "{}", "5",
+        '{"a": 9223372036854775808, "b": "x"}', '{"a": 1, "b": null}', '{"a": "1", "b": "x"}', "[" * 100_000, b"\xff",
+        '{"a": 1, "b": "\\ud800"}',
+    ],
+)  # fmt: skip
+def test_lines_that_do_not_fit_are_named(tmp_path, key, line):
+    line = line if isinstance(line, bytes) else line.encode()
+    (tmp_path / "a.jsonl").write_bytes(b'{"a": 1, "b": "x"}\n' + line)
+    with pytest.raises(FormatError, match=r"a\.jsonl"):
+        import_samples(tmp_path / "a.jsonl", tmp_path / "out", key)
+
+
+def archive(path, members, **options):
+    with tarfile.open(path, "w", **options) as archive:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+
+
+MEMBERS = [
+    ("x/0001.jpg", b"first"), ("x/0001.cls", b"7"), ("x/0001.seg.PNG", b"mask"),
+    ("x/0002.cls", b"-1"), ("x/0002.jpg", b""), ("x/0002.seg.png", bytes(5000)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
+def test_archives_of_webdataset(tmp_path, key, form):
+    archive(tmp_path / "a.tar", MEMBERS, format=form)
+    assert import_samples(tmp_path / "a.tar", tmp_path / "out", key) == 2
+    found = list(samples_of(tmp_path / "out", key))
+    assert found[0].keys() == {"__key__", "jpg", "cls", "seg.png"}
+    assert [sample["jpg"] for sample in found] == [b"first", b""]
+    assert [sample["cls"].item() for sample in found] == [7, -1]
+    assert [sample["seg.png"] for sample in found] == [b"mask", bytes(5000)]
+    assert [sample["__key__"] for sample in found] == [b"x/0001", b"x/0002"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it leaves its files open
+def test_archives_written_by_webdataset(tmp_path, key):
+    webdataset = pytest.importorskip("webdataset")
+    with webdataset.TarWriter(str(tmp_path / "a.tar")) as sink:
+        for index in range(5):
+            sink.write({"__key__": f"{index:04}", "jpg": bytes([index] * index), "cls": index, "txt": f"text {index}"})
+    import_samples(tmp_path / "a.tar", tmp_path / "out", key)
+    plain = list(webdataset.WebDataset(str(tmp_path / "a.tar"), shardshuffle=False))
+    for sample, expected in zip(samples_of(tmp_path / "out", key), plain, strict=True):
+        assert sample["__key__"].decode() == expected["__key__"]
+        assert (sample["jpg"], sample["txt"]) == (expected["jpg"], expected["txt"])
+        assert sample["cls"].item() == int(expected["cls"])
+
+
+@pytest.mark.parametrize("cut", [1, 100, 512, 700, 1024, 1025, 1536, 2048])
+def test_an_archive_that_was_cut_short_is_refused(tmp_path, key, cut):
+    archive(tmp_path / "a.tar", MEMBERS[:2])
+    content = (tmp_path / "a.tar").read_bytes()
+    (tmp_path / "a.tar").write_bytes(content[:cut])
+    with pytest.raises(FormatError, match=r"a\.tar"):
+        import_samples(tmp_path / "a.tar", tmp_path / "out", key)
+
+
+def test_members_that_are_no_files_are_refused(tmp_path, key):
+    for kind, size in ((tarfile.SYMTYPE, 0), (tarfile.FIFOTYPE, 0), (tarfile.REGTYPE, 1 << 40)):
+        member = tarfile.TarInfo("a.jpg")
+        member.type, member.size, member.linkname = kind, size, "/etc/passwd"
+        (tmp_path / "a.tar").write_bytes(member.tobuf() + bytes(2048))
+        with pytest.raises(FormatError, match="regular file"):
+            import_samples(tmp_path / "a.tar", tmp_path / "out", key)
+    for members in ([("README", b"")], [(".hidden", b"")], [("a.cls", b"x")], [("a.jpg", b""), ("a.JPG", b"")]):
+        archive(tmp_path / "a.tar", members)
+        with pytest.raises(FormatError, match=r"a\.tar"):
+            import_samples(tmp_path / "a.tar", tmp_path / "out", key)
+    archive(tmp_path / "a.tar", [("a.jpg", b""), ("b.png", b"")])
+    with pytest.raises(FormatError, match="columns"):
+        import_samples(tmp_path / "a.tar", tmp_path / "out", key)
+
+
+# Tables.
+
+
+@pytest.fixture
+def pa():
+    return pytest.importorskip("pyarrow")
+
+
+@pytest.fixture
+def table(pa):
+    count = 10_000
+    numbers = np.arange(count)
+    lists = [list(range(index % 4)) for index in range(count)]
+    return pa.table(
+        {
+            "i": numbers.astype(np.int16),
+            "f": numbers * 0.1,
+            "h": pa.array(numbers.astype(np.float16)),
+            "ok": numbers % 3 == 0,
+            "text": [f"né {index}" for index in range(count)],
+            "view": pa.array([b"b" * (index % 30) for index in range(count)], pa.binary_view()),
+            "category": pa.array([f"class {index % 3}" for index in range(count)]).dictionary_encode(),
+            "time": pa.array(numbers, pa.timestamp("us", "UTC")),
+            "day": pa.array(numbers.astype(np.int32), pa.date32()),
+            "ids": pa.array(lists, pa.list_(pa.int32())),
+            "large": pa.array(lists, pa.large_list(pa.float32())),
+            "fixed": pa.FixedSizeListArray.from_arrays(
+                pa.FixedSizeListArray.from_arrays(pa.array(numbers.repeat(6)), 3), 2
+            ),
+            "uuid": pa.array([index.to_bytes(16) for index in range(count)], pa.binary(16)),
+        }
+    )
+
+
+def assert_same(folder, key, table):
+    data = samples_of(folder, key)
+    assert len(data) == table.num_rows
+    columns = table.to_pydict()
+    for index in [*range(0, table.num_rows, 997), table.num_rows - 1]:
+        sample = data[index]
+        for name in ("i", "f", "h", "ok"):
+            assert sample[name].item() == columns[name][index]
+        assert sample["text"].decode() == columns["text"][index]
+        assert sample["view"] == columns["view"][index]
+        assert sample["category"].decode() == columns["category"][index]
+        assert (sample["time"].item(), sample["day"].item()) == (index % 10_000, index % 10_000)
+        assert sample["ids"].tolist() == sample["large"].tolist() == columns["ids"][index]
+        assert sample["fixed"].tolist() == columns["fixed"][index]
+        assert bytes(sample["uuid"].tolist()) == columns["uuid"][index]
+    handles = SealedDataset(folder, keys=key)[0].items()
+    dtypes = {name: handle.dtype for name, handle in handles if hasattr(handle, "dtype")}
+    assert [dtypes[name] for name in ("i", "f", "h", "ok", "time", "day", "ids", "large", "fixed", "uuid")] == [
+        "I16", "F64", "F16", "BOOL", "I64", "I32", "I32", "F32", "I64", "U8",
+    ]  # fmt: skip
+
+
+def test_parquet_arrow_and_feather_files(tmp_path, key, pa, table):
+    import pyarrow.feather
+    import pyarrow.parquet
+
+    view = table.set_column(5, "view", table["view"].cast(pa.binary()))
+    pyarrow.parquet.write_table(view, tmp_path / "a.parquet", row_group_size=3000)
+    pyarrow.feather.write_feather(view, tmp_path / "a.feather")
+    with pa.ipc.new_stream(tmp_path / "a.arrow", table.schema) as writer:
+        writer.write_table(table, max_chunksize=1111)
+    for name in ("a.parquet", "a.feather", "a.arrow"):
+        assert import_samples(tmp_path / name, tmp_path / f"{name}.out", key, shard_size=300_000) == table.num_rows
+        assert_same(tmp_path / f"{name}.out", key, table)
+
+
+def test_tables_in_memory(tmp_path, key, table):
+    import_samples(table.slice(0), tmp_path / "table", key)
+    assert_same(tmp_path / "table", key, table)
+    part = table.slice(3, 20)
+    import_samples(part.to_reader(max_chunksize=7), tmp_path / "reader", key)
+    for index, sample in enumerate(samples_of(tmp_path / "reader", key)):
+        assert sample["text"].decode() == f"né {index + 3}"
+        assert sample["ids"].tolist() == list(range((index + 3) % 4))
+        assert sample["fixed"].tolist() == [[index + 3] * 3] * 2
+
+
+@pytest.mark.usefixtures("pa")
+def test_pandas(tmp_path, key):
+    pandas = pytest.importorskip("pandas")
+    days = pandas.date_range("2020", periods=5)
+    frame = pandas.DataFrame({"x": np.arange(5) / 3, "name": list("abcde"), "when": days})
+    import_samples(frame[frame.x > 0], tmp_path, key)
+    found = list(samples_of(tmp_path, key))
+    assert [sample["x"].item() for sample in found] == frame.x[1:].tolist()
+    assert [sample["name"].decode() for sample in found] == list("bcde")
+    assert [sample["when"].item() for sample in found] == frame.when[1:].astype("int64").tolist()
+
+
+@pytest.mark.usefixtures("pa")
+def test_data_sets_of_hugging_face(tmp_path, key):
+    datasets = pytest.importorskip("datasets")
+    image = pytest.importorskip("PIL.Image")
+    pictures = [image.fromarray(np.full((4, 4, 3), index, np.uint8)) for index in range(6)]
+    texts = [str(index) for index in range(6)]
+    plain = datasets.Dataset.from_dict({"image": pictures, "label": range(6), "text": texts})
+    plain = plain.cast_column("image", datasets.Image()).select([5, 0, 3])
+    import_samples(plain, tmp_path / "out", key)
+    for sample, expected in zip(samples_of(tmp_path / "out", key), plain, strict=True):
+        assert np.array_equal(np.asarray(image.open(io.BytesIO(sample["image"]))), np.asarray(expected["image"]))
+        assert (sample["label"].item(), sample["text"].decode()) == (expected["label"], expected["text"])
+    streamed = plain.to_iterable_dataset()
+    assert import_samples(streamed, tmp_path / "streamed", key) == 3
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda pa: pa.array([1, None]),
+        lambda pa: pa.array([[1, None], [2]]),
+        lambda pa: pa.array([None, None]),
+        lambda pa: pa.array([{"a": 1}, {"a": 2}]),
+        lambda pa: pa.array([[[1]], [[2]]]),
+        lambda pa: pa.array([["a"], ["b"]]),
+        lambda pa: pa.array([1, 2]).cast(pa.decimal128(30, 2)),
+        lambda pa: pa.array([{}] * 2, pa.struct([("bytes", pa.binary()), ("path", pa.string())])),
+    ],
+)
+def test_columns_that_cannot_be_stored_are_named(tmp_path, key, pa, make):
+    table = pa.table({"fine": [1, 2], "wrong": make(pa)})
+    with pytest.raises((FormatError, TypeError), match=r"wrong|path of a file"):
+        import_samples(table, tmp_path / "out", key)
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.feather"])
+def test_altered_tables_give_other_values_or_an_error_and_never_a_crash(tmp_path, key, pa, name):
+    import pyarrow.feather
+    import pyarrow.parquet
+
+    table = pa.table({"x": np.arange(300), "text": [str(index) for index in range(300)]})
+    write = pyarrow.parquet.write_table if name == "a.parquet" else pyarrow.feather.write_feather
+    write(table, tmp_path / name, compression="none" if name == "a.parquet" else "uncompressed")
+    content, rng = (tmp_path / name).read_bytes(), np.random.default_rng(0)
+    for attempt in range(150):
+        altered = bytearray(content)
+        for place in rng.integers(0, len(content), 3):
+            altered[place] = rng.integers(256)
+        (tmp_path / name).write_bytes(altered[: rng.integers(len(content))] if attempt % 5 == 0 else altered)
+        with contextlib.suppress(FormatError):
+            import_samples(tmp_path / name, tmp_path / f"{attempt}", key)
+
+
+@pytest.mark.usefixtures("pa")
+@given(st.binary(max_size=3000), st.sampled_from([".jsonl", ".tar", ".parquet", ".arrow", ".feather"]))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_bytes_are_read_or_refused(tmp_path_factory, key, content, suffix):
+    folder = tmp_path_factory.mktemp("any")
+    (folder / f"a{suffix}").write_bytes(content)
+    with contextlib.suppress(FormatError):
+        assert import_samples(folder / f"a{suffix}", folder / "out", key) == 0
+
+
+# Sources in general.
+
+
+def test_an_iterable_of_samples(tmp_path, key):
+    assert import_samples(({"x": index} for index in range(5)), tmp_path, key) == 5
+    assert [value.item() for value in column(tmp_path, key, "x")] == list(range(5))
+    for other in (5, {"x": 1}, None):
+        with pytest.raises(TypeError, match="import_samples"):
+            import_samples(other, tmp_path / "other", key)
+
+
+def test_files_of_no_kind_or_of_several_are_refused(tmp_path, key):
+    (tmp_path / "in").mkdir()
+    for names in ([], ["a.bin"], ["a.txt", "b.jsonl"]):
+        for name in names:
+            (tmp_path / "in" / name).write_bytes(b"x")
+        with pytest.raises(FormatError, match="in"):
+            import_samples(tmp_path / "in", tmp_path / "out", key)
+    with pytest.raises(FileNotFoundError):
+        import_samples(tmp_path / "none.txt", tmp_path / "out", key)
+    os.mkfifo(tmp_path / "pipe.txt")
+    with pytest.raises(OSError, match="regular"):
+        import_samples(tmp_path / "pipe.txt", tmp_path / "out", key)
+
+
+def test_a_folder_is_continued_on_request_alone(tmp_path, key, monkeypatch):
+    (tmp_path / "a.txt").write_text("".join(f"line {index}\n" for index in range(5000)))
+    write = SealedWriter.write_batch
+
+    def interrupt(self, batch):
+        if self.stored > 2000:
+            raise KeyboardInterrupt
+        write(self, batch)
+
+    monkeypatch.setattr(SealedWriter, "write_batch", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        import_samples(tmp_path / "a.txt", tmp_path / "out", key, shard_size=10_000)
+    monkeypatch.undo()
+    with pytest.raises(FileExistsError):
+        import_samples(tmp_path / "a.txt", tmp_path / "out", key)
+    counts = []
+    assert import_samples(tmp_path / "a.txt", tmp_path / "out", key, resume=True, progress=counts.append) == 5000
+    assert 0 < sum(counts) < 3000
+    assert column(tmp_path / "out", key, "text") == [b"line %d" % index for index in range(5000)]
+    assert import_samples(tmp_path / "a.txt", tmp_path / "out", key, resume=True) == 5000
+    (tmp_path / "a.txt").write_text("line 0\n")
+    with pytest.raises(ValueError, match="resume="):
+        import_samples(tmp_path / "a.txt", tmp_path / "out", key, resume=True)
+
+
+@pytest.mark.parametrize("kind", ["images", "jsonl", "tar", "parquet", "iterable"])
+def test_any_source_is_continued(tmp_path, key, kind):
+    if kind == "images":
+        write_images(tmp_path / "in")
+        source = tmp_path / "in"
+    elif kind == "jsonl":
+        source = tmp_path / "a.jsonl"
+        source.write_text('{"x": 1}\n' * 5)
+    elif kind == "tar":
+        source = tmp_path / "a.tar"
+        archive(source, [(f"{index}.jpg", bytes(index)) for index in range(5)])
+    elif kind == "parquet":
+        source = tmp_path / "a.parquet"
+        pa = pytest.importorskip("pyarrow")
+        pytest.importorskip("pyarrow.parquet").write_table(pa.table({"x": range(5), "y": list("abcde")}), source)
+    else:
+        source = [{"x": index} for index in range(5)]
+    assert import_samples(source, tmp_path / "all", key, shard_size=1) == 5
+    for skip in (1, 4):
+        (tmp_path / f"{skip}").mkdir()
+        for path in sorted((tmp_path / "all").iterdir())[:skip]:
+            os.link(path, tmp_path / f"{skip}" / path.name)
+        assert import_samples(source, tmp_path / f"{skip}", key, resume=True) == 5
+        assert list(map(str, samples_of(tmp_path / f"{skip}", key))) == list(
+            map(str, samples_of(tmp_path / "all", key))
+        )
+
+
+def test_without_pyarrow_the_error_says_what_to_install(tmp_path, key, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "a.parquet").write_bytes(b"")
+    with pytest.raises(ImportError, match="pip install pyarrow"):
+        import_samples(tmp_path / "a.parquet", tmp_path / "out", key)

@@ -1,0 +1,333 @@
+"""`SealedWriter`: what it says is stored is stored, in order and once, however it ended."""
+
+import collections
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import time
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from helpers.tampering import tamper_file
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fastrack
+from fastrack import AuthenticationError, ClosedError, FormatError, Key, SealedWriter, load_file, unseal
+from fastrack._sealed import sample_writer
+from fastrack._sealed.sample_writer import shards_in
+
+RECORDS = ("image", "name", "tokens")
+
+
+def sample(index):
+    """A sample that differs from all others."""
+    image = np.random.default_rng(index).integers(0, 256, index * 37 % 3000, np.uint8).tobytes()
+    tokens = np.arange(index, index + index % 5, dtype=np.int32)
+    return {
+        "image": image,
+        "label": index,
+        "name": f"né {index}",
+        "grid": np.full((2, 3), index / 7, np.float32),
+        "tokens": tokens,
+    }
+
+
+def read(folder, key):
+    """All samples of a folder, by plain unsealing of its tensors."""
+    samples = []
+    for path in shards_in(folder):
+        with load_file(path) as file:
+            tensors = {name: unseal(file[name], key, framework="numpy") for name in file}
+        offsets = {name: tensors.pop(f"{name}.offsets") for name in RECORDS if f"{name}.offsets" in tensors}
+        tensors = {name.removesuffix(".records"): tensor for name, tensor in tensors.items()}
+        for index in range(len(tensors["label"])):
+            cut = {name: tensors[name][at[index] : at[index + 1]] for name, at in offsets.items()}
+            samples.append({name: cut[name] if name in cut else tensors[name][index] for name in tensors})
+    return samples
+
+
+def assert_same(found, expected):
+    assert len(found) == len(expected)
+    for got, wanted in zip(found, expected, strict=True):
+        assert got.keys() == wanted.keys()
+        for name, value in wanted.items():
+            if isinstance(value, (str, bytes)):
+                assert got[name].tobytes() == (value.encode() if isinstance(value, str) else value)
+            else:
+                array = np.asarray(value)
+                assert (got[name].dtype, got[name].shape) == (array.dtype, array.shape)
+                assert np.array_equal(got[name], array)
+
+
+@pytest.mark.parametrize("shard_size", [1, 5000, 1 << 20])
+def test_samples_come_back(tmp_path, key, shard_size):
+    samples = [sample(index) for index in range(40)]
+    with SealedWriter(tmp_path / "new" / "data", key, records=["tokens"], shard_size=shard_size) as writer:
+        for each in samples:
+            writer.write(each)
+        assert writer.stored <= len(samples)
+    assert writer.stored == len(samples)
+    assert_same(read(tmp_path / "new" / "data", key), samples)
+    shards = shards_in(tmp_path / "new" / "data")
+    assert len(shards) == {1: 40, 5000: len(shards), 1 << 20: 1}[shard_size]
+    assert len(shards) > 5 or shard_size > 5000
+
+
+@given(st.lists(st.integers(0, 30), max_size=8), st.sampled_from([1, 100, 4000, 10**6]))
+@settings(max_examples=25, deadline=None)
+def test_batches_of_any_size_are_as_samples_one_by_one(tmp_path_factory, key, sizes, shard_size):
+    one, several = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("several")
+    samples = [sample(index) for index in range(sum(sizes))]
+    with SealedWriter(one, key, records=["tokens"], shard_size=shard_size) as writer:
+        for each in samples:
+            writer.write(each)
+    done = 0
+    with SealedWriter(several, key, records=["tokens"], shard_size=shard_size) as writer:
+        for size in sizes:
+            chosen = samples[done : done + size]
+            batch = {name: [each[name] for each in chosen] for name in sample(0)}
+            if size % 2:
+                batch |= {"grid": torch.tensor(np.stack(batch["grid"])), "label": np.array(batch["label"])}
+            writer.write_batch(batch)
+            done += size
+    assert_same(read(several, key), samples)
+    assert [path.stat().st_size for path in shards_in(one)] == [path.stat().st_size for path in shards_in(several)]
+
+
+def test_shards_hold_no_more_than_their_size_but_one_sample(tmp_path, key):
+    with SealedWriter(tmp_path, key, shard_size=1000) as writer:
+        for size in (10, 980, 300, 2000, 5, 700, 290):
+            writer.write({"x": bytes(size)})
+    sizes = []
+    for path in shards_in(tmp_path):
+        with load_file(path) as file:
+            sizes.append((file["x.records"].nbytes, file["x.offsets"].shape[0] - 1))
+    assert sizes == [(10, 1), (980, 1), (300, 1), (2000, 1), (705, 2), (290, 1)]  # each offset counts 8 bytes
+
+
+def test_kinds_of_values(tmp_path, key):
+    values = {
+        "bool": True, "int": -1, "float": 0.1, "text": "é", "bytes": bytearray(b"ab"), "view": memoryview(b"abcd")[::2],
+        "scalar": np.float32(2), "array": np.ones((2, 2), np.uint16)[:, ::-1],
+        "torch": torch.ones(3, dtype=torch.bfloat16), "empty": np.zeros((0, 3)), "zero": torch.tensor(5),
+    }  # fmt: skip
+    with SealedWriter(tmp_path, key) as writer:
+        writer.write(values)
+    with load_file(shards_in(tmp_path)[0]) as file:
+        found = {name: (file[name].dtype, file[name].shape) for name in file}
+        assert bytes(unseal(file["view.records"], key, framework="numpy")) == b"ac"
+    assert found == {
+        "bool": ("BOOL", (1,)), "int": ("I64", (1,)), "float": ("F64", (1,)),
+        "text.records": ("U8", (2,)), "bytes.records": ("U8", (2,)),
+        "view.records": ("U8", (2,)), "scalar": ("F32", (1,)), "array": ("U16", (1, 2, 2)), "torch": ("BF16", (1, 3)),
+        "empty": ("F64", (1, 0, 3)), "zero": ("I64", (1,)),
+        "text.offsets": ("I64", (2,)), "bytes.offsets": ("I64", (2,)), "view.offsets": ("I64", (2,)),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"x": None}, TypeError),
+        ({"x": [1, 2]}, TypeError),
+        ({"x": 2**63}, ValueError),
+        ({"x": "\ud800"}, ValueError),
+        ({"x": np.array(["a"])}, TypeError),
+        ({"x": 0.5}, ValueError),
+        ({"x": b"1"}, ValueError),
+        ({"x": np.zeros(2, np.int64)}, ValueError),
+        ({"x": 1, "y": 2}, ValueError),
+        ({}, ValueError),
+        ({"y": 2}, ValueError),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_nothing_of_it_kept(tmp_path, key, wrong, error):
+    with SealedWriter(tmp_path, key) as writer:
+        writer.write({"x": 1})
+        with pytest.raises(error):
+            writer.write(wrong)
+        writer.write({"x": 3})
+    with load_file(shards_in(tmp_path)[0]) as file:
+        assert unseal(file["x"], key, framework="numpy").tolist() == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"x": [1, 2], "y": [1]}, ValueError),
+        ({"x": [1, 0.5], "y": [1, 2]}, ValueError),
+        ({"x": "text", "y": [1]}, TypeError),
+        ({"x": 5, "y": 5}, TypeError),
+        ({"x": iter([1]), "y": [1]}, TypeError),
+        ({"x": np.array(5), "y": [1]}, TypeError),
+    ],
+)
+def test_batches_that_do_not_fit_are_refused(tmp_path, key, wrong, error):
+    with SealedWriter(tmp_path, key) as writer:
+        with pytest.raises(error):
+            writer.write_batch(wrong)
+        writer.write_batch({"x": [], "y": []})
+    assert writer.stored == 0
+    assert not shards_in(tmp_path)
+
+
+def test_names_that_offsets_and_lengths_have_are_refused(tmp_path, key):
+    for name in ("x.offsets", "x.lengths", "y.records"):
+        with SealedWriter(tmp_path, key) as writer:
+            with pytest.raises(ValueError, match="Rename"):
+                writer.write({"x": b"", name: 1})
+            with pytest.raises(TypeError, match="text"):
+                writer.write({1: 1})
+    with SealedWriter(tmp_path, key, records=["x"]) as writer, pytest.raises(ValueError, match="records="):
+        writer.write({"y": 1})
+    for options in ({"records": "x"}, {"shard_size": 0}):
+        with pytest.raises((TypeError, ValueError), match=f"{next(iter(options))}="):
+            SealedWriter(tmp_path, key, **options)
+    with pytest.raises(ValueError, match="one dimension"), SealedWriter(tmp_path, key, records=["x"]) as writer:
+        writer.write({"x": np.zeros((2, 2))})
+
+
+def test_a_folder_is_continued(tmp_path, key):
+    samples = [sample(index) for index in range(30)]
+    for start in (0, 10, 20):
+        with SealedWriter(tmp_path, key, records=["tokens"], shard_size=6000) as writer:
+            assert writer.stored == start
+            for each in samples[start : start + 10]:
+                writer.write(each)
+    assert_same(read(tmp_path, key), samples)
+    with SealedWriter(tmp_path, key) as writer:
+        assert writer.stored == 30
+        with pytest.raises(ValueError, match="columns"):
+            writer.write({"label": 1})
+
+
+def test_an_exception_drops_what_is_in_memory(tmp_path, key):
+    def samples():
+        yield from ({"x": index} for index in range(10))
+        raise ZeroDivisionError
+
+    writer = SealedWriter(tmp_path, key, shard_size=30)
+    with pytest.raises(ZeroDivisionError), writer:
+        collections.deque(map(writer.write, samples()))
+    assert writer.stored == 9
+    with pytest.raises(ClosedError):
+        writer.write({"x": 10})
+    writer.close()
+    with SealedWriter(tmp_path, key) as writer:
+        assert writer.stored == 9
+
+
+def test_a_failure_to_write_loses_nothing(tmp_path, key, monkeypatch):
+    write = sample_writer.write_sealed
+    with SealedWriter(tmp_path, key, shard_size=16) as writer:
+        writer.write_batch({"x": [0, 1]})
+        monkeypatch.setattr(sample_writer, "write_sealed", lambda *_, **__: (_ for _ in ()).throw(OSError("full")))
+        with pytest.raises(OSError, match="full"):
+            writer.write({"x": 2})
+        monkeypatch.setattr(sample_writer, "write_sealed", write)
+        writer.write({"x": 2})
+    found = []
+    for path in shards_in(tmp_path):
+        with load_file(path) as file:
+            found += unseal(file["x"], key, framework="numpy").tolist()
+    assert found == [0, 1, 2]
+
+
+def test_two_writers_do_not_replace_shards_of_each_other(tmp_path, key):
+    first, second = SealedWriter(tmp_path, key), SealedWriter(tmp_path, key)
+    first.write({"x": 1})
+    second.write({"x": 2})
+    first.close()
+    with pytest.raises(FileExistsError):
+        second.close()
+
+
+def test_threads_share_a_writer(tmp_path, key):
+    with SealedWriter(tmp_path, key, shard_size=4000) as writer:
+
+        def write(start):
+            for index in range(start, start + 200):
+                writer.write({"image": bytes([index % 256]) * (index % 50), "label": index})
+
+        threads = [threading.Thread(target=write, args=(start,)) for start in range(0, 1000, 200)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    found = sorted(read(tmp_path, key), key=lambda each: each["label"])
+    assert_same(found, [{"image": bytes([i % 256]) * (i % 50), "label": i} for i in range(1000)])
+
+
+def test_folders_that_cannot_be_continued(tmp_path, key):
+    with SealedWriter(tmp_path, key, shard_size=8) as writer:
+        writer.write_batch({"x": [1, 2, 3]})
+    with pytest.raises(ValueError, match="key"):
+        SealedWriter(tmp_path, Key.generate())
+    second = tmp_path / "shard-000001.safetensors"
+    content = second.read_bytes()
+    fastrack.save_file({"x": np.zeros(3)}, second, key)
+    with pytest.raises(FormatError, match="columns"):
+        SealedWriter(tmp_path, key)
+    fastrack.save_file({"x": np.zeros(3, np.int64), "y": np.zeros(4)}, second, key)
+    with pytest.raises(FormatError, match="as many"):
+        SealedWriter(tmp_path, key)
+    second.write_bytes(b"")
+    with pytest.raises(FormatError):
+        SealedWriter(tmp_path, key)
+    second.write_bytes(content)
+    tamper_file(second, "x", 30)
+    with pytest.raises(AuthenticationError):
+        SealedWriter(tmp_path, key)
+    second.unlink()
+    with pytest.raises(FormatError, match="shard-000001"):
+        SealedWriter(tmp_path, key)
+
+
+def test_a_writer_is_not_pickled_and_shows_no_key(tmp_path, key):
+    writer = SealedWriter(tmp_path, key)
+    with pytest.raises(TypeError, match="pickled"):
+        pickle.dumps(writer)
+    assert key.id not in repr(writer)
+
+
+def write_slowly(folder, key, count):
+    with SealedWriter(folder, key, records=["tokens"], shard_size=8000) as writer:
+        for index in range(writer.stored, count):
+            writer.write(sample(index))
+
+
+def test_a_killed_writer_is_resumed_without_a_gap(tmp_path, key):
+    context = multiprocessing.get_context("fork")
+    rng, kills, most = np.random.default_rng(0), 0, 0
+    for _ in range(200):
+        process = context.Process(target=write_slowly, args=(tmp_path, key, 300))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # a fork with threads about
+            process.start()
+        time.sleep(rng.uniform(0.005, 0.06))
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        kills += process.exitcode != 0
+        writer = SealedWriter(tmp_path, key)
+        assert most <= writer.stored <= 300
+        most = writer.stored
+        assert len(list(tmp_path.iterdir())) == len(shards_in(tmp_path))  # no part of a shard is left
+        if most == 300:
+            break
+    if most < 300:
+        write_slowly(tmp_path, key, 300)
+    assert kills > 2
+    assert_same(read(tmp_path, key), [sample(index) for index in range(300)])
+
+
+def test_memory_holds_one_shard(tmp_path, key):
+    with SealedWriter(tmp_path, key, shard_size=1 << 20) as writer:
+        for _ in range(50):
+            writer.write({"x": bytes(300_000)})
+            assert sum(map(len, writer._data.values())) <= 1 << 20
+    assert writer.stored == 50
