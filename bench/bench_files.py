@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import MIB
 
-from fastrack import load_file, save_file, to_device, verify_file
+from fastrack import SealedDataset, load_file, save_file, seal, to_device, verify_file
 
 
 @pytest.fixture(scope="module")
@@ -73,3 +73,17 @@ def test_one_row(benchmark, small, channel):
     with load_file(small) as file:
         tensor = file["data"]
         assert isinstance(benchmark(lambda: channel.to_device(tensor[5 * MIB], framework="numpy")), np.ndarray)
+
+
+@pytest.fixture(scope="module")
+def shards(memory, key):
+    paths = [memory / f"shard{number}.safetensors" for number in range(200)]
+    for path in paths:
+        path.write_bytes(seal(np.zeros((8, 32), np.float32), key, name="x").to_bytes())
+    return paths
+
+
+@pytest.mark.guard
+@pytest.mark.benchmark(group="small things in a file")
+def test_open_200_shards(benchmark, shards):
+    assert len(benchmark(SealedDataset, shards)) == 1600

@@ -45,7 +45,7 @@ class Report(Protocol):
 
     @property
     def errors(self) -> Sequence[Exception]:
-        """What is wrong with the file; empty if nothing is."""
+        """Errors of the file; empty if it is sound."""
         ...
 
     @property
@@ -60,7 +60,7 @@ class Report(Protocol):
 
 @dataclass(slots=True)
 class Tally:
-    """What was done in all."""
+    """Totals over all files."""
 
     files: int = 0
     failed: int = 0

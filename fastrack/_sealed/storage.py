@@ -96,23 +96,27 @@ class Extent(NamedTuple):
 class StoredBytes:
     """Bytes in memory: of a file, or of one message."""
 
-    __slots__ = ("_content", "size")
+    __slots__ = ("_array", "_parts", "size")
 
     def __init__(self, array: Bytes) -> None:
-        self._content = _Content(array)
+        self._array = array
+        self._parts: dict[int, HostMemory] = {}
         self.size = array.size
 
     def fetch(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Do nothing."""
 
     def read(self, start: int, stop: int) -> bytes:
-        return self._content.array[start:stop].tobytes()
+        return self._array[start:stop].tobytes()
 
     def view(self, start: int, stop: int) -> Bytes:
-        return self._content.array[start:stop]
+        return self._array[start:stop]
 
     def memory(self, start: int, stop: int) -> HostMemory:
-        return self._content.memory(start, stop)
+        part = self._parts.get(start)
+        if part is None or part.size != stop - start:
+            part = self._parts[start] = HostMemory.of(self._array[start:stop])
+        return part
 
 
 class MappedFile:
@@ -122,7 +126,7 @@ class MappedFile:
     that name has to be the same one, of the same size and time of modification.
     """
 
-    __slots__ = ("__weakref__", "_content", "_path", "_version", "is_recent", "size")
+    __slots__ = ("__weakref__", "_array", "_parts", "_path", "_version", "is_recent", "size")
 
     def __init__(self, path: str | os.PathLike[str], file: io.FileIO) -> None:
         name = os.fspath(path)
@@ -130,63 +134,60 @@ class MappedFile:
         self._version = _version_of(file)
         self.size = self._version[0]
         self.is_recent = False  # used since it was last considered for unmapping
-        self._content: _Content | None = None
+        self._array: Bytes | None = None
+        self._parts: dict[int, HostMemory] = {}  # of the map, by their starts
         self._map(file)
 
     def fetch(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Do nothing: the kernel reads what is used."""
 
     def read(self, start: int, stop: int) -> bytes:
-        return self._mapped().array[start:stop].tobytes()
+        self.is_recent = True
+        array = self._array  # as in `view`: a call takes as long as what it does
+        if array is None:
+            array = self._map_again()
+        return array[start:stop].tobytes()
 
     def view(self, start: int, stop: int) -> Bytes:
-        return self._mapped().array[start:stop]
+        self.is_recent = True
+        array = self._array
+        if array is None:
+            array = self._map_again()
+        return array[start:stop]
 
     def memory(self, start: int, stop: int) -> HostMemory:
-        return self._mapped().memory(start, stop)
+        self.is_recent = True
+        parts = self._parts
+        part = parts.get(start)
+        if part is None or part.size != stop - start:
+            array = self._array
+            if array is None:
+                array = self._map_again()
+                parts = self._parts
+            part = parts[start] = HostMemory.of(array[start:stop])
+        return part
 
     def unmap(self) -> None:
         """Release the map, which ends with the last array on it."""
-        self._content = None
+        self._array = None
+        self._parts = {}
 
-    def _mapped(self) -> _Content:
-        content = self._content
-        if content is None:
-            with open_regular(self._path) as file:
-                if _version_of(file) != self._version:
-                    error = FormatError(
-                        f"{self._path} was replaced or changed since it was opened. Open it, or the data set, again"
-                    )
-                    error.path = Path(self._path)
-                    raise error
-                content = self._map(file)
-        self.is_recent = True
-        return content
+    def _map_again(self) -> Bytes:
+        with open_regular(self._path) as file:
+            if _version_of(file) != self._version:
+                error = FormatError(
+                    f"{self._path} was replaced or changed since it was opened. Open it, or the data set, again"
+                )
+                error.path = Path(self._path)
+                raise error
+            return self._map(file)
 
-    def _map(self, file: io.FileIO) -> _Content:
-        content = self._content = _Content(_map(file, self.size))
+    def _map(self, file: io.FileIO) -> Bytes:
+        array = self._array = _map(file, self.size)
         _mapped[weakref.ref(self, _forget)] = None
         while len(_mapped) > MAP_LIMIT and _unmap_one():
             pass
-        return content
-
-
-class _Content:
-    """Bytes at a fixed address, and the parts of them that native code was given."""
-
-    __slots__ = ("_address", "_parts", "array")
-
-    def __init__(self, array: Bytes) -> None:
-        self.array = array
-        self._address = HostMemory.of(array).address
-        self._parts: dict[tuple[int, int], HostMemory] = {}
-
-    def memory(self, start: int, stop: int) -> HostMemory:
-        part = self._parts.get((start, stop))
-        if part is None:
-            array = self.array[start:stop]
-            part = self._parts[start, stop] = HostMemory(self._address + start, array.size, array)
-        return part
+        return array
 
 
 _mapped: OrderedDict[weakref.ref[MappedFile], None] = OrderedDict()  # all that are, in the order of their mapping
