@@ -22,7 +22,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    import os
 
 __all__ = [
     "AttestationError",
@@ -45,11 +45,11 @@ class FastrackError(Exception):
 
     Attributes
     ----------
-    path : pathlib.Path or None
-        The sealed file that the error is about, if known.
+    path : path-like or None
+        The sealed file, a `pathlib.Path` or the URL of a server, that the error is about, if known.
     """
 
-    path: Path | None = None
+    path: os.PathLike[str] | None = None
 
 
 class AuthenticationError(FastrackError):
@@ -63,7 +63,7 @@ class AuthenticationError(FastrackError):
         The name of the tensor, kept as ``.tensor``; None if the message has no name.
     chunk : int, optional
         The first chunk that failed, counted from 0, kept as ``.chunk``; None if the header failed.
-    path : pathlib.Path, optional
+    path : path-like, optional
         The file that holds the message, kept as ``.path``; None if it is not in a file.
 
     Examples
@@ -90,7 +90,7 @@ class AuthenticationError(FastrackError):
     chunk: int | None
 
     def __init__(
-        self, message: str, *, tensor: str | None = None, chunk: int | None = None, path: Path | None = None
+        self, message: str, *, tensor: str | None = None, chunk: int | None = None, path: os.PathLike[str] | None = None
     ) -> None:
         super().__init__(message)
         self.path = path

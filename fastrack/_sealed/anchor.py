@@ -20,6 +20,7 @@ from fastrack._crypto.tlog import TransparencyLog
 from fastrack._sealed.entries import PlainEntry, SealedEntry
 from fastrack._sealed.manifest import HISTORY_LIMIT, Manifest, load_manifest
 from fastrack._util.atomic import is_trusted_owner, new_file
+from fastrack._util.locations import locate_local
 from fastrack._util.public import public
 from fastrack._util.regular_file import open_regular
 from fastrack.errors import FormatError, KeyPermissionError, RollbackError
@@ -171,7 +172,7 @@ class Anchor:
         SignatureError, FormatError, OSError
             As from `verify`.
         """
-        path = Path(path)
+        path = locate_local(path)
         entry = self._find(path)
         if not isinstance(entry, PlainEntry):
             raise RollbackError(
@@ -197,7 +198,7 @@ class Anchor:
         FormatError, OSError
             If a file is no manifest, proof or sealed file, or cannot be read.
         """
-        folder = Path(folder)
+        folder = locate_local(folder)
         manifest = self._load(folder / FOLDER_MANIFEST if self._manifest_path is None else self._manifest_path)
         manifest.verify(folder)
         self.advance()
@@ -205,7 +206,7 @@ class Anchor:
 
     def sealed_entry(self, path: str | os.PathLike[str]) -> SealedEntry:
         """Return the description of a sealed file of the set."""
-        path = Path(path)
+        path = locate_local(path)
         entry = self._find(path)
         if not isinstance(entry, SealedEntry):
             raise RollbackError(

@@ -107,7 +107,7 @@ class _SealedBytes(io.RawIOBase):
             start = self._position
             memory = target[: max(0, self._size - start)]
             if memory.size:
-                self._message.gather(EvenRanges(np.array([start]), 1, memory.size).pieces(), memory)
+                self._message.gather(EvenRanges(np.array([start]), 1, memory.size), memory)
                 self._position = start + memory.size
             return memory.size
 

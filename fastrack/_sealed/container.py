@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from fastrack._sealed.storage import HEADER_LIMIT, HEADER_PREFIX
 from fastrack._tensors import dtypes
+from fastrack._util.locations import Location
 from fastrack.errors import FormatError
 
 _MEMBERS = {"dtype", "shape", "data_offsets"}
@@ -26,7 +26,7 @@ class StoredTensor(NamedTuple):
     stop: int
 
 
-def parse_header(head: bytes, size: int | None, path: Path) -> tuple[dict[str, str], dict[str, StoredTensor]]:
+def parse_header(head: bytes, size: int | None, path: Location) -> tuple[dict[str, str], dict[str, StoredTensor]]:
     """Return the metadata of a safetensors file of `size` bytes (None if not known), and its tensors in their order.
 
     They follow one another, each as large as its dtype and shape say, to the end. Others raise `FormatError`.
@@ -109,5 +109,5 @@ def _read_tensor(name: str, entry: Any, body: int) -> StoredTensor:
     return StoredTensor(dtype, tuple(shape), body + start, body + stop)
 
 
-def _damaged(path: Path, reason: object) -> FormatError:
+def _damaged(path: Location, reason: object) -> FormatError:
     return FormatError(f"{path}: expected a safetensors file, got another or a damaged one: {reason!s:.300}")

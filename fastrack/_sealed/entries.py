@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from fastrack._crypto.cobblestone import HEADER_SIZE
 from fastrack._sealed.tensor import Kind
 from fastrack._tensors.arrays import Bytes
+from fastrack._util.locations import Location
 from fastrack._util.pickles import unpickle
 from fastrack._util.regular_file import open_regular
 from fastrack.errors import AuthenticationError, RollbackError
@@ -140,7 +141,7 @@ class SealedEntry:
         """Return the header of the message of a sealed tensor."""
         return base64.b64decode(self.sealed[name][2])
 
-    def check_plain(self, name: str, content: Bytes, path: Path) -> None:
+    def check_plain(self, name: str, content: Bytes, path: Location) -> None:
         """Raise `AuthenticationError` if these are not the bytes of a plain tensor."""
         if sha256_of(content) != self.plain[name][2]:
             raise self._altered(path, name)
@@ -154,7 +155,7 @@ class SealedEntry:
             path=file.path,
         )
 
-    def _altered(self, path: Path, tensor: str) -> AuthenticationError:
+    def _altered(self, path: Location, tensor: str) -> AuthenticationError:
         return AuthenticationError(
             f"{path}: tensor {tensor!r:.200}: its bytes do not have the SHA-256 in {self.manifest}; it was altered, or "
             "is of another version. Get the files of that version",

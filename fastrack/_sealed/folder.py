@@ -19,6 +19,7 @@ from fastrack._sealed.reader import SealedFile, load_file, verify_file
 from fastrack._sealed.tensor import SealedTensor, unseal
 from fastrack._sealed.writer import Progress
 from fastrack._tensors import dtypes
+from fastrack._util.locations import locate_local
 from fastrack._util.public import public
 from fastrack.errors import AuthenticationError, FormatError, RollbackError
 
@@ -81,7 +82,7 @@ def load_folder(
     >>> folder.weights()
     {'weight': <SealedTensor 'weight' F64 [2, 3] key ...>}
     """
-    path = Path(path)
+    path = locate_local(path)
     index = path / INDEX
     if path.is_dir() and not os.path.lexists(index):
         advice = "no such file, so this is no sealed folder; `fastrack seal` makes one"

@@ -21,6 +21,7 @@ from fastrack._sealed.publish import walk
 from fastrack._sealed.reader import SealedFile
 from fastrack._sealed.writer import Progress, seal_file, write_plaintext, write_sealed
 from fastrack._util.atomic import new_file, new_folder
+from fastrack._util.locations import Location
 from fastrack._util.public import public
 from fastrack._util.regular_file import open_regular
 from fastrack.errors import FormatError
@@ -164,7 +165,7 @@ def _bytes(content: bytes) -> PlainTensor:
     return PlainTensor.of(np.frombuffer(content, np.uint8))
 
 
-def _require_layout(header: bytes, entry: SealedEntry, path: Path) -> list[str]:
+def _require_layout(header: bytes, entry: SealedEntry, path: Location) -> list[str]:
     """Return the names in a safetensors header, in the order of the bytes, if it describes the tensors of the entry."""
     try:
         described = json.loads(header[_PREFIX:])

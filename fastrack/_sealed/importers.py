@@ -19,6 +19,7 @@ import numpy as np
 from fastrack._sealed.reader import SealedFile, load_file
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
+from fastrack._util.locations import locate_local
 from fastrack._util.regular_file import open_regular, require_end
 from fastrack.errors import FormatError
 
@@ -57,7 +58,7 @@ class PlainTensor:
 @contextlib.contextmanager
 def open_plain(path: str | os.PathLike[str]) -> Iterator[tuple[Mapping[str, PlainTensor], dict[str, str]]]:
     """Open the plain tensors of a file and its metadata. They are mapped if the format allows it."""
-    path = Path(path)
+    path = locate_local(path)
     suffix = path.suffix.lower()
     if suffix == ".safetensors":
         with load_file(path) as file:

@@ -24,6 +24,7 @@ from fastrack._sealed.storage import Extent, Storage, StoredBytes, open_storage,
 from fastrack._sealed.tensor import Binding, Kind, MessageContext, OpenMessage, SealedTensor, bad_chunk
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
+from fastrack._util.locations import Location, locate
 from fastrack._util.pickles import unpickle
 from fastrack._util.public import public
 from fastrack.errors import AuthenticationError, ClosedError, FormatError, UnknownKeyError
@@ -51,8 +52,8 @@ def load_file(
 
     Parameters
     ----------
-    path : path
-        The sealed file.
+    path : path or URL
+        The sealed file. Of one on a server, such as ``s3://bucket/name``, ranges are read and kept on the local disk.
     file_id : str, optional
         Expected file id, kept in a trusted place since the file was sealed. Every file has its own, so an older or
         another file of the same key is refused.
@@ -119,8 +120,8 @@ class SealedFile(Mapping[str, SealedTensor]):
 
     Attributes
     ----------
-    path : pathlib.Path
-        Path of the file.
+    path : pathlib.Path or URL
+        Path of the file, or its URL.
     names : tuple of str
         Names of all tensors, sealed and plain, in the order of the file.
     plain : mapping of str to numpy.ndarray
@@ -157,10 +158,10 @@ class SealedFile(Mapping[str, SealedTensor]):
         mapped: bool = True,
         entry: SealedEntry | None = None,
     ) -> None:
-        self.path = path if isinstance(path, Path) else Path(path)
+        self.path: Location = path if isinstance(path, Path) else locate(path)
         self._is_mapped = mapped
         try:
-            self._read(*open_storage(path, mapped=mapped), file_id)
+            self._read(*open_storage(self.path, mapped=mapped), file_id)
             if entry is not None:
                 entry.check(self)
         except FormatError as error:
@@ -257,8 +258,9 @@ class SealedFile(Mapping[str, SealedTensor]):
         """
         dtype, shape, start, stop = self._stored[name]
         storage = self._open_storage()
-        storage.fetch([(start, stop)])
+        fetched = storage.fetch([(start, stop)])
         memory = storage.view(start, stop)
+        del fetched  # which was needed until the view was there
         if self._entry is not None and name in self._entry.plain:
             memory = memory.copy()
             memory.flags.writeable = False
@@ -294,7 +296,7 @@ class SealedFile(Mapping[str, SealedTensor]):
 
     def __reduce__(self) -> tuple[object, ...]:
         pinned = () if self._entry is None else (self._entry,)
-        return unpickle, ("SealedFile", str(self.path), self._expected_id, self._is_mapped, *pinned)
+        return unpickle, ("SealedFile", os.fspath(self.path), self._expected_id, self._is_mapped, *pinned)
 
     def __repr__(self) -> str:
         return f"<SealedFile {str(self.path)!r}: {len(self)} sealed, {len(self.plain)} plain>"
@@ -440,7 +442,7 @@ def _verify(
 # Metadata of fastrack. All values are untrusted.
 
 
-def _hex_id(value: str | None, name: str, path: Path) -> str:
+def _hex_id(value: str | None, name: str, path: Location) -> str:
     if value is None or not _HEX_ID.fullmatch(value):
         raise FormatError(
             f"{path}: {name}: expected 32 hexadecimal digits, got {value!r:.50}; the metadata was altered"
@@ -448,7 +450,7 @@ def _hex_id(value: str | None, name: str, path: Path) -> str:
     return value
 
 
-def _read_json(text: str | None, path: Path) -> dict[str, Any]:
+def _read_json(text: str | None, path: Location) -> dict[str, Any]:
     try:
         value = json.loads(text or "", object_pairs_hook=unique)
     except (ValueError, RecursionError):
@@ -461,7 +463,7 @@ def _read_json(text: str | None, path: Path) -> dict[str, Any]:
     return value
 
 
-def _take_binding(name: str, entry: dict[str, Any], file: str, path: Path) -> tuple[str, Binding]:
+def _take_binding(name: str, entry: dict[str, Any], file: str, path: Location) -> tuple[str, Binding]:
     """Remove its own file id and its binding from the entry of a tensor that was sealed earlier, and return them."""
     own_id, header = entry.pop("file", None), entry.pop("binding")
     if not isinstance(own_id, str) or not isinstance(header, str) or not _HEX_HEADER.fullmatch(header):
@@ -472,7 +474,7 @@ def _take_binding(name: str, entry: dict[str, Any], file: str, path: Path) -> tu
     return _hex_id(own_id, f"file of {name!r:.80}", path), Binding(file, bytes.fromhex(header))
 
 
-def _read_context(name: str, entry: Any, file: str, kind: Kind, path: Path) -> MessageContext:
+def _read_context(name: str, entry: Any, file: str, kind: Kind, path: Location) -> MessageContext:
     if type(entry) is dict and entry.keys() == _MEMBERS:
         dtype, shape = entry["dtype"], entry["shape"]
         if type(dtype) is str and is_shape(shape):

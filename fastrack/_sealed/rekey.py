@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Self
 
 from fastrack._crypto import cobblestone
@@ -16,6 +15,7 @@ from fastrack._sealed.tensor import OpenMessage, SealedTensor
 from fastrack._sealed.writer import SLAB, Progress, choose, plain_names, write_sealed
 from fastrack._tensors import arrays
 from fastrack._tensors.arrays import Bytes
+from fastrack._util.locations import locate
 from fastrack._util.public import public
 
 
@@ -75,7 +75,7 @@ def rekey_file(
         }
         write_sealed(
             tensors,
-            Path(target),
+            locate(target),
             sealing_key(key),
             names,
             file.metadata,

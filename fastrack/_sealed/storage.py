@@ -19,6 +19,7 @@ from fastrack._crypto.base import HostMemory
 from fastrack._tensors import arrays
 from fastrack._tensors.arrays import Bytes
 from fastrack._tensors.mapped_file import map_file
+from fastrack._util.locations import Url
 from fastrack._util.regular_file import open_regular
 from fastrack.errors import FormatError
 
@@ -42,8 +43,11 @@ class Storage(Protocol):
         """Size of the file in bytes."""
         ...
 
-    def fetch(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Make ranges of bytes (start, stop) present: until then, `view` and `memory` of them may hold anything."""
+    def fetch(self, ranges: Sequence[tuple[int, int]]) -> object:
+        """Make ranges of bytes (start, stop) present: until then, `view` and `memory` of them may hold anything.
+
+        They stay present as long as the object that is returned.
+        """
         ...
 
     def read(self, start: int, stop: int) -> bytes:
@@ -61,6 +65,12 @@ class Storage(Protocol):
 
 def open_storage(path: str | os.PathLike[str], *, mapped: bool = True) -> tuple[Storage, bytes]:
     """Open a safetensors file: map it, or read all of it now. Return its storage and its header, of one version."""
+    if isinstance(path, Url):
+        from fastrack._remote.remote_file import open_remote
+
+        remote, read = open_remote(path)
+        header = read_head(read, remote.size)
+        return remote if mapped else StoredBytes(np.frombuffer(remote.read(0, remote.size), np.uint8)), header
     for _ in range(_ATTEMPTS):
         with open_regular(path) as file:
             version = _version_of(file)

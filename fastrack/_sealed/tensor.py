@@ -7,22 +7,23 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 
 from fastrack._crypto import cobblestone
-from fastrack._crypto.base import GatherPlan, HostMemory
+from fastrack._crypto.base import HostMemory
 from fastrack._crypto.cobblestone import HEADER_SIZE, SALT_SIZE, MessageKey
 from fastrack._crypto.engine import get_engine
 from fastrack._crypto.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._crypto.keys import Key
+from fastrack._sealed.fetching import Fetched, fetch, fetch_range, prefetch_range
 from fastrack._sealed.handle import Handle
 from fastrack._sealed.indexing import Ranges, RowPlan, plan_rows
 from fastrack._sealed.storage import Extent, Storage, StoredBytes
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes, Framework
+from fastrack._util.locations import Location
 from fastrack._util.pickles import unpickle
 from fastrack._util.public import public
 from fastrack.errors import AuthenticationError, FastrackError, FormatError, GrantError, UnknownKeyError
@@ -160,17 +161,20 @@ def _unseal_rows(rows: SealedRows, keys: KeyRing, framework: Framework) -> Any:
     """Decrypt rows. All headers are authenticated before memory of the size that they claim is allocated."""
     rows.check_contexts(keys)
     with ExitStack() as stack:
-        opened = [(stack.enter_context(OpenMessage(tensor, keys)), ranges) for tensor, ranges in rows.slices()]
+        parts = [(tensor, ranges()) for tensor, ranges in rows.slices()]
+        fetched = fetch(parts)
+        opened = [(stack.enter_context(OpenMessage(tensor, keys)), ranges) for tensor, ranges in parts]
         memory = arrays.empty_bytes(rows.nbytes)
         result = arrays.from_bytes(memory, rows.dtype, rows.shape, framework)
         try:
             if rows.needs_padding:
                 memory.fill(0)
             for message, ranges in opened:
-                message.gather(ranges().pieces(), memory)
+                message.gather(ranges, memory)
         except BaseException:
             memory.fill(0)
             raise
+        del fetched  # which was needed until now
     return result
 
 
@@ -292,7 +296,7 @@ class SealedTensor(Handle):
         The Cobblestone message: header, then chunks.
     key_id : str
         Id of the key that opens it.
-    path : pathlib.Path or None
+    path : pathlib.Path, URL or None
         File that it was taken from, for errors to name. It is not part of a pickle.
 
     Examples
@@ -330,7 +334,7 @@ class SealedTensor(Handle):
         message: Bytes | Extent,
         key_id: str,
         binding: Binding | None = None,
-        path: Path | None = None,
+        path: Location | None = None,
         header: bytes | None = None,
     ) -> None:
         self.context = context
@@ -364,7 +368,7 @@ class SealedTensor(Handle):
 
     @property
     def message(self) -> memoryview:
-        return self._storage.view(self._start, self._stop).data.toreadonly()
+        return self.read_message(0, self.message_size).data.toreadonly()
 
     @property
     def header(self) -> bytes:
@@ -372,6 +376,11 @@ class SealedTensor(Handle):
         if self._pinned_header is not None:
             return self._pinned_header
         return self._storage.read(self._start, self._start + HEADER_SIZE)
+
+    @property
+    def message_size(self) -> int:
+        """Bytes of the message."""
+        return self._stop - self._start
 
     @property
     def origin(self) -> tuple[Storage, int]:
@@ -385,7 +394,10 @@ class SealedTensor(Handle):
 
     def read_message(self, start: int, stop: int) -> Bytes:
         """Return a part of the message, which begins with `header`."""
-        part = self._storage.view(self._start + start, min(self._start + stop, self._stop))
+        first, last = self._start + start, min(self._start + stop, self._stop)
+        fetched = fetch_range(self._storage, first, last)
+        part = self._storage.view(first, last)
+        del fetched  # which was needed until the view was there
         if self._pinned_header is None or start >= HEADER_SIZE:
             return part
         return np.concatenate((np.frombuffer(self._pinned_header[start:], np.uint8), part[HEADER_SIZE - start :]))
@@ -400,10 +412,20 @@ class SealedTensor(Handle):
         try:
             key = keys[self.key_id]
             self.check_origin(key)
-            return self.context.open_header(self.header, key)
+            return self._open_header(key)
         except (AuthenticationError, GrantError, UnknownKeyError) as error:
             self.add_path(error)
             raise
+
+    def _open_header(self, key: Key) -> MessageKey:
+        try:
+            return self.context.open_header(self.header, key)
+        except AuthenticationError:
+            fetched = fetch_range(self._storage, self._start, self._start + HEADER_SIZE)
+            if fetched is None or self._pinned_header is not None:
+                raise
+            fetched.fetch_again()
+            return self.context.open_header(self.header, key)
 
     def check_origin(self, key: Key) -> None:
         """Authenticate the binding, if there is one, and refuse a file that the key was not granted for."""
@@ -481,7 +503,7 @@ class SealedTensor(Handle):
         return f"<SealedTensor {self.name!r} {self.dtype} {list(self.shape)} key {self.key_id[:8]}>"
 
     def __reduce__(self) -> tuple[object, ...]:
-        message = b"".join((self.header, self.chunks.data))
+        message = bytes(self.message)
         return unpickle, ("SealedTensor", self.context, message, self.key_id, self.binding)
 
 
@@ -601,6 +623,8 @@ class OpenMessage:
 
     def __init__(self, sealed: SealedTensor, keys: KeyRing) -> None:
         self._sealed = sealed
+        self._storage, start = sealed.origin
+        self._start, self._end = start + HEADER_SIZE, start + sealed.message_size
         self._engine = get_engine()
         message_key = sealed.open_header(keys)
         self._schedule = self._engine.expand_key(message_key)
@@ -611,26 +635,48 @@ class OpenMessage:
 
         If one was altered, `memory` is filled with zeros, and AuthenticationError is raised.
         """
-        sealed = self._sealed.chunks if memory.size == self._sealed.nbytes else self._run(first, memory.size)
-        bad = self._engine.open_run(self._schedule, sealed, memory, first)
+        start, stop = self._span(first, memory.size)
+        bad = self._attempt(
+            fetch_range(self._storage, start, stop),
+            lambda: self._engine.open_run(self._schedule, self._storage.view(start, stop), memory, first),
+        )
         if bad is not None:
             memory.fill(0)
             raise bad_chunk(self._sealed.name, bad, path=self._sealed.path)
 
-    def gather(self, pieces: GatherPlan, memory: Bytes) -> None:
+    def gather(self, ranges: Ranges, memory: Bytes) -> None:
         """Authenticate and decrypt parts of the message into `memory`, as `read` does."""
-        bad = self._engine.open_gather(self._schedule, self._sealed.chunks, memory, pieces)
+        pieces = ranges.pieces()
+        bad = self._attempt(
+            fetch([(self._sealed, ranges)]),
+            lambda: self._engine.open_gather(self._schedule, self._sealed.chunks, memory, pieces),
+        )
         if bad is not None:
             memory.fill(0)
             raise bad_chunk(self._sealed.name, bad, path=self._sealed.path)
 
     def verify_run(self, first: int, size: int) -> int | None:
         """Return the first chunk with a wrong tag in `size` bytes from chunk `first` on, or None."""
-        return self._engine.verify_run(self._schedule, self._run(first, size), first)
+        start, stop = self._span(first, size)
+        fetched = fetch_range(self._storage, start, stop)
+        if fetched is not None:
+            prefetch_range(self._storage, stop, min(2 * stop - start, self._end))
+        return self._attempt(
+            fetched, lambda: self._engine.verify_run(self._schedule, self._storage.view(start, stop), first)
+        )
 
-    def _run(self, first: int, size: int) -> Bytes:
-        start = first * cobblestone.SEALED_CHUNK_SIZE
-        return self._sealed.chunks[start : start + cobblestone.segment_size(first, size, self._sealed.nbytes)]
+    def _attempt(self, fetched: Fetched | None, function: Callable[[], int | None]) -> int | None:
+        """Call a function on chunks, and once more if one is wrong that was kept of a file on a server."""
+        bad = function()
+        if bad is not None and bad >= 0 and fetched is not None:
+            fetched.fetch_again()
+            bad = function()
+        return bad
+
+    def _span(self, first: int, size: int) -> tuple[int, int]:
+        """Return where in the storage the chunks of `size` bytes of plaintext are."""
+        start = self._start + first * cobblestone.SEALED_CHUNK_SIZE
+        return start, start + cobblestone.segment_size(first, size, self._sealed.nbytes)
 
     def __enter__(self) -> Self:
         return self
@@ -640,7 +686,7 @@ class OpenMessage:
 
 
 def bad_chunk(
-    name: str | None, chunk: int, outcome: str = "nothing of the tensor was handed out", *, path: Path | None = None
+    name: str | None, chunk: int, outcome: str = "nothing of the tensor was handed out", *, path: Location | None = None
 ) -> AuthenticationError:
     """Return the error for an altered chunk, or for an altered gather plan, which a negative `chunk` stands for."""
     prefix = "" if path is None else f"{path}: "

@@ -7,7 +7,7 @@ import json
 import os
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -24,6 +24,7 @@ from fastrack._sealed.tensor import Binding, Kind, MessageContext, OpenMessage, 
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.atomic import new_file
+from fastrack._util.locations import Location, Url, locate, locate_local
 from fastrack._util.paths import require_path
 from fastrack._util.public import public
 from fastrack.errors import AuthenticationError, FormatError
@@ -58,8 +59,8 @@ def save_file(
     tensors : mapping of str to numpy.ndarray, torch.Tensor or SealedTensor
         Tensors in host memory. A `SealedTensor` must have this name and key; it is stored as it is and bound to the
         file, and nothing of it is decrypted.
-    path : path
-        The file to write; a ``.safetensors`` suffix is customary.
+    path : path or URL
+        The file to write; a ``.safetensors`` suffix is customary. A store such as ``s3://`` gets it in parts.
     key : KeyLike, optional
         The owner's key, as `seal` takes it.
     plain : iterable of str
@@ -106,11 +107,11 @@ def save_file(
             described[name] = PlainTensor.of(tensor)
         except TypeError as error:
             raise TypeError(f"{name!r:.80} cannot be saved: {error}") from error
-    write_sealed(described, Path(path), key, plain, metadata or {}, progress, sealed=sealed)
+    write_sealed(described, locate(path), key, plain, metadata or {}, progress, sealed=sealed)
 
 
 def _describe_message(tensor: SealedTensor) -> PlainTensor:
-    return PlainTensor("U8", (tensor.message.nbytes,), lambda: tensor.read_message)
+    return PlainTensor("U8", (tensor.message_size,), lambda: tensor.read_message)
 
 
 def _require_own(name: str, tensor: SealedTensor, key: Key, plain: frozenset[str]) -> None:
@@ -135,7 +136,7 @@ def _require_own(name: str, tensor: SealedTensor, key: Key, plain: frozenset[str
 def write_checkpoint(tensors: Mapping[str, Any], path: str | os.PathLike[str], key: KeyLike | None) -> None:
     """Seal the tensors of a checkpoint into a new file. They open as a checkpoint only."""
     described = {name: PlainTensor.of(tensor) for name, tensor in tensors.items()}
-    write_sealed(described, Path(path), sealing_key(key), frozenset(), {}, None, kind="checkpoint")
+    write_sealed(described, locate(path), sealing_key(key), frozenset(), {}, None, kind="checkpoint")
 
 
 @public
@@ -158,7 +159,7 @@ def seal_file(
     ----------
     source : path
         A ``.safetensors``, ``.npy`` or ``.npz`` file. Any other file is sealed whole, as one U8 vector.
-    target : path
+    target : path or URL
         The sealed file to write.
     key, plain, progress
         As for `save_file`.
@@ -195,7 +196,7 @@ def seal_file(
         seal_opened(
             tensors,
             stored,
-            Path(target),
+            locate(target),
             sealing_key(key),
             label=os.fspath(source),
             plain=plain,
@@ -209,7 +210,7 @@ def seal_file(
 def seal_opened(
     tensors: Mapping[str, PlainTensor],
     stored_metadata: Mapping[str, str],
-    target: Path | IO[bytes],
+    target: Location | IO[bytes],
     key: Key,
     *,
     label: str,
@@ -288,7 +289,7 @@ def unseal_file(
     ring = KeyRing.resolve(keys)
     with opened_file(source) as file:
         unsealer = Unsealer(file, ring, choose(file, names, plain_names(plain)), overwrite, progress)
-        unsealer.write_to(Path(target))
+        unsealer.write_to(locate_local(target))
 
 
 def choose(file: SealedFile, names: Iterable[str] | None, plain: frozenset[str]) -> list[str]:
@@ -414,7 +415,7 @@ def plain_names(plain: Iterable[str]) -> frozenset[str]:
 
 def write_sealed(
     tensors: Mapping[str, PlainTensor],
-    target: Path | IO[bytes],
+    target: Location | IO[bytes],
     key: Key,
     plain: frozenset[str],
     metadata: Mapping[str, str],
@@ -458,7 +459,7 @@ def write_sealed(
     memory = arrays.empty_bytes(cobblestone.ciphertext_size(min(SLAB, largest)))
     header = _header(entries, {**metadata, **fields})
     size = len(header) + sum(dtypes.nbytes(*entry) for entry in entries.values())
-    with new_file(target, size, overwrite=overwrite) if isinstance(target, Path) else nullcontext(target) as out:
+    with _open_target(target, size, overwrite=overwrite) as out:
         out.write(header)
         for name in entries:
             if name in elsewhere:
@@ -482,6 +483,15 @@ def _check_texts(tensors: Mapping[str, PlainTensor], plain: frozenset[str], meta
         raise FormatError(f"metadata: keys that begin with 'fastrack.' are reserved, got {', '.join(marked):.200}")
 
 
+def _open_target(target: Location | IO[bytes], size: int, *, overwrite: bool) -> AbstractContextManager[IO[bytes]]:
+    """Open a file of ciphertext for writing, on this machine or on a server. A file that is open stays open."""
+    if isinstance(target, Url):
+        from fastrack._remote.upload import new_object
+
+        return new_object(target, size, overwrite=overwrite)
+    return new_file(target, size, overwrite=overwrite) if isinstance(target, Path) else nullcontext(target)
+
+
 def _entry(context: MessageContext) -> dict[str, Any]:
     return {"dtype": context.dtype, "shape": list(context.shape)}
 
@@ -501,7 +511,7 @@ def encode_one_tensor(tensor: SealedTensor) -> bytes:
     if context.kind != "tensor":
         raise ValueError(f"{context.name!r:.200} is part of a {context.kind}, and of no other file. Unseal it first")
     fields = _fields(context.file, tensor.key_id, {context.name: _entry(context)})
-    return _header({context.name: ("U8", (tensor.message.nbytes,))}, fields) + tensor.header + tensor.chunks.tobytes()
+    return _header({context.name: ("U8", (tensor.message_size,))}, fields) + bytes(tensor.message)
 
 
 def _write_message(

@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from fastrack._crypto.keyring import KeyRing
+from fastrack._sealed.fetching import fetch_headers
 from fastrack._sealed.indexing import Indices, highest_unsigned
 from fastrack._sealed.tensor import SealedRows, TensorSlice
 from fastrack._tensors import arrays
@@ -54,8 +55,11 @@ class DatasetRef:
         A file that claims to have none would otherwise never be opened, and its samples be missing unnoticed.
         """
         if column not in self._checked:
-            for tensor in self.layout.shape_tensors(column):
+            tensors = self.layout.shape_tensors(column)
+            fetched = fetch_headers(tensors)
+            for tensor in tensors:
                 tensor.open_header(keys).wipe()
+            del fetched  # which was needed until now
             self._checked.add(column)
 
     @property

@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 
 from fastrack._crypto.keyring import KeyRing, KeySource
+from fastrack._sealed.fetching import fetch
 from fastrack._sealed.indexing import ByteRanges, EvenRanges, Indices
 from fastrack._sealed.tensor import MessageContext, SealedTensor, TensorSlice, unseal
 from fastrack._tensors import dtypes
@@ -195,6 +196,7 @@ def record_layout(
     names : those of the records and of their lengths in a sample
     """
     offsets, ring = [], KeyRing.resolve(keys)
+    fetched = fetch((shards.tensor(shard, 1), None) for shard in range(len(shards)))
     for shard, (data, index) in enumerate(shards.contexts):
         label = f"{shards.paths[shard]}: {index.name!r:.200}"
         if index.dtype != "I64" or len(index.shape) != 1 or index.shape[0] < 1:
@@ -213,6 +215,7 @@ def record_layout(
                 f"{data.name!r:.200}, got others"
             )
         offsets.append(opened)
+    del fetched  # which was needed until now
     ends = np.cumsum([opened.size - 1 for opened in offsets], dtype=np.int64)
     return RecordLayout(shards, names, ends, offsets)
 

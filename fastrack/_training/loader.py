@@ -77,6 +77,9 @@ def wrap(
     loader's iterator and its workers. A loader that can be iterated only once, such as a generator, has lost the
     prefetched batches then; ``prefetch=0`` avoids this.
 
+    Of files on servers, more batches are taken from the loader in advance, so that their parts are downloaded in
+    parallel: up to 64 batches, or 64 MiB of downloads.
+
     Examples
     --------
     >>> import numpy as np
@@ -173,7 +176,7 @@ class WrappedLoader:
 
     def __iter__(self) -> Iterator[Any]:
         _require_distributed(self._inner)  # the process group may have been initialised since
-        source = Source(self._inner, self._lock, self._device, self._keys)
+        source = Source(self._inner, self._lock, self._device, self._keys, ahead=self._prefetch > 0)
         # Batches are prefetched on a stream of their own, so that neither stream waits for the other's work.
         side = side_stream(self._device) if self._prefetch else None
         iteration = PrefetchThread(source, self._prefetch, side) if self._prefetch else source

@@ -7,19 +7,24 @@ import copy
 import functools
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
 from fastrack._crypto.keyring import KeyRing
 from fastrack._devices.side_stream import SideStream
+from fastrack._sealed.fetching import prefetch
 from fastrack._transfer.api import to_device
+from fastrack._transfer.plan import wanted_of
 from fastrack._util.fork import register_fork_reset
-from fastrack.errors import ClosedError
+from fastrack.errors import ClosedError, FastrackError
 
 _EXIT_TIMEOUT = 5  # seconds that the exit of the process waits for prefetch threads
+_AHEAD = 64  # batches with parts on servers that are taken from the loader before they are opened
+_AHEAD_BYTES = 64 << 20  # of downloads for them that began
 _END = object()
 
 
@@ -30,8 +35,10 @@ class Source:
     the loader no more.
     """
 
-    def __init__(self, loader: Any, lock: threading.Lock, device: str, keys: KeyRing) -> None:
+    def __init__(self, loader: Any, lock: threading.Lock, device: str, keys: KeyRing, *, ahead: bool) -> None:
         self._loader = loader
+        self._downloads = ahead  # of the batches that follow, until a batch has nothing on a server
+        self._ahead: deque[_Taken] = deque()
         self._lock = lock
         self._device = device
         self._keys = keys
@@ -54,7 +61,7 @@ class Source:
                 if self.batches is None or self.is_stopped:
                     batch, state = _END, None
                 else:
-                    batch, state = next(self.batches, _END), self._state()
+                    batch, state = self._next(self.batches)
             if batch is not _END:
                 return Fetched(to_device(batch, self._device, keys=self._keys), state)
         except BaseException:
@@ -62,6 +69,37 @@ class Source:
             raise
         self.batches = None
         return Fetched(state=state, is_last=True)
+
+    def _next(self, batches: Iterator[Any]) -> tuple[Any, Any]:
+        """Return the next batch, or the end, with the state after it. Downloads for later ones begin meanwhile."""
+        if not self._ahead:
+            self._ahead.append(self._take(batches))
+        while (
+            self._downloads
+            and len(self._ahead) <= _AHEAD
+            and not self._ahead[-1].is_last
+            and sum(one.nbytes for one in self._ahead) < _AHEAD_BYTES
+        ):
+            self._ahead.append(self._take(batches))
+        taken = self._ahead.popleft()
+        if taken.error is not None:
+            raise taken.error
+        return taken.batch, taken.state
+
+    def _take(self, batches: Iterator[Any]) -> _Taken:
+        try:
+            taken = _Taken(next(batches, _END), self._state())
+        except BaseException as error:
+            if not self._ahead:
+                raise
+            return _Taken(error=error, is_last=True)
+        taken.is_last = taken.batch is _END
+        if self._downloads and not taken.is_last:
+            with suppress(OSError, FastrackError):  # which are raised when the batch is opened
+                nbytes = prefetch(wanted_of(taken.batch))
+                self._downloads = nbytes is not None
+                taken.nbytes = nbytes or 0
+        return taken
 
     def stop(self) -> None:
         self.is_stopped = True
@@ -73,6 +111,17 @@ class Source:
     def _state(self) -> Any:
         # A copy, since the state may be a part of the loader, which continues.
         return copy.deepcopy(self._loader.state_dict()) if self._has_state else None
+
+
+@dataclass(slots=True)
+class _Taken:
+    """A batch of the loader with the state after it, or an error in its place. `nbytes` began to be downloaded."""
+
+    batch: Any = None
+    state: Any = None
+    error: BaseException | None = None
+    is_last: bool = False
+    nbytes: int = 0
 
 
 class PrefetchThread(threading.Thread):

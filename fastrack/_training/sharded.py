@@ -6,7 +6,6 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastrack._crypto.keyring import KeyLike, sealing_key
@@ -15,6 +14,7 @@ from fastrack._sealed.importers import PlainTensor
 from fastrack._sealed.writer import write_sealed
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
+from fastrack._util.locations import locate
 
 if TYPE_CHECKING:
     import torch
@@ -99,7 +99,7 @@ def save_gathered(
         for name, tensor in tensors.items():
             if is_sharded(tensor):
                 described[name] = _describe(tensor, next(numbers))
-        write_sealed(described, Path(path), sealing_key(key), frozenset(), metadata or {}, None)
+        write_sealed(described, locate(path), sealing_key(key), frozenset(), metadata or {}, None)
         outcome = _DONE
     finally:
         _broadcast(outcome)

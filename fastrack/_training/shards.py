@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fastrack._sealed.reader import SealedFile
 from fastrack._sealed.tensor import MessageContext, SealedTensor
+from fastrack._util.locations import Location, Url, locate
 from fastrack._util.pickles import unpickle
 from fastrack.errors import FormatError
 
 if TYPE_CHECKING:
     from fastrack._sealed.anchor import Anchor
     from fastrack._sealed.entries import SealedEntry
+
+_PARALLEL = 32  # files on servers that are opened at once
 
 PathLike = str | os.PathLike[str]
 _Column = tuple[str, str, tuple[int, ...], bytes, bytes]  # name, dtype, shape of a row, numbers of rows, file ids
@@ -37,7 +40,7 @@ class Shards:
         given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
         if not given:
             raise ValueError("paths: expected one sealed file or more, got none")
-        self.paths = [Path(path).absolute() for path in given]
+        self.paths = [_absolute(locate(path)) for path in given]
         self._entries: list[SealedEntry] | None = None
         expected = _expected_ids(file_ids, len(given))
         if anchor is not None:
@@ -47,9 +50,8 @@ class Shards:
             self._entries = [anchor.sealed_entry(path) for path in self.paths]
         self._tensors: list[list[SealedTensor] | None] = []
         self.contexts: list[list[MessageContext]] = []
-        first_with: dict[str, Path] = {}
-        for shard, path in enumerate(self.paths):
-            file = self.open(shard)
+        first_with: dict[str, Location] = {}
+        for shard, (path, file) in enumerate(zip(self.paths, self._open_all(), strict=True)):
             _require_samples(file)
             _require_distinct(file, None if expected is None else expected[shard], first_with)
             if shard == 0:
@@ -91,7 +93,7 @@ class Shards:
         """Return the same files with some of the tensors."""
         chosen = [self.names.index(name) for name in names]
         selected = restore_shards(
-            [str(path) for path in self.paths],
+            [os.fspath(path) for path in self.paths],
             tuple(names),
             self.key_id,
             [[contexts[column] for column in chosen] for contexts in self.contexts],
@@ -102,8 +104,16 @@ class Shards:
         ]
         return selected
 
+    def _open_all(self) -> Iterator[SealedFile]:
+        """Yield all files, in order. Those on servers are opened in parallel."""
+        if any(isinstance(path, Url) for path in self.paths):
+            with ThreadPoolExecutor(_PARALLEL) as threads:
+                yield from threads.map(self.open, range(len(self.paths)))
+        else:
+            yield from map(self.open, range(len(self.paths)))
+
     def __reduce__(self) -> tuple[object, ...]:
-        paths = zlib.compress(os.fsencode("\0".join(map(str, self.paths))), 1)
+        paths = zlib.compress(os.fsencode("\0".join(map(os.fspath, self.paths))), 1)
         columns = [_pack(contexts) for contexts in zip(*self.contexts, strict=True)]
         pinned = () if self._entries is None else (self._entries,)
         return unpickle, ("Shards", paths, self.key_id, columns, *pinned)
@@ -127,7 +137,8 @@ def restore_shards(
 ) -> Shards:
     """Return files of known contexts. Each is opened when it is first needed."""
     shards = Shards.__new__(Shards)
-    shards.paths, shards.names, shards.key_id, shards.contexts = [Path(path) for path in paths], names, key_id, contexts
+    shards.paths = [locate(path) for path in paths]
+    shards.names, shards.key_id, shards.contexts = names, key_id, contexts
     shards._entries, shards._tensors = entries, [None] * len(paths)  # noqa: SLF001 - its own
     return shards
 
@@ -144,6 +155,10 @@ def _unpack(column: _Column) -> list[MessageContext]:
     rows = np.frombuffer(zlib.decompress(packed), np.int64).tolist()
     ids = (files[start : start + _ID_SIZE].hex() for start in range(0, len(files), _ID_SIZE))
     return [MessageContext(name, dtype, (count, *sample), file) for count, file in zip(rows, ids, strict=True)]
+
+
+def _absolute(path: Location) -> Location:
+    return path if isinstance(path, Url) else path.absolute()
 
 
 def _choose(file: SealedFile, names: Sequence[str] | None) -> tuple[str, ...]:
@@ -170,7 +185,7 @@ def _require_samples(file: SealedFile) -> None:
         raise FormatError(f"{file.path}: expected a file of samples, got a {file.kind}. Open it with load_{file.kind}")
 
 
-def _require_distinct(file: SealedFile, expected: str | None, first_with: dict[str, Path]) -> None:
+def _require_distinct(file: SealedFile, expected: str | None, first_with: dict[str, Location]) -> None:
     """Refuse a file with another id than expected, and one with the id of another: a file and its copy."""
     if expected is not None and file.file_id != expected:
         raise FormatError(

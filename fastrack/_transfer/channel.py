@@ -262,11 +262,20 @@ class Channel:
                     owner = None
             plan = self._plan(obj, keys, framework, out)
             try:
-                plan.open_headers(self._session)
+                return self._open(plan, owner)
             except AuthenticationError:
-                self._clear(plan.targets)
-                raise
-            return self._run(plan, owner)
+                if not plan.fetch_again():
+                    raise
+            # The bytes of a file on a server that were kept on this machine may have been wrong.
+            return self._open(self._plan(obj, keys, framework, out), owner)
+
+    def _open(self, plan: Plan, owner: Owner | None) -> Any:
+        try:
+            plan.open_headers(self._session)
+        except AuthenticationError:
+            self._clear(plan.targets)
+            raise
+        return self._run(plan, owner)
 
     def _plan(
         self,

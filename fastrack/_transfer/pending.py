@@ -10,13 +10,13 @@ import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from fastrack._devices.base import Operation
 from fastrack._sealed.tensor import bad_chunk
+from fastrack._util.locations import Location
 from fastrack.errors import FastrackError
 
-Name = tuple[str | None, Path | None]  # of a tensor, and of its file; None for a plain tensor
+Name = tuple[str | None, Location | None]  # of a tensor, and of its file; None for a plain tensor
 _OUTCOME = "its part of the array that was returned holds zeros"
 _EXIT_TIMEOUT = 5  # seconds that the end of the process waits for operations
 _ADVICE = "Call synchronize() in the thread that starts transfers before it ends, or leave non_blocking=True away"

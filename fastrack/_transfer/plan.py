@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Final, NoReturn
 
@@ -12,7 +12,9 @@ from fastrack._crypto.keyring import KeyRing
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._crypto.session import Session
 from fastrack._devices.base import MAX_MESSAGES, Device, Messages
+from fastrack._sealed.fetching import Fetched, fetch, has_remote
 from fastrack._sealed.headers import open_headers
+from fastrack._sealed.indexing import Ranges
 from fastrack._sealed.tensor import SealedRows, SealedTensor, TensorSlice
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Framework
@@ -44,6 +46,7 @@ class Plan:
 
     __slots__ = (
         "_dtypes",
+        "_fetched",
         "_framework",
         "_frameworks",
         "_indices",
@@ -84,6 +87,7 @@ class Plan:
         self.padded: list[int] = []
         self.parts: list[SealedTensor | None] = []
         self._slices: dict[int, TensorSlice] = {}  # of messages of which rows are wanted
+        self._fetched: Fetched | None = None
         self._of: list[int] = []  # the tensor of each message
         for index, value in enumerate(tree.leaves):
             if isinstance(value, SealedTensor):
@@ -144,6 +148,7 @@ class Plan:
                 of.append(number)
         if len(parts) > MAX_MESSAGES:
             raise ValueError(f"moving tensors failed: expected {MAX_MESSAGES} at once or fewer; make several calls")
+        self._fetched = self._fetch()
         self.keys = MessageKeys(len(parts))
         try:
             if self.ring is not None:
@@ -153,6 +158,23 @@ class Plan:
         except BaseException:
             self.keys.wipe()
             raise
+
+    def _fetch(self) -> Fetched | None:
+        """Download what the call needs of files on servers."""
+        if not has_remote():
+            return None
+        return fetch(
+            (part, self._slices[message].ranges() if message in self._slices else None)
+            for message, part in enumerate(self.parts)
+            if part is not None
+        )
+
+    def fetch_again(self) -> bool:
+        """Download again what the call needs of files on servers, after a failure. Return False if it needs nothing."""
+        if self._fetched is None:
+            return False
+        self._fetched.fetch_again()
+        return True
 
     def allocate(self, device: Device) -> None:
         """Allocate the arrays that are not there. The sizes that headers claim are authentic by now."""
@@ -266,6 +288,16 @@ class Plan:
         path = self._tree.path(index)
         if path and len(error.args) == 1:
             error.args = (f"leaf {path}: {error}",)
+
+
+def wanted_of(tree: Any) -> Iterator[tuple[SealedTensor, Ranges | None]]:
+    """Yield the messages of a pytree, and the bytes that are wanted of each; None for all."""
+    for leaf in Tree(tree).leaves:
+        if isinstance(leaf, SealedTensor):
+            yield leaf, None
+        elif isinstance(leaf, SealedRows):
+            for part in leaf.slices():
+                yield part.tensor, part.ranges()
 
 
 def _refuse_unfit(given: tuple[str, tuple[int, ...]], expected: tuple[str, tuple[int, ...]]) -> NoReturn:

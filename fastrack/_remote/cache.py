@@ -1,0 +1,391 @@
+"""The folder on the local disk that keeps ranges of remote files, as they are on their servers, within a bound.
+
+A file of a server has two files here, whose names are a hash of its URL and version. One is as large as the file, but
+sparse: it has the blocks that were read. The other is the index, one byte for each block, and the time of the last use
+of each region. Processes share both. What is in them is not trusted: tags tell wrong bytes, and then they are dropped.
+
+A region in use is locked, by a lock on a byte of the file `lock` that the kernel releases when a process ends. Regions
+that were used least recently are evicted when there is too much: their blocks are marked as absent, and their place in
+the file becomes a hole. The maps of the file stay valid.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import stat
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+import numpy as np
+
+from fastrack._crypto.code_cache import VARIABLE
+from fastrack._remote.objects import Version
+from fastrack._tensors.arrays import Bytes
+from fastrack._tensors.mapped_file import map_file
+from fastrack._util.atomic import is_trusted_owner
+from fastrack._util.fork import register_fork_reset
+from fastrack._util.locations import Url
+from fastrack._util.units import format_size
+
+SIZE_VARIABLE = "FASTRACK_CACHE_SIZE"
+BLOCK = 1 << 18  # bytes that are present or absent together
+REGION = 1 << 26  # bytes that are locked, and evicted, together
+_BLOCKS = REGION // BLOCK
+_MAGIC = b"fastrack ranges1"
+_SIZE = re.compile(r"(\d{1,6})([KMGT])i?B?", re.IGNORECASE)
+_UNITS = {"K": 10, "M": 20, "G": 30, "T": 40}
+_PUNCH_HOLE = 1 | 2  # FALLOC_FL_KEEP_SIZE and FALLOC_FL_PUNCH_HOLE
+_SCAN_AFTER = 64  # the bytes kept are counted again when this part of the bound was added
+_EMPTY_AFTER = 7 * 24 * 3600  # seconds after which the files of an entry without blocks are removed
+_EVICTION = 0  # the byte of the lock file that the process that evicts has locked
+_KEEP_FREE = 10  # a call that has to evict evicts this part of the bound as well
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The two files of one version of a remote file, both mapped.
+
+    first_lock : the byte of the lock file that stands for the first region; those of others follow
+    flags : one byte for each block, 1 if it is present
+    """
+
+    path: Path
+    size: int
+    first_lock: int
+    content: Bytes
+    stamps: np.ndarray[tuple[int], np.dtype[np.uint32]]
+    flags: memoryview
+
+    def open_for_writing(self) -> int:
+        """Return a descriptor of the file with the blocks."""
+        return os.open(self.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+
+    def write_flags(self, first: int, count: int, value: int) -> None:
+        """Mark blocks as present or absent."""
+        self._write_index(_flags_start(self.size) + first, bytes([value]) * count)
+
+    def write_stamp(self, region: int, now: int) -> None:
+        """Note when a region was used."""
+        self._write_index(_START + 4 * region, now.to_bytes(4, "little"))
+
+    def _write_index(self, offset: int, data: bytes) -> None:
+        descriptor = os.open(self.path.with_suffix(".index"), os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            os.pwrite(descriptor, data, offset)
+        finally:
+            os.close(descriptor)
+
+
+class Cache:
+    """The entries of a folder. There is one object for each folder in a process."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        _make_private(folder)
+        self._added = 0
+        self._kept: int | None = None
+        self.reset_after_fork()
+        register_fork_reset(self)
+
+    def reset_after_fork(self) -> None:
+        """Forget the parent's locks."""
+        self._mutex = threading.Lock()
+        self._users: dict[int, int] = {}
+        self._released: SimpleQueue[list[int]] = SimpleQueue()
+        self._locks = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+    def open(self, url: Url, version: Version) -> Entry:
+        """Return the entry of a version of a file. One that cannot be told from others is shared with no one."""
+        told = version.validator or secrets.token_hex(16)
+        identity = "\0".join((url.full, told, str(version.size), _boot_id()))
+        digest = sha256(identity.encode("utf-8", "surrogatepass")).digest()
+        data, index = (self._folder / f"{digest[:20].hex()}.{kind}" for kind in ("data", "index"))
+        start = _flags_start(version.size)
+        size = start + _count(version.size, BLOCK)
+        _make_sparse(index, size, _MAGIC + version.size.to_bytes(8, "little"))
+        _make_sparse(data, version.size, b"")
+        described = _map(index, size)
+        stamps = described[_START:start].view(np.uint32)
+        content = _map(data, version.size)
+        return Entry(data, version.size, _first_lock(digest), content, stamps, described[start:].data)
+
+    def lease(self, entry: Entry, regions: Iterable[int]) -> Lease:
+        """Keep regions from being evicted, by any process, as long as the object that is returned is alive."""
+        lease = Lease(self)
+        with self._mutex:
+            self._drain()
+            for region in regions:
+                offset = entry.first_lock + region
+                users = self._users.get(offset, 0)
+                if not users:
+                    fcntl.lockf(self._locks, fcntl.LOCK_SH, 1, offset)
+                self._users[offset] = users + 1
+                lease.locked.append(offset)
+        self._release_ended()
+        return lease
+
+    def touch(self, entry: Entry, regions: Iterable[int]) -> None:
+        """Note that regions were used."""
+        now = int(time.time())
+        for region in regions:
+            if now - int(entry.stamps[region]) > 1:
+                entry.write_stamp(region, now)
+
+    def reserve(self, missing: int, needed: int) -> None:
+        """Make room for `missing` bytes of the `needed` ones of a call: evict what was used least recently."""
+        with self._mutex:
+            bound = self._bound()
+            if self._kept is None or self._added > bound // _SCAN_AFTER:
+                self._count()
+            assert self._kept is not None
+            if self._kept + self._added + missing > bound:
+                self._evict(bound, max(needed, bound // _KEEP_FREE))
+                if self._kept + missing > bound:
+                    raise OSError(
+                        errno.ENOSPC,
+                        f"one call needs {format_size(needed)}, but the cache may keep {format_size(bound)} and others "
+                        f"use {format_size(self._kept)}; open less at once, or raise {SIZE_VARIABLE}",
+                        str(self._folder),
+                    )
+            self._added += missing
+        self._release_ended()
+
+    def _bound(self) -> int:
+        text = os.environ.get(SIZE_VARIABLE)
+        if text:
+            match = _SIZE.fullmatch(text)
+            if match is None:
+                raise ValueError(f"{SIZE_VARIABLE}: expected a size such as 500M or 100G, got {text!r:.40}")
+            return int(match[1]) << _UNITS[match[2].upper()]
+        if self._kept is None:
+            self._count()
+        assert self._kept is not None
+        return (shutil.disk_usage(self._folder).free + self._kept) // 2
+
+    def _count(self) -> None:
+        """Count the bytes that the folder keeps."""
+        kept = 0
+        with os.scandir(self._folder) as files:
+            for file in files:
+                with contextlib.suppress(FileNotFoundError):
+                    kept += file.stat(follow_symlinks=False).st_blocks * 512
+        self._kept, self._added = kept, 0
+
+    def _evict(self, bound: int, room: int) -> None:
+        """Evict regions that no call uses until there is `room` within the bound, or none is left."""
+        fcntl.lockf(self._locks, fcntl.LOCK_EX, 1, _EVICTION)
+        try:
+            self._count()
+            assert self._kept is not None
+            candidates = []
+            for path in self._folder.glob("*.index"):
+                with contextlib.suppress(OSError, ValueError):
+                    candidates += self._list_regions(path)
+            for _, path, region, size in sorted(candidates, key=lambda one: one[0]):
+                if self._kept <= max(bound - room, 0):
+                    break
+                with contextlib.suppress(FileNotFoundError):
+                    self._kept -= self._evict_region(path, region, size)
+        finally:
+            fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, _EVICTION)
+
+    def _list_regions(self, path: Path) -> list[tuple[int, Path, int, int]]:
+        """Return the time of the last use of each region with blocks, the index, its number, and the file's size."""
+        index = np.fromfile(path, np.uint8)
+        size = _size_of(index)
+        stamps = index[_START : _flags_start(size)].view(np.uint32)
+        used = np.unique(np.flatnonzero(index[_flags_start(size) :]) // _BLOCKS).tolist()
+        if not used and time.time() - path.stat().st_mtime > _EMPTY_AFTER:
+            path.unlink()
+            path.with_suffix(".data").unlink()
+        return [(int(stamps[region]), path, region, size) for region in used]
+
+    def _evict_region(self, path: Path, region: int, size: int) -> int:
+        """Make a region a hole, unless a call uses it, and return the number of bytes that were freed."""
+        offset = _first_lock(bytes.fromhex(path.stem)) + region
+        if offset in self._users or not self._try_lock(offset):
+            return 0
+        try:
+            data = os.open(path.with_suffix(".data"), os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            index = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                count = min(_BLOCKS, _count(size, BLOCK) - region * _BLOCKS)
+                before = os.fstat(data).st_blocks
+                os.pwrite(index, bytes(count), _flags_start(size) + region * _BLOCKS)
+                if _LIBC.fallocate(data, _PUNCH_HOLE, region * REGION, REGION):
+                    code = ctypes.get_errno()
+                    advice = f"the file system of the cache cannot free parts of files; name another with {VARIABLE}"
+                    raise OSError(code, advice, str(self._folder))
+                return (before - os.fstat(data).st_blocks) * 512
+            finally:
+                os.close(data)
+                os.close(index)
+        finally:
+            fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, offset)
+
+    def _try_lock(self, offset: int) -> bool:
+        try:
+            fcntl.lockf(self._locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)
+        except OSError:
+            return False
+        return True
+
+    def release(self, locked: list[int]) -> None:
+        """End a lease. A destructor calls this, at any time and in any thread."""
+        self._released.put(locked)
+        self._release_ended()
+
+    def _release_ended(self) -> None:
+        while not self._released.empty() and self._mutex.acquire(blocking=False):
+            try:
+                self._drain()
+            finally:
+                self._mutex.release()
+
+    def _drain(self) -> None:
+        with contextlib.suppress(Empty):
+            while True:
+                for offset in self._released.get_nowait():
+                    users = self._users[offset] - 1
+                    if users:
+                        self._users[offset] = users
+                    else:
+                        del self._users[offset]
+                        fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, offset)
+
+
+class Lease:
+    """Regions that are not evicted as long as this object is alive."""
+
+    __slots__ = ("_cache", "_process", "locked")
+
+    def __init__(self, owner: Cache) -> None:
+        self._cache = owner
+        self._process = os.getpid()
+        self.locked: list[int] = []
+
+    def __del__(self) -> None:
+        if self.locked and self._process == os.getpid():
+            self._cache.release(self.locked)
+
+
+def open_cache() -> Cache:
+    """Return the cache of this process, in the folder that the environment names."""
+    return _open_cache(_folder())
+
+
+@cache
+def _open_cache(folder: Path) -> Cache:
+    return Cache(folder)
+
+
+def _folder() -> Path:
+    chosen = os.environ.get(VARIABLE) or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    folder = Path(os.path.expanduser(chosen))  # noqa: PTH111 - without a home it would raise
+    if str(folder).startswith("~"):
+        raise FileNotFoundError(
+            errno.ENOENT, f"no folder to keep ranges of remote files in; name one with {VARIABLE}", str(folder)
+        )
+    return folder.absolute() / "fastrack" / "remote"
+
+
+def _make_private(folder: Path) -> None:
+    """Make a folder that only this user can use: what it holds may be unencrypted, or unauthenticated."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.stat()
+    if not is_trusted_owner(status) or status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise PermissionError(
+            errno.EACCES,
+            f"expected a folder of this user alone, got mode {stat.S_IMODE(status.st_mode):04o} and owner "
+            f"{status.st_uid}. Remove it, or name another with {VARIABLE}",
+            str(folder),
+        )
+
+
+def _make_sparse(path: Path, size: int, prefix: bytes) -> None:
+    """Make a file of holes after a prefix, unless it is there; replace one that is no such file."""
+    with contextlib.suppress(FileNotFoundError):
+        status = path.lstat()
+        if stat.S_ISREG(status.st_mode) and status.st_size == size and _begins_with(path, prefix):
+            return
+        path.unlink(missing_ok=True)
+    temporary = path.with_name(f".{secrets.token_hex(8)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.pwrite(descriptor, prefix, 0)
+        try:
+            os.ftruncate(descriptor, size)
+        except OSError as error:
+            advice = f"a file of {size} bytes, as its server says, does not fit; name another folder with {VARIABLE}"
+            raise OSError(error.errno, advice, str(path.parent)) from None
+        with contextlib.suppress(FileExistsError):  # another process was first
+            os.link(temporary, path)
+    finally:
+        os.close(descriptor)
+        temporary.unlink()
+
+
+def _begins_with(path: Path, prefix: bytes) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(prefix)) == prefix
+
+
+def _map(path: Path, size: int) -> Bytes:
+    if not size:
+        return np.empty(0, np.uint8)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        return map_file(descriptor, size)
+    finally:
+        os.close(descriptor)
+
+
+# The index: magic, size of the file, times of the last use of regions, presence of blocks.
+
+_START = len(_MAGIC) + 8
+
+
+def _flags_start(size: int) -> int:
+    return _START + 4 * _count(size, REGION)
+
+
+def _count(size: int, unit: int) -> int:
+    return -(-size // unit)
+
+
+def _size_of(index: Bytes) -> int:
+    """Return the size of the file that an index is of."""
+    size = int.from_bytes(index[len(_MAGIC) : _START].tobytes(), "little")
+    if index[: len(_MAGIC)].tobytes() != _MAGIC or index.size != _flags_start(size) + _count(size, BLOCK):
+        raise ValueError("no index")
+    return size
+
+
+def _first_lock(digest: bytes) -> int:
+    """Return the byte of the lock file of the first region. Regions are counted in the lowest 22 bits."""
+    return int.from_bytes(digest[:5], "little") + 1 << 22
+
+
+def _boot_id() -> str:
+    """Return what tells this boot of the machine from others: a block that is present may be lost when it crashes."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+    except OSError:
+        return ""

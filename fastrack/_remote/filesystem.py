@@ -1,0 +1,95 @@
+"""Read objects of the stores that fsspec knows. Addresses and credentials come from its configuration, and theirs."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any, cast
+
+from fastrack._remote.objects import HEAD, RemoteObject, Sink, TransientError, Version, changed, check_size, retry
+from fastrack._util.locations import Url
+from fastrack.errors import FormatError
+
+_PIECE = 4 << 20
+_SIGNED_FOR = 3600  # seconds
+_SIGNING = {
+    "s3",
+    "s3a",
+}  # whose signed URLs `HttpObject` reads: conditional, bounded, and with less work for each range
+_VALIDATORS = ("ETag", "etag", "generation", "md5", "mtime", "LastModified", "last_modified", "updated", "created")
+
+
+def open_with_fsspec(url: Url) -> RemoteObject:
+    """Open an object of any file system that fsspec knows."""
+    store, path = find_store(url)
+    if url.scheme in _SIGNING:
+        from fastrack._remote.http import HttpObject
+
+        return HttpObject(url, lambda: _translated(url, store.sign, path, expiration=_SIGNED_FOR))
+    return _StoreObject(url, store, path)
+
+
+def find_store(url: Url) -> tuple[Any, str]:
+    """Return the file system of a URL, and its path there."""
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError:
+        raise ImportError(f"{url}: expected fsspec to be installed, got none: pip install 'fastrack[remote]'") from None
+    try:
+        return cast(tuple[Any, str], url_to_fs(url.full))
+    except ImportError as error:
+        raise ImportError(f"{url}: expected the package that fsspec needs for it: {error!s:.300}") from None
+    except ValueError as error:
+        raise FormatError(f"{url}: expected a URL that fsspec knows: {error!s:.300}") from None
+
+
+class _StoreObject:
+    """`RemoteObject` of a file system of fsspec."""
+
+    def __init__(self, url: Url, store: Any, path: str) -> None:
+        self.url = url
+        self._store = store
+        self._path = path
+        self.version = retry(self._find_version, url)
+        self.head = b""
+        if self.version.size:
+            pieces: list[bytes] = []
+            retry(lambda: self.read(0, min(HEAD, self.version.size), lambda _, piece: pieces.append(piece)), url)
+            self.head = b"".join(pieces[-1:])
+
+    def _find_version(self) -> Version:
+        info = _translated(self.url, self._store.info, self._path, refresh=True)
+        size = info.get("size")
+        if info.get("type") == "directory" or type(size) is not int:
+            raise IsADirectoryError(errno.EISDIR, "expected a file of known size, got none; name one", str(self.url))
+        told = next((str(info[name]) for name in _VALIDATORS if info.get(name)), None)
+        return Version(check_size(size, self.url), told)
+
+    def read(self, start: int, stop: int, sink: Sink) -> None:
+        for first in range(start, stop, _PIECE):
+            last = min(first + _PIECE, stop)
+            piece = _translated(self.url, self._store.cat_file, self._path, start=first, end=last)
+            if len(piece) != last - first:
+                self._require_same_version()
+                raise TransientError(f"expected {last - first} bytes, got {len(piece)}")
+            sink(first, piece)
+        self._require_same_version()
+
+    def _require_same_version(self) -> None:
+        if self.version.validator is not None and self._find_version() != self.version:
+            raise changed(self.url)
+
+
+def _translated(url: Url, function: Any, *args: Any, **options: Any) -> Any:
+    """Call a function of fsspec. What may pass is raised as `TransientError`."""
+    try:
+        return function(*args, **options)
+    except FileNotFoundError:
+        raise FileNotFoundError(errno.ENOENT, "the server has no such file", str(url)) from None
+    except PermissionError:
+        raise PermissionError(errno.EACCES, "the server refuses access; check the credentials", str(url)) from None
+    except NotImplementedError as error:
+        raise FormatError(f"{url}: expected a file system with this operation: {error!s:.200}") from None
+    except Exception as error:
+        if type(error).__name__ in {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"}:
+            raise PermissionError(errno.EACCES, f"no credentials were found: {error!s:.200}", str(url)) from None
+        raise TransientError(f"{type(error).__name__}: {error!s:.200}") from error

@@ -1,0 +1,306 @@
+"""Read ranges of files over HTTP and HTTPS. What a server answers is compared with what was asked for."""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import errno
+import re
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from functools import cache
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import NamedTuple
+from urllib.parse import SplitResult, unquote, urljoin, urlsplit, urlunsplit
+from urllib.request import getproxies, proxy_bypass
+
+from fastrack._remote.objects import HEAD, Sink, TransientError, Version, changed, check_size, retry
+from fastrack._util.fork import register_fork_reset
+from fastrack._util.locations import Url
+from fastrack._version import __version__
+from fastrack.errors import FormatError
+
+_TIMEOUT = 30.0  # seconds without an answer
+_SLOWEST = 128 << 10  # bytes a second, after that time
+_IDLE = 20.0  # seconds after which a connection that is not in use may have been closed by the server
+_PIECE = 1 << 18
+_REDIRECTS = 5
+_MOVED = {301, 302, 303, 307, 308}
+_BUSY = {408, 425, 429, 500, 502, 503, 504}
+_CONTENT_RANGE = re.compile(r"bytes (\d{1,15})-(\d{1,15})/(\d{1,15})")
+_RENEW_AFTER = 1800.0  # seconds that a signed URL is used
+_LONGEST_DELAY = 10.0  # seconds that a server may ask for
+
+Sign = Callable[[], str]
+
+
+class HttpObject:
+    """`RemoteObject` on an HTTP server that gives ranges.
+
+    Each range is asked for on the condition that the object is the one that was opened, by its entity tag or its time
+    of modification, and each answer has to say so.
+
+    `sign` returns the URL to ask, if it is another one than the object's, such as one that is signed for some time.
+    """
+
+    def __init__(self, url: Url, sign: Sign | None = None) -> None:
+        self.url = url
+        self._sign = sign
+        self._target = url.full if sign is None else sign()
+        self._signed_at = time.monotonic()
+        self._etag: str | None = None
+        self._modified: str | None = None
+        self.head = b""
+        self.version = Version(0, None)
+        self.head, self.version = retry(self._open, url)
+
+    def _open(self) -> tuple[bytes, Version]:
+        with self._request(0, HEAD) as (response, _):
+            if response.status == 416:  # of an empty file no range exists
+                return b"", Version(0, None)
+            first, stop, size = self._content_range(response)
+            if first != 0 or stop != min(HEAD, size):
+                raise FormatError(f"{self.url}: expected bytes 0 to {min(HEAD, size)}, got {first} to {stop}")
+            etag, self._modified = response.headers.get("ETag"), response.headers.get("Last-Modified")
+            self._etag = etag if etag and not etag.startswith("W/") else None
+            pieces: list[bytes] = []
+            self._receive(response, 0, stop, lambda _, piece: pieces.append(piece))
+            return b"".join(pieces), Version(check_size(size, self.url), etag or self._modified)
+
+    def read(self, start: int, stop: int, sink: Sink) -> None:
+        condition = {}
+        if self._etag is not None:
+            condition["If-Match"] = self._etag
+        elif self._modified is not None:
+            condition["If-Unmodified-Since"] = self._modified
+        with self._request(start, stop, condition) as (response, _):
+            if response.status in {412, 416}:
+                raise changed(self.url)
+            first, last, size = self._content_range(response)
+            validator = response.headers.get("ETag") or response.headers.get("Last-Modified")
+            if validator != self.version.validator or (validator is None and size != self.version.size):
+                raise changed(self.url)
+            if (first, last, size) != (start, stop, self.version.size):
+                raise TransientError(f"expected bytes {start} to {stop}, got {first} to {last} of {size}")
+            self._receive(response, start, stop, sink)
+
+    def _request(self, start: int, stop: int, headers: dict[str, str] | None = None) -> _Exchange:
+        """Ask for a range, and return the answer: 206, 412 or 416. Other answers are raised as errors."""
+        if self._sign is not None and time.monotonic() - self._signed_at > _RENEW_AFTER:
+            self._renew()
+        response, connection = self._send(self._target, start, stop, headers)
+        if response.status in {401, 403} and self._sign is not None:  # it may have expired
+            connection.close()
+            self._renew()
+            response, connection = self._send(self._target, start, stop, headers)
+        exchange = _Exchange(response, connection)
+        if response.status in {206, 412, 416}:
+            return exchange
+        connection.close()
+        raise self._refusal(response)
+
+    def _renew(self) -> None:
+        assert self._sign is not None
+        self._target, self._signed_at = self._sign(), time.monotonic()
+
+    def _send(
+        self, target: str, start: int, stop: int, headers: dict[str, str] | None
+    ) -> tuple[HTTPResponse, _Connection]:
+        for _ in range(_REDIRECTS + 1):
+            parts = urlsplit(target)
+            host = urlsplit(self._target)
+            user = parts.username is not None and (parts.hostname, parts.port) == (host.hostname, host.port)
+            connection = _pool.take(parts, self.url)
+            try:
+                response = connection.get(
+                    urlunsplit(("", "", parts.path or "/", parts.query, "")),
+                    {
+                        "Range": f"bytes={start}-{stop - 1}",
+                        "Accept-Encoding": "identity",
+                        "User-Agent": f"fastrack/{__version__}",
+                        **(_credentials(parts) if user else {}),
+                        **(headers or {}),
+                    },
+                )
+            except (OSError, HTTPException) as error:
+                connection.close()
+                raise _transient(error, self.url) from error
+            if response.status not in _MOVED:
+                return response, connection
+            moved = urljoin(target, response.headers.get("Location", ""))
+            connection.close()
+            if urlsplit(moved).scheme not in {"https", parts.scheme}:
+                raise FormatError(f"{self.url}: expected a redirection to https, got one to {Url(moved)}")
+            target = moved
+        raise FormatError(f"{self.url}: expected up to {_REDIRECTS} redirections, got more. Give the final URL")
+
+    def _content_range(self, response: HTTPResponse) -> tuple[int, int, int]:
+        """Return first byte, end and size of the file by the headers of an answer."""
+        text = response.headers.get("Content-Range", "")
+        match = _CONTENT_RANGE.fullmatch(text)
+        if match is None or response.headers.get("Content-Encoding", "identity") != "identity":
+            raise TransientError(f"expected Content-Range: bytes FIRST-LAST/SIZE, got {text!r:.80}")
+        first, last, size = map(int, match.groups())
+        if not first <= last < size:
+            raise TransientError(f"expected Content-Range of bytes within the file, got {text!r:.80}")
+        if response.length is not None and response.length != last + 1 - first:
+            raise TransientError(f"expected {last + 1 - first} bytes by Content-Range, got {response.length}")
+        return first, last + 1, size
+
+    def _receive(self, response: HTTPResponse, start: int, stop: int, sink: Sink) -> None:
+        """Give the body of an answer to `sink`, and no more of it than was asked for."""
+        deadline = time.monotonic() + _TIMEOUT + (stop - start) / _SLOWEST
+        while start < stop:
+            try:
+                piece = response.read1(min(_PIECE, stop - start))
+            except (OSError, HTTPException, ValueError) as error:
+                raise _transient(error, self.url) from error
+            if not piece:
+                raise TransientError(f"expected {stop - start} bytes more, got the end of the answer")
+            sink(start, piece)
+            start += len(piece)
+            if start < stop and time.monotonic() > deadline:
+                raise TransientError(f"the server sends less than {_SLOWEST >> 10} KiB a second")
+
+    def _refusal(self, response: HTTPResponse) -> Exception:
+        status, about = response.status, f"{self.url}: {response.status} {response.reason:.80}"
+        if status in _BUSY:
+            delay = response.headers.get("Retry-After", "")
+            return TransientError(about, min(float(delay), _LONGEST_DELAY) if delay.isdecimal() else 0.0)
+        if status in {401, 403}:
+            return PermissionError(errno.EACCES, "the server refuses access; check the credentials", str(self.url))
+        if status in {404, 410}:
+            return FileNotFoundError(errno.ENOENT, "the server has no such file", str(self.url))
+        if status == 200:
+            return FormatError(
+                f"{self.url}: expected a server that gives ranges, got the whole file. Copy it to this machine, or "
+                "serve it from one that does"
+            )
+        return OSError(errno.EPROTO, f"the server answered {status} {response.reason:.80}", str(self.url))
+
+
+class _Exchange(NamedTuple):
+    """An answer, whose connection is used again if all of it was read."""
+
+    response: HTTPResponse
+    connection: _Connection
+
+    def __enter__(self) -> tuple[HTTPResponse, _Connection]:
+        return self.response, self.connection
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None and self.response.length == 0 and not self.response.will_close:
+            self.response.close()
+            _pool.put(self.connection)
+        else:
+            self.connection.close()
+
+
+class _Connection:
+    """A connection to a server, or to a proxy."""
+
+    def __init__(self, parts: SplitResult, url: Url) -> None:
+        host, port = parts.hostname, parts.port
+        if not host:
+            raise FormatError(f"{url}: expected a URL with a host, got none")
+        self.key = _key(parts)
+        self.used_at = 0.0
+        self._prefix = ""
+        self._headers: dict[str, str] = {}
+        proxy = None if proxy_bypass(host) else getproxies().get(parts.scheme)
+        if proxy is None:
+            self._http = _connect(parts.scheme, host, port)
+            return
+        through = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        if not through.hostname:
+            raise FormatError(f"{url}: expected a proxy with a host in the environment, got none")
+        credentials = {f"Proxy-{name}": value for name, value in _credentials(through).items()}
+        if parts.scheme == "https":
+            self._http = HTTPSConnection(through.hostname, through.port or 80, timeout=_TIMEOUT, context=_tls())
+            self._http.set_tunnel(host, port or 443, credentials)
+        else:
+            self._http = _connect(through.scheme, through.hostname, through.port or 80)
+            self._prefix, self._headers = f"http://{parts.netloc.rpartition('@')[2]}", credentials
+
+    def get(self, target: str, headers: dict[str, str]) -> HTTPResponse:
+        self._http.request("GET", self._prefix + target, headers={**headers, **self._headers})
+        return self._http.getresponse()
+
+    def close(self) -> None:
+        self._http.close()
+
+
+class _Pool:
+    """Connections that are not in use, which belong to this process alone."""
+
+    def __init__(self) -> None:
+        self._idle: dict[tuple[str, str], list[_Connection]] = {}
+        self.reset_after_fork()
+        register_fork_reset(self)
+        atexit.register(self.clear)
+
+    def reset_after_fork(self) -> None:
+        """Close the child's copies of the parent's connections."""
+        self._lock = threading.Lock()
+        self.clear()
+
+    def clear(self) -> None:
+        """Close all connections."""
+        idle, self._idle = self._idle, {}
+        for connections in idle.values():
+            for connection in connections:
+                connection.close()
+
+    def take(self, parts: SplitResult, url: Url) -> _Connection:
+        stale = []
+        try:
+            with self._lock:
+                idle = self._idle.get(_key(parts))
+                while idle:
+                    connection = idle.pop()
+                    if time.monotonic() - connection.used_at < _IDLE:
+                        return connection
+                    stale.append(connection)
+        finally:
+            for connection in stale:
+                connection.close()
+        return _Connection(parts, url)
+
+    def put(self, connection: _Connection) -> None:
+        connection.used_at = time.monotonic()
+        with self._lock:
+            self._idle.setdefault(connection.key, []).append(connection)
+
+
+_pool = _Pool()
+
+
+def _key(parts: SplitResult) -> tuple[str, str]:
+    return parts.scheme, parts.netloc.rpartition("@")[2]
+
+
+def _connect(scheme: str, host: str, port: int | None) -> HTTPConnection:
+    if scheme == "https":
+        return HTTPSConnection(host, port, timeout=_TIMEOUT, context=_tls())
+    return HTTPConnection(host, port, timeout=_TIMEOUT)
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    return ssl.create_default_context()
+
+
+def _credentials(parts: SplitResult) -> dict[str, str]:
+    if parts.username is None:
+        return {}
+    user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    return {"Authorization": f"Basic {base64.b64encode(user.encode()).decode()}"}
+
+
+def _transient(error: Exception, url: Url) -> Exception:
+    """Return the error to raise for one of the connection."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return OSError(errno.EPROTO, f"the certificate of the server is not trusted: {error.verify_message}", str(url))
+    return TransientError(f"{type(error).__name__}: {error!s:.200}")

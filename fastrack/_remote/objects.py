@@ -1,0 +1,123 @@
+"""Objects on servers, of which ranges are read: the protocol, retries, and the choice of a client by the URL."""
+
+from __future__ import annotations
+
+import errno
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from fastrack._util.locations import Url
+from fastrack.errors import FormatError
+
+ATTEMPTS = 6
+_FIRST_DELAY, _LONGEST_DELAY = 0.1, 5.0  # seconds
+HEAD = 1 << 18  # bytes that opening an object reads
+LARGEST = 1 << 47  # bytes of an object, which is more than stores allow
+
+T = TypeVar("T")
+Sink = Callable[[int, bytes], None]
+"""Takes bytes of an object, and where in it they begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """The version of an object: its size, and what its server says to tell it from others.
+
+    validator : the entity tag, or the time of modification; None if the server gives neither
+    """
+
+    size: int
+    validator: str | None
+
+
+class RemoteObject(Protocol):
+    """One version of a file on a server. Its methods may be called by several threads."""
+
+    @property
+    def url(self) -> Url: ...
+
+    @property
+    def version(self) -> Version: ...
+
+    head: bytes
+    """The first `HEAD` bytes, or all of fewer, which were read to open it."""
+
+    def read(self, start: int, stop: int, sink: Sink) -> None:
+        """Give a range of bytes to `sink`, in order and in pieces.
+
+        Raises
+        ------
+        TransientError
+            If another attempt may succeed. The pieces that were given are right.
+        FormatError
+            If the object is another version by now, or the server cannot give ranges.
+        OSError
+            If it cannot be read.
+        """
+        ...
+
+
+class TransientError(OSError):
+    """A failure that may pass: of the connection, or of a server that is busy. `delay` is what the server asked for."""
+
+    def __init__(self, message: str, delay: float = 0.0) -> None:
+        super().__init__(message)
+        self.delay = delay
+
+
+def open_object(url: Url) -> RemoteObject:
+    """Open an object by its URL: its version and its first bytes are read."""
+    if url.scheme in {"http", "https"}:
+        from fastrack._remote.http import HttpObject
+
+        return HttpObject(url)
+    from fastrack._remote.filesystem import open_with_fsspec
+
+    return open_with_fsspec(url)
+
+
+def read_range(remote: RemoteObject, start: int, stop: int, sink: Sink) -> None:
+    """Read a range as `RemoteObject.read` does, and try again from where it was cut when that may help."""
+
+    def give(offset: int, piece: bytes) -> None:
+        nonlocal start
+        sink(offset, piece)
+        start = offset + len(piece)
+
+    def attempt() -> None:
+        if start < stop:
+            remote.read(start, stop, give)
+
+    retry(attempt, remote.url)
+
+
+def retry(attempt: Callable[[], T], url: Url) -> T:
+    """Call a function until it raises no `TransientError`, with longer and longer random delays, or give up."""
+    delay = _FIRST_DELAY
+    for number in range(1, ATTEMPTS + 1):
+        try:
+            return attempt()
+        except TransientError as error:
+            if number == ATTEMPTS:
+                advice = "check the connection and the server, and try again"
+                message = f"reading failed {ATTEMPTS} times, the last time with: {error}; {advice}"
+                raise OSError(errno.EIO, message, str(url)) from error
+            if number > 1 or error.delay:  # a connection that the server had closed is worth another at once
+                time.sleep(min(_LONGEST_DELAY, max(error.delay, delay)) * random.uniform(0.5, 1))  # noqa: S311
+                delay *= 2
+    raise AssertionError
+
+
+def changed(url: Url) -> FormatError:
+    """Return the error for an object that is another one by now."""
+    return FormatError(f"{url} was replaced or changed since it was opened. Open it, or the data set, again")
+
+
+def check_size(size: int, url: Url) -> int:
+    """Refuse a size that no server's file has, for which an index would be made."""
+    if not 0 <= size <= LARGEST:
+        raise FormatError(f"{url}: expected a file of up to {LARGEST} bytes, got one of {size} by its server")
+    return size

@@ -1,0 +1,259 @@
+"""A file on a server as a storage: a sparse file of the cache, mapped, that is filled range by range."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, wait
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from fastrack._crypto.base import HostMemory, address
+from fastrack._remote.cache import BLOCK, REGION, Cache, Lease, open_cache
+from fastrack._remote.objects import RemoteObject, open_object, read_range
+from fastrack._tensors.arrays import Bytes
+from fastrack._util.fork import register_fork_reset
+from fastrack._util.locations import Url
+from fastrack.errors import ClosedError
+
+PARALLEL = 32  # requests at once
+_REQUEST = 4 << 20  # bytes that one request asks for at most
+_BLOCKS = REGION // BLOCK
+
+
+class RemoteFile:
+    """`Storage` of a file on a server. Ranges that were fetched stay on the local disk, for all processes.
+
+    A range is in its place as long as the object that `fetch` returned, or an array or memory of it, is alive.
+    """
+
+    __slots__ = ("__weakref__", "_address", "_cache", "_entry", "_lock", "_object", "_pending", "size")
+
+    def __init__(self, url: Url, remote: RemoteObject) -> None:
+        self._object = remote
+        self._cache: Cache = open_cache()
+        self._entry = self._cache.open(url, self._object.version)
+        self._address = address(self._entry.content)
+        self.size = self._object.version.size
+        self.reset_after_fork()
+        register_fork_reset(self)
+
+    def reset_after_fork(self) -> None:
+        """Forget the downloads of the parent's threads."""
+        self._lock = threading.Lock()
+        self._pending: dict[int, Future[None]] = {}
+
+    @property
+    def url(self) -> Url:
+        return self._object.url
+
+    def fetch(self, ranges: Iterable[tuple[int, int]]) -> object:
+        """Download what is missing of ranges of bytes (start, stop), in parallel. Keep the object that is returned."""
+        blocks = _blocks_of(ranges)
+        missing = [block for block in blocks if not self._entry.flags[block]]
+        if missing:
+            self._cache.reserve(len(missing) * BLOCK, len(blocks) * BLOCK)
+        regions = {block // _BLOCKS for block in blocks}
+        lease = self._cache.lease(self._entry, regions)
+        while missing := [block for block in blocks if not self._entry.flags[block]]:
+            own, others = self._begin(missing)
+            wait([*own, *others])  # those that other calls began, and that failed, are begun again
+            for download in own:
+                download.result()
+        self._cache.touch(self._entry, regions)
+        return lease
+
+    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> int:
+        """Begin to download what is missing of ranges, without waiting, and return the number of bytes."""
+        missing = [block for block in _blocks_of(ranges) if not self._entry.flags[block]]
+        if missing:
+            self._cache.reserve(len(missing) * BLOCK, len(missing) * BLOCK)
+            self._begin(missing)
+        return len(missing) * BLOCK
+
+    def drop(self, ranges: Iterable[tuple[int, int]]) -> bool:
+        """Forget ranges whose bytes are wrong, and return True, as they can be fetched again."""
+        for block in _blocks_of(ranges):
+            self._entry.write_flags(block, 1, 0)
+        return True
+
+    def read(self, start: int, stop: int) -> bytes:
+        stop = min(stop, self.size)
+        lease = self.fetch([(start, stop)])
+        data = self._entry.content[start:stop].tobytes()
+        del lease
+        return data
+
+    def view(self, start: int, stop: int) -> Bytes:
+        return self.memory(start, min(stop, self.size)).array
+
+    def memory(self, start: int, stop: int) -> HostMemory:
+        lease = self._cache.lease(self._entry, range(start // REGION, -(-stop // REGION)))
+        return HostMemory(
+            self._address + start,
+            stop - start,
+            np.asarray(_Part(self._address + start, stop - start, (lease, self._entry.content))),
+        )
+
+    def keep_head(self, head: bytes) -> None:
+        """Keep the bytes that were read to open the file."""
+        count = -(-self.size // BLOCK) if len(head) == self.size else len(head) // BLOCK
+        if count and not all(self._entry.flags[:count]):
+            lease = self._cache.lease(self._entry, {0})
+            self._cache.reserve(count * BLOCK, count * BLOCK)
+            download = _Download(self, lease, 1)
+            download.write(0, head)
+            download.finish(range(count))
+            del lease
+
+    def _begin(self, missing: Sequence[int]) -> tuple[list[Future[None]], list[Future[None]]]:
+        """Begin to download blocks, unless others have. Return the downloads that began, and those of others."""
+        own: list[Future[None]] = []
+        with self._lock:
+            others = [self._pending[block] for block in missing if block in self._pending]
+            runs = _runs([block for block in missing if block not in self._pending])
+            if runs:
+                lease = self._cache.lease(self._entry, {block // _BLOCKS for run in runs for block in run})
+                download = _Download(self, lease, len(runs))
+                for run in runs:
+                    task = _threads.submit(partial(download.run, run))
+                    own.append(task)
+                    self._pending.update(dict.fromkeys(run, task))
+        return own, others
+
+    def _forget(self, run: range) -> None:
+        with self._lock:
+            for block in run:
+                self._pending.pop(block, None)
+
+
+def open_remote(url: Url) -> tuple[RemoteFile, Callable[[int, int], bytes]]:
+    """Open a file on a server. Return a function as well that reads its beginning, which is fresh from the server."""
+    remote = open_object(url)
+    head = remote.head
+    remote.head = b""  # thousands of files may be open
+    file = RemoteFile(url, remote)
+    file.keep_head(head)
+
+    def read(start: int, stop: int) -> bytes:
+        return head[start:stop] if stop <= len(head) else file.read(start, stop)
+
+    return file, read
+
+
+class _Download:
+    """The runs of blocks that a call downloads, in several threads, through one descriptor."""
+
+    def __init__(self, file: RemoteFile, lease: Lease, count: int) -> None:
+        self._file = file
+        self._lease: Lease | None = lease
+        self._left = count
+        self._lock = threading.Lock()
+        try:
+            self._descriptor = file._entry.open_for_writing()  # noqa: SLF001 - its own
+        except FileNotFoundError:
+            raise ClosedError(
+                f"{file.url}: its place in the cache was removed. Open it, or the data set, again"
+            ) from None
+
+    def run(self, run: range) -> None:
+        """Download one run."""
+        file = self._file
+        try:
+            read_range(file._object, run.start * BLOCK, min(run.stop * BLOCK, file.size), self.write)  # noqa: SLF001
+        except BaseException:
+            self.finish(run, present=False)
+            raise
+        self.finish(run)
+
+    def write(self, offset: int, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            count = os.pwrite(self._descriptor, view, offset)
+            view, offset = view[count:], offset + count
+
+    def finish(self, run: range, *, present: bool = True) -> None:
+        """Mark a run as present, and release what the last run needs no more."""
+        try:
+            if present:
+                self._file._entry.write_flags(run.start, len(run), 1)  # noqa: SLF001
+        finally:
+            self._file._forget(run)  # noqa: SLF001
+            with self._lock:
+                self._left -= 1
+                is_last = not self._left
+            if is_last:
+                os.close(self._descriptor)
+                self._lease = None
+
+
+class _Part:
+    """Bytes of a map, which keep what they need alive."""
+
+    __slots__ = ("__array_interface__", "_owners")
+
+    def __init__(self, start: int, size: int, owners: Any) -> None:
+        self._owners = owners
+        self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (start, True)}
+
+
+class _Threads:
+    """The threads of this process that download. They do not keep it from ending."""
+
+    def __init__(self) -> None:
+        self.reset_after_fork()
+        register_fork_reset(self)
+
+    def reset_after_fork(self) -> None:
+        """Forget the parent's threads."""
+        self._lock = threading.Lock()
+        self._count = 0
+        self._tasks: SimpleQueue[tuple[Future[None], Callable[[], None]]] = SimpleQueue()
+
+    def submit(self, function: Callable[[], None]) -> Future[None]:
+        """Run a function in one of the threads."""
+        task: Future[None] = Future()
+        self._tasks.put((task, function))
+        with self._lock:
+            if self._count < PARALLEL:
+                self._count += 1
+                threading.Thread(target=self._run, args=(self._tasks,), name="fastrack-remote", daemon=True).start()
+        return task
+
+    def _run(self, tasks: SimpleQueue[tuple[Future[None], Callable[[], None]]]) -> None:
+        while True:
+            task, function = tasks.get()
+            try:
+                function()
+            except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+                task.set_exception(error)
+            else:
+                task.set_result(None)
+            del task, function
+
+
+_threads = _Threads()
+
+
+def _blocks_of(ranges: Iterable[tuple[int, int]]) -> list[int]:
+    """Return the blocks with bytes of ranges, in ascending order."""
+    blocks: set[int] = set()
+    for start, stop in ranges:
+        if start < stop:
+            blocks.update(range(start // BLOCK, (stop - 1) // BLOCK + 1))
+    return sorted(blocks)
+
+
+def _runs(blocks: Sequence[int]) -> list[range]:
+    """Return runs of blocks that follow one another, of a request's size at most."""
+    runs: list[range] = []
+    for block in blocks:
+        if runs and runs[-1].stop == block and len(runs[-1]) < _REQUEST // BLOCK:
+            runs[-1] = range(runs[-1].start, block + 1)
+        else:
+            runs.append(range(block, block + 1))
+    return runs

@@ -1,0 +1,83 @@
+"""Tell URLs from paths: files may be on the local disk, or on a server."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")  # schemes of one letter would be drives
+
+
+class Url(os.PathLike[str]):
+    """The URL of a file. Its text leaves out what may be secret: user, password, query and fragment.
+
+    `os.fspath` returns all of it.
+    """
+
+    __slots__ = ("_shown", "full", "scheme")
+
+    def __init__(self, url: str) -> None:
+        match = _URL.match(url)
+        if match is None:
+            raise ValueError(f"expected a URL, got {url!r:.80}. Write it as scheme://host/path")
+        self.full = url
+        self.scheme = match[1].lower()
+        rest = re.split(r"[?#]", url[match.end() :], maxsplit=1)[0]
+        host, slash, path = rest.partition("/")
+        self._shown = f"{self.scheme}://{host.rpartition('@')[2]}{slash}{path}"
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self._shown.rstrip("/").rpartition("/")[2]
+
+    @property
+    def suffix(self) -> str:
+        """The suffix of the name, as of a `pathlib.Path`."""
+        return Path(self.name).suffix
+
+    def __fspath__(self) -> str:
+        return self.full
+
+    def __str__(self) -> str:
+        return self._shown
+
+    def __repr__(self) -> str:
+        return f"Url({self._shown!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Url) and other.full == self.full
+
+    def __hash__(self) -> int:
+        return hash(self.full)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Url, (self.full,)
+
+
+Location = Path | Url
+
+
+def locate(path: str | os.PathLike[str]) -> Location:
+    """Return a path as a `Path`, or as a `Url` if it is one of a server. A ``file://`` URL is a path."""
+    text = os.fspath(path)
+    match = _URL.match(text)
+    if match is None:
+        return Path(text)
+    if match[1].lower() == "file":
+        parts = urlsplit(text)
+        if parts.netloc not in {"", "localhost"}:
+            raise ValueError(f"{text:.200}: expected a file of this machine, got one of {parts.netloc!r}. Mount it")
+        return Path(url2pathname(parts.path))
+    return Url(text)
+
+
+def locate_local(path: str | os.PathLike[str]) -> Path:
+    """Return a path as a `Path`, and refuse the URL of a server."""
+    location = locate(path)
+    if isinstance(location, Url):
+        raise ValueError(f"{location}: expected a file on this machine, got a URL. Copy it here first")  # noqa: TRY004
+    return location

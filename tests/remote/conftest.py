@@ -1,0 +1,43 @@
+import numpy as np
+import pytest
+from helpers.range_server import RangeServer
+
+import fastrack
+from fastrack._remote import http, objects
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """A cache of the test's own."""
+    folder = tmp_path / "cache"
+    monkeypatch.delenv("FASTRACK_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))  # compiled code stays where it is
+    monkeypatch.delenv("FASTRACK_CACHE_SIZE", raising=False)
+    monkeypatch.setattr(objects, "_FIRST_DELAY", 0.001)
+    yield folder / "fastrack" / "remote"
+    http._pool.clear()
+
+
+@pytest.fixture
+def served(tmp_path):
+    """A server of an empty folder."""
+    (tmp_path / "served").mkdir()
+    with RangeServer(tmp_path / "served") as server:
+        yield server
+
+
+@pytest.fixture
+def key():
+    return fastrack.Key.generate()
+
+
+@pytest.fixture
+def images():
+    return np.random.default_rng(1).integers(0, 256, (40, 1 << 16), np.uint8)
+
+
+@pytest.fixture
+def url(served, key, images):
+    """The URL of a sealed file of two tensors, the first of 40 rows of 64 KiB."""
+    fastrack.save_file({"images": images, "labels": np.arange(40)}, served.folder / "a.safetensors", key)
+    return served.url("a.safetensors")

@@ -1,0 +1,254 @@
+"""The cache on the local disk: shared, bounded, and never trusted."""
+
+import multiprocessing
+import os
+import threading
+
+import numpy as np
+import pytest
+
+import fastrack
+from fastrack._remote import cache as module
+from fastrack._remote.remote_file import open_remote
+from fastrack._util.locations import Url
+
+MIB = 1 << 20
+
+
+def kept(folder):
+    return sum(path.stat().st_blocks * 512 for path in folder.glob("*.data"))
+
+
+def write(served, name, size):
+    data = np.random.default_rng(size).bytes(size)
+    (served.folder / name).write_bytes(data)
+    return data
+
+
+def remote(served, name):
+    return open_remote(Url(served.url(name)))[0]
+
+
+def test_a_file_is_downloaded_once(served, url, key, images):
+    for _ in range(2):
+        with fastrack.load_file(url) as file:
+            np.testing.assert_array_equal(fastrack.unseal(file["images"], key, framework="numpy"), images)
+    assert len(served.requests) == 3  # to open it, for the rest, and to open it again
+
+
+def test_plaintext_is_not_on_the_disk(served, url, key, images, cache):
+    with fastrack.load_file(url) as file:
+        fastrack.unseal(file["images"], key, framework="numpy")
+        fastrack.to_device(file["images"][[1, 5]], keys=key)
+    written = b"".join(path.read_bytes() for path in cache.iterdir())
+    assert (served.folder / "a.safetensors").read_bytes() in written
+    for row in images[::8]:
+        assert row[:16].tobytes() not in written
+        assert row[40_000:40_016].tobytes() not in written
+
+
+def test_rows_download_only_their_blocks(served, url, key, cache):
+    with fastrack.load_file(url) as file:
+        fastrack.unseal(file["images"][[12, 30]], key, framework="numpy")
+    assert kept(cache) < (served.folder / "a.safetensors").stat().st_size / 2
+
+
+def test_wrong_bytes_in_the_cache_are_downloaded_again(served, url, key, images, cache):
+    def spoil():
+        [path] = cache.glob("*.data")
+        with path.open("r+b") as file:
+            for start in range(0, path.stat().st_size, 100_000):
+                file.seek(start)
+                file.write(os.urandom(8))
+
+    file = fastrack.load_file(url)
+    fastrack.unseal(file["images"], key, framework="numpy")
+    uses = {
+        "whole": lambda: fastrack.unseal(file["images"], key, framework="numpy"),
+        "rows": lambda: fastrack.unseal(file["images"][:], key, framework="numpy"),
+        "on a device": lambda: fastrack.to_device(file["images"], keys=key, framework="numpy"),
+        "rows on a device": lambda: fastrack.to_device(file["images"][:], keys=key, framework="numpy"),
+    }
+    for name, use in uses.items():
+        spoil()
+        before = len(served.requests)
+        np.testing.assert_array_equal(use(), images, err_msg=name)
+        assert len(served.requests) > before, name
+    spoil()
+    fastrack.verify_file(file, key)
+
+
+def test_a_header_that_is_wrong_in_the_cache_is_downloaded_again(served, url, key, cache):
+    file = fastrack.load_file(url)
+    [path] = cache.glob("*.data")
+    content = (served.folder / "a.safetensors").read_bytes()
+    header = content.index(file["labels"].header)
+    for use in (fastrack.unseal, fastrack.to_device):
+        use(file["labels"], keys=key)
+        with path.open("r+b") as spoiled:
+            spoiled.seek(header)
+            spoiled.write(bytes(56))
+        assert use(file["labels"], keys=key, framework="numpy").tolist() == list(range(40))
+
+
+@pytest.mark.parametrize("how", ["unseal", "to_device", "verify"])
+def test_a_file_that_was_altered_on_the_server_is_refused(how, served, url, key):
+    path = served.folder / "a.safetensors"
+    content = bytearray(path.read_bytes())
+    content[2_000_000] ^= 1
+    path.write_bytes(content)
+    file = fastrack.load_file(url)
+    uses = {
+        "unseal": lambda: fastrack.unseal(file["images"], key),
+        "to_device": lambda: fastrack.to_device(file["images"], keys=key),
+        "verify": lambda: fastrack.verify_file(file, key),
+    }
+    with pytest.raises(fastrack.AuthenticationError, match=r"http.*a\.safetensors") as caught:
+        uses[how]()
+    assert caught.value.tensor == "images"
+    assert str(caught.value.path) == url
+
+
+def test_the_cache_keeps_to_its_bound(served, cache, monkeypatch):
+    monkeypatch.setenv("FASTRACK_CACHE_SIZE", "8M")
+    monkeypatch.setattr(module, "REGION", 2 * MIB)
+    monkeypatch.setattr(module, "_BLOCKS", 2 * MIB // module.BLOCK)
+    monkeypatch.setattr("fastrack._remote.remote_file.REGION", 2 * MIB)
+    monkeypatch.setattr("fastrack._remote.remote_file._BLOCKS", 2 * MIB // module.BLOCK)
+    data = {name: write(served, name, 6 * MIB + number) for number, name in enumerate("abcd")}
+    files = {name: remote(served, name) for name in data}
+    generator = np.random.default_rng(5)
+    for _ in range(100):
+        name = "abcd"[generator.integers(4)]
+        start = int(generator.integers(0, 6 * MIB))
+        stop = min(start + int(generator.integers(1, MIB)), files[name].size)
+        assert files[name].read(start, stop) == data[name][start:stop]
+        assert kept(cache) <= 8 * MIB + 64 * 4096
+    assert kept(cache) > 4 * MIB
+    monkeypatch.setenv("FASTRACK_CACHE_SIZE", "3M")
+    write(served, "e", 6 * MIB)
+    other = remote(served, "e")
+    with pytest.raises(OSError, match="FASTRACK_CACHE_SIZE") as caught:
+        other.read(0, 6 * MIB)
+    assert caught.value.errno == 28
+
+
+def test_ranges_in_use_are_not_evicted(served, monkeypatch):
+    monkeypatch.setenv("FASTRACK_CACHE_SIZE", "4M")
+    first, second = write(served, "a", 3 * MIB), write(served, "b", 3 * MIB + 1)
+    one, other = remote(served, "a"), remote(served, "b")
+    lease = one.fetch([(0, 3 * MIB)])
+    view = one.view(0, 3 * MIB)
+    del lease
+    with pytest.raises(OSError, match="others use"):
+        other.read(0, 3 * MIB)
+    assert view.tobytes() == first
+    del view
+    assert other.read(0, 3 * MIB) == second[: 3 * MIB]
+
+
+def hold(port, begun, ended):
+    file, _ = open_remote(Url(f"http://127.0.0.1:{port}/a"))
+    lease = file.fetch([(0, 3 * MIB)])
+    begun.set()
+    ended.wait(30)
+    del lease
+
+
+@pytest.mark.slow
+def test_ranges_in_use_by_another_process_are_not_evicted(served, monkeypatch):
+    monkeypatch.setenv("FASTRACK_CACHE_SIZE", "4M")
+    write(served, "a", 3 * MIB)
+    second = write(served, "b", 3 * MIB + 1)
+    context = multiprocessing.get_context("spawn")
+    begun, ended = context.Event(), context.Event()
+    process = context.Process(target=hold, args=(served.port, begun, ended))
+    process.start()
+    try:
+        assert begun.wait(60)
+        with pytest.raises(OSError, match="others use"):
+            remote(served, "b").read(0, 3 * MIB)
+        process.kill()  # the kernel releases its locks
+        process.join()
+        assert remote(served, "b").read(0, 3 * MIB) == second[: 3 * MIB]
+    finally:
+        process.kill()
+        process.join()
+
+
+def test_threads_share_downloads(served):
+    data = write(served, "a", 4 * MIB)
+    file = remote(served, "a")
+    served.latency = 0.02
+    before = len(served.requests)
+    results = []
+    threads = [threading.Thread(target=lambda: results.append(file.read(0, 4 * MIB))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [data] * 8
+    assert len(served.requests) == before + 1
+
+
+def test_a_failed_download_ahead_of_time_is_tried_again(served):
+    data = write(served, "a", 2 * MIB)
+    file = remote(served, "a")
+    fail = threading.Event()
+    fail.set()
+    served.faults = lambda handler, number: fail.is_set() and (handler.refuse(404), True)[1]
+    file.prefetch([(MIB, 2 * MIB)])
+    with pytest.raises(FileNotFoundError):
+        file.read(MIB, 2 * MIB)
+    fail.clear()
+    assert file.read(MIB, 2 * MIB) == data[MIB:]
+
+
+def test_a_forked_child_reads_on(served):
+    data = write(served, "a", 2 * MIB)
+    file = remote(served, "a")
+    child = os.fork()
+    if not child:
+        os._exit(0 if file.read(0, 2 * MIB) == data else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    before = len(served.requests)
+    assert file.read(0, 2 * MIB) == data
+    assert len(served.requests) == before
+
+
+@pytest.mark.parametrize("suffix", ["index", "data"])
+@pytest.mark.parametrize("content", [b"", b"garbage", bytes(4000)])
+def test_a_damaged_entry_is_made_anew(suffix, content, served, cache):
+    data = write(served, "a", 2 * MIB)
+    assert remote(served, "a").read(0, 2 * MIB) == data
+    [path] = cache.glob(f"*.{suffix}")
+    path.unlink()
+    path.write_bytes(content)
+    [index] = cache.glob("*.index")
+    index.unlink()
+    assert remote(served, "a").read(0, 2 * MIB) == data
+
+
+def test_an_entry_that_was_removed_is_an_error_that_says_so(served, cache):
+    write(served, "a", 2 * MIB)
+    file = remote(served, "a")
+    for path in cache.glob("*.data"):
+        path.unlink()
+    with pytest.raises(fastrack.ClosedError, match="Open it"):
+        file.read(0, 2 * MIB)
+
+
+def test_a_folder_that_others_may_use_is_refused(served, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "open"))
+    (tmp_path / "open" / "fastrack" / "remote").mkdir(parents=True, mode=0o755)
+    write(served, "a", 1000)
+    with pytest.raises(PermissionError, match="alone"):
+        remote(served, "a")
+
+
+@pytest.mark.parametrize("text", ["5", "x", "-1G", "1P"])
+def test_a_bound_that_is_no_size_is_refused(text, served, monkeypatch):
+    monkeypatch.setenv("FASTRACK_CACHE_SIZE", text)
+    write(served, "a", 1000)
+    with pytest.raises(ValueError, match="FASTRACK_CACHE_SIZE"):
+        remote(served, "a")
