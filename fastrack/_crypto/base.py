@@ -173,9 +173,6 @@ class Engine(Protocol):
 
     def seal_run(self, schedule: Any, source: Bytes, target: Bytes, first: int) -> None: ...
 
-    def pass_run(self, schedule: Any, source: Bytes, target: Bytes, first: int) -> int | None:
-        """Seal each chunk of plaintext in memory of the calling thread, and open it from there into `target`."""
-
     def open_gather(self, schedule: Any, source: Bytes, target: Bytes, plan: GatherPlan) -> int | None:
         """Open the chunks of `plan` from the whole raw message `source`, and copy their ranges to `target`."""
 
@@ -197,18 +194,6 @@ def chunks_between(sealed: int, plain: int, first: int = 0) -> int:
     if not 0 <= first <= MAX_CHUNKS - count:
         raise ValueError(f"expected chunks below number 2^38, got {count} chunks from number {first} on")
     return count
-
-
-def chunks_of(source: int, target: int, first: int) -> int:
-    """Return the number of chunks that `source` bytes of plaintext are in, of which none is empty.
-
-    Raise ValueError unless `target` is as many bytes, or if the numbers of chunks are too high. Native code relies on
-    this check.
-    """
-    if source != target:
-        raise ValueError(f"expected as many bytes of plaintext in source and target, got {source} and {target}")
-    count = -(-source // CHUNK_SIZE)
-    return chunks_between(source + count * TAG_SIZE, source, first)
 
 
 def check_buffers(source: Bytes, target: Bytes | None = None) -> None:

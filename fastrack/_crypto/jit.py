@@ -51,11 +51,6 @@ def build_runs(*form: object) -> dict[str, Any]:
     }
 
 
-def build_pass(*form: object) -> dict[str, Any]:
-    """Return `pass_run`, as `build_runs` does."""
-    return {"pass_run": _build_pass("/".join(map(str, form)))}
-
-
 def build_others(*form: object) -> dict[str, Any]:
     """Return `verify_run` and `open_gather`, as `build_runs` does, which are compiled when first needed.
 
@@ -94,36 +89,6 @@ def _build_run(variant: str, name: str, source_step: int, target_step: int) -> A
             wait_until_done(counters, count)
 
     return run
-
-
-def _build_pass(variant: str) -> Any:
-    @compiled
-    def pass_run(
-        bits: int, schedule: int, source: int, target: int, first: int, count: int, size: int,
-        grain: int, counters: int, wait: bool,
-    ) -> None:  # fmt: skip
-        buffer = _buffer()
-        done = 0
-        while True:
-            start = fetch_add(counters, 1) * grain
-            if start >= count:
-                break
-            stop = min(start + grain, count)
-            offset = start * CHUNK_SIZE
-            src, dst = source + offset, target + offset
-            work = schedule, src, dst, first + start, stop - start, size - offset, buffer
-            bad = _call(variant, "pass", bits, work)
-            if bad < stop - start:
-                fetch_min(counters + _BAD, first + start + bad)
-            done += stop - start
-        if done:
-            wipe(buffer, SEALED_CHUNK_SIZE)
-            wipe_stack()
-            fetch_add(counters + _DONE, done)
-        if wait:
-            wait_until_done(counters, count)
-
-    return pass_run
 
 
 def _build_gather(variant: str) -> Any:

@@ -21,7 +21,6 @@ from fastrack._crypto.base import (
     check_buffers,
     check_plan,
     chunks_between,
-    chunks_of,
 )
 from fastrack._crypto.cobblestone import CHUNK_SIZE, NONCE_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, MessageKey, chunk_nonce
 from fastrack.errors import ClosedError
@@ -69,19 +68,6 @@ class OpenSSLEngine:
         for index, plain, sealed in _slices(count, source.size):
             schedule.seal(first + index, plain_bytes[plain], sealed_bytes[sealed], private)
 
-    def pass_run(self, schedule: OpenSSLSchedule, source: Bytes, target: Bytes, first: int) -> int | None:
-        check_buffers(source, target)
-        count = chunks_of(source.size, target.size, first)
-        before, after = source.data, target.data
-        private, sealed = _new(SEALED_CHUNK_SIZE), _new(SEALED_CHUNK_SIZE)
-        bad = []
-        for index, plain, _ in _slices(count, source.size):
-            chunk = sealed[: plain.stop - plain.start + TAG_SIZE]
-            schedule.seal(first + index, before[plain], chunk, private)
-            if not schedule.open(first + index, chunk, after[plain], private):
-                bad.append(first + index)
-        return min(bad, default=None)
-
     def open_gather(self, schedule: OpenSSLSchedule, source: Bytes, target: Bytes, plan: GatherPlan) -> int | None:
         check_buffers(source, target)
         size = source.size - -(-source.size // SEALED_CHUNK_SIZE) * TAG_SIZE
@@ -117,13 +103,26 @@ class OpenSSLEngine:
         source, plain, plan = jobs.sealed[number], jobs.plain[number], jobs.plans[number]
         target = jobs.memories[number].array
         if plain is not None:
-            if plain.size != jobs.nbytes[number]:
-                raise ValueError(f"expected {jobs.nbytes[number]} bytes to seal, got {plain.size}")
-            return self.pass_run(schedule, plain.array, target, 0)
+            if not plain.size == target.size == jobs.nbytes[number]:
+                raise ValueError(f"expected {jobs.nbytes[number]} bytes to seal, and a result of that size, got others")
+            return _pass(schedule, plain.array, target)
         assert source is not None
         if plan is not None:
             return self.open_gather(schedule, source.array, target, plan)
         return self.open_run(schedule, source.array, target, 0)
+
+
+def _pass(schedule: OpenSSLSchedule, source: Bytes, target: Bytes) -> int | None:
+    """Seal each chunk of plaintext in memory of this call, and open it from there into the target."""
+    before, after = source.data, target.data
+    private, sealed = _new(SEALED_CHUNK_SIZE), _new(SEALED_CHUNK_SIZE)
+    bad = []
+    for index, plain, _ in _slices(-(-source.size // CHUNK_SIZE), source.size):
+        chunk = sealed[: plain.stop - plain.start + TAG_SIZE]
+        schedule.seal(index, before[plain], chunk, private)
+        if not schedule.open(index, chunk, after[plain], private):
+            bad.append(index)
+    return min(bad, default=None)
 
 
 class OpenSSLSchedule(KeySchedule):

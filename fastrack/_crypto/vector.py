@@ -17,7 +17,6 @@ from fastrack._crypto.base import (
     check_buffers,
     check_plan,
     chunks_between,
-    chunks_of,
 )
 from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE, TAG_SIZE, MessageKey
 from fastrack._crypto.forms import Form
@@ -37,7 +36,7 @@ class VectorEngine:
         self.name = name
         self.threads = threads
         self._runs = load(_unit(form, "build_runs"))
-        self._later = _unit(form, "build_jobs", "jobs"), _unit(form, "build_pass"), _unit(form, "build_others")
+        self._later = _unit(form, "build_jobs", "jobs"), _unit(form, "build_others")
         self._tested_jobs: Any = None
 
     # No `cached_property`: on Python 3.11 it holds a lock, and would forever in a child forked during a load.
@@ -54,12 +53,8 @@ class VectorEngine:
         return functions
 
     @property
-    def _pass(self) -> Any:
-        return load(self._later[1])
-
-    @property
     def _others(self) -> Any:
-        return load(self._later[2])
+        return load(self._later[1])
 
     def expand_key(self, key: MessageKey) -> VectorSchedule:
         material = np.frombuffer(key.material, np.uint8)
@@ -85,12 +80,6 @@ class VectorEngine:
         count = chunks_between(target.size, source.size, first)
         arguments = (address(source), address(target), first, count, source.size)
         self._run(self._runs.seal_run, schedule, arguments, count, (source, target))
-
-    def pass_run(self, schedule: VectorSchedule, source: Bytes, target: Bytes, first: int) -> int | None:
-        check_buffers(source, target)
-        count = chunks_of(source.size, target.size, first)
-        arguments = (address(source), address(target), first, count, source.size)
-        return self._run(self._pass.pass_run, schedule, arguments, count, (source, target))
 
     def open_gather(self, schedule: VectorSchedule, source: Bytes, target: Bytes, plan: GatherPlan) -> int | None:
         check_buffers(source, target)
@@ -140,10 +129,7 @@ class VectorSchedule(KeySchedule):
 
 
 def units(form: Form) -> list[Unit]:
-    """Return the compiled functions that a process needs of the engine on a form.
-
-    `pass_run` is none of them: plaintext passes through chunks in `open_jobs`.
-    """
+    """Return the compiled functions of the engine on a form."""
     runs = [_unit(form, build) for build in ("build_runs", "build_others")]
     return [*runs, _unit(form, "build_jobs", "jobs")]
 

@@ -74,16 +74,20 @@ def writable_memory(array: Any) -> tuple[int, int, object]:
     """Return the address and the size in bytes of an array in host memory to be filled, and the owner of the memory."""
     if type(array) is np.ndarray:
         _require_writable(array)
-        try:
-            address = ctypes.addressof(_BYTE.from_buffer(array))  # takes half as long as the interface
-        except (TypeError, ValueError):  # no bytes, or a dtype that NumPy does not know
-            address = array.__array_interface__["data"][0]
-        return address, array.nbytes, array
+        return _address(array), array.nbytes, array
     if framework_of(array) == "torch":
         _require_torch(array, "cpu", writable=True)
         return array.data_ptr(), array.numel() * array.element_size(), array
     memory = bytes_of(array, writable=True)
     return memory.__array_interface__["data"][0], memory.size, memory
+
+
+def _address(array: npt.NDArray[Any]) -> int:
+    """Return the address of the first byte of a contiguous, writable array."""
+    try:
+        return ctypes.addressof(_BYTE.from_buffer(array))  # takes half as long as the interface
+    except (TypeError, ValueError):  # no bytes, or a dtype that NumPy does not know
+        return int(array.__array_interface__["data"][0])
 
 
 def _require_writable(array: npt.NDArray[Any]) -> None:
@@ -132,7 +136,7 @@ def empty(size: int, dtype: str, shape: Sequence[int], framework: Framework) -> 
         return tensor, tensor.data_ptr(), tensor
     if framework == "numpy" and size < _SMALL:
         array = np.empty(tuple(shape), dtypes.to_numpy(dtype))
-        return array, array.__array_interface__["data"][0], array
+        return array, _address(array), array
     memory = empty_bytes(size)
     return from_bytes(memory, dtype, shape, framework), memory.__array_interface__["data"][0], memory
 

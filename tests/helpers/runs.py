@@ -3,8 +3,9 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from fastrack._crypto.base import GatherPlan
+from fastrack._crypto.base import GatherPlan, HostMemory, Jobs
 from fastrack._crypto.cobblestone import MessageKey
+from fastrack._crypto.message_keys import MessageKeys
 from helpers.buffers import Fenced, as_array
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE
 
@@ -14,6 +15,7 @@ class Runs:
 
     def __init__(self, engine, key, nonce=bytes(12)):
         self.engine = engine
+        self.keys = MessageKeys.of([MessageKey.raw(key, nonce)])
         self.schedule = engine.expand_key(MessageKey.raw(key, nonce))
 
     def seal(self, plain, first=0, *, ends=True, offset=0):
@@ -36,13 +38,14 @@ class Runs:
         assert self.engine.verify_run(self.schedule, source.data, first) == bad
         return bad, target.data.tobytes()
 
-    def pass_through(self, plain, first=0, *, offset=0):
+    def pass_through(self, plain, *, offset=0):
         """Seal every chunk and open it from there; gives the first bad chunk and the bytes that came out."""
         source, target = Fenced.holding(plain, offset), Fenced(len(plain), 63 - offset)
-        bad = self.engine.pass_run(self.schedule, source.data, target.data, first)
+        source_memory, memory = HostMemory.of(source.data), HostMemory.of(target.data, writable=True)
+        bad = self.engine.open_jobs(Jobs(self.keys, [len(plain)], [memory], [None], [source_memory], [None]))
         assert target.stands
         assert source.data.tobytes() == bytes(plain)
-        return bad, target.data.tobytes()
+        return None if bad is None else bad[1], target.data.tobytes()
 
     def gather(self, sealed, ranges):
         """Open slices of the plaintext, given as (start, length): the first bad chunk, and the bytes of each."""

@@ -3,6 +3,7 @@ import sys
 import types
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -170,3 +171,12 @@ def test_fresh_memory_is_as_long_as_was_asked_and_aligned(size):
     assert memory.shape == (size,)
     assert memory.flags.writeable
     assert not size or memory.ctypes.data % 64 == 0
+
+
+@pytest.mark.parametrize("dtype", ["?", "u1", "f2", "c8", ml_dtypes.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(), (3, 4), (0,), (3, 0)], ids=str)
+def test_memory_to_fill_is_that_of_the_array(dtype, shape):
+    array = np.zeros(shape, dtype)
+    address, size, owner = arrays.writable_memory(array)
+    assert (address, size) == (array.ctypes.data, array.nbytes)
+    assert owner is array

@@ -56,7 +56,6 @@ def test_a_read_only_source_is_taken_and_a_read_only_target_is_refused(runs):
         lambda: engine.open_run(schedule, sealed, out, 0),
         lambda: engine.open_gather(schedule, sealed, out, plan([(0, 10)])[0]),
         lambda: engine.seal_run(schedule, sealed[: len(PLAIN) - 3 * TAG_SIZE], out, 0),
-        lambda: engine.pass_run(schedule, sealed[: len(PLAIN)], out, 0),
     ):
         with pytest.raises(ValueError, match="read-only"):
             attempt()
@@ -82,8 +81,6 @@ def test_a_buffer_that_is_not_a_row_of_bytes_is_refused_and_no_other(runs, unfit
         lambda: engine.verify_run(schedule, unfit(sealed), 0),
         lambda: engine.seal_run(schedule, unfit(as_array(PLAIN)), sealed.copy(), 0),
         lambda: engine.seal_run(schedule, as_array(PLAIN), unfit(sealed.copy()), 0),
-        lambda: engine.pass_run(schedule, unfit(as_array(PLAIN)), out, 0),
-        lambda: engine.pass_run(schedule, as_array(PLAIN), odd, 0),
         lambda: engine.open_gather(schedule, unfit(sealed), out, plan([(0, 10)])[0]),
         lambda: engine.open_gather(schedule, sealed, odd, plan([(0, 10)])[0]),
     ):
@@ -163,14 +160,6 @@ def test_a_run_that_ends_within_a_tag_is_refused(runs, size):
     assert untouched(out)
 
 
-@pytest.mark.parametrize("size", [0, 1, len(PLAIN) - 1, len(PLAIN) + 1])
-def test_plaintext_is_passed_to_as_many_bytes_only(runs, size):
-    out = np.full(size, 0xA5, np.uint8)
-    with pytest.raises(ValueError, match="as many bytes"):
-        runs.engine.pass_run(runs.schedule, as_array(PLAIN), out, 0)
-    assert untouched(out)
-
-
 @pytest.mark.parametrize("first", [-1, 2**38, 2**38 - 1, 2**62])
 def test_a_run_outside_the_38_bits_of_chunk_numbers_is_refused(make_engine, first):
     engine = make_engine(1)
@@ -180,7 +169,6 @@ def test_a_run_outside_the_38_bits_of_chunk_numbers_is_refused(make_engine, firs
         (engine.seal_run, (plain, sealed)),
         (engine.open_run, (sealed, plain)),
         (engine.verify_run, (sealed,)),
-        (engine.pass_run, (plain, plain.copy())),
     ):
         with pytest.raises(ValueError, match="2\\^38"):
             run(schedule, *buffers, first)

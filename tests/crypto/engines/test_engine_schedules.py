@@ -104,7 +104,6 @@ def test_a_wiped_schedule_works_nothing(engine_under_test, schedule):
         lambda: engine.seal_run(schedule, plain, out, 0),
         lambda: engine.open_run(schedule, sealed, out[:100], 0),
         lambda: engine.verify_run(schedule, sealed, 0),
-        lambda: engine.pass_run(schedule, plain, out[:100], 0),
         lambda: engine.open_gather(schedule, sealed, out, plan([(0, 10)])[0]),
     ):
         with pytest.raises(ClosedError, match="wiped"):

@@ -16,7 +16,7 @@ from fastrack._crypto import jit, workers
 def test_a_gather_keeps_its_scratch_on_the_stack():
     # numba frees an array after the last use of its name, even if its address is still in use.
     engine = engines.make(engines.VECTOR_NAMES[-1])
-    fresh = jit.build_others(*engine._later[2].arguments)["open_gather"]
+    fresh = jit.build_others(*engine._later[1].arguments)["open_gather"]
     runs = Runs(engine, bytes(32))
     pieces, size = plan([(10, 20)])
     source = as_array(reference.seal(bytes(32), bytes(12), bytes(range(100))))
