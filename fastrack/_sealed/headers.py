@@ -37,8 +37,8 @@ def open_headers(
                 key, secret = found[key_id]
                 header = tensor.header
                 context = tensor.context
-                proof = header, context, tensor.binding
-                if row in again and key.kept.load(tensor, proof, keys, row):
+                is_again = row in again
+                if is_again and key.kept.load(tensor, (header, context, tensor.binding), keys, row):
                     tensor.check_grant(key)
                     continue
                 tensor.check_origin(key)
@@ -50,9 +50,9 @@ def open_headers(
             except (AuthenticationError, GrantError, UnknownKeyError) as error:
                 tensor.add_path(error)
                 raise
-            if row in again:
+            if is_again:
                 cobblestone.require_secret(secret)
-                key.kept.store(tensor, proof, keys, row)
+                key.kept.store(tensor, (header, context, tensor.binding), keys, row)
     finally:
         if used:
             cobblestone.overwrite_freed()

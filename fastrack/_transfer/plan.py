@@ -218,8 +218,9 @@ class Plan:
         leaves = self._tree.leaves
         for index, result in zip(self._indices, self._results, strict=True):
             leaves[index] = result
-        for number, restore in self._restores.items():
-            leaves[self._indices[number]] = restore(self._results[number])
+        if self._restores:
+            for number, restore in self._restores.items():
+                leaves[self._indices[number]] = restore(self._results[number])
         return self._tree.rebuild(leaves)
 
     @property

@@ -25,6 +25,8 @@ class Tree:
 
     def leaves_of(self, other: Any) -> list[Any]:
         """Return the leaves of another tree, in the order of this one. Raise `ValueError` if its structure differs."""
+        if self._root is None:
+            return [other]
         leaves: list[Any] = []
         _match(self._root, other, leaves)
         return leaves
