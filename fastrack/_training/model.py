@@ -249,11 +249,12 @@ def _refuse_subclass(name: str, tensor: Any) -> None:
     """Refuse a subclass whose bytes are not laid out as those of a dense tensor of its shape."""
     import torch
 
-    if is_sharded(tensor):
-        tensor = local_part(tensor)
     kind = type(tensor)
     if kind is torch.nn.Parameter or kind is torch.Tensor:
         return
+    if is_sharded(tensor):
+        tensor = local_part(tensor)
+        kind = type(tensor)
     if not isinstance(tensor, torch.Tensor) or torch.nn.parameter.is_lazy(tensor):
         return
     if kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__ and (

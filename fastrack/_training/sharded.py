@@ -6,6 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from fastrack._crypto.keyring import KeyLike, sealing_key
@@ -26,7 +27,13 @@ _DONE, _FAILED = -1, -2
 
 def is_sharded(tensor: object) -> bool:
     """Return True for a DTensor. Imports nothing."""
-    return isinstance(tensor, getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ()))
+    kind: Any = type(tensor)
+    return _is_dtensor(kind)
+
+
+@lru_cache
+def _is_dtensor(kind: type) -> bool:
+    return issubclass(kind, getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ()))
 
 
 def local_part(tensor: Any) -> torch.Tensor:
