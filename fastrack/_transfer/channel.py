@@ -251,9 +251,7 @@ class Channel:
     ) -> Any:
         """Move all tensors in `obj`, unless a transfer that the owner, by default the thread, started has failed."""
         with self._guard:
-            if self._device.in_place:  # nothing was left to wait for, and nothing will be
-                owner = None
-            else:
+            if not self._device.in_place:  # else nothing was left to wait for
                 owner = owner or self._owners.current()
                 if non_blocking:
                     owner.check()
@@ -297,7 +295,7 @@ class Channel:
         try:
             if plan.tensors:
                 plan.allocate(self._device)
-                self._move(plan, owner)
+                self._move(plan, None if self._device.in_place else owner)
         finally:
             plan.keys.wipe()
         return plan.results()

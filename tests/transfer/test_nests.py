@@ -203,3 +203,13 @@ def test_what_was_prepared_moves_once_and_in_its_own_process(channel, key):
         moved = move()
     assert [array.tolist() for array in moved] == [plain.tolist()] * 2
     assert refuse(move)
+
+
+def test_a_device_that_works_in_place_tells_a_group_of_a_bad_chunk_at_once(key):
+    sealed = sealed_of([np.ones(10, np.uint8)] * 2, key)
+    out = [np.full(10, 7, np.uint8) for _ in sealed]
+    with Channel("cpu", keys=key) as channel, channel.group() as group:
+        move = group.prepare([sealed[0], tampered(sealed[1], -1)], out=out)
+        with pytest.raises(AuthenticationError, match="'tensor 1', chunk 0"):
+            move()
+        assert not np.any(out)
