@@ -50,9 +50,9 @@ def parse_header(head: bytes, size: int | None, path: Location) -> tuple[dict[st
 
 
 @lru_cache
-def is_representable(shape: tuple[int, ...]) -> bool:
+def _is_representable(shape: tuple[int, ...]) -> bool:
     """Return True if a framework could have an array of this shape. With a zero in it, its size is no bound."""
-    return len(shape) <= _MAX_DIMENSIONS and math.prod(max(extent, 1) for extent in shape) <= _MAX_ELEMENTS
+    return math.prod(max(extent, 1) for extent in shape) <= _MAX_ELEMENTS
 
 
 def unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -65,9 +65,9 @@ def unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def is_shape(value: Any) -> bool:
     """Return True if a value of JSON is a list of numbers that can be a shape."""
-    if type(value) is not list or not set(map(type, value)) <= {int}:
+    if type(value) is not list or len(value) > _MAX_DIMENSIONS or not set(map(type, value)) <= {int}:
         return False
-    return min(value, default=0) >= 0 and is_representable(tuple(value))
+    return min(value, default=0) >= 0 and _is_representable(tuple(value))
 
 
 def _parse(head: bytes, size: int | None) -> tuple[dict[str, str], dict[str, StoredTensor]]:
