@@ -214,10 +214,10 @@ def test_a_tensor_elsewhere_is_sealed_there(tmp_path, monkeypatch):
 
 
 def test_names_and_values_are_not_in_the_files(tmp_path):
-    save({"secret_name": torch.ones(3), "other_name": "secret value", "lr": 0.125}, tmp_path)
+    save({"secret_name": torch.ones(3), "other_name": "secret value", "learning_rate": 0.125}, tmp_path)
     for path in tmp_path.iterdir():
         content = path.read_bytes()
-        for text in (b"secret", b"other_name", b"lr", np.ones(3, np.float32).tobytes(), b"pickle", b"torch"):
+        for text in (b"secret", b"other_name", b"learning_rate", np.ones(3, np.float32).tobytes(), b"pickle", b"torch"):
             assert text not in content, (path, text)
 
 
