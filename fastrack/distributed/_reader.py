@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +25,7 @@ from fastrack._training.checkpoint import load_checkpoint
 from fastrack._training.model import Step, fill
 from fastrack._training.state import decode_state
 from fastrack._transfer.api import to_device
+from fastrack._util.locations import locate_local
 from fastrack.distributed._description import NAME, Shard, parse, shard_file
 from fastrack.distributed._writer import VALUES
 from fastrack.errors import AuthenticationError, FormatError
@@ -83,7 +83,7 @@ class SealedReader(StorageReader):
         anchor: Anchor | str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__()
-        self._path = Path(path)
+        self._path = locate_local(path)
         self._ring = KeyRing.resolve(keys)
         self._anchor = anchor
         self._key_id = ""
@@ -103,7 +103,7 @@ class SealedReader(StorageReader):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin to load, from another folder if one is given."""
         if checkpoint_id:
-            self._path = Path(checkpoint_id)
+            self._path = locate_local(checkpoint_id)
         self._files = {}
 
     def read_metadata(self) -> Metadata:

@@ -27,6 +27,7 @@ from fastrack._tensors.arrays import Bytes
 from fastrack._training.checkpoint import save_checkpoint
 from fastrack._training.state import encode_state
 from fastrack._transfer.api import seal_message
+from fastrack._util.locations import locate_local
 from fastrack.distributed._description import NAME, Shard, describe, shard_file, shard_files
 
 VALUES = "values"
@@ -65,7 +66,7 @@ class SealedWriter(StorageWriter):
 
     def __init__(self, path: str | os.PathLike[str], key: KeyLike | None = None) -> None:
         super().__init__()
-        self._path = Path(path)
+        self._path = locate_local(path)
         self._key = sealing_key(key)
 
     @property
@@ -81,7 +82,7 @@ class SealedWriter(StorageWriter):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin a checkpoint, in another folder if one is given."""
         if checkpoint_id:
-            self._path = Path(checkpoint_id)
+            self._path = locate_local(checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *_: Any, use_collectives: bool = True, **kwargs: Any) -> None:
         """Refuse to save without a coordinator, since the checkpoint is committed at once."""

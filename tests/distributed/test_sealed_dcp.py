@@ -169,6 +169,9 @@ def test_the_argument_checkpoint_id_names_the_folder(tmp_path):
     assert bits(target) == bits(state())
     assert SealedWriter.validate_checkpoint_id(tmp_path)
     assert not SealedReader.validate_checkpoint_id("s3://bucket/x")
+    for make in (SealedReader, SealedWriter):
+        with pytest.raises(ValueError, match="got a URL"):
+            make("s3://bucket/x", KEY)
 
 
 def test_a_planner_may_transform_what_it_saves(tmp_path):
