@@ -52,14 +52,13 @@ class SealedReader(StorageReader):
 
     Notes
     -----
-    ``load`` raises a ``CheckpointException`` in all processes; its ``failures`` has the error of each that failed.
+    ``load`` raises a ``CheckpointException`` in all processes; its ``failures`` has the error of each that failed. That
+    is an `AuthenticationError` if the key is another one, a file is of another checkpoint, or anything was altered, a
+    `FormatError` if the folder has another kind of checkpoint, and else what `fastrack.load_file` and
+    `fastrack.to_device` raise. Torch turns an error about the description into an ``AssertionError`` that quotes it.
 
-    AuthenticationError : the key is another one, a file is of another checkpoint, or anything was altered. Every file
-        and header is checked, in all processes, before the first tensor is written. A chunk that was altered leaves
-        zeros in the tensors of its process.
-    FormatError : the folder has no such checkpoint.
-    UnknownKeyError, RollbackError, SignatureError, DeviceError, OSError : as from `fastrack.load_file` and
-        `fastrack.to_device`.
+    Every file and header is checked, in all processes, before the first tensor is written. A chunk that was altered
+    leaves zeros in the tensors of its process.
 
     Examples
     --------

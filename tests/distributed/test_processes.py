@@ -60,11 +60,11 @@ def full(module, optimizer):
 
 def first_save(folder, expected):
     module, optimizer = training(0)
-    columns = distribute_tensor(
-        torch.arange(96.0).reshape(8, 12), init_device_mesh("cpu", (dist.get_world_size(),)), [Shard(1)]
-    )
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    columns = distribute_tensor(torch.arange(96.0).reshape(8, 12), mesh, [Shard(1)])
     state = dict(zip(("model", "optimizer"), get_state_dict(module, optimizer), strict=True))
-    dcp.save({**state, "columns": columns, "step": 7}, storage_writer=SealedWriter(folder, KEY))
+    few = distribute_tensor(torch.arange(6.0).reshape(3, 2), mesh, [Shard(0)])  # one process has no row
+    dcp.save({**state, "columns": columns, "few": few, "step": 7}, storage_writer=SealedWriter(folder, KEY))
     tensors = full(module, optimizer)
     if dist.get_rank() == 0:
         torch.save(tensors, expected)
@@ -75,8 +75,10 @@ def reshard(folder, expected, target=""):
     module, optimizer = training(1)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     columns = distribute_tensor(torch.zeros(8, 12), mesh, [Shard(0)])
+    few = distribute_tensor(torch.zeros(3, 2), mesh, [Shard(1 if dist.get_world_size() == 3 else 0)])
     names = ("model", "optimizer")
-    state = {**dict(zip(names, get_state_dict(module, optimizer), strict=True)), "columns": columns, "step": 0}
+    state = {**dict(zip(names, get_state_dict(module, optimizer), strict=True)), "columns": columns}
+    state |= {"few": few, "step": 0}
     dcp.load(state, storage_reader=SealedReader(folder, KEY))
     set_state_dict(module, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     known = torch.load(expected)
@@ -86,6 +88,7 @@ def reshard(folder, expected, target=""):
         equal = torch.equal(value, known[name]) if isinstance(value, torch.Tensor) else value == known[name]
         assert equal, name
     assert torch.equal(columns.full_tensor(), torch.arange(96.0).reshape(8, 12))
+    assert few.full_tensor().tolist() == [[0, 1], [2, 3], [4, 5]]
     assert state["step"] == 7
     if target:
         dcp.save(state, storage_writer=SealedWriter(target, KEY))

@@ -237,10 +237,11 @@ def test_the_files_are_sealed_files_that_can_be_verified(folder):
 def test_a_new_checkpoint_replaces_the_old_one_and_its_files(folder):
     old = shards(folder)
     (folder / "shards-notes.txt").touch()
+    (folder / ".fastrack-0123456789abcdef.part").touch()  # of a process that was killed
     save(state(2), folder)
     assert shards(folder) != old
     assert bits(load(state(1), folder)) == bits(state(2))
-    assert (folder / "shards-notes.txt").exists()
+    assert {path.name for path in folder.iterdir()} == {DESCRIPTION, shards(folder).name, "shards-notes.txt"}
 
 
 class Stopped(BaseException):
