@@ -67,7 +67,8 @@ class SealedWriter(StorageWriter):
     def __init__(self, path: str | os.PathLike[str], key: KeyLike | None = None) -> None:
         super().__init__()
         self._path = locate_local(path)
-        self._key = sealing_key(key)
+        sealing_key(key)  # raises what is wrong with it
+        self._key = key  # which a path or a provider can be in another process, and a Key cannot
 
     @property
     def checkpoint_id(self) -> str | os.PathLike[str]:
@@ -101,13 +102,14 @@ class SealedWriter(StorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Seal what this process has to save into a new file."""
         done: Future[list[WriteResult]] = Future()
-        done.set_result(_write_shards(plan, planner, self._path, self._key) if plan.items else [])
+        done.set_result(_write_shards(plan, planner, self._path, sealing_key(self._key)) if plan.items else [])
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Commit the checkpoint, and remove the files of the one that it replaces."""
+        key = sealing_key(self._key)
         shards = {result.index: result.storage_data for of_process in results for result in of_process}
-        save_checkpoint(self._path / NAME, describe(metadata, shards, self._key.id), key=self._key)
+        save_checkpoint(self._path / NAME, describe(metadata, shards, key.id), key=key)
         kept = {shard_file(self._path, shard.file_id) for shard in shards.values()}
         for path in shard_files(self._path):
             if path not in kept:

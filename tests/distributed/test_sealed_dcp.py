@@ -161,6 +161,17 @@ def test_a_checkpoint_is_saved_in_the_background(tmp_path):
         torch.distributed.destroy_process_group()
 
 
+def test_a_writer_with_the_path_of_a_key_can_go_to_another_process(tmp_path):
+    KEY.save(tmp_path / "owner.key")
+    sent = pickle.loads(pickle.dumps(SealedWriter(tmp_path / "c", key=tmp_path / "owner.key")))
+    dcp.save(state(), storage_writer=sent, no_dist=True)
+    assert bits(load(state(1), tmp_path / "c")) == bits(state())
+    with pytest.raises(TypeError, match="a key stays in its process"):
+        pickle.dumps(SealedWriter(tmp_path / "c", key=KEY))
+    with pytest.raises(FileNotFoundError):
+        SealedWriter(tmp_path / "c", key=tmp_path / "none.key")
+
+
 def test_the_argument_checkpoint_id_names_the_folder(tmp_path):
     save(state(), tmp_path / "x", checkpoint_id=str(tmp_path / "y"))
     assert not (tmp_path / "x").exists()
