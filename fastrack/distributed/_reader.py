@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -57,8 +59,8 @@ class SealedReader(StorageReader):
     `FormatError` if the folder has another kind of checkpoint, and else what `fastrack.load_file` and
     `fastrack.to_device` raise. Torch turns an error about the description into an ``AssertionError`` that quotes it.
 
-    Every file and header is checked, in all processes, before the first tensor is written. A chunk that was altered
-    leaves zeros in the tensors of its process.
+    Every file and header is checked, in all processes, before the first tensor is written, and so is that all have the
+    same checkpoint. A chunk that was altered leaves zeros in the tensors of its process.
 
     Examples
     --------
@@ -120,7 +122,7 @@ class SealedReader(StorageReader):
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Check the files and authenticate the headers of all shards that this process needs.
 
-        No process begins to read before all have done so.
+        No process begins to read before all have done so, and the coordinator has compared what they were given.
         """
         messages = [self._find(item) for item in plan.items]
         keys = MessageKeys(len(messages))
@@ -128,11 +130,23 @@ class SealedReader(StorageReader):
             open_headers(messages, self._ring, keys)
         finally:
             keys.wipe()
-        return plan
+        return replace(plan, storage_data=self._digest_of_files())
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the plans as they are."""
+        """Refuse plans of different checkpoints, each of which may be authentic."""
+        expected = self._digest_of_files()
+        for rank, plan in enumerate(plans):
+            if plan.storage_data != expected:
+                raise AuthenticationError(
+                    f"{self._path}: process {rank}: expected the checkpoint that the coordinator has read, got another; "
+                    "it was replaced meanwhile, or the storage gives them different files. Load again",
+                    path=self._path,
+                )
         return plans
+
+    def _digest_of_files(self) -> str:
+        """Return the SHA-256 of the ids of all files, of which no two checkpoints have the same."""
+        return hashlib.sha256("".join(sorted({shard.file_id for shard in self._shards.values()})).encode()).hexdigest()
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Open what this process needs, into the memory of its tensors."""

@@ -138,6 +138,21 @@ def fail(folder):
     assert torch.equal(state["w"].full_tensor(), whole)
 
 
+def mix(folder):
+    """A storage that gives one process another checkpoint, authentic as well, is noticed."""
+    rank, mesh = dist.get_rank(), init_device_mesh("cpu", (2,))
+    for seed in range(2):
+        whole = torch.full((4, 2), float(seed))
+        dcp.save({"w": distribute_tensor(whole, mesh, [Shard(0)])}, storage_writer=SealedWriter(f"{folder}{seed}", KEY))
+    target = distribute_tensor(torch.full((4, 2), 7.0), mesh, [Shard(0)])
+    with pytest.raises(CheckpointException) as info:
+        dcp.load({"w": target}, storage_reader=SealedReader(f"{folder}{rank}", KEY))
+    [(error, _)] = info.value.failures.values()
+    assert isinstance(error, AuthenticationError)
+    assert "process 1" in str(error)
+    assert target.to_local().min() == 7
+
+
 def shard_of(folder, rank, error=None):
     """Return the file in which the rows of a process are."""
     found = []
@@ -153,7 +168,7 @@ def shard_of(folder, rank, error=None):
 
 
 def test_a_failure_of_one_process_is_raised_by_all_before_the_first_tensor(tmp_path):
-    run_ranks((2, fail, tmp_path / "c"))
+    run_ranks((2, fail, tmp_path / "c"), (2, mix, tmp_path / "d"))
 
 
 def save_until_killed(folder, number, progress):
