@@ -138,8 +138,8 @@ class SealedReader(StorageReader):
         for rank, plan in enumerate(plans):
             if plan.storage_data != expected:
                 raise AuthenticationError(
-                    f"{self._path}: process {rank}: expected the checkpoint that the coordinator has read, got another; "
-                    "it was replaced meanwhile, or the storage gives them different files. Load again",
+                    f"{self._path}: process {rank}: expected the checkpoint that the coordinator has, got another. "
+                    "It was replaced meanwhile, or the storage gives them different files; load again",
                     path=self._path,
                 )
         return plans

@@ -6,7 +6,7 @@ import io
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,12 +91,19 @@ class SealedWriter(StorageWriter):
             raise ValueError("saving a sealed checkpoint failed: expected use_collectives=True, got False")
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Make the folder."""
+        """Make the folder, and tell the coordinator the key of this process."""
         self._path.mkdir(parents=True, exist_ok=True)
-        return plan
+        return replace(plan, storage_data=sealing_key(self._key).id)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Return the plans as they are: each process chooses the name of its file."""
+        """Refuse processes that have different keys. Each chooses the name of its file itself."""
+        expected = sealing_key(self._key).id
+        for rank, plan in enumerate(plans):
+            if plan.storage_data not in {None, expected}:  # the planner knows what it was before, if it is None
+                raise ValueError(
+                    f"saving a sealed checkpoint failed: expected all processes to have key {expected}, as the "
+                    f"coordinator has, got {plan.storage_data} in process {rank}. Give them the same key"
+                )
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:

@@ -151,6 +151,14 @@ def mix(folder):
     assert isinstance(error, AuthenticationError)
     assert "process 1" in str(error)
     assert target.to_local().min() == 7
+    with pytest.raises(CheckpointException) as info:
+        dcp.save({"w": target}, storage_writer=SealedWriter(f"{folder}0", KEY if rank else Key.generate()))
+    [(error, _)] = info.value.failures.values()
+    assert isinstance(error, ValueError)
+    assert KEY.id in str(error)
+    state = {"w": target}
+    dcp.load(state, storage_reader=SealedReader(f"{folder}0", KEY))
+    assert target.to_local().max() == 0
 
 
 def shard_of(folder, rank, error=None):

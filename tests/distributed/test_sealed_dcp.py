@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from helpers.tampering import tamper_file
-from torch.distributed.checkpoint import CheckpointException, DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint import CheckpointException, DefaultLoadPlanner, DefaultSavePlanner, SavePlanner
 
 import fastrack
 from fastrack import AuthenticationError, FormatError, Key, UnknownKeyError, load_checkpoint, save_checkpoint
@@ -206,6 +206,16 @@ def test_a_planner_may_transform_what_it_saves(tmp_path):
     with refused(TypeError, "'w'"):
         save({"w": torch.ones(40, 2)}, tmp_path, planner=Wrong())
     assert torch.equal(load({"w": torch.zeros(40, 2)}, tmp_path)["w"], torch.ones(40, 2))
+
+
+def test_a_planner_that_keeps_its_plans_saves_again(tmp_path, monkeypatch):
+    for name in [name for name in vars(SavePlanner) if name.startswith("_cached")]:
+        monkeypatch.setattr(SavePlanner, name, {})
+    planner = DefaultSavePlanner(enable_plan_caching=True)
+    for seed in (0, 2, 3):
+        save(state(seed), tmp_path, planner=planner)
+        assert bits(load(state(1), tmp_path)) == bits(state(seed))
+        assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_tensor_elsewhere_is_sealed_there(tmp_path, monkeypatch):
