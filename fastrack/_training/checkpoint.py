@@ -13,6 +13,7 @@ from fastrack._sealed.reader import SealedFile, load_file
 from fastrack._sealed.tensor import SealedTensor, unseal
 from fastrack._sealed.writer import write_checkpoint
 from fastrack._tensors.arrays import Framework
+from fastrack._training.sharded import is_sharded, save_gathered
 from fastrack._training.state import decode_state, encode_state
 from fastrack._transfer.api import to_device
 from fastrack._util.paths import require_path
@@ -52,9 +53,14 @@ def save_checkpoint(path: str | os.PathLike[str], state: Any, key: KeyLike | Non
         If the pytree is more than 64 levels deep.
     OSError
         If the file cannot be written. An existing checkpoint stays then, and no part of the new one is left behind.
+    RuntimeError
+        If the process of rank 0 could not write the file, in the other processes.
 
     Notes
     -----
+    A state with DTensors is saved by all processes together, as `save_model` saves a sharded module: each calls this
+    with a state of the same structure, and what the process of rank 0 has is written. It opens with whole tensors.
+
     Every value is encrypted, and so are the keys of the dicts and the nesting. Not encrypted are the number of arrays,
     their dtypes and shapes, and the size of the rest. An older checkpoint of the same key in place of a newer one is
     detected by an `Anchor` if each is published when it was saved, as `publish` does.
@@ -71,7 +77,11 @@ def save_checkpoint(path: str | os.PathLike[str], state: Any, key: KeyLike | Non
     require_path(path, "save_checkpoint(path, state, key)")
     text, arrays = encode_state(state)
     tensors = {str(number): array for number, array in enumerate(arrays)}
-    write_checkpoint({_SKELETON: np.frombuffer(text, np.uint8), **tensors}, path, key)
+    tensors = {_SKELETON: np.frombuffer(text, np.uint8), **tensors}
+    if any(map(is_sharded, arrays)):
+        save_gathered(tensors, path, key, kind="checkpoint")
+    else:
+        write_checkpoint(tensors, path, key)
 
 
 @public

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fastrack._crypto.keyring import KeyLike, sealing_key
 from fastrack._sealed.boxes import select_box
 from fastrack._sealed.importers import PlainTensor
+from fastrack._sealed.tensor import Kind
 from fastrack._sealed.writer import write_sealed
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
@@ -84,7 +85,12 @@ def replace_local(tensor: Any, part: torch.Tensor) -> Any:
 
 
 def save_gathered(
-    tensors: Mapping[str, Any], path: str | os.PathLike[str], key: KeyLike | None, *, metadata: Mapping[str, str] | None
+    tensors: Mapping[str, Any],
+    path: str | os.PathLike[str],
+    key: KeyLike | None,
+    *,
+    metadata: Mapping[str, str] | None = None,
+    kind: Kind = "tensor",
 ) -> None:
     """Seal tensors into a file as `save_file` does, with DTensors gathered one at a time. All processes call this.
 
@@ -106,7 +112,7 @@ def save_gathered(
         for name, tensor in tensors.items():
             if is_sharded(tensor):
                 described[name] = _describe(tensor, next(numbers))
-        write_sealed(described, locate(path), sealing_key(key), frozenset(), metadata or {}, None)
+        write_sealed(described, locate(path), sealing_key(key), frozenset(), metadata or {}, None, kind=kind)
         outcome = _DONE
     finally:
         _broadcast(outcome)

@@ -16,6 +16,7 @@ import numpy as np
 
 from fastrack._tensors import arrays
 from fastrack._tensors.arrays import Framework, storage_key
+from fastrack._training.sharded import is_sharded, local_part
 from fastrack.errors import FormatError
 
 _VERSION = 1
@@ -84,21 +85,29 @@ class _Encoder:
         is_scalar = isinstance(value, np.generic)
         if is_scalar:
             value = np.asarray(value)
-        elif framework == "torch":
-            _require_saveable(value, path)
-        elif type(value) not in {np.ndarray, np.memmap}:
+        here = local_part(value) if is_sharded(value) else value
+        if framework == "torch":
+            _require_saveable(here, path)
+        elif type(here) not in {np.ndarray, np.memmap}:
             raise TypeError(
                 f"{path}: expected a dict with str and int keys, list, tuple, None, bool, int, float, str, bytes, "
                 f"torch tensor, NumPy array or NumPy scalar, got {type(value).__qualname__}. Convert it first"
             )
         try:
-            arrays.describe(value)
+            arrays.describe(here)
         except TypeError as error:
             raise TypeError(f"{path}: {error}") from None
-        number = self._numbers.setdefault(storage_key(value), len(self.arrays))
+        number = self._numbers.setdefault(_key_of(value, here), len(self.arrays))
         if number == len(self.arrays):
             self.arrays.append(value)
         return ["scalar" if is_scalar else "torch" if framework == "torch" else "numpy", number]
+
+
+def _key_of(value: Any, here: Any) -> Hashable:
+    """Return a key that two arrays share if they are the same. `here` is the part of a DTensor on this process."""
+    if here is value:
+        return storage_key(value)
+    return (storage_key(here), value.placements, value.shape) if here.numel() else id(value)
 
 
 def _require_saveable(tensor: Any, path: str) -> None:

@@ -49,8 +49,9 @@ def shard_file(folder: Path, file_id: str) -> Path:
 
 
 def shard_files(folder: Path) -> Iterator[Path]:
-    """Return the files of all processes, also of checkpoints that were not finished or replaced."""
-    return folder.glob("shards-*.safetensors")
+    """Return the files of all processes, also of checkpoints that were replaced or not finished."""
+    yield from folder.glob("shards-*.safetensors")
+    yield from folder.glob(".fastrack-*.part")  # of killed processes, where the file system has no unnamed files
 
 
 def describe(metadata: Metadata, shards: Mapping[MetadataIndex, Shard], key_id: str) -> dict[str, Any]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +27,7 @@ from fastrack._training.checkpoint import load_checkpoint
 from fastrack._training.model import Step, fill
 from fastrack._training.state import decode_state
 from fastrack._transfer.api import to_device
+from fastrack._util.locations import locate_local
 from fastrack.distributed._description import NAME, Shard, parse, shard_file
 from fastrack.distributed._writer import VALUES
 from fastrack.errors import AuthenticationError, FormatError
@@ -52,14 +54,13 @@ class SealedReader(StorageReader):
 
     Notes
     -----
-    ``load`` raises a ``CheckpointException`` in all processes; its ``failures`` has the error of each that failed.
+    ``load`` raises a ``CheckpointException`` in all processes; its ``failures`` has the error of each that failed. That
+    is an `AuthenticationError` if the key is another one, a file is of another checkpoint, or anything was altered, a
+    `FormatError` if the folder has another kind of checkpoint, and else what `fastrack.load_file` and
+    `fastrack.to_device` raise. Torch turns an error about the description into an ``AssertionError`` that quotes it.
 
-    AuthenticationError : the key is another one, a file is of another checkpoint, or anything was altered. Every file
-        and header is checked, in all processes, before the first tensor is written. A chunk that was altered leaves
-        zeros in the tensors of its process.
-    FormatError : the folder has no such checkpoint.
-    UnknownKeyError, RollbackError, SignatureError, DeviceError, OSError : as from `fastrack.load_file` and
-        `fastrack.to_device`.
+    Every file and header is checked, in all processes, before the first tensor is written, and so is that all have the
+    same checkpoint. A chunk that was altered leaves zeros in the tensors of its process.
 
     Examples
     --------
@@ -83,7 +84,7 @@ class SealedReader(StorageReader):
         anchor: Anchor | str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__()
-        self._path = Path(path)
+        self._path = locate_local(path)
         self._ring = KeyRing.resolve(keys)
         self._anchor = anchor
         self._key_id = ""
@@ -103,7 +104,7 @@ class SealedReader(StorageReader):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin to load, from another folder if one is given."""
         if checkpoint_id:
-            self._path = Path(checkpoint_id)
+            self._path = locate_local(checkpoint_id)
         self._files = {}
 
     def read_metadata(self) -> Metadata:
@@ -121,7 +122,7 @@ class SealedReader(StorageReader):
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Check the files and authenticate the headers of all shards that this process needs.
 
-        No process begins to read before all have done so.
+        No process begins to read before all have done so, and the coordinator has compared what they were given.
         """
         messages = [self._find(item) for item in plan.items]
         keys = MessageKeys(len(messages))
@@ -129,11 +130,23 @@ class SealedReader(StorageReader):
             open_headers(messages, self._ring, keys)
         finally:
             keys.wipe()
-        return plan
+        return replace(plan, storage_data=self._digest_of_files())
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the plans as they are."""
+        """Refuse plans of different checkpoints, each of which may be authentic."""
+        expected = self._digest_of_files()
+        for rank, plan in enumerate(plans):
+            if plan.storage_data != expected:
+                raise AuthenticationError(
+                    f"{self._path}: process {rank}: expected the checkpoint that the coordinator has, got another. "
+                    "It was replaced meanwhile, or the storage gives them different files; load again",
+                    path=self._path,
+                )
         return plans
+
+    def _digest_of_files(self) -> str:
+        """Return the SHA-256 of the ids of all files, of which no two checkpoints have the same."""
+        return hashlib.sha256("".join(sorted({shard.file_id for shard in self._shards.values()})).encode()).hexdigest()
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Open what this process needs, into the memory of its tensors."""

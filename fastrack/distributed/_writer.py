@@ -6,7 +6,7 @@ import io
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from fastrack._tensors.arrays import Bytes
 from fastrack._training.checkpoint import save_checkpoint
 from fastrack._training.state import encode_state
 from fastrack._transfer.api import seal_message
+from fastrack._util.locations import locate_local
 from fastrack.distributed._description import NAME, Shard, describe, shard_file, shard_files
 
 VALUES = "values"
@@ -65,8 +66,9 @@ class SealedWriter(StorageWriter):
 
     def __init__(self, path: str | os.PathLike[str], key: KeyLike | None = None) -> None:
         super().__init__()
-        self._path = Path(path)
-        self._key = sealing_key(key)
+        self._path = locate_local(path)
+        sealing_key(key)  # raises what is wrong with it
+        self._key = key  # which a path or a provider can be in another process, and a Key cannot
 
     @property
     def checkpoint_id(self) -> str | os.PathLike[str]:
@@ -81,7 +83,7 @@ class SealedWriter(StorageWriter):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin a checkpoint, in another folder if one is given."""
         if checkpoint_id:
-            self._path = Path(checkpoint_id)
+            self._path = locate_local(checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *_: Any, use_collectives: bool = True, **kwargs: Any) -> None:
         """Refuse to save without a coordinator, since the checkpoint is committed at once."""
@@ -89,24 +91,32 @@ class SealedWriter(StorageWriter):
             raise ValueError("saving a sealed checkpoint failed: expected use_collectives=True, got False")
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Make the folder."""
+        """Make the folder, and tell the coordinator the key of this process."""
         self._path.mkdir(parents=True, exist_ok=True)
-        return plan
+        return replace(plan, storage_data=sealing_key(self._key).id)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Return the plans as they are: each process chooses the name of its file."""
+        """Refuse processes that have different keys. Each chooses the name of its file itself."""
+        expected = sealing_key(self._key).id
+        for rank, plan in enumerate(plans):
+            if plan.storage_data not in {None, expected}:  # the planner knows what it was before, if it is None
+                raise ValueError(
+                    f"saving a sealed checkpoint failed: expected all processes to have key {expected}, as the "
+                    f"coordinator has, got {plan.storage_data} in process {rank}. Give them the same key"
+                )
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Seal what this process has to save into a new file."""
         done: Future[list[WriteResult]] = Future()
-        done.set_result(_write_shards(plan, planner, self._path, self._key) if plan.items else [])
+        done.set_result(_write_shards(plan, planner, self._path, sealing_key(self._key)) if plan.items else [])
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Commit the checkpoint, and remove the files of the one that it replaces."""
+        key = sealing_key(self._key)
         shards = {result.index: result.storage_data for of_process in results for result in of_process}
-        save_checkpoint(self._path / NAME, describe(metadata, shards, self._key.id), key=self._key)
+        save_checkpoint(self._path / NAME, describe(metadata, shards, key.id), key=key)
         kept = {shard_file(self._path, shard.file_id) for shard in shards.values()}
         for path in shard_files(self._path):
             if path not in kept:

@@ -60,11 +60,11 @@ def full(module, optimizer):
 
 def first_save(folder, expected):
     module, optimizer = training(0)
-    columns = distribute_tensor(
-        torch.arange(96.0).reshape(8, 12), init_device_mesh("cpu", (dist.get_world_size(),)), [Shard(1)]
-    )
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    columns = distribute_tensor(torch.arange(96.0).reshape(8, 12), mesh, [Shard(1)])
     state = dict(zip(("model", "optimizer"), get_state_dict(module, optimizer), strict=True))
-    dcp.save({**state, "columns": columns, "step": 7}, storage_writer=SealedWriter(folder, KEY))
+    few = distribute_tensor(torch.arange(6.0).reshape(3, 2), mesh, [Shard(0)])  # one process has no row
+    dcp.save({**state, "columns": columns, "few": few, "step": 7}, storage_writer=SealedWriter(folder, KEY))
     tensors = full(module, optimizer)
     if dist.get_rank() == 0:
         torch.save(tensors, expected)
@@ -75,8 +75,10 @@ def reshard(folder, expected, target=""):
     module, optimizer = training(1)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     columns = distribute_tensor(torch.zeros(8, 12), mesh, [Shard(0)])
+    few = distribute_tensor(torch.zeros(3, 2), mesh, [Shard(1 if dist.get_world_size() == 3 else 0)])
     names = ("model", "optimizer")
-    state = {**dict(zip(names, get_state_dict(module, optimizer), strict=True)), "columns": columns, "step": 0}
+    state = {**dict(zip(names, get_state_dict(module, optimizer), strict=True)), "columns": columns}
+    state |= {"few": few, "step": 0}
     dcp.load(state, storage_reader=SealedReader(folder, KEY))
     set_state_dict(module, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     known = torch.load(expected)
@@ -86,6 +88,7 @@ def reshard(folder, expected, target=""):
         equal = torch.equal(value, known[name]) if isinstance(value, torch.Tensor) else value == known[name]
         assert equal, name
     assert torch.equal(columns.full_tensor(), torch.arange(96.0).reshape(8, 12))
+    assert few.full_tensor().tolist() == [[0, 1], [2, 3], [4, 5]]
     assert state["step"] == 7
     if target:
         dcp.save(state, storage_writer=SealedWriter(target, KEY))
@@ -135,6 +138,29 @@ def fail(folder):
     assert torch.equal(state["w"].full_tensor(), whole)
 
 
+def mix(folder):
+    """A storage that gives one process another checkpoint, authentic as well, is noticed."""
+    rank, mesh = dist.get_rank(), init_device_mesh("cpu", (2,))
+    for seed in range(2):
+        whole = torch.full((4, 2), float(seed))
+        dcp.save({"w": distribute_tensor(whole, mesh, [Shard(0)])}, storage_writer=SealedWriter(f"{folder}{seed}", KEY))
+    target = distribute_tensor(torch.full((4, 2), 7.0), mesh, [Shard(0)])
+    with pytest.raises(CheckpointException) as info:
+        dcp.load({"w": target}, storage_reader=SealedReader(f"{folder}{rank}", KEY))
+    [(error, _)] = info.value.failures.values()
+    assert isinstance(error, AuthenticationError)
+    assert "process 1" in str(error)
+    assert target.to_local().min() == 7
+    with pytest.raises(CheckpointException) as info:
+        dcp.save({"w": target}, storage_writer=SealedWriter(f"{folder}0", KEY if rank else Key.generate()))
+    [(error, _)] = info.value.failures.values()
+    assert isinstance(error, ValueError)
+    assert KEY.id in str(error)
+    state = {"w": target}
+    dcp.load(state, storage_reader=SealedReader(f"{folder}0", KEY))
+    assert target.to_local().max() == 0
+
+
 def shard_of(folder, rank, error=None):
     """Return the file in which the rows of a process are."""
     found = []
@@ -150,7 +176,7 @@ def shard_of(folder, rank, error=None):
 
 
 def test_a_failure_of_one_process_is_raised_by_all_before_the_first_tensor(tmp_path):
-    run_ranks((2, fail, tmp_path / "c"))
+    run_ranks((2, fail, tmp_path / "c"), (2, mix, tmp_path / "d"))
 
 
 def save_until_killed(folder, number, progress):

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from helpers.tampering import tamper_file
-from torch.distributed.checkpoint import CheckpointException, DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint import CheckpointException, DefaultLoadPlanner, DefaultSavePlanner, SavePlanner
 
 import fastrack
 from fastrack import AuthenticationError, FormatError, Key, UnknownKeyError, load_checkpoint, save_checkpoint
@@ -161,6 +161,17 @@ def test_a_checkpoint_is_saved_in_the_background(tmp_path):
         torch.distributed.destroy_process_group()
 
 
+def test_a_writer_with_the_path_of_a_key_can_go_to_another_process(tmp_path):
+    KEY.save(tmp_path / "owner.key")
+    sent = pickle.loads(pickle.dumps(SealedWriter(tmp_path / "c", key=tmp_path / "owner.key")))
+    dcp.save(state(), storage_writer=sent, no_dist=True)
+    assert bits(load(state(1), tmp_path / "c")) == bits(state())
+    with pytest.raises(TypeError, match="a key stays in its process"):
+        pickle.dumps(SealedWriter(tmp_path / "c", key=KEY))
+    with pytest.raises(FileNotFoundError):
+        SealedWriter(tmp_path / "c", key=tmp_path / "none.key")
+
+
 def test_the_argument_checkpoint_id_names_the_folder(tmp_path):
     save(state(), tmp_path / "x", checkpoint_id=str(tmp_path / "y"))
     assert not (tmp_path / "x").exists()
@@ -169,6 +180,9 @@ def test_the_argument_checkpoint_id_names_the_folder(tmp_path):
     assert bits(target) == bits(state())
     assert SealedWriter.validate_checkpoint_id(tmp_path)
     assert not SealedReader.validate_checkpoint_id("s3://bucket/x")
+    for make in (SealedReader, SealedWriter):
+        with pytest.raises(ValueError, match="got a URL"):
+            make("s3://bucket/x", KEY)
 
 
 def test_a_planner_may_transform_what_it_saves(tmp_path):
@@ -194,6 +208,16 @@ def test_a_planner_may_transform_what_it_saves(tmp_path):
     assert torch.equal(load({"w": torch.zeros(40, 2)}, tmp_path)["w"], torch.ones(40, 2))
 
 
+def test_a_planner_that_keeps_its_plans_saves_again(tmp_path, monkeypatch):
+    for name in [name for name in vars(SavePlanner) if name.startswith("_cached")]:
+        monkeypatch.setattr(SavePlanner, name, {})
+    planner = DefaultSavePlanner(enable_plan_caching=True)
+    for seed in (0, 2, 3):
+        save(state(seed), tmp_path, planner=planner)
+        assert bits(load(state(1), tmp_path)) == bits(state(seed))
+        assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_a_tensor_elsewhere_is_sealed_there(tmp_path, monkeypatch):
     sealed, seal_message = [], writer.seal_message
     made = writer._Source.of
@@ -214,10 +238,10 @@ def test_a_tensor_elsewhere_is_sealed_there(tmp_path, monkeypatch):
 
 
 def test_names_and_values_are_not_in_the_files(tmp_path):
-    save({"secret_name": torch.ones(3), "other_name": "secret value", "lr": 0.125}, tmp_path)
+    save({"secret_name": torch.ones(3), "other_name": "secret value", "learning_rate": 0.125}, tmp_path)
     for path in tmp_path.iterdir():
         content = path.read_bytes()
-        for text in (b"secret", b"other_name", b"lr", np.ones(3, np.float32).tobytes(), b"pickle", b"torch"):
+        for text in (b"secret", b"other_name", b"learning_rate", np.ones(3, np.float32).tobytes(), b"pickle", b"torch"):
             assert text not in content, (path, text)
 
 
@@ -234,10 +258,11 @@ def test_the_files_are_sealed_files_that_can_be_verified(folder):
 def test_a_new_checkpoint_replaces_the_old_one_and_its_files(folder):
     old = shards(folder)
     (folder / "shards-notes.txt").touch()
+    (folder / ".fastrack-0123456789abcdef.part").touch()  # of a process that was killed
     save(state(2), folder)
     assert shards(folder) != old
     assert bits(load(state(1), folder)) == bits(state(2))
-    assert (folder / "shards-notes.txt").exists()
+    assert {path.name for path in folder.iterdir()} == {DESCRIPTION, shards(folder).name, "shards-notes.txt"}
 
 
 class Stopped(BaseException):

@@ -13,7 +13,19 @@ from torch.distributed import device_mesh, fsdp, tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import fastrack
-from fastrack import AuthenticationError, Key, load_file, load_model, save_file, save_model, seal, to_device, unseal
+from fastrack import (
+    AuthenticationError,
+    Key,
+    load_checkpoint,
+    load_file,
+    load_model,
+    save_checkpoint,
+    save_file,
+    save_model,
+    seal,
+    to_device,
+    unseal,
+)
 from fastrack._sealed.boxes import select_box
 
 KEY = Key.from_bytes(bytes(range(32)))
@@ -220,6 +232,8 @@ def save_and_load(path):
     x = torch.ones(2, 64)
     assert torch.equal(other(x), net()(x))
     other(x).sum().backward()
+    state = {"epoch": 3 + rank, "model": module.state_dict(), "again": module.state_dict()}
+    save_checkpoint(f"{path}.checkpoint", state, key=KEY)
     failing = f"{path}.none/x"
     error = FileNotFoundError if rank == 0 else RuntimeError
     with pytest.raises(error, match=r"none"):
@@ -234,6 +248,11 @@ def test_processes_save_one_file_together(tmp_path):
     module.register_buffer("dense", torch.zeros(5, dtype=torch.int64))
     assert load_model(module, tmp_path / "x", keys=KEY) == ([], [])
     assert torch.equal(module[0].weight, net()[0].weight)
-    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x", "x.checkpoint"]
+    state = load_checkpoint(tmp_path / "x.checkpoint", keys=KEY)
+    assert state["epoch"] == 3
+    assert state["model"].keys() == module.state_dict().keys()
+    assert state["again"]["0.weight"] is state["model"]["0.weight"]
+    assert all(torch.equal(value, module.state_dict()[name]) for name, value in state["model"].items())
     with load_file(tmp_path / "x") as file:
         assert fastrack.to_device(file["dense"], keys=KEY).tolist() == list(range(5))
