@@ -1,10 +1,13 @@
 """Train a sharded model on two processes, kill one of them, and go on from the last sealed checkpoint.
 
+Weights and gradients go from process to process sealed.
+
     python examples/fsdp_checkpoint.py
+    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
     torchrun --nproc-per-node 2 --max-restarts 1 examples/fsdp_checkpoint.py --folder run --crash-at 7
 
 FASTRACK_KEY_FILE names the key file; if it is not set, the example makes a key. Runs on CPUs, with gloo. On GPUs, use
-the backend "cpu:gloo,cuda:nccl" and a mesh of "cuda".
+the backend "cpu:gloo,cuda:nccl" and a mesh of "cuda", and leave out the SecureGroup, which works in host memory.
 """
 
 import argparse
@@ -24,7 +27,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import fastrack
-from fastrack.distributed import SealedReader, SealedWriter
+from fastrack.distributed import SealedReader, SealedWriter, SecureGroup, seal_fsdp
 
 
 def main() -> int:
@@ -54,9 +57,14 @@ def start(processes: int) -> int:
     with tempfile.TemporaryDirectory() as folder:
         if "FASTRACK_KEY_FILE" not in os.environ:
             fastrack.Key.generate().save(Path(folder, "owner.key"))
-        keys = {"FASTRACK_KEY_FILE": str(Path(folder, "owner.key")), **os.environ}
+        # Without the second one torch keeps the store of the first try, and processes then connect to those that died.
+        variables = {
+            "FASTRACK_KEY_FILE": str(Path(folder, "owner.key")),
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            **os.environ,
+        }
         command = [*torchrun, "--max-restarts=1", *sys.argv, "--folder", f"{folder}/checkpoint"]
-        return subprocess.run(command, env=keys, check=False).returncode
+        return subprocess.run(command, env=variables, check=False).returncode
 
 
 def train(folder: Path, steps: int, crash_at: int) -> nn.Module:
@@ -64,6 +72,8 @@ def train(folder: Path, steps: int, crash_at: int) -> nn.Module:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for layer in (model[0], model):
         fully_shard(layer, mesh=mesh)
+    group = SecureGroup()  # of another session after each start
+    seal_fsdp(model, group)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     first = load(folder, model, optimizer) if (folder / "checkpoint.safetensors").exists() else 0
     for step in range(first, steps):
@@ -75,6 +85,7 @@ def train(folder: Path, steps: int, crash_at: int) -> nn.Module:
         optimizer.step()
         if step % 2:
             save(folder, model, optimizer, step + 1)
+    group.close()
     return model
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections import Counter
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Protocol
@@ -45,10 +45,11 @@ class PointToPoint:
         self.size = len(self.ranks)
         if self.rank < 0:
             raise ValueError(f"a group of the ranks {self.ranks}: expected one of them, got rank {dist.get_rank()}")
-        # Not `dist.new_group`: that uses names again, and then a rank finds the addresses of an earlier group.
-        number = _groups[tuple(self.ranks)] = _groups[tuple(self.ranks)] + 1
-        name = f"fastrack/{'_'.join(map(str, self.ranks))}/{number}"
-        store = dist.distributed_c10d.PrefixStore(name, dist.distributed_c10d._get_default_store())  # noqa: SLF001 - no other way to it
+        # Not `dist.new_group`, which uses the name of a closed group again: ranks then find the addresses of that one.
+        name = torch.frombuffer(bytearray(os.urandom(16)), dtype=torch.uint8).to(_device_of(group))
+        dist.broadcast(name, self.ranks[0], group)
+        default = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - no other way to it
+        store = dist.distributed_c10d.PrefixStore(f"fastrack/{bytes(name.tolist()).hex()}", default)
         self._gloo: Any = dist.ProcessGroupGloo(store, self.rank, self.size, timedelta(seconds=seconds))
 
     def send(self, data: torch.Tensor, target: int) -> Pending:
@@ -73,7 +74,9 @@ class PointToPoint:
                 gloo.abort()
 
 
-_groups: Counter[tuple[int, ...]] = Counter()  # that this process made, by their ranks
+def _device_of(group: dist.ProcessGroup | None) -> str:
+    """Return the device of the tensors that a process group sends."""
+    return "cuda" if "nccl" in str(dist.get_backend(group)) else "cpu"
 
 
 class _Work:
