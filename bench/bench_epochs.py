@@ -1,12 +1,13 @@
 """Shuffled epochs through a `DataLoader`: sealed rows to the `cpu` device, against the same loader on plain arrays.
 
 Run as `python bench/bench_epochs.py [--scale 1.0] [--repeat 5] [--batches N]`. Every round runs each way in turn, and
-the medians are compared. `--scale` shrinks the data; `--batches` ends epochs early.
+the medians of the time from one batch to the next are compared, which other processes disturb little. `--scale` shrinks
+the data; `--batches` ends epochs early.
 """
 
 import argparse
 import tempfile
-from collections import deque
+import time
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -16,7 +17,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from fastrack import Channel, Key, SealedDataset, collate, save_file
-from fastrack._bench.measure import interleave
 
 GIB = 1 << 30
 
@@ -63,6 +63,16 @@ def mapped(array, path):
     return np.load(path, mmap_mode="c")  # torch wants to be able to write
 
 
+def times_of(moved):
+    """Return the seconds that each batch took."""
+    seconds, start = [], time.perf_counter()
+    for _ in moved:
+        stop = time.perf_counter()
+        seconds.append(stop - start)
+        start = stop
+    return seconds
+
+
 def epochs(case, scale, batches, folder, key, channel):
     """Return what runs an epoch, by the way it takes."""
     make, batch, window = CASES[case]
@@ -76,8 +86,7 @@ def epochs(case, scale, batches, folder, key, channel):
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def through(data, move=lambda each: each, **options):
-        loader = DataLoader(data, batch, shuffle=True, **options)
-        return lambda: deque(map(move, islice(loader, batches)), maxlen=0)
+        return lambda: times_of(map(move, islice(DataLoader(data, batch, shuffle=True, **options), batches)))
 
     return {
         "plain, in memory": through(Plain(tensors)),
@@ -97,10 +106,11 @@ def main():
     for case in (case for case in CASES if options.only in case):
         with tempfile.TemporaryDirectory() as folder, Channel("cpu", keys=key) as channel:
             ways = epochs(case, options.scale, options.batches, Path(folder), key, channel)
-            seconds = {name: median(runs) for name, runs in interleave(ways, options.repeat).items()}
+            rounds = [{name: run() for name, run in ways.items()} for _ in range(options.repeat + 1)][1:]
+        seconds = {name: median(spent for each in rounds for spent in each[name]) for name in ways}
         print(case)
         for name, spent in seconds.items():
-            print(f"  {name:20} {spent:8.3f} s   sealed takes {seconds['sealed'] / spent:5.2f} x that")
+            print(f"  {name:20} {spent * 1e6:9.1f} us   sealed takes {seconds['sealed'] / spent:5.2f} x that")
 
 
 if __name__ == "__main__":

@@ -75,12 +75,18 @@ def make_plan(starts: Words, sizes: Words, offsets: Words) -> PlanMemory:
     return PlanMemory.of(words, room)
 
 
-def make_even_plan(rows: Words, stride: int, size: int) -> PlanMemory:
-    """Return what `make_plan` does for ranges of one size, at these multiples of `stride`, one after the other."""
+def make_even_plan(rows: Words, stride: int, size: int, order: Words | None = None) -> PlanMemory:
+    """Return what `make_plan` does for ranges of one size, at these multiples of `stride`.
+
+    They come to the multiples of `size` in the result that `order` has; without it, one after the other.
+    """
     rows = np.ascontiguousarray(rows, np.int64)
+    places = rows if order is None else np.ascontiguousarray(order, np.int64)
+    if places.size != rows.size:
+        raise ValueError(f"expected one place for each row, got {[rows.size, places.size]}")
     room = rows.size * ((size + CHUNK_SIZE - 2) // CHUNK_SIZE + 1) if size else 0
     words = np.empty(memory_size(room), np.int64)
-    _loops().plan_rows(rows, rows.size, stride, size, words, room)
+    _loops().plan_rows(rows, places, order is not None, rows.size, stride, size, words, room)
     return PlanMemory.of(words, room)
 
 
@@ -127,15 +133,22 @@ def plan_ranges(starts: Any, sizes: Any, offsets: Any, ranges: int, words: Any, 
     finish(words, room, pieces)
 
 
-def plan_rows(rows: Any, count: int, stride: int, size: int, words: Any, room: int) -> None:
+def plan_rows(
+    rows: Any, places: Any, has_places: bool, count: int, stride: int, size: int, words: Any, room: int
+) -> None:
     """Fill memory as `finish` leaves it, with the plan of rows."""
     pieces = 0
     index = 0
     while index < count and size:
         after = index + 1
-        while after < count and (rows[after] - rows[after - 1]) * stride == size:
+        while (
+            after < count
+            and (rows[after] - rows[after - 1]) * stride == size
+            and (not has_places or places[after] - places[after - 1] == 1)
+        ):
             after += 1
-        pieces = split(rows[index] * stride, (after - index) * size, index * size, words, room, pieces)
+        place = places[index] if has_places else index
+        pieces = split(rows[index] * stride, (after - index) * size, place * size, words, room, pieces)
         index = after
     finish(words, room, pieces)
 

@@ -80,9 +80,11 @@ def plan_ranges(starts: Array, sizes: Array, offsets: Array, ranges: int, memory
 
 
 @compiled
-def plan_rows(rows: Array, count: int, stride: int, size: int, memory: Array, room: int) -> None:
+def plan_rows(
+    rows: Array, places: Array, has_places: bool, count: int, stride: int, size: int, memory: Array, room: int
+) -> None:
     plan = words(memory, gather.memory_size(room))
-    gather.plan_rows(words(rows, count), count, stride, size, plan, room)
+    gather.plan_rows(words(rows, count), words(places, count), has_places, count, stride, size, plan, room)
     plan[2] = memory
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from fastrack._sealed.tensor import SealedTensor
 
 Ranges = list[tuple[int, int]]
-Wanted = tuple["SealedTensor", indexing.Ranges | None]  # a message, and the bytes of its plaintext; None for all of it
+Wanted = tuple["SealedTensor", Callable[[], indexing.Ranges] | None]
+"""A message, and what computes the bytes wanted of its plaintext, if it is on a server; None for all of it."""
 
 
 class Fetched:
@@ -48,7 +49,7 @@ def fetch(wanted: Iterable[Wanted]) -> Fetched | None:
     """Download what is missing of messages, with their headers. Return None if all of them are on this machine."""
     if not has_remote():
         return None
-    found = _group((*tensor.origin, tensor.message_size, ranges) for tensor, ranges in wanted)
+    found = _group(wanted)
     return Fetched(found) if found else None
 
 
@@ -69,14 +70,14 @@ def prefetch(wanted: Iterable[Wanted]) -> int | None:
     """Begin to download messages as `fetch` does, and return the bytes. Return None if all are on this machine."""
     if not has_remote():
         return None
-    found = _group((*tensor.origin, tensor.message_size, ranges) for tensor, ranges in wanted)
+    found = _group(wanted)
     return sum(file.prefetch(ranges) for file, ranges in found.items()) if found else None
 
 
 def fetch_headers(tensors: Sequence[SealedTensor]) -> Fetched | None:
     """Download the headers of messages, all at once."""
     nothing = np.empty(0, np.int64)
-    return fetch((tensor, ByteRanges(nothing, nothing, nothing)) for tensor in tensors)
+    return fetch((tensor, lambda: ByteRanges(nothing, nothing, nothing)) for tensor in tensors)
 
 
 def has_remote() -> bool:
@@ -91,17 +92,18 @@ def is_remote(storage: Storage) -> TypeGuard[RemoteFile]:
     return isinstance(storage, RemoteFile)
 
 
-def _group(wanted: Iterable[tuple[Storage, int, int, indexing.Ranges | None]]) -> dict[RemoteFile, Ranges]:
+def _group(wanted: Iterable[Wanted]) -> dict[RemoteFile, Ranges]:
     """Return the ranges of each remote file."""
     found: dict[RemoteFile, Ranges] = {}
-    for storage, start, size, ranges in wanted:
+    for tensor, ranges in wanted:
+        (storage, start), size = tensor.origin, tensor.message_size
         if is_remote(storage):
             of_file = found.setdefault(storage, [])
             if ranges is None:
                 of_file.append((start, start + size))
             else:
                 of_file.append((start, start + HEADER_SIZE))
-                of_file += _chunks_of(ranges.expand(), start + HEADER_SIZE, start + size)
+                of_file += _chunks_of(ranges().expand(), start + HEADER_SIZE, start + size)
     return found
 
 

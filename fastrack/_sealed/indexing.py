@@ -50,24 +50,25 @@ class ByteRanges:
 
 @dataclass(frozen=True, slots=True)
 class EvenRanges:
-    """Byte ranges of one size, at multiples of a stride, that follow each other in a result.
+    """Byte ranges of one size, at multiples of a stride.
 
     rows : int64 (n,); range `i` begins `rows[i] * stride` bytes after the start of the message's plaintext
+    order : int64 (n,); range `i` goes to byte `order[i] * size` of the result. Without it they follow each other
     """
 
     rows: Indices
     stride: int
     size: int
+    order: Indices | None = None
 
     def expand(self) -> ByteRanges:
         """Return the same ranges with their starts, sizes and places."""
-        starts, count = self.rows * self.stride, self.rows.size
-        places = np.arange(0, count * self.size, self.size) if self.size else starts
-        return ByteRanges(starts, np.full(count, self.size, np.int64), places)
+        order = np.arange(self.rows.size) if self.order is None else self.order
+        return ByteRanges(self.rows * self.stride, np.full(self.rows.size, self.size, np.int64), order * self.size)
 
     def pieces(self) -> GatherPlan:
         """Return what `ByteRanges.pieces` does."""
-        return GatherPlan.of(gather.make_even_plan(self.rows, self.stride, self.size))
+        return GatherPlan.of(gather.make_even_plan(self.rows, self.stride, self.size, self.order))
 
 
 Ranges = ByteRanges | EvenRanges

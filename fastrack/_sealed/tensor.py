@@ -161,7 +161,7 @@ def _unseal_rows(rows: SealedRows, keys: KeyRing, framework: Framework) -> Any:
     """Decrypt rows. All headers are authenticated before memory of the size that they claim is allocated."""
     rows.check_contexts(keys)
     with ExitStack() as stack:
-        parts = [(tensor, ranges()) for tensor, ranges in rows.slices()]
+        parts = rows.slices()
         fetched = fetch(parts)
         opened = [(stack.enter_context(OpenMessage(tensor, keys)), ranges) for tensor, ranges in parts]
         memory = arrays.empty_bytes(rows.nbytes)
@@ -170,7 +170,7 @@ def _unseal_rows(rows: SealedRows, keys: KeyRing, framework: Framework) -> Any:
             if rows.needs_padding:
                 memory.fill(0)
             for message, ranges in opened:
-                message.gather(ranges, memory)
+                message.gather(ranges(), memory)
         except BaseException:
             memory.fill(0)
             raise
@@ -648,7 +648,7 @@ class OpenMessage:
         """Authenticate and decrypt parts of the message into `memory`, as `read` does."""
         pieces = ranges.pieces()
         bad = self._attempt(
-            fetch([(self._sealed, ranges)]),
+            fetch([(self._sealed, lambda: ranges)]),
             lambda: self._engine.open_gather(self._schedule, self._sealed.chunks, memory, pieces),
         )
         if bad is not None:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
@@ -74,7 +75,7 @@ class EvenLayout:
         return [
             TensorSlice(
                 self.shards.tensor(shard, spec.index),
-                partial(ByteRanges, local * spec.stride, np.full(local.size, spec.size, np.int64), order * spec.size),
+                partial(EvenRanges, local, spec.stride, spec.size, order),
             )
             for shard, local, order in _by_shard(self.ends, rows)
         ]
@@ -231,12 +232,12 @@ def _column(index: int, context: MessageContext, window: tuple[int, ...], step: 
 def _by_shard(ends: Indices, rows: int | Indices) -> list[tuple[int, Indices, Indices]]:
     """Return, for each file with some of the rows, its index, the rows counted in it, and their positions in `rows`."""
     flat = np.array([rows]) if isinstance(rows, int) else rows.reshape(-1)
-    order = np.arange(flat.size)
     if ends.size == 1:
-        return [(0, flat, order)]
+        return [(0, flat, np.arange(flat.size))]
     shards = np.searchsorted(ends, flat, side="right")
-    parts = []
-    for shard in np.unique(shards).tolist():
-        chosen = order[shards == shard]
-        parts.append((shard, flat[chosen] - (ends[shard - 1] if shard else 0), chosen))
-    return parts
+    order = np.argsort(shards, kind="stable")
+    shards = shards[order]
+    local = flat[order] - np.concatenate([[0], ends])[shards]
+    bounds = [0, *(np.flatnonzero(shards[1:] != shards[:-1]) + 1).tolist(), flat.size]
+    parts = [(local[first:stop], order[first:stop]) for first, stop in pairwise(bounds) if first < stop]
+    return [(shard, *part) for shard, part in zip(np.unique(shards).tolist(), parts, strict=True)]

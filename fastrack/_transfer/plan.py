@@ -12,9 +12,8 @@ from fastrack._crypto.keyring import KeyRing
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._crypto.session import Session
 from fastrack._devices.base import MAX_MESSAGES, Device, Messages
-from fastrack._sealed.fetching import Fetched, fetch, has_remote
+from fastrack._sealed.fetching import Fetched, Wanted, fetch, has_remote
 from fastrack._sealed.headers import open_headers
-from fastrack._sealed.indexing import Ranges
 from fastrack._sealed.tensor import SealedRows, SealedTensor, TensorSlice
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Framework
@@ -164,7 +163,7 @@ class Plan:
         if not has_remote():
             return None
         return fetch(
-            (part, self._slices[message].ranges() if message in self._slices else None)
+            (part, self._slices[message].ranges if message in self._slices else None)
             for message, part in enumerate(self.parts)
             if part is not None
         )
@@ -291,14 +290,14 @@ class Plan:
             error.args = (f"leaf {path}: {error}",)
 
 
-def wanted_of(tree: Any) -> Iterator[tuple[SealedTensor, Ranges | None]]:
-    """Yield the messages of a pytree, and the bytes that are wanted of each; None for all."""
+def wanted_of(tree: Any) -> Iterator[Wanted]:
+    """Yield the messages of a pytree, and what computes the bytes wanted of each; None for all."""
     for leaf in Tree(tree).leaves:
         if isinstance(leaf, SealedTensor):
             yield leaf, None
         elif isinstance(leaf, SealedRows):
             for part in leaf.slices():
-                yield part.tensor, part.ranges()
+                yield part.tensor, part.ranges
 
 
 def _refuse_unfit(given: tuple[str, tuple[int, ...]], expected: tuple[str, tuple[int, ...]]) -> NoReturn:

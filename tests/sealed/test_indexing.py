@@ -213,6 +213,21 @@ def test_rows_in_any_order_are_sorted_by_their_chunks(chunks, loops, monkeypatch
             expected.sort(key=lambda piece: piece[0])
             numbers = np.repeat(pieces.chunks, np.diff(pieces.starts))
             assert np.array_equal(np.column_stack([numbers, pieces.table]), np.reshape(expected, (-1, 4)))
-            same = EvenRanges(rows, CHUNK_SIZE // 100, size).expand().pieces()
-            for made in ("chunks", "starts", "table"):
-                assert np.array_equal(getattr(same, made), getattr(pieces, made))
+            elsewhere = random.permutation(count) if count > 2 else np.arange(count)
+            for order in (None, elsewhere, np.sort(elsewhere)):
+                ranges = EvenRanges(rows, CHUNK_SIZE // 100, size, order)
+                same = ranges.expand().pieces()
+                for made in ("chunks", "starts", "table"):
+                    assert np.array_equal(getattr(same, made), getattr(ranges.pieces(), made))
+
+
+@pytest.mark.parametrize("loops", ["compiled", "interpreted"])
+def test_neighbouring_rows_are_one_piece_if_they_are_neighbours_in_the_result(loops, monkeypatch):
+    if loops == "interpreted":
+        monkeypatch.setattr(plans, "_loops", lambda: plans)
+    rows = np.array([3, 4, 5, 6])
+    for order, lengths in (([0, 1, 2, 3], [32]), ([5, 6, 1, 2], [16, 16]), ([3, 2, 1, 0], [8] * 4), (None, [32])):
+        pieces = EvenRanges(rows, 8, 8, order and np.array(order)).pieces()
+        assert pieces.table[:, 2].tolist() == lengths
+    with pytest.raises(ValueError, match="place"):
+        EvenRanges(rows, 8, 8, np.array([1])).pieces()

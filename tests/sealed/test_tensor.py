@@ -65,7 +65,7 @@ def open_into(memory, sealed, ring):
     if isinstance(sealed, SealedRows):
         (part,) = sealed.slices()
         with OpenMessage(part.tensor, ring) as opened:
-            opened.gather(part.ranges().pieces(), memory)
+            opened.gather(part.ranges(), memory)
     else:
         with OpenMessage(sealed, ring) as opened:
             opened.read(memory)
