@@ -112,7 +112,8 @@ INTEGRATIONS := .venv-integrations
 
 integrations: $(INTEGRATIONS)/.installed  ## test tokens, TPMs, vaults, the broker and the trainers of other libraries with the real packages
 	$(INTEGRATIONS)/bin/python -m pytest tests/providers $(wildcard tests/broker) tests/training/test_trainers.py tests/training/test_ray.py \
-		tests/training/test_transformers.py tests/distributed/test_trainers_checkpoints.py tests/project/test_examples.py
+		tests/training/test_transformers.py tests/distributed/test_trainers_checkpoints.py tests/project/test_examples.py \
+		tests/training/test_recipes.py tests/sealed/test_sample_sources.py
 
 $(INTEGRATIONS)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(INTEGRATIONS)

@@ -17,6 +17,7 @@ from fastrack._sealed import tables
 from fastrack._sealed.json_lines import JsonColumns
 from fastrack._sealed.sample_blocks import skip_samples
 from fastrack._sealed.sample_writer import SealedWriter
+from fastrack._util.locations import locate_local
 from fastrack._util.public import public
 from fastrack._util.regular_file import open_regular
 from fastrack.errors import FormatError
@@ -124,9 +125,9 @@ def import_samples(
 def _paths_of(source: Any) -> list[Path] | None:
     """Return the paths that a source is, or None for an object."""
     if isinstance(source, (str, os.PathLike)):
-        return [Path(source)]
+        return [locate_local(source)]
     if isinstance(source, Sequence) and source and all(isinstance(each, (str, os.PathLike)) for each in source):
-        return [Path(each) for each in source]
+        return [locate_local(each) for each in source]
     return None
 
 

@@ -19,6 +19,7 @@ from fastrack._sealed.reader import SealedFile
 from fastrack._sealed.sample_blocks import OFFSETS, RECORDS, Block, Column, columns_of, require_names
 from fastrack._sealed.writer import write_sealed
 from fastrack._tensors import arrays, dtypes
+from fastrack._util.locations import locate_local
 from fastrack._util.public import public
 from fastrack.errors import ClosedError, FormatError
 
@@ -97,7 +98,7 @@ class SealedWriter:
         self._key = sealing_key(key)
         self._records = frozenset(records)
         self._shard_size = shard_size
-        self._folder = Path(folder)
+        self._folder = locate_local(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
         self._is_closed = False
@@ -212,7 +213,10 @@ class SealedWriter:
             self._columns = columns
             self._start_shard()
         if columns.keys() != self._columns.keys():
-            raise ValueError(f"{label}: expected the columns {list(self._columns)!s:.300}, got {list(columns)!s:.300}")
+            raise ValueError(
+                f"{label}: expected the columns {list(self._columns)!s:.300}, got {list(columns)!s:.300}. Give all "
+                "samples the same"
+            )
         for name, column in columns.items():
             if column != self._columns[name]:
                 raise ValueError(

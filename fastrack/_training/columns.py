@@ -17,12 +17,16 @@ from fastrack._training.handles import DatasetRef
 from fastrack._training.joined import JoinedRef, PlainColumns
 from fastrack._training.layout import record_layout, row_layout, window_layout
 from fastrack._training.shards import PathLike, Shards
+from fastrack._util.locations import locate
 
 
 def list_shards(paths: PathLike | Sequence[PathLike]) -> PathLike | Sequence[PathLike]:
     """Return the sealed files of a folder, and other paths as they are."""
-    if isinstance(paths, (str, os.PathLike)) and Path(paths).is_dir():
-        return shards_in(Path(paths)) or sorted(Path(paths).glob("*.safetensors"))
+    if not isinstance(paths, (str, os.PathLike)):
+        return paths
+    folder = locate(paths)
+    if isinstance(folder, Path) and folder.is_dir():
+        return shards_in(folder) or sorted(folder.glob("*.safetensors"))
     return paths
 
 
@@ -87,7 +91,7 @@ def join_windows(
     """Lay out windows on columns, of which those in `plain` are not sealed."""
     stored = {name: _tensor_of(shards, name) for name in names if name not in plain}
     if not stored:
-        raise ValueError(f"windows: expected a sealed column, got {list(names)!s:.300}, none of which is")
+        raise ValueError(f"windows: expected a sealed column among them, got {list(names)!s:.300}. Add one")
     layout = window_layout(shards.select(list(stored.values())), tuple(stored), size, step)
     chosen = tuple(name for name in names if name in plain)
     columns = PlainColumns(shards, chosen, layout.ends, size, step) if chosen else None

@@ -64,6 +64,26 @@ def saved(tensors, **options):
     return path
 
 
+def samples_of(*samples):
+    with fastrack.SealedWriter(new("samples"), KEY, shard_size=8) as writer:
+        for sample in samples:
+            writer.write(sample)
+    return writer
+
+
+def samples(*values, without=None):
+    """Return a folder with a shard for each value, but one."""
+    folder = samples_of(*({"x": value} for value in (*values, *values)))._folder
+    if without is not None:
+        (folder / f"shard-{without:06}.safetensors").unlink()
+    return folder
+
+
+def imported(name, content):
+    Path(name).write_bytes(content)
+    return fastrack.import_samples(name, new("samples"), KEY)
+
+
 def altered(change, *, listed=False):
     """Return a sealed file of `x` with other metadata and tensors, or another list of them, made without the key."""
     path = saved({"x": TABLE})
@@ -322,6 +342,39 @@ CASES = {
     "SealedDataset.records: data of two dimensions": lambda: records(TABLE, [0, 1]),
     "SealedDataset.records: offsets beyond the data": lambda: records([1, 2], [0, 3]),
     "SealedDataset.records: offsets of another dtype": lambda: records([1, 2], [0.0, 1.0]),
+    "SealedDataset: plain_columns= of a sealed tensor": lambda: SealedDataset(
+        "two.safetensors", ["x"], plain_columns=["y"]
+    ),
+    "SealedDataset: plain_columns= of an absent tensor": lambda: SealedDataset("rows.safetensors", plain_columns=["y"]),
+    "SealedDataset: plain_columns= of another length": lambda: SealedDataset(
+        saved({"x": TABLE, "p": BYTES}, plain=["p"]), plain_columns=["p"]
+    ),
+    "SealedDataset: a folder without its second shard": lambda: SealedDataset(samples(1, 2, without=1), keys=KEY),
+    "SealedDataset.windows: plain columns alone": lambda: SealedDataset(
+        saved({"x": TABLE, "p": TABLE}, plain=["p"]), plain_columns=["p"]
+    ).windows("p", 1),
+    "SealedWriter: another key": lambda: fastrack.SealedWriter(samples(1), OTHER),
+    "SealedWriter: records= of text": lambda: fastrack.SealedWriter("samples", KEY, records="x"),
+    "SealedWriter: shard_size= of 0": lambda: fastrack.SealedWriter("samples", KEY, shard_size=0),
+    "SealedWriter: a pickle": lambda: pickle.dumps(fastrack.SealedWriter("samples", KEY)),
+    "SealedWriter: a file of other columns": lambda: samples(1, 0.5),
+    "SealedWriter.write: other columns": lambda: samples_of({"x": 1}, {"y": 1}),
+    "SealedWriter.write: a reserved name": lambda: samples_of({"x.offsets": 1}),
+    "SealedWriter.write: nothing": lambda: samples_of({"x": None}),
+    "SealedWriter.write: an array of another length": lambda: samples_of({"x": np.ones(2)}, {"x": np.ones(3)}),
+    "SealedWriter.write: an integer of 65 bits": lambda: samples_of({"x": 2**64}),
+    "SealedWriter.write: after its end": lambda: samples_of().write({"x": 1}),
+    "import_samples: a folder that has samples": lambda: fastrack.import_samples([{"x": 1}], samples(1), KEY),
+    "import_samples: fewer samples than before": lambda: fastrack.import_samples([], samples(1), KEY, resume=True),
+    "import_samples: a number": lambda: fastrack.import_samples(5, new("samples"), KEY),
+    "import_samples: an unknown kind": lambda: imported("a.bin", b""),
+    "import_samples: JSON lines of other members": lambda: imported("a.jsonl", b'{"x": 1}\n{"y": 1}'),
+    "import_samples: JSON lines of another type": lambda: imported("a.jsonl", b'{"x": 1}\n{"x": "1"}'),
+    "import_samples: no JSON": lambda: imported("a.jsonl", b"x"),
+    "import_samples: an empty archive": lambda: imported("a.tar", b""),
+    "import_samples: a URL": lambda: fastrack.import_samples("s3://bucket/a.txt", new("samples"), KEY),
+    "open_bytes: a path": lambda: fastrack.open_bytes("rows.safetensors", KEY),
+    "open_bytes: a table": lambda: fastrack.open_bytes(X, KEY),
     "SealedDataset.windows: an absent column": lambda: SealedDataset("rows.safetensors").windows("y", 1),
     "SealedDataset.windows: size of 0": lambda: SealedDataset("rows.safetensors").windows("x", 0),
     "SealedDataset.windows: size of -1": lambda: SealedDataset("rows.safetensors").windows("x", -1),
@@ -423,7 +476,7 @@ def settled(text):
     """Return the message with placeholders for ids and temporary files."""
     text = text.replace(KEY.id, "<key id>").replace(OTHER.id, "<other key id>")
     text = re.sub(r"\b(?!(.)\1{31})[0-9a-f]{32}\b", "<id>", text)
-    return re.sub(r"\b(saved|checkpoint|model)-\d+\.safetensors", r"\1.safetensors", text)
+    return re.sub(r"\b(saved|checkpoint|model|samples)-\d+\.safetensors", r"\1.safetensors", text)
 
 
 def test_each_message_is_worded_as_in_the_snapshot(messages, request):

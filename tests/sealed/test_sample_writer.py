@@ -78,8 +78,8 @@ def test_samples_come_back(tmp_path, key, shard_size):
     assert len(shards) > 5 or shard_size > 5000
 
 
-@given(st.lists(st.integers(0, 30), max_size=8), st.sampled_from([1, 100, 4000, 10**6]))
-@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(0, 9), max_size=4), st.sampled_from([1, 100, 4000, 10**6]))
+@settings(max_examples=15, deadline=None)
 def test_batches_of_any_size_are_as_samples_one_by_one(tmp_path_factory, key, sizes, shard_size):
     one, several = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("several")
     samples = [sample(index) for index in range(sum(sizes))]
@@ -304,25 +304,25 @@ def write_slowly(folder, key, count):
 def test_a_killed_writer_is_resumed_without_a_gap(tmp_path, key):
     context = multiprocessing.get_context("fork")
     rng, kills, most = np.random.default_rng(0), 0, 0
-    for _ in range(200):
-        process = context.Process(target=write_slowly, args=(tmp_path, key, 300))
+    for attempt in range(50):
+        process = context.Process(target=write_slowly, args=(tmp_path, key, 100))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # a fork with threads about
             process.start()
-        time.sleep(rng.uniform(0.005, 0.06))
+        time.sleep(rng.uniform(0.005, 0.03 * (attempt + 2)))
         os.kill(process.pid, signal.SIGKILL)
         process.join()
         kills += process.exitcode != 0
         writer = SealedWriter(tmp_path, key)
-        assert most <= writer.stored <= 300
+        assert most <= writer.stored <= 100
         most = writer.stored
         assert len(list(tmp_path.iterdir())) == len(shards_in(tmp_path))  # no part of a shard is left
-        if most == 300:
+        if most == 100:
             break
-    if most < 300:
-        write_slowly(tmp_path, key, 300)
-    assert kills > 2
-    assert_same(read(tmp_path, key), [sample(index) for index in range(300)])
+    if most < 100:
+        write_slowly(tmp_path, key, 100)
+    assert kills
+    assert_same(read(tmp_path, key), [sample(index) for index in range(100)])
 
 
 def test_memory_holds_one_shard(tmp_path, key):
