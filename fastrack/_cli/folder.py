@@ -3,7 +3,9 @@
 import errno
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +14,13 @@ import typer
 from fastrack._cli.console import clean, format_rate, new_table, pluralize, print_json, progress_bar, speed, stdout
 from fastrack._cli.files import check_directory, load_engine, open_ring
 from fastrack._cli.grant import Grantees
-from fastrack._cli.guard import describe
+from fastrack._cli.guard import describe, show_errors
 from fastrack._util.units import format_size
 
 if TYPE_CHECKING:
+    from fastrack._crypto.keyring import KeyRing
     from fastrack._sealed.anchor import Anchor
-    from fastrack._sealed.folder import SealedFolder
+    from fastrack._sealed.folder import FileCheck, SealedFolder
 
 
 def is_sealed_folder(path: Path) -> bool:
@@ -35,7 +38,7 @@ def refuse_options(given: Mapping[str, object]) -> None:
 
 
 def seal_one_folder(
-    source: Path, target: Path, *, key: str | None, to: list[Path] | None, sign: Path | None, as_json: bool
+    source: Path, target: Path, *, key: str | None, to: list[Path] | None, sign: Path | None, quiet: bool, as_json: bool
 ) -> None:
     """Seal a folder into a new one."""
     from fastrack._crypto.keys import Key
@@ -74,6 +77,8 @@ def seal_one_folder(
             gbps=speed(folder.nbytes, seconds),
         )
         return
+    if quiet:
+        return
     console = stdout()
     line = f"{clean(str(target))}: sealed {pluralize(len(sealed), 'file')} and copied {pluralize(len(plain), 'file')}"
     console.print(f"{line}, {format_size(folder.nbytes)}; {format_rate(folder.nbytes, seconds)}")
@@ -88,7 +93,9 @@ def seal_one_folder(
         console.print(f"left out: {clean(', '.join(left_out)):.1000}")
 
 
-def unseal_one_folder(source: Path, target: Path, *, key: list[str] | None, anchor: Path | None, as_json: bool) -> None:
+def unseal_one_folder(
+    source: Path, target: Path, *, key: list[str] | None, anchor: Path | None, quiet: bool, as_json: bool
+) -> None:
     """Decrypt a sealed folder into a new one."""
     from fastrack._sealed.folder import load_folder
     from fastrack._sealed.folder_writer import unseal_folder
@@ -113,64 +120,103 @@ def unseal_one_folder(source: Path, target: Path, *, key: list[str] | None, anch
             gbps=speed(folder.nbytes, seconds),
         )
         return
+    if quiet:
+        return
     line = f"{clean(str(target))}: {pluralize(len(folder.files), 'file')} in plain, {format_size(folder.nbytes)}"
     stdout().print(f"{line}; {format_rate(folder.nbytes, seconds)}")
 
 
-def verify_one_folder(path: Path, *, key: list[str] | None, anchor: "Anchor | None", as_json: bool) -> None:
-    """Authenticate all files of a sealed folder, and exit with 1 if one of them is bad."""
+@dataclass(frozen=True, slots=True)
+class FolderReport:
+    """The result of the verification of a sealed folder."""
+
+    path: str
+    folder: "SealedFolder"
+    checks: "list[FileCheck]"
+    seconds: float
+
+    @property
+    def errors(self) -> list[Exception]:
+        """The errors of the files that are not authentic."""
+        return [check.error for check in self.checks if check.error is not None]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return self.folder.nbytes
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report for JSON."""
+        errors = self.errors
+        document = {
+            "path": self.path,
+            "key_id": self.folder.key_id,
+            "file_id": self.folder.file_id,
+            "ok": not errors,
+            "files": [
+                {
+                    "name": check.name,
+                    "sealed": check.sealed,
+                    "bytes": check.nbytes,
+                    "ok": check.error is None,
+                    "message": None if check.error is None else str(check.error),
+                }
+                for check in self.checks
+            ],
+            "bytes": self.nbytes,
+            "seconds": self.seconds,
+            "gbps": speed(self.nbytes, self.seconds),
+        }
+        return {**document, "error": describe(errors[0])} if errors else document
+
+
+def check_folder(
+    path: Path, ring: "KeyRing", anchor: "Anchor | None", progress: Callable[[int], None] | None = None
+) -> FolderReport:
+    """Authenticate all files of a sealed folder. Without `progress` a progress bar is shown."""
     from fastrack._sealed.folder import load_folder
 
-    ring = open_ring(key)
     folder = load_folder(path, ring, anchor=anchor)
     load_engine("verify")
     start = time.perf_counter()
-    with progress_bar("verifying", folder.nbytes) as progress:
-        checks = folder.check(ring, progress=progress)
-    seconds = time.perf_counter() - start
-    errors = [check.error for check in checks if check.error is not None]
+    with progress_bar("verifying", folder.nbytes) if progress is None else nullcontext(progress) as advance:
+        checks = folder.check(ring, progress=advance)
+    return FolderReport(str(path), folder, checks, time.perf_counter() - start)
+
+
+def verify_one_folder(
+    path: Path, *, key: list[str] | None, anchor: "Anchor | None", quiet: bool, as_json: bool
+) -> None:
+    """Authenticate all files of a sealed folder, and exit with 1 if one of them is bad."""
+    report = check_folder(path, open_ring(key), anchor)
     if as_json:
-        files = [
-            {
-                "name": check.name,
-                "sealed": check.sealed,
-                "bytes": check.nbytes,
-                "ok": check.error is None,
-                "message": None if check.error is None else str(check.error),
-            }
-            for check in checks
-        ]
-        document: dict[str, Any] = {"error": describe(errors[0])} if errors else {}
-        print_json(
-            path=str(path),
-            key_id=folder.key_id,
-            file_id=folder.file_id,
-            ok=not errors,
-            files=files,
-            bytes=folder.nbytes,
-            seconds=seconds,
-            gbps=speed(folder.nbytes, seconds),
-            **document,
-        )
+        print_json(**report.as_dict())
+    elif quiet:
+        show_errors(report.errors)
     else:
-        console = stdout()
-        table = new_table("", "name", "", "size", right=("size",))
-        for check in checks:
-            state = "ok" if check.error is None else "FAILED"
-            table.add_row(state, clean(check.name), "sealed" if check.sealed else "plain", format_size(check.nbytes))
-        console.print(table, soft_wrap=False)
-        console.print()
-        for error in errors:
-            console.print(clean(str(error)))
-        console.print(f"key: {folder.key_id}")
-        console.print(f"file id: {folder.file_id}")
-        count = pluralize(len(checks), "file")
-        verdict = f"{len(errors)} of {count} FAILED" if errors else f"{count}, each as its owner sealed or copied it"
-        console.print(
-            f"{clean(str(path))}: {verdict}; {format_size(folder.nbytes)} in {format_rate(folder.nbytes, seconds)}"
-        )
-    if errors:
+        _show_report(report)
+    if report.errors:
         raise typer.Exit(1)
+
+
+def _show_report(report: FolderReport) -> None:
+    console = stdout()
+    table = new_table("", "name", "", "size", right=("size",))
+    for check in report.checks:
+        state = "ok" if check.error is None else "FAILED"
+        table.add_row(state, clean(check.name), "sealed" if check.sealed else "plain", format_size(check.nbytes))
+    console.print(table, soft_wrap=False)
+    console.print()
+    errors = report.errors
+    for error in errors:
+        console.print(clean(str(error)))
+    console.print(f"key: {report.folder.key_id}")
+    console.print(f"file id: {report.folder.file_id}")
+    count = pluralize(len(report.checks), "file")
+    verdict = f"{len(errors)} of {count} FAILED" if errors else f"{count}, each as its owner sealed or copied it"
+    console.print(
+        f"{clean(report.path)}: {verdict}; {format_size(report.nbytes)} in {format_rate(report.nbytes, report.seconds)}"
+    )
 
 
 def _check_new(target: Path) -> None:

@@ -2,7 +2,7 @@
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, ParamSpec
 
 import typer
@@ -45,6 +45,11 @@ def _fail(error: BaseException, *, as_json: bool, status: int) -> NoReturn:
         lines = [f"error: {message_of(error)}", *(f"note: {note}" for note in getattr(error, "__notes__", ()))]
         sys.stderr.write("".join(f"{clean(line)}\n" for line in lines))
     raise typer.Exit(status) from None
+
+
+def show_errors(errors: Sequence[BaseException]) -> None:
+    """Print errors on stderr, one on each line."""
+    sys.stderr.write("".join(f"error: {clean(message_of(error))}\n" for error in errors))
 
 
 def describe(error: BaseException) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from fastrack._cli.console import clean, new_table, pluralize, print_json, stdou
 from fastrack._cli.options import JsonLines, Recursive
 from fastrack._cli.streams import open_sealed
 from fastrack._util.units import format_size
+from fastrack.errors import FormatError
 
 
 def inspect(
@@ -40,6 +41,8 @@ def _inspect_each(paths: Sequence[Path], *, recursive: bool, as_json: bool) -> N
     console = stdout()
 
     def show(source: many.Source, _: object) -> Contents:
+        if source.is_sealed_folder:
+            raise FormatError(f"{source.path}: expected a file, got a sealed folder; `fastrack verify` checks it")
         contents = read_contents(source.path)
         if not as_json:
             show_contents(contents, console)

@@ -15,6 +15,7 @@ import typer
 
 from fastrack._cli.console import clean, pluralize, progress_bar, stdout
 from fastrack._cli.files import check_directory
+from fastrack._cli.folder import is_sealed_folder
 from fastrack._cli.guard import describe, message_of
 from fastrack._cli.streams import is_stream
 from fastrack._util.units import format_size
@@ -26,10 +27,11 @@ _FOLDER = "expected a file, got a folder; --recursive takes the files in it"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file to work on. `name` is its path in the folder of the target."""
+    """A file or a sealed folder to work on. `name` is its path in the folder of the target."""
 
     path: Path
     name: Path
+    is_sealed_folder: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,26 +97,27 @@ def refuse_options(given: Mapping[str, object]) -> None:
     """Refuse options that several files do not take."""
     wrong = [option for option, value in given.items() if value]
     if wrong:
-        raise typer.BadParameter("expected one file, got several", param_hint=", ".join(wrong))
+        reason = "expected one source and the path of one target, got several or a folder"
+        raise typer.BadParameter(reason, param_hint=", ".join(wrong))
 
 
 def select(paths: Sequence[Path], *, recursive: bool, suffix: str = "", target: Path | None = None) -> Selection:
     """Return the files that paths, globs and, with `recursive`, folders name, each once; in folders those of `suffix`.
 
-    What does not exist is returned too, for its error to be reported with those of other files. Files in the folder
-    `target` are left out, unless they are named.
+    What does not exist is returned too, for its error to be reported with those of other files. A sealed folder is one
+    source, as its files belong together. Files in the folder `target` are left out, unless they are named.
     """
     if any(map(is_stream, paths)):
         raise typer.BadParameter("expected - alone, got it with other files", param_hint="SOURCE")
     found: dict[Path, Source] = {}
     left_out = 0
     for path in (match for given in paths for match in _matches(given)):
-        if not recursive or not path.is_dir():
-            found.setdefault(path, Source(path, Path(path.name)))
+        if not recursive or not path.is_dir() or is_sealed_folder(path):
+            found.setdefault(path, Source(path, Path(path.name), is_sealed_folder(path)))
             continue
-        for name in _walk(path, target):
-            if name.name.endswith(suffix):
-                found.setdefault(path / name, Source(path / name, name))
+        for name, is_folder in _walk(path, target):
+            if is_folder or name.name.endswith(suffix):
+                found.setdefault(path / name, Source(path / name, name, is_folder))
             else:
                 left_out += 1
     return Selection(tuple(found.values()), left_out)
@@ -154,7 +157,7 @@ def run_each(
                 tally.files += 1
                 errors: Sequence[BaseException]
                 try:
-                    if source.path.is_dir():
+                    if source.path.is_dir() and not source.is_sealed_folder:
                         raise IsADirectoryError(_FOLDER)
                     report = work(source, counter)
                 except BrokenPipeError:
@@ -221,15 +224,21 @@ def _matches(path: Path) -> list[Path]:
     return [Path(found) for found in sorted(glob.glob(str(path), recursive=True))] or [path]  # noqa: PTH207 - a text
 
 
-def _walk(folder: Path, target: Path | None) -> Iterator[Path]:
-    """Return the paths of all files in a folder and in those below it, in it, in order; not those in `target`."""
+def _walk(folder: Path, target: Path | None) -> Iterator[tuple[Path, bool]]:
+    """Return the files in a folder and in those below it, in order; not those in `target`.
+
+    A sealed folder below it is returned as one, with True beside it.
+    """
     outside = None if target is None or target.resolve() == folder.resolve() else target.resolve()
     for here, folders, files in os.walk(folder, onerror=_raise):
         folders[:] = sorted(name for name in folders if outside is None or (Path(here) / name).resolve() != outside)
         for name in folders:
             if (Path(here) / name).is_symlink():
                 raise OSError(None, "expected no link to a folder; name what it leads to", str(Path(here) / name))
-        yield from ((Path(here) / name).relative_to(folder) for name in sorted(files))
+        for name in [name for name in folders if is_sealed_folder(Path(here) / name)]:
+            folders.remove(name)
+            yield (Path(here) / name).relative_to(folder), True
+        yield from (((Path(here) / name).relative_to(folder), False) for name in sorted(files))
 
 
 def _raise(error: OSError) -> None:

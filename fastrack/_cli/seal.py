@@ -71,13 +71,14 @@ def seal(
     options = _Options(plain or [], name, drop_metadata, force)
     source = sources[0]
     is_folder = source.is_dir() and not recursive
-    if not many.is_one(sources, recursive=recursive) or (target.is_dir() and not is_folder):
-        many.refuse_options({"--to": to, "--name": name})
+    is_one = many.is_one(sources, recursive=recursive)
+    if not is_one or (target.is_dir() and not is_folder):
+        many.refuse_options({"--to": to, "--name": name and not is_one})
         _seal_each(sources, target, key, options, recursive=recursive, quiet=quiet, as_json=as_json)
         return
     if is_folder:
         refuse_options({"--plain": plain, "--name": name, "--drop-metadata": drop_metadata, "--force": force})
-        seal_one_folder(source, target, key=key, to=to, sign=sign, as_json=as_json)
+        seal_one_folder(source, target, key=key, to=to, sign=sign, quiet=quiet, as_json=as_json)
         return
     if is_stream(target):
         refuse_with_output({"--to": to, "--json": as_json})
@@ -195,6 +196,8 @@ def _seal_each(
     load_engine("seal")
 
     def work(source: many.Source, progress: Callable[[int], None]) -> Report:
+        if source.is_sealed_folder:
+            raise FormatError(f"{source.path}: expected a file, got a folder that is sealed already")
         path = target / source.name
         if path.suffix.lower() != many.SUFFIX:
             path = path.with_name(path.name + many.SUFFIX)

@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING
 
 import typer
 
-from fastrack.errors import FastrackError
+from fastrack.errors import FastrackError, FormatError
 
 if TYPE_CHECKING:
     from fastrack._sealed.anchor import Anchor
@@ -59,6 +59,7 @@ def open_sealed(
     if anchor is not None:
         raise typer.BadParameter("expected a file, which the manifest lists by its name, got -", param_hint="--anchor")
     with tempfile.TemporaryFile() as copy:
+        copy.write(_read_sealed_header(sys.stdin.buffer))
         shutil.copyfileobj(sys.stdin.buffer, copy)
         copy.flush()
         name = f"/proc/self/fd/{copy.fileno()}"
@@ -71,3 +72,16 @@ def open_sealed(
     file.path = Path(_NAME)
     with file:
         yield file
+
+
+def _read_sealed_header(stream: IO[bytes]) -> bytes:
+    """Return the header of a sealed file. Any other file is refused, as plaintext is not copied to a disk."""
+    from fastrack._sealed.container import parse_header
+    from fastrack._sealed.storage import HEADER_LIMIT, HEADER_PREFIX
+
+    prefix = stream.read(HEADER_PREFIX)
+    head = prefix + stream.read(min(int.from_bytes(prefix, "little"), HEADER_LIMIT))
+    metadata, _ = parse_header(head, None, Path(_NAME))
+    if "fastrack.version" not in metadata:
+        raise FormatError(f"{_NAME}: expected sealed tensors, got none; plaintext is not copied to a disk. Name a file")
+    return head

@@ -66,14 +66,15 @@ def unseal(
     options = _Options(tensor or [], plain or [], allow_plain, expect, file_id, anchor, force)
     source = sources[0]
     is_folder = source.is_dir() and not recursive
-    if not many.is_one(sources, recursive=recursive) or (target.is_dir() and not is_folder):
-        many.refuse_options({"--file-id": file_id})
+    is_one = many.is_one(sources, recursive=recursive)
+    if not is_one or (target.is_dir() and not is_folder):
+        many.refuse_options({"--file-id": file_id and not is_one})
         _unseal_each(sources, target, open_ring(key), options, recursive=recursive, quiet=quiet, as_json=as_json)
         return
     if is_folder:
         given = {"--tensor": tensor, "--plain": plain, "--allow-plain": allow_plain, "--expect": expect}
         refuse_options({**given, "--file-id": file_id, "--force": force})
-        unseal_one_folder(source, target, key=key, anchor=anchor, as_json=as_json)
+        unseal_one_folder(source, target, key=key, anchor=anchor, quiet=quiet, as_json=as_json)
         return
     if is_stream(target):
         refuse_with_output({"--json": as_json})
@@ -148,10 +149,16 @@ def _unseal_each(
     many.require_distinct(selection)
     many.make_folder(target)
     load_engine("open")
+
+    def work(source: many.Source, progress: Callable[[int], None]) -> Report:
+        if source.is_sealed_folder:
+            raise FormatError(f"{source.path}: expected a file, got a sealed folder. Unseal it by itself")
+        return _unseal(source.path, target / source.name, ring, options, progress)
+
     tally = many.run_each(
         "unsealing",
         selection.sources,
-        lambda source, progress: _unseal(source.path, target / source.name, ring, options, progress),
+        work,
         member="source",
         as_json=as_json,
     )

@@ -1,6 +1,5 @@
 """``fastrack verify``: authenticate every chunk of a file."""
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,8 +13,8 @@ from rich.console import Console
 from fastrack._cli import many
 from fastrack._cli.console import clean, format_rate, new_table, pluralize, print_json, progress_bar, speed, stdout
 from fastrack._cli.files import check_expected, check_sealed, load_engine, open_ring
-from fastrack._cli.folder import is_sealed_folder, refuse_options, verify_one_folder
-from fastrack._cli.guard import describe
+from fastrack._cli.folder import FolderReport, check_folder, is_sealed_folder, refuse_options, verify_one_folder
+from fastrack._cli.guard import describe, show_errors
 from fastrack._cli.options import AnchorFile, Expect, FileId, JsonLines, KeyFiles, Quiet, Recursive
 from fastrack._cli.publish import report as show_manifest
 from fastrack._cli.streams import open_sealed, require_one_stream
@@ -63,7 +62,7 @@ def verify(
     [path] = paths
     if is_sealed_folder(path) and (key or anchored is None):
         refuse_options({"--expect": expect, "--file-id": file_id})
-        verify_one_folder(path, key=key, anchor=anchored, as_json=as_json)
+        verify_one_folder(path, key=key, anchor=anchored, quiet=quiet, as_json=as_json)
         return
     if path.is_dir():
         _verify_folder(path, anchored, key=key or expect or file_id, as_json=as_json)
@@ -73,7 +72,7 @@ def verify(
     if as_json:
         print_json(**report.as_dict())
     elif quiet:
-        sys.stderr.write("".join(f"error: {clean(str(error))}\n" for error in report.errors))
+        show_errors(report.errors)
     else:
         show_report(report, stdout())
     if report.errors:
@@ -92,18 +91,27 @@ def _verify_each(
 ) -> None:
     selection = many.select(paths, recursive=recursive, suffix=many.SUFFIX)
     load_engine("verify")
+
+    def work(source: many.Source, progress: Callable[[int], None]) -> Report | FolderReport:
+        if source.is_sealed_folder:
+            return check_folder(source.path, ring, anchor, progress)
+        return verify_contents(source.path, ring, progress, expect=expect, anchor=anchor)
+
     tally = many.run_each(
         "verifying",
         selection.sources,
-        lambda source, progress: verify_contents(source.path, ring, progress, expect=expect, anchor=anchor),
+        work,
         member="path",
         as_json=as_json,
     )
-    reports: list[Report] = tally.reports
+    reports = [report for report in tally.reports if isinstance(report, Report)]
     count = sum(len(report.checks) for report in reports if not report.errors)
     plain = sum(len(report.plain) for report in reports)
-    line = f"every chunk of {pluralize(count, 'sealed tensor')} in {pluralize(tally.files - tally.failed, 'file')} "
-    line += "is authentic"
+    files = sum(not report.errors for report in reports)
+    line = f"every chunk of {pluralize(count, 'sealed tensor')} in {pluralize(files, 'file')} is authentic"
+    folders = sum(not report.errors for report in tally.reports) - files
+    if folders:
+        line += f", and all files of {pluralize(folders, 'sealed folder')}"
     if plain:
         line += f"; not protected, so not checked: {pluralize(plain, 'tensor')} in plain"
     many.finish(tally, line, as_json=as_json, quiet=quiet, selection=selection)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import Any
@@ -46,7 +47,8 @@ def _nbytes(dtype: str, shape: tuple[int, ...]) -> int:
         raise FormatError(f"unknown dtype: expected one of safetensors ({', '.join(BITS)}), got {dtype!r:.40}")
     if shape and min(shape) < 0:
         raise FormatError(f"expected a shape without negative dimensions, got {list(shape)!s:.80}")
-    size, rest = divmod(math.prod(shape) * bits, 8)
+    # Equal shapes share a result, so that of floats must not be kept for that of integers.
+    size, rest = divmod(math.prod(map(operator.index, shape)) * bits, 8)
     if rest:
         raise FormatError(f"expected a shape that fills whole bytes, got {list(shape)!s:.80} of {dtype}")
     return size

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from typer.testing import CliRunner
 
 from fastrack import Key, load_file, seal, unseal_file
@@ -130,3 +131,31 @@ def test_a_sealed_file_comes_from_standard_input(shards):
     assert "standard input: tensor 'x', chunk 0" in bad.stdout
     assert "error: standard input: expected a safetensors" in run("inspect", "-", content=b"text").stderr
     assert run("verify", "-", "--key", "-").exit_code == 2
+
+
+@pytest.mark.usefixtures("key")
+@pytest.mark.parametrize("line", ["inspect -", "verify - -k owner.key", "unseal - x.npz -k owner.key"])
+def test_plaintext_from_standard_input_is_not_copied_to_a_disk(line, monkeypatch):
+    copied = []
+    monkeypatch.setattr("shutil.copyfileobj", lambda *_: copied.append(True))
+    for content in (safetensors.numpy.save({"x": np.arange(3)}), b"", b"text" * 100, b"\xff" * 100):
+        result = CliRunner().invoke(app, line.split(), input=content)
+        assert result.exit_code == 1
+        assert result.stderr.startswith("error: standard input: expected ")
+    assert not copied
+
+
+def test_a_sealed_folder_among_files_is_verified_whole(cli, key, shards, folder):
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text("{}")
+    for name in ("a", "b"):
+        unseal_file(shards / "s01.safetensors", folder / "model" / f"{name}.safetensors", "owner.key")
+    cli(f"seal -q model {shards}/sealed {key}")
+    said = cli(f"verify -r data {key}").stdout
+    assert f"in {COUNT} files is authentic, and all files of 1 sealed folder" in said
+    documents = lines(cli(f"verify data/sealed data/s01.safetensors --json {key}"))
+    assert [len(document.get("files", ())) for document in documents] == [3, 0]
+    (shards / "sealed" / "b.safetensors").unlink()
+    assert "b.safetensors" in cli(f"verify -q -r data {key}", status=1).stderr
+    assert "sealed folder" in cli(f"unseal -r data back {key}", status=1).stderr
+    assert "sealed folder" in cli("inspect -r data", status=1).stderr
