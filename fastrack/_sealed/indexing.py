@@ -95,6 +95,15 @@ class RowPlan:
     def __reduce__(self) -> tuple[object, ...]:
         return unpickle, ("RowPlan", self.shape, self.row_bytes, self.rows)
 
+    def select(self, index: Any) -> RowPlan:
+        """Resolve an index along the first dimension of the result, as `plan_rows` does."""
+        inner = plan_rows(index, self.shape, self.nbytes)
+        outer = self.rows
+        if len(outer) != self.shape[0]:  # one row, of which rows are selected
+            first = int(outer[0]) * self.shape[0]
+            outer = range(first, first + self.shape[0])
+        return RowPlan(inner.shape, inner.row_bytes, _compose(outer, inner.rows))
+
     def ranges(self) -> EvenRanges:
         """Return the byte ranges of the rows."""
         rows = self.rows
@@ -103,6 +112,16 @@ class RowPlan:
         if rows.step == 1:
             return EvenRanges(np.array([rows.start]), self.row_bytes, self.nbytes)
         return EvenRanges(np.arange(rows.start, rows.stop, rows.step), self.row_bytes, self.row_bytes)
+
+
+def _compose(outer: range | Indices, inner: range | Indices) -> range | Indices:
+    """Return the elements of `outer` at the places `inner`."""
+    if not isinstance(outer, range):
+        return outer[np.arange(inner.start, inner.stop, inner.step) if isinstance(inner, range) else inner]
+    if isinstance(inner, range):
+        start, step = outer.start, outer.step
+        return range(start + inner.start * step, start + inner.stop * step, step * inner.step)
+    return outer.start + inner * outer.step
 
 
 def plan_rows(rows: Any, shape: tuple[int, ...], nbytes: int) -> RowPlan:

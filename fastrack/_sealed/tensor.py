@@ -523,7 +523,8 @@ class TensorSlice(NamedTuple):
 class SealedRows(Handle):
     """Handle on rows of sealed tensors, none of which is opened yet.
 
-    ``sealed[rows]``, `SealedDataset` and `collate` make it; `to_device` and `unseal` open it.
+    ``sealed[rows]``, `SealedDataset` and `collate` make it; `to_device` and `unseal` open it. Rows of a sealed tensor
+    can be indexed again, as ``sealed[:10][2]``.
 
     Attributes
     ----------
@@ -613,6 +614,9 @@ class TensorRows(SealedRows):
 
     def slices(self) -> Sequence[TensorSlice]:
         return (TensorSlice(self._tensor, self._plan.ranges),)
+
+    def __getitem__(self, rows: Any) -> TensorRows:
+        return TensorRows(self._tensor, self._plan.select(rows))
 
     def __reduce__(self) -> tuple[object, ...]:
         return unpickle, ("TensorRows", self._tensor, self._plan)

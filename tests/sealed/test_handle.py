@@ -1,6 +1,7 @@
 """What sealed tensors and handles have in common with arrays, and what they refuse."""
 
 import copy
+import itertools
 import pickle
 
 import numpy as np
@@ -26,6 +27,29 @@ def test_they_have_the_extents_of_what_is_sealed(sealed):
         assert [handle.size(dim) for dim in range(array.ndim)] == list(array.shape)
         assert handle.size(-1) == array.shape[-1]
         assert handle.numel() == array.size
+
+
+INDICES = [0, -1, 1, slice(None), slice(1, 4), slice(2, 2), slice(None, None, 2), slice(None, None, -1)]
+INDICES += [slice(4, 1, -2), [1, 0], [-1], [], np.array([1, 1, 0])]
+
+
+@pytest.mark.parametrize("shape", [(5, 2, 3), (4, 1, 2), (1, 1), (2, 0, 3), (0, 2), (30_000, 2)])
+def test_rows_of_rows_are_those_of_the_array(key, shape):
+    array = np.arange(np.prod(shape)).reshape(shape)
+    sealed = fastrack.seal(array, key)
+    for chain in itertools.product(INDICES, repeat=3):
+        handle, rows = sealed, array
+        for index in chain:
+            try:
+                rows = rows[index]
+            except IndexError:
+                with pytest.raises((IndexError, TypeError)):
+                    handle[index]
+                break
+            handle = handle[index]
+            assert handle.shape == np.shape(rows), chain
+        else:
+            assert np.array_equal(fastrack.unseal(handle, key, framework="numpy"), rows), chain
 
 
 @pytest.mark.parametrize("name", ["mean", "numpy", "cpu", "cuda", "T", "device", "unseal", "decrypt", "tobytes"])

@@ -35,6 +35,7 @@ def test_it_has_the_methods_of_safetensors(path, key):
 
 
 INDICES = [0, -1, slice(None), slice(5, 2000, 3), slice(2, 2), ..., [4, 2]]
+COLUMNS = [(slice(None), slice(5, 9)), (slice(100, 300), 3), (..., 0), (7, slice(None))]
 
 
 def test_it_returns_what_safetensors_returns_from_a_plain_file(path, plain, key):
@@ -46,7 +47,7 @@ def test_it_returns_what_safetensors_returns_from_a_plain_file(path, plain, key)
             assert np.array_equal(ours.get_tensor(name), theirs.get_tensor(name))
             assert ours.get_slice(name).get_shape() == theirs.get_slice(name).get_shape()
             assert ours.get_slice(name).get_dtype() == theirs.get_slice(name).get_dtype()
-        for index in INDICES:
+        for index in [*INDICES, *COLUMNS]:
             assert np.array_equal(ours.get_slice("b")[index], TENSORS["b"][index]), index
         several, expected = ours.get_tensors(), theirs.get_tensors()
         assert several.keys() == expected.keys()
