@@ -145,7 +145,7 @@ class SealedFolder:
     def __init__(self, path: Location, key_id: str, file_id: str, contents: Mapping[str, bytes]) -> None:
         self.path, self.key_id, self.file_id = path, key_id, file_id
         self._headers = {name.removeprefix(HEADER): content for name, content in contents.items() if name != FILES}
-        self.files: Mapping[str, Entry] = _parse(contents[FILES], path)
+        self.files: Mapping[str, Entry] = parse_index(contents[FILES], path)
 
     def open(self, name: str) -> SealedFile:
         """Open a sealed file, after its header was compared with the index.
@@ -348,7 +348,7 @@ def _size(entry: Entry) -> int:
     return sum(dtypes.nbytes(dtype, tuple(shape)) for dtype, shape, _ in entry.sealed.values())
 
 
-def _parse(content: bytes, path: Location) -> dict[str, Entry]:
+def parse_index(content: bytes, path: Location) -> dict[str, Entry]:
     """Return the entries in an index. A holder of the key made it; the program may still have been at fault."""
     try:
         document = json.loads(content.decode("ascii"))
