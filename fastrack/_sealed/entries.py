@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from fastrack._crypto.cobblestone import HEADER_SIZE
 from fastrack._sealed.tensor import Kind
 from fastrack._tensors.arrays import Bytes
-from fastrack._util.locations import Location
+from fastrack._util.locations import Location, Url
 from fastrack._util.pickles import unpickle
 from fastrack._util.regular_file import open_regular
 from fastrack.errors import AuthenticationError, RollbackError
@@ -204,8 +204,10 @@ class PlainEntry:
         if self.of(path) != self:
             raise self._altered(path)
 
-    def read(self, path: Path) -> bytes:
+    def read(self, path: Location) -> bytes:
         """Return the content of the file, or raise `AuthenticationError` if it is another."""
+        if isinstance(path, Url):
+            return self._read_remote(path)
         with open_regular(path) as file:
             if os.fstat(file.fileno()).st_size != self.size:
                 raise self._altered(path)
@@ -214,7 +216,19 @@ class PlainEntry:
             raise self._altered(path)
         return content
 
-    def _altered(self, path: Path) -> AuthenticationError:
+    def _read_remote(self, url: Url) -> bytes:
+        from fastrack._remote.remote_file import open_remote
+
+        remote, _ = open_remote(url)
+        if remote.size == self.size:
+            for _ in range(2):  # what the cache has may be wrong once
+                content = remote.read(0, self.size)
+                if sha256_of(content) == self.sha256:
+                    return content
+                remote.drop([(0, self.size)])
+        raise self._altered(url)
+
+    def _altered(self, path: Location) -> AuthenticationError:
         return AuthenticationError(
             f"{path}: expected {self.size} bytes with the SHA-256 {self.sha256} by {self.manifest}, got others; it was "
             "altered, or is of another version. Get the files of that version",

@@ -19,7 +19,7 @@ from fastrack._sealed.reader import SealedFile, load_file, verify_file
 from fastrack._sealed.tensor import SealedTensor, unseal
 from fastrack._sealed.writer import Progress
 from fastrack._tensors import dtypes
-from fastrack._util.locations import locate_local
+from fastrack._util.locations import Location, join, locate
 from fastrack._util.public import public
 from fastrack.errors import AuthenticationError, FormatError, RollbackError
 
@@ -44,7 +44,7 @@ def load_folder(
 
     Parameters
     ----------
-    path : path
+    path : path or URL
         A folder that `seal_folder` made.
     keys : KeySource, optional
         As for `unseal`. The index is sealed.
@@ -82,9 +82,9 @@ def load_folder(
     >>> folder.weights()
     {'weight': <SealedTensor 'weight' F64 [2, 3] key ...>}
     """
-    path = locate_local(path)
-    index = path / INDEX
-    if path.is_dir() and not os.path.lexists(index):
+    path = locate(path)
+    index = join(path, INDEX)
+    if isinstance(path, Path) and path.is_dir() and not os.path.lexists(index):
         advice = "no such file, so this is no sealed folder; `fastrack seal` makes one"
         raise FileNotFoundError(errno.ENOENT, advice, str(index))
     ring = KeyRing.resolve(keys)
@@ -113,8 +113,8 @@ class SealedFolder:
 
     Attributes
     ----------
-    path : pathlib.Path
-        Path of the folder.
+    path : pathlib.Path or URL
+        Path of the folder, or its URL.
     key_id : str
         Id of the key that sealed it.
     file_id : str
@@ -142,10 +142,10 @@ class SealedFolder:
     (2, 3)
     """
 
-    def __init__(self, path: Path, key_id: str, file_id: str, contents: Mapping[str, bytes]) -> None:
+    def __init__(self, path: Location, key_id: str, file_id: str, contents: Mapping[str, bytes]) -> None:
         self.path, self.key_id, self.file_id = path, key_id, file_id
         self._headers = {name.removeprefix(HEADER): content for name, content in contents.items() if name != FILES}
-        self.files: Mapping[str, Entry] = _parse(contents[FILES], path)
+        self.files: Mapping[str, Entry] = parse_index(contents[FILES], path)
 
     def open(self, name: str) -> SealedFile:
         """Open a sealed file, after its header was compared with the index.
@@ -261,13 +261,17 @@ class SealedFolder:
             except (AuthenticationError, FormatError, OSError) as raised:
                 error = raised
             checks.append(FileCheck(name, isinstance(entry, SealedEntry), _size(entry), error))
-        for name, path in walk(self.path).items():
+        for name, path in walk(self.path).items() if isinstance(self.path, Path) else ():
             if name not in self.files and name != INDEX:
                 foreign = RollbackError(
-                    f"{path}: expected a file that {self.path / INDEX} lists, got another. Remove it", path=path
+                    f"{path}: expected a file that {self.place(INDEX)} lists, got another. Remove it", path=path
                 )
                 checks.append(FileCheck(name, False, path.stat().st_size, foreign))
         return checks
+
+    def place(self, name: str) -> Location:
+        """Return the path or the URL of a file."""
+        return join(self.path, name)
 
     @property
     def sealed_names(self) -> list[str]:
@@ -305,7 +309,7 @@ class SealedFolder:
         found = [name for name in found if name.lower().endswith(SAFETENSORS)]
         if not found or variant:
             raise FormatError(
-                f"{self.path / prefix}: expected a model{variant}{SAFETENSORS} or its index, got neither. Name the "
+                f"{self.place(prefix)}: expected a model{variant}{SAFETENSORS} or its index, got neither. Name the "
                 "folder of a model"
             )
         return found
@@ -317,20 +321,20 @@ class SealedFolder:
                 raise KeyError("a shard that is not sealed")  # noqa: TRY301 - told below
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise FormatError(
-                f"{self.path / index}: expected a weight_map with names of sealed files in {INDEX}, got another: "
+                f"{self.place(index)}: expected a weight_map with names of sealed files in {INDEX}, got another: "
                 f"{error!s:.200}. Get the folder again from its owner"
             ) from None
         return shards
 
     @contextlib.contextmanager
-    def _present(self, name: str) -> Iterator[Path]:
+    def _present(self, name: str) -> Iterator[Location]:
         """Yield the path of a file; that it is missing is an error about the folder."""
-        path = self.path / name
+        path = self.place(name)
         try:
             yield path
         except FileNotFoundError:
             raise RollbackError(
-                f"{path}: expected this file by {self.path / INDEX}, got none. Get the folder again from its owner",
+                f"{path}: expected this file by {self.place(INDEX)}, got none. Get the folder again from its owner",
                 path=path,
             ) from None
 
@@ -344,18 +348,18 @@ def _size(entry: Entry) -> int:
     return sum(dtypes.nbytes(dtype, tuple(shape)) for dtype, shape, _ in entry.sealed.values())
 
 
-def _parse(content: bytes, path: Path) -> dict[str, Entry]:
+def parse_index(content: bytes, path: Location) -> dict[str, Entry]:
     """Return the entries in an index. A holder of the key made it; the program may still have been at fault."""
     try:
         document = json.loads(content.decode("ascii"))
         require(encode(document) == content, "canonical form")
         require(document.keys() == {"files", "format"}, "members")
         require(type(document["format"]) is int and document["format"] == FORMAT, "format")
-        label = str(path / INDEX)
+        label = str(join(path, INDEX))
         return {name: parse_entry(name, members, label) for name, members in document["files"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(
-            f"{path / INDEX} is not the index of a sealed folder: {error!s:.200}; get it again from its owner"
+            f"{join(path, INDEX)} is not the index of a sealed folder: {error!s:.200}; get it again from its owner"
         ) from None
 
 

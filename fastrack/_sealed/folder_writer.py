@@ -191,8 +191,8 @@ def unseal_folder(
 
     Parameters
     ----------
-    source : path or SealedFolder
-        The sealed folder, by its path or opened by `load_folder`.
+    source : path, URL or SealedFolder
+        The sealed folder, by its path, its URL, or opened by `load_folder`.
     target : path
         The folder to make, which only you may open (mode 0700). It has that name when it is complete and on disk, and
         replaces nothing. A process that is killed leaves what it had written in ``.fastrack-….part``, in plain.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastrack._crypto.keyring import KeyLike, KeyRing, KeySource
 from fastrack._devices import canonical
-from fastrack._sealed.folder import load_folder, merge_tensors
+from fastrack._sealed.folder import SealedFolder, load_folder, merge_tensors
 from fastrack._sealed.reader import SealedFile, load_file
 from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._sealed.writer import save_file
@@ -28,6 +28,7 @@ from fastrack._training.sharded import (
 )
 from fastrack._transfer.api import group, to_device
 from fastrack._transfer.plan import FRESH
+from fastrack._util.locations import locate
 from fastrack._util.public import public
 from fastrack.errors import AuthenticationError
 
@@ -42,7 +43,7 @@ _Owners = list[tuple[Any, str]]  # the modules and attributes that hold a tensor
 @public
 def load_model(
     module: torch.nn.Module,
-    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | SealedFolder,
     keys: KeySource | None = None,
     *,
     device: object = None,
@@ -63,10 +64,10 @@ def load_model(
         Module whose parameters and persistent buffers are filled, by their names in its ``state_dict``. Of tensors
         that share their memory, one in the file suffices. The hooks of ``load_state_dict`` are not run. Buffers that
         are not persistent are in no file; on the meta device they stay there, for the module to make again.
-    path : path or sequence of paths
-        Sealed file, from `save_model` or with the same names; or a folder from `seal_folder`, of which the weights are
-        loaded (`SealedFolder.weights`); or several files, which together have the names, each once. The files of a
-        folder are bound together, and those of a sequence only by an anchor.
+    path : path, sequence of paths or SealedFolder
+        Sealed file, from `save_model` or with the same names; or a folder from `seal_folder`, by its path or opened by
+        `load_folder`, of which the weights are loaded (`SealedFolder.weights`); or several files, which together have
+        the names, each once. The files of a folder are bound together, and those of a sequence only by an anchor.
     keys : KeySource, optional
         As for `to_device`.
     device : str or torch.device, optional
@@ -133,7 +134,7 @@ def load_model(
     if strict:
         problems = [*_format_keys("Unexpected", unexpected), *_format_keys("Missing", missing), *problems]
     if problems:
-        source = os.fspath(path) if isinstance(path, (str, os.PathLike)) else f"{len(files)} files"
+        source = _describe(path)
         raise RuntimeError("\n\t".join([f"Error(s) in loading {source} into {type(module).__name__}:", *problems]))
     fill(steps, ring)
     return _IncompatibleKeys(missing, unexpected)
@@ -268,11 +269,15 @@ def _refuse_subclass(name: str, tensor: Any) -> None:
 
 
 def _open(
-    source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | SealedFolder,
     keys: KeyRing,
     anchor: Anchor | str | os.PathLike[str] | None,
 ) -> tuple[dict[str, SealedTensor], list[SealedFile]]:
     """Return all sealed tensors of a file, a folder or several files, and the files, which are closed."""
+    if isinstance(source, SealedFolder):
+        if anchor is not None:
+            raise ValueError("anchor=: expected none beside an open folder, got one. Give it to load_folder")
+        return source.weights(), []
     if isinstance(source, (str, os.PathLike)):
         if Path(source).is_dir():
             return load_folder(source, keys, anchor=anchor).weights(), []
@@ -284,6 +289,13 @@ def _open(
     with ExitStack() as stack:
         files = [stack.enter_context(load_file(path, anchor=anchor)) for path in source]
         return merge_tensors(files), files
+
+
+def _describe(source: object) -> str:
+    """Return the name of what was to be loaded, for errors."""
+    if isinstance(source, SealedFolder):
+        return str(source.path)
+    return str(locate(source)) if isinstance(source, (str, os.PathLike)) else "several files"
 
 
 def _refuse_plain(state: Iterable[str], file: SealedFile) -> None:

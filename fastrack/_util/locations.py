@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 from urllib.request import url2pathname
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")  # schemes of one letter would be drives
@@ -73,6 +73,13 @@ def locate(path: str | os.PathLike[str]) -> Location:
             raise ValueError(f"{text:.200}: expected a file of this machine, got one of {parts.netloc!r}. Mount it")
         return Path(url2pathname(parts.path))
     return Url(text)
+
+
+def join(location: Location, name: str) -> Location:
+    """Return the place of a file in a folder, by its name with slashes."""
+    if isinstance(location, Path):
+        return location / name
+    return Url(f"{location.full.rstrip('/')}/{quote(name) if location.scheme in {'http', 'https'} else name}")
 
 
 def locate_local(path: str | os.PathLike[str]) -> Path:

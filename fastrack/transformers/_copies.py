@@ -55,6 +55,6 @@ def refuse_foreign_code(copy: Path, folder: SealedFolder) -> None:
             continue  # which is no configuration that could refer to anything
         if isinstance(document, dict) and "--" in json.dumps(document.get("auto_map")):
             raise ValueError(
-                f"{folder.path / path.relative_to(copy)}: trust_remote_code=: expected code in this folder, got a "
-                "reference to another repository. Put the code into the folder, and seal it again"
+                f"{folder.place(path.relative_to(copy).as_posix())}: trust_remote_code=: expected code in this folder, "
+                "got a reference to another repository. Put the code into the folder, and seal it again"
             )

@@ -37,7 +37,7 @@ def from_pretrained(
     ----------
     cls : type
         A class of transformers that has ``from_pretrained``, such as ``AutoModelForCausalLM`` or ``AutoTokenizer``.
-    folder : path or SealedFolder
+    folder : path, URL or SealedFolder
         A folder that `fastrack.seal_folder` or ``fastrack seal`` made.
     *args
         Arguments of the model.
@@ -103,7 +103,7 @@ def load_adapter(
     ----------
     model : transformers.PreTrainedModel
         The model that the adapter was trained for.
-    folder : path or SealedFolder
+    folder : path, URL or SealedFolder
         A sealed folder with ``adapter_config.json`` and ``adapter_model.safetensors``.
     keys, anchor
         As for `from_pretrained`.
@@ -183,7 +183,7 @@ def _load_model(
     subfolder, variant = kwargs.pop("subfolder", "") or "", kwargs.pop("variant", None)
     if f"{subfolder}/config.json".lstrip("/") not in folder.files and not kwargs.get("config"):
         hint = "; load_adapter loads an adapter into its model" if _ADAPTER in folder.files else ""
-        raise FormatError(f"{folder.path / subfolder}: expected a model with config.json, got none{hint}")
+        raise FormatError(f"{folder.place(subfolder)}: expected a model with config.json, got none{hint}")
     config, kwargs = _load_config(cls, copy / subfolder, trusted, kwargs)
     _refuse_quantization(config, folder)
     has_loading_info = kwargs.get("output_loading_info", False)

@@ -10,11 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import fastrack
 from fastrack import Key, load_file, load_folder, save_file, seal_folder, unseal, unseal_folder
 from fastrack._sealed import folder_writer
-from fastrack._sealed.folder import INDEX
+from fastrack._sealed.entries import encode
+from fastrack._sealed.folder import INDEX, parse_index
 from fastrack.errors import AuthenticationError, FormatError, RollbackError, UnknownKeyError
 from fastrack.grants import Signer
 
@@ -306,6 +309,32 @@ def test_an_index_that_its_owner_made_wrong_is_refused(plain, tmp_path, monkeypa
     seal_folder(plain, tmp_path / "sealed", KEY)
     with pytest.raises(FormatError, match=INDEX):
         load_folder(tmp_path / "sealed", KEY)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+ENTRY = {"sha256": "0" * 64, "size": 1}
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.one_of(
+        st.binary(max_size=60),
+        JSON.map(lambda value: json.dumps(value).encode()),
+        JSON.map(lambda value: encode({"files": value, "format": 1})),
+        JSON.map(lambda value: encode({"files": {"a": value}, "format": 1})),
+        st.text(max_size=9).map(lambda name: encode({"files": {name: ENTRY}, "format": 1})),
+    )
+)
+def test_an_index_of_any_content_is_parsed_or_refused(content):
+    try:
+        entries = parse_index(content, Path("folder"))
+    except FormatError:
+        return
+    assert all(isinstance(name, str) and ".." not in name.split("/") and name[:1] != "/" for name in entries)
 
 
 def test_a_folder_that_is_not_sealed_is_told(plain, tmp_path):
