@@ -86,6 +86,12 @@ class TestKeptKeys:
         assert kept.load(message, (b"header", "context"), copy, 0)
         assert copy.material(0) == row.material(0)
 
+    def test_are_not_found_for_another_object_at_the_same_address(self, kept, row):
+        message, later = Message(), Message()
+        kept.store(message, b"", row, 0)
+        kept._entries[id(later)] = kept._entries.pop(id(message))
+        assert not kept.load(later, b"", MessageKeys(1), 0)
+
     @pytest.mark.parametrize("size", [28, 44])
     def test_have_the_size_that_they_had(self, kept, size):
         keys, copy, message = MessageKeys(1), MessageKeys(1), Message()
