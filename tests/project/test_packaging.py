@@ -90,7 +90,7 @@ def test_the_metadata_says_what_the_project_is(metadata):
 def test_heavy_packages_are_extras(metadata):
     assert set(metadata.get_all("Provides-Extra")) == {
         *("torch", "broker", "cu12", "cu13", "demo", "bench"),
-        *("pkcs11", "tpm", "vault", "aws", "gcp", "azure"),
+        *("pkcs11", "tpm", "vault", "aws", "gcp", "azure", "remote"),
     }
     required = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
     assert not [
