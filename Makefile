@@ -110,15 +110,15 @@ mutants: $(STAMP)  ## break the kernels on purpose, and see that the tests notic
 # Tokens and TPMs need Debian's softhsm2, swtpm and libtss2-dev; without them their tests are skipped.
 INTEGRATIONS := .venv-integrations
 
-integrations: $(INTEGRATIONS)/.installed  ## test tokens, TPMs, vaults, the broker and the trainers of other libraries with the real packages
+integrations: $(INTEGRATIONS)/.installed  ## test tokens, TPMs, vaults, S3, the broker and the trainers of other libraries with the real packages
 	$(INTEGRATIONS)/bin/python -m pytest tests/providers $(wildcard tests/broker) tests/training/test_trainers.py tests/training/test_ray.py \
 		tests/training/test_transformers.py tests/distributed/test_trainers_checkpoints.py tests/project/test_examples.py \
-		tests/training/test_recipes.py tests/sealed/test_sample_sources.py
+		tests/training/test_recipes.py tests/sealed/test_sample_sources.py tests/remote
 
 $(INTEGRATIONS)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(INTEGRATIONS)
 	$(INTEGRATIONS)/bin/python -m pip install --quiet --upgrade pip
-	$(INTEGRATIONS)/bin/python -m pip install --quiet --editable '.[torch,pkcs11,tpm,vault,aws,gcp,azure]' --group integrations
+	$(INTEGRATIONS)/bin/python -m pip install --quiet --editable '.[torch,remote,pkcs11,tpm,vault,aws,gcp,azure]' --group integrations
 	touch $@
 
 emulator: $(EMULATOR)/.installed  ## test the device's code with the real CuPy on an emulated GPU

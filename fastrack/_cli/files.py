@@ -3,6 +3,7 @@
 import errno
 import fnmatch
 import os
+import re
 import stat
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from fastrack._cli.console import clean
+from fastrack._util.locations import Location, Url, locate
 from fastrack.errors import AuthenticationError, FormatError, UnknownKeyError
 
 if TYPE_CHECKING:
@@ -18,8 +20,19 @@ if TYPE_CHECKING:
     from fastrack._sealed.reader import SealedFile
 
 
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?=[^/])")
+
+
+def as_location(path: Path) -> Location:
+    """Return an argument as a path or, if it was written with ``scheme://``, as a URL: `Path` joins slashes."""
+    match = _URL.match(str(path))
+    return path if match is None else locate(f"{match[1]}://{str(path)[match.end() :]}")
+
+
 def check_target(path: Path, *, force: bool) -> None:
-    """Refuse to replace a file without `force`, and anything that is no regular file."""
+    """Refuse to replace a file without `force`, and anything that is no regular file. A server checks for itself."""
+    if isinstance(as_location(path), Url):
+        return
     check_directory(path)
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "not a regular file, so it is not replaced; choose another name", str(path))

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from fastrack._cli import many
 from fastrack._cli.console import clean, new_table, pluralize, print_json, stdout
+from fastrack._cli.files import as_location
 from fastrack._cli.options import JsonLines, Recursive
 from fastrack._cli.streams import open_sealed
 from fastrack._util.units import format_size
@@ -118,7 +119,7 @@ def read_contents(path: Path) -> Contents:
                 chunks = cobblestone.chunk_count(nbytes)
             entries.append(Entry(name, dtype, shape, name in file, nbytes, end - begin, chunks))
         return Contents(
-            path=str(path),
+            path=str(as_location(path)),
             format=None if file.key_id is None else "1",
             file_id=file.file_id,
             key_id=file.key_id,

@@ -14,10 +14,11 @@ from typing import Any, Protocol
 import typer
 
 from fastrack._cli.console import clean, pluralize, progress_bar, stdout
-from fastrack._cli.files import check_directory
+from fastrack._cli.files import as_location, check_directory
 from fastrack._cli.folder import is_sealed_folder
 from fastrack._cli.guard import describe, message_of
 from fastrack._cli.streams import is_stream
+from fastrack._util.locations import Url
 from fastrack._util.units import format_size
 from fastrack.errors import FastrackError
 
@@ -87,6 +88,8 @@ def split_target(paths: Sequence[Path], out: Path | None) -> tuple[list[Path], P
 
 def make_folder(target: Path) -> None:
     """Make the folder of the targets, if it is not there."""
+    if isinstance(as_location(target), Url):
+        return
     check_directory(target)
     if target.exists() and not target.is_dir():
         raise typer.BadParameter("expected a folder for several files, got a file", param_hint="TARGET")

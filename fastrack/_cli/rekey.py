@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fastrack._cli.console import clean, format_rate, pluralize, print_json, progress_bar, speed, stdout
-from fastrack._cli.files import check_sealed, check_target, load_engine, open_ring
+from fastrack._cli.files import as_location, check_sealed, check_target, load_engine, open_ring
 from fastrack._cli.options import KEY_HELP, Force, Json, KeyFiles
 from fastrack._util.units import format_size
 
@@ -33,16 +33,17 @@ def rekey(
 
     check_target(target, force=force)
     ring, owner = open_ring(key), open_ring(new).first
-    with load_file(source) as file:
+    with load_file(as_location(source)) as file:
         check_sealed(file, ring)
         total = sum(tensor.nbytes for tensor in file.values())
         names = list(file)
         load_engine("open")
         start = time.perf_counter()
         with progress_bar("rekeying", total) as progress:
-            rekey_file(file, target, ring, key=owner, plain=plain or (), overwrite=force, progress=progress)
+            place = as_location(target)
+            rekey_file(file, place, ring, key=owner, plain=plain or (), overwrite=force, progress=progress)
         seconds = time.perf_counter() - start
-    with load_file(target) as file:
+    with load_file(as_location(target)) as file:
         file_id = file.file_id
     if as_json:
         print_json(

@@ -13,12 +13,13 @@ from rich.console import Console
 
 from fastrack._cli import many
 from fastrack._cli.console import clean, format_rate, pluralize, print_json, progress_bar, speed, stdout
-from fastrack._cli.files import check_source, check_target, load_engine, match_names, open_ring
+from fastrack._cli.files import as_location, check_source, check_target, load_engine, match_names, open_ring
 from fastrack._cli.folder import refuse_options, seal_one_folder
 from fastrack._cli.grant import Grantees, Sign, To
 from fastrack._cli.inspect import Contents, Entry, read_contents
 from fastrack._cli.options import Force, JsonLines, KeyFile, Out, Quiet, Recursive
 from fastrack._cli.streams import is_stream, refuse_with_output, require_one_stream, standard_output
+from fastrack._util.locations import Url
 from fastrack._util.units import format_size
 from fastrack.errors import FormatError
 
@@ -127,7 +128,7 @@ class Report:
     def of(cls, source: Path, target: Path, key_id: str, seconds: float, grants: Path | None = None) -> Self:
         """Return the report on a file that was written just now."""
         path = None if grants is None else str(grants)
-        return cls(str(source), str(target), key_id, path, read_contents(target), seconds)
+        return cls(str(source), str(as_location(target)), key_id, path, read_contents(target), seconds)
 
     @property
     def nbytes(self) -> int:
@@ -201,7 +202,8 @@ def _seal_each(
         path = target / source.name
         if path.suffix.lower() != many.SUFFIX:
             path = path.with_name(path.name + many.SUFFIX)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if not isinstance(as_location(path), Url):
+            path.parent.mkdir(parents=True, exist_ok=True)
         check_target(path, force=options.force)
         seconds = _seal(source.path, path, owner, options, progress)
         return Report.of(source.path, path, owner.id, seconds)
@@ -235,7 +237,7 @@ def _seal(
         with progress_bar("sealing", total) if progress is None else nullcontext(progress) as advance:
             seal_stream(
                 sys.stdin.buffer if is_stream(source) else source,
-                target,
+                as_location(target) if isinstance(target, Path) else target,
                 owner,
                 plain=plain,
                 name=options.name,

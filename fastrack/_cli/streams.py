@@ -10,6 +10,7 @@ from typing import IO, TYPE_CHECKING
 
 import typer
 
+from fastrack._cli.files import as_location
 from fastrack.errors import FastrackError, FormatError
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def open_sealed(
     from fastrack._sealed.reader import load_file
 
     if not is_stream(path):
-        with load_file(path, file_id=file_id, anchor=anchor) as file:
+        with load_file(as_location(path), file_id=file_id, anchor=anchor) as file:
             yield file
         return
     if anchor is not None:

@@ -11,7 +11,15 @@ import typer
 
 from fastrack._cli import many
 from fastrack._cli.console import clean, format_rate, pluralize, print_json, progress_bar, speed, stdout
-from fastrack._cli.files import check_expected, check_sealed, check_target, load_engine, match_names, open_ring
+from fastrack._cli.files import (
+    as_location,
+    check_expected,
+    check_sealed,
+    check_target,
+    load_engine,
+    match_names,
+    open_ring,
+)
 from fastrack._cli.folder import refuse_options, unseal_one_folder
 from fastrack._cli.options import AnchorFile, Expect, FileId, Force, JsonLines, KeyFiles, Out, Quiet, Recursive
 from fastrack._cli.streams import is_stream, open_sealed, refuse_with_output, require_one_stream, standard_output
@@ -201,7 +209,7 @@ def _unseal(
                 unseal_to_stream(file, target, ring, names=names, plain=plain, progress=advance)
         seconds = time.perf_counter() - start
         copied = [name for name in names if name in file.plain]
-        return Report(str(source), str(target), file.key_id, file.file_id, names, copied, total, seconds)
+        return Report(str(as_location(source)), str(target), file.key_id, file.file_id, names, copied, total, seconds)
 
 
 def _plain_path(path: Path, file: "SealedFile") -> Path:

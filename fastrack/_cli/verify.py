@@ -12,7 +12,7 @@ from rich.console import Console
 
 from fastrack._cli import many
 from fastrack._cli.console import clean, format_rate, new_table, pluralize, print_json, progress_bar, speed, stdout
-from fastrack._cli.files import check_expected, check_sealed, load_engine, open_ring
+from fastrack._cli.files import as_location, check_expected, check_sealed, load_engine, open_ring
 from fastrack._cli.folder import FolderReport, check_folder, is_sealed_folder, refuse_options, verify_one_folder
 from fastrack._cli.guard import describe, show_errors
 from fastrack._cli.options import AnchorFile, Expect, FileId, JsonLines, KeyFiles, Quiet, Recursive
@@ -227,7 +227,7 @@ def verify_contents(
             for name in file.plain:
                 file.stored(name)  # which compares it with the manifest
         plain = () if anchor is not None else tuple(file.plain)
-    return Report(str(path), file.key_id, file.file_id, checks, plain, checked, seconds)
+    return Report(str(as_location(path)), file.key_id, file.file_id, checks, plain, checked, seconds)
 
 
 def show_report(report: Report, console: Console) -> None:

@@ -22,12 +22,12 @@ import shutil
 import stat
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from queue import Empty, SimpleQueue
 
 import numpy as np
 
@@ -39,6 +39,7 @@ from fastrack._util.atomic import is_trusted_owner
 from fastrack._util.fork import register_fork_reset
 from fastrack._util.locations import Url
 from fastrack._util.units import format_size
+from fastrack.errors import ClosedError
 
 SIZE_VARIABLE = "FASTRACK_CACHE_SIZE"
 BLOCK = 1 << 18  # bytes that are present or absent together
@@ -74,7 +75,13 @@ class Entry:
 
     def open_for_writing(self) -> int:
         """Return a descriptor of the file with the blocks."""
-        return os.open(self.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            return os.open(self.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            raise self._removed() from None
+
+    def _removed(self) -> ClosedError:
+        return ClosedError(f"{self.path} was removed from the cache. Open its remote file, or the data set, again")
 
     def write_flags(self, first: int, count: int, value: int) -> None:
         """Mark blocks as present or absent."""
@@ -85,7 +92,10 @@ class Entry:
         self._write_index(_START + 4 * region, now.to_bytes(4, "little"))
 
     def _write_index(self, offset: int, data: bytes) -> None:
-        descriptor = os.open(self.path.with_suffix(".index"), os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            descriptor = os.open(self.path.with_suffix(".index"), os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            raise self._removed() from None
         try:
             os.pwrite(descriptor, data, offset)
         finally:
@@ -107,7 +117,7 @@ class Cache:
         """Forget the parent's locks."""
         self._mutex = threading.Lock()
         self._users: dict[int, int] = {}
-        self._released: SimpleQueue[list[int]] = SimpleQueue()
+        self._released: deque[list[int]] = deque()
         self._locks = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
     def open(self, url: Url, version: Version) -> Entry:
@@ -248,26 +258,25 @@ class Cache:
 
     def release(self, locked: list[int]) -> None:
         """End a lease. A destructor calls this, at any time and in any thread."""
-        self._released.put(locked)
+        self._released.append(locked)
         self._release_ended()
 
     def _release_ended(self) -> None:
-        while not self._released.empty() and self._mutex.acquire(blocking=False):
+        while self._released and self._mutex.acquire(blocking=False):
             try:
                 self._drain()
             finally:
                 self._mutex.release()
 
     def _drain(self) -> None:
-        with contextlib.suppress(Empty):
-            while True:
-                for offset in self._released.get_nowait():
-                    users = self._users[offset] - 1
-                    if users:
-                        self._users[offset] = users
-                    else:
-                        del self._users[offset]
-                        fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, offset)
+        while self._released:
+            for offset in self._released.popleft():
+                users = self._users[offset] - 1
+                if users:
+                    self._users[offset] = users
+                else:
+                    del self._users[offset]
+                    fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, offset)
 
 
 class Lease:

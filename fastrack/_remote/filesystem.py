@@ -22,20 +22,23 @@ def open_with_fsspec(url: Url) -> RemoteObject:
     """Open an object of any file system that fsspec knows."""
     store, path = find_store(url)
     if url.scheme in _SIGNING:
+        options = dict(store.config_kwargs)
+        if "signature_version" not in options:  # the older one, which botocore takes for URLs, many stores refuse
+            store, path = find_store(url, config_kwargs={**options, "signature_version": "s3v4"})
         from fastrack._remote.http import HttpObject
 
         return HttpObject(url, lambda: _translated(url, store.sign, path, expiration=_SIGNED_FOR))
     return _StoreObject(url, store, path)
 
 
-def find_store(url: Url) -> tuple[Any, str]:
+def find_store(url: Url, **options: Any) -> tuple[Any, str]:
     """Return the file system of a URL, and its path there."""
     try:
         from fsspec.core import url_to_fs
     except ImportError:
         raise ImportError(f"{url}: expected fsspec to be installed, got none: pip install 'fastrack[remote]'") from None
     try:
-        return cast(tuple[Any, str], url_to_fs(url.full))
+        return cast(tuple[Any, str], url_to_fs(url.full, **options))
     except ImportError as error:
         raise ImportError(f"{url}: expected the package that fsspec needs for it: {error!s:.300}") from None
     except ValueError as error:

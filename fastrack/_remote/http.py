@@ -92,13 +92,13 @@ class HttpObject:
             self._renew()
         response, connection = self._send(self._target, start, stop, headers)
         if response.status in {401, 403} and self._sign is not None:  # it may have expired
-            connection.close()
+            _close(response, connection)
             self._renew()
             response, connection = self._send(self._target, start, stop, headers)
         exchange = _Exchange(response, connection)
         if response.status in {206, 412, 416}:
             return exchange
-        connection.close()
+        _close(response, connection)
         raise self._refusal(response)
 
     def _renew(self) -> None:
@@ -130,7 +130,7 @@ class HttpObject:
             if response.status not in _MOVED:
                 return response, connection
             moved = urljoin(target, response.headers.get("Location", ""))
-            connection.close()
+            _close(response, connection)
             if urlsplit(moved).scheme not in {"https", parts.scheme}:
                 raise FormatError(f"{self.url}: expected a redirection to https, got one to {Url(moved)}")
             target = moved
@@ -195,7 +195,13 @@ class _Exchange(NamedTuple):
             self.response.close()
             _pool.put(self.connection)
         else:
-            self.connection.close()
+            _close(self.response, self.connection)
+
+
+def _close(response: HTTPResponse, connection: _Connection) -> None:
+    """Close an answer that is not read to its end, and its connection, which the answer may own."""
+    response.close()
+    connection.close()
 
 
 class _Connection:

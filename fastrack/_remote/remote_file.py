@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from queue import SimpleQueue
@@ -18,9 +18,8 @@ from fastrack._remote.objects import RemoteObject, open_object, read_range
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.fork import register_fork_reset
 from fastrack._util.locations import Url
-from fastrack.errors import ClosedError
 
-PARALLEL = 32  # requests at once
+PARALLEL = 64  # requests at once
 _REQUEST = 4 << 20  # bytes that one request asks for at most
 _BLOCKS = REGION // BLOCK
 
@@ -53,13 +52,16 @@ class RemoteFile:
 
     def fetch(self, ranges: Iterable[tuple[int, int]]) -> object:
         """Download what is missing of ranges of bytes (start, stop), in parallel. Keep the object that is returned."""
-        blocks = _blocks_of(ranges)
-        missing = [block for block in blocks if not self._entry.flags[block]]
+        return self.fetch_blocks(blocks_of(ranges))
+
+    def fetch_blocks(self, blocks: Collection[int]) -> object:
+        """Download those of these blocks that are missing, as `fetch` does."""
+        missing = self._missing(blocks)
         if missing:
             self._cache.reserve(len(missing) * BLOCK, len(blocks) * BLOCK)
         regions = {block // _BLOCKS for block in blocks}
         lease = self._cache.lease(self._entry, regions)
-        while missing := [block for block in blocks if not self._entry.flags[block]]:
+        while missing := self._missing(blocks):
             own, others = self._begin(missing)
             wait([*own, *others])  # those that other calls began, and that failed, are begun again
             for download in own:
@@ -69,17 +71,31 @@ class RemoteFile:
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> int:
         """Begin to download what is missing of ranges, without waiting, and return the number of bytes."""
-        missing = [block for block in _blocks_of(ranges) if not self._entry.flags[block]]
+        return self.prefetch_blocks(blocks_of(ranges))
+
+    def prefetch_blocks(self, blocks: Collection[int]) -> int:
+        """Begin to download those of these blocks that are missing, as `prefetch` does."""
+        missing = self._missing(blocks)
         if missing:
             self._cache.reserve(len(missing) * BLOCK, len(missing) * BLOCK)
             self._begin(missing)
         return len(missing) * BLOCK
 
-    def drop(self, ranges: Iterable[tuple[int, int]]) -> bool:
-        """Forget ranges whose bytes are wrong, and return True, as they can be fetched again."""
-        for block in _blocks_of(ranges):
+    def drop(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Forget ranges whose bytes are wrong, so that they are downloaded again."""
+        self.drop_blocks(blocks_of(ranges))
+
+    def drop_blocks(self, blocks: Iterable[int]) -> None:
+        """Forget blocks whose bytes are wrong, so that they are downloaded again."""
+        for block in blocks:
             self._entry.write_flags(block, 1, 0)
-        return True
+
+    def _missing(self, blocks: Iterable[int]) -> list[int]:
+        """Return those of these blocks that are not there, in ascending order."""
+        flags = self._entry.flags
+        missing = [block for block in blocks if not flags[block]]
+        missing.sort()
+        return missing
 
     def read(self, start: int, stop: int) -> bytes:
         stop = min(stop, self.size)
@@ -153,12 +169,7 @@ class _Download:
         self._lease: Lease | None = lease
         self._left = count
         self._lock = threading.Lock()
-        try:
-            self._descriptor = file._entry.open_for_writing()  # noqa: SLF001 - its own
-        except FileNotFoundError:
-            raise ClosedError(
-                f"{file.url}: its place in the cache was removed. Open it, or the data set, again"
-            ) from None
+        self._descriptor = file._entry.open_for_writing()  # noqa: SLF001 - its own
 
     def run(self, run: range) -> None:
         """Download one run."""
@@ -239,13 +250,13 @@ class _Threads:
 _threads = _Threads()
 
 
-def _blocks_of(ranges: Iterable[tuple[int, int]]) -> list[int]:
-    """Return the blocks with bytes of ranges, in ascending order."""
+def blocks_of(ranges: Iterable[tuple[int, int]]) -> set[int]:
+    """Return the blocks with bytes of ranges."""
     blocks: set[int] = set()
     for start, stop in ranges:
         if start < stop:
             blocks.update(range(start // BLOCK, (stop - 1) // BLOCK + 1))
-    return sorted(blocks)
+    return blocks
 
 
 def _runs(blocks: Sequence[int]) -> list[range]:

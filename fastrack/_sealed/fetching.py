@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
@@ -17,31 +17,34 @@ if TYPE_CHECKING:
     from fastrack._remote.remote_file import RemoteFile
     from fastrack._sealed.tensor import SealedTensor
 
-Ranges = list[tuple[int, int]]
-Wanted = tuple["SealedTensor", Callable[[], indexing.Ranges] | None]
-"""A message, and what computes the bytes wanted of its plaintext, if it is on a server; None for all of it."""
+_FEW = 64  # rows, for which a loop is faster than arrays
+
+Blocks = Collection[int]  # of a remote file
+Wanted = tuple[
+    "SealedTensor", Callable[[], indexing.Ranges] | None
+]  # a message, and the bytes of its plaintext; None for all of it
 
 
 class Fetched:
     """Ranges of remote files, which stay in their places as long as this object is alive."""
 
-    def __init__(self, ranges: dict[RemoteFile, Ranges]) -> None:
-        self._ranges = ranges
+    def __init__(self, blocks: Mapping[RemoteFile, Blocks]) -> None:
+        self._blocks = blocks
         self._leases: list[object] = []
         self.fetch()
 
     def fetch(self) -> None:
         """Download what is missing: from all files at once."""
-        if len(self._ranges) > 1:
-            for file, ranges in self._ranges.items():
-                file.prefetch(ranges)
-        self._leases = [file.fetch(ranges) for file, ranges in self._ranges.items()]
+        if len(self._blocks) > 1:
+            for file, blocks in self._blocks.items():
+                file.prefetch_blocks(blocks)
+        self._leases = [file.fetch_blocks(blocks) for file, blocks in self._blocks.items()]
 
     def fetch_again(self) -> None:
         """Download all of it again: the bytes that were kept are wrong, or those on the server."""
         self._leases = []
-        for file, ranges in self._ranges.items():
-            file.drop(ranges)
+        for file, blocks in self._blocks.items():
+            file.drop_blocks(blocks)
         self.fetch()
 
 
@@ -49,7 +52,7 @@ def fetch(wanted: Iterable[Wanted]) -> Fetched | None:
     """Download what is missing of messages, with their headers. Return None if all of them are on this machine."""
     if not has_remote():
         return None
-    found = _group(wanted)
+    found = _group((*tensor.origin, tensor.message_size, ranges) for tensor, ranges in wanted)
     return Fetched(found) if found else None
 
 
@@ -57,7 +60,9 @@ def fetch_range(storage: Storage, start: int, stop: int) -> Fetched | None:
     """Download what is missing of a range of a storage. Return None if it is on this machine."""
     if not has_remote() or not is_remote(storage):
         return None
-    return Fetched({storage: [(start, stop)]})
+    from fastrack._remote.remote_file import blocks_of
+
+    return Fetched({storage: blocks_of([(start, stop)])})
 
 
 def prefetch_range(storage: Storage, start: int, stop: int) -> None:
@@ -70,8 +75,8 @@ def prefetch(wanted: Iterable[Wanted]) -> int | None:
     """Begin to download messages as `fetch` does, and return the bytes. Return None if all are on this machine."""
     if not has_remote():
         return None
-    found = _group(wanted)
-    return sum(file.prefetch(ranges) for file, ranges in found.items()) if found else None
+    found = _group((*tensor.origin, tensor.message_size, ranges) for tensor, ranges in wanted)
+    return sum(file.prefetch_blocks(blocks) for file, blocks in found.items()) if found else None
 
 
 def fetch_headers(tensors: Sequence[SealedTensor]) -> Fetched | None:
@@ -92,26 +97,41 @@ def is_remote(storage: Storage) -> TypeGuard[RemoteFile]:
     return isinstance(storage, RemoteFile)
 
 
-def _group(wanted: Iterable[Wanted]) -> dict[RemoteFile, Ranges]:
-    """Return the ranges of each remote file."""
-    found: dict[RemoteFile, Ranges] = {}
-    for tensor, ranges in wanted:
-        (storage, start), size = tensor.origin, tensor.message_size
+def _group(
+    wanted: Iterable[tuple[Storage, int, int, Callable[[], indexing.Ranges] | None]],
+) -> dict[RemoteFile, set[int]]:
+    """Return the blocks of each remote file."""
+    from fastrack._remote.cache import BLOCK
+
+    found: dict[RemoteFile, set[int]] = {}
+    for storage, start, size, ranges in wanted:
         if is_remote(storage):
-            of_file = found.setdefault(storage, [])
-            if ranges is None:
-                of_file.append((start, start + size))
-            else:
-                of_file.append((start, start + HEADER_SIZE))
-                of_file += _chunks_of(ranges().expand(), start + HEADER_SIZE, start + size)
+            blocks = found.setdefault(storage, set())
+            body, stop = start + HEADER_SIZE, start + size
+            last = (stop if ranges is None else body) - 1
+            blocks.update(range(start // BLOCK, last // BLOCK + 1))
+            if ranges is not None:
+                blocks.update(_blocks_of_chunks(ranges().expand(), body, stop))
     return found
 
 
-def _chunks_of(ranges: ByteRanges, start: int, stop: int) -> Iterable[tuple[int, int]]:
-    """Return where in a file the chunks with bytes of a plaintext are."""
-    some = ranges.sizes > 0
-    first = ranges.starts[some] // CHUNK_SIZE
-    last = (ranges.starts[some] + ranges.sizes[some] - 1) // CHUNK_SIZE
-    starts = start + first * SEALED_CHUNK_SIZE
-    stops = np.minimum(start + (last + 1) * SEALED_CHUNK_SIZE, stop)
-    return zip(starts.tolist(), stops.tolist(), strict=True)
+def _blocks_of_chunks(ranges: ByteRanges, start: int, stop: int) -> set[int]:
+    """Return the blocks of a file that hold the chunks with bytes of a plaintext."""
+    from fastrack._remote.cache import BLOCK
+
+    if ranges.starts.size > _FEW:
+        some = ranges.sizes > 0
+        first, size = ranges.starts[some], ranges.sizes[some]
+        firsts = (start + first // CHUNK_SIZE * SEALED_CHUNK_SIZE) // BLOCK
+        ends = start + ((first + size - 1) // CHUNK_SIZE + 1) * SEALED_CHUNK_SIZE
+        spans = np.unique(np.stack((firsts, (np.minimum(ends, stop) - 1) // BLOCK), axis=1), axis=0).tolist()
+    else:
+        spans = [
+            (
+                (start + first // CHUNK_SIZE * SEALED_CHUNK_SIZE) // BLOCK,
+                (min(start + ((first + size - 1) // CHUNK_SIZE + 1) * SEALED_CHUNK_SIZE, stop) - 1) // BLOCK,
+            )
+            for first, size in zip(ranges.starts.tolist(), ranges.sizes.tolist(), strict=True)
+            if size
+        ]
+    return {block for first, last in spans for block in range(first, last + 1)}

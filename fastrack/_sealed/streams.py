@@ -22,6 +22,7 @@ from fastrack._sealed.storage import HEADER_LIMIT, HEADER_PREFIX
 from fastrack._sealed.writer import Progress, Unsealer, choose, plain_names, seal_opened
 from fastrack._tensors import dtypes
 from fastrack._tensors.arrays import Bytes
+from fastrack._util.locations import Location
 from fastrack.errors import FormatError
 
 _NAME = "stdin"  # of a tensor that has none, and of the stream in errors
@@ -31,7 +32,7 @@ _PIECE = 1 << 20  # bytes
 
 def seal_stream(
     source: Path | IO[bytes],
-    target: Path | IO[bytes],
+    target: Location | IO[bytes],
     key: Key,
     *,
     plain: Iterable[str] = (),

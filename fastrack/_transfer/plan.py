@@ -296,8 +296,7 @@ def wanted_of(tree: Any) -> Iterator[Wanted]:
         if isinstance(leaf, SealedTensor):
             yield leaf, None
         elif isinstance(leaf, SealedRows):
-            for part in leaf.slices():
-                yield part.tensor, part.ranges
+            yield from leaf.slices()
 
 
 def _refuse_unfit(given: tuple[str, tuple[int, ...]], expected: tuple[str, tuple[int, ...]]) -> NoReturn:

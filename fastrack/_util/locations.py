@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from urllib.parse import quote, urlsplit
-from urllib.request import url2pathname
+from urllib.parse import quote, unquote, urlsplit
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")  # schemes of one letter would be drives
 
@@ -71,7 +70,7 @@ def locate(path: str | os.PathLike[str]) -> Location:
         parts = urlsplit(text)
         if parts.netloc not in {"", "localhost"}:
             raise ValueError(f"{text:.200}: expected a file of this machine, got one of {parts.netloc!r}. Mount it")
-        return Path(url2pathname(parts.path))
+        return Path(unquote(parts.path))
     return Url(text)
 
 

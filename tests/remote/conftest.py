@@ -13,6 +13,7 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.delenv("FASTRACK_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))  # compiled code stays where it is
     monkeypatch.delenv("FASTRACK_CACHE_SIZE", raising=False)
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(objects, "_FIRST_DELAY", 0.001)
     yield folder / "fastrack" / "remote"
     http._pool.clear()

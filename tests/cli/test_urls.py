@@ -1,0 +1,43 @@
+"""URLs in the place of paths."""
+
+import pytest
+from helpers.range_server import RangeServer
+
+import fastrack
+
+
+@pytest.fixture
+def url(folder, sealed, monkeypatch, tmp_path):
+    monkeypatch.delenv("FASTRACK_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    from fastrack._remote import http
+
+    with RangeServer(folder) as server:
+        yield server.url(str(sealed))
+    http._pool.clear()
+
+
+def test_a_file_on_a_server_is_verified_shown_and_unsealed(cli, key, url, folder):
+    assert cli.json(f"verify {url}?secret=hunter2 {key}")["path"] == url
+    assert cli.json(f"inspect {url}")["path"] == url
+    cli(f"unseal {url} back.safetensors {key}")
+    cli(f"rekey {url} again.safetensors {key} --new {key.split()[-1]}")
+    assert (folder / "again.safetensors").is_file()
+    said = cli(f"verify {url} again.safetensors {key}").stdout
+    assert "2 files" in said
+
+
+def test_an_error_names_the_url(cli, key, url):
+    other = url.replace("sealed", "none")
+    assert other in cli(f"verify {other} {key}", status=1).stderr.replace("\n", "")
+
+
+def test_a_file_is_sealed_to_a_store(cli, key, arrays, url):
+    pytest.importorskip("fsspec", reason="fsspec is not installed")
+    cli(f"unseal {url} plain.safetensors {key}")
+    said = cli(f"seal plain.safetensors memory://bucket/sealed.safetensors {key}").stdout
+    assert "memory://bucket/sealed.safetensors" in said
+    with fastrack.load_file("memory://bucket/sealed.safetensors") as file:
+        assert sorted(file) == sorted(arrays)
+    cli(f"seal plain.safetensors memory://bucket/sealed.safetensors {key}", status=1)
+    cli(f"seal plain.safetensors memory://bucket/sealed.safetensors {key} --force")
