@@ -11,6 +11,8 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from fastrack._util.fork import register_fork_reset
+
 
 class Pending(Protocol):
     """A send or a receive that has begun."""
@@ -51,6 +53,12 @@ class PointToPoint:
         default = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - no other way to it
         store = dist.distributed_c10d.PrefixStore(f"fastrack/{bytes(name.tolist()).hex()}", default)
         self._gloo: Any = dist.ProcessGroupGloo(store, self.rank, self.size, timedelta(seconds=seconds))
+        register_fork_reset(self)
+
+    def reset_after_fork(self) -> None:
+        """Give up the connections, which are the parent's. They are never deleted: that waits for its threads."""
+        _of_parents.append(self._gloo)
+        self._gloo = None
 
     def send(self, data: torch.Tensor, target: int) -> Pending:
         return self._begin("send", data, target)
@@ -72,6 +80,9 @@ class PointToPoint:
         if gloo is not None:
             with suppress(RuntimeError):
                 gloo.abort()
+
+
+_of_parents: list[Any] = []  # connections in a forked child
 
 
 def _device_of(group: dist.ProcessGroup | None) -> str:

@@ -142,8 +142,10 @@ def check_failures(rank, _):
     if rank == 1:
         child = os.fork()
         if child == 0:
-            os._exit(0)
-        os.waitpid(child, 0)
+            group.close()
+            del group  # does not wait for threads that are the parent's
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert group.all_reduce(torch.ones(3)).tolist() == [2, 2, 2]  # after what a child did to its copy
     group.close()
 
