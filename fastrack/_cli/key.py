@@ -30,6 +30,7 @@ def key(
         print_json(keys=found)
         return
     table = new_table("id", "kind", "bits", "source", right=("bits",))
+    table.columns[0].no_wrap = True  # to be copied, however narrow the terminal is
     for entry in found:
         table.add_row(entry["id"], entry["kind"], str(entry["bits"] or ""), clean(entry["source"]))
     stdout().print(table, soft_wrap=False)

@@ -60,16 +60,16 @@ class Link:
 
     def confirm(self, text: str, deadline: float, ranks: Sequence[int]) -> None:
         """Tell other ranks that this one has succeeded, and wait until they have said so."""
-        said = text.encode()
+        content = text.encode()
         try:
-            macs = self._exchange(self.session.mac(said, self.rank), deadline, ranks)
+            macs = self._exchange(self.session.mac(content, self.rank), deadline, ranks)
         except OSError as error:
             raise AuthenticationError(
                 f"{text}: expected every rank to confirm it, got nothing from one: {error}. A rank or the connection "
                 "failed; start the ranks again"
             ) from error
         for rank, mac in macs.items():
-            if not hmac.compare_digest(mac, self.session.mac(said, rank)):
+            if not hmac.compare_digest(mac, self.session.mac(content, rank)):
                 raise AuthenticationError(
                     f"{text}: expected the MAC of rank {rank} in this session, got another. It has another key or "
                     "calls another operation, or its message was altered; start the ranks again with one key"

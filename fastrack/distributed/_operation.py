@@ -30,7 +30,8 @@ class Operation:
         self._operation = operation
         self._ranks = link.others if ranks is None else ranks
         self._number = link.next_number(operation, source, target)
-        self._name = f"{operation} {self._number}"
+        pair = "" if source < 0 else f" from rank {source} to {target}"
+        self._name = f"{operation} {self._number}{pair}"  # what the ranks confirm: no two operations have one name
         self._deadline = link.deadline()
         self._all: list[Incoming | Outgoing] = []
 

@@ -232,6 +232,26 @@ def test_a_replay_of_another_session_is_refused():
     assert all(isinstance(result, AuthenticationError) for result in results)
 
 
+def test_a_confirmation_of_another_operation_is_refused():
+    """Rank 1 confirms what it sent to rank 0. That must not pass for its confirmation of what rank 0 sent to it."""
+    macs = []
+
+    def tamper(_number, source, target, data):
+        if source == 1 and len(data) == 32:
+            macs.append(data)  # random bytes, and MACs of the start, of what rank 1 sent, and of what it got
+            return [(target, macs[2] if len(macs) == 4 else data)]
+        return [(target, data)]
+
+    def action(group):
+        tensor = torch.ones(3)
+        (group.send if group.rank == 1 else group.receive)(tensor, 1 - group.rank)
+        (group.send if group.rank == 0 else group.receive)(tensor, 1 - group.rank)
+
+    result, _ = on_ranks(Network(2, tamper), KEY, action, timeout=2)
+    assert len(macs) == 4
+    assert isinstance(result, AuthenticationError)
+
+
 def test_a_rank_with_another_key_is_refused_by_all():
     results = on_ranks(Network(3), [KEY, KEY, Key.generate()], lambda group: group.rank, timeout=5)
     assert all(isinstance(result, AuthenticationError) for result in results)

@@ -40,19 +40,19 @@ sys.exit(ddp.main())
 def run(line, folder, *, start=ALONE, status=0, timeout=120, **variables):
     """What an example prints. It leaves neither keys nor data behind."""
     name, *options = str(line).split()
-    (folder / "tmp").mkdir(exist_ok=True)
     kept = {name: value for name, value in os.environ.items() if name not in {"RANK", "FASTRACK_KEY_FILE"}}
-    done = subprocess.run(
-        [*start, EXAMPLES / name, *options],
-        cwd=folder,
-        env={**kept, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder / "tmp"), **variables},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=timeout,
-    )
-    assert done.returncode == status, done.stdout + done.stderr
-    assert not [path for path in (folder / "tmp").rglob("*") if path.suffix in {".key", ".safetensors"}]
+    with tempfile.TemporaryDirectory() as temporary:  # of a short name, as sockets have at most 107 characters
+        done = subprocess.run(
+            [*start, EXAMPLES / name, *options],
+            cwd=folder,
+            env={**kept, "OMP_NUM_THREADS": "1", "TMPDIR": temporary, **variables},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout,
+        )
+        assert done.returncode == status, done.stdout + done.stderr
+        assert not [path for path in Path(temporary).rglob("*") if path.suffix in {".key", ".safetensors"}]
     return done.stdout
 
 
