@@ -10,10 +10,12 @@ from helpers.forking import in_forked_child
 from helpers.network import Network, on_ranks
 
 from fastrack import AuthenticationError, ClosedError, DeviceError, Key
+from fastrack._crypto.cobblestone import CHUNK_SIZE
 from fastrack.distributed import SecureGroup
+from fastrack.distributed._messages import SLAB_CHUNKS
 
 KEY = Key.from_bytes(bytes(range(32)))
-SLAB = 1 << 18  # float32 elements of a slab
+SLAB = SLAB_CHUNKS * CHUNK_SIZE // 4  # float32 elements of a slab
 
 
 def tensor_of(rank, count, dtype=torch.float32):
