@@ -166,7 +166,7 @@ def run_each(
                 except BrokenPipeError:
                     raise
                 except (FastrackError, OSError, MemoryError, typer.BadParameter) as error:
-                    errors, document = [error], {member: str(source.path), "error": describe(error)}
+                    errors, document = [error], {member: str(as_location(source.path)), "error": describe(error)}
                 else:
                     errors, document = report.errors, report.as_dict()
                     tally.nbytes += report.nbytes
@@ -214,7 +214,8 @@ class _Counter:
 
 def _named(error: BaseException, path: Path) -> str:
     text = message_of(error)
-    return text if str(path) in text else f"{path}: {text}"
+    shown = str(as_location(path))
+    return text if shown in text else f"{shown}: {text}"
 
 
 def _is_glob(path: Path) -> bool:

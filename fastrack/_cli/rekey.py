@@ -47,8 +47,8 @@ def rekey(
         file_id = file.file_id
     if as_json:
         print_json(
-            source=str(source),
-            target=str(target),
+            source=str(as_location(source)),
+            target=str(as_location(target)),
             key_id=owner.id,
             file_id=file_id,
             tensors=names,
@@ -58,6 +58,6 @@ def rekey(
         )
         return
     console = stdout()
-    line = f"{clean(str(target))}: sealed {pluralize(len(names), 'tensor')} anew, {format_size(total)}"
+    line = f"{clean(str(as_location(target)))}: sealed {pluralize(len(names), 'tensor')} anew, {format_size(total)}"
     console.print(f"{line}; {format_rate(total, seconds)}")
     console.print(f"key: {owner.id}")

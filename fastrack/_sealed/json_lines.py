@@ -35,7 +35,8 @@ class JsonColumns:
                 kind = self._kinds[name]
                 if not _FITS[kind](value):
                     raise FormatError(
-                        f"{path}, line {number}: {name!r:.80}: expected {kind}, as in the first line, got {value!r:.80}"
+                        f"{path}, line {number}: {name!r:.80}: expected {kind}, as in the first line, got "
+                        f"{type(value).__name__}"
                     )
                 columns.setdefault(name, []).append(value)
         return {name: _block_of(self._kinds[name], values) for name, values in columns.items()}
@@ -45,9 +46,9 @@ def _parse_line(line: bytes, path: Path, number: int) -> dict[str, Any]:
     try:
         members = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path}, line {number}: expected JSON, got {line!r:.80} ({error!s:.80})") from None
+        raise FormatError(f"{path}, line {number}: expected JSON, got other text ({error!s:.80})") from None
     if not isinstance(members, dict) or not members:
-        raise FormatError(f"{path}, line {number}: expected a JSON object with members, got {line!r:.80}")
+        raise FormatError(f"{path}, line {number}: expected a JSON object with members, got another value")
     return members
 
 

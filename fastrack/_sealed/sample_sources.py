@@ -134,7 +134,8 @@ def _paths_of(source: Any) -> list[Path] | None:
 def _open_object(source: Any, skip: int) -> Iterator[Batch]:
     batches = tables.open_table(source)
     if batches is not None:
-        return tables.read_batches(batches, skip)
+        is_dataset = type(source).__module__.partition(".")[0] == "datasets"
+        return tables.read_batches(batches, skip, follow_paths=is_dataset)
     if isinstance(source, Mapping) or not isinstance(source, Iterable):
         raise TypeError(
             f"import_samples: expected paths, a table or an iterable of samples, got {type(source).__name__}. Give "
@@ -236,7 +237,7 @@ def _samples_of(path: Path) -> Iterator[dict[str, Any]]:
                 sample[ending] = int(content) if ending == "cls" else content
             except ValueError:
                 raise FormatError(
-                    f"{path}: {name!r:.80}: expected the number of a class, got {content!r:.40}"
+                    f"{path}: {name!r:.80}: expected the number of a class, got {len(content)} other bytes"
                 ) from None
     if sample:
         yield sample

@@ -42,15 +42,20 @@ def open_table(source: Any) -> Iterator[Any] | None:
     return batches
 
 
-def read_batches(batches: Iterable[Any], skip: int) -> Iterator[Mapping[str, Block]]:
-    """Return record batches as columns, after the rows to skip."""
+def read_batches(batches: Iterable[Any], skip: int, *, follow_paths: bool = False) -> Iterator[Mapping[str, Block]]:
+    """Return record batches as columns, after the rows to skip.
+
+    Without `follow_paths`, a file is refused that stands in a table by its path alone: the table's author would choose
+    which files of this machine are read.
+    """
     skipped = 0
     for batch in batches:
         start = min(skip - skipped, batch.num_rows)
         skipped += start
         if start < batch.num_rows:
             part = batch.slice(start)
-            yield {name: _block_of(name, part.column(index)) for index, name in enumerate(part.schema.names)}
+            columns = {name: part.column(index) for index, name in enumerate(part.schema.names)}
+            yield {name: _block_of(name, column, follow_paths) for name, column in columns.items()}
     require_skipped(skipped, skip)
 
 
@@ -85,13 +90,14 @@ def _batches_of(path: Path) -> Iterator[Any]:
             raise FormatError(f"{path} is no {path.suffix} file that can be read: {error!s:.300}") from None
 
 
-def _block_of(name: str, array: Any) -> Block:
+def _block_of(name: str, array: Any, follow_paths: bool = False) -> Block:
     """Return a column of Arrow as values of samples."""
     pa = _pyarrow()
     array = _stored_values(name, array)
     types, kind = pa.types, array.type
     if types.is_struct(kind) and {field.name for field in kind} == {"bytes", "path"}:  # files, as of datasets
-        return Block.of([_content_of(value) for value in array.to_pylist()], empty=Column("U8", None))
+        files = [_content_of(name, value, follow_paths) for value in array.to_pylist()]
+        return Block.of(files, empty=Column("U8", None))
     if str(kind) in _BYTES:
         return _records_of_bytes(array.cast(pa.large_binary()))
     if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
@@ -149,10 +155,14 @@ def _records_of_bytes(array: Any) -> Block:
     return Block(Column("U8", None), memory[start:stop], len(array), offsets.astype(np.int64) - start)
 
 
-def _content_of(value: dict[str, Any]) -> bytes:
+def _content_of(name: str, value: dict[str, Any], follow_paths: bool) -> bytes:
     """Return the content of a file that is in the table, or else at its path."""
     if value["bytes"] is not None:
         return bytes(value["bytes"])
-    if value["path"] is None:
-        raise FormatError("expected the bytes or the path of a file, got neither")
-    return Path(value["path"]).read_bytes()
+    if value["path"] is None or not follow_paths:
+        got = "none" if value["path"] is None else "a path"
+        raise FormatError(
+            f"{name!r:.80}: expected the bytes of a file in the table, got {got}. Store them, or give a dataset"
+        )
+    with open_regular(value["path"]) as file:
+        return file.read()

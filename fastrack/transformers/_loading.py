@@ -74,7 +74,7 @@ def from_pretrained(
     """
     _refuse(kwargs)
     ring = KeyRing.resolve(keys)
-    opened = folder if isinstance(folder, SealedFolder) else load_folder(folder, ring, anchor=anchor)
+    opened = _open(folder, ring, anchor)
     trusted = bool(kwargs.pop("trust_remote_code", False))
     is_model = _is_model(cls)
     with private_copy(opened, code=trusted) as copy:
@@ -127,7 +127,7 @@ def load_adapter(
     from peft import PeftConfig
 
     ring = KeyRing.resolve(keys)
-    opened = folder if isinstance(folder, SealedFolder) else load_folder(folder, ring, anchor=anchor)
+    opened = _open(folder, ring, anchor)
     if _ADAPTER not in opened.files:
         raise FormatError(f"{opened.path}: expected an adapter with {_ADAPTER}, got none. Name the folder of one")
     with private_copy(opened) as copy:
@@ -265,3 +265,11 @@ def _resolve_class(cls: Any, config: Any, copy: Path, trusted: bool) -> tuple[An
         if quantization is not None:
             config.quantization_config = quantization
     return model_class, config
+
+
+def _open(folder: SealedFolder | str | os.PathLike[str], ring: KeyRing, anchor: Any) -> SealedFolder:
+    if not isinstance(folder, SealedFolder):
+        return load_folder(folder, ring, anchor=anchor)
+    if anchor is not None:
+        raise ValueError("anchor=: expected none beside an open folder, got one. Give it to load_folder")
+    return folder

@@ -27,6 +27,13 @@ def test_a_file_on_a_server_is_verified_shown_and_unsealed(cli, key, url, folder
     assert "2 files" in said
 
 
+def test_the_output_leaves_out_the_query(cli, key, url):
+    secret = f"{url}?secret=hunter2"
+    assert cli.json(f"rekey {secret} new.safetensors {key} --new {key.split()[-1]}")["source"] == url
+    missing = secret.replace("sealed", "none")
+    assert "hunter2" not in cli(f"verify {missing} {secret} {key} --json", status=1).output
+
+
 def test_an_error_names_the_url(cli, key, url):
     other = url.replace("sealed", "none")
     assert other in cli(f"verify {other} {key}", status=1).stderr.replace("\n", "")

@@ -428,3 +428,12 @@ def test_an_adapter_beside_its_model_is_loaded_with_it(llama_folders, adapter_fo
     made = from_pretrained(AutoModelForCausalLM, tmp_path / "sealed", keys=KEY)
     with torch.no_grad():
         assert torch.equal(made(TOKENS)[0], AutoModelForCausalLM.from_pretrained(both)(TOKENS)[0])
+
+
+def test_an_anchor_beside_an_open_folder_is_refused(tmp_path):
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "weights").write_bytes(b"x")
+    key = Key.generate()
+    seal_folder(tmp_path / "plain", tmp_path / "sealed", key)
+    with pytest.raises(ValueError, match="anchor="):
+        from_pretrained(AutoConfig, load_folder(tmp_path / "sealed", key), keys=key, anchor=tmp_path / "anchor")
