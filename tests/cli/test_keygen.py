@@ -55,7 +55,7 @@ def test_the_ids_of_keys_of_every_kind_are_shown(cli, key, folder):
     assert ids["owner.key"] == ids["owner.key.grants"] == Key.load("owner.key").id
     said = cli(f"key {' '.join(names)}").stdout
     assert all(found in said for found in ids.values())
-    assert "not verified" in said
+    assert "verified" in said
 
 
 def test_what_is_no_key_is_refused(cli, folder):
