@@ -38,7 +38,7 @@ def state(fill):
 @pytest.mark.benchmark(group=f"a distributed checkpoint of {SIZE // MIB} MiB")
 @pytest.mark.filterwarnings("ignore")
 def test_ratio(benchmark, folder, key):
-    """How much faster the sealed way is, by the medians of runs in turns: see extra_info of the JSON report."""
+    """Compare the sealed way with the plain one by the medians of runs in turns: see extra_info of the JSON report."""
     saved, loaded = state(torch.randn), state(torch.zeros)
     ways = {
         "save, plain": lambda: dcp.save(saved, storage_writer=dcp.FileSystemWriter(folder / "plain"), no_dist=True),

@@ -88,7 +88,7 @@ def test_plain_load_file(rate, paths):
 
 @pytest.mark.benchmark(group=GROUP + ", in turns")
 def test_ratio(benchmark, paths, key, filled):
-    """How much longer the sealed way takes, by the medians of runs in turns: see extra_info of the JSON report."""
+    """Compare the sealed way with the plain one by the medians of runs in turns: see extra_info of the JSON report."""
     ways = {
         "sealed": lambda: load_model(filled, paths[1], keys=key),
         "plain": lambda: plain_in_place(filled, paths[0]),

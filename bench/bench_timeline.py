@@ -1,4 +1,4 @@
-"""What a trace costs while it is taken: the same transfers without and with, in turns."""
+"""Measure the cost of a trace while it is taken: the same transfers without and with it, in turns."""
 
 from statistics import median
 

@@ -44,7 +44,7 @@ def used(load):
 
 @pytest.mark.benchmark(group="a model folder, in turns")
 def test_ratio(benchmark, folders, key):
-    """How much longer the sealed way takes, by the medians of runs in turns: see extra_info of the JSON report."""
+    """Compare the sealed way with the plain one by the medians of runs in turns: see extra_info of the JSON report."""
     plain, sealed = folders
     cls = transformers.AutoModelForCausalLM
     ways = {

@@ -96,7 +96,7 @@ def train(folder: str, epochs: int) -> nn.Module:
 
 
 def is_same_everywhere(model: nn.Module) -> bool:
-    """Whether all processes have the same weights, to the last bit."""
+    """Check that all processes have the same weights, to the last bit."""
     weights = b"".join(tensor.numpy().tobytes() for tensor in model.state_dict().values())
     mine = torch.tensor(list(hashlib.sha256(weights).digest()), dtype=torch.uint8)
     all_of_them = [torch.empty_like(mine) for _ in range(dist.get_world_size())]

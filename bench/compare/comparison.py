@@ -71,7 +71,7 @@ def rehearse(pythons: dict[str, Path], suites: Path, folder: Path, say, plan: Pl
 
 
 def _next(measured: dict[str, list[list[tuple[float, float]]]], plan: Plan, time_left: bool) -> list[str]:
-    """What to measure in another pair.
+    """Choose the benchmarks to measure in another pair.
 
     What a process took down with it has to be made up for. Of undecided benchmarks those that seem slower come first,
     for they matter, and of these the ones that need least to be called so; then those about which nothing is certain.

@@ -1,4 +1,4 @@
-"""What the comparison is for, put in by hand: a slow-down that it has to find."""
+"""Test the comparison with a slow-down put in by hand, which it has to find."""
 
 from __future__ import annotations
 

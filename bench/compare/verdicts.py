@@ -1,4 +1,4 @@
-"""What the times of a benchmark say, in pairs of processes.
+"""Judge the times of a benchmark, measured in pairs of processes.
 
 A pair gives one number, the middle over its rounds of log(head / base): neighbours in time have had the same machine,
 and a median forgives rounds in which something else ran. Where a process's memory lies makes it faster or slower for as
@@ -30,7 +30,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """How many times as long head takes: the estimate, and between what with 99 % confidence, for a single look."""
+    """The time of head over that of the base: the estimate, and its 99 % confidence interval for a single look."""
 
     ratio: float
     low: float

@@ -1,4 +1,4 @@
-"""What each of fastrack's ideas brings on a GPU: the steps of `fastrack bench`, by the host's clock."""
+"""Measure each of fastrack's ideas on a GPU: the steps of `fastrack bench`, by the host's clock."""
 
 from bench.gpu.plan import size_of
 from bench.gpu.timing import rows, wall

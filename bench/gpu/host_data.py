@@ -14,7 +14,7 @@ def noise(size):
 
 
 def sets_of(size, plan, most=64):
-    """How many buffers of that size it takes so that no cache holds them all."""
+    """Count the buffers of that size that no cache holds all at once."""
     return max(2, min(most, -(-plan.spread // max(size, 1))))
 
 

@@ -1,4 +1,4 @@
-"""How fast the kernels are, on memory of the device and by its clock, next to a copy from the device to itself."""
+"""Measure the kernels on memory of the device and by its clock, next to a copy from the device to itself."""
 
 import os
 

@@ -140,7 +140,7 @@ class _Fenced:
             launches.put(self.pointer, content)
 
     def content(self):
-        """What is there when the stream has done all it was given."""
+        """Return the content once the stream has done all it was given."""
         found = self._launches.get(self._memory.pointer, self._all)
         fences = found[: self._before] + found[self._before + self._size :]
         if fences != bytes([_GUARD]) * len(fences):

@@ -1,4 +1,4 @@
-"""Which packages and tools are there. Imports nothing that may be missing."""
+"""Find the packages and tools that are there. Imports nothing that may be missing."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ NEEDS = (
 
 
 def missing():
-    """What is missing without which nothing can be done, and what each other thing is wanted for, as sentences."""
+    """Say in sentences which requirements are missing, and the purpose of each optional package."""
     problems = [(need.purpose, problem) for need in NEEDS if (problem := need.problem())]
     vital = [problem for purpose, problem in problems if purpose is None]
     return vital, [f"{problem}: without {purpose}" for purpose, problem in problems if purpose]
 
 
 def lacks(*modules):
-    """Why something that takes these modules cannot be done, or None."""
+    """Give the reason why something that takes these modules cannot be done, or None."""
     problems = [problem for need in NEEDS if need.module in modules and (problem := need.problem())]
     return ", ".join(problems) or None
 

@@ -1,4 +1,4 @@
-"""How much a matrix product is slowed by sealed data that streams in beside it."""
+"""Measure how much sealed data that streams in slows a matrix product beside it."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ _SHARE = 1 / 4
 
 
 def beside(share):
-    """What runs at this share, in words."""
+    """Describe the work that runs at this share."""
     return f"to_device, sealed, share {fraction(share)}"
 
 

@@ -27,7 +27,7 @@ def check_targets(rows, large=_LARGE):
 
 
 def _ratio(rows, size, mine, other):
-    """How many times as fast one path is as another."""
+    """Divide the speed of one path by that of another."""
     mine, other = (_row(rows, "transfers", path, size) for path in (mine, other))
     return other.times.median / mine.times.median if mine and other else None
 

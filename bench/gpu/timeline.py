@@ -1,4 +1,4 @@
-"""When each slab of a transfer was copied and when it was opened, by the device's clock."""
+"""Time the copy and the opening of each slab of a transfer, by the device's clock."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def measure(gpu, plan, show):
 
 
 def _timeline(spans, size, seconds, fill):
-    """What the device did, out of all that was recorded."""
+    """Pick the device's work out of all that was recorded."""
     there = [span for span in spans if span.process != "host"]
     zero = min((span.start for span in there), default=0)
     copies, opens = (

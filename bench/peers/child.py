@@ -148,7 +148,7 @@ def make_arrays(size, seed):
 
 
 def same(found, arrays):
-    """Whether what was opened is what was sealed."""
+    """Check that the opened tensors are the sealed ones."""
     return found.keys() == arrays.keys() and all(
         np.array_equal(np.asarray(found[name]).view(np.uint8), array.view(np.uint8)) for name, array in arrays.items()
     )

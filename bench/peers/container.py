@@ -1,4 +1,4 @@
-"""What the ciphers for bytes are given: a safetensors header and the bytes of the arrays, with nothing copied."""
+"""Make the input of ciphers for bytes: a safetensors header and the bytes of the arrays, with nothing copied."""
 
 import json
 import math
@@ -12,7 +12,7 @@ PIECE = 1 << 20  # bytes handed to a cipher at a time: small enough for a cache
 
 
 def header(arrays):
-    """What stands before the bytes of the arrays."""
+    """Make the header that comes before the bytes of the arrays."""
     ends = list(accumulate(array.nbytes for array in arrays.values()))
     described = {
         name: {"dtype": NAMES[array.dtype], "shape": list(array.shape), "data_offsets": [end - array.nbytes, end]}

@@ -40,7 +40,7 @@ class Fastrack(Peer):
 
 
 class FastrackUnsynced(Fastrack):
-    """What `save_file` takes without what the others leave out."""
+    """`save_file` without the sync to disk, which the others leave out."""
 
     name, is_synced = "fastrack, not synced", False
     settings = "as fastrack, with os.fsync doing nothing: for the comparison, not for use"

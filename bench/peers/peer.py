@@ -1,4 +1,4 @@
-"""What a peer is. It imports its package when it is made, so that one that is not installed can still be told of."""
+"""Base of all peers. A peer imports its package when it is made, so that a missing one can be reported."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Features:
-    """What holds beyond speed, each in a few words. Every peer's file says where it was read or how it was tried."""
+    """Properties beyond speed, each in a few words. Every peer's file says where it was read or how it was tried."""
 
     random_access: str
     order_and_end: str

@@ -1,4 +1,4 @@
-"""What was found, as tables for people and as a document for programs."""
+"""Report the results as tables for people and as a document for programs."""
 
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -100,7 +100,7 @@ class Report:
 
 
 def _beyond(result, nbytes):
-    """What an opening took besides its tensors, which count only where they are fresh memory."""
+    """Return the memory that an opening took besides its tensors, which count only where they are fresh memory."""
     return max(0, result.open_owned - nbytes * PEERS[result.slug].is_fresh)
 
 

@@ -13,7 +13,7 @@ from bench.peers.crew import Child, DeadError
 
 @dataclass(slots=True)
 class Result:
-    """What was found of a peer. With an error, what was found before it."""
+    """Results of a peer. With an error, those from before it."""
 
     slug: str
     name: str

@@ -30,7 +30,7 @@ class Terminal(io.StringIO):
 
 
 def work(fails=None):
-    """What a terminal shows of three steps, the last of which may fail."""
+    """Record the terminal's output of three steps, the last of which may fail."""
     with contextlib.redirect_stderr(Terminal()) as screen, contextlib.suppress(ZeroDivisionError):  # noqa: SIM117
         with progress_bar("sealing", 30) as progress:
             progress(10)

@@ -1,4 +1,4 @@
-"""What works where numba compiles nothing, as under NUMBA_DISABLE_JIT=1, which measuring coverage asks for."""
+"""Test fastrack without numba's compiler, as under NUMBA_DISABLE_JIT=1, which measuring coverage asks for."""
 
 import sys
 

@@ -49,7 +49,7 @@ def cleared(rig):
 
 
 def outcome(action):
-    """What an action gives, and the error if it failed as it should."""
+    """Return the result of an action, and the error if it failed as it should."""
     try:
         return within(SECONDS, action), None
     except DeviceError as error:

@@ -183,7 +183,7 @@ def _swap(tree, body, random):
 
 
 def _places(tree):
-    """Where the values of a tree stand, without recursion, since some trees are deep."""
+    """List the paths of a tree's values, without recursion, since some trees are deep."""
     found, ahead = [], [tree]
     while ahead:
         holder = ahead.pop()

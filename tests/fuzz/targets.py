@@ -1,4 +1,4 @@
-"""What the fuzzer calls: for any bytes at all, only documented errors, and never plaintext that nobody sealed.
+"""Targets of the fuzzer: any bytes at all give only documented errors, and never plaintext that was not sealed.
 
 Seeds are the same in every run, random salts included, so that inputs kept from earlier runs mean the same.
 """
@@ -63,7 +63,7 @@ SMALL = {"x": np.arange(3, dtype=np.float16)}
 
 
 class Violation(AssertionError):  # noqa: N818 - it is a finding
-    """What must never happen."""
+    """A breach of an invariant."""
 
 
 def guarded(target, data):
@@ -259,7 +259,7 @@ def _read_bytes(sealed):
 
 
 def is_known(sealed, memory):
-    """Whether this is what was sealed under that name, dtype and shape."""
+    """Check that this was sealed under that name, dtype and shape."""
     known = (TENSORS | SMALL).get(sealed.name)
     return (
         known is not None

@@ -214,14 +214,14 @@ PIECES = GatherPlan(np.array([0, 2, 3, 5]), np.arange(5), np.array([[0, 50 * n, 
 
 
 def opened(rig):
-    """Whether a device opens the message as it was."""
+    """Check that a device opens the message as it was."""
     array = rig.array(MESSAGE.plain.size)
     assert rig.open(MESSAGE, array).result() is None
     return np.array_equal(rig.driver.read(array), MESSAGE.plain)
 
 
 def within(seconds, action):
-    """What `action` returns or raises, if it does in time."""
+    """Return or raise the outcome of `action`, if it comes in time."""
     outcome = Future()
 
     def run():

@@ -258,7 +258,7 @@ class FakeDriver:
         self._put(self._stream((stream or self.user).ptr), action)
 
     def read(self, array):
-        """What a kernel of the caller would find there, put on the caller's stream now."""
+        """Return the content that a kernel of the caller would find, put on the caller's stream now."""
         found = []
         self.later(lambda: found.append(self.space.at(array.pointer, array.nbytes).copy()), array.stream)
         with self._changed:
@@ -279,14 +279,14 @@ class FakeDriver:
                 stream.thread.join(_PATIENCE)
 
     def holds(self, secret):
-        """Whether these bytes are anywhere on the device or in page-locked memory."""
+        """Search the device and page-locked memory for these bytes."""
         return any(bytes(secret) in block.tobytes() for block in [*self.space.blocks.values(), *self.hosts()])
 
     def hosts(self):
         return [block for ref in self._hosts if (block := ref()) is not None]
 
     def left(self):
-        """How many pieces of memory were not given back."""
+        """Count the pieces of memory that were not given back."""
         gc.collect()
         return len(self.space.blocks) + len(self.hosts())
 
@@ -394,7 +394,7 @@ class FakeMemory:
 
 
 class FakeArray:
-    """What the module `cupy` of these tests keeps arrays in."""
+    """The array of these tests' module `cupy`."""
 
     def __init__(self, driver, dtype, shape, stream=None):
         self.dtype = np.dtype(dtype)

@@ -1,4 +1,4 @@
-"""What the kernels do, by pyca: for a device that is made of host memory."""
+"""The kernels' work done by pyca, for a device that is made of host memory."""
 
 import os
 

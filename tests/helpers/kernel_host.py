@@ -42,7 +42,7 @@ MESSAGE = 1024
 
 
 class LaunchError(AssertionError):
-    """What the shim has against a kernel: a divergent barrier, a race, an access out of bounds."""
+    """An error that the shim finds in a kernel: a divergent barrier, a race, an access out of bounds."""
 
 
 def build(source, folder, variant="watched"):
@@ -141,7 +141,7 @@ class Library:
             raise LaunchError(f"{kernel}: {self._with_lines(message.value.decode())}")
 
     def remains(self, size):
-        """What the last block of the last launch left in shared memory."""
+        """Return the shared memory as the last block of the last launch left it."""
         return ctypes.string_at(self.shared.shim_remains(), size)
 
     def _with_lines(self, message):
@@ -293,7 +293,7 @@ class Host:
         self._launch(f"{kernel}_{state.bits}", state.data, *arguments, **options)
 
     def remains(self):
-        """What the last launch left in shared memory."""
+        """Return the shared memory as the last launch left it."""
         return self._library.remains(self._sizes["GATHER_SHARED_BYTES"])
 
     def _launch(self, kernel, *arguments, seed, shared="SHARED_BYTES", **options):
@@ -348,6 +348,6 @@ def size_of(sealed):
 
 
 def pack(sealed, chunks):
-    """Those chunks of a message, each at a multiple of 16400. Nothing follows the last."""
+    """Return those chunks of a message, each at a multiple of 16400. Nothing follows the last."""
     parts = [sealed[chunk * SEALED_CHUNK_SIZE : (chunk + 1) * SEALED_CHUNK_SIZE] for chunk in chunks]
     return b"".join([part.ljust(SEALED_CHUNK_SIZE, b"\0") for part in parts[:-1]] + parts[-1:])

@@ -1,4 +1,4 @@
-"""What the kernels' tests share, on the host and on a GPU: a key of each size, and published cases."""
+"""Data that the kernels' tests share, on the host and on a GPU: a key of each size, and published cases."""
 
 import pytest
 

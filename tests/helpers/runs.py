@@ -96,7 +96,7 @@ def plain_size_of(sealed):
 
 
 def flip(sealed, *bits):
-    """Those bits turned over, counted from the first bit of the first byte."""
+    """Turn over those bits, counted from the first bit of the first byte."""
     altered = bytearray(sealed)
     for bit in bits:
         altered[bit // 8] ^= 1 << bit % 8

@@ -1,4 +1,4 @@
-"""What the suite for GPUs asks of a GPU, made of host memory: its logic can be run where there is none."""
+"""A GPU made of host memory, as far as the suite for GPUs needs one: its logic can be run without a GPU."""
 
 import time
 

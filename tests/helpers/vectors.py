@@ -65,7 +65,7 @@ def published(wanted=lambda vector: True):
 
 
 def is_a_run(vector):
-    """Whether its chunks have the sizes of a message's; the host refuses any other before a kernel runs."""
+    """Check that its chunks have the sizes of a message's; the host refuses any other before a kernel runs."""
     try:
         raw_plain_size(len(vector.message) - HEADER_SIZE)
     except FormatError:

@@ -11,7 +11,7 @@ ON_BOTH = {"test_cu_chunks", "test_cu_gather", "test_cu_vectors"}
 
 @pytest.fixture(scope="session")
 def build_folder(pytestconfig, tmp_path_factory):
-    """Where compiled kernels stay from one run to the next, if pytest keeps anything."""
+    """Return the folder that keeps compiled kernels from one run to the next, if pytest keeps anything."""
     if not pytestconfig.pluginmanager.has_plugin("cacheprovider"):
         return tmp_path_factory.mktemp("kernels")
     return pytestconfig.cache.mkdir("kernels")

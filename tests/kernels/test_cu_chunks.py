@@ -24,7 +24,7 @@ TABLE_BYTES = 65536
 
 
 def opened(key, nonce, sealed, first=0):
-    """What the kernels must give: the lowest bad number, and the plaintext with zeros for every bad chunk."""
+    """Return the result to expect: the lowest bad number, and the plaintext with zeros for every bad chunk."""
     chunks = reference.open_each(key, nonce, sealed, first)
     sizes = [min(CHUNK_SIZE, size_of(sealed) - index * CHUNK_SIZE) for index in range(len(chunks))]
     plain = [bytes(size) if chunk is None else chunk for size, chunk in zip(sizes, chunks, strict=True)]

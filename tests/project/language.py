@@ -10,7 +10,7 @@ import tokenize
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-RELATIVE_CLAUSE = re.compile(r"\W*(what|who|where|whether|which)\b", re.IGNORECASE)
+RELATIVE_CLAUSE = re.compile(r"\W*(how|what|who|where|whether|which)\b", re.IGNORECASE)
 PERSON = re.compile(r"\b(whoever|nobody|somebody)\b", re.IGNORECASE)
 # Words that D401 lets pass and that begin no imperative sentence.
 NO_VERB = re.compile(
@@ -21,9 +21,9 @@ NO_VERB = re.compile(
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def sources(folder=ROOT / "fastrack"):
-    """Return the Python files of the package."""
-    return sorted(folder.rglob("*.py"))
+def sources(*folders):
+    """Return the Python files below these folders of the project, the package by default."""
+    return sorted(path for folder in folders or ["fastrack"] for path in (ROOT / folder).rglob("*.py"))
 
 
 def docstrings(path):
@@ -45,21 +45,20 @@ def texts(path):
 
 
 def offences():
-    """List relative clauses in place of sentences, and sentences about persons, as ``path:line: text``."""
-    found = []
-    for path in sources():
-        name = path.relative_to(ROOT)
-        found += [
-            f"{name}:{line}: {text.splitlines()[0]}"
-            for _, line, text in docstrings(path)
-            if RELATIVE_CLAUSE.match(text)
-        ]
-        found += [
-            f"{name}:{line + text.count(chr(10), 0, match.start())}: {match.group()}"
-            for line, text in texts(path)
-            for match in PERSON.finditer(text)
-        ]
-    return found
+    """List relative clauses in place of sentences, and the package's mentions of persons, as ``path:line: text``."""
+    clauses = [
+        f"{path.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
+        for path in sources("fastrack", "bench", "examples", "tests")
+        for _, line, text in docstrings(path)
+        if RELATIVE_CLAUSE.match(text)
+    ]
+    persons = [
+        f"{path.relative_to(ROOT)}:{line + text.count(chr(10), 0, match.start())}: {match.group()}"
+        for path in sources()
+        for line, text in texts(path)
+        for match in PERSON.finditer(text)
+    ]
+    return clauses + persons
 
 
 def is_function(node):

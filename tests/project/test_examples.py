@@ -38,7 +38,7 @@ sys.exit(ddp.main())
 
 
 def run(line, folder, *, start=ALONE, status=0, timeout=120, **variables):
-    """What an example prints. It leaves neither keys nor data behind."""
+    """Run an example and return its output. It leaves neither keys nor data behind."""
     name, *options = str(line).split()
     kept = {name: value for name, value in os.environ.items() if name not in {"RANK", "FASTRACK_KEY_FILE"}}
     with tempfile.TemporaryDirectory() as temporary:  # of a short name, as sockets have at most 107 characters

@@ -1,4 +1,4 @@
-"""What `make fuzz` and `make soak` found, each made as small as it can be."""
+"""Test findings of `make fuzz` and `make soak`, each made as small as it can be."""
 
 import bz2
 import dataclasses
@@ -30,7 +30,7 @@ def archive(compression=zipfile.ZIP_STORED, content=None):
 
 
 def directory(data):
-    """Where the entry of the array stands in the archive's directory."""
+    """Return the offset of the array's entry in the archive's directory."""
     return data.index(b"PK\1\2")
 
 

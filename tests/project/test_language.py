@@ -38,7 +38,7 @@ def test_docstrings_of_functions_begin_with_a_verb():
 def test_an_offence_is_found(tmp_path, monkeypatch, text, found):
     (tmp_path / "x.py").write_text(text)
     monkeypatch.setattr(language, "ROOT", tmp_path)
-    monkeypatch.setattr(language, "sources", lambda: [tmp_path / "x.py"])
+    monkeypatch.setattr(language, "sources", lambda *_: [tmp_path / "x.py"])
     assert language.offences() == found
 
 

@@ -1,4 +1,4 @@
-"""What the public functions do with URLs."""
+"""Test the public functions with URLs."""
 
 import pickle
 from pathlib import Path

@@ -85,7 +85,7 @@ def test_a_sound_header_is_read_as_the_library_reads_it(tmp_path):
 
 
 def test_whatever_opens_the_library_reads_in_the_same_way(tmp_path):
-    """What the library refuses is refused. A few headers that it reads are refused: members twice or unknown."""
+    """Compare with the library, which also takes a few headers that are refused here: members twice or unknown."""
     path = tmp_path / "x.safetensors"
     rng = random.Random(7)
     text, refused, opened = json.dumps(SOUND, ensure_ascii=False), 0, 0

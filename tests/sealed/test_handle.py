@@ -1,4 +1,4 @@
-"""What sealed tensors and handles have in common with arrays, and what they refuse."""
+"""Test the operations that sealed tensors and handles share with arrays, and those they refuse."""
 
 import copy
 import itertools

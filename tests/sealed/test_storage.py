@@ -1,4 +1,4 @@
-"""Where the bytes of sealed files are: more files than maps, maps that come again, and files that changed meanwhile."""
+"""Test the storage of sealed files: more files than maps, maps that come again, and files that changed meanwhile."""
 
 import errno
 import gc

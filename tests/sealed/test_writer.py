@@ -568,7 +568,7 @@ OLD = b"what was there before"
 
 @pytest.fixture(params=["first", "again"])
 def before(request, target):
-    """What is under the final name before, and must be there still."""
+    """Write the file that is under the final name before, and must be there still."""
     if request.param == "first":
         return None
     target.write_bytes(OLD)

@@ -1,4 +1,4 @@
-"""What goes wrong on purpose. Each must give the documented error, zeros in `out=`, and nothing that stays behind."""
+"""Faults on purpose. Each must give the documented error, zeros in `out=`, and nothing that stays behind."""
 
 import errno
 import os
@@ -108,7 +108,7 @@ def truncated_file(worker):
 
 
 def replaced_file(worker):
-    """What was opened before stays what it was, and what is opened then is the new one."""
+    """Replace a file: the one that is open stays as it was, and the next opening gives the new one."""
     new, other = worker.array(200_000), worker.folder / "new.safetensors"
     path, old = _saved(worker, 100_000)
     with fastrack.load_file(path) as file:

@@ -1,4 +1,4 @@
-"""What a process holds, and whether it is back to what it held before."""
+"""Gauges of a process's resources, and the check that all were given back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATIENCE = 20  # seconds for processes and threads to go
 
 
 class Gauges(NamedTuple):
-    """What is held when no thread of the soak runs. Threads of fastrack's own pool are counted apart."""
+    """Resources held when no thread of the soak runs. Threads of fastrack's own pool are counted apart."""
 
     resident: int
     threads: int
@@ -37,7 +37,7 @@ def give_back_arrays():
 
 
 def read():
-    """What the process holds now, garbage collected and free memory given back."""
+    """Read the resources that the process holds now, garbage collected and free memory given back."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

@@ -1,4 +1,4 @@
-"""What a thread of the soak does when nothing goes wrong."""
+"""Transfers of a soak's thread that succeed."""
 
 import faulthandler
 import os

@@ -33,7 +33,7 @@ def without_folders(text):
 
 
 class Violation(AssertionError):  # noqa: N818 - it is a finding
-    """What must never happen."""
+    """A breach of an invariant."""
 
 
 class Worker(threading.Thread):
@@ -98,7 +98,7 @@ class Worker(threading.Thread):
         return fastrack.seal(plain, self.key(), name=f"t{self.random.randrange(100)}"), plain
 
     def way(self):
-        """What has `to_device`, `to_host` and `synchronize`: the module, or a channel of one's own."""
+        """Return the provider of `to_device`, `to_host` and `synchronize`: the module, or a channel of its own."""
         if self.random.random() < 0.5:
             return nullcontext(fastrack)
         return Channel(threads=self.random.choice([None, 1, 2, 3]), keys=KEYS)

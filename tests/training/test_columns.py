@@ -274,7 +274,7 @@ def errors_of(loader):
 
 
 def describe(sample):
-    """What a transform is given, and where it runs."""
+    """Describe a transform's sample and the process that it runs in."""
     return {
         "label": sample["label"],
         "text": int.from_bytes(sample["text"][:4], "little"),

@@ -1,4 +1,4 @@
-"""What fastrack.transformers does without transformers: lazy weights, private copies, and what it refuses."""
+"""Test fastrack.transformers without transformers: lazy weights, private copies, and refusals."""
 
 import gc
 import json

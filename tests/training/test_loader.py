@@ -428,7 +428,7 @@ class TestForks:
 
 
 class TestStreams:
-    """Which stream of torch a GPU's batches are moved on."""
+    """The stream of torch that a GPU's batches are moved on."""
 
     @pytest.fixture
     def torch_with_streams(self, monkeypatch):

@@ -308,7 +308,7 @@ class TestErrors:
 class TestOnADeviceThatFails:
     @pytest.fixture
     def channel(self, monkeypatch):
-        """That of "cuda:0" and of the process, which stages everything."""
+        """Return the channel of "cuda:0" and of the process, which stages everything."""
         with staged_channel() as channel:
             shared = fastrack._transfer.api._Shared()
             shared.channels["cuda:0"] = channel

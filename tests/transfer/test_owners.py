@@ -43,7 +43,7 @@ def channel():
 
 @pytest.fixture
 def shared_channel(channel, monkeypatch):
-    """What `to_device` and `load_model` use for "cpu"."""
+    """Return the channel that `to_device` and `load_model` use for "cpu"."""
     monkeypatch.setitem(shared._shared.channels, "cpu", channel)
     return channel
 

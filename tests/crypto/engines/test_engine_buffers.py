@@ -1,4 +1,4 @@
-"""Which buffers an engine takes, and which it refuses before a byte is touched."""
+"""Test the buffers that an engine takes, and those it refuses before a byte is touched."""
 
 from itertools import product
 

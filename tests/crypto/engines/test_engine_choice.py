@@ -1,4 +1,4 @@
-"""Which engines there are, and which one is taken."""
+"""Test the list of engines and the choice among them."""
 
 import pytest
 from helpers.processes import run_python

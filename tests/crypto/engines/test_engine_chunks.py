@@ -1,4 +1,4 @@
-"""What every engine does with one chunk and with many, good and bad, against plain AES-GCM."""
+"""Test every engine on one chunk and on many, good and bad, against plain AES-GCM."""
 
 from itertools import permutations, product
 from random import Random

@@ -28,7 +28,7 @@ def runs(engine_under_test):
 
 
 def verdicts(opened):
-    """What became of each chunk: "opened", "refused" (zeros), or "forged" where it is neither."""
+    """Judge each chunk: "opened", "refused" (zeros), or "forged" if it is neither."""
     for start in range(0, PLAIN.size, CHUNK_SIZE):
         place, truth = opened[start : start + CHUNK_SIZE], PLAIN[start : start + CHUNK_SIZE]
         yield "opened" if np.array_equal(place, truth) else "forged" if place.any() else "refused"

@@ -157,7 +157,7 @@ def test_the_workers_cover_every_chunk_once(count, threads):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
 def test_a_run_that_fails_ends_after_its_helpers(error):
-    """It fails on the calling thread before that draws a ticket, once a helper holds one."""
+    """Fail on the calling thread before it draws a ticket, once a helper holds one."""
     caller, helping = threading.current_thread(), threading.Event()
 
     def at_work(_):

@@ -1,4 +1,4 @@
-"""What numba makes of the kernels that run on several threads at once."""
+"""Test the code that numba makes of the kernels that run on several threads at once."""
 
 import re
 from itertools import pairwise

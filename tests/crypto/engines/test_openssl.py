@@ -1,4 +1,4 @@
-"""How the OpenSSL engine keeps the caller's ciphertext away from OpenSSL, which goes over it twice."""
+"""Test that the OpenSSL engine keeps the caller's ciphertext away from OpenSSL, which reads it twice."""
 
 import numpy as np
 import pytest
