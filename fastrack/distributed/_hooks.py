@@ -9,8 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import GradBucket
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from torch.distributed.tensor import DTensor
 
 from fastrack.distributed._group import SecureGroup
 from fastrack.distributed._operation import Reduction
@@ -69,7 +71,8 @@ def seal_fsdp(model: nn.Module, group: SecureGroup) -> None:
     Raises
     ------
     ValueError
-        If no module was sharded.
+        If no module was sharded, or one over other ranks than those of the group, or over a mesh of several dimensions:
+        HSDP and tensor parallelism also have collectives of their own, which would not be sealed.
 
     Examples
     --------
@@ -90,9 +93,25 @@ def seal_fsdp(model: nn.Module, group: SecureGroup) -> None:
     modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
     if not modules:
         raise ValueError("sealing FSDP: expected a module that fully_shard was applied to, got none. Apply it first")
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, DTensor):
+            _require_mesh(name, parameter.device_mesh, group)
     for module in modules:
         module.set_custom_all_gather(_SealedAllGather(group))
         module.set_custom_reduce_scatter(_SealedReduceScatter(group))
+
+
+def _require_mesh(name: str, mesh: DeviceMesh, group: SecureGroup) -> None:
+    if mesh.ndim != 1:
+        raise ValueError(
+            f"sealing FSDP, parameter {name!r:.200}: expected a mesh of one dimension, got {mesh.ndim}. Collectives of "
+            "HSDP and of tensor parallelism would not be sealed: shard over all ranks in one dimension"
+        )
+    if mesh.mesh.tolist() != group.ranks:
+        raise ValueError(
+            f"sealing FSDP, parameter {name!r:.200}: expected a mesh of the ranks {group.ranks} of the group, got "
+            f"{mesh.mesh.tolist()}. Make a SecureGroup on the process group of the mesh"
+        )
 
 
 class _Sealed:

@@ -93,6 +93,10 @@ def sharded(size):
 def check_fsdp(rank, size):
     with SecureGroup(KEY) as group, pytest.raises(ValueError, match="fully_shard"):
         seal_fsdp(model(), group)
+    # Gradients of replicas would travel by an all-reduce that is not sealed.
+    mesh = dist.device_mesh.init_device_mesh("cpu", (1, size), mesh_dim_names=("replicate", "shard"))
+    with SecureGroup(KEY) as group, pytest.raises(ValueError, match="one dimension, got 2"):
+        seal_fsdp(fully_shard(torch.nn.Linear(2, 1), mesh=mesh), group)
     with SecureGroup(KEY) as group:
         module = sharded(size)
         seal_fsdp(module, group)
