@@ -97,6 +97,17 @@ def load_folder(
         return SealedFolder(path, file.key_id, file.file_id, contents)
 
 
+def open_folder(
+    source: SealedFolder | str | os.PathLike[str], keys: KeyRing, anchor: Anchor | str | os.PathLike[str] | None
+) -> SealedFolder:
+    """Open a sealed folder by its path, or return one that is open, which takes no anchor any more."""
+    if not isinstance(source, SealedFolder):
+        return load_folder(source, keys, anchor=anchor)
+    if anchor is not None:
+        raise ValueError("anchor=: expected none beside an open folder, got one. Give it to load_folder")
+    return source
+
+
 @dataclass(frozen=True, slots=True)
 class FileCheck:
     """Result of `SealedFolder.check` for one file. `error` is None if it is authentic."""

@@ -14,20 +14,20 @@ import numpy as np
 from fastrack._crypto.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._crypto.keys import Key
 from fastrack._sealed.entries import Entry, PlainEntry, SealedEntry, encode
-from fastrack._sealed.folder import FILES, FORMAT, HEADER, INDEX, SAFETENSORS, SealedFolder, load_folder
+from fastrack._sealed.folder import FILES, FORMAT, HEADER, INDEX, SAFETENSORS, SealedFolder, open_folder
 from fastrack._sealed.importers import PlainTensor, whole_file
 from fastrack._sealed.manifest import is_name
 from fastrack._sealed.publish import walk
 from fastrack._sealed.reader import SealedFile
 from fastrack._sealed.writer import Progress, seal_file, write_plaintext, write_sealed
 from fastrack._util.atomic import new_file, new_folder
-from fastrack._util.locations import Location
+from fastrack._util.locations import Location, locate_local
 from fastrack._util.public import public
 from fastrack._util.regular_file import open_regular
 from fastrack.errors import FormatError
 
 if TYPE_CHECKING:
-    pass
+    from fastrack._sealed.anchor import Anchor
 
 _PREFIX = 8  # bytes at the start of a safetensors file: the size of the header, little-endian
 _HEADER_LIMIT = 100_000_000  # bytes; safetensors refuses to read more
@@ -74,6 +74,8 @@ def seal_folder(
         If the folder holds nothing that would be sealed, or is sealed already; or a file cannot be sealed.
     OSError
         If a file cannot be read or written, or `target` exists. No part of `target` is left behind then.
+    ValueError
+        If `source` or `target` is a URL.
 
     Examples
     --------
@@ -93,14 +95,14 @@ def seal_folder(
     >>> sorted(os.listdir("back"))
     ['config.json', 'model.safetensors']
     """
-    source, owner = Path(source), sealing_key(key)
+    source, target, owner = locate_local(source), locate_local(target), sealing_key(key)
     found = {name: path for name, path in sorted(walk(source).items()) if _require_name(name, path)}
     if INDEX in found:
         raise FormatError(f"{source} is sealed already; `fastrack unseal` opens it")
     if all(map(stays_plain, found)):
         names = ", ".join(map(repr, found)) or "none"
         raise FormatError(f"{source}: expected a file to seal, got {names:.300}, which stay plain. Name another folder")
-    with new_folder(Path(target)) as folder:
+    with new_folder(target) as folder:
         entries: dict[str, Entry] = {}
         tensors: dict[str, PlainTensor] = {}
         for name, path in found.items():
@@ -185,6 +187,7 @@ def unseal_folder(
     target: str | os.PathLike[str],
     keys: KeySource | None = None,
     *,
+    anchor: Anchor | str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> None:
     """Decrypt a sealed folder into a new folder, whose files are byte for byte as they were before.
@@ -198,6 +201,8 @@ def unseal_folder(
         replaces nothing. A process that is killed leaves what it had written in ``.fastrack-….part``, in plain.
     keys : KeySource, optional
         As for `unseal`.
+    anchor : Anchor or path, optional
+        As for `load_folder`, which takes it for a folder that is open.
     progress : callable, optional
         Called with the number of bytes written since the previous call.
 
@@ -205,10 +210,12 @@ def unseal_folder(
     ------
     AuthenticationError
         If a file was altered. `RollbackError` if one is missing, or of another seal.
-    UnknownKeyError, FormatError
+    UnknownKeyError, FormatError, SignatureError
         As from `load_folder`.
     OSError
         If a file cannot be read or written, or `target` exists. No part of `target` is left behind then.
+    ValueError
+        If `target` is a URL, or an anchor is given for a folder that is open.
 
     Examples
     --------
@@ -222,20 +229,20 @@ def unseal_folder(
     >>> Path("back/optimizer.bin").read_bytes()
     b'moments'
     """
-    ring = KeyRing.resolve(keys)
-    opened = source if isinstance(source, SealedFolder) else load_folder(source, ring)
-    with new_folder(Path(target), mode=_PRIVATE) as folder:
+    ring, place = KeyRing.resolve(keys), locate_local(target)
+    opened = open_folder(source, ring, anchor)
+    with new_folder(place, mode=_PRIVATE) as folder:
         for name, entry in opened.files.items():
-            place = folder / name
-            place.parent.mkdir(parents=True, exist_ok=True)
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
             if isinstance(entry, PlainEntry):
                 content = opened.read(name)
-                with new_file(place) as out:
+                with new_file(path) as out:
                     out.write(content)
                 if progress is not None:
                     progress(len(content))
             else:
-                _unseal(opened, name, entry, place, ring, progress)
+                _unseal(opened, name, entry, path, ring, progress)
 
 
 def _unseal(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastrack._crypto.keyring import KeyLike, KeyRing, KeySource
 from fastrack._devices import canonical
-from fastrack._sealed.folder import SealedFolder, load_folder, merge_tensors
+from fastrack._sealed.folder import SealedFolder, merge_tensors, open_folder
 from fastrack._sealed.reader import SealedFile, load_file
 from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._sealed.writer import save_file
@@ -274,13 +274,9 @@ def _open(
     anchor: Anchor | str | os.PathLike[str] | None,
 ) -> tuple[dict[str, SealedTensor], list[SealedFile]]:
     """Return all sealed tensors of a file, a folder or several files, and the files, which are closed."""
-    if isinstance(source, SealedFolder):
-        if anchor is not None:
-            raise ValueError("anchor=: expected none beside an open folder, got one. Give it to load_folder")
-        return source.weights(), []
+    if isinstance(source, SealedFolder) or (isinstance(source, (str, os.PathLike)) and Path(source).is_dir()):
+        return open_folder(source, keys, anchor).weights(), []
     if isinstance(source, (str, os.PathLike)):
-        if Path(source).is_dir():
-            return load_folder(source, keys, anchor=anchor).weights(), []
         source = [source]
     if anchor is not None:
         from fastrack._sealed.anchor import Anchor

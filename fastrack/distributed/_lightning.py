@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
+from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.pytorch.plugins.io import CheckpointIO
 
 from fastrack._crypto.keyring import KeyRing
 from fastrack._crypto.keys import Key
 from fastrack._training.checkpoint import load_checkpoint, save_checkpoint
+from fastrack._util.locations import locate
 
 
 class SealedCheckpointIO(CheckpointIO):  # type: ignore[misc]  # not installed where types are checked
@@ -27,7 +28,9 @@ class SealedCheckpointIO(CheckpointIO):  # type: ignore[misc]  # not installed w
         """Seal a checkpoint into a new file."""
         if storage_options is not None:
             raise TypeError("saving a sealed checkpoint failed: expected storage_options=None, got others. Omit them")
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        place = locate(path)
+        if isinstance(place, Path):
+            place.parent.mkdir(parents=True, exist_ok=True)
         save_checkpoint(path, checkpoint, key=self._key)
 
     def load_checkpoint(self, path: str | os.PathLike[str], map_location: Any = None, **_: Any) -> Any:
@@ -36,7 +39,6 @@ class SealedCheckpointIO(CheckpointIO):  # type: ignore[misc]  # not installed w
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Remove a checkpoint, which may be a folder that a strategy has written."""
-        if Path(path).is_dir():
-            shutil.rmtree(path)
-        else:
-            Path(path).unlink(missing_ok=True)
+        files = get_filesystem(path)
+        if files.exists(path):
+            files.rm(path, recursive=True)

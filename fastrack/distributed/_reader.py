@@ -59,8 +59,9 @@ class SealedReader(StorageReader):
     `FormatError` if the folder has another kind of checkpoint, and else what `fastrack.load_file` and
     `fastrack.to_device` raise. Torch turns an error about the description into an ``AssertionError`` that quotes it.
 
-    Every file and header is checked, in all processes, before the first tensor is written, and so is that all have the
-    same checkpoint. A chunk that was altered leaves zeros in the tensors of its process.
+    Each process checks the files that it needs, authenticates the headers of all messages in them that it needs, and
+    opens the values that are no tensors. The first tensor is written after all processes have done so, and have the
+    same checkpoint. A chunk of a tensor that was altered leaves zeros in the tensors of its process.
 
     Examples
     --------
@@ -90,6 +91,7 @@ class SealedReader(StorageReader):
         self._key_id = ""
         self._shards: Mapping[MetadataIndex, Shard] = {}
         self._files: dict[str, SealedFile] = {}
+        self._values: dict[str, dict[str, Any]] = {}  # by the ids of their files
 
     @property
     def checkpoint_id(self) -> str | os.PathLike[str]:
@@ -105,7 +107,7 @@ class SealedReader(StorageReader):
         """Begin to load, from another folder if one is given."""
         if checkpoint_id:
             self._path = locate_local(checkpoint_id)
-        self._files = {}
+        self._files, self._values = {}, {}
 
     def read_metadata(self) -> Metadata:
         """Open the description of the checkpoint."""
@@ -120,7 +122,7 @@ class SealedReader(StorageReader):
         self._shards = metadata.storage_data
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Check the files and authenticate the headers of all shards that this process needs.
+        """Check the files, authenticate the headers of all shards that this process needs, and open its values.
 
         No process begins to read before all have done so, and the coordinator has compared what they were given.
         """
@@ -130,6 +132,9 @@ class SealedReader(StorageReader):
             open_headers(messages, self._ring, keys)
         finally:
             keys.wipe()
+        for item in plan.items:
+            if item.type == LoadItemType.BYTE_IO:
+                self._value_of(item)
         return replace(plan, storage_data=self._digest_of_files())
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
@@ -150,7 +155,7 @@ class SealedReader(StorageReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Open what this process needs, into the memory of its tensors."""
-        values = self._open_values(plan)
+        values = {item: self._value_of(item) for item in plan.items if item.type == LoadItemType.BYTE_IO}
         steps, targets = [], []
         for item in plan.items:
             if item.type == LoadItemType.TENSOR:
@@ -166,10 +171,9 @@ class SealedReader(StorageReader):
         fill(steps, self._ring)
         for item, target in targets:
             planner.commit_tensor(item, target)
-        for item in plan.items:
-            if item.type == LoadItemType.BYTE_IO:
-                planner.load_bytes(item, _pickle(values[item.storage_index.fqn]))
-        self._files = {}
+        for item, value in values.items():
+            planner.load_bytes(item, _pickle(value))
+        self._files, self._values = {}, {}
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -208,20 +212,15 @@ class SealedReader(StorageReader):
             self._files[file_id] = file
         return file
 
-    def _open_values(self, plan: LoadPlan) -> dict[str, Any]:
-        """Return the values of the plan that are no tensors."""
-        wanted: dict[str, list[str]] = {}
-        for item in plan.items:
-            if item.type == LoadItemType.BYTE_IO:
-                wanted.setdefault(self._shards[item.storage_index].file_id, []).append(item.storage_index.fqn)
-        opened: dict[str, Any] = {}
-        for file_id, names in wanted.items():
-            values = _decode_values(self._open(file_id), self._ring)
-            missing = [name for name in names if name not in values]
-            if missing:
-                raise FormatError(f"{self._open(file_id).path} lacks a value of its checkpoint. Save it again")
-            opened |= {name: values[name] for name in names}
-        return opened
+    def _value_of(self, item: ReadItem) -> Any:
+        """Return a value that is no tensor. All such values of its file are opened together."""
+        file_id, name = self._shards[item.storage_index].file_id, item.storage_index.fqn
+        if file_id not in self._values:
+            self._values[file_id] = _decode_values(self._open(file_id), self._ring)
+        values = self._values[file_id]
+        if name not in values:
+            raise FormatError(f"{self._open(file_id).path} lacks a value of its checkpoint. Save it again")
+        return values[name]
 
 
 def _decode_values(file: SealedFile, keys: KeyRing) -> dict[str, Any]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 from fastrack._crypto.keyring import KeyLike, KeyRing, KeySource, sealing_key
+from fastrack._util.locations import locate_local
 
 
 def checkpoint_io(key: KeyLike | None = None, keys: KeySource | None = None) -> Any:
@@ -42,12 +42,14 @@ def checkpoint_callback(folder: str | os.PathLike[str], key: KeyLike | None = No
     """Return a callback for the Trainer of transformers that seals each of its checkpoints into a folder.
 
     The Trainer itself writes in plain, so its ``output_dir`` must be in memory, such as in ``/dev/shm``; another one is
-    refused. To resume, restore a checkpoint there with `fastrack.unseal_folder`.
+    refused. To resume, restore a checkpoint there with `fastrack.unseal_folder`. Several processes have to be on one
+    machine, as its memory has the files of all of them.
 
     Parameters
     ----------
     folder : path
-        Folder for the sealed checkpoints, each a folder as `fastrack.seal_folder` makes it. None is ever removed.
+        Folder for the sealed checkpoints, each a folder as `fastrack.seal_folder` makes it. None is ever removed or
+        replaced: if there are later ones than the step at which a run begins, the run is refused.
     key : KeyLike, optional
         The owner's key, as `fastrack.seal` takes it.
 
@@ -68,4 +70,4 @@ def checkpoint_callback(folder: str | os.PathLike[str], key: KeyLike | None = No
     """
     from fastrack.distributed._transformers import SealedFolderCallback
 
-    return SealedFolderCallback(Path(folder), sealing_key(key))
+    return SealedFolderCallback(locate_local(folder), sealing_key(key))

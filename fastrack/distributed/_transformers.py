@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from transformers import TrainerCallback
 
 from fastrack._crypto.keys import Key
@@ -22,21 +24,42 @@ class SealedFolderCallback(TrainerCallback):  # type: ignore[misc]  # not instal
         self._folder = folder
         self._key = key
 
-    def on_train_begin(self, args: Any, *_: Any, **__: Any) -> None:
-        """Refuse to train if plain checkpoints would be written to a disk."""
+    def on_train_begin(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
+        """Refuse to train if a checkpoint would be written to a disk, or could not be sealed as a whole."""
         if (kind := file_system(Path(args.output_dir))) not in _IN_MEMORY:
             raise ValueError(
                 f"output_dir={args.output_dir!r:.200}: expected a folder in memory (tmpfs), since the Trainer writes "
                 f"plain checkpoints there, got one on {kind}. Name one in /dev/shm"
             )
+        if args.local_process_index != args.process_index:
+            raise ValueError(
+                f"checkpoint_callback: expected all processes on one machine, since a folder in its memory has what "
+                f"they save, got process {args.process_index} as number {args.local_process_index} of its machine. "
+                "Save with torch.distributed.checkpoint and a SealedWriter"
+            )
+        later = [step for step in map(_step, self._folder.glob("checkpoint-*")) if step > state.global_step]
+        if later:
+            raise FileExistsError(
+                errno.EEXIST,
+                f"expected no checkpoint after step {state.global_step}, where this run begins, got one of step "
+                f"{max(later)}. Resume from that one, or name another folder",
+                str(self._folder),
+            )
 
     def on_save(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
-        """Seal the checkpoint that was just written, on one process."""
+        """Seal the checkpoint that all processes have just written, on one of them."""
+        if dist.is_available() and dist.is_initialized():
+            dist.barrier()  # the Trainer does not wait for the files of other processes, such as their random states
         if state.is_world_process_zero:
-            name = f"checkpoint-{state.global_step}"
             self._folder.mkdir(parents=True, exist_ok=True)
-            if not (self._folder / name).exists():
-                seal_folder(Path(args.output_dir, name), self._folder / name, self._key)
+            name = f"checkpoint-{state.global_step}"
+            seal_folder(Path(args.output_dir, name), self._folder / name, self._key)
+
+
+def _step(path: Path) -> int:
+    """Return the step of a checkpoint, or -1 for a folder of another name."""
+    number = path.name.removeprefix("checkpoint-")
+    return int(number) if number.isdecimal() else -1
 
 
 def file_system(path: Path) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from fastrack._crypto.keyring import KeyRing, KeySource
-from fastrack._sealed.folder import SealedFolder, load_folder
+from fastrack._sealed.folder import SealedFolder, open_folder
 from fastrack.errors import FormatError
 from fastrack.transformers._copies import private_copy, refuse_foreign_code
 from fastrack.transformers._weights import lazy_weights
@@ -74,7 +74,7 @@ def from_pretrained(
     """
     _refuse(kwargs)
     ring = KeyRing.resolve(keys)
-    opened = _open(folder, ring, anchor)
+    opened = open_folder(folder, ring, anchor)
     trusted = bool(kwargs.pop("trust_remote_code", False))
     is_model = _is_model(cls)
     with private_copy(opened, code=trusted) as copy:
@@ -127,7 +127,7 @@ def load_adapter(
     from peft import PeftConfig
 
     ring = KeyRing.resolve(keys)
-    opened = _open(folder, ring, anchor)
+    opened = open_folder(folder, ring, anchor)
     if _ADAPTER not in opened.files:
         raise FormatError(f"{opened.path}: expected an adapter with {_ADAPTER}, got none. Name the folder of one")
     with private_copy(opened) as copy:
@@ -265,11 +265,3 @@ def _resolve_class(cls: Any, config: Any, copy: Path, trusted: bool) -> tuple[An
         if quantization is not None:
             config.quantization_config = quantization
     return model_class, config
-
-
-def _open(folder: SealedFolder | str | os.PathLike[str], ring: KeyRing, anchor: Any) -> SealedFolder:
-    if not isinstance(folder, SealedFolder):
-        return load_folder(folder, ring, anchor=anchor)
-    if anchor is not None:
-        raise ValueError("anchor=: expected none beside an open folder, got one. Give it to load_folder")
-    return folder

@@ -161,6 +161,41 @@ def mix(folder):
     assert target.to_local().max() == 0
 
 
+def alter_values(folder):
+    """What is wrong with an array inside a value stops all processes, also those that do not load the value."""
+    rank, mesh = dist.get_rank(), init_device_mesh("cpu", (2,))
+    whole = torch.arange(8.0).reshape(4, 2)
+    state = {"w": distribute_tensor(whole, mesh, [Shard(0)]), "history": (torch.arange(40_000), "text")}
+    dcp.save(state, storage_writer=SealedWriter(folder, KEY))
+    [path] = [path for path in Path(folder).glob("shards-*") if "values.0" in load_file(path).names]
+    content = path.read_bytes()
+    for offset in (30, 56 + 2 * 16400, None):
+        dist.barrier()
+        if rank == 0:
+            if offset is None:  # the file lacks the message
+                path.write_bytes(content.replace(b"values.0", b"values.1"))
+            else:
+                tamper_file(path, "values.0", offset)
+        dist.barrier()
+        target = distribute_tensor(torch.full((4, 2), 7.0), mesh, [Shard(0)])
+        wanted = {"w": target} if rank == 0 else {"w": target, "history": None}
+        with pytest.raises(CheckpointException) as info:
+            dcp.load(wanted, storage_reader=SealedReader(folder, KEY))
+        [(failed, (error, _))] = info.value.failures.items()
+        assert failed == 1
+        assert isinstance(error, AuthenticationError)
+        assert "values.0" in str(error)
+        assert target.to_local().min() == 7, offset
+        dist.barrier()
+        if rank == 0:
+            path.write_bytes(content)
+    dist.barrier()
+    wanted = {"w": target} if rank == 0 else {"w": target, "history": None}
+    dcp.load(wanted, storage_reader=SealedReader(folder, KEY))
+    assert torch.equal(target.full_tensor(), whole)
+    assert rank == 0 or torch.equal(wanted["history"][0], torch.arange(40_000))
+
+
 def shard_of(folder, rank, error=None):
     """Return the file in which the rows of a process are."""
     found = []
@@ -176,7 +211,7 @@ def shard_of(folder, rank, error=None):
 
 
 def test_a_failure_of_one_process_is_raised_by_all_before_the_first_tensor(tmp_path):
-    run_ranks((2, fail, tmp_path / "c"), (2, mix, tmp_path / "d"))
+    run_ranks((2, fail, tmp_path / "c"), (2, mix, tmp_path / "d"), (2, alter_values, tmp_path / "e"))
 
 
 def save_until_killed(folder, number, progress):

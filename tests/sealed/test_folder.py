@@ -359,15 +359,34 @@ def test_an_older_folder_is_refused_with_an_anchor(plain, sealed, tmp_path):
     seal_folder(plain, new, KEY)
     shutil.copy(sealed / "fastrack.manifest", new)
     fastrack.publish(new, signer=owner)
-    load_folder(new, KEY, anchor=anchor)
-    with pytest.raises(RollbackError, match="older"):
-        load_folder(sealed, KEY, anchor=anchor)
+    opened = load_folder(new, KEY, anchor=anchor)
+    unseal_folder(new, tmp_path / "back", KEY, anchor=anchor)
+    assert contents(tmp_path / "back") == contents(plain)
+    for open_it in (load_folder, lambda *given, **options: unseal_folder(given[0], tmp_path / "older", KEY, **options)):
+        with pytest.raises(RollbackError, match="older"):
+            open_it(sealed, KEY, anchor=anchor)
+    assert not (tmp_path / "older").exists()
+    with pytest.raises(ValueError, match="load_folder"):
+        unseal_folder(opened, tmp_path / "older", KEY, anchor=anchor)
     (new / INDEX).write_bytes(old[INDEX])
     with pytest.raises(RollbackError, match=INDEX):
         load_folder(new, KEY, anchor=anchor)
 
 
 # Writing.
+
+
+def test_a_url_makes_no_folder_of_its_name(plain, sealed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    for call in (
+        lambda: seal_folder(plain, "s3://bucket/sealed", KEY),
+        lambda: seal_folder("s3://bucket/plain", "sealed-2", KEY),
+        lambda: unseal_folder(sealed, "s3://bucket/plain", KEY),
+    ):
+        with pytest.raises(ValueError, match="got a URL"):
+            call()
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_nothing_is_replaced(plain, sealed, tmp_path):
