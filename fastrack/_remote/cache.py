@@ -32,6 +32,7 @@ from pathlib import Path
 import numpy as np
 
 from fastrack._crypto.code_cache import VARIABLE
+from fastrack._remote.blocks import BLOCK
 from fastrack._remote.objects import Version
 from fastrack._tensors.arrays import Bytes
 from fastrack._tensors.mapped_file import map_file
@@ -42,7 +43,6 @@ from fastrack._util.units import format_size
 from fastrack.errors import ClosedError
 
 SIZE_VARIABLE = "FASTRACK_CACHE_SIZE"
-BLOCK = 1 << 18  # bytes that are present or absent together
 REGION = 1 << 26  # bytes that are locked, and evicted, together
 _BLOCKS = REGION // BLOCK
 _MAGIC = b"fastrack ranges1"
@@ -165,8 +165,9 @@ class Cache:
                 self._count()
             assert self._kept is not None
             if self._kept + self._added + missing > bound:
-                self._evict(bound, max(needed, bound // _KEEP_FREE))
-                if self._kept + missing > bound:
+                if needed <= bound:
+                    self._evict(bound, max(needed, bound // _KEEP_FREE))
+                if self._kept + missing > bound or needed > bound:
                     raise OSError(
                         errno.ENOSPC,
                         f"one call needs {format_size(needed)}, but the cache may keep {format_size(bound)} and others "

@@ -15,7 +15,7 @@ from fastrack.errors import FormatError
 ATTEMPTS = 6
 _FIRST_DELAY, _LONGEST_DELAY = 0.1, 5.0  # seconds
 HEAD = 1 << 18  # bytes that opening an object reads
-LARGEST = 1 << 47  # bytes of an object, which is more than stores allow
+LARGEST = 5 << 40  # bytes of an object, as many as S3 allows
 
 T = TypeVar("T")
 Sink = Callable[[int, bytes], None]

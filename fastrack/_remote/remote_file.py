@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from queue import SimpleQueue
@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from fastrack._crypto.base import HostMemory, address
-from fastrack._remote.cache import BLOCK, REGION, Cache, Lease, open_cache
+from fastrack._remote.blocks import BLOCK, blocks_of, count, steps
+from fastrack._remote.cache import REGION, Cache, Lease, open_cache
 from fastrack._remote.objects import RemoteObject, open_object, read_range
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.fork import register_fork_reset
@@ -54,48 +55,65 @@ class RemoteFile:
         """Download what is missing of ranges of bytes (start, stop), in parallel. Keep the object that is returned."""
         return self.fetch_blocks(blocks_of(ranges))
 
-    def fetch_blocks(self, blocks: Collection[int]) -> object:
+    def fetch_blocks(self, blocks: Sequence[range]) -> object:
         """Download those of these blocks that are missing, as `fetch` does."""
-        missing = self._missing(blocks)
+        missing = self._count_missing(blocks)
         if missing:
-            self._cache.reserve(len(missing) * BLOCK, len(blocks) * BLOCK)
-        regions = {block // _BLOCKS for block in blocks}
+            self._cache.reserve(missing * BLOCK, count(blocks) * BLOCK)
+        regions = _regions(blocks)
         lease = self._cache.lease(self._entry, regions)
-        while missing := self._missing(blocks):
-            own, others = self._begin(missing)
-            wait([*own, *others])  # those that other calls began, and that failed, are begun again
-            for download in own:
-                download.result()
+        for step in steps(blocks):
+            while runs := self._missing(step):
+                own, others = self._begin(runs)
+                wait([*own, *others])  # those that other calls began, and that failed, are begun again
+                for download in own:
+                    download.result()
         self._cache.touch(self._entry, regions)
         return lease
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> int:
-        """Begin to download what is missing of ranges, without waiting, and return the number of bytes."""
+        """Begin to download what is missing of ranges, without waiting, and return the number of bytes.
+
+        Of very much only the beginning is downloaded.
+        """
         return self.prefetch_blocks(blocks_of(ranges))
 
-    def prefetch_blocks(self, blocks: Collection[int]) -> int:
+    def prefetch_blocks(self, blocks: Sequence[range]) -> int:
         """Begin to download those of these blocks that are missing, as `prefetch` does."""
-        missing = self._missing(blocks)
+        runs = self._missing(next(steps(blocks), []))
+        missing = count(runs)
         if missing:
-            self._cache.reserve(len(missing) * BLOCK, len(missing) * BLOCK)
-            self._begin(missing)
-        return len(missing) * BLOCK
+            self._cache.reserve(missing * BLOCK, missing * BLOCK)
+            self._begin(runs)
+        return missing * BLOCK
 
     def drop(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Forget ranges whose bytes are wrong, so that they are downloaded again."""
         self.drop_blocks(blocks_of(ranges))
 
-    def drop_blocks(self, blocks: Iterable[int]) -> None:
+    def drop_blocks(self, blocks: Iterable[range]) -> None:
         """Forget blocks whose bytes are wrong, so that they are downloaded again."""
-        for block in blocks:
-            self._entry.write_flags(block, 1, 0)
+        for each in blocks:
+            self._entry.write_flags(each.start, len(each), 0)
 
-    def _missing(self, blocks: Iterable[int]) -> list[int]:
-        """Return those of these blocks that are not there, in ascending order."""
+    def _count_missing(self, blocks: Sequence[range]) -> int:
         flags = self._entry.flags
-        missing = [block for block in blocks if not flags[block]]
-        missing.sort()
-        return missing
+        return sum(bytes(flags[each.start : each.stop]).count(0) for step in steps(blocks) for each in step)
+
+    def _missing(self, blocks: Iterable[range]) -> list[range]:
+        """Return runs of those of these blocks that are not there, of a request's size at most, in ascending order."""
+        flags = self._entry.flags
+        runs: list[range] = []
+        for each in blocks:
+            present = bytes(flags[each.start : each.stop])
+            first = present.find(0)
+            while first >= 0:
+                stop = present.find(1, first, first + _REQUEST // BLOCK)
+                if stop < 0:
+                    stop = min(first + _REQUEST // BLOCK, len(present))
+                runs.append(range(each.start + first, each.start + stop))
+                first = present.find(0, stop)
+        return runs
 
     def read(self, start: int, stop: int) -> bytes:
         stop = min(stop, self.size)
@@ -117,28 +135,29 @@ class RemoteFile:
 
     def keep_head(self, head: bytes) -> None:
         """Keep the bytes that were read to open the file."""
-        count = -(-self.size // BLOCK) if len(head) == self.size else len(head) // BLOCK
-        if count and not all(self._entry.flags[:count]):
+        blocks = range(-(-self.size // BLOCK) if len(head) == self.size else len(head) // BLOCK)
+        if blocks and not all(self._entry.flags[: blocks.stop]):
             lease = self._cache.lease(self._entry, {0})
-            self._cache.reserve(count * BLOCK, count * BLOCK)
+            self._cache.reserve(len(blocks) * BLOCK, len(blocks) * BLOCK)
             download = _Download(self, lease, 1)
             download.write(0, head)
-            download.finish(range(count))
+            download.finish(blocks)
             del lease
 
-    def _begin(self, missing: Sequence[int]) -> tuple[list[Future[None]], list[Future[None]]]:
-        """Begin to download blocks, unless others have. Return the downloads that began, and those of others."""
+    def _begin(self, missing: Sequence[range]) -> tuple[list[Future[None]], list[Future[None]]]:
+        """Begin to download runs of blocks, unless others have. Return the downloads, and those of others."""
         own: list[Future[None]] = []
         with self._lock:
-            others = [self._pending[block] for block in missing if block in self._pending]
-            runs = _runs([block for block in missing if block not in self._pending])
+            pending = self._pending
+            others = [pending[block] for run in missing for block in run if block in pending]
+            runs = missing if not others else _without(missing, pending)
             if runs:
-                lease = self._cache.lease(self._entry, {block // _BLOCKS for run in runs for block in run})
+                lease = self._cache.lease(self._entry, _regions(runs))
                 download = _Download(self, lease, len(runs))
                 for run in runs:
                     task = _threads.submit(partial(download.run, run))
                     own.append(task)
-                    self._pending.update(dict.fromkeys(run, task))
+                    pending.update(dict.fromkeys(run, task))
         return own, others
 
     def _forget(self, run: range) -> None:
@@ -250,21 +269,23 @@ class _Threads:
 _threads = _Threads()
 
 
-def blocks_of(ranges: Iterable[tuple[int, int]]) -> set[int]:
-    """Return the blocks with bytes of ranges."""
-    blocks: set[int] = set()
-    for start, stop in ranges:
-        if start < stop:
-            blocks.update(range(start // BLOCK, (stop - 1) // BLOCK + 1))
-    return blocks
+def _without(runs: Iterable[range], pending: Container[int]) -> list[range]:
+    """Return the runs of those blocks that are not pending."""
+    left: list[range] = []
+    for run in runs:
+        for block in run:
+            if block not in pending:
+                if left and left[-1].stop == block and block > run.start:
+                    left[-1] = range(left[-1].start, block + 1)
+                else:
+                    left.append(range(block, block + 1))
+    return left
 
 
-def _runs(blocks: Sequence[int]) -> list[range]:
-    """Return runs of blocks that follow one another, of a request's size at most."""
-    runs: list[range] = []
-    for block in blocks:
-        if runs and runs[-1].stop == block and len(runs[-1]) < _REQUEST // BLOCK:
-            runs[-1] = range(runs[-1].start, block + 1)
-        else:
-            runs.append(range(block, block + 1))
-    return runs
+def _regions(blocks: Iterable[range]) -> list[int]:
+    """Return the regions of blocks that are in ascending order, each once."""
+    regions: list[int] = []
+    for each in blocks:
+        first, last = each.start // _BLOCKS, (each.stop - 1) // _BLOCKS
+        regions.extend(range(max(first, regions[-1] + 1) if regions else first, last + 1))
+    return regions

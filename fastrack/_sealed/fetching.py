@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _FEW = 64  # rows, for which a loop is faster than arrays
 
-Blocks = Collection[int]  # of a remote file
+Blocks = Sequence[range]  # of a remote file, in ascending order
 Wanted = tuple[
     "SealedTensor", Callable[[], indexing.Ranges] | None
 ]  # a message, and the bytes of its plaintext; None for all of it
@@ -60,7 +60,7 @@ def fetch_range(storage: Storage, start: int, stop: int) -> Fetched | None:
     """Download what is missing of a range of a storage. Return None if it is on this machine."""
     if not has_remote() or not is_remote(storage):
         return None
-    from fastrack._remote.remote_file import blocks_of
+    from fastrack._remote.blocks import blocks_of
 
     return Fetched({storage: blocks_of([(start, stop)])})
 
@@ -79,10 +79,12 @@ def prefetch(wanted: Iterable[Wanted]) -> int | None:
     return sum(file.prefetch_blocks(blocks) for file, blocks in found.items()) if found else None
 
 
-def fetch_headers(tensors: Sequence[SealedTensor]) -> Fetched | None:
-    """Download the headers of messages, all at once."""
-    nothing = np.empty(0, np.int64)
-    return fetch((tensor, lambda: ByteRanges(nothing, nothing, nothing)) for tensor in tensors)
+def fetch_headers(tensors: Iterable[SealedTensor]) -> Fetched | None:
+    """Download the headers of messages, all at once. Return None if all of them are on this machine."""
+    if not has_remote():
+        return None
+    found = _group((*tensor.origin, HEADER_SIZE, None) for tensor in tensors)
+    return Fetched(found) if found else None
 
 
 def has_remote() -> bool:
@@ -99,39 +101,37 @@ def is_remote(storage: Storage) -> TypeGuard[RemoteFile]:
 
 def _group(
     wanted: Iterable[tuple[Storage, int, int, Callable[[], indexing.Ranges] | None]],
-) -> dict[RemoteFile, set[int]]:
+) -> dict[RemoteFile, list[range]]:
     """Return the blocks of each remote file."""
-    from fastrack._remote.cache import BLOCK
+    from fastrack._remote.blocks import block_range, merge
 
-    found: dict[RemoteFile, set[int]] = {}
+    found: dict[RemoteFile, list[range]] = {}
     for storage, start, size, ranges in wanted:
         if is_remote(storage):
-            blocks = found.setdefault(storage, set())
+            blocks = found.setdefault(storage, [])
             body, stop = start + HEADER_SIZE, start + size
-            last = (stop if ranges is None else body) - 1
-            blocks.update(range(start // BLOCK, last // BLOCK + 1))
+            blocks.append(block_range(start, stop if ranges is None else body))
             if ranges is not None:
-                blocks.update(_blocks_of_chunks(ranges().expand(), body, stop))
-    return found
+                blocks += _blocks_of_chunks(ranges().expand(), body, stop)
+    return {storage: merge(blocks) for storage, blocks in found.items()}
 
 
-def _blocks_of_chunks(ranges: ByteRanges, start: int, stop: int) -> set[int]:
+def _blocks_of_chunks(ranges: ByteRanges, start: int, stop: int) -> list[range]:
     """Return the blocks of a file that hold the chunks with bytes of a plaintext."""
-    from fastrack._remote.cache import BLOCK
+    from fastrack._remote.blocks import BLOCK, block_range
 
     if ranges.starts.size > _FEW:
         some = ranges.sizes > 0
         first, size = ranges.starts[some], ranges.sizes[some]
         firsts = (start + first // CHUNK_SIZE * SEALED_CHUNK_SIZE) // BLOCK
         ends = start + ((first + size - 1) // CHUNK_SIZE + 1) * SEALED_CHUNK_SIZE
-        spans = np.unique(np.stack((firsts, (np.minimum(ends, stop) - 1) // BLOCK), axis=1), axis=0).tolist()
-    else:
-        spans = [
-            (
-                (start + first // CHUNK_SIZE * SEALED_CHUNK_SIZE) // BLOCK,
-                (min(start + ((first + size - 1) // CHUNK_SIZE + 1) * SEALED_CHUNK_SIZE, stop) - 1) // BLOCK,
-            )
-            for first, size in zip(ranges.starts.tolist(), ranges.sizes.tolist(), strict=True)
-            if size
-        ]
-    return {block for first, last in spans for block in range(first, last + 1)}
+        spans = np.unique(np.stack((firsts, (np.minimum(ends, stop) - 1) // BLOCK + 1), axis=1), axis=0)
+        return [range(first, end) for first, end in spans.tolist()]
+    return [
+        block_range(
+            start + first // CHUNK_SIZE * SEALED_CHUNK_SIZE,
+            min(start + ((first + size - 1) // CHUNK_SIZE + 1) * SEALED_CHUNK_SIZE, stop),
+        )
+        for first, size in zip(ranges.starts.tolist(), ranges.sizes.tolist(), strict=True)
+        if size
+    ]

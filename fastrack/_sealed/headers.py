@@ -10,6 +10,7 @@ from fastrack._crypto.cobblestone import SALT_SIZE
 from fastrack._crypto.keyring import KeyRing
 from fastrack._crypto.keys import Key
 from fastrack._crypto.message_keys import MessageKeys
+from fastrack._sealed.fetching import fetch_headers
 from fastrack._sealed.tensor import SealedTensor
 from fastrack.errors import AuthenticationError, GrantError, UnknownKeyError
 
@@ -58,3 +59,33 @@ def open_headers(
             cobblestone.overwrite_freed()
     for secret in used.values():
         cobblestone.require_secret(secret)
+
+
+def authenticate_remote(tensors: Sequence[SealedTensor], ring: KeyRing) -> bool:
+    """Authenticate the headers of messages, some of which are on servers, before more of these is downloaded.
+
+    Return False, without a look at the headers, if all messages are on this machine.
+    """
+    fetched = fetch_headers(tensors)
+    if fetched is None:
+        return False
+    keys = MessageKeys(len(tensors))
+    try:
+        try:
+            open_headers(tensors, ring, keys, again=range(len(tensors)))
+        except AuthenticationError:
+            fetched.fetch_again()  # what was kept on this machine may have been wrong
+            open_headers(tensors, ring, keys, again=range(len(tensors)))
+    finally:
+        keys.wipe()
+    return True
+
+
+def authenticate_headers(tensors: Sequence[SealedTensor], ring: KeyRing) -> None:
+    """Authenticate the headers of messages, and so the sizes of tensors, before room is made for these."""
+    if not authenticate_remote(tensors, ring):
+        keys = MessageKeys(len(tensors))
+        try:
+            open_headers(tensors, ring, keys)
+        finally:
+            keys.wipe()

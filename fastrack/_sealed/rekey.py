@@ -9,6 +9,7 @@ from typing import Self
 
 from fastrack._crypto import cobblestone
 from fastrack._crypto.keyring import KeyLike, KeyRing, KeySource, sealing_key
+from fastrack._sealed.headers import authenticate_headers
 from fastrack._sealed.importers import PlainTensor
 from fastrack._sealed.reader import SealedFile, opened_file
 from fastrack._sealed.tensor import OpenMessage, SealedTensor
@@ -69,6 +70,7 @@ def rekey_file(
     """
     ring, names = KeyRing.resolve(keys), plain_names(plain)
     with opened_file(source) as file, _Reopened(file, ring) as reopened:
+        authenticate_headers([file[name] for name in file], ring)
         tensors = {
             name: reopened.describe(file[name]) if name in file else PlainTensor.stored(file, name)
             for name in choose(file, None, names)

@@ -17,7 +17,7 @@ from fastrack._crypto.cobblestone import HEADER_SIZE, SALT_SIZE, MessageKey
 from fastrack._crypto.engine import get_engine
 from fastrack._crypto.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._crypto.keys import Key
-from fastrack._sealed.fetching import Fetched, fetch, fetch_range, prefetch_range
+from fastrack._sealed.fetching import Fetched, fetch, fetch_headers, fetch_range, prefetch_range
 from fastrack._sealed.handle import Handle
 from fastrack._sealed.indexing import Ranges, RowPlan, plan_rows
 from fastrack._sealed.storage import Extent, Storage, StoredBytes
@@ -158,12 +158,13 @@ def _advise_unseal(given: object) -> str:
 
 
 def _unseal_rows(rows: SealedRows, keys: KeyRing, framework: Framework) -> Any:
-    """Decrypt rows. All headers are authenticated before memory of the size that they claim is allocated."""
+    """Decrypt rows. All headers are authenticated before anything of the size that they claim is done."""
     rows.check_contexts(keys)
     with ExitStack() as stack:
         parts = rows.slices()
-        fetched = fetch(parts)
+        fetched = fetch_headers(tensor for tensor, _ in parts)
         opened = [(stack.enter_context(OpenMessage(tensor, keys)), ranges) for tensor, ranges in parts]
+        fetched = None if fetched is None else fetch(parts)
         memory = arrays.empty_bytes(rows.nbytes)
         result = arrays.from_bytes(memory, rows.dtype, rows.shape, framework)
         try:

@@ -18,6 +18,7 @@ from fastrack._crypto import cobblestone
 from fastrack._crypto.engine import get_engine
 from fastrack._crypto.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._crypto.keys import Key
+from fastrack._sealed.headers import authenticate_headers
 from fastrack._sealed.importers import PlainTensor, open_plain, require_safe_member
 from fastrack._sealed.reader import FORMAT_VERSION, SealedFile, opened_file
 from fastrack._sealed.tensor import Binding, Kind, MessageContext, OpenMessage, SealedRows, SealedTensor, new_file_id
@@ -322,6 +323,7 @@ class Unsealer:
     progress: Progress | None
 
     def write_to(self, target: Path) -> None:
+        authenticate_headers([self.file[name] for name in self.names if name in self.file], self.keys)
         suffix = target.suffix.lower()
         entries = _by_alignment({name: self._describe(name) for name in self.names})
         if suffix == ".npz":

@@ -13,6 +13,7 @@ import numpy as np
 
 from fastrack._crypto.keyring import KeyRing, KeySource
 from fastrack._sealed.fetching import fetch
+from fastrack._sealed.headers import authenticate_remote
 from fastrack._sealed.indexing import ByteRanges, EvenRanges, Indices
 from fastrack._sealed.tensor import MessageContext, SealedTensor, TensorSlice, unseal
 from fastrack._tensors import dtypes
@@ -197,7 +198,8 @@ def record_layout(
     names : those of the records and of their lengths in a sample
     """
     offsets, ring = [], KeyRing.resolve(keys)
-    fetched = fetch((shards.tensor(shard, 1), None) for shard in range(len(shards)))
+    indices = [shards.tensor(shard, 1) for shard in range(len(shards))]
+    fetched = fetch((index, None) for index in indices) if authenticate_remote(indices, ring) else None
     for shard, (data, index) in enumerate(shards.contexts):
         label = f"{shards.paths[shard]}: {index.name!r:.200}"
         if index.dtype != "I64" or len(index.shape) != 1 or index.shape[0] < 1:
@@ -209,7 +211,7 @@ def record_layout(
                 f"{shards.paths[shard]}: {data.name!r:.200}: expected records in one dimension, got shape "
                 f"{list(data.shape)}"
             )
-        opened = unseal(shards.tensor(shard, 1), ring, framework="numpy")
+        opened = unseal(indices[shard], ring, framework="numpy")
         if opened[0] < 0 or opened[-1] > data.shape[0] or bool((opened[1:] < opened[:-1]).any()):
             raise FormatError(
                 f"{label}: expected offsets that ascend, from 0 to at most the {data.shape[0]} elements of "

@@ -17,6 +17,7 @@ from typing import Any
 from fastrack._crypto.keyring import KeyRing
 from fastrack._devices.side_stream import SideStream
 from fastrack._sealed.fetching import prefetch
+from fastrack._sealed.headers import authenticate_remote
 from fastrack._transfer.api import to_device
 from fastrack._transfer.plan import wanted_of
 from fastrack._util.fork import register_fork_reset
@@ -96,7 +97,9 @@ class Source:
         taken.is_last = taken.batch is _END
         if self._downloads and not taken.is_last:
             with suppress(OSError, FastrackError):  # which are raised when the batch is opened
-                nbytes = prefetch(wanted_of(taken.batch))
+                wanted = list(wanted_of(taken.batch))
+                is_remote = authenticate_remote([tensor for tensor, _ in wanted], self._keys)
+                nbytes = prefetch(wanted) if is_remote else None
                 self._downloads = nbytes is not None
                 taken.nbytes = nbytes or 0
         return taken

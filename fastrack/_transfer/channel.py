@@ -294,6 +294,7 @@ class Channel:
         """Move the tensors of a plan whose headers were opened, and return the pytree of the results."""
         try:
             if plan.tensors:
+                plan.fetch()
                 plan.allocate(self._device)
                 self._move(plan, None if self._device.in_place else owner)
         finally:

@@ -12,7 +12,7 @@ from fastrack._crypto.keyring import KeyRing
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._crypto.session import Session
 from fastrack._devices.base import MAX_MESSAGES, Device, Messages
-from fastrack._sealed.fetching import Fetched, Wanted, fetch, has_remote
+from fastrack._sealed.fetching import Fetched, Wanted, fetch, fetch_headers
 from fastrack._sealed.headers import open_headers
 from fastrack._sealed.tensor import SealedRows, SealedTensor, TensorSlice
 from fastrack._tensors import arrays, dtypes
@@ -125,7 +125,10 @@ class Plan:
             self._results.append(out)
 
     def open_headers(self, session: Session) -> None:
-        """Authenticate all headers, and derive the keys of all messages. Nothing is allocated or moved before."""
+        """Authenticate all headers, and derive the keys of all messages. Nothing is allocated or moved before.
+
+        Of files on servers nothing but headers is downloaded.
+        """
         plain = []
         parts, of = self.parts, self._of
         for number, value in enumerate(self.tensors):
@@ -147,7 +150,7 @@ class Plan:
                 of.append(number)
         if len(parts) > MAX_MESSAGES:
             raise ValueError(f"moving tensors failed: expected {MAX_MESSAGES} at once or fewer; make several calls")
-        self._fetched = self._fetch()
+        self._fetched = fetch_headers(part for part in parts if part is not None)
         self.keys = MessageKeys(len(parts))
         try:
             if self.ring is not None:
@@ -158,15 +161,14 @@ class Plan:
             self.keys.wipe()
             raise
 
-    def _fetch(self) -> Fetched | None:
-        """Download what the call needs of files on servers."""
-        if not has_remote():
-            return None
-        return fetch(
-            (part, self._slices[message].ranges if message in self._slices else None)
-            for message, part in enumerate(self.parts)
-            if part is not None
-        )
+    def fetch(self) -> None:
+        """Download what the call needs of files on servers. How much that is, is authentic by now."""
+        if self._fetched is not None:
+            self._fetched = fetch(
+                (part, self._slices[message].ranges if message in self._slices else None)
+                for message, part in enumerate(self.parts)
+                if part is not None
+            )
 
     def fetch_again(self) -> bool:
         """Download again what the call needs of files on servers, after a failure. Return False if it needs nothing."""
