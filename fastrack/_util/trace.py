@@ -171,6 +171,14 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     - ``store``: a sealed slab is copied out of its staging buffer;
     - ``release``: the results of all chunks are awaited, after the last slab.
 
+    A collective of `fastrack.distributed` is a span of its name, such as ``all_reduce``, that encloses
+
+    - ``seal``, ``open``: a slab of a message is encrypted, or authenticated and decrypted;
+    - ``wait``: a slab of another rank's message is awaited;
+    - ``add``: the slabs of all ranks are added;
+    - ``drain``: what was sent is awaited, at the end;
+    - ``confirm``: the ranks tell each other that all their messages were authentic.
+
     Times of a GPU are taken by CUDA events and fitted to the host's clock once a message. The file holds names and
     sizes of tensors, but nothing of their contents.
 
@@ -223,6 +231,20 @@ def recording() -> Iterator[Timeline]:
 def current() -> Timeline | None:
     """Return the timeline that is being recorded, or None."""
     return _current
+
+
+@contextmanager
+def span(name: str) -> Iterator[None]:
+    """Add the block as a step of the calling thread, if a trace is being recorded."""
+    timeline = _current
+    if timeline is None:
+        yield
+        return
+    start = time.perf_counter_ns()
+    try:
+        yield
+    finally:
+        timeline.add(name, start, time.perf_counter_ns(), {})
 
 
 def to_chrome(timeline: Timeline) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import torch
 from fastrack._crypto import cobblestone
 from fastrack._crypto.base import Bytes, Engine
 from fastrack._crypto.cobblestone import CHUNK_SIZE, HEADER_SIZE, SEALED_CHUNK_SIZE
+from fastrack._util.trace import span
 from fastrack.distributed._session import GroupSession, Route
 from fastrack.distributed._transport import Pending, Transport
 from fastrack.errors import AuthenticationError
@@ -76,7 +77,8 @@ class Outgoing:
     def send(self, slab: int, transport: Transport) -> None:
         """Seal a slab, and begin to send it."""
         chunks = self._memory[self.slabs.chunks(slab)]
-        self._engine.seal_run(self._schedule, self._plain[self.slabs.plain(slab)], chunks, slab * SLAB_CHUNKS)
+        with span("seal"):
+            self._engine.seal_run(self._schedule, self._plain[self.slabs.plain(slab)], chunks, slab * SLAB_CHUNKS)
         sent = self._buffer[self.slabs.sent(slab)]
         self._pending += [transport.send(sent, rank) for rank in self._ranks]
 
@@ -112,12 +114,15 @@ class Incoming:
         Raise AuthenticationError if it was altered; `target` holds zeros in place of a bad chunk. Raise OSError if it
         does not come.
         """
-        self._pending[slab].wait(deadline - time.monotonic())
+        with span("wait"):
+            self._pending[slab].wait(deadline - time.monotonic())
         if self._schedule is None:
             key = self._session.open(self._memory[:HEADER_SIZE].tobytes(), self.route)
             self._schedule = self._engine.expand_key(key)
             key.wipe()
-        bad = self._engine.open_run(self._schedule, self._memory[self.slabs.chunks(slab)], target, slab * SLAB_CHUNKS)
+        chunks = self._memory[self.slabs.chunks(slab)]
+        with span("open"):
+            bad = self._engine.open_run(self._schedule, chunks, target, slab * SLAB_CHUNKS)
         if bad is not None:
             raise AuthenticationError(
                 f"the message of {self.route}, chunk {bad}: expected the tag that was sealed, got another; it was "

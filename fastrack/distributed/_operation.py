@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any, Literal, Self
 
 import torch
 
+from fastrack._util.trace import span
 from fastrack.distributed._link import Link
 from fastrack.distributed._messages import Incoming, Outgoing, Slabs
 from fastrack.distributed._session import Route
@@ -34,6 +36,7 @@ class Operation:
         self._name = f"{operation} {self._number}{pair}"  # what the ranks confirm: no two operations have one name
         self._deadline = link.deadline()
         self._all: list[Incoming | Outgoing] = []
+        self._span = span(operation)
 
     def _route(self, source: int, target: int, tensor: torch.Tensor) -> Route:
         dtype = str(tensor.dtype).removeprefix("torch.")
@@ -85,32 +88,41 @@ class Operation:
             terms.append(buffer.view(own.dtype))
         terms.insert(link.rank, own[elements])
         running = terms[0]
-        for rank, term in enumerate(terms[1:], 1):
-            # Until `own` was added its memory, which may be the target, stays as it is.
-            running = torch.add(running, term, out=target if rank >= link.rank else terms[0])
-        if (len(link.others) + 1) == 1:
-            target.copy_(running)
-        if op == "mean":
-            target.div_(len(link.others) + 1)
+        with span("add"):
+            for rank, term in enumerate(terms[1:], 1):
+                # Until `own` was added its memory, which may be the target, stays as it is.
+                running = torch.add(running, term, out=target if rank >= link.rank else terms[0])
+            if (len(link.others) + 1) == 1:
+                target.copy_(running)
+            if op == "mean":
+                target.div_(len(link.others) + 1)
 
     def __enter__(self) -> Self:
+        self._span.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        with ExitStack() as stack:
+            stack.push(self._span)
+            self._finish(error)
+
+    def _finish(self, error: BaseException | None) -> None:
         for message in self._all:
             message.wipe()
         try:
             if error is not None:
                 raise error
-            for message in self._all:
-                if isinstance(message, Outgoing):
-                    message.wait(self._deadline)
+            with span("drain"):
+                for message in self._all:
+                    if isinstance(message, Outgoing):
+                        message.wait(self._deadline)
         except OSError as lost:
             raise AuthenticationError(
                 f"{self._name}: expected the messages of all ranks in time, got {lost}. A rank or the connection "
                 "failed; start the ranks again"
             ) from lost
-        self._link.confirm(self._name, self._deadline, self._ranks)
+        with span("confirm"):
+            self._link.confirm(self._name, self._deadline, self._ranks)
 
 
 def split(count: int, ranks: int) -> list[slice]:

@@ -1,6 +1,7 @@
 """Sealed collectives among ranks that are threads: results, and what a hostile network can do."""
 
 import gc
+import json
 import pickle
 import random
 
@@ -9,7 +10,7 @@ import torch
 from helpers.forking import in_forked_child
 from helpers.network import Network, on_ranks
 
-from fastrack import AuthenticationError, ClosedError, DeviceError, Key
+from fastrack import AuthenticationError, ClosedError, DeviceError, Key, trace
 from fastrack._crypto.cobblestone import CHUNK_SIZE
 from fastrack.distributed import SecureGroup
 from fastrack.distributed._messages import SLAB_CHUNKS
@@ -307,6 +308,18 @@ def test_no_plaintext_is_sent():
     network = Network(2)
     on_ranks(network, KEY, lambda group: group.all_gather(torch.empty(36_000, dtype=torch.uint8), secret))
     assert not any(b"secret grad" in data for _, _, data in network.sent)
+
+
+def test_a_trace_shows_the_steps_of_a_collective(tmp_path):
+    with trace(tmp_path / "trace.json"):
+        run(2, lambda group: group.all_reduce(tensor_of(group.rank, 3 * SLAB)))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert {event["name"] for event in spans} == {"all_reduce", "seal", "wait", "open", "add", "drain", "confirm"}
+    (first, *_) = [event for event in spans if event["name"] == "all_reduce"]
+    inside = [event["name"] for event in spans if event["tid"] == first["tid"] and event is not first]
+    assert [inside.count(step) for step in ("seal", "wait", "open", "add")] == [4, 4, 4, 2]
+    assert all(first["ts"] <= event["ts"] for event in spans if event["tid"] == first["tid"])
 
 
 def test_a_forked_child_cannot_use_the_group():
