@@ -46,65 +46,57 @@ class GatherPlan:
     chunks : int64 (n,); the numbers of the chunks to open, without duplicates
     starts : int64 (n + 1,); the ranges of chunk `i` are `table[starts[i]:starts[i + 1]]`
     table : int64 (m, 3); offset in the chunk, offset in the result, length; in bytes
-    count, rows : n and m
     """
 
-    __slots__ = ("_addresses", "_arrays", "_made", "count", "rows")
+    __slots__ = ("_arrays", "_made")
 
     def __init__(self, chunks: Words, starts: Words, table: Words) -> None:
-        self._arrays: tuple[Words, Words, Words] | None = (chunks, starts, table)
-        self._made: gather.PlanMemory | None = None
-        self._addresses: tuple[int, int, int] | None = None
-        self.count = chunks.size
-        self.rows = len(table)
+        self._arrays: gather.PlanArrays | None = gather.PlanArrays(chunks, starts, table)
+        self._made: gather.PlanMemory | gather.EvenRows | None = None
 
     @classmethod
-    def of(cls, made: gather.PlanMemory) -> Self:
-        """Return the plan that `gather` made. It has arrays only if they are asked for."""
+    def of(cls, made: gather.PlanMemory | gather.EvenRows) -> Self:
+        """Return the plan that `gather` made, or that it makes when it is needed. Arrays are made if asked for."""
         plan = cls.__new__(cls)
-        plan._arrays, plan._made, plan._addresses = None, made, None  # noqa: SLF001 - its own
-        plan.count, plan.rows = made.chunks, made.rows
+        plan._arrays, plan._made = None, made  # noqa: SLF001 - its own
         return plan
 
     @property
     def chunks(self) -> Words:
-        return self.arrays[0]
+        return self.arrays.chunks
 
     @property
     def starts(self) -> Words:
-        return self.arrays[1]
+        return self.arrays.starts
 
     @property
     def table(self) -> Words:
-        return self.arrays[2]
+        return self.arrays.table
 
     @property
-    def arrays(self) -> tuple[Words, Words, Words]:
+    def arrays(self) -> gather.PlanArrays:
         if self._arrays is None:
             assert self._made is not None
+            if isinstance(self._made, gather.EvenRows):
+                self._made = self._made.make_plan()
             self._arrays = self._made.arrays()
         return self._arrays
 
-    @property
-    def addresses(self) -> tuple[int, int, int]:
-        """The addresses of the arrays, for native code, if `is_sound`."""
-        if self._addresses is None:
-            if self._made is None:
-                chunks, starts, table = self.arrays
-                self._addresses = address(chunks), address(starts), address(table)
-            else:
-                self._addresses = self._made.addresses()
-        return self._addresses
+    def locate(self, sealed: int, plain: int, target: int) -> tuple[int, int, int, int]:
+        """Return the number of chunks, and the addresses of the arrays, for native code.
 
-    @property
-    def is_sound(self) -> bool:
-        """True if the arrays are contiguous, of int64, and of shapes that fit each other."""
-        if self._made is not None:
-            return True
-        chunks, starts, table = self.arrays
-        valid = all(array.dtype == np.int64 and array.flags.c_contiguous for array in self.arrays)
-        valid = valid and (chunks.ndim, starts.ndim, table.ndim) == (1, 1, 2) and table.shape[1] == 3
-        return valid and starts.size == chunks.size + 1
+        Raise ValueError if the plan reaches outside its message, of `sealed` bytes with tags and `plain` bytes without,
+        or outside its result of `target` bytes. Native code relies on this check.
+        """
+        count, made = chunks_between(sealed, plain), self._made
+        if isinstance(made, gather.EvenRows):
+            memory = made.make_plan_inside(count, plain, target)
+            if memory is not None:
+                self._made = memory
+                return memory.locate()
+        elif self.arrays.is_sound and gather.is_inside(self.arrays, count, plain, target):
+            return self.arrays.locate()
+        raise ValueError("expected a gather plan inside its message and its result, got one that reaches outside")
 
 
 class HostMemory(NamedTuple):
@@ -209,14 +201,8 @@ def check_buffers(source: Bytes, target: Bytes | None = None) -> None:
 
 
 def check_plan(plan: GatherPlan, sealed: int, plain: int, target: int) -> None:
-    """Raise ValueError if a plan reaches outside its message of `plain` bytes or its result of `target` bytes.
-
-    Native code relies on this check.
-    """
-    count = chunks_between(sealed, plain)
-    if plan.is_sound and gather.is_inside(plan, count, plain, target):
-        return
-    raise ValueError("expected a gather plan inside its message and its result, got one that reaches outside")
+    """Raise ValueError as `GatherPlan.locate` does."""
+    plan.locate(sealed, plain, target)
 
 
 def address(array: npt.NDArray[Any]) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +15,6 @@ import numpy.typing as npt
 from fastrack._crypto.cobblestone import CHUNK_SIZE
 from fastrack._crypto.forms import is_compiling
 from fastrack._crypto.library import Unit, load
-
-if TYPE_CHECKING:
-    from fastrack._crypto.base import GatherPlan
 
 PLANS = Unit("fastrack._crypto.jit_host", "build_plans")
 
@@ -27,36 +24,49 @@ _DIGIT_BITS = 8
 _DIGITS = 1 << _DIGIT_BITS  # of the numbers of chunks when they are sorted
 _SCRATCH = _DIGITS  # words to count them in
 
+# What is left there at the end: the number of chunks, that of the rows, and the addresses of the arrays, or zeros.
+COUNT, ROWS, PLACES = range(3)
+HEAD = 5
+
+
+class PlanArrays(NamedTuple):
+    """The arrays of a `GatherPlan`."""
+
+    chunks: Words
+    starts: Words
+    table: Words
+
+    @property
+    def is_sound(self) -> bool:
+        """True if the arrays are contiguous, of int64, and of shapes that fit each other."""
+        chunks, starts, table = self
+        valid = all(array.dtype == np.int64 and array.flags.c_contiguous for array in self)
+        valid = valid and (chunks.ndim, starts.ndim, table.ndim) == (1, 1, 2) and table.shape[1] == 3
+        return valid and starts.size == chunks.size + 1
+
+    def locate(self) -> tuple[int, int, int, int]:
+        """Return the number of chunks, and the addresses of the arrays, for native code."""
+        chunks, starts, table = (int(array.__array_interface__["data"][0]) for array in self)
+        return self.chunks.size, chunks, starts, table
+
 
 class PlanMemory(NamedTuple):
-    """The memory that a loop has filled with the arrays of a `GatherPlan`."""
+    """The memory that a loop has filled with the arrays of a `GatherPlan`, with `room` for so many rows."""
 
     words: Words
-    room: int  # that there was for rows
-    chunks: int  # their number
-    rows: int
-    address: int  # of the words; 0 if it is unknown
+    room: int
 
-    @classmethod
-    def of(cls, words: Words, room: int) -> Self:
-        """Return the memory after the loop."""
-        return cls(words, room, int(words[0]), int(words[1]), int(words[2]))
-
-    def arrays(self) -> tuple[Words, Words, Words]:
+    def arrays(self) -> PlanArrays:
         """Return the chunks, the starts and the table."""
-        chunks, starts, table = self._offsets()
-        words, count = self.words, self.chunks
-        table_of = words[table : table + 3 * self.rows].reshape(-1, 3)
-        return words[chunks : chunks + count], words[starts : starts + count + 1], table_of
+        words, count, rows = self.words, self.words.item(COUNT), self.words.item(ROWS)
+        chunks, starts, table = offsets(self.room)
+        table_of = words[table : table + 3 * rows].reshape(-1, 3)
+        return PlanArrays(words[chunks : chunks + count], words[starts : starts + count + 1], table_of)
 
-    def addresses(self) -> tuple[int, int, int]:
-        """Return the addresses of these arrays."""
-        address = self.address or int(self.words.__array_interface__["data"][0])
-        chunks, starts, table = self._offsets()
-        return address + 8 * chunks, address + 8 * starts, address + 8 * table
-
-    def _offsets(self) -> tuple[int, int, int]:
-        return _SCRATCH, _SCRATCH + self.room, _SCRATCH + 2 * self.room + 1
+    def locate(self) -> tuple[int, int, int, int]:
+        """Return the number of chunks, and the addresses of the arrays, for native code."""
+        count, _, chunks, starts, table = self.words[:HEAD].tolist()
+        return (count, chunks, starts, table) if chunks else self.arrays().locate()
 
 
 def make_plan(starts: Words, sizes: Words, offsets: Words) -> PlanMemory:
@@ -72,29 +82,59 @@ def make_plan(starts: Words, sizes: Words, offsets: Words) -> PlanMemory:
     room = loops.count_pieces(*ranges, starts.size)
     words = np.empty(memory_size(room), np.int64)
     loops.plan_ranges(*ranges, starts.size, words, room)
-    return PlanMemory.of(words, room)
+    return PlanMemory(words, room)
 
 
-def make_even_plan(rows: Words, stride: int, size: int, order: Words | None = None) -> PlanMemory:
-    """Return what `make_plan` does for ranges of one size, at these multiples of `stride`.
+class EvenRows(NamedTuple):
+    """Ranges of one size, at multiples of a stride.
 
-    They come to the multiples of `size` in the result that `order` has; without it, one after the other.
+    rows : int64 (n,); range `i` begins `rows[i] * stride` bytes after the start of the message's plaintext
+    order : int64 (n,); range `i` goes to byte `order[i] * size` of the result. Without it they follow each other
     """
-    rows = np.ascontiguousarray(rows, np.int64)
-    places = rows if order is None else np.ascontiguousarray(order, np.int64)
-    if places.size != rows.size:
-        raise ValueError(f"expected one place for each row, got {[rows.size, places.size]}")
-    room = rows.size * ((size + CHUNK_SIZE - 2) // CHUNK_SIZE + 1) if size else 0
-    words = np.empty(memory_size(room), np.int64)
-    _loops().plan_rows(rows, places, order is not None, rows.size, stride, size, words, room)
-    return PlanMemory.of(words, room)
+
+    rows: Words
+    stride: int
+    size: int
+    order: Words | None = None
+
+    def make_plan(self) -> PlanMemory:
+        """Return what `make_plan` does for these ranges."""
+        memory = self._allocate()
+        _loops().plan_rows(*self._arguments(), *memory)
+        return memory
+
+    def make_plan_inside(self, count: int, plain: int, target: int) -> PlanMemory | None:
+        """Return the same, or None unless `is_inside`, by one native call."""
+        memory = self._allocate()
+        is_inside = _loops().plan_rows_inside(*self._arguments(), *memory, count, plain, target)
+        return memory if is_inside else None
+
+    def _allocate(self) -> PlanMemory:
+        most = (self.size + CHUNK_SIZE - 2) // CHUNK_SIZE + 1 if self.size else 0  # chunks of a range
+        room = self.rows.size * most
+        return PlanMemory(np.empty(memory_size(room), np.int64), room)
+
+    def _arguments(self) -> tuple[Words, Words, bool, int, int, int]:
+        rows, stride, size, order = self
+        rows = _as_words(rows)
+        if order is None:
+            return rows, rows, False, rows.size, stride, size
+        if order.size != rows.size:
+            raise ValueError(f"expected one place for each row, got {[rows.size, order.size]}")
+        return rows, _as_words(order), True, rows.size, stride, size
 
 
-def is_inside(plan: GatherPlan, count: int, plain: int, target: int) -> bool:
+def _as_words(array: Words) -> Words:
+    if array.dtype == np.int64 and array.flags.c_contiguous:  # which the call below takes longer to find out
+        return array
+    return np.ascontiguousarray(array, np.int64)
+
+
+def is_inside(plan: PlanArrays, count: int, plain: int, target: int) -> bool:
     """Return whether a sound plan stays inside its message of `count` chunks and its result."""
     loops = _loops()
-    places = plan.arrays if loops is sys.modules[__name__] else plan.addresses
-    return bool(loops.is_plan_inside(*places, plan.count, plan.rows, count, plain, target))
+    places = plan if loops is sys.modules[__name__] else plan.locate()[1:]
+    return bool(loops.is_plan_inside(*places, plan.chunks.size, len(plan.table), count, plain, target))
 
 
 @cache
@@ -108,6 +148,11 @@ def _loops() -> Any:
 def memory_size(room: int) -> int:
     """Return the number of words that a plan takes while it is made, with room for so many rows of its table."""
     return _SCRATCH + 6 * room + 1
+
+
+def offsets(room: int) -> tuple[int, int, int]:
+    """Return where the chunks, the starts and the table are in that memory, in words."""
+    return _SCRATCH, _SCRATCH + room, _SCRATCH + 2 * room + 1
 
 
 def count_pieces(starts: Any, sizes: Any, offsets: Any, ranges: int) -> int:
@@ -153,6 +198,16 @@ def plan_rows(
     finish(words, room, pieces)
 
 
+def plan_rows_inside(
+    rows: Any, places: Any, has_places: bool, ranges: int, stride: int, size: int, words: Any, room: int,
+    count: int, plain: int, target: int,
+) -> bool:  # fmt: skip
+    """Do what `plan_rows` does, and return what `is_inside` does for the plan."""
+    plan_rows(rows, places, has_places, ranges, stride, size, words, room)
+    arrays = PlanMemory(words, room).arrays()
+    return is_plan_inside(*arrays, arrays.chunks.size, len(arrays.table), count, plain, target)
+
+
 def split(start: int, size: int, offset: int, words: Any, room: int, pieces: int) -> int:
     """Add the parts of a range to the table, and the number of the chunk of each; return the length of the table."""
     numbers, table = _SCRATCH + 5 * room + 1, _SCRATCH + 2 * room + 1
@@ -173,9 +228,8 @@ def split(start: int, size: int, offset: int, words: Any, room: int, pieces: int
 def finish(words: Any, room: int, pieces: int) -> None:
     """Sort the table by the numbers of chunks, and list each chunk once.
 
-    The memory begins with the number of chunks, that of the rows, and zero. `_SCRATCH` words on are: the chunks, with
-    room for so many; the first row of each in the table, and the end of the last; the table; and then the numbers of
-    all rows.
+    `_SCRATCH` words on from the start of the memory are: the chunks, with room for so many; the first row of each in
+    the table, and the end of the last; the table; and then the numbers of all rows.
     """
     chunks, starts, numbers = _SCRATCH, _SCRATCH + room, _SCRATCH + 5 * room + 1
     sort(words, room, pieces)
@@ -187,7 +241,8 @@ def finish(words: Any, room: int, pieces: int) -> None:
             words[starts + unique] = row
             unique += 1
     words[starts + unique] = pieces
-    words[0], words[1], words[2] = unique, pieces, 0
+    words[COUNT], words[ROWS] = unique, pieces
+    words[PLACES] = words[PLACES + 1] = words[PLACES + 2] = 0
 
 
 def sort(words: Any, room: int, pieces: int) -> None:

@@ -21,6 +21,7 @@ from fastrack._crypto.jit import (
 
 for _function in (
     gather.memory_size,
+    gather.offsets,
     gather.merge,
     gather.count_pieces,
     gather.split,
@@ -43,6 +44,7 @@ def build_plans() -> dict[str, Any]:
         "count_pieces": count_pieces,
         "plan_ranges": plan_ranges,
         "plan_rows": plan_rows,
+        "plan_rows_inside": plan_rows_inside,
         "is_plan_inside": is_plan_inside,
     }
 
@@ -74,18 +76,35 @@ def count_pieces(starts: Array, sizes: Array, offsets: Array, ranges: int) -> in
 @compiled
 def plan_ranges(starts: Array, sizes: Array, offsets: Array, ranges: int, memory: Array, room: int) -> None:
     arrays = words(starts, ranges), words(sizes, ranges), words(offsets, ranges)
-    plan = words(memory, gather.memory_size(room))
-    gather.plan_ranges(arrays[0], arrays[1], arrays[2], ranges, plan, room)
-    plan[2] = memory
+    gather.plan_ranges(arrays[0], arrays[1], arrays[2], ranges, words(memory, gather.memory_size(room)), room)
+    _locate(memory, room)
 
 
 @compiled
 def plan_rows(
-    rows: Array, places: Array, has_places: bool, count: int, stride: int, size: int, memory: Array, room: int
+    rows: Array, places: Array, has_places: bool, ranges: int, stride: int, size: int, memory: Array, room: int
 ) -> None:
     plan = words(memory, gather.memory_size(room))
-    gather.plan_rows(words(rows, count), words(places, count), has_places, count, stride, size, plan, room)
-    plan[2] = memory
+    gather.plan_rows(words(rows, ranges), words(places, ranges), has_places, ranges, stride, size, plan, room)
+    _locate(memory, room)
+
+
+@compiled
+def plan_rows_inside(
+    rows: Array, places: Array, has_places: bool, ranges: int, stride: int, size: int, memory: Array, room: int,
+    count: int, plain: int, target: int,
+) -> bool:  # fmt: skip
+    plan_rows(rows, places, has_places, ranges, stride, size, memory, room)
+    head = words(memory, gather.HEAD)
+    return bool(is_plan_inside(head[2], head[3], head[4], head[0], head[1], count, plain, target))
+
+
+@compiled
+def _locate(memory: int, room: int) -> None:
+    """Put the addresses of a plan's arrays into its memory."""
+    head = words(memory, gather.HEAD)
+    for place, offset in enumerate(gather.offsets(room)):
+        head[gather.PLACES + place] = memory + 8 * offset
 
 
 @compiled

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 
-from fastrack._crypto.base import Jobs, check_plan, chunks_between
+from fastrack._crypto.base import Jobs, chunks_between
 from fastrack._crypto.cobblestone import CHUNK_SIZE
 from fastrack._crypto.message_keys import ROW_SIZE
 
@@ -51,9 +51,9 @@ class JobTable:
                     raise ValueError(f"expected a result of {nbytes} bytes, got {target.size}")
                 count += chunks_between(source.size, nbytes)
             else:
-                check_plan(plan, source.size, nbytes, target.size)
-                words += (key, bits, source.address, target.address, nbytes, count, *plan.addresses)
-                count += plan.count
+                chunks, *places = plan.locate(source.size, nbytes, target.size)
+                words += (key, bits, source.address, target.address, nbytes, count, *places)
+                count += chunks
             key += ROW_SIZE
         table = array("q", words)
         self.address = table.buffer_info()[0]

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from fastrack._crypto import gather
 from fastrack._crypto.base import GatherPlan
+from fastrack._crypto.gather import EvenRows
 from fastrack._util.pickles import unpickle
 
 Indices = npt.NDArray[np.int64]
@@ -48,18 +49,10 @@ class ByteRanges:
         return GatherPlan.of(gather.make_plan(self.starts, self.sizes, self.places))
 
 
-@dataclass(frozen=True, slots=True)
-class EvenRanges:
-    """Byte ranges of one size, at multiples of a stride.
+class EvenRanges(EvenRows):
+    """Byte ranges of one size, at multiples of a stride."""
 
-    rows : int64 (n,); range `i` begins `rows[i] * stride` bytes after the start of the message's plaintext
-    order : int64 (n,); range `i` goes to byte `order[i] * size` of the result. Without it they follow each other
-    """
-
-    rows: Indices
-    stride: int
-    size: int
-    order: Indices | None = None
+    __slots__ = ()
 
     def expand(self) -> ByteRanges:
         """Return the same ranges with their starts, sizes and places."""
@@ -68,7 +61,7 @@ class EvenRanges:
 
     def pieces(self) -> GatherPlan:
         """Return what `ByteRanges.pieces` does."""
-        return GatherPlan.of(gather.make_even_plan(self.rows, self.stride, self.size, self.order))
+        return GatherPlan.of(self)
 
 
 Ranges = ByteRanges | EvenRanges

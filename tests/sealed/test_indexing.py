@@ -230,4 +230,34 @@ def test_neighbouring_rows_are_one_piece_if_they_are_neighbours_in_the_result(lo
         pieces = EvenRanges(rows, 8, 8, order and np.array(order)).pieces()
         assert pieces.table[:, 2].tolist() == lengths
     with pytest.raises(ValueError, match="place"):
-        EvenRanges(rows, 8, 8, np.array([1])).pieces()
+        _ = EvenRanges(rows, 8, 8, np.array([1])).pieces().chunks
+
+
+@pytest.mark.parametrize("loops", ["compiled", "interpreted"])
+@pytest.mark.parametrize("size", [1, 100, CHUNK_SIZE + 1])
+def test_rows_are_located_exactly_if_all_of_them_lie_inside(loops, size, monkeypatch):
+    if loops == "interpreted":
+        monkeypatch.setattr(plans, "_loops", lambda: plans)
+    count = 50
+    plain = count * size
+    sealed = plain + 16 * -(-plain // CHUNK_SIZE)
+    for rows, order in (
+        ([0, 7, 49], None), ([49, 49], None), ([3], [2]), ([], None), ([50], None), ([0, -1], None), ([2**40], None),
+        ([-(2**40)], None), ([1, 2, 3, 4], None), ([1], [3]), ([1], [-1]), ([1], [2**40]),
+    ):  # fmt: skip
+        places = None if order is None else np.array(order)
+        ranges = EvenRanges(np.array(rows, np.int64), size, size, places)
+        lies_inside = all(0 <= row < count for row in rows) and all(
+            0 <= place < 3 for place in (range(len(rows)) if order is None else order)
+        )
+        if lies_inside:
+            found, asked = ranges.pieces(), ranges.pieces()
+            assert found.locate(sealed, plain, 3 * size)[0] == asked.chunks.size == found.chunks.size
+            assert np.array_equal(found.table, asked.table)
+            assert asked.locate(sealed, plain, 3 * size)[0] == asked.chunks.size
+        else:
+            pieces = ranges.pieces()
+            for _ in range(2):
+                with pytest.raises(ValueError, match="reaches outside"):
+                    pieces.locate(sealed, plain, 3 * size)
+                assert pieces.starts[-1] == len(pieces.table)  # now it has arrays, which are compared as well
