@@ -19,7 +19,7 @@ import numpy as np
 
 from fastrack._crypto import cobblestone
 from fastrack._crypto.keyring import KeyRing, KeySource
-from fastrack._sealed.container import StoredTensor, is_shape, parse_header, unique
+from fastrack._sealed.container import Layout, StoredTensor, is_shape, parse_header, parse_layouts, unique
 from fastrack._sealed.storage import Extent, Storage, StoredBytes, open_storage, read_head
 from fastrack._sealed.tensor import Binding, Kind, MessageContext, OpenMessage, SealedTensor, bad_chunk
 from fastrack._tensors import arrays, dtypes
@@ -189,8 +189,9 @@ class SealedFile(Mapping[str, SealedTensor]):
         self.file_id: str | None = None
         self.key_id: str | None = None
         self.kind: Kind = "tensor"
-        self._contexts: dict[str, MessageContext] = {}
-        self._bindings: dict[str, Binding] = {}
+        self._layouts: dict[str, Layout] = {}
+        self._contexts: dict[str, MessageContext] = {}  # of the tensors that were taken out
+        self._bindings: dict[str, tuple[str, Binding]] = {}
         if fields:
             self._read_fields(fields)
         if file_id is not None and file_id != self.file_id:
@@ -200,7 +201,7 @@ class SealedFile(Mapping[str, SealedTensor]):
                 path=self.path,
             )
         self.names = tuple(self._stored)
-        self.plain: Mapping[str, Any] = _PlainTensors(self, [name for name in self.names if name not in self._contexts])
+        self.plain: Mapping[str, Any] = _PlainTensors(self, [name for name in self.names if name not in self._layouts])
 
     def _read_fields(self, fields: dict[str, str]) -> None:
         version = fields.get("fastrack.version")
@@ -216,31 +217,44 @@ class SealedFile(Mapping[str, SealedTensor]):
                 f"{self.path}: expected no fastrack.kind, or checkpoint or folder, got {kind!r:.20}. Update fastrack"
             )
         self.kind = cast(Kind, kind or "tensor")
-        for name, entry in _read_json(fields.get("fastrack.tensors"), self.path).items():
-            if name not in self._stored:
+        listed = fields.get("fastrack.tensors")
+        self._layouts = parse_layouts(listed or "") or self._read_layouts(listed, self.file_id)
+        for name, layout in self._layouts.items():
+            stored = self._stored.get(name)
+            if stored is None:
                 raise FormatError(f"{self.path} lists a sealed tensor {name!r:.80} that it lacks; the file was altered")
-            file_id = self.file_id
-            if isinstance(entry, dict) and "binding" in entry:
-                file_id, self._bindings[name] = _take_binding(name, entry, file_id, self.path)
-            context = self._contexts[name] = _read_context(name, entry, file_id, self.kind, self.path)
-            expected = cobblestone.message_size(dtypes.nbytes(context.dtype, context.shape))
-            dtype, shape, *_ = self._stored[name]
-            if dtype != "U8" or shape != (expected,):
+            expected = cobblestone.message_size(layout.nbytes)
+            if stored.dtype != "U8" or stored.shape != (expected,):
                 raise FormatError(
-                    f"{self.path}: {name!r:.200} of {context.dtype} {list(context.shape)}: expected a U8 vector of "
-                    f"{expected} bytes, got {dtype} {list(shape)}; the metadata or the file was altered"
+                    f"{self.path}: {name!r:.200} of {layout.dtype} {list(layout.shape)}: expected a U8 vector of "
+                    f"{expected} bytes, got {stored.dtype} {list(stored.shape)}; the metadata or the file was altered"
                 )
 
+    def _read_layouts(self, text: str | None, file_id: str) -> dict[str, Layout]:
+        """Read any JSON that lists tensors, as `parse_layouts` does that of fastrack, and the bindings in it."""
+        layouts: dict[str, Layout] = {}
+        for name, entry in _read_json(text, self.path).items():
+            if isinstance(entry, dict) and "binding" in entry:
+                self._bindings[name] = _take_binding(name, entry, file_id, self.path)
+            layouts[name] = _read_layout(name, entry, self.path)
+        return layouts
+
     def __getitem__(self, name: str) -> SealedTensor:
-        context = self._contexts.get(name)
-        if context is None:
+        layout = self._layouts.get(name)
+        if layout is None:
             if name in self._stored:
                 raise KeyError(f"{name!r} is stored unencrypted; file.plain[{name!r}] returns it")
             raise KeyError(name)
         assert self.key_id is not None
+        assert self.file_id is not None
+        file_id, binding = self._bindings.get(name, (self.file_id, None))
+        context = self._contexts.get(name)
+        if context is None:
+            context = self._contexts[name] = MessageContext(name, layout.dtype, layout.shape, file_id, self.kind)
         header = None if self._entry is None else self._entry.header(name)
-        extent = Extent(self._open_storage(), *self._stored[name][2:])
-        return SealedTensor(context, extent, self.key_id, self._bindings.get(name), self.path, header)
+        stored = self._stored[name]
+        extent = Extent(self._open_storage(), stored.start, stored.stop)
+        return SealedTensor(context, extent, self.key_id, binding, self.path, header)
 
     @property
     def size(self) -> int:
@@ -268,13 +282,13 @@ class SealedFile(Mapping[str, SealedTensor]):
         return dtype, shape, memory
 
     def __contains__(self, name: object) -> bool:
-        return name in self._contexts
+        return name in self._layouts
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name in self.names if name in self._contexts)
+        return (name for name in self.names if name in self._layouts)
 
     def __len__(self) -> int:
-        return len(self._contexts)
+        return len(self._layouts)
 
     __eq__ = object.__eq__
     __hash__ = object.__hash__
@@ -474,11 +488,11 @@ def _take_binding(name: str, entry: dict[str, Any], file: str, path: Location) -
     return _hex_id(own_id, f"file of {name!r:.80}", path), Binding(file, bytes.fromhex(header))
 
 
-def _read_context(name: str, entry: Any, file: str, kind: Kind, path: Location) -> MessageContext:
+def _read_layout(name: str, entry: Any, path: Location) -> Layout:
     if type(entry) is dict and entry.keys() == _MEMBERS:
         dtype, shape = entry["dtype"], entry["shape"]
         if type(dtype) is str and is_shape(shape):
-            return MessageContext(name, dtype, tuple(shape), file, kind)
+            return Layout(dtype, tuple(shape), dtypes.nbytes(dtype, shape))
     raise FormatError(
         f"{path}: entry of {name!r:.80}: expected a dtype and a shape, got {entry!r:.80}; the metadata was altered"
     )

@@ -2,12 +2,15 @@
 
 import json
 import random
+from pathlib import Path
 
 import pytest
 import safetensors
 from helpers import by_hand
 
 from fastrack import load_file
+from fastrack._sealed.container import _parse, _parse_compact, parse_layouts, unique
+from fastrack._sealed.reader import _read_layout
 from fastrack.errors import FormatError
 
 SOUND = {
@@ -17,6 +20,7 @@ SOUND = {
     'c"\\': {"dtype": "BF16", "shape": [], "data_offsets": [24, 26]},
 }
 BODY = bytes(26)
+COMPACT = {"__metadata__": SOUND["__metadata__"], "a.weight": SOUND["a"], "b": SOUND["b"], "é": SOUND['c"\\']}
 TOKENS = [
     "{",
     "}",
@@ -84,16 +88,25 @@ def test_a_sound_header_is_read_as_the_library_reads_it(tmp_path):
     assert by_fastrack(path) == expected
 
 
-def test_whatever_opens_the_library_reads_in_the_same_way(tmp_path):
+def alter(text, rng):
+    for _ in range(rng.choice([1, 1, 2])):
+        start = rng.randrange(len(text) + 1)
+        text = text[:start] + rng.choice(TOKENS) + text[start + rng.choice([0, 0, 1, 1, 2, 5]) :]
+    return text
+
+
+def as_written(value):
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+@pytest.mark.parametrize("text", [json.dumps(SOUND, ensure_ascii=False), as_written(COMPACT)], ids=["any", "compact"])
+def test_whatever_opens_the_library_reads_in_the_same_way(tmp_path, text):
     """Compare with the library, which also takes a few headers that are refused here: members twice or unknown."""
     path = tmp_path / "x.safetensors"
     rng = random.Random(7)
-    text, refused, opened = json.dumps(SOUND, ensure_ascii=False), 0, 0
-    for _ in range(3000):
-        altered = text
-        for _ in range(rng.choice([1, 1, 2])):
-            start = rng.randrange(len(altered) + 1)
-            altered = altered[:start] + rng.choice(TOKENS) + altered[start + rng.choice([0, 0, 1, 1, 2, 5]) :]
+    refused, opened = 0, 0
+    for _ in range(1500):
+        altered = alter(text, rng)
         path.write_bytes(by_hand.container(altered.encode(), BODY))
         found = by_fastrack(path)
         if found is None:
@@ -101,7 +114,59 @@ def test_whatever_opens_the_library_reads_in_the_same_way(tmp_path):
         else:
             opened += 1
             assert found == by_the_library(path), altered
-    assert min(refused, opened) > 50
+    assert min(refused, opened) > 20
+
+
+def attempt(parse, *arguments):
+    try:
+        return parse(*arguments)
+    except (ValueError, RecursionError, FormatError):
+        return "refused"
+
+
+@pytest.mark.parametrize("is_padded", [False, True])
+def test_the_parser_of_compact_headers_agrees_with_that_of_all(is_padded):
+    rng, text = random.Random(8), as_written(COMPACT) + "  " * is_padded
+    assert _parse_compact(text, 100) == _parse(text, 100)
+    parsed = 0
+    for _ in range(5000):
+        altered = alter(text, rng)
+        general = attempt(_parse, altered, 100)
+        compact = attempt(_parse_compact, altered, 100)
+        assert compact in (None, general), altered
+        if compact not in (None, "refused"):
+            assert list(compact[1]) == list(general[1])
+            parsed += 1
+    assert parsed > 50
+
+
+def test_the_parser_of_compact_lists_agrees_with_that_of_all():
+    rng = random.Random(9)
+    text = as_written({name: {"dtype": f"F{8 * len(name)}", "shape": [3] * len(name)} for name in ["é.é.", "ab", "cd"]})
+    parsed = 0
+    for _ in range(5000):
+        altered = alter(text, rng)
+        compact = parse_layouts(altered)
+        if compact is not None:
+            parsed += 1
+            entries = json.loads(altered, object_pairs_hook=unique)
+            assert compact == {name: _read_layout(name, entry, Path("x")) for name, entry in entries.items()}, altered
+            assert list(compact) == list(entries)
+    assert parsed > 50
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {},
+        {"__metadata__": {}},
+        {"a": COMPACT["b"], "__metadata__": {}},
+        {"__metadata__": None, "a": COMPACT["b"]},
+        {"b": {"dtype": "U8", "shape": [1], "data_offsets": [1, 2]}, "a": SOUND["a"] | {"data_offsets": [0, 1]}},
+    ],
+)
+def test_the_parser_of_compact_headers_leaves_others_to_that_of_all(header):
+    assert _parse_compact(as_written(header), 0) is None
 
 
 @pytest.mark.parametrize("content", [b"", bytes(7), bytes(8), (1).to_bytes(8, "little"), b"\xff" * 16])
