@@ -8,9 +8,10 @@ import os
 import re
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import groupby, islice
+from operator import itemgetter
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 from fastrack._crypto.keyring import KeyLike
 from fastrack._sealed import tables
@@ -23,7 +24,8 @@ from fastrack._util.regular_file import open_regular
 from fastrack.errors import FormatError
 
 Batch = Mapping[str, Any]
-Line = TypeVar("Line", tuple[bytes], tuple[bytes, Path, int])
+Line = tuple[bytes, Path, int]
+"""A line of a file, and its number there."""
 
 _MEMBER = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)
 _IMAGES = {".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"}  # as torchvision's ImageFolder
@@ -57,7 +59,8 @@ def import_samples(
           number, all others are bytes.
         - ``.parquet``, ``.arrow`` and ``.feather``, with PyArrow: a column for each of theirs. Numbers stay as they
           are, dates become the integers that Arrow stores, text, bytes and lists of numbers are records.
-        - A folder of files of one of these kinds, in the order of their names, or several such files.
+        - A folder of files of one of these kinds, in the order of their names, without folders among them, or several
+          such files.
         - A ``pyarrow.Table`` or ``RecordBatchReader``, a ``pandas.DataFrame`` or a ``datasets.Dataset``, as a Parquet
           file, or an iterable of samples, as `SealedWriter.write` takes them.
     folder : path
@@ -82,7 +85,8 @@ def import_samples(
     FileExistsError
         If the folder has shards, and `resume` is False.
     FormatError
-        If a file is malformed, of no such kind, or has values that cannot be stored, such as nulls.
+        If a file is malformed, of no such kind, or has values that cannot be stored, such as nulls; or if there is no
+        sample.
     ImportError
         If PyArrow is needed and not installed.
     TypeError, ValueError, OSError, AuthenticationError
@@ -105,8 +109,8 @@ def import_samples(
         if skip and not resume:
             advice = f"has {skip} samples already. Choose another folder, or resume the run that wrote them (resume=)"
             raise FileExistsError(errno.EEXIST, advice, os.fspath(folder))
-        paths = _paths_of(source)
-        batches = _open_object(source, skip) if paths is None else _open_files(paths, skip)
+        files, count = _files_of(source), skip
+        batches = _open_object(source, skip) if files is None else _open_files(files, skip, locate_local(folder))
         while True:
             try:
                 batch = next(batches, None)
@@ -114,20 +118,37 @@ def import_samples(
                     break
                 writer.write_batch(batch)
             except (TypeError, ValueError) as error:
-                if paths is None or isinstance(error, FormatError):
+                if files is None or str(files.current) in str(error):
                     raise
-                raise FormatError(f"{os.fspath(paths[0])}: {error}") from None
+                raise FormatError(f"{files.current}: {error}") from None
+            read = len(next(iter(batch.values())))
+            count += read
             if progress is not None:
-                progress(len(next(iter(batch.values()))))
-    return writer.stored
+                progress(read)
+        if not count:
+            at = "import_samples" if files is None else files.paths[0]
+            raise FormatError(f"{at}: expected a sample or more, got none. Name another source")
+    return count
 
 
-def _paths_of(source: Any) -> list[Path] | None:
+class _Files:
+    """Files of a source, in order. `current` is the one that the last samples are from, for errors."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self.paths, self.current = paths, paths[0]
+
+    def __iter__(self) -> Iterator[Path]:
+        for path in self.paths:
+            self.current = path
+            yield path
+
+
+def _files_of(source: Any) -> _Files | None:
     """Return the paths that a source is, or None for an object."""
     if isinstance(source, (str, os.PathLike)):
-        return [locate_local(source)]
+        return _Files([locate_local(source)])
     if isinstance(source, Sequence) and source and all(isinstance(each, (str, os.PathLike)) for each in source):
-        return [locate_local(each) for each in source]
+        return _Files([locate_local(each) for each in source])
     return None
 
 
@@ -144,52 +165,70 @@ def _open_object(source: Any, skip: int) -> Iterator[Batch]:
     return ({name: [value] for name, value in sample.items()} for sample in skip_samples(source, skip))
 
 
-def _open_files(paths: list[Path], skip: int) -> Iterator[Batch]:
-    place = paths[0]
-    if len(paths) == 1 and place.is_dir():
-        entries = sorted(path for path in place.iterdir() if not path.name.startswith("."))
+def _open_files(files: _Files, skip: int, target: Path) -> Iterator[Batch]:
+    place = files.current
+    if len(files.paths) == 1 and place.is_dir():
+        found = sorted(path for path in place.iterdir() if not (path.is_dir() and path.samefile(target)))
+        entries = [path for path in found if not path.name.startswith(".")]
+        folders = [path for path in entries if path.is_dir()]
         has_images = any(path.suffix.lower() in _IMAGES for path in entries)
-        if has_images or (entries and all(path.is_dir() for path in entries)):
-            return _read_images(place, skip, has_classes=not has_images)
-        paths = [path for path in entries if path.is_file()]
-    kinds = sorted({path.suffix.lower() for path in paths})
-    read = _READERS.get(kinds[0]) if len(kinds) == 1 else None
+        if has_images or (entries and folders == entries):
+            classes = [path for path in found if path.is_dir()]  # of any name, as in ImageFolder
+            return _read_images(files, skip, [] if has_images else classes)
+        files.paths = [path for path in entries if path not in folders]
+        if folders and files.paths:
+            raise FormatError(
+                f"{place}: expected files alone, or folders of images alone, got the folder {folders[0].name!r:.80} "
+                f"beside {files.paths[0].name!r:.80}. Move one away, or name the files"
+            )
+    for path in files.paths:
+        path.stat()  # which raises the error of one that is missing
+    kinds = {path.suffix.lower(): path.name for path in reversed(files.paths)}
+    read = _READERS.get(next(iter(kinds))) if len(kinds) == 1 else None
     if read is None:
+        got = ", ".join(f"{name!r:.80}" for name in sorted(kinds.values())) or "none"
         raise FormatError(
-            f"{place}: expected images, or files that all end with one of {', '.join(_READERS)}, got {kinds!s:.200}. "
+            f"{place}: expected images, or files that all end with one of {', '.join(_READERS)}, got {got:.200}. "
             "Name files of one of these kinds"
         )
-    return read(paths, skip)
+    return read(files, skip)
 
 
-def _read_images(folder: Path, skip: int, *, has_classes: bool) -> Iterator[Batch]:
+def _read_images(files: _Files, skip: int, classes: list[Path]) -> Iterator[Batch]:
     """Read the samples of torchvision's ImageFolder, in its order, or without labels if there are no classes."""
-    classes = sorted(path.name for path in folder.iterdir() if path.is_dir()) if has_classes else [""]
+    folder = files.current
     found: list[tuple[int, Path]] = []
-    for label, name in enumerate(classes):
+    for label, path in enumerate(classes or [folder]):
         count = len(found)
-        for root, _, files in sorted(os.walk(folder / name, followlinks=True)):
-            found += [(label, Path(root, file)) for file in sorted(files) if Path(file).suffix.lower() in _IMAGES]
+        for root, _, names in sorted(os.walk(path, followlinks=True)):
+            found += [(label, Path(root, name)) for name in sorted(names) if Path(name).suffix.lower() in _IMAGES]
         if len(found) == count:
-            raise FormatError(f"{folder / name}: expected images of this class, got none. Remove the folder")
+            raise FormatError(f"{path}: expected images of this class, got none. Remove the folder")
     for label, path in skip_samples(found, skip):
+        files.current = path
         with io.BufferedReader(open_regular(path)) as file:
             batch = {"image": [file.read()], "path": [str(path.relative_to(folder))]}
-        yield {**batch, "label": [label]} if has_classes else batch
+        yield {**batch, "label": [label]} if classes else batch
 
 
-def _read_text(paths: list[Path], skip: int) -> Iterator[Batch]:
-    lines = skip_samples(((line,) for path in paths for line in _lines_of(path)), skip)
-    while batch := _take_lines(lines):
-        yield {"text": [line for (line,) in batch]}
+def _read_text(files: _Files, skip: int) -> Iterator[Batch]:
+    for batch in _read_lines(files, skip):
+        yield {"text": [line for line, _, _ in batch]}
 
 
-def _read_json(paths: list[Path], skip: int) -> Iterator[Batch]:
-    numbered = ((line, path, number) for path in paths for number, line in enumerate(_lines_of(path), 1))
-    lines = skip_samples(((line, path, number) for line, path, number in numbered if line.strip()), skip)
+def _read_json(files: _Files, skip: int) -> Iterator[Batch]:
     columns = JsonColumns()
-    while batch := _take_lines(lines):
+    for batch in _read_lines(files, skip, bytes.strip):
         yield columns.parse(batch)
+
+
+def _read_lines(files: _Files, skip: int, keep: Callable[[bytes], object] = lambda _: True) -> Iterator[list[Line]]:
+    """Return lines to keep, of one file at a time: a limited number of them, and of bytes."""
+    numbered = ((line, path, number) for path in files for number, line in enumerate(_lines_of(path), 1) if keep(line))
+    for path, lines in groupby(skip_samples(numbered, skip), itemgetter(1)):
+        while batch := _take_lines(lines):
+            files.current = path
+            yield batch
 
 
 def _lines_of(path: Path) -> Iterator[bytes]:
@@ -200,7 +239,6 @@ def _lines_of(path: Path) -> Iterator[bytes]:
 
 
 def _take_lines(lines: Iterator[Line]) -> list[Line]:
-    """Return the next lines, each first in a tuple: a limited number of them, and of bytes."""
     taken: list[Line] = []
     size = 0
     for line in islice(lines, _LINES):
@@ -211,8 +249,8 @@ def _take_lines(lines: Iterator[Line]) -> list[Line]:
     return taken
 
 
-def _read_archives(paths: list[Path], skip: int) -> Iterator[Batch]:
-    samples = (sample for path in paths for sample in _samples_of(path))
+def _read_archives(files: _Files, skip: int) -> Iterator[Batch]:
+    samples = (sample for path in files for sample in _samples_of(path))
     return ({name: [value] for name, value in sample.items()} for sample in skip_samples(samples, skip))
 
 
@@ -254,19 +292,24 @@ def _members_of(file: IO[bytes], path: Path) -> Iterator[tuple[str, bytes]]:
                 if member.isdir():
                     continue
                 if not member.isreg() or member.issparse() or member.offset_data + member.size > size:
-                    raise FormatError(f"{path}: {member.name!r:.80}: expected a regular file, whole and not sparse")
+                    raise FormatError(
+                        f"{path}: {member.name!r:.80}: expected a regular file, whole and not sparse. Pack "
+                        "the archive again, of such files"
+                    )
                 opened = archive.extractfile(member)
                 assert opened is not None
                 yield member.name, opened.read()
             # tarfile takes an invalid header for the end.
             file.seek(archive.offset)
             if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-                raise FormatError(f"{path}: expected the end of the archive at byte {archive.offset}; it was cut short")
+                raise FormatError(
+                    f"{path}: expected the end of the archive at byte {archive.offset}; it was cut short. Get it again"
+                )
     except (tarfile.TarError, EOFError, ArithmeticError, UnicodeError) as error:
         raise FormatError(f"{path} is no tar archive that can be read: {error!s:.200}") from None
 
 
-_READERS: dict[str, Callable[[list[Path], int], Iterator[Batch]]] = {
+_READERS: dict[str, Callable[[_Files, int], Iterator[Batch]]] = {
     ".txt": _read_text,
     ".jsonl": _read_json,
     ".tar": _read_archives,

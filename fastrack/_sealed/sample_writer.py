@@ -269,7 +269,10 @@ class SealedWriter:
         """Authenticate the headers of a shard, and count its samples."""
         with SealedFile(path) as file:
             if file.kind != "tensor" or not file:
-                raise FormatError(f"{path}: expected a shard of samples, got a {file.kind} file of {len(file)} tensors")
+                raise FormatError(
+                    f"{path}: expected a shard of samples, got a {file.kind} file of {len(file)} tensors. "
+                    "Choose another folder, or move the file away"
+                )
             if file.key_id != self._key.id:
                 raise ValueError(
                     f"{path}: expected shards under the key {self._key.id}, got one under {file.key_id}. Give that "
@@ -279,7 +282,10 @@ class SealedWriter:
                 file[name].open_header(keys).wipe()
             count, columns = columns_of([file[name].context for name in file], path)
         if columns != (self._columns or columns):
-            raise FormatError(f"{path}: expected columns as in the first shard of the folder, got others")
+            raise FormatError(
+                f"{path}: expected columns as in the first shard of the folder, got others. Choose another folder for "
+                "these samples"
+            )
         self._columns = columns
         self.stored += count
 

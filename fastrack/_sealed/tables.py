@@ -18,7 +18,7 @@ _ROWS = 4096  # of a batch
 _BYTES = {"string", "large_string", "string_view", "binary", "large_binary", "binary_view"}
 
 
-def read_files(paths: list[Path], skip: int) -> Iterator[Mapping[str, Block]]:
+def read_files(paths: Iterable[Path], skip: int) -> Iterator[Mapping[str, Block]]:
     """Return the batches of Parquet, Arrow and Feather files, after the rows to skip."""
     return read_batches((batch for path in paths for batch in _batches_of(path)), skip)
 

@@ -144,7 +144,10 @@ def load_checkpoint(
         def fetch(number: int, framework: Framework) -> Any:
             if number not in fetched:
                 on = target if framework == "torch" else None
-                fetched[number] = framework, to_device(_find(file, number), on, keys=ring, framework=framework)
+                fetched[number] = (
+                    framework,
+                    to_device(find_message(file, str(number)), on, keys=ring, framework=framework),
+                )
             stored, opened = fetched[number]
             if stored != framework:
                 raise FormatError(
@@ -159,12 +162,14 @@ def load_checkpoint(
     return state
 
 
-def _find(file: SealedFile, number: int) -> SealedTensor:
-    sealed = file.get(str(number))
+def find_message(file: SealedFile, name: str) -> SealedTensor:
+    """Return a message that a checkpoint says is in a file."""
+    sealed = file.get(name)
     if sealed is None:
         raise AuthenticationError(
-            f"{file.path} lacks array {number} of its checkpoint, or stores it unencrypted; it was altered",
-            tensor=str(number),
+            f"{file.path}: expected message {name} of its checkpoint, got none, or a plain one; it was altered. Get "
+            "the file that was saved",
+            tensor=name,
             path=file.path,
         )
     return sealed

@@ -97,7 +97,8 @@ class NumberedSamples:
                 opened = record_layout(layout.shards, keys)
                 if not np.array_equal(opened.ends, layout.ends):
                     raise FormatError(
-                        "records: expected the number of records in each file that the data set had when made"
+                        "records: expected the number of records in each file that the data set had when made, got "
+                        "another. Make the data set again"
                     )
                 layout.offsets = opened.offsets
         return self

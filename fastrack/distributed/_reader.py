@@ -23,7 +23,7 @@ from fastrack._sealed.headers import open_headers
 from fastrack._sealed.reader import SealedFile, load_file
 from fastrack._sealed.tensor import SealedTensor, unseal
 from fastrack._tensors.arrays import Framework
-from fastrack._training.checkpoint import load_checkpoint
+from fastrack._training.checkpoint import find_message, load_checkpoint
 from fastrack._training.model import Step, fill
 from fastrack._training.state import decode_state
 from fastrack._transfer.api import to_device
@@ -164,7 +164,7 @@ class SealedReader(StorageReader):
                 if tuple(target.shape) != part.shape:
                     raise FormatError(
                         f"{item.dest_index.fqn!r:.200}: expected a part of shape {list(part.shape)}, got a tensor of "
-                        f"{list(target.shape)}"
+                        f"{list(target.shape)}. Use a planner that gives one of the shape of the part"
                     )
                 steps.append(Step(part, target, target, canonical(target.device), []))
                 targets.append((item, target))
@@ -183,17 +183,11 @@ class SealedReader(StorageReader):
         shard = self._shards[item.storage_index]
         file = self._open(shard.file_id)
         name = VALUES if shard.number is None else str(shard.number)
-        sealed = file.get(name)
-        if sealed is None:
-            raise AuthenticationError(
-                f"{file.path} lacks message {name} of its checkpoint, or stores it unencrypted; it was altered",
-                tensor=name,
-                path=file.path,
-            )
+        sealed = find_message(file, name)
         if shard.number is not None and (sealed.dtype, sealed.shape) != (shard.dtype, shard.shape):
             raise AuthenticationError(
                 f"{file.path}: message {name}: expected {shard.dtype} {list(shard.shape)} by the description of the "
-                f"checkpoint, got {sealed.dtype} {list(sealed.shape)}; it was altered",
+                f"checkpoint, got {sealed.dtype} {list(sealed.shape)}; it was altered. Get the file that was saved",
                 tensor=name,
                 path=file.path,
             )
@@ -219,16 +213,16 @@ class SealedReader(StorageReader):
             self._values[file_id] = _decode_values(self._open(file_id), self._ring)
         values = self._values[file_id]
         if name not in values:
-            raise FormatError(f"{self._open(file_id).path} lacks a value of its checkpoint. Save it again")
+            raise FormatError(
+                f"{self._open(file_id).path}: expected the value {name!r:.200} by the description of the checkpoint, "
+                "got none. Save it again"
+            )
         return values[name]
 
 
 def _decode_values(file: SealedFile, keys: KeyRing) -> dict[str, Any]:
     def fetch(number: int, framework: Framework) -> Any:
-        name = f"{VALUES}.{number}"
-        if name not in file:
-            raise AuthenticationError(f"{file.path} lacks message {name}; it was altered", tensor=name, path=file.path)
-        return to_device(file[name], keys=keys, framework=framework)
+        return to_device(find_message(file, f"{VALUES}.{number}"), keys=keys, framework=framework)
 
     values = decode_state(unseal(file[VALUES], keys, framework="numpy").tobytes(), fetch)
     if type(values) is not dict:

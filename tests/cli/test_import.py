@@ -34,6 +34,13 @@ def test_the_report_is_a_document(cli, key, lines):
     assert report["key_id"]
 
 
+def test_a_table_is_imported(cli, key, folder):
+    pa = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet").write_table(pa.table({"text": ["a", "b"]}), folder / "t.parquet")
+    assert cli.json(f"import t.parquet out {key}")["samples"] == 2
+    assert texts("out", "owner.key") == ["a", "b"]
+
+
 def test_a_folder_that_has_samples_is_continued_on_request(cli, key, lines):
     cli(f"import {lines} out {key}")
     assert "3000 samples" in cli.error(f"import {lines} out {key}")

@@ -240,7 +240,11 @@ def test_parquet_arrow_and_feather_files(tmp_path, key, pa, table):
     with pa.ipc.new_stream(tmp_path / "a.arrow", table.schema) as writer:
         writer.write_table(table, max_chunksize=1111)
     for name in ("a.parquet", "a.feather", "a.arrow"):
-        assert import_samples(tmp_path / name, tmp_path / f"{name}.out", key, shard_size=300_000) == table.num_rows
+        counts = []
+        count = import_samples(
+            tmp_path / name, tmp_path / f"{name}.out", key, shard_size=300_000, progress=counts.append
+        )
+        assert count == sum(counts) == table.num_rows
         assert_same(tmp_path / f"{name}.out", key, table)
 
 
@@ -339,7 +343,7 @@ def test_any_bytes_are_read_or_refused(tmp_path_factory, key, content, suffix):
     folder = tmp_path_factory.mktemp("any")
     (folder / f"a{suffix}").write_bytes(content)
     with contextlib.suppress(FormatError):
-        assert import_samples(folder / f"a{suffix}", folder / "out", key) == 0
+        import_samples(folder / f"a{suffix}", folder / "out", key)
 
 
 # Sources in general.
@@ -358,13 +362,67 @@ def test_files_of_no_kind_or_of_several_are_refused(tmp_path, key):
     for names in ([], ["a.bin"], ["a.txt", "b.jsonl"]):
         for name in names:
             (tmp_path / "in" / name).write_bytes(b"x")
-        with pytest.raises(FormatError, match="in"):
+        with pytest.raises(FormatError, match=repr(names[-1]) if names else "got none"):
             import_samples(tmp_path / "in", tmp_path / "out", key)
-    with pytest.raises(FileNotFoundError):
-        import_samples(tmp_path / "none.txt", tmp_path / "out", key)
+    for name in ("none.txt", "none"):
+        for source in (tmp_path / name, [tmp_path / "in" / "a.txt", tmp_path / name]):
+            with pytest.raises(FileNotFoundError, match=name):
+                import_samples(source, tmp_path / "out", key)
     os.mkfifo(tmp_path / "pipe.txt")
     with pytest.raises(OSError, match="regular"):
         import_samples(tmp_path / "pipe.txt", tmp_path / "out", key)
+
+
+def test_a_source_without_a_sample_is_refused(tmp_path, key):
+    (tmp_path / "a.txt").write_bytes(b"")
+    (tmp_path / "a.jsonl").write_bytes(b"\n\n")
+    for source in (tmp_path / "a.txt", tmp_path / "a.jsonl", []):
+        with pytest.raises(FormatError, match="got none"):
+            import_samples(source, tmp_path / "out", key)
+
+
+def test_nothing_in_a_folder_is_passed_over(tmp_path, key):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "a.txt").write_text("one\n")
+    (folder / "more").mkdir()
+    with pytest.raises(FormatError, match=r"'more' beside 'a\.txt'"):
+        import_samples(folder, tmp_path / "out", key)
+    (folder / "more").rename(folder / ".more")
+    (folder / "b.txt").symlink_to(tmp_path / "none")
+    with pytest.raises(FileNotFoundError):
+        import_samples(folder, tmp_path / "out", key)
+    (folder / "b.txt").unlink()
+    assert import_samples(folder, tmp_path / "out", key) == 1
+
+
+def test_the_folder_of_shards_may_be_in_that_of_the_source(tmp_path, key):
+    (tmp_path / "text").mkdir()
+    for name, count in (("a.txt", 1), ("b.txt", 2)):
+        (tmp_path / "text" / name).write_text("line\n")
+        assert import_samples(tmp_path / "text", tmp_path / "text" / "out", key, resume=count > 1) == count
+    write_images(tmp_path / "images")
+    for resume in (False, True):
+        assert import_samples(tmp_path / "images", tmp_path / "images" / "out", key, resume=resume) == 5
+
+
+def test_an_error_names_the_file_that_it_is_about(tmp_path, key, pa):
+    write = pytest.importorskip("pyarrow.parquet").write_table
+    write(pa.table({"x": [1, 2]}), tmp_path / "a.parquet")
+    write(pa.table({"x": [1, None]}), tmp_path / "b.parquet")
+    write(pa.table({"y": [1, 2]}), tmp_path / "c.parquet")
+    (tmp_path / "a.jsonl").write_text('{"x": "a"}\n')
+    (tmp_path / "b.jsonl").write_text('{"x": "\\ud800"}\n')
+    (tmp_path / "c.jsonl").write_text('{"x": "c"}\n{"y": "c"}\n')
+    archive(tmp_path / "a.tar", MEMBERS)
+    archive(tmp_path / "b.tar", MEMBERS[:2])
+    archive(tmp_path / "c.tar", [("a.cls", b"x")])
+    for kind in ("parquet", "jsonl", "tar"):
+        for number, name in enumerate("bc"):
+            paths = [tmp_path / f"{each}.{kind}" for each in ("a", name, "a")]
+            with pytest.raises(FormatError) as info:
+                import_samples(paths, tmp_path / f"out-{kind}-{number}", key)
+            assert str(info.value).count(str(tmp_path)) == str(info.value).count(str(paths[1])) == 1, info.value
 
 
 def test_a_folder_is_continued_on_request_alone(tmp_path, key, monkeypatch):

@@ -396,10 +396,10 @@ def test_nothing_that_nobody_vouches_for_is_taken(path):
     with pytest.raises(FormatError, match="a checkpoint"):
         load_checkpoint(path, keys=KEY)
     put(path, of(["torch", 0]), {"0": np.ones(3)}, plain=["0"])
-    with pytest.raises(AuthenticationError, match="array 0"):
+    with pytest.raises(AuthenticationError, match="message 0"):
         load_checkpoint(path, keys=KEY)
     put(path, of(["torch", 1]), {"0": np.ones(3)})
-    with pytest.raises(AuthenticationError, match="array 1"):
+    with pytest.raises(AuthenticationError, match="message 1"):
         load_checkpoint(path, keys=KEY)
     put(path, of(["torch", 0]), {"0": np.ones(3), "more": np.ones(3)}, plain=["more"])
     with pytest.raises(FormatError, match="its skeleton"):
