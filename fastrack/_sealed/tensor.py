@@ -23,6 +23,7 @@ from fastrack._sealed.indexing import Ranges, RowPlan, plan_rows
 from fastrack._sealed.storage import Extent, Storage, StoredBytes
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes, Framework
+from fastrack._tensors.sharded import is_sharded, named_part
 from fastrack._util.locations import Location
 from fastrack._util.pickles import unpickle
 from fastrack._util.public import public
@@ -36,6 +37,9 @@ Kind = Literal["tensor", "checkpoint", "folder"]
 @public
 def seal(tensor: Any, key: KeyLike | None = None, name: str = "tensor") -> SealedTensor:
     """Encrypt a tensor under a key, and bind it to its name, dtype and shape.
+
+    Of a DTensor, as in a module that ``fully_shard`` has sharded, each process seals the part that it has, and nothing
+    is sent. The name has the place of the part in the whole: ``w[256:512, 0:64]``.
 
     Parameters
     ----------
@@ -57,6 +61,8 @@ def seal(tensor: Any, key: KeyLike | None = None, name: str = "tensor") -> Seale
     ------
     TypeError
         If `tensor` is not a tensor in host memory, its dtype has no safetensors name, or `name` is not text.
+    ValueError
+        If `tensor` is a DTensor with partial sums, or of which a process has no single range along each dimension.
 
     Examples
     --------
@@ -71,6 +77,8 @@ def seal(tensor: Any, key: KeyLike | None = None, name: str = "tensor") -> Seale
            [3., 4., 5.]], dtype=float32)
     """
     key = sealing_key(key)
+    if is_sharded(tensor):
+        tensor, name = named_part(tensor, name)
     dtype, shape = arrays.describe(tensor)
     plain = arrays.bytes_of(tensor)
     context = MessageContext(name, dtype, shape, new_file_id())

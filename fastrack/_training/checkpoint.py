@@ -13,7 +13,8 @@ from fastrack._sealed.reader import SealedFile, load_file
 from fastrack._sealed.tensor import SealedTensor, unseal
 from fastrack._sealed.writer import write_checkpoint
 from fastrack._tensors.arrays import Framework
-from fastrack._training.sharded import is_sharded, save_gathered
+from fastrack._tensors.sharded import is_sharded
+from fastrack._training.sharded import save_gathered
 from fastrack._training.state import decode_state, encode_state
 from fastrack._transfer.api import to_device
 from fastrack._util.paths import require_path

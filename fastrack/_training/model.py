@@ -18,14 +18,8 @@ from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._sealed.writer import save_file
 from fastrack._tensors import dtypes
 from fastrack._tensors.arrays import storage_key
-from fastrack._training.sharded import (
-    is_sharded,
-    local_part,
-    replace_local,
-    save_gathered,
-    select_local,
-    sharding_problem,
-)
+from fastrack._tensors.sharded import is_sharded, local_part, sharding_problem
+from fastrack._training.sharded import replace_local, save_gathered, select_local
 from fastrack._transfer.api import group, to_device
 from fastrack._transfer.plan import FRESH
 from fastrack._util.locations import locate

@@ -1,12 +1,9 @@
-"""Tensors of which each process has a part: DTensors, as in modules that `fully_shard` has sharded."""
+"""Load DTensors from sealed files, and write them into one: each process has a part of them."""
 
 from __future__ import annotations
 
-import math
 import os
-import sys
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from fastrack._crypto.keyring import KeyLike, sealing_key
@@ -16,6 +13,7 @@ from fastrack._sealed.tensor import Kind
 from fastrack._sealed.writer import write_sealed
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
+from fastrack._tensors.sharded import is_sharded, local_box
 from fastrack._util.locations import locate
 
 if TYPE_CHECKING:
@@ -26,53 +24,9 @@ if TYPE_CHECKING:
 _DONE, _FAILED = -1, -2
 
 
-def is_sharded(tensor: object) -> bool:
-    """Return True for a DTensor. Imports nothing."""
-    kind: Any = type(tensor)
-    return _is_dtensor(kind)
-
-
-@lru_cache
-def _is_dtensor(kind: type) -> bool:
-    return issubclass(kind, getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ()))
-
-
-def local_part(tensor: Any) -> torch.Tensor:
-    """Return the part of a tensor that this process has, detached and in the same memory: all, if it is no DTensor."""
-    import torch
-
-    part: torch.Tensor = tensor
-    if is_sharded(tensor):
-        with torch.no_grad():
-            part = tensor.to_local()
-    return part.detach()
-
-
 def select_local(sealed: SealedTensor, tensor: Any) -> SealedTensor | SealedRows:
     """Return the part of a sealed tensor that belongs into the local part of a DTensor of the same shape."""
-    [chunk] = tensor.__create_chunk_list__()  # DTensor's protocol for checkpoints
-    return select_box(sealed, chunk.offsets, chunk.sizes)
-
-
-def sharding_problem(tensor: Any) -> str | None:
-    """Return the reason why the local part of a DTensor is not one box of the whole, or None."""
-    mesh, problem = tensor.device_mesh, None
-    if mesh.get_coordinate() is None:
-        return "expected a tensor of a device mesh that this process belongs to"
-    for number, placement in enumerate(tensor.placements):
-        if placement.is_partial():
-            problem = "expected a tensor that is sharded or replicated, got partial sums. Redistribute it first"
-        elif hasattr(placement, "split_factor"):  # strided, as FSDP shards what is sharded for tensor parallelism
-            later = [
-                mesh.size(other)
-                for other in range(number + 1, mesh.ndim)
-                if tensor.placements[other].is_shard(placement.dim)
-            ]
-            if placement.split_factor != math.prod(later) or tensor.shape[placement.dim] % (
-                mesh.size(number) * placement.split_factor
-            ):
-                problem = f"expected shards that are one range of rows each, got {placement}. Redistribute it first"
-    return problem
+    return select_box(sealed, *local_box(tensor))
 
 
 def replace_local(tensor: Any, part: torch.Tensor) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 
 from fastrack._tensors import arrays
 from fastrack._tensors.arrays import Framework, storage_key
-from fastrack._training.sharded import is_sharded, local_part
+from fastrack._tensors.sharded import is_sharded, local_part
 from fastrack.errors import FormatError
 
 _VERSION = 1

@@ -15,6 +15,7 @@ from fastrack._devices import canonical
 from fastrack._sealed.tensor import MessageContext, SealedTensor
 from fastrack._tensors import arrays
 from fastrack._tensors.arrays import Bytes, Framework
+from fastrack._tensors.sharded import is_sharded, named_part
 from fastrack._transfer.channel import Channel, Group
 from fastrack._util.fork import register_fork_reset
 from fastrack._util.public import public
@@ -128,6 +129,8 @@ def _require_movable(obj: Any) -> None:
 def to_host(x: Any, key: KeyLike | None = None, *, name: str = "tensor") -> SealedTensor:
     """Seal a tensor on the device that holds it, and copy it to the host sealed.
 
+    Of a DTensor each process seals the part that it has, under a name with its place, as `seal` does.
+
     Parameters
     ----------
     x : array
@@ -146,6 +149,8 @@ def to_host(x: Any, key: KeyLike | None = None, *, name: str = "tensor") -> Seal
     ------
     TypeError
         If `x` is no array, or of a dtype that safetensors lacks.
+    ValueError
+        If `x` is a DTensor that `seal` refuses.
     AuthenticationError
         If an earlier transfer to the device that this thread did not wait for was altered.
     DeviceError
@@ -162,6 +167,8 @@ def to_host(x: Any, key: KeyLike | None = None, *, name: str = "tensor") -> Seal
     >>> fastrack.unseal(sealed, key, framework="numpy").tolist()
     [[1.0, 0.0], [0.0, 1.0]]
     """
+    if is_sharded(x):
+        x, name = named_part(x, name)
     return _shared.channel(_device_of(x)).to_host(x, key=key, name=name)
 
 

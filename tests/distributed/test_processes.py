@@ -162,7 +162,7 @@ def mix(folder):
 
 
 def alter_values(folder):
-    """What is wrong with an array inside a value stops all processes, also those that do not load the value."""
+    """An altered array inside a value stops all processes, also those that do not load the value."""
     rank, mesh = dist.get_rank(), init_device_mesh("cpu", (2,))
     whole = torch.arange(8.0).reshape(4, 2)
     state = {"w": distribute_tensor(whole, mesh, [Shard(0)]), "history": (torch.arange(40_000), "text")}

@@ -1,6 +1,7 @@
 """Modules with DTensors: each process opens its shards, and one file holds the whole."""
 
 import contextlib
+import dataclasses
 import warnings
 
 import numpy as np
@@ -24,6 +25,7 @@ from fastrack import (
     save_model,
     seal,
     to_device,
+    to_host,
     unseal,
 )
 from fastrack._sealed.boxes import select_box
@@ -212,7 +214,59 @@ def test_a_module_that_cannot_be_filled_is_left_as_it_was(path, case):
         assert [type(value) for value in module.parameters()] == kinds
 
 
+# Sealing
+
+
+def test_a_process_seals_its_part_under_a_name_with_its_place():
+    whole = torch.arange(7 * 12.0).reshape(7, 12)
+    cases = [
+        ((Shard(0), Replicate()), (slice(4, 7), slice(0, 12))),
+        ((Shard(1), Replicate()), (slice(0, 7), slice(6, 12))),
+        ((Replicate(), Replicate()), (slice(0, 7), slice(0, 12))),
+        ((Shard(0), Shard(1)), (slice(4, 7), slice(0, 6))),
+    ]
+    with process(2, 4):
+        mesh = device_mesh.init_device_mesh("cpu", (2, 2))
+        for placements, box in cases:
+            part = DTensor.from_local(
+                whole[box].clone(), mesh, placements, run_check=False, shape=(7, 12), stride=(12, 1)
+            )
+            for sealed in (seal(part, KEY, "w"), to_host(part, KEY, name="w"), seal(nn.Parameter(part), KEY, "w")):
+                assert sealed.name == "w[" + ", ".join(f"{each.start}:{each.stop}" for each in box) + "]"
+                assert torch.equal(unseal(sealed, KEY), whole[box])
+        partial = DTensor.from_local(torch.zeros(7, 12), mesh, [Partial(), Replicate()], run_check=False)
+        for call in (seal, to_host):
+            with pytest.raises(ValueError, match=r"'w': .*partial sums"):
+                call(partial, KEY, name="w")
+        other = device_mesh.DeviceMesh("cpu", [0, 1])
+        with pytest.raises(ValueError, match="mesh"):
+            seal(DTensor.from_local(torch.zeros(3), other, [Shard(0)], run_check=False, shape=(6,), stride=(1,)), KEY)
+
+
 # Several processes
+
+
+def seal_parts(path):
+    """Each process seals its rows into a file, of which each opens the rows that are its own, and no others."""
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    whole = torch.arange(33 * 64.0).reshape(33, 64)
+    shard = tensor.distribute_tensor(whole, device_mesh.init_device_mesh("cpu", (world,)), [Shard(0)])
+    sealed = seal(shard, KEY, "w")
+    assert sealed.name == ("w[0:17, 0:64]", "w[17:33, 0:64]")[rank]
+    save_file({sealed.name: sealed}, f"{path}.{rank}", KEY)
+    torch.distributed.barrier()
+    if rank == 0:
+        files = [load_file(f"{path}.{each}") for each in range(world)]
+        save_file({name: value for file in files for name, value in file.items()}, path, KEY)
+    torch.distributed.barrier()
+    target = tensor.distribute_tensor(torch.zeros(33, 64), shard.device_mesh, [Shard(0)])
+    with load_file(path) as file:
+        to_device(file[sealed.name], keys=KEY, out=target.to_local())
+    assert torch.equal(target.full_tensor(), whole)
+    message = np.frombuffer(sealed.message, np.uint8)
+    elsewhere = fastrack.SealedTensor(dataclasses.replace(sealed.context, name="w[1:18, 0:64]"), message, KEY.id)
+    with pytest.raises(AuthenticationError):
+        unseal(elsewhere, KEY)
 
 
 def save_and_load(path):
@@ -239,6 +293,16 @@ def save_and_load(path):
     with pytest.raises(error, match=r"none"):
         save_model(other, failing, key=KEY)
     save_model(other, path, key=KEY)  # the processes are still in step
+
+
+@pytest.mark.slow
+def test_processes_seal_their_parts_into_one_file(tmp_path):
+    run_ranks((2, seal_parts, tmp_path / "x"))
+    with load_file(tmp_path / "x") as file:
+        assert sorted(file) == ["w[0:17, 0:64]", "w[17:33, 0:64]"]
+        assert torch.equal(
+            torch.cat([unseal(file[name], KEY) for name in sorted(file)]).flatten(), torch.arange(2112.0)
+        )
 
 
 @pytest.mark.slow
