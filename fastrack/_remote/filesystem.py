@@ -5,7 +5,17 @@ from __future__ import annotations
 import errno
 from typing import Any, cast
 
-from fastrack._remote.objects import HEAD, RemoteObject, Sink, TransientError, Version, changed, check_size, retry
+from fastrack._remote.objects import (
+    HEAD,
+    RemoteObject,
+    Sink,
+    TransientError,
+    Version,
+    changed,
+    check_size,
+    describe,
+    retry,
+)
 from fastrack._util.locations import Url
 from fastrack.errors import FormatError
 
@@ -35,14 +45,23 @@ def find_store(url: Url, **options: Any) -> tuple[Any, str]:
     """Return the file system of a URL, and its path there."""
     try:
         from fsspec.core import url_to_fs
+        from fsspec.registry import known_implementations
     except ImportError:
         raise ImportError(f"{url}: expected fsspec to be installed, got none: pip install 'fastrack[remote]'") from None
+    failure: Exception
     try:
         return cast(tuple[Any, str], url_to_fs(url.full, **options))
-    except ImportError as error:
-        raise ImportError(f"{url}: expected the package that fsspec needs for it: {error!s:.300}") from None
-    except ValueError as error:
-        raise FormatError(f"{url}: expected a URL that fsspec knows: {error!s:.300}") from None
+    except ImportError:
+        advice = known_implementations.get(url.scheme, {}).get("err", "Install it")
+        failure = ImportError(f"{url}: expected the package that fsspec needs for it, got none. {advice}")
+    except ValueError:
+        known = url.scheme in known_implementations
+        failure = FormatError(
+            f"{url}: expected a URL that fsspec knows, got {'another' if known else 'another scheme'}"
+        )
+    except Exception as error:  # noqa: BLE001 - of any package
+        failure = OSError(errno.EIO, f"opening the store failed: {describe(error)}; check its configuration", str(url))
+    raise failure
 
 
 class _StoreObject:
@@ -84,15 +103,21 @@ class _StoreObject:
 
 def _translated(url: Url, function: Any, *args: Any, **options: Any) -> Any:
     """Call a function of fsspec. What may pass is raised as `TransientError`."""
+    failure: Exception
     try:
         return function(*args, **options)
     except FileNotFoundError:
-        raise FileNotFoundError(errno.ENOENT, "the server has no such file", str(url)) from None
+        failure = FileNotFoundError(errno.ENOENT, "the server has no such file", str(url))
     except PermissionError:
-        raise PermissionError(errno.EACCES, "the server refuses access; check the credentials", str(url)) from None
-    except NotImplementedError as error:
-        raise FormatError(f"{url}: expected a file system with this operation: {error!s:.200}") from None
-    except Exception as error:
+        failure = PermissionError(errno.EACCES, "the server refuses access; check the credentials", str(url))
+    except NotImplementedError:
+        name = getattr(function, "__name__", "reading")
+        failure = FormatError(
+            f"{url}: expected a file system with the operation {name!r}, got one without. Use another"
+        )
+    except Exception as error:  # noqa: BLE001 - of any package
+        failure = TransientError(describe(error))
         if type(error).__name__ in {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"}:
-            raise PermissionError(errno.EACCES, f"no credentials were found: {error!s:.200}", str(url)) from None
-        raise TransientError(f"{type(error).__name__}: {error!s:.200}") from error
+            message = f"no credentials were found ({type(error).__name__}); set them as the store's package says"
+            failure = PermissionError(errno.EACCES, message, str(url))
+    raise failure

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import atexit
 import base64
+import contextlib
 import errno
+import io
 import re
 import ssl
 import threading
 import time
 from collections.abc import Callable
-from functools import cache
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from typing import NamedTuple
+from functools import cache, partial
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, responses
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit, urlunsplit
 from urllib.request import getproxies, proxy_bypass
 
-from fastrack._remote.objects import HEAD, Sink, TransientError, Version, changed, check_size, retry
+from fastrack._remote.objects import HEAD, Sink, TransientError, Version, changed, check_size, describe, retry
 from fastrack._util.fork import register_fork_reset
 from fastrack._util.locations import Url
 from fastrack._version import __version__
@@ -26,13 +28,17 @@ _TIMEOUT = 30.0  # seconds without an answer
 _SLOWEST = 128 << 10  # bytes a second, after that time
 _IDLE = 20.0  # seconds after which a connection that is not in use may have been closed by the server
 _PIECE = 1 << 18
+_HEADERS = 1 << 20  # bytes of an answer beside its body
 _REDIRECTS = 5
 _MOVED = {301, 302, 303, 307, 308}
 _BUSY = {408, 425, 429, 500, 502, 503, 504}
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,15})-(\d{1,15})/(\d{1,15})")
+_PRINTABLE = re.compile(r"[!-~]*")
+_REFUSED_TUNNEL = re.compile(r"Tunnel connection failed: (\d{3})\b")  # of http.client
 _RENEW_AFTER = 1800.0  # seconds that a signed URL is used
 _LONGEST_DELAY = 10.0  # seconds that a server may ask for
 
+T = TypeVar("T")
 Sign = Callable[[], str]
 
 
@@ -48,7 +54,7 @@ class HttpObject:
     def __init__(self, url: Url, sign: Sign | None = None) -> None:
         self.url = url
         self._sign = sign
-        self._target = url.full if sign is None else sign()
+        self._target = _split(url.full if sign is None else retry(sign, url), url)
         self._signed_at = time.monotonic()
         self._etag: str | None = None
         self._modified: str | None = None
@@ -103,37 +109,34 @@ class HttpObject:
 
     def _renew(self) -> None:
         assert self._sign is not None
-        self._target, self._signed_at = self._sign(), time.monotonic()
+        self._target, self._signed_at = _split(self._sign(), self.url), time.monotonic()
 
     def _send(
-        self, target: str, start: int, stop: int, headers: dict[str, str] | None
+        self, parts: SplitResult, start: int, stop: int, headers: dict[str, str] | None
     ) -> tuple[HTTPResponse, _Connection]:
         for _ in range(_REDIRECTS + 1):
-            parts = urlsplit(target)
-            host = urlsplit(self._target)
-            user = parts.username is not None and (parts.hostname, parts.port) == (host.hostname, host.port)
+            user = parts.username is not None and _origin(parts) == _origin(self._target)
             connection = _pool.take(parts, self.url)
-            try:
-                response = connection.get(
-                    urlunsplit(("", "", parts.path or "/", parts.query, "")),
-                    {
-                        "Range": f"bytes={start}-{stop - 1}",
-                        "Accept-Encoding": "identity",
-                        "User-Agent": f"fastrack/{__version__}",
-                        **(_credentials(parts) if user else {}),
-                        **(headers or {}),
-                    },
-                )
-            except (OSError, HTTPException) as error:
-                connection.close()
-                raise _transient(error, self.url) from error
+            response = connection.get(
+                urlunsplit(("", "", parts.path or "/", parts.query, "")),
+                {
+                    "Range": f"bytes={start}-{stop - 1}",
+                    "Accept-Encoding": "identity",
+                    "User-Agent": f"fastrack/{__version__}",
+                    **(_credentials(parts) if user else {}),
+                    **(headers or {}),
+                },
+                stop - start,
+                self.url,
+            )
             if response.status not in _MOVED:
                 return response, connection
-            moved = urljoin(target, response.headers.get("Location", ""))
+            location = response.headers.get("Location", "")
             _close(response, connection)
-            if urlsplit(moved).scheme not in {"https", parts.scheme}:
-                raise FormatError(f"{self.url}: expected a redirection to https, got one to {Url(moved)}")
-            target = moved
+            moved = _split(location, self.url, parts)
+            if parts.scheme == "https" != moved.scheme:
+                raise FormatError(f"{self.url}: expected a redirection to https, got one to http. Give the final URL")
+            parts = moved
         raise FormatError(f"{self.url}: expected up to {_REDIRECTS} redirections, got more. Give the final URL")
 
     def _content_range(self, response: HTTPResponse) -> tuple[int, int, int]:
@@ -141,34 +144,31 @@ class HttpObject:
         text = response.headers.get("Content-Range", "")
         match = _CONTENT_RANGE.fullmatch(text)
         if match is None or response.headers.get("Content-Encoding", "identity") != "identity":
-            raise TransientError(f"expected Content-Range: bytes FIRST-LAST/SIZE, got {text!r:.80}")
+            raise TransientError("expected Content-Range: bytes FIRST-LAST/SIZE, of bytes as they are, got another")
         first, last, size = map(int, match.groups())
         if not first <= last < size:
-            raise TransientError(f"expected Content-Range of bytes within the file, got {text!r:.80}")
+            raise TransientError(f"expected a Content-Range within the file, got {first} to {last} of {size}")
         if response.length is not None and response.length != last + 1 - first:
             raise TransientError(f"expected {last + 1 - first} bytes by Content-Range, got {response.length}")
         return first, last + 1, size
 
     def _receive(self, response: HTTPResponse, start: int, stop: int, sink: Sink) -> None:
         """Give the body of an answer to `sink`, and no more of it than was asked for."""
-        deadline = time.monotonic() + _TIMEOUT + (stop - start) / _SLOWEST
         while start < stop:
-            try:
-                piece = response.read1(min(_PIECE, stop - start))
-            except (OSError, HTTPException, ValueError) as error:
-                raise _transient(error, self.url) from error
+            piece = _attempt(lambda left: response.read1(min(_PIECE, left)), self.url, stop - start)
             if not piece:
                 raise TransientError(f"expected {stop - start} bytes more, got the end of the answer")
             sink(start, piece)
             start += len(piece)
-            if start < stop and time.monotonic() > deadline:
-                raise TransientError(f"the server sends less than {_SLOWEST >> 10} KiB a second")
 
     def _refusal(self, response: HTTPResponse) -> Exception:
-        status, about = response.status, f"{self.url}: {response.status} {response.reason:.80}"
+        status = response.status
+        about = f"{status} {responses.get(status, '')}".rstrip()
         if status in _BUSY:
             delay = response.headers.get("Retry-After", "")
-            return TransientError(about, min(float(delay), _LONGEST_DELAY) if delay.isdecimal() else 0.0)
+            return TransientError(
+                f"{self.url}: {about}", min(float(delay), _LONGEST_DELAY) if delay.isdecimal() else 0.0
+            )
         if status in {401, 403}:
             return PermissionError(errno.EACCES, "the server refuses access; check the credentials", str(self.url))
         if status in {404, 410}:
@@ -178,7 +178,7 @@ class HttpObject:
                 f"{self.url}: expected a server that gives ranges, got the whole file. Copy it to this machine, or "
                 "serve it from one that does"
             )
-        return OSError(errno.EPROTO, f"the server answered {status} {response.reason:.80}", str(self.url))
+        return OSError(errno.EPROTO, f"the server answered {about}", str(self.url))
 
 
 class _Exchange(NamedTuple):
@@ -209,8 +209,7 @@ class _Connection:
 
     def __init__(self, parts: SplitResult, url: Url) -> None:
         host, port = parts.hostname, parts.port
-        if not host:
-            raise FormatError(f"{url}: expected a URL with a host, got none")
+        assert host is not None
         self.key = _key(parts)
         self.used_at = 0.0
         self._prefix = ""
@@ -219,9 +218,8 @@ class _Connection:
         if proxy is None:
             self._http = _connect(parts.scheme, host, port)
             return
-        through = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-        if not through.hostname:
-            raise FormatError(f"{url}: expected a proxy with a host in the environment, got none")
+        through = _split(proxy if "://" in proxy else f"http://{proxy}", url, what="a proxy in the environment")
+        assert through.hostname is not None
         credentials = {f"Proxy-{name}": value for name, value in _credentials(through).items()}
         if parts.scheme == "https":
             self._http = HTTPSConnection(through.hostname, through.port or 80, timeout=_TIMEOUT, context=_tls())
@@ -230,12 +228,56 @@ class _Connection:
             self._http = _connect(through.scheme, through.hostname, through.port or 80)
             self._prefix, self._headers = f"http://{parts.netloc.rpartition('@')[2]}", credentials
 
-    def get(self, target: str, headers: dict[str, str]) -> HTTPResponse:
-        self._http.request("GET", self._prefix + target, headers={**headers, **self._headers})
-        return self._http.getresponse()
+    def get(self, target: str, headers: dict[str, str], size: int, url: Url) -> HTTPResponse:
+        """Ask for `size` bytes. The connection is closed after an error."""
+
+        def exchange(limit: int) -> HTTPResponse:
+            self._http.response_class = partial(_BoundedResponse, limit=limit)  # type: ignore[assignment]
+            self._http.request("GET", self._prefix + target, headers={**headers, **self._headers})
+            return self._http.getresponse()
+
+        try:
+            return _attempt(exchange, url, size)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         self._http.close()
+
+
+class _BoundedResponse(HTTPResponse):
+    """An answer of which the server sends neither much more than was asked for, nor too slowly."""
+
+    def __init__(self, *args: Any, limit: int, **options: Any) -> None:
+        super().__init__(*args, **options)
+        buffered: Any = self.fp
+        self.fp = io.BufferedReader(_Bounded(buffered.detach(), limit))
+
+
+class _Bounded(io.RawIOBase):
+    """The bytes of a connection up to the end of an answer with a body of `limit` bytes."""
+
+    def __init__(self, raw: io.RawIOBase, limit: int) -> None:
+        self._raw = raw
+        self._left = 2 * limit + _HEADERS  # also with the sizes of chunks
+        self._deadline = time.monotonic() + _TIMEOUT + limit / _SLOWEST
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        if self._left < 0:
+            raise TransientError("the server sends more than was asked for")
+        if time.monotonic() > self._deadline:
+            raise TransientError(f"the server sends less than {_SLOWEST >> 10} KiB a second")
+        count = self._raw.readinto(buffer)
+        self._left -= count or 0
+        return count
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
 
 
 class _Pool:
@@ -305,8 +347,36 @@ def _credentials(parts: SplitResult) -> dict[str, str]:
     return {"Authorization": f"Basic {base64.b64encode(user.encode()).decode()}"}
 
 
-def _transient(error: Exception, url: Url) -> Exception:
-    """Return the error to raise for one of the connection."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return OSError(errno.EPROTO, f"the certificate of the server is not trusted: {error.verify_message}", str(url))
-    return TransientError(f"{type(error).__name__}: {error!s:.200}")
+def _split(target: str, url: Url, base: SplitResult | None = None, *, what: str = "a URL") -> SplitResult:
+    """Return the parts of a URL, or of one relative to `base`, that can be sent as it is."""
+    with contextlib.suppress(ValueError):
+        parts = urlsplit(target if base is None else urljoin(base.geturl(), target))
+        _ = parts.port  # which may be no number
+        if parts.scheme in {"http", "https"} and parts.hostname and _PRINTABLE.fullmatch(target):
+            return parts
+    what = what if base is None else "a redirection to one"
+    raise FormatError(
+        f"{url}: expected {what} of printable ASCII characters, with http:// or https://, a host, and a number as its "
+        "port if it has one; got another. Encode other characters with %"
+    )
+
+
+def _origin(parts: SplitResult) -> tuple[str | None, int | None]:
+    return parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
+
+
+def _attempt(function: Callable[[int], T], url: Url, size: int) -> T:
+    """Call a function on the connection. Errors tell nothing of what it sends and receives."""
+    failure: OSError
+    try:
+        return function(size)
+    except TransientError as error:
+        failure = TransientError(str(error))
+    except ssl.SSLCertVerificationError as error:
+        message = f"the certificate of the server is not trusted: {error.verify_message}"
+        failure = OSError(errno.EPROTO, message, str(url))
+    except (OSError, HTTPException, ValueError) as error:
+        failure = TransientError(describe(error))
+        if refused := _REFUSED_TUNNEL.match(str(error)):
+            failure = TransientError(f"the proxy answered {refused[1]}")
+    raise failure

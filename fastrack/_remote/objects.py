@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
 import random
+import re
+import socket
+import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +21,8 @@ ATTEMPTS = 6
 _FIRST_DELAY, _LONGEST_DELAY = 0.1, 5.0  # seconds
 HEAD = 1 << 18  # bytes that opening an object reads
 LARGEST = 5 << 40  # bytes of an object, as many as S3 allows
+
+_CODE = re.compile(r"[A-Za-z_]{3,40}")  # which no signature is
 
 T = TypeVar("T")
 Sink = Callable[[int, bytes], None]
@@ -101,14 +108,35 @@ def retry(attempt: Callable[[], T], url: Url) -> T:
         try:
             return attempt()
         except TransientError as error:
-            if number == ATTEMPTS:
-                advice = "check the connection and the server, and try again"
-                message = f"reading failed {ATTEMPTS} times, the last time with: {error}; {advice}"
-                raise OSError(errno.EIO, message, str(url)) from error
-            if number > 1 or error.delay:  # a connection that the server had closed is worth another at once
-                time.sleep(min(_LONGEST_DELAY, max(error.delay, delay)) * random.uniform(0.5, 1))  # noqa: S311
-                delay *= 2
-    raise AssertionError
+            failure, demanded = str(error), error.delay
+        if number < ATTEMPTS and (number > 1 or demanded):  # a closed connection is worth another one at once
+            time.sleep(min(_LONGEST_DELAY, max(demanded, delay)) * random.uniform(0.5, 1))  # noqa: S311
+            delay *= 2
+    advice = "check the connection and the server, and try again"
+    raise OSError(errno.EIO, f"reading failed {ATTEMPTS} times, the last time with: {failure}; {advice}", str(url))
+
+
+def describe(error: BaseException) -> str:
+    """Return the class of an error of another library, and its number or code.
+
+    Its text is left out: it may hold signed URLs and credentials, or what a server says. For the same reason errors are
+    raised after the handlers of those that they replace, which are not in their chain then.
+    """
+    details: list[str] = []
+    if isinstance(error, ssl.SSLError):
+        reason = getattr(error, "reason", None) or ""
+        details += [reason] if _CODE.fullmatch(reason) else []
+    elif isinstance(error, socket.gaierror):
+        details.append("the name of the host was not resolved")
+    elif isinstance(error, OSError) and type(error.errno) is int and error.errno > 0:
+        details.append(os.strerror(error.errno))
+    for each in (error, error.__cause__):
+        with contextlib.suppress(KeyError, TypeError):
+            code = getattr(each, "response", {})["Error"]["Code"]  # of botocore
+            details += [code] if _CODE.fullmatch(code) else []
+        status = getattr(each, "status", None)  # of aiohttp
+        details += [str(status)] if type(status) is int else []
+    return f"{type(error).__name__} ({', '.join(details)})" if details else type(error).__name__
 
 
 def changed(url: Url) -> FormatError:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Iterator
+import shlex
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
 from fastrack._remote.filesystem import find_store
+from fastrack._remote.objects import describe
 from fastrack._util.locations import Url
 
 _PART = 16 << 20  # bytes, at least
@@ -18,25 +20,22 @@ _PARTS = 9000  # of an object; stores allow 10,000
 def new_object(url: Url, size: int, *, overwrite: bool = True) -> Iterator[BinaryIO]:
     """Open an object of `size` bytes for writing. It is completed when the block ends well, and else nothing is left.
 
-    Without `overwrite` an existing object is kept, unless it appears meanwhile.
+    If parts are left nevertheless, a note of the error says how to remove them. Without `overwrite` an existing object
+    is kept, unless it appears meanwhile.
     """
     if url.scheme in {"http", "https"}:
         raise OSError(errno.EROFS, "HTTP servers are read only; give the URL of a store, such as s3://", str(url))
     store, path = find_store(url)
-    with _explained(url):
-        if not overwrite and store.exists(path):
-            raise FileExistsError(errno.EEXIST, "exists and was left as it was. Choose another name", str(url))
-        out = store.open(path, "wb", autocommit=False, block_size=max(_PART, -(-size // _PARTS)))
+    if not overwrite and _call(url, store.exists, path):
+        raise _exists(url)
+    out = _call(url, store.open, path, "wb", autocommit=False, block_size=max(_PART, -(-size // _PARTS)))
     try:
         writer: Any = _Writer(out, url)
         yield writer
-        with _explained(url):
-            out.close()  # which uploads the last part
-            out.commit()
-    except BaseException:
-        with contextlib.suppress(Exception):
-            out.discard()
-        out.closed = True  # or its destructor would complete the object
+        _call(url, out.close)  # which uploads the last part
+        _call(url, out.commit)
+    except BaseException as error:
+        _discard(out, url, error)
         raise
     finally:
         with contextlib.suppress(ValueError, AttributeError):
@@ -52,23 +51,46 @@ class _Writer:
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B") if len(data) else memoryview(b"")
-        with _explained(self._url):
-            return int(self._out.write(view))
+        return int(_call(self._url, self._out.write, view))
 
     def flush(self) -> None:
         """Do nothing: parts are sent as they are filled."""
 
 
-@contextlib.contextmanager
-def _explained(url: Url) -> Iterator[None]:
+def _discard(out: Any, url: Url, error: BaseException) -> None:
+    """Remove what was sent of an object that is not completed, or add to the error how to do it."""
+    upload = (getattr(out, "mpu", None) or {}).get("UploadId")
     try:
-        yield
+        out.discard()
+    except Exception as failure:  # noqa: BLE001 - of any package
+        advice = "Remove unfinished uploads of that name with the tools of the store"
+        if upload is not None:
+            place = f"--bucket {shlex.quote(str(out.bucket))} --key {shlex.quote(str(out.key))}"
+            command = f"aws s3api abort-multipart-upload {place} --upload-id {shlex.quote(str(upload))}"
+            advice = f"Remove the parts of upload {upload}: {command}"
+        error.add_note(
+            f"{url}: what was sent of it could not be removed: {describe(failure)}. It is kept, and may be charged "
+            f"for. {advice}"
+        )
+    with contextlib.suppress(AttributeError):
+        out.closed = True  # or its destructor would complete the object
+
+
+def _call(url: Url, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Call a function of fsspec, whose errors may hold what is secret."""
+    failure: OSError
+    try:
+        return function(*args, **options)
     except FileExistsError:
-        raise
+        failure = _exists(url)
     except PermissionError:
-        raise PermissionError(errno.EACCES, "the server refuses to write; check the credentials", str(url)) from None
+        failure = PermissionError(errno.EACCES, "the server refuses to write; check the credentials", str(url))
     except FileNotFoundError:
-        raise FileNotFoundError(errno.ENOENT, "the server has no such bucket or folder; make it", str(url)) from None
-    except Exception as error:
-        message = f"writing failed, and nothing was left of it: {type(error).__name__}: {error!s:.200}. Try again"
-        raise OSError(errno.EIO, message, str(url)) from error
+        failure = FileNotFoundError(errno.ENOENT, "the server has no such bucket or folder; make it", str(url))
+    except Exception as error:  # noqa: BLE001 - of any package
+        failure = OSError(errno.EIO, f"writing failed: {describe(error)}. Try again", str(url))
+    raise failure
+
+
+def _exists(url: Url) -> FileExistsError:
+    return FileExistsError(errno.EEXIST, "exists and was left as it was. Choose another name", str(url))

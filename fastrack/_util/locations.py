@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")  # schemes of one letter would be drives
+_HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(:\d*)?")
 
 
 class Url(os.PathLike[str]):
@@ -26,7 +27,9 @@ class Url(os.PathLike[str]):
         self.scheme = match[1].lower()
         rest = re.split(r"[?#]", url[match.end() :], maxsplit=1)[0]
         host, slash, path = rest.partition("/")
-        self._shown = f"{self.scheme}://{host.rpartition('@')[2]}{slash}{path}"
+        host = host.rpartition("@")[2]
+        # What follows a colon and is no port may be the beginning of a password with a slash in it.
+        self._shown = f"{self.scheme}://{host}{slash}{path}" if _HOST.fullmatch(host) else f"{self.scheme}://..."
 
     @property
     def name(self) -> str:
@@ -67,10 +70,10 @@ def locate(path: str | os.PathLike[str]) -> Location:
     if match is None:
         return Path(text)
     if match[1].lower() == "file":
-        parts = urlsplit(text)
-        if parts.netloc not in {"", "localhost"}:
-            raise ValueError(f"{text:.200}: expected a file of this machine, got one of {parts.netloc!r}. Mount it")
-        return Path(unquote(parts.path))
+        host, slash, name = text[match.end() :].partition("/")
+        if host not in {"", "localhost"}:
+            raise ValueError(f"{Url(text)}: expected a file of this machine, got one of another. Mount it")
+        return Path(unquote(slash + re.split(r"[?#]", name, maxsplit=1)[0]))
     return Url(text)
 
 

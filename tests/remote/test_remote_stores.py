@@ -91,6 +91,42 @@ def test_nothing_is_left_of_an_upload_that_fails(bucket, key):
 
 
 @pytest.mark.slow
+def test_an_upload_that_cannot_be_removed_is_named_with_what_removes_it(bucket, key, monkeypatch):
+    import s3fs
+
+    def fail(*_):
+        raise OSError("no connection")
+
+    def interrupt(_size):
+        if bucket.list_multipart_uploads(Bucket=bucket.name).get("Uploads"):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(s3fs.core.S3File, "_abort_mpu", fail)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        fastrack.save_file({"x": np.zeros(40 << 20, np.uint8)}, f"s3://{bucket.name}/a b", key, progress=interrupt)
+    [upload] = bucket.list_multipart_uploads(Bucket=bucket.name)["Uploads"]
+    [note] = caught.value.__notes__
+    assert f"--key 'a b' --upload-id {upload['UploadId']}" in note
+    bucket.abort_multipart_upload(Bucket=bucket.name, Key="a b", UploadId=upload["UploadId"])
+
+
+def test_an_error_says_what_is_left_of_an_object(key, images, monkeypatch):
+    from fsspec.implementations.memory import MemoryFile
+
+    def fail(*_):
+        raise OSError("no connection")
+
+    monkeypatch.setattr(MemoryFile, "write", fail)
+    with pytest.raises(OSError, match="writing failed") as caught:
+        fastrack.save_file({"images": images}, "memory://bucket/failed", key)
+    assert not hasattr(caught.value, "__notes__")
+    monkeypatch.setattr(MemoryFile, "discard", fail)
+    with pytest.raises(OSError, match="writing failed") as caught:
+        fastrack.save_file({"images": images}, "memory://bucket/failed", key)
+    assert "could not be removed" in caught.value.__notes__[0]
+
+
+@pytest.mark.slow
 def test_an_object_that_was_replaced_is_an_error(bucket, key):
     url = f"s3://{bucket.name}/a"
     fastrack.save_file({"x": np.zeros(1 << 20, np.uint8)}, url, key)
