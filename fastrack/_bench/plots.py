@@ -11,6 +11,7 @@ from fastrack._util.units import format_size
 from fastrack.errors import FastrackError
 
 if TYPE_CHECKING:
+    from fastrack._bench.collectives import Collective
     from fastrack._bench.runner import Measured
 
 _COLOURS = ("#8c2d19", "#d9773b", "#c9b458", "#2f6f8f", "#b5b5b5")  # from the bounce path to the plain copy
@@ -70,6 +71,55 @@ def draw_ablation(rows: "Sequence[Measured]", device: str, path: Path, losses: S
     figure.suptitle(f"Steps to fastrack on {device} (median; label: speed relative to bounce)", fontsize=11)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(steps), fontsize=9)
     figure.savefig(path, dpi=150)
+
+
+def draw_collectives(rows: "Sequence[Collective]", path: Path) -> None:
+    """Save a bar chart of times relative to gloo, a panel for each number of ranks, and of the steps of a collective.
+
+    Steps are those of the largest bucket, or of the first model if there is none. `check_picture` tells whether the
+    chart can be saved.
+    """
+    from matplotlib.figure import Figure
+
+    ranks = sorted({row.ranks for row in rows})
+    subjects = list(dict.fromkeys((row.subject, row.size) for row in rows))
+    ways = list(dict.fromkeys(row.way for row in sorted(rows, key=lambda row: row.way == "alone")))
+    figure = Figure(figsize=(3 + 1.5 * max(3, len(subjects)), 3 * (len(ranks) + 1)), layout="constrained")
+    panels = figure.subplots(len(ranks) + 1, 1, squeeze=False)[:, 0]
+    width = 0.84 / len(ways)
+    for axes in panels:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_axisbelow(True)
+    for axes, count in zip(panels, ranks, strict=False):
+        for number, way in enumerate(ways):
+            here = [row for row in rows if (row.ranks, row.way) == (count, way)]
+            left = [subjects.index((row.subject, row.size)) - 0.42 + width * (number + 0.5) for row in here]
+            bars = axes.bar(left, [row.over_gloo for row in here], 0.92 * width, label=way, color=_COLOURS[-1 - number])
+            axes.bar_label(bars, [f"{row.over_gloo:.2f}" for row in here], fontsize=7, padding=1)
+        axes.axhline(1, linewidth=0.6, color="black")
+        axes.set_xticks(range(len(subjects)), [f"{subject}\n{format_size(size)}" for subject, size in subjects])
+        axes.set_ylabel("time relative to gloo")
+        axes.set_title(f"{count} ranks", fontsize=10)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(ways), fontsize=9)
+    _draw_steps(panels[-1], rows)
+    figure.suptitle("Collectives and iterations of training (median)", fontsize=11)
+    figure.savefig(path, dpi=150)
+
+
+def _draw_steps(axes: Any, rows: "Sequence[Collective]") -> None:
+    """Stack the steps of the largest bucket, a bar for each way and number of ranks."""
+    subject = rows[0].subject
+    size = max(row.size for row in rows if row.subject == subject)
+    shown = [row for row in rows if (row.subject, row.size) == (subject, size) and row.steps]
+    base = [0.0] * len(shown)
+    for number, step in enumerate(dict.fromkeys(step for row in shown for step in row.steps)):
+        heights = [1000 * row.steps[step] for row in shown]
+        axes.bar(range(len(shown)), heights, 0.6, base, label=step, color=f"C{number}")
+        base = [below + height for below, height in zip(base, heights, strict=True)]
+    axes.set_xticks(range(len(shown)), [f"{row.way}\n{row.ranks} ranks" for row in shown], fontsize=8)
+    axes.set_ylabel("ms on rank 0")
+    axes.set_title(f"Steps of {subject}, {format_size(size)}", fontsize=10)
+    axes.legend(fontsize=7)
 
 
 def _fit(axes: Any, speeds: Sequence[float]) -> None:

@@ -2,8 +2,8 @@
 
 import json
 import sys
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SIZES = (0.0625, 1.0, 16.0, 256.0, 1024.0)
 _LARGEST = 2047  # MiB: a chain is one call of OpenSSL, which takes less than 2 GiB
-_STDOUT = Path("-")
+STDOUT = Path("-")
 _WIDTH = 130  # columns of the table of steps, whose words would be broken in fewer
 
 
@@ -39,7 +39,7 @@ def bench(
             metavar="MIB",
             min=1 / 1024,
             max=_LARGEST,
-            show_default="0.0625, 1, 16, 256, 1024",
+            show_default="0.0625, 1, 16, 256, 1024; with --collectives 1, 5, 25, 100",
             help="Size of a tensor in MiB; may be repeated.",
         ),
     ] = None,
@@ -47,6 +47,19 @@ def bench(
     repeat: Annotated[
         int, typer.Option(metavar="N", min=1, help="Rounds of tensors above 16 MiB; smaller ones take more.")
     ] = 9,
+    collectives: Annotated[
+        bool, typer.Option("--collectives", help="Measure sealed collectives and training in their place.")
+    ] = False,
+    ranks: Annotated[
+        list[int] | None,
+        typer.Option(
+            metavar="N",
+            min=2,
+            max=16,
+            show_default="2, 3, 4",
+            help="With --collectives, the number of ranks; may be repeated.",
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(metavar="NAME", help="The device: cpu, or cuda:N.")] = "cpu",
     picture: Annotated[Path | None, typer.Option(metavar="PATH", help="Save a bar chart here, such as a .png.")] = None,
     timeline: Annotated[
@@ -60,29 +73,44 @@ def bench(
     from fastrack._devices import canonical
 
     device = canonical(device)
+    _check_options(collectives, ranks, device, timeline)
     if picture is not None:
         check_picture(picture)
     for path in (picture, timeline, as_json):
-        if path is not None and path != _STDOUT:
+        if path is not None and path != STDOUT:
             check_directory(path)  # before the measurement takes minutes
+    if collectives:
+        from fastrack._cli.collectives import bench_collectives
+
+        bench_collectives(ranks, size, bits=int(bits), repeat=repeat, picture=picture, as_json=as_json)
+        return
     rows = measure(size or SIZES, device=device, bits=int(bits), repeat=repeat)
     if as_json is not None:
+        from fastrack._bench.steps import notes
+
         settings = {"device": device, "bits": int(bits), "repeat": repeat, "sizes_mib": list(size or SIZES)}
-        _write({**_environment(device, settings), "ablation": [row.as_dict() for row in rows]}, as_json)
+        write_document(
+            {**environment(device, settings, notes(device)), "ablation": [row.as_dict() for row in rows]}, as_json
+        )
     if picture is not None:
         draw_ablation(rows, device, picture)
     if timeline is not None:
         from fastrack._bench.runner import trace_transfers
 
         trace_transfers(max(row.size for row in rows), timeline, device=device, bits=int(bits))
-    if as_json == _STDOUT:
+    if as_json == STDOUT:
         return
-    console = stdout()
-    console.width = max(console.width, _WIDTH)
+    console = wide_console()
     show_ablation(rows, device, console)
-    for label, path in (("Picture", picture), ("Timeline", timeline), ("JSON", as_json)):
-        if path is not None:
-            console.print(f"\n{label}: {path}")
+    show_paths(console, Picture=picture, Timeline=timeline, JSON=as_json)
+
+
+def _check_options(collectives: bool, ranks: Sequence[int] | None, device: str, timeline: Path | None) -> None:
+    if ranks and not collectives:
+        raise typer.BadParameter("it goes with --collectives; add that", param_hint="--ranks")
+    if collectives and (device != "cpu" or timeline is not None):
+        hint = "--timeline" if device == "cpu" else "--device"
+        raise typer.BadParameter("it does not go with --collectives; leave one of them out", param_hint=hint)
 
 
 def measure(
@@ -96,13 +124,23 @@ def measure(
     """Measure every step at these sizes (MiB), and show what is under way on a terminal's stderr."""
     from fastrack._bench.runner import ablate
 
-    status = Console(stderr=True, highlight=False, markup=False).status("measuring")
-
-    def report(subject: str) -> None:
-        status.update(f"measuring {subject}")
-
-    with status if sys.stderr.isatty() else nullcontext():
+    with reporter() as report:
         return ablate(sizes, directions=directions, device=device, bits=bits, repeat=repeat, progress=report)
+
+
+@contextmanager
+def reporter() -> Iterator[Callable[[str], None]]:
+    """Yield a function that shows on a terminal's stderr what is being measured."""
+    status = Console(stderr=True, highlight=False, markup=False).status("measuring")
+    with status if sys.stderr.isatty() else nullcontext():
+        yield lambda subject: status.update(f"measuring {subject}")
+
+
+def wide_console() -> Console:
+    """Return a console on standard output that breaks no words of a table."""
+    console = stdout()
+    console.width = max(console.width, _WIDTH)
+    return console
 
 
 def show_ablation(rows: "Sequence[Measured]", device: str, console: Console) -> None:
@@ -152,8 +190,8 @@ def _ms(seconds: float) -> str:
     return f"{1000 * seconds:.3f}" if seconds < 0.1 else f"{1000 * seconds:.1f}"
 
 
-def _environment(device: str, settings: dict[str, Any]) -> dict[str, Any]:
-    from fastrack._bench.steps import notes
+def environment(device: str, settings: dict[str, Any], notes: Sequence[str]) -> dict[str, Any]:
+    """Return what a document says of the machine, the software and the settings."""
     from fastrack._crypto.engine import get_engine
 
     machine = {"cpu": asdict(read_cpu()), "memory": asdict(read_memory())}
@@ -164,13 +202,21 @@ def _environment(device: str, settings: dict[str, Any]) -> dict[str, Any]:
         "machine": machine,
         "software": read_software(),
         "settings": {**settings, "engine": engine.name, "threads": engine.threads},
-        "notes": notes(device),
+        "notes": list(notes),
     }
 
 
-def _write(document: dict[str, Any], path: Path) -> None:
-    if path == _STDOUT:
+def write_document(document: dict[str, Any], path: Path) -> None:
+    """Write a document as JSON to a file, or to standard output."""
+    if path == STDOUT:
         print_json(**document)
     else:
         with new_file(path) as file:
             file.write((json.dumps(document, indent=2) + "\n").encode())
+
+
+def show_paths(console: Console, **paths: Path | None) -> None:
+    """Print the files that were written, by label."""
+    for label, path in paths.items():
+        if path is not None:
+            console.print(f"\n{label}: {path}")

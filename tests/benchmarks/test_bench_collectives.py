@@ -1,0 +1,208 @@
+"""`fastrack bench --collectives`: the references add what they should, and results are shown and given to programs."""
+
+import functools
+import json
+import threading
+
+import fastjsonschema
+import pytest
+import torch
+from cryptography.exceptions import InvalidTag
+from helpers.network import MemoryTransport, Network, on_ranks
+from test_results import FILES, SCHEMA
+from torch.nn.functional import cross_entropy
+from typer.testing import CliRunner
+
+from bench.collectives import tables
+from fastrack import Key
+from fastrack._bench import models
+from fastrack._bench.collectives import ALONE, GLOO, NAIVE, PLAIN, SEALED, STEPS, Collective, steps_of
+from fastrack._bench.models import SPECS, ResNetSpec, TransformerSpec
+from fastrack._bench.plots import draw_collectives
+from fastrack._bench.ring import CopyEngine, NaiveRing
+from fastrack._cli.app import app
+from fastrack._util.trace import recording, span
+
+WAYS = (GLOO, PLAIN, NAIVE, SEALED)
+TINY = (ResNetSpec("a ResNet", 2, 1, (4, 8)), TransformerSpec("a decoder", 1, 8, 1, 16, 2, 50, 16))
+
+
+def rows_of(*ranks):
+    """Rows as a run would give them."""
+    steps = dict.fromkeys(STEPS, 0.001)
+    subjects = (("all-reduce", 1 << 20, WAYS), ("all-reduce", 25 << 20, WAYS), ("a ResNet", 1000, (ALONE, *WAYS)))
+    return [
+        Collective(name, count, size, way, 3, 0.5, (0.4, 0.6), 1.57, {} if way in (ALONE, GLOO) else steps)
+        for count in ranks
+        for name, size, ways in subjects
+        for way in ways
+    ]
+
+
+def ring_on_ranks(network, tensors):
+    """Return what each rank of a ring has, or the exception that it raises."""
+    results = [None] * len(tensors)
+
+    def run(rank):
+        ring = NaiveRing(MemoryTransport(network, rank), bytes(32))
+        try:
+            results[rank] = ring.all_reduce(tensors[rank].clone())
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            results[rank] = error
+        finally:
+            ring._thread.shutdown()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(tensors))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+@pytest.fixture
+def one_thread():
+    """Have torch use one thread, as several wait for each other on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+# The references.
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("count", [0, 1, 64, 1000, 100_003])
+def test_a_naive_ring_adds_what_all_ranks_have(size, count):
+    tensors = [torch.randint(100, (count,), generator=torch.Generator().manual_seed(rank)) for rank in range(size)]
+    for result in ring_on_ranks(Network(size), tensors):
+        assert torch.equal(result, sum(tensors))
+
+
+def test_a_naive_ring_refuses_what_was_altered():
+    def tamper(number, _source, target, data):
+        return [(target, bytes([data[0] ^ 1]) + data[1:] if number == 0 else data)]
+
+    results = ring_on_ranks(Network(2, tamper), [torch.ones(1000)] * 2)
+    assert any(isinstance(result, (InvalidTag, RuntimeError)) for result in results)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_plain_way_adds_what_the_sealed_way_adds(size):
+    tensors = [torch.randn(70_001, generator=torch.Generator().manual_seed(rank)) for rank in range(size)]
+
+    def action(group):
+        results = [group.all_reduce(tensors[group.rank].clone())]
+        group._link.engine = CopyEngine()
+        return [*results, group.all_reduce(tensors[group.rank].clone())]
+
+    sealed, plain = zip(*on_ranks(Network(size), Key.generate(), action), strict=True)
+    assert all(torch.equal(one, other) for one, other in zip(sealed, plain, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("spec", "count"), list(zip(SPECS, (272_282, 11_172_170, 124_439_808), strict=True)), ids=["20", "18", "GPT-2"]
+)
+def test_a_model_has_the_size_of_its_name(spec, count):
+    with torch.device("meta"):
+        assert sum(weight.numel() for weight in spec.build().parameters()) == pytest.approx(count, rel=0.01)
+
+
+@pytest.mark.parametrize("spec", TINY, ids=lambda spec: spec.name)
+@pytest.mark.usefixtures("one_thread")
+def test_every_weight_of_a_model_has_a_gradient(spec):
+    model = spec.build()
+    inputs, targets = spec.sample(torch.Generator().manual_seed(0))
+    cross_entropy(model(inputs), targets).backward()
+    assert all(weight.grad.any() for weight in model.parameters())
+
+
+def test_steps_are_those_of_the_spans():
+    with recording() as timeline, span("all_reduce"):
+        with span("seal"):
+            pass
+        with span("seal"):
+            pass
+    steps = steps_of(timeline)
+    assert set(steps) == {"seal", "other"}
+    spans = timeline.spans()
+    assert sum(steps.values()) == pytest.approx((spans[0].stop - spans[0].start) / 1e9)
+
+
+# The command.
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(models, "SPECS", TINY)
+    return lambda line: CliRunner().invoke(app, line.split())
+
+
+@functools.cache
+def schema():
+    return fastjsonschema.compile({**SCHEMA, "anyOf": [{"$ref": "#/definitions/collectives"}]})
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SCHEMA, reason="the tests run without the results")
+def test_every_way_is_measured(run, tmp_path):
+    done = run("bench --collectives --ranks 2 --size 0.0625 --repeat 1 --json out.json --picture out.svg")
+    assert done.exit_code == 0, done.output
+    document = json.loads((tmp_path / "out.json").read_text())
+    schema()(document)
+    assert document["settings"]["ranks"] == [2]
+    subjects = [("all-reduce", WAYS), *((spec.name, (ALONE, *WAYS)) for spec in TINY)]
+    found = [(row["subject"], row["way"]) for row in document["collectives"]]
+    assert found == [(name, way) for name, ways in subjects for way in ways]
+    for row in document["collectives"]:
+        assert (row["ranks"], row["runs"]) == (2, 1)
+        assert bool(row["steps"]) == (row["way"] not in (ALONE, GLOO))
+        assert sum(row["steps"].values()) > 0 or not row["steps"]
+    assert "2 ranks" in done.stdout
+    assert "2501.11771" in done.stdout
+    assert "Picture: out.svg" in done.stdout
+    assert (tmp_path / "out.svg").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("bench --ranks 2", "--ranks"),
+        ("bench --collectives --device cuda:0", "--device"),
+        ("bench --collectives --timeline out.json", "--timeline"),
+        ("bench --collectives --ranks 1", "--ranks"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(run, line, hint):
+    done = run(line)
+    assert done.exit_code == 2
+    assert hint in done.stderr
+
+
+def test_without_torch_the_command_says_what_to_install(run, monkeypatch):
+    monkeypatch.setattr("fastrack._cli.collectives.find_spec", lambda _: None)
+    done = run("bench --collectives")
+    assert (done.exit_code, done.stderr) == (1, "error: torch is not installed: pip install 'fastrack[torch]'\n")
+
+
+@pytest.mark.parametrize("ranks", [(2,), (2, 3, 4)])
+def test_a_chart_has_a_panel_for_each_number_of_ranks(tmp_path, ranks):
+    draw_collectives(rows_of(*ranks), tmp_path / "chart.svg")
+    text = (tmp_path / "chart.svg").read_text()
+    assert all(f"<!-- {count} ranks -->" in text for count in ranks)
+    assert text.count("<!-- 1.57 -->") == 13 * len(ranks)
+
+
+def test_tables_for_the_documentation_have_a_row_for_each_measurement():
+    rows = json.loads(json.dumps([row.as_dict() for row in rows_of(2, 4)]))
+    lines = tables({"collectives": rows}).splitlines()
+    assert lines.count("| all-reduce | 25 MiB | 2 | 500.0 | 1.57 | 1.57 | 1.57 |  | 1.00 |") == 1
+    assert len([line for line in lines if line.startswith("| a ResNet | 1000 B | ")]) == 2 + 2 * 3
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if "-collectives-" in path.name], ids=lambda path: path.stem)
+def test_the_tables_of_the_documentation_are_those_of_the_results(path):
+    page = path.parents[2] / "docs/_collectives.md"
+    assert page.read_text(encoding="utf-8") == tables(json.loads(path.read_text(encoding="utf-8")))
