@@ -10,7 +10,7 @@ from functools import cache, lru_cache
 from fastrack._crypto.base import Engine
 from fastrack._crypto.forms import FORMS, supported_forms
 from fastrack._crypto.library import Unit
-from fastrack._crypto.workers import DRAIN, default_threads
+from fastrack._crypto.workers import default_threads
 from fastrack.errors import DeviceError
 
 ENGINES = (*FORMS, "openssl")
@@ -85,7 +85,7 @@ def units_of(name: str) -> tuple[Unit, ...]:
         return ()
     from fastrack._crypto.vector import units
 
-    return (*units(FORMS[name]), DRAIN)
+    return tuple(units(FORMS[name]))
 
 
 def _build(name: str, threads: int) -> Engine:

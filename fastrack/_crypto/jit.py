@@ -1,15 +1,12 @@
 """Compile the loops over chunks with numba, on the host's AES instructions.
 
 `build_runs` and `build_others` return the kernels of one form. A kernel is a single call without the GIL. Several
-threads may enter it with the same *counters*: each takes grains of chunks from them until none is left, so that no
-thread waits for the interpreter between chunks. A thread counts its chunks as done after it has overwritten the stack
-that they used. `drain` takes the grains that are left, and waits for those that other threads have taken.
+threads may enter it with the same *counters*: each takes grains of chunks from them until none is left, and overwrites
+the stack that it has used before it returns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 from llvmlite import ir
@@ -17,25 +14,26 @@ from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from fastrack._crypto import gcm_ir, gcm_pass, gcm_ranges, instructions, llvm
+from fastrack._crypto import gcm_ir, gcm_pass, gcm_ranges, llvm
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
 from fastrack._crypto.compiler import compiled, compiled_with_lock
 from fastrack._crypto.forms import Form
-from fastrack._crypto.workers import BAD, DONE
+from fastrack._crypto.intrinsics import emitted, fetch_add, fetch_min
+from fastrack._crypto.workers import BAD
 
-_BAD, _DONE = BAD * 8, DONE * 8  # in bytes
-_NO_MORE = 1 << 40  # grains, more than any run has
+_BAD = BAD * 8  # in bytes
 _ROW_SIZE = 24  # bytes of a row of a plan's table
 
 Array = int  # the address of an array
+Role = int  # `CALLER` or `WORKER`
+Counters = int  # the address of the counters that the threads of a call share
 
 
 def build_runs(*form: object) -> dict[str, Any]:
     """Return `expand_key`, `open_run` and `seal_run` of a `Form`, whose fields are the arguments.
 
     Addresses and sizes are integers; `bits` is 128 or 256. `expand_key` takes `(bits, schedule, material)`, the others
-    `(bits, schedule, source, target, first, count, size, grain, counters, wait)`. With `wait` they return when all
-    chunks are done, on whichever thread.
+    `(bits, schedule, source, target, first, count, size, grain, counters)`.
     """
     variant = "/".join(map(str, form))
 
@@ -55,7 +53,7 @@ def build_others(*form: object) -> dict[str, Any]:
     """Return `verify_run` and `open_gather`, as `build_runs` does, which are compiled when first needed.
 
     `verify_run` takes what `open_run` does, and ignores its target. `open_gather` takes `(bits, schedule, source,
-    target, chunks, starts, table, count, size, grain, counters, wait)`.
+    target, chunks, starts, table, count, size, grain, counters)`.
     """
     variant = "/".join(map(str, form))
     return {
@@ -68,7 +66,7 @@ def _build_run(variant: str, name: str, source_step: int, target_step: int) -> A
     @compiled
     def run(
         bits: int, schedule: int, source: int, target: int, first: int, count: int, size: int,
-        grain: int, counters: int, wait: bool,
+        grain: int, counters: Counters,
     ) -> None:  # fmt: skip
         done = 0
         while True:
@@ -84,9 +82,6 @@ def _build_run(variant: str, name: str, source_step: int, target_step: int) -> A
             done += stop - start
         if done:
             wipe_stack()
-            fetch_add(counters + _DONE, done)
-        if wait:
-            wait_until_done(counters, count)
 
     return run
 
@@ -95,7 +90,7 @@ def _build_gather(variant: str) -> Any:
     @compiled
     def open_gather(
         bits: int, schedule: int, source: int, target: int, chunks: Array, starts: Array, table: Array, count: int,
-        size: int, grain: int, counters: int, wait: bool,
+        size: int, grain: int, counters: Counters,
     ) -> None:  # fmt: skip
         numbers, firsts = words(chunks, count), words(starts, count + 1)
         rows = table_of(table, firsts[count])
@@ -124,27 +119,8 @@ def _build_gather(variant: str) -> Any:
         if done:
             wipe(buffer, SEALED_CHUNK_SIZE)
             wipe_stack()
-            fetch_add(counters + _DONE, done)
-        if wait:
-            wait_until_done(counters, count)
 
     return open_gather
-
-
-def build_drain() -> dict[str, Any]:
-    return {"drain": drain}
-
-
-@compiled
-def drain(counters: int, grain: int, count: int) -> None:
-    """Take all grains that are left, and wait for those that other threads have taken."""
-    wait_until_done(counters, min(fetch_add(counters, _NO_MORE) * grain, count))
-
-
-@compiled
-def wait_until_done(counters: int, done: int) -> None:
-    while fetch_add(counters + _DONE, 0) < done:
-        sched_yield()
 
 
 def pointer_to(element: types.Type) -> Any:
@@ -200,33 +176,6 @@ def _call(typingctx: Any, variant: Any, name: Any, bits: Any, arguments: Any) ->
     return types.int64(variant, name, types.int64, words), codegen
 
 
-def emitted(emit: Callable[..., ir.Value | None]) -> Any:
-    """Make a function for compiled code of `emit(builder, *words)`, which emits code on 64-bit integers.
-
-    The function returns the integer that `emit` returns, or 0.
-    """
-
-    @wraps(emit)
-    def intrinsic_function(typingctx: Any, *words: Any) -> Any:
-        def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-            result = emit(builder, *values)
-            return llvm.I64(0) if result is None else result
-
-        return types.int64(*[types.int64] * len(words)), codegen
-
-    return intrinsic(intrinsic_function)
-
-
-@emitted
-def fetch_add(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -> ir.Value:
-    return builder.atomic_rmw("add", builder.inttoptr(address, llvm.I64.as_pointer()), value, "seq_cst")
-
-
-@emitted
-def fetch_min(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -> ir.Value:
-    return builder.atomic_rmw("min", builder.inttoptr(address, llvm.I64.as_pointer()), value, "seq_cst")
-
-
 @emitted
 def copy_bytes(builder: ir.IRBuilder, target: ir.Value, source: ir.Value, size: ir.Value) -> None:
     gcm_ir.copy(builder, target, source, size)
@@ -259,8 +208,3 @@ def wipe_stack(builder: ir.IRBuilder) -> None:
 def isolate_frame(builder: ir.IRBuilder) -> None:
     """Prevent inlining of the function that calls this, so that `wipe_stack` in its callers covers its frame."""
     gcm_ir.isolate_frame(builder.function)
-
-
-@emitted
-def sched_yield(builder: ir.IRBuilder) -> None:
-    builder.call(instructions.declare(builder.module, "sched_yield", ir.FunctionType(llvm.I32, [])), [])

@@ -9,13 +9,12 @@ from numba.extending import register_jitable
 from fastrack._crypto import gather
 from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE
 from fastrack._crypto.compiler import compiled
+from fastrack._crypto.intrinsics import fetch_add
 from fastrack._crypto.jit import (
-    _DONE,
     Array,
+    Counters,
     copy_bytes,
-    fetch_add,
     table_of,
-    wait_until_done,
     words,
 )
 
@@ -55,7 +54,7 @@ def build_copy() -> dict[str, Any]:
 
 
 @compiled
-def copy_chunks(source: int, target: int, count: int, size: int, grain: int, counters: int, wait: bool) -> None:
+def copy_chunks(source: int, target: int, count: int, size: int, grain: int, counters: Counters) -> None:
     while True:
         start = fetch_add(counters, 1) * grain
         if start >= count:
@@ -63,9 +62,6 @@ def copy_chunks(source: int, target: int, count: int, size: int, grain: int, cou
         stop = min(start + grain, count)
         offset = start * SEALED_CHUNK_SIZE
         copy_bytes(target + offset, source + offset, min((stop - start) * SEALED_CHUNK_SIZE, size - offset))
-        fetch_add(counters + _DONE, stop - start)
-    if wait:
-        wait_until_done(counters, count)
 
 
 @compiled

@@ -13,16 +13,13 @@ from llvmlite import ir
 from fastrack._crypto import llvm
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
 from fastrack._crypto.compiler import compiled
+from fastrack._crypto.intrinsics import emitted, fetch_add, fetch_min
 from fastrack._crypto.jit import (
     _BAD,
-    _DONE,
     _ROW_SIZE,
+    Counters,
     _buffer,
     _call,
-    emitted,
-    fetch_add,
-    fetch_min,
-    wait_until_done,
     wipe,
     wipe_stack,
 )
@@ -44,7 +41,7 @@ from fastrack._crypto.vector import SCHEDULE_SIZE
 
 
 def build_jobs(*form: object) -> dict[str, Any]:
-    """Return `open_jobs` of a `Form`, whose fields are the arguments: `(table, jobs, count, grain, counters, wait)`.
+    """Return `open_jobs` of a `Form`, whose fields are the arguments: `(table, jobs, count, grain, counters)`.
 
     `table` is the address of so many jobs, and `count` the number of their chunks. Bad chunks are counted through all
     jobs.
@@ -52,7 +49,7 @@ def build_jobs(*form: object) -> dict[str, Any]:
     variant = "/".join(map(str, form))
 
     @compiled
-    def open_jobs(table: int, jobs: int, count: int, grain: int, counters: int, wait: bool) -> None:
+    def open_jobs(table: int, jobs: int, count: int, grain: int, counters: Counters) -> None:
         schedule, buffer = _schedule(), _buffer()
         current = -1
         done = 0
@@ -112,9 +109,6 @@ def build_jobs(*form: object) -> dict[str, Any]:
             wipe(buffer, SEALED_CHUNK_SIZE)
             wipe(schedule, SCHEDULE_SIZE)
             wipe_stack()
-            fetch_add(counters + _DONE, done)
-        if wait:
-            wait_until_done(counters, count)
 
     return {"open_jobs": open_jobs}
 

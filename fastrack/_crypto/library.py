@@ -178,8 +178,8 @@ def _link(code: bytes, name: str) -> ModuleType:
     engine.add_object_file(binding.ObjectFileRef.from_data(code))
     engine.finalize_object()
     module = ModuleType(name)
-    module.__dict__["_engine"] = engine  # it owns the code
     table = ctypes.c_void_p(engine.get_global_value_address(METHODS))
+    engine.detach()  # it owns the code, which worker threads run until the process ends
     add_functions = ctypes.pythonapi.PyModule_AddFunctions
     add_functions.argtypes = (ctypes.py_object, ctypes.c_void_p)
     add_functions(module, table)

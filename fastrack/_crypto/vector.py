@@ -66,27 +66,27 @@ class VectorEngine:
         check_buffers(source, target)
         count = chunks_between(source.size, target.size, first)
         arguments = (address(source), address(target), first, count, target.size)
-        return self._run(self._runs.open_run, schedule, arguments, count, (source, target))
+        return self._run(self._runs.open_run, schedule, arguments, count)
 
     def verify_run(self, schedule: VectorSchedule, source: Bytes, first: int) -> int | None:
         check_buffers(source)
         size = source.size - -(-source.size // SEALED_CHUNK_SIZE) * TAG_SIZE
         count = chunks_between(source.size, size, first)
         arguments = (address(source), 0, first, count, size)
-        return self._run(self._others.verify_run, schedule, arguments, count, (source,))
+        return self._run(self._others.verify_run, schedule, arguments, count)
 
     def seal_run(self, schedule: VectorSchedule, source: Bytes, target: Bytes, first: int) -> None:
         check_buffers(source, target)
         count = chunks_between(target.size, source.size, first)
         arguments = (address(source), address(target), first, count, source.size)
-        self._run(self._runs.seal_run, schedule, arguments, count, (source, target))
+        self._run(self._runs.seal_run, schedule, arguments, count)
 
     def open_gather(self, schedule: VectorSchedule, source: Bytes, target: Bytes, plan: GatherPlan) -> int | None:
         check_buffers(source, target)
         size = source.size - -(-source.size // SEALED_CHUNK_SIZE) * TAG_SIZE
         check_plan(plan, source.size, size, target.size)
         arguments = (address(source), address(target), plan.chunks, plan.starts, plan.table, plan.chunks.size, size)
-        return self._run(self._others.open_gather, schedule, arguments, plan.chunks.size, (source, target))
+        return self._run(self._others.open_gather, schedule, arguments, plan.chunks.size)
 
     def open_jobs(self, jobs: Jobs) -> tuple[int, int] | None:
         return self._open_jobs(self._tested_jobs or self._load_jobs(), jobs)
@@ -94,21 +94,14 @@ class VectorEngine:
     def _open_jobs(self, functions: Any, jobs: Jobs) -> tuple[int, int] | None:
         table = JobTable(jobs)
         arguments = (table.address, len(jobs.nbytes), table.count)
-        bad = workers.run(functions.open_jobs, arguments, table.count, self.threads, table.keepalive)
+        bad = workers.run(functions.open_jobs, arguments, table.count, self.threads)
         return None if bad is None else table.find(bad)
 
-    def _run(
-        self,
-        kernel: Any,
-        schedule: VectorSchedule,
-        arguments: tuple[Any, ...],
-        count: int,
-        keepalive: tuple[Bytes, ...],
-    ) -> int | None:
+    def _run(self, kernel: Any, schedule: VectorSchedule, arguments: tuple[Any, ...], count: int) -> int | None:
         if schedule.wiped:  # it holds zeros, which would be a known key
             raise ClosedError("expected a key schedule, got a wiped one; expand the message key again")
         arguments = (schedule.bits, schedule.address, *arguments)
-        return workers.run(kernel, arguments, count, self.threads, (schedule, keepalive))
+        return workers.run(kernel, arguments, count, self.threads)
 
 
 class VectorSchedule(KeySchedule):

@@ -27,7 +27,6 @@ Steps = list[str | int]  # five items a step: name, start, stop, first chunk of 
 _Span = tuple[str, int, int, int, Detail]
 
 _HOST = "host"
-_WORKER_TIMEOUT = 1.0  # seconds to wait for workers to add their spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,32 +56,23 @@ class Timeline:
         self._tracks: dict[int, tuple[str, str]] = {}
         self._streams: dict[tuple[str, str, int], int] = {}
         self._lock = threading.Lock()
-        self._change = threading.Condition()
-        self._workers = 0
-
-    @property
-    def current_span(self) -> str:
-        """The step that the calling thread executes, for its workers to show; empty outside of a transfer."""
-        transfer = getattr(self.local, "transfer", None)
-        return "" if transfer is None else transfer.current_span
+        self._workers: dict[int, int] = {}
 
     def add(self, name: str, start: int, stop: int, detail: Detail) -> None:
         """Add a span on the calling thread."""
         self._spans.append((name, start, stop, self._track(), detail))
 
-    @contextmanager
-    def helping(self, name: str) -> Iterator[None]:
-        """Add the block as a span on the calling worker thread. `spans` waits for it."""
-        with self._change:
-            self._workers += 1
-        start = time.perf_counter_ns()
-        try:
-            yield
-        finally:
-            self.add(name, start, time.perf_counter_ns(), {})
-            with self._change:
-                self._workers -= 1
-                self._change.notify_all()
+    def add_worker(self, number: int, start: int, stop: int) -> None:
+        """Add the step that the calling thread executes as a span of a worker thread that took part in it."""
+        transfer = getattr(self.local, "transfer", None)
+        if transfer is None:
+            return
+        with self._lock:
+            track = self._workers.get(number)
+            if track is None:
+                track = self._workers[number] = len(self._tracks) + 1
+                self._tracks[track] = _HOST, f"fastrack_{number}"
+        self._spans.append((transfer.current_span, start, stop, track, {}))
 
     def add_transfer(self, name: str, start: int, stop: int, size: int, tensor: str | None, steps: Steps) -> None:
         """Add a transfer on the calling thread, and its steps in order."""
@@ -106,10 +96,8 @@ class Timeline:
     def spans(self) -> list[Span]:
         """Return all spans so far, sorted by track and start, an enclosing span before those it encloses.
 
-        Waits for spans of devices to end, and for workers to add theirs.
+        Waits for spans of devices to end.
         """
-        with self._change:
-            self._change.wait_for(lambda: not self._workers, _WORKER_TIMEOUT)
         deferred, self._deferred = self._deferred, []
         ends: dict[int, int] = {}
         for name, times, track, detail in deferred:

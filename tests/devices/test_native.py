@@ -6,12 +6,14 @@ import types
 
 import numpy as np
 import pytest
+from helpers.boxes import all_boxes, unserved
 from helpers.reference import noise
 from helpers.stub_cuda import NOT_READY, StubCuda
 from numba import cfunc, int32, int64
 
 from fastrack import DeviceError
-from fastrack._crypto import library, workers
+from fastrack._crypto import workers
+from fastrack._crypto.workers import default_threads
 from fastrack._devices.cuda import native
 from fastrack._devices.cuda.commands import NAMES, Commands, Function
 from fastrack._devices.cuda.native import STOPPED, Native, find_functions
@@ -189,39 +191,24 @@ def one_copy(size):
     return commands, target, source
 
 
-def test_a_helper_that_comes_too_late_is_not_waited_for_leaves_at_once_and_touches_nothing(run, monkeypatch):
-    late = []
-    monkeypatch.setattr(workers, "start", lambda work, helpers, kept: late.append((work, kept)))
+def test_a_worker_that_does_not_begin_is_not_waited_for(run, monkeypatch):
+    boxes = unserved(3)
+    monkeypatch.setattr(workers, "_boxes", boxes)
     commands, target, source = one_copy(8 * MIB)
     run(commands, threads=4)
     assert np.array_equal(target, source)
-    target.fill(0)
-    ((work, _),) = late
-    work()
-    assert not target.any()
+    asked = [box[workers.ENTRY] != 0 for box in all_boxes(boxes)]
+    assert asked == [default_threads() > 1] * 3
+    assert [box.state for box in all_boxes(boxes)] == [workers.FREE] * 3
 
 
-def test_short_copies_have_no_helpers(run, monkeypatch):
-    monkeypatch.setattr(workers, "start", lambda *_: pytest.fail("a helper was called"))
+def test_short_copies_have_no_workers(run, monkeypatch):
+    boxes = unserved(3)
+    monkeypatch.setattr(workers, "_boxes", boxes)
     commands, target, source = one_copy(100_000)
     run(commands, threads=8)
     assert np.array_equal(target, source)
-
-
-def test_an_interrupt_before_the_list_begins_lets_helpers_go(run, monkeypatch):
-    helping = []
-    monkeypatch.setattr(workers, "start", lambda work, helpers, kept: helping.append(work))
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(library.load(native.COMMANDS), "run", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        run(one_copy(8 * MIB)[0], threads=2)
-    thread = threading.Thread(target=helping[0], daemon=True)
-    thread.start()
-    thread.join(20)
-    assert not thread.is_alive()
+    assert not any(box[workers.ENTRY] for box in all_boxes(boxes))
 
 
 # What is missing.

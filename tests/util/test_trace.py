@@ -145,23 +145,6 @@ def test_threads_that_help_have_rows_of_their_own(path, monkeypatch):
     assert {span["name"] for span in others} == {"open"}
 
 
-def test_a_helper_that_is_late_to_tell_is_waited_for():
-    begun, told = threading.Event(), threading.Event()
-
-    def help_out():
-        with kept.helping("open"):
-            begun.set()
-            told.wait(60)
-
-    with trace.recording() as kept:
-        helper = threading.Thread(target=help_out, name="helper")
-        helper.start()
-        begun.wait(60)
-    threading.Timer(0.05, told.set).start()
-    assert [(span.name, span.thread) for span in kept.spans()] == [("open", "helper")]
-    helper.join()
-
-
 def test_each_thread_has_a_row(opened, path):
     def work():
         threads = [threading.Thread(target=opened.to_device, args=(PLAIN,), name=f"user {n}") for n in range(3)]

@@ -6,9 +6,11 @@ from typing import Any
 
 from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE
 from fastrack._crypto.compiler import compiled, compiled_with_lock
-from fastrack._crypto.jit import copy_bytes, fetch_add, sched_yield
+from fastrack._crypto.intrinsics import at, call, exchange, fetch_add, load, now, put, sched_yield, sleep
+from fastrack._crypto.jit import Counters, Role, copy_bytes
+from fastrack._crypto.workers import CALLER
 from fastrack._devices.cuda import commands as opcodes
-from fastrack._devices.cuda.intrinsics import at, call, exchange, launch, load, now, put, sleep
+from fastrack._devices.cuda.intrinsics import launch
 from fastrack._devices.cuda.native import (
     _BASE,
     _CHUNKS,
@@ -25,6 +27,7 @@ from fastrack._devices.cuda.native import (
     _PUSH,
     _SIZE,
     _SOURCE,
+    _STATUS,
     _TARGET,
     STOPPED,
 )
@@ -35,20 +38,27 @@ _NAP = 50  # microseconds
 
 
 def build_commands() -> dict[str, Any]:
-    """Return `run(words, start, count, table, context, shared, parallel)`, `run_held` and `copy_until_over(shared)`.
+    """Return `run(words, start, count, table, context, shared, parallel, counters)`, a kernel, and `run_held`.
 
-    `run_held` takes the same, keeps the interpreter's lock, and stops where a command asks for it. `copy_until_over` is
-    for the workers.
+    `run_held` takes the same without counters, keeps the interpreter's lock, and stops where a command asks for it.
     """
-    return {
-        "run": compiled(_build_run(stops=False)),
-        "run_held": compiled_with_lock(_build_run(stops=True)),
-        "copy_until_over": copy_until_over,
-    }
+    run_list = compiled(_build_run(stops=False))
+
+    @compiled
+    def run(
+        role: Role, words: int, start: int, count: int, table: int, context: int, shared: int, parallel: bool,
+        counters: Counters,
+    ) -> None:  # fmt: skip
+        if role == CALLER:
+            run_list(words, start, count, table, context, shared, parallel)
+        else:
+            _copy_until_over(shared)
+
+    return {"run": run, "run_held": compiled_with_lock(_build_run(stops=True))}
 
 
 def _build_run(*, stops: bool) -> Any:
-    def run(words: int, start: int, count: int, table: int, context: int, shared: int, parallel: bool) -> int:
+    def run(words: int, start: int, count: int, table: int, context: int, shared: int, parallel: bool) -> None:
         status = call(at(table, _PUSH), (context,))
         pushed = status == 0
         position = start
@@ -92,18 +102,18 @@ def _build_run(*, stops: bool) -> Any:
             if status in (0, STOPPED):
                 position += length
         put(shared, _OVER, 1)
-        put(shared, _POSITION, position)
         if pushed:
             other = call(at(table, _POP), (shared + 8 * _POPPED,))
             if status == 0:
                 status = other
-        return int(status)
+        put(shared, _POSITION, position)
+        put(shared, _STATUS, status)
 
     return run
 
 
 @compiled
-def copy_until_over(shared: int) -> None:
+def _copy_until_over(shared: int) -> None:
     """Copy pieces until the list is over."""
     idle = 0
     while load(shared + 8 * _OVER) == 0:

@@ -11,7 +11,8 @@ from fastrack._crypto.cobblestone import CHUNK_SIZE, NONCE_SIZE
 from fastrack._crypto.compiler import compiled_with_lock
 from fastrack._crypto.forms import Form, narrow_form
 from fastrack._crypto.gcm_ir import copy, encrypt_block, expand_key, fill_zero, isolate_frame
-from fastrack._crypto.jit import Array, emitted, wipe_stack
+from fastrack._crypto.intrinsics import emitted
+from fastrack._crypto.jit import Array, wipe_stack
 from fastrack._crypto.llvm import I64, Emitter, compile_for, define, emit_loop
 from fastrack._devices.cuda.key_state import (
     LAST_POWER,

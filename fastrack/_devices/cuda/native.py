@@ -27,7 +27,7 @@ _VERSION = 12000  # of the driver API, for cuGetProcAddress
 # The words that the threads of a list share; those that are written often have a cache line of their own.
 _NEXT, _DONE, _LIMIT = 0, 8, 16  # grains of all copies so far: the next one, those done, and their number
 _TARGET, _SOURCE, _SIZE, _CHUNKS, _COUNT, _BASE, _OVER = 24, 25, 26, 27, 28, 29, 30
-_POSITION, _POPPED = 31, 32  # of the command that stopped or failed; an unused result of cuCtxPopCurrent
+_POSITION, _POPPED, _STATUS = 31, 32, 33  # of the command that stopped; unused result of cuCtxPopCurrent; result
 _SHARED = 40
 
 _CHUNKS_A_PIECE = 16
@@ -95,13 +95,8 @@ class Native:
         table = int(self._table.__array_interface__["data"][0])
         arguments = (words, start, count, table, self._context, shared_address)
         if hold:
-            return self._code.run_held(*arguments, False), int(shared[_POSITION])
-        copiers = min(threads - 1, _MAX_WORKERS, commands.copies // _PARALLEL_THRESHOLD)
-        try:
-            if copiers > 0:
-                workers.start(lambda: self._code.copy_until_over(shared_address), copiers, (shared, commands))
-            status = self._code.run(*arguments, copiers > 0)
-        except BaseException:  # an interrupt before the list began: its workers wait for its end
-            shared[_OVER] = 1
-            raise
-        return status, int(shared[_POSITION])
+            self._code.run_held(*arguments, False)
+        else:
+            copiers = min(threads - 1, _MAX_WORKERS, commands.copies // _PARALLEL_THRESHOLD)
+            workers.share(self._code.run, (*arguments, copiers > 0), copiers)
+        return int(shared[_STATUS]), int(shared[_POSITION])

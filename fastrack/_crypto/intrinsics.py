@@ -1,0 +1,180 @@
+"""Intrinsics for compiled code: words shared by threads, the clock, calls of C functions by address, and threads.
+
+Words are integers of 64 bits. Addresses are words too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from fastrack._crypto.instructions import declare
+from fastrack._crypto.llvm import I32, I64
+
+_CLOCK = 8 if sys.platform == "darwin" else 1  # CLOCK_UPTIME_RAW, CLOCK_MONOTONIC: that of `time.perf_counter_ns`
+_HAS_AFFINITY = sys.platform == "linux"
+
+
+def emitted(emit: Callable[..., ir.Value | None]) -> Any:
+    """Make a function for compiled code of `emit(builder, *words)`, which emits code on 64-bit integers.
+
+    The function returns the integer that `emit` returns, or 0.
+    """
+
+    @wraps(emit)
+    def intrinsic_function(typingctx: Any, *words: Any) -> Any:
+        def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
+            result = emit(builder, *values)
+            return I64(0) if result is None else result
+
+        return types.int64(*[types.int64] * len(words)), codegen
+
+    return intrinsic(intrinsic_function)
+
+
+# Words.
+
+
+@emitted
+def at(builder: ir.IRBuilder, address: ir.Value, index: ir.Value) -> ir.Value:
+    """Read word `index`."""
+    return builder.load(word_pointer(builder, address, index))
+
+
+@emitted
+def put(builder: ir.IRBuilder, address: ir.Value, index: ir.Value, value: ir.Value) -> None:
+    """Write word `index`. Other threads see it before later writes."""
+    builder.store_atomic(value, word_pointer(builder, address, index), "seq_cst", 8)
+
+
+@emitted
+def load(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    """Read a word that other threads may write."""
+    return builder.load_atomic(builder.inttoptr(address, I64.as_pointer()), "seq_cst", 8)
+
+
+@emitted
+def exchange(builder: ir.IRBuilder, address: ir.Value, expected: ir.Value, value: ir.Value) -> ir.Value:
+    """Compare and swap a word, and return its previous value."""
+    pointer = builder.inttoptr(address, I64.as_pointer())
+    return builder.extract_value(builder.cmpxchg(pointer, expected, value, "seq_cst"), 0)
+
+
+@emitted
+def fetch_add(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -> ir.Value:
+    return builder.atomic_rmw("add", builder.inttoptr(address, I64.as_pointer()), value, "seq_cst")
+
+
+@emitted
+def fetch_min(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -> ir.Value:
+    return builder.atomic_rmw("min", builder.inttoptr(address, I64.as_pointer()), value, "seq_cst")
+
+
+# C functions.
+
+
+@intrinsic
+def call(typingctx: Any, function: Any, arguments: Any) -> Any:
+    """Call a C function by its address, with integers or pointers, and return its int."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
+        return emit_call(builder, values[0], cgutils.unpack_tuple(builder, values[1]))
+
+    return types.int64(types.int64, types.UniTuple(types.int64, len(arguments))), codegen
+
+
+@emitted
+def now(builder: ir.IRBuilder) -> ir.Value:
+    """Return the nanoseconds of the monotonic clock, as `time.perf_counter_ns`."""
+    with builder.goto_entry_block():
+        timespec = builder.alloca(I64, 2)
+    kind = ir.FunctionType(I32, [I32, I64.as_pointer()])
+    builder.call(declare(builder.module, "clock_gettime", kind), [I32(_CLOCK), timespec])
+    seconds, nanoseconds = (builder.load(builder.gep(timespec, [I32(index)])) for index in range(2))
+    return builder.add(builder.mul(seconds, I64(10**9)), nanoseconds)
+
+
+@emitted
+def sleep(builder: ir.IRBuilder, microseconds: ir.Value) -> None:
+    """Suspend the thread."""
+    sleeping = declare(builder.module, "usleep", ir.FunctionType(I32, [I32]))
+    builder.call(sleeping, [builder.trunc(microseconds, I32)])
+
+
+@emitted
+def sched_yield(builder: ir.IRBuilder) -> None:
+    _call_libc(builder, "sched_yield")
+
+
+@emitted
+def create_thread(builder: ir.IRBuilder, handle: ir.Value, function: ir.Value, argument: ir.Value) -> ir.Value:
+    """Start a thread that calls the function at an address, write its `pthread_t` to `handle`, and return a status."""
+    return _call_libc(builder, "pthread_create", handle, I64(0), function, argument)
+
+
+@emitted
+def make_wakeup(builder: ir.IRBuilder, mutex: ir.Value, condition: ir.Value) -> None:
+    """Initialise a mutex and a condition variable, which take up to 64 bytes each."""
+    _call_libc(builder, "pthread_mutex_init", mutex, I64(0))
+    _call_libc(builder, "pthread_cond_init", condition, I64(0))
+
+
+@emitted
+def lock(builder: ir.IRBuilder, mutex: ir.Value) -> None:
+    _call_libc(builder, "pthread_mutex_lock", mutex)
+
+
+@emitted
+def unlock(builder: ir.IRBuilder, mutex: ir.Value) -> None:
+    _call_libc(builder, "pthread_mutex_unlock", mutex)
+
+
+@emitted
+def wait(builder: ir.IRBuilder, condition: ir.Value, mutex: ir.Value) -> None:
+    _call_libc(builder, "pthread_cond_wait", condition, mutex)
+
+
+@emitted
+def wake(builder: ir.IRBuilder, condition: ir.Value) -> None:
+    _call_libc(builder, "pthread_cond_signal", condition)
+
+
+@emitted
+def current_cpu(builder: ir.IRBuilder) -> ir.Value:
+    """Return the number of the CPU of this thread, or -1 where the system cannot tell."""
+    return _call_libc(builder, "sched_getcpu") if _HAS_AFFINITY else I64(-1)
+
+
+@emitted
+def read_affinity(builder: ir.IRBuilder, size: ir.Value, mask: ir.Value) -> ir.Value:
+    """Write the CPUs that this thread may use to a mask of so many bytes, and return 0 or an error."""
+    return _call_libc(builder, "sched_getaffinity", I64(0), size, mask) if _HAS_AFFINITY else I64(-1)
+
+
+@emitted
+def set_affinity(builder: ir.IRBuilder, thread: ir.Value, size: ir.Value, mask: ir.Value) -> ir.Value:
+    """Restrict a thread to the CPUs of a mask, and return 0 or an error."""
+    return _call_libc(builder, "pthread_setaffinity_np", thread, size, mask) if _HAS_AFFINITY else I64(-1)
+
+
+def word_pointer(builder: ir.IRBuilder, address: ir.Value, index: ir.Value) -> ir.Value:
+    return builder.inttoptr(builder.add(address, builder.mul(index, I64(8))), I64.as_pointer())
+
+
+def emit_call(builder: ir.IRBuilder, function: ir.Value, arguments: Sequence[ir.Value]) -> ir.Value:
+    """Call a C function with words, and return its int as one."""
+    # The C calling conventions of x86-64 and AArch64 accept a 64-bit word for a narrower integer.
+    kind = ir.FunctionType(I32, [I64] * len(arguments))
+    return builder.sext(builder.call(builder.inttoptr(function, kind.as_pointer()), arguments), I64)
+
+
+def _call_libc(builder: ir.IRBuilder, name: str, *arguments: ir.Value) -> ir.Value:
+    function = declare(builder.module, name, ir.FunctionType(I32, [I64] * len(arguments)))
+    return builder.sext(builder.call(function, arguments), I64)
