@@ -84,7 +84,15 @@ def _take_apart(tree: Any, leaves: list[Any]) -> _Node | None:
         # Without those that were declared and never set.
         keys = [field.name for field in dataclasses.fields(tree) if hasattr(tree, field.name)]
         values = [getattr(tree, name) for name in keys]
-    return _Node(kind, tree, keys, [_take_apart(value, leaves) for value in values])
+    parts: list[_Node | None] = []
+    for value in values:
+        cls = type(value)
+        if _kind(cls) is _Kind.LEAF:  # here, as a call takes as long as all of it
+            leaves.append(value)
+            parts.append(None)
+        else:
+            parts.append(_take_apart(value, leaves))
+    return _Node(kind, tree, keys, parts)
 
 
 def _match(node: _Node | None, other: Any, leaves: list[Any]) -> None:
