@@ -6,6 +6,7 @@ import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, Self
 
 import numpy as np
@@ -175,6 +176,7 @@ class Engine(Protocol):
         """
 
 
+@lru_cache(maxsize=1024)
 def chunks_between(sealed: int, plain: int, first: int = 0) -> int:
     """Return the number of chunks of a run of `sealed` bytes with tags and `plain` bytes without.
 

@@ -22,6 +22,7 @@ Words = npt.NDArray[np.int64]
 PlanMemory = tuple[Words, int]
 """The memory that a loop has filled with the arrays of a `GatherPlan`, and the number of rows that it has room for."""
 
+_WORD = np.dtype(np.int64)
 _DIGIT_BITS = 8
 _DIGITS = 1 << _DIGIT_BITS  # of the numbers of chunks when they are sorted
 _SCRATCH = _DIGITS  # words to count them in
@@ -83,14 +84,14 @@ class EvenRows(NamedTuple):
     def make_plan(self, count: int = 0, plain: int = 0, target: int = 0) -> tuple[PlanMemory, bool]:
         """Return what `make_plan` does for these ranges, and what `is_inside` does for that, by one native call."""
         rows, stride, size, order = self
-        if rows.dtype != np.int64 or not rows.flags.c_contiguous:
-            rows = np.ascontiguousarray(rows, np.int64)
-        places = rows if order is None else np.ascontiguousarray(order, np.int64)
+        if rows.dtype != _WORD or not rows.flags.c_contiguous:
+            rows = np.ascontiguousarray(rows, _WORD)
+        places = rows if order is None else np.ascontiguousarray(order, _WORD)
         ranges = rows.size
         if places.size != ranges:
             raise ValueError(f"expected one place for each row, got {[ranges, places.size]}")
         room = ranges * ((size + CHUNK_SIZE - 2) // CHUNK_SIZE + 1) if size else 0
-        words = np.empty(memory_size(room), np.int64)
+        words = np.empty(memory_size(room), _WORD)
         bounds = count, plain, target
         is_inside = _loops().plan_rows(rows, places, order is not None, ranges, stride, size, words, room, *bounds)
         return (words, room), is_inside

@@ -33,7 +33,10 @@ class Tree:
 
     def rebuild(self, leaves: Iterable[Any]) -> Any:
         """Return a tree like this one with other leaves, in its order."""
-        return _put_together(self._root, iter(leaves))
+        root = self._root
+        if root is not None and type(root.tree) is dict and not any(root.parts):  # as most batches are
+            return dict(zip(root.keys, leaves, strict=True))
+        return _put_together(root, iter(leaves))
 
     def path(self, index: int) -> str:
         """Return the path of the leaf with that number, such as ``['image'][2]``; it is empty for a single leaf."""
