@@ -6,6 +6,7 @@ import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, Self
 
 import numpy as np
@@ -78,8 +79,8 @@ class GatherPlan:
         if self._arrays is None:
             assert self._made is not None
             if isinstance(self._made, gather.EvenRows):
-                self._made = self._made.make_plan()
-            self._arrays = self._made.arrays()
+                self._made, _ = self._made.make_plan()
+            self._arrays = gather.arrays_of(self._made)
         return self._arrays
 
     def locate(self, sealed: int, plain: int, target: int) -> tuple[int, int, int, int]:
@@ -90,10 +91,10 @@ class GatherPlan:
         """
         count, made = chunks_between(sealed, plain), self._made
         if isinstance(made, gather.EvenRows):
-            memory = made.make_plan_inside(count, plain, target)
-            if memory is not None:
+            memory, is_inside = made.make_plan(count, plain, target)
+            if is_inside:
                 self._made = memory
-                return memory.locate()
+                return gather.locate(memory)
         elif self.arrays.is_sound and gather.is_inside(self.arrays, count, plain, target):
             return self.arrays.locate()
         raise ValueError("expected a gather plan inside its message and its result, got one that reaches outside")
@@ -175,6 +176,7 @@ class Engine(Protocol):
         """
 
 
+@lru_cache(maxsize=1024)
 def chunks_between(sealed: int, plain: int, first: int = 0) -> int:
     """Return the number of chunks of a run of `sealed` bytes with tags and `plain` bytes without.
 

@@ -19,7 +19,10 @@ from fastrack._crypto.library import Unit, load
 PLANS = Unit("fastrack._crypto.jit_host", "build_plans")
 
 Words = npt.NDArray[np.int64]
+PlanMemory = tuple[Words, int]
+"""The memory that a loop has filled with the arrays of a `GatherPlan`, and the number of rows that it has room for."""
 
+_WORD = np.dtype(np.int64)
 _DIGIT_BITS = 8
 _DIGITS = 1 << _DIGIT_BITS  # of the numbers of chunks when they are sorted
 _SCRATCH = _DIGITS  # words to count them in
@@ -50,25 +53,6 @@ class PlanArrays(NamedTuple):
         return self.chunks.size, chunks, starts, table
 
 
-class PlanMemory(NamedTuple):
-    """The memory that a loop has filled with the arrays of a `GatherPlan`, with `room` for so many rows."""
-
-    words: Words
-    room: int
-
-    def arrays(self) -> PlanArrays:
-        """Return the chunks, the starts and the table."""
-        words, count, rows = self.words, self.words.item(COUNT), self.words.item(ROWS)
-        chunks, starts, table = offsets(self.room)
-        table_of = words[table : table + 3 * rows].reshape(-1, 3)
-        return PlanArrays(words[chunks : chunks + count], words[starts : starts + count + 1], table_of)
-
-    def locate(self) -> tuple[int, int, int, int]:
-        """Return the number of chunks, and the addresses of the arrays, for native code."""
-        count, _, chunks, starts, table = self.words[:HEAD].tolist()
-        return (count, chunks, starts, table) if chunks else self.arrays().locate()
-
-
 def make_plan(starts: Words, sizes: Words, offsets: Words) -> PlanMemory:
     """Split ranges of plaintext at chunk boundaries, sort them by chunk, and return the plan of their gather.
 
@@ -82,7 +66,7 @@ def make_plan(starts: Words, sizes: Words, offsets: Words) -> PlanMemory:
     room = loops.count_pieces(*ranges, starts.size)
     words = np.empty(memory_size(room), np.int64)
     loops.plan_ranges(*ranges, starts.size, words, room)
-    return PlanMemory(words, room)
+    return words, room
 
 
 class EvenRows(NamedTuple):
@@ -97,37 +81,35 @@ class EvenRows(NamedTuple):
     size: int
     order: Words | None = None
 
-    def make_plan(self) -> PlanMemory:
-        """Return what `make_plan` does for these ranges."""
-        memory = self._allocate()
-        _loops().plan_rows(*self._arguments(), *memory)
-        return memory
-
-    def make_plan_inside(self, count: int, plain: int, target: int) -> PlanMemory | None:
-        """Return the same, or None unless `is_inside`, by one native call."""
-        memory = self._allocate()
-        is_inside = _loops().plan_rows_inside(*self._arguments(), *memory, count, plain, target)
-        return memory if is_inside else None
-
-    def _allocate(self) -> PlanMemory:
-        most = (self.size + CHUNK_SIZE - 2) // CHUNK_SIZE + 1 if self.size else 0  # chunks of a range
-        room = self.rows.size * most
-        return PlanMemory(np.empty(memory_size(room), np.int64), room)
-
-    def _arguments(self) -> tuple[Words, Words, bool, int, int, int]:
+    def make_plan(self, count: int = 0, plain: int = 0, target: int = 0) -> tuple[PlanMemory, bool]:
+        """Return what `make_plan` does for these ranges, and what `is_inside` does for that, by one native call."""
         rows, stride, size, order = self
-        rows = _as_words(rows)
-        if order is None:
-            return rows, rows, False, rows.size, stride, size
-        if order.size != rows.size:
-            raise ValueError(f"expected one place for each row, got {[rows.size, order.size]}")
-        return rows, _as_words(order), True, rows.size, stride, size
+        if rows.dtype != _WORD or not rows.flags.c_contiguous:
+            rows = np.ascontiguousarray(rows, _WORD)
+        places = rows if order is None else np.ascontiguousarray(order, _WORD)
+        ranges = rows.size
+        if places.size != ranges:
+            raise ValueError(f"expected one place for each row, got {[ranges, places.size]}")
+        room = ranges * ((size + CHUNK_SIZE - 2) // CHUNK_SIZE + 1) if size else 0
+        words = np.empty(memory_size(room), _WORD)
+        bounds = count, plain, target
+        is_inside = _loops().plan_rows(rows, places, order is not None, ranges, stride, size, words, room, *bounds)
+        return (words, room), is_inside
 
 
-def _as_words(array: Words) -> Words:
-    if array.dtype == np.int64 and array.flags.c_contiguous:  # which the call below takes longer to find out
-        return array
-    return np.ascontiguousarray(array, np.int64)
+def arrays_of(memory: PlanMemory) -> PlanArrays:
+    """Return the arrays of a plan that a loop has made."""
+    words, room = memory
+    count, rows = words[:PLACES].tolist()
+    chunks, starts, table = offsets(room)
+    table_of = words[table : table + 3 * rows].reshape(-1, 3)
+    return PlanArrays(words[chunks : chunks + count], words[starts : starts + count + 1], table_of)
+
+
+def locate(memory: PlanMemory) -> tuple[int, int, int, int]:
+    """Return the number of chunks, and the addresses of the arrays, for native code."""
+    count, _, chunks, starts, table = memory[0][:HEAD].tolist()
+    return (count, chunks, starts, table) if chunks else arrays_of(memory).locate()
 
 
 def is_inside(plan: PlanArrays, count: int, plain: int, target: int) -> bool:
@@ -179,6 +161,16 @@ def plan_ranges(starts: Any, sizes: Any, offsets: Any, ranges: int, words: Any, 
 
 
 def plan_rows(
+    rows: Any, places: Any, has_places: bool, ranges: int, stride: int, size: int, words: Any, room: int,
+    count: int, plain: int, target: int,
+) -> bool:  # fmt: skip
+    """Fill memory as `finish` leaves it, with the plan of rows, and return what `is_inside` does for it."""
+    fill_rows(rows, places, has_places, ranges, stride, size, words, room)
+    arrays = arrays_of((words, room))
+    return is_plan_inside(*arrays, arrays.chunks.size, len(arrays.table), count, plain, target)
+
+
+def fill_rows(
     rows: Any, places: Any, has_places: bool, count: int, stride: int, size: int, words: Any, room: int
 ) -> None:
     """Fill memory as `finish` leaves it, with the plan of rows."""
@@ -196,16 +188,6 @@ def plan_rows(
         pieces = split(rows[index] * stride, (after - index) * size, place * size, words, room, pieces)
         index = after
     finish(words, room, pieces)
-
-
-def plan_rows_inside(
-    rows: Any, places: Any, has_places: bool, ranges: int, stride: int, size: int, words: Any, room: int,
-    count: int, plain: int, target: int,
-) -> bool:  # fmt: skip
-    """Do what `plan_rows` does, and return what `is_inside` does for the plan."""
-    plan_rows(rows, places, has_places, ranges, stride, size, words, room)
-    arrays = PlanMemory(words, room).arrays()
-    return is_plan_inside(*arrays, arrays.chunks.size, len(arrays.table), count, plain, target)
 
 
 def split(start: int, size: int, offset: int, words: Any, room: int, pieces: int) -> int:

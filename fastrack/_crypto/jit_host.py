@@ -28,7 +28,7 @@ for _function in (
     gather.sort,
     gather.finish,
     gather.plan_ranges,
-    gather.plan_rows,
+    gather.fill_rows,
     gather.is_plan_inside,
 ):
     register_jitable(_function)
@@ -43,7 +43,6 @@ def build_plans() -> dict[str, Any]:
         "count_pieces": count_pieces,
         "plan_ranges": plan_ranges,
         "plan_rows": plan_rows,
-        "plan_rows_inside": plan_rows_inside,
         "is_plan_inside": is_plan_inside,
     }
 
@@ -78,21 +77,13 @@ def plan_ranges(starts: Array, sizes: Array, offsets: Array, ranges: int, memory
 
 @compiled
 def plan_rows(
-    rows: Array, places: Array, has_places: bool, ranges: int, stride: int, size: int, memory: Array, room: int
-) -> None:
-    plan = words(memory, gather.memory_size(room))
-    gather.plan_rows(words(rows, ranges), words(places, ranges), has_places, ranges, stride, size, plan, room)
-    _locate(memory, room)
-
-
-@compiled
-def plan_rows_inside(
     rows: Array, places: Array, has_places: bool, ranges: int, stride: int, size: int, memory: Array, room: int,
     count: int, plain: int, target: int,
 ) -> bool:  # fmt: skip
-    plan_rows(rows, places, has_places, ranges, stride, size, memory, room)
-    head = words(memory, gather.HEAD)
-    return bool(is_plan_inside(head[2], head[3], head[4], head[0], head[1], count, plain, target))
+    plan = words(memory, gather.memory_size(room))
+    gather.fill_rows(words(rows, ranges), words(places, ranges), has_places, ranges, stride, size, plan, room)
+    _locate(memory, room)
+    return bool(is_plan_inside(plan[2], plan[3], plan[4], plan[0], plan[1], count, plain, target))
 
 
 @compiled

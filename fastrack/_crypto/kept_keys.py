@@ -51,11 +51,16 @@ class KeptKeys:
         """Copy the key of a message to a row, and return whether it was kept with an equal proof."""
         number = id(message)
         kept = self._entries.get(number)
-        if kept is None or kept.message() is not message or kept.proof != proof or not self._is_usable():
+        if kept is None:
             return False
-        with suppress(KeyError):  # it was just dropped
+        owner, known, secret = kept
+        if owner() is not message or known != proof or not self._is_usable():
+            return False
+        try:  # `suppress` would take longer than all of this
             self._entries.move_to_end(number)
-        keys.put(row, kept.secret)
+        except KeyError:  # it was just dropped
+            return False
+        keys.put(row, secret)
         # Only now: `wipe` says so before it overwrites a secret, and zeros would be a known key.
         return not self._is_wiped
 

@@ -15,6 +15,7 @@ from fastrack._crypto.cobblestone import COMMITMENT_SIZE, NONCE_SIZE, MessageKey
 from fastrack._crypto.secret_bytes import SecretBytes
 from fastrack.errors import ClosedError
 
+_NOTHING: Final = memoryview(b"")
 ROW_SIZE: Final = 80  # bytes from one key to the next: a 256-bit key, a nonce and a commitment are 76
 
 
@@ -83,7 +84,9 @@ class MessageKeys:
     def wipe(self) -> None:
         """Overwrite all of them with zeros."""
         self._is_wiped = True
-        self._view[:] = bytes(len(self._view))
+        if self._view:  # else it was done, and nothing was written since, as that takes the view
+            self._view[:] = bytes(len(self._view))
+            self._view = _NOTHING
 
     def _require_usable(self) -> None:
         # Zeros would be known keys, and the other process may seal something else under the same keys.

@@ -24,7 +24,7 @@ def open_headers(
     key exist; they are used only if header, context and binding are then the same. Errors are those of
     `SealedTensor.open_header`.
     """
-    found: dict[str, tuple[Key, memoryview]] = {}
+    found = _Found(ring)
     used: dict[str, memoryview] = {}
     try:
         for row, tensor in enumerate(tensors):
@@ -32,10 +32,7 @@ def open_headers(
                 continue
             try:
                 key_id = tensor.key_id
-                if key_id not in found:
-                    key = ring[key_id]
-                    found[key_id] = key, key.material()
-                key, secret = found[key_id]
+                key = found[key_id]
                 header = tensor.header
                 context = tensor.context
                 is_again = row in again
@@ -43,7 +40,9 @@ def open_headers(
                     tensor.check_grant(key)
                     continue
                 tensor.check_origin(key)
-                used[key_id] = secret
+                secret = used.get(key_id)
+                if secret is None:
+                    secret = used[key_id] = key.material()
                 commitment = keys.derive(row, secret, header[:SALT_SIZE], context.encode())
                 if not hmac.compare_digest(commitment, header[SALT_SIZE:]):
                     cobblestone.require_secret(secret)
@@ -89,3 +88,14 @@ def authenticate_headers(tensors: Sequence[SealedTensor], ring: KeyRing) -> None
             open_headers(tensors, ring, keys)
         finally:
             keys.wipe()
+
+
+class _Found(dict[str, Key]):
+    """The keys of a call by their ids. The ring is asked once for each."""
+
+    def __init__(self, ring: KeyRing) -> None:
+        self._ring = ring
+
+    def __missing__(self, key_id: str) -> Key:
+        key = self[key_id] = self._ring[key_id]
+        return key

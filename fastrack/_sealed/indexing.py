@@ -54,6 +54,10 @@ class EvenRanges(EvenRows):
 
     __slots__ = ()
 
+    def compute(self) -> EvenRanges:
+        """Return these ranges: there is nothing to compute."""
+        return self
+
     def expand(self) -> ByteRanges:
         """Return the same ranges with their starts, sizes and places."""
         order = np.arange(self.rows.size) if self.order is None else self.order

@@ -132,7 +132,9 @@ def empty(size: int, dtype: str, shape: Sequence[int], framework: Framework) -> 
     if framework == "torch" and size < _SMALL:
         import torch
 
-        tensor = torch.empty(dtypes.torch_shape(dtype, shape), dtype=dtypes.to_torch(dtype), device="cpu")
+        extent = dtypes.torch_shape(dtype, shape)
+        # Without the tuple it takes a third less time, but there must be a dimension.
+        tensor = torch.empty(*extent or ((),), dtype=dtypes.to_torch(dtype), device="cpu")
         return tensor, tensor.data_ptr(), tensor
     if framework == "numpy" and size < _SMALL:
         array = np.empty(tuple(shape), dtypes.to_numpy(dtype))

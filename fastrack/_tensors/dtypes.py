@@ -108,6 +108,7 @@ def from_torch(dtype: Any) -> str:
     return name
 
 
+@cache
 def to_torch(dtype: str) -> Any:
     """Return the torch dtype of a safetensors name; raise TypeError if this torch has none."""
     import torch

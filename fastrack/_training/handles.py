@@ -30,13 +30,15 @@ class DatasetRef:
     """Data set that handles refer to, by reference in its process and by id in a pickle.
 
     dataset_id : 8 random bytes
+    labels : for each column, what its handles have in common: name, dtype, and key id
     """
 
-    __slots__ = ("__weakref__", "_checked", "_packed_dtype", "count", "dataset_id", "layout")
+    __slots__ = ("__weakref__", "_checked", "_packed_dtype", "count", "dataset_id", "labels", "layout")
 
     def __init__(self, layout: Layout, dataset_id: bytes | None = None) -> None:
         self.layout = layout
         self.count = int(layout.ends[-1])
+        self.labels = [(name, layout.dtype(column), layout.shards.key_id) for column, name in enumerate(layout.names)]
         self.dataset_id = dataset_id or os.urandom(8)
         self._packed_dtype = "<u4" if self.count <= 1 << 32 else "<u8"
         self._checked: set[int] = set()
@@ -128,7 +130,7 @@ class Samples(Sequence[dict[str, Any]]):
 
     def __init__(self, ref: SampleSource, rows: Indices) -> None:
         self._ref = ref
-        self._rows = rows  # each handle on them checks them
+        self._rows = rows  # which were checked
 
     def stack(self) -> dict[str, Any]:
         """Return one handle on all of the samples for each column."""
@@ -151,16 +153,15 @@ class Samples(Sequence[dict[str, Any]]):
 
 
 class DatasetRows(SealedRows):
-    """Handle on samples of a data set in one column. `rows` is an integer, or an array of one dimension or two."""
+    """Handle on samples of a data set in one column. `rows` is an integer, or an array of one dimension or two.
+
+    The numbers of the samples and of the column were checked: by `as_indices`, or by `DatasetRef.require`.
+    """
 
     __slots__ = ("column", "ref", "rows")
 
     def __init__(self, ref: DatasetRef, column: int, rows: Row) -> None:
-        ref.require(rows, column)
-        layout = ref.layout
-        self.name = layout.names[column]
-        self.dtype = layout.dtype(column)
-        self.key_id = layout.shards.key_id
+        self.name, self.dtype, self.key_id = ref.labels[column]
         self.ref = ref
         self.column = column
         self.rows = rows
@@ -254,6 +255,7 @@ def restore_ref(dataset_id: bytes, layout: Layout) -> DatasetRef:
 def restore_rows(dataset_id: bytes, column: int, packed: Packed) -> DatasetRows:
     """Return the handle that a pickle describes."""
     ref, rows = _find(dataset_id, packed)
+    ref.require(rows, column)
     return DatasetRows(ref, column, rows)
 
 

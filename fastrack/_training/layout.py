@@ -70,13 +70,13 @@ class EvenLayout:
 
     def slices(self, column: int, rows: int | Indices) -> Sequence[TensorSlice]:
         spec = self.columns[column]
-        if len(self.shards) == 1:  # nothing to look up
+        if self.ends.size == 1:  # nothing to look up
             flat = np.array([rows]) if isinstance(rows, int) else rows.reshape(-1)
-            return (TensorSlice(self.shards.tensor(0, spec.index), partial(EvenRanges, flat, spec.stride, spec.size)),)
+            return (TensorSlice(self.shards.tensor(0, spec.index), EvenRanges(flat, spec.stride, spec.size).compute),)
         return [
             TensorSlice(
                 self.shards.tensor(shard, spec.index),
-                partial(EvenRanges, local, spec.stride, spec.size, order),
+                EvenRanges(local, spec.stride, spec.size, order).compute,
             )
             for shard, local, order in _by_shard(self.ends, rows)
         ]

@@ -94,7 +94,8 @@ class Plan:
                 self._add(index, value, None, context.dtype, context.shape, value.nbytes)
                 self.is_sealed = True
             elif isinstance(value, SealedRows):
-                self._add(index, value, None, value.dtype, value.shape, value.nbytes)
+                dtype, shape = value.dtype, value.shape
+                self._add(index, value, None, dtype, shape, dtypes.nbytes(dtype, shape))
                 self.is_sealed = True
             else:
                 try:

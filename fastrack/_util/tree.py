@@ -33,7 +33,10 @@ class Tree:
 
     def rebuild(self, leaves: Iterable[Any]) -> Any:
         """Return a tree like this one with other leaves, in its order."""
-        return _put_together(self._root, iter(leaves))
+        root = self._root
+        if root is not None and type(root.tree) is dict and not any(root.parts):  # as most batches are
+            return dict(zip(root.keys, leaves, strict=True))
+        return _put_together(root, iter(leaves))
 
     def path(self, index: int) -> str:
         """Return the path of the leaf with that number, such as ``['image'][2]``; it is empty for a single leaf."""
@@ -84,7 +87,15 @@ def _take_apart(tree: Any, leaves: list[Any]) -> _Node | None:
         # Without those that were declared and never set.
         keys = [field.name for field in dataclasses.fields(tree) if hasattr(tree, field.name)]
         values = [getattr(tree, name) for name in keys]
-    return _Node(kind, tree, keys, [_take_apart(value, leaves) for value in values])
+    parts: list[_Node | None] = []
+    for value in values:
+        cls = type(value)
+        if _kind(cls) is _Kind.LEAF:  # here, as a call takes as long as all of it
+            leaves.append(value)
+            parts.append(None)
+        else:
+            parts.append(_take_apart(value, leaves))
+    return _Node(kind, tree, keys, parts)
 
 
 def _match(node: _Node | None, other: Any, leaves: list[Any]) -> None:

@@ -76,6 +76,17 @@ def secrets_of(kept):
     return [entry.secret for entry in kept._entries.values()]
 
 
+def test_wiped_message_keys_take_no_others(row):
+    row.wipe()
+    assert not any(row._flat)
+    with pytest.raises(TypeError, match="read-only"):
+        row.put(0, bytearray(range(1, 45)))
+    with pytest.raises((BufferError, TypeError, ValueError)):
+        row.derive(0, bytearray(32), bytes(24), b"context")
+    row.wipe()
+    assert not any(row._flat)
+
+
 class TestKeptKeys:
     def test_are_found_for_the_same_message_and_an_equal_proof_alone(self, kept, row):
         message, twin, copy = Message(), Message(), MessageKeys(1)

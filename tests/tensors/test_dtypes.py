@@ -101,6 +101,7 @@ def test_what_only_ml_dtypes_has_says_how_to_get_it(monkeypatch):
 
 def test_what_this_torch_lacks_is_said_to_be_lacking(monkeypatch):
     monkeypatch.delattr(torch, "float8_e8m0fnu")
+    dtypes.to_torch.cache_clear()
     for name in ("F8_E8M0", "F6_E2M3"):
         with pytest.raises(TypeError, match=f"has no {name}; ask for framework='numpy'"):
             dtypes.to_torch(name)

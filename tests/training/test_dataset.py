@@ -29,7 +29,7 @@ from fastrack import (
 from fastrack._crypto.cobblestone import chunk_offset
 from fastrack._tensors import arrays
 from fastrack._training import handles
-from fastrack._training.handles import DatasetRows, Lengths
+from fastrack._training.handles import Lengths
 
 CHUNK_SIZE = 16384
 COUNTS = [100, 0, 57, 1]  # samples in each file
@@ -648,9 +648,11 @@ class TestRecipesFromWorkers:
         wide = [np.array([3, row]), np.array([[row, 3]])]
         for rows in [row, *wide]:
             with pytest.raises(FormatError, match="157"):
-                DatasetRows(dataset._ref, 0, rows)
+                dataset._ref.require(rows)
             with pytest.raises(FormatError, match="157"):
                 Lengths(dataset._ref, rows)
+        with pytest.raises(FormatError, match="157"):
+            handles.restore_rows(dataset._ref.dataset_id, 0, row)
         for get_or_create in (handles.restore_samples, lambda token, rows: handles.restore_rows(token, 0, rows)):
             packed = np.array([3, row % 2**32], "<u4").tobytes()
             if row % 2**32 >= 158:
