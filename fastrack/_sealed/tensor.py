@@ -180,8 +180,7 @@ def _unseal_rows(rows: SealedRows, keys: KeyRing, framework: Framework) -> Any:
     return result
 
 
-@dataclass(frozen=True, slots=True)
-class MessageContext:
+class MessageContext(NamedTuple):
     """The values that a message is bound to. Its key is derived from them, so others fail before a chunk is opened."""
 
     name: str
@@ -342,12 +341,13 @@ class SealedTensor(Handle):
         self.path = path
         self.key_id = key_id
         self.binding = binding
-        self.nbytes = dtypes.nbytes(context.dtype, context.shape)
+        nbytes = self.nbytes = dtypes.nbytes(context.dtype, context.shape)
         if not isinstance(message, Extent):
             message = Extent(StoredBytes(message), 0, message.size)
-        self._storage, self._start, self._stop = message
-        size = self._stop - self._start
-        if size != cobblestone.message_size(self.nbytes):
+        self._storage, start, stop = message
+        self._start, self._stop = start, stop
+        size = stop - start
+        if size != cobblestone.message_size(nbytes):
             raise FormatError(
                 f"tensor {context.name!r:.200} of {context.dtype} {list(context.shape)}: expected a message of "
                 f"{cobblestone.message_size(self.nbytes)} bytes, got {size}; it was cut short or mislabelled. "
@@ -429,7 +429,8 @@ class SealedTensor(Handle):
 
     def check_origin(self, key: Key) -> None:
         """Authenticate the binding, if there is one, and refuse a file that the key was not granted for."""
-        self.check_grant(key)
+        if key.files is not None:
+            self.check_grant(key)
         if self.binding is not None:
             self.binding.check(self.context, key)
 
