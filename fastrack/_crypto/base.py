@@ -116,11 +116,20 @@ class HostMemory(NamedTuple):
         check_buffers(array, array if writable else None)
         return cls(address(array), array.size, array)
 
+    def part(self, start: int, stop: int) -> HostMemory:
+        """Return a range of these bytes, which ends with them at the latest, with the same owner."""
+        stop = min(stop, self.size)
+        if not 0 <= start <= stop:
+            raise ValueError(f"expected bytes of a buffer of {self.size}, got those from {start} to {stop}")
+        return HostMemory(self.address + start, stop - start, self.owner)
+
     @property
     def array(self) -> Bytes:
         """The bytes as an array, which is valid as long as this object."""
         if type(self.owner) is np.ndarray and self.owner.dtype == np.uint8:
-            return self.owner.reshape(-1)
+            flat = self.owner.reshape(-1)
+            start = self.address - address(flat)
+            return flat[start : start + self.size]
         return np.ctypeslib.as_array((ctypes.c_uint8 * self.size).from_address(self.address))
 
 

@@ -201,7 +201,7 @@ def chunk_count(plain_size: int) -> int:
 
 def message_size(plain_size: int) -> int:
     """Return the size of the message of `plain_size` bytes of plaintext. Raises as `chunk_count` does."""
-    return HEADER_SIZE + ciphertext_size(plain_size)
+    return HEADER_SIZE + plain_size + TAG_SIZE * chunk_count(plain_size)
 
 
 def ciphertext_size(plain_size: int) -> int:

@@ -190,7 +190,6 @@ class SealedFile(Mapping[str, SealedTensor]):
         self.key_id: str | None = None
         self.kind: Kind = "tensor"
         self._layouts: dict[str, Layout] = {}
-        self._contexts: dict[str, MessageContext] = {}  # of the tensors that were taken out
         self._bindings: dict[str, tuple[str, Binding]] = {}
         if fields:
             self._read_fields(fields)
@@ -247,10 +246,8 @@ class SealedFile(Mapping[str, SealedTensor]):
             raise KeyError(name)
         assert self.key_id is not None
         assert self.file_id is not None
-        file_id, binding = self._bindings.get(name, (self.file_id, None))
-        context = self._contexts.get(name)
-        if context is None:
-            context = self._contexts[name] = MessageContext(name, layout.dtype, layout.shape, file_id, self.kind)
+        file_id, binding = self._bindings.get(name) or (self.file_id, None)
+        context = MessageContext(name, layout.dtype, layout.shape, file_id, self.kind)
         header = None if self._entry is None else self._entry.header(name)
         stored = self._stored[name]
         extent = Extent(self._open_storage(), stored.start, stored.stop)

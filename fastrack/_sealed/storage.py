@@ -106,10 +106,11 @@ class Extent(NamedTuple):
 class StoredBytes:
     """Bytes in memory: of a file, or of one message."""
 
-    __slots__ = ("_array", "_parts", "size")
+    __slots__ = ("_array", "_memory", "_parts", "size")
 
     def __init__(self, array: Bytes) -> None:
         self._array = array
+        self._memory: HostMemory | None = None
         self._parts: dict[int, HostMemory] = {}
         self.size = array.size
 
@@ -125,7 +126,9 @@ class StoredBytes:
     def memory(self, start: int, stop: int) -> HostMemory:
         part = self._parts.get(start)
         if part is None or part.size != stop - start:
-            part = self._parts[start] = HostMemory.of(self._array[start:stop])
+            if self._memory is None:
+                self._memory = HostMemory.of(self._array)
+            part = self._parts[start] = self._memory.part(start, stop)
         return part
 
 
@@ -136,7 +139,7 @@ class MappedFile:
     that name has to be the same one, of the same size and time of modification.
     """
 
-    __slots__ = ("__weakref__", "_array", "_parts", "_path", "_version", "is_recent", "size")
+    __slots__ = ("__weakref__", "_array", "_memory", "_parts", "_path", "_version", "is_recent", "size")
 
     def __init__(self, path: str | os.PathLike[str], file: io.FileIO) -> None:
         name = os.fspath(path)
@@ -145,6 +148,7 @@ class MappedFile:
         self.size = self._version[0]
         self.is_recent = False  # used since it was last considered for unmapping
         self._array: Bytes | None = None
+        self._memory: HostMemory | None = None
         self._parts: dict[int, HostMemory] = {}  # of the map, by their starts
         self._map(file)
 
@@ -170,16 +174,16 @@ class MappedFile:
         parts = self._parts
         part = parts.get(start)
         if part is None or part.size != stop - start:
-            array = self._array
-            if array is None:
-                array = self._map_again()
+            memory = self._memory
+            if memory is None:
+                memory = HostMemory.of(self._map_again())
                 parts = self._parts
-            part = parts[start] = HostMemory.of(array[start:stop])
+            part = parts[start] = memory.part(start, stop)
         return part
 
     def unmap(self) -> None:
         """Release the map, which ends with the last array on it."""
-        self._array = None
+        self._array = self._memory = None
         self._parts = {}
 
     def _map_again(self) -> Bytes:
@@ -193,7 +197,9 @@ class MappedFile:
             return self._map(file)
 
     def _map(self, file: io.FileIO) -> Bytes:
-        array = self._array = _map(file, self.size)
+        array = _map(file, self.size)
+        self._memory = HostMemory.of(array)
+        self._array = array
         _mapped[weakref.ref(self, _forget)] = None
         while len(_mapped) > MAP_LIMIT and _unmap_one():
             pass

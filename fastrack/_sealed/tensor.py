@@ -6,7 +6,8 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -187,8 +188,7 @@ def _unseal_rows(rows: SealedRows, keys: KeyRing, framework: Framework) -> Any:
     return result
 
 
-@dataclass(frozen=True, slots=True)
-class MessageContext:
+class MessageContext(NamedTuple):
     """The values that a message is bound to. Its key is derived from them, so others fail before a chunk is opened."""
 
     name: str
@@ -196,23 +196,14 @@ class MessageContext:
     shape: tuple[int, ...]
     file: str
     kind: Kind = "tensor"
-    _encoded: bytes | None = field(default=None, init=False, repr=False, compare=False)
 
     def encode(self) -> bytes:
         """Return the context string of the key derivation: a label with the kind, and canonical JSON."""
-        if self._encoded is None:
-            object.__setattr__(self, "_encoded", self._encode())
-        assert self._encoded is not None
-        return self._encoded
-
-    def _encode(self) -> bytes:
         if not isinstance(self.name, str):
             raise TypeError(f"name of a tensor: expected text, got {self.name!r:.200}")
-        dtype, file, name = _quote(self.dtype), _quote(self.file), _quote(self.name)
-        shape = ",".join(map(int.__repr__, self.shape))
-        text = f'fastrack/{self.kind}@1\0{{"dtype":{dtype},"file":{file},"name":{name},"shape":[{shape}]}}'
+        before, after = _around_name(self.kind, self.dtype, self.file, self.shape)
         try:
-            return text.encode()
+            return f"{before}{_quote(self.name)}{after}".encode()
         except UnicodeEncodeError:
             raise FormatError(f"name of a tensor: expected Unicode text, got {self.name!r:.200}") from None
 
@@ -233,6 +224,13 @@ class MessageContext:
     def mismatch(self, error: AuthenticationError | None = None) -> AuthenticationError:
         """Return the error for a header that does not match: that of `cobblestone`, with the name of the tensor."""
         return AuthenticationError(f"tensor {self.name!r:.200}: {error or cobblestone.MISMATCH}", tensor=self.name)
+
+
+@lru_cache(maxsize=256)
+def _around_name(kind: str, dtype: str, file: str, shape: tuple[int, ...]) -> tuple[str, str]:
+    """Return the parts of a context before and after the name, which tensors of a file may have in common."""
+    extents = ",".join(map(int.__repr__, shape))
+    return f'fastrack/{kind}@1\0{{"dtype":{_quote(dtype)},"file":{_quote(file)},"name":', f',"shape":[{extents}]}}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,12 +349,13 @@ class SealedTensor(Handle):
         self.path = path
         self.key_id = key_id
         self.binding = binding
-        self.nbytes = dtypes.nbytes(context.dtype, context.shape)
+        nbytes = self.nbytes = dtypes.nbytes(context.dtype, context.shape)
         if not isinstance(message, Extent):
             message = Extent(StoredBytes(message), 0, message.size)
-        self._storage, self._start, self._stop = message
-        size = self._stop - self._start
-        if size != cobblestone.message_size(self.nbytes):
+        self._storage, start, stop = message
+        self._start, self._stop = start, stop
+        size = stop - start
+        if size != cobblestone.message_size(nbytes):
             raise FormatError(
                 f"tensor {context.name!r:.200} of {context.dtype} {list(context.shape)}: expected a message of "
                 f"{cobblestone.message_size(self.nbytes)} bytes, got {size}; it was cut short or mislabelled. "
@@ -438,7 +437,8 @@ class SealedTensor(Handle):
 
     def check_origin(self, key: Key) -> None:
         """Authenticate the binding, if there is one, and refuse a file that the key was not granted for."""
-        self.check_grant(key)
+        if key.files is not None:
+            self.check_grant(key)
         if self.binding is not None:
             self.binding.check(self.context, key)
 

@@ -177,7 +177,7 @@ def _require_torch(tensor: Any, device: str, *, writable: bool) -> None:
         raise ValueError(
             "filling a tensor failed: expected a contiguous one that is no conjugate or negated view. Fill a new one"
         )
-    if tensor.requires_grad:
+    if tensor.requires_grad and torch.is_grad_enabled():
         raise ValueError("a tensor that requires a gradient cannot be filled: autograd would not know. Pass .detach()")
     if not tensor.is_inference():
         torch.autograd.graph.increment_version(tensor)  # so that autograd refuses what it saved of the old contents

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastrack._crypto.keyring import KeyLike, KeyRing, KeySource
 from fastrack._devices import canonical
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
     from fastrack._sealed.anchor import Anchor
 
-_Owners = list[tuple[Any, str]]  # the modules and attributes that hold a tensor
+_Owners = Sequence[tuple[Any, str]]  # the modules and attributes that hold a tensor
 
 
 @public
@@ -214,29 +213,38 @@ def _require_saveable(name: str, value: Any) -> None:
 # The plan: which sealed tensor fills which tensor of the module.
 
 
-def _owners(module: Any) -> dict[int, _Owners]:
-    """Return the owners of each tensor by its id."""
-    owners: dict[int, _Owners] = {}
+def _owners(module: Any) -> dict[int, list[tuple[Any, str]]]:
+    """Return the owners of each tensor that may be replaced by its id, and an empty list for each other tensor."""
+    owners: dict[int, list[tuple[Any, str]]] = {}
+    elsewhere: list[tuple[Any, str]] = []
     for owner in module.modules():
-        held = [*owner._parameters.items(), *owner._buffers.items()]  # noqa: SLF001 - all that state_dict reads
-        for name, tensor in held:
-            if tensor is not None:
-                owners.setdefault(id(tensor), []).append((owner, name))
+        for held in (owner._parameters, owner._buffers):  # noqa: SLF001 - all that state_dict reads
+            for name, tensor in held.items():
+                if tensor is None:
+                    continue
+                if tensor.is_meta or is_sharded(tensor):
+                    owners.setdefault(id(tensor), []).append((owner, name))
+                else:
+                    owners[id(tensor)] = elsewhere
     return owners
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One sealed tensor, and the tensor of the module that it fills or, on the meta device, replaces.
 
+    Attributes
+    ----------
     sealed : of a DTensor, the part that belongs to this process
     local : the part of `tensor` that this process has, or all of it
+    fits : whether it can be filled where it is, and in the type that it has
+    owners : of a tensor that may be replaced
     """
 
     sealed: SealedTensor | SealedRows
     tensor: Any
     local: Any
     device: str
+    fits: bool
     owners: _Owners
 
 
@@ -306,22 +314,26 @@ def _plan(
     places: dict[torch.device, str] = {}
     steps, problems = [], []
     for name, tensor in state.items():
-        if name in weights:
-            sealed = weights[name]
-            held = owners.get(id(tensor), [])
+        sealed = weights.get(name)
+        if sealed is None:
+            continue
+        held = owners.get(id(tensor))
+        part: SealedTensor | SealedRows = sealed
+        local = tensor
+        fits = held is not None and fits_in_place(sealed, tensor)
+        if not fits:
             problem = _problem(sealed, tensor, held, device)
             if problem:
                 problems.append(f"{name}: {problem}")
                 continue
             local = local_part(tensor)
-            part = select_local(sealed, tensor) if is_sharded(tensor) else sealed
-            if local.is_meta:
-                place = _meta_device(tensor, device)
-            else:
-                if local.device not in places:
-                    places[local.device] = canonical(local.device)
-                place = places[local.device]
-            steps.append(Step(part, tensor, local, place, held))
+            if is_sharded(tensor):
+                part = select_local(sealed, tensor)
+                fits = fits_in_place(part, local)
+        place = _meta_device(tensor, device) if local.is_meta else places.get(local.device)
+        if place is None:
+            place = places[local.device] = canonical(local.device)
+        steps.append(Step(part, tensor, local, place, fits, held or ()))
     return steps, problems
 
 
@@ -334,11 +346,11 @@ def _meta_device(tensor: Any, device: str | None) -> str:
     return canonical(device)
 
 
-def _problem(sealed: SealedTensor, tensor: Any, owners: _Owners, device: str | None) -> str | None:
+def _problem(sealed: SealedTensor, tensor: Any, owners: _Owners | None, device: str | None) -> str | None:
     """Return the reason why a tensor of the module cannot be filled, or None."""
     import torch
 
-    if not owners:
+    if owners is None:
         return "expected a parameter or buffer, got a value that state_dict computes. Load it separately"
     if torch.nn.parameter.is_lazy(tensor):
         return "expected a parameter with a shape, got a lazy one. Run the module once, then load"
@@ -435,10 +447,7 @@ def fill(steps: list[Step], keys: KeyRing) -> None:
         for device, here in devices.items():
             tensors = [step.local for step in here]
             shared = _in_shared_memory(tensors)
-            out = [
-                tensor if number not in shared and _fits(step, tensor) else FRESH
-                for number, (step, tensor) in enumerate(zip(here, tensors, strict=True))
-            ]
+            out = [step.local if step.fits and number not in shared else FRESH for number, step in enumerate(here)]
             start = groups.enter_context(group(device))
             sealed = [step.sealed for step in here]
             moves.append((here, tensors, start.prepare(sealed, keys=keys, framework="torch", out=out)))
@@ -472,13 +481,17 @@ def _has_memory(tensor: Any) -> bool:
     return not tensor.is_meta and tensor.numel() > 0
 
 
-def _fits(step: Step, tensor: Any) -> bool:
-    """Return whether a tensor of the module can be filled where it is, and in the type that it has."""
+def fits_in_place(sealed: SealedTensor | SealedRows, tensor: Any) -> bool:
+    """Return whether a tensor can be filled where it is, and in the type and shape that it has."""
     import torch
 
-    if tensor.is_meta or dtypes.to_torch(step.sealed.dtype) is not tensor.dtype or type(tensor) is not torch.Tensor:
+    kind = type(tensor)
+    if (kind is not torch.nn.Parameter and kind is not torch.Tensor) or tensor.is_meta:
         return False
-    return bool(tensor.is_contiguous()) and not (tensor.is_conj() or tensor.is_neg())
+    dtype, shape = sealed.dtype, sealed.shape
+    if dtypes.to_torch(dtype) is not tensor.dtype or dtypes.torch_shape(dtype, shape) != tensor.shape:
+        return False
+    return bool(tensor.layout is torch.strided and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()))
 
 
 def _clear(filled: list[Any], _: object, error: BaseException | None, *__: object) -> None:

@@ -24,7 +24,7 @@ from fastrack._sealed.reader import SealedFile, load_file
 from fastrack._sealed.tensor import SealedTensor, unseal
 from fastrack._tensors.arrays import Framework
 from fastrack._training.checkpoint import find_message, load_checkpoint
-from fastrack._training.model import Step, fill
+from fastrack._training.model import Step, fill, fits_in_place
 from fastrack._training.state import decode_state
 from fastrack._transfer.api import to_device
 from fastrack._util.locations import locate_local
@@ -166,7 +166,7 @@ class SealedReader(StorageReader):
                         f"{item.dest_index.fqn!r:.200}: expected a part of shape {list(part.shape)}, got a tensor of "
                         f"{list(target.shape)}. Use a planner that gives one of the shape of the part"
                     )
-                steps.append(Step(part, target, target, canonical(target.device), []))
+                steps.append(Step(part, target, target, canonical(target.device), fits_in_place(part, target), ()))
                 targets.append((item, target))
         fill(steps, self._ring)
         for item, target in targets:

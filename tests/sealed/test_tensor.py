@@ -4,7 +4,6 @@ import copy
 import json
 import pickle
 import traceback
-from dataclasses import replace
 from itertools import permutations
 
 import ml_dtypes
@@ -46,7 +45,7 @@ def key_path(tmp_path, key):
 
 
 def with_message(sealed, message, **changes):
-    return SealedTensor(replace(sealed.context, **changes), np.frombuffer(bytes(message), np.uint8), sealed.key_id)
+    return SealedTensor(sealed.context._replace(**changes), np.frombuffer(bytes(message), np.uint8), sealed.key_id)
 
 
 def with_claim(sealed, **changes):
@@ -604,7 +603,7 @@ def test_a_message_made_by_hand_opens(bits, dtype, shape, sealed):
     secret = bytes(range(bits // 8))
     key = Key.from_bytes(secret)
     message = by_hand.seal(secret, by_hand.context("x", dtype, shape, "f" * 32), PLAIN.tobytes())
-    claim = replace(sealed.context, name="x", dtype=dtype, shape=shape, file="f" * 32)
+    claim = sealed.context._replace(name="x", dtype=dtype, shape=shape, file="f" * 32)
     made = SealedTensor(claim, np.frombuffer(message, np.uint8), key.id)
     assert fastrack.unseal(made, key, framework="numpy").tobytes() == PLAIN.tobytes()
 

@@ -475,6 +475,16 @@ class TestOut:
             channel.to_device(inside, out=message[:100_000])
         assert bytes(message) == bytes(sealed.message)
 
+    def test_with_a_gradient_is_filled_only_where_torch_records_nothing(self, channel):
+        weight = torch.nn.Parameter(torch.zeros(3))
+        with pytest.raises(ValueError, match="gradient"):
+            channel.to_device(torch.ones(3), out=weight)
+        assert not weight.any()
+        with torch.no_grad():
+            assert channel.to_device(torch.ones(3), out=weight) is weight
+        assert weight.requires_grad
+        assert weight.tolist() == [1, 1, 1]
+
     def test_that_autograd_has_saved_is_known_to_have_changed(self, channel):
         weight, saved = torch.ones(3, requires_grad=True), torch.full((3,), 2.0)
         loss = (weight * saved).sum()
