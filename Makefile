@@ -134,12 +134,14 @@ aarch64: $(STAMP)  ## test the engine for AArch64 on an emulated CPU, with QEMU 
 
 FUZZ_SECONDS ?= 600
 FUZZ_SCHEDULES ?= 10000
+FUZZ_KILLS ?= 500
 SOAK_SECONDS ?= 600
 FUZZ_STAMP := .venv/.fuzz
 
-fuzz: $(FUZZ_STAMP)  ## fuzz the parsers; FUZZ_SECONDS=600 FUZZ_SCHEDULES=10000
+fuzz: $(FUZZ_STAMP)  ## fuzz the parsers; FUZZ_SECONDS=600 FUZZ_SCHEDULES=10000 FUZZ_KILLS=500
 	FASTRACK_SCHEDULES=$(FUZZ_SCHEDULES) $(BIN)/python -m pytest -q --timeout 0 tests/transfer/test_owners.py -k raised_to_its_owner
 	FASTRACK_SCHEDULES=$(FUZZ_SCHEDULES) $(BIN)/python -m pytest -q --timeout 0 tests/sealed/test_rollback_schedules.py
+	FASTRACK_KILLS=$(FUZZ_KILLS) $(BIN)/python -m pytest -q --timeout 0 tests/distributed/test_processes.py -k killed
 	PYTHONPATH=tests $(BIN)/python -m fuzz --seconds $(FUZZ_SECONDS) --folder .fuzz --json .fuzz/fuzz.json
 
 soak: $(STAMP)  ## run transfers on many threads and inject faults; SOAK_SECONDS=600

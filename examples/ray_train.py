@@ -1,9 +1,10 @@
 """Two workers of Ray Train on one sealed file. Ray shuffles and splits numbers of samples. Takes `ray[data,train]`.
 
-    python examples/ray_train.py --epochs 3
+    python examples/ray_train.py --epochs 3 --compare
 
 What Ray keeps in its object store, and spills to disk, holds neither samples nor keys. Each worker opens its batches
-out of the sealed file, with a key file of its own.
+out of the sealed file, with a key file of its own, and the gradients that workers send each other are sealed. On GPUs
+they are not, since a SecureGroup works in host memory.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from torch import nn
 
 import fastrack
 import fastrack.ray
+from fastrack.distributed import SecureGroup, sealed_allreduce
 
 WORKERS = 2
 
@@ -30,16 +32,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--gpu", action="store_true", help="train on GPUs, one for each worker")
+    parser.add_argument("--compare", action="store_true", help="train a model with plain gradients beside it")
     options = parser.parse_args()
     ray.init(num_cpus=WORKERS + 2, include_dashboard=False, log_to_driver=False, logging_level="warning")
     with tempfile.TemporaryDirectory() as folder:
         key_file = seal(Path(folder))
         data = fastrack.SealedDataset(Path(folder, "train.safetensors"))
-        given = {"data": data, "key_file": str(key_file), "epochs": options.epochs, "results": folder}
+        given = {**vars(options), "data": data, "key_file": str(key_file), "results": folder}
         trainer = ray.train.torch.TorchTrainer(
             train,
             train_loop_config=given,
             datasets={"train": ray.data.read_datasource(fastrack.ray.SealedDatasource(data)).random_shuffle(seed=0)},
+            torch_config=ray.train.torch.TorchConfig("nccl" if options.gpu else "gloo"),
             scaling_config=ScalingConfig(num_workers=WORKERS, use_gpu=options.gpu),
             run_config=RunConfig(storage_path=folder),
         )
@@ -50,8 +54,9 @@ def main() -> int:
         print(f"epoch {epoch}: loss {sum(result['losses'][epoch] for result in results) / WORKERS:.4f}")
     seen = sorted(number for result in results for number in result["seen"])
     print(f"{len(seen)} samples an epoch, {len(set(seen))} of them different")
-    same = all(torch.equal(result["weight"], results[0]["weight"]) for result in results)
-    print("the weights are the same on all workers" if same else "the weights differ")
+    same = all(torch.equal(weight, results[0]["weights"][0]) for result in results for weight in result["weights"])
+    places = "on all workers" + ", and with plain gradients, bit for bit" * options.compare
+    print(f"the weights are the same {places}" if same else "the weights differ")
     return 0 if same else 1
 
 
@@ -69,25 +74,39 @@ def seal(folder: Path) -> Path:
 
 def train(config: dict[str, Any]) -> None:
     """Train in one worker, on its share of the samples."""
-    torch.manual_seed(0)
-    model = ray.train.torch.prepare_model(nn.Linear(64, 10))
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    group = None if config["gpu"] else SecureGroup(config["key_file"])
+    models = [prepare(group)]
+    if config["compare"]:
+        models.append(prepare(None))
+    optimizers = [torch.optim.Adam(model.parameters(), 0.01) for model in models]
     rows = ray.train.get_dataset_shard("train")
     collate = fastrack.ray.SealedCollateFn(config["data"], keys=config["key_file"])
     losses = []
     for _ in range(config["epochs"]):
         seen, total = [], 0.0
         for batch in rows.iter_torch_batches(batch_size=50, collate_fn=collate):
-            loss = nn.functional.cross_entropy(model(batch["images"]), batch["labels"])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            for model, optimizer in zip(models, optimizers, strict=True):
+                loss = nn.functional.cross_entropy(model(batch["images"]), batch["labels"])
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
             total += loss.item() * len(batch["labels"])
             seen += batch["numbers"].tolist()
         losses.append(total / len(seen))
-    weight = next(model.parameters()).detach().cpu()
+    if group is not None:
+        group.close()
+    weights = [next(model.parameters()).detach().cpu() for model in models]
     rank = ray.train.get_context().get_world_rank()
-    torch.save({"losses": losses, "seen": seen, "weight": weight}, Path(config["results"], f"worker-{rank}.pt"))
+    torch.save({"losses": losses, "seen": seen, "weights": weights}, Path(config["results"], f"worker-{rank}.pt"))
+
+
+def prepare(group: SecureGroup | None) -> nn.Module:
+    """Return a model whose gradients a group averages, or torch, in plain."""
+    torch.manual_seed(0)  # the same weights on all workers, so that DDP need not send them, in plain
+    model = ray.train.torch.prepare_model(nn.Linear(64, 10), parallel_strategy_kwargs={"init_sync": False})
+    if group is not None:
+        model.register_comm_hook(group, sealed_allreduce)
+    return model
 
 
 if __name__ == "__main__":

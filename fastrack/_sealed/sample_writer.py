@@ -30,6 +30,8 @@ _SHARD = re.compile(r"shard-(\d{6,})\.safetensors")
 class SealedWriter:
     """Write samples to a sealed data set: a folder of shards, each a sealed file.
 
+    The class of this name in `fastrack.distributed` writes checkpoints of ``torch.distributed.checkpoint``.
+
     Samples are collected in memory, at most one shard of them. A full shard is sealed into a new file, which gets its
     name when it is complete and on disk; plaintext is never written. A folder that has shards is continued after them.
     So a run that was ended at any time, by SIGKILL or a loss of power too, is resumed by a new writer: `stored` is the

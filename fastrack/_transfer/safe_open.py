@@ -32,7 +32,7 @@ def load_tensors(
     device: object = None,
     *,
     keys: KeySource | None = None,
-    framework: Framework | None = None,
+    framework: str | None = None,
     anchor: Anchor | str | os.PathLike[str] | None = None,
 ) -> dict[str, Any]:
     """Open all sealed tensors of a file on a device, in one transfer, as ``load_file`` of safetensors does.
@@ -45,8 +45,8 @@ def load_tensors(
         "cpu", the default, or "cuda:N".
     keys : KeySource, optional
         As for `to_device`.
-    framework : {"torch", "numpy", "cupy"}, optional
-        As for `to_device`.
+    framework : {"pt", "torch", "np", "numpy", "cupy"}, optional
+        As for `safe_open`.
     anchor : Anchor or path, optional
         As for `load_file`.
 
@@ -59,6 +59,8 @@ def load_tensors(
     ------
     AuthenticationError, UnknownKeyError, DeviceError, TypeError
         As from `to_device`.
+    ValueError
+        If there is no such framework.
     FormatError, RollbackError, SignatureError, OSError
         As from `load_file`.
 
@@ -71,9 +73,9 @@ def load_tensors(
     >>> fastrack.load_tensors("data.safetensors", keys=key, framework="numpy")
     {'x': array([0, 1, 2]), 'y': array([1., 1.])}
     """
-    device = canonical(device)
+    device, kind = canonical(device), _framework_of(framework)
     with load_file(path, anchor=anchor) as file:
-        opened: dict[str, Any] = to_device(dict(file), device, keys=keys, framework=framework)
+        opened: dict[str, Any] = to_device(dict(file), device, keys=keys, framework=kind)
     return opened
 
 
@@ -134,9 +136,7 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         keys: KeySource | None = None,
         anchor: Anchor | str | os.PathLike[str] | None = None,
     ) -> None:
-        if framework is not None and framework not in _FRAMEWORKS:
-            raise ValueError(f"framework=: expected one of {', '.join(_FRAMEWORKS)}, got {framework!r:.40}")
-        self._framework = None if framework is None else _FRAMEWORKS[framework]
+        self._framework = _framework_of(framework)
         self._device = canonical(device)
         self._keys = None if keys is None else KeyRing.resolve(keys)
         self._file = load_file(filename, anchor=anchor)
@@ -202,3 +202,10 @@ class _Slice:
 
     def __getitem__(self, index: Any) -> Any:
         return self._file._open(self._sealed if index is Ellipsis else self._sealed[index])  # noqa: SLF001
+
+
+def _framework_of(name: str | None) -> Framework | None:
+    """Return a framework by its name here or in safetensors."""
+    if name is not None and name not in _FRAMEWORKS:
+        raise ValueError(f"framework=: expected one of {', '.join(_FRAMEWORKS)}, got {name!r:.40}")
+    return None if name is None else _FRAMEWORKS[name]

@@ -37,6 +37,8 @@ VALUES = "values"
 class SealedWriter(StorageWriter):
     """Storage writer that seals a checkpoint, for ``torch.distributed.checkpoint.save`` and ``async_save``.
 
+    The class of this name in `fastrack` writes samples of a data set.
+
     Each process seals its shards into one new file. Last, the coordinator seals a description of all of them into
     ``checkpoint.safetensors``, by renaming. Until then an earlier checkpoint in the folder stays as it was, and after
     that its files are removed: a process that is killed at any moment leaves the old checkpoint or the new one.

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import random
 import signal
 import time
 from pathlib import Path
@@ -23,6 +24,7 @@ from fastrack import AuthenticationError, Key, load_file
 from fastrack.distributed import SealedReader, SealedWriter
 
 KEY = Key.from_bytes(bytes(range(32)))
+KILLS = int(os.environ.get("FASTRACK_KILLS", "20"))
 
 pytestmark = pytest.mark.slow
 
@@ -221,27 +223,67 @@ def save_until_killed(folder, number, progress):
         os.write(progress, b"+")
 
 
+def save_together_until_killed(folder, number, progress, store, rank):
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    for current in itertools.count(number):
+        part = torch.full((50_000,), float(current))
+        state = {f"w{index}": DTensor.from_local(part, mesh, [Shard(0)], run_check=False) for index in range(2)}
+        dcp.save({**state, "number": current}, storage_writer=SealedWriter(folder, KEY))
+        if rank == 0:
+            os.write(progress, b"+")
+
+
+def kill_one_of_two(folder):
+    """Kill one of two processes that save together, at any moment, and the other one a little later."""
+    chooser, last = random.Random(0), 0
+    for attempt in range(KILLS // 3):
+        source, progress = os.pipe()
+        children = []
+        for rank in range(2):
+            children.append(os.fork())
+            if not children[-1]:
+                save_together_until_killed(folder, last + 1, progress, f"{folder}.store{attempt}", rank)
+        os.close(progress)
+        done = len(os.read(source, 1))
+        time.sleep(chooser.uniform(0, 0.1))
+        for child in chooser.sample(children, 2):
+            os.kill(child, signal.SIGKILL)
+            time.sleep(chooser.uniform(0, 0.01))
+        for child in children:
+            os.waitpid(child, 0)
+        with os.fdopen(source, "rb") as rest:
+            done += len(rest.read())
+        last = load_saved(folder, 2, 100_000, {last + done, last + done + 1})
+    assert last > KILLS // 3
+
+
+def load_saved(folder, count, size, numbers):
+    """Return the number of the checkpoint in a folder, which has to be whole, and one of these."""
+    state = {**{f"w{index}": torch.zeros(size) for index in range(count)}, "number": 0}
+    dcp.load(state, storage_reader=SealedReader(folder, KEY), no_dist=True)
+    assert state["number"] in numbers
+    assert all((state[f"w{index}"] == state["number"]).all() for index in range(count))
+    return state["number"]
+
+
 def kill_saves(folder):
     last = 0
-    for attempt in range(20):
+    for attempt in range(KILLS):
         source, progress = os.pipe()
         child = os.fork()
         if not child:
             save_until_killed(folder, last + 1, progress)
         os.close(progress)
         done = len(os.read(source, 1))
-        time.sleep(0.01 + 0.00137 * attempt)
+        time.sleep(0.01 + 0.00137 * (attempt % 20))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         with os.fdopen(source, "rb") as rest:
             done += len(rest.read())
-        state = {**{f"w{index}": torch.zeros(50_000) for index in range(4)}, "number": 0}
-        dcp.load(state, storage_reader=SealedReader(folder, KEY), no_dist=True)
-        assert state["number"] in {last + done, last + done + 1}
-        assert all((state[f"w{index}"] == state["number"]).all() for index in range(4))
-        last = state["number"]
-    assert last > 20
+        last = load_saved(folder, 4, 50_000, {last + done, last + done + 1})
+    assert last > KILLS
 
 
 def test_a_process_that_is_killed_leaves_a_whole_checkpoint(tmp_path):
-    run_ranks((1, kill_saves, tmp_path))
+    run_ranks((1, kill_saves, tmp_path / "one"), (1, kill_one_of_two, tmp_path / "two"), timeout=100 + 5 * KILLS)

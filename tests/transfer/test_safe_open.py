@@ -55,7 +55,7 @@ def test_it_returns_what_safetensors_returns_from_a_plain_file(path, plain, key)
 
 
 def test_all_tensors_are_opened_at_once(path, key):
-    opened = fastrack.load_tensors(path, keys=key, framework="numpy")
+    opened = fastrack.load_tensors(path, keys=key, framework="np")
     assert opened.keys() == TENSORS.keys()
     assert all(np.array_equal(opened[name], TENSORS[name]) for name in TENSORS)
 
@@ -117,6 +117,8 @@ def test_a_closed_file_is_refused(path, key):
 def test_wrong_arguments_are_refused_before_the_file_is_opened(key):
     with pytest.raises(ValueError, match="tf"):
         fastrack.safe_open("missing", "tf", keys=key)
+    with pytest.raises(ValueError, match="tf"):
+        fastrack.load_tensors("missing", framework="tf", keys=key)
     with pytest.raises(fastrack.DeviceError):
         fastrack.safe_open("missing", "np", "tpu", keys=key)
     with pytest.raises(fastrack.DeviceError):
