@@ -4,9 +4,10 @@ A file of a server has two files here, whose names are a hash of its URL and ver
 sparse: it has the blocks that were read. The other is the index, one byte for each block, and the time of the last use
 of each region. Processes share both. What is in them is not trusted: tags tell wrong bytes, and then they are dropped.
 
-A region in use is locked, by a lock on a byte of the file `lock` that the kernel releases when a process ends. Regions
-that were used least recently are evicted when there is too much: their blocks are marked as absent, and their place in
-the file becomes a hole. The maps of the file stay valid.
+A region in use is locked, by a byte of the file `lock`. Regions that were used least recently are evicted when there is
+too much: their blocks are marked as absent, and their place in the file becomes a hole. The maps of the file stay
+valid. An entry that is open is locked too, by a byte of the file `open`. One without blocks that no process has open is
+removed.
 """
 
 from __future__ import annotations
@@ -22,17 +23,18 @@ import shutil
 import stat
 import threading
 import time
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from fastrack._crypto.code_cache import VARIABLE
 from fastrack._remote.blocks import BLOCK
+from fastrack._remote.locks import Lease, Locks
 from fastrack._remote.objects import Version
 from fastrack._tensors.arrays import Bytes
 from fastrack._tensors.mapped_file import map_file
@@ -50,8 +52,7 @@ _SIZE = re.compile(r"(\d{1,6})([KMGT])i?B?", re.IGNORECASE)
 _UNITS = {"K": 10, "M": 20, "G": 30, "T": 40}
 _PUNCH_HOLE = 1 | 2  # FALLOC_FL_KEEP_SIZE and FALLOC_FL_PUNCH_HOLE
 _SCAN_AFTER = 64  # the bytes kept are counted again when this part of the bound was added
-_EMPTY_AFTER = 7 * 24 * 3600  # seconds after which the files of an entry without blocks are removed
-_EVICTION = 0  # the byte of the lock file that the process that evicts has locked
+_PIECE = 1 << 16  # bytes of an index that are read at a time
 _KEEP_FREE = 10  # a call that has to evict evicts this part of the bound as well
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -62,12 +63,16 @@ _LIBC.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 class Entry:
     """The two files of one version of a remote file, both mapped.
 
+    inodes : those of the file with the blocks, and of the index
+    lease : keeps the entry from being removed
     first_lock : the byte of the lock file that stands for the first region; those of others follow
     flags : one byte for each block, 1 if it is present
     """
 
     path: Path
     size: int
+    inodes: tuple[int, int]
+    lease: Lease
     first_lock: int
     content: Bytes
     stamps: np.ndarray[tuple[int], np.dtype[np.uint32]]
@@ -75,13 +80,16 @@ class Entry:
 
     def open_for_writing(self) -> int:
         """Return a descriptor of the file with the blocks."""
-        try:
-            return os.open(self.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            raise self._removed() from None
+        return self._open(self.path, self.inodes[0])
 
-    def _removed(self) -> ClosedError:
-        return ClosedError(f"{self.path} was removed from the cache. Open its remote file, or the data set, again")
+    def _open(self, path: Path, inode: int) -> int:
+        """Open one of the files that are mapped, and no other that has its name by now."""
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            if os.fstat(descriptor).st_ino == inode:
+                return descriptor
+            os.close(descriptor)
+        raise ClosedError(f"{self.path} was removed from the cache. Open its remote file, or the data set, again")
 
     def write_flags(self, first: int, count: int, value: int) -> None:
         """Mark blocks as present or absent."""
@@ -92,14 +100,20 @@ class Entry:
         self._write_index(_START + 4 * region, now.to_bytes(4, "little"))
 
     def _write_index(self, offset: int, data: bytes) -> None:
-        try:
-            descriptor = os.open(self.path.with_suffix(".index"), os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            raise self._removed() from None
+        descriptor = self._open(self.path.with_suffix(".index"), self.inodes[1])
         try:
             os.pwrite(descriptor, data, offset)
         finally:
             os.close(descriptor)
+
+
+class _Region(NamedTuple):
+    """A region with blocks: the time of its last use, the path of the index, its number, and the size of the file."""
+
+    used: int
+    path: Path
+    number: int
+    size: int
 
 
 class Cache:
@@ -110,15 +124,14 @@ class Cache:
         _make_private(folder)
         self._added = 0
         self._kept: int | None = None
+        self._regions = Locks(folder / "lock")
+        self._entries = Locks(folder / "open", is_inherited=True)
         self.reset_after_fork()
         register_fork_reset(self)
 
     def reset_after_fork(self) -> None:
-        """Forget the parent's locks."""
+        """Forget what the parent's threads do."""
         self._mutex = threading.Lock()
-        self._users: dict[int, int] = {}
-        self._released: deque[list[int]] = deque()
-        self._locks = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
     def open(self, url: Url, version: Version) -> Entry:
         """Return the entry of a version of a file. One that cannot be told from others is shared with no one."""
@@ -128,27 +141,19 @@ class Cache:
         data, index = (self._folder / f"{digest[:20].hex()}.{kind}" for kind in ("data", "index"))
         start = _flags_start(version.size)
         size = start + _count(version.size, BLOCK)
+        lease = self._entries.share([_entry_lock(digest)])  # before there is anything to remove
         _make_sparse(index, size, _MAGIC + version.size.to_bytes(8, "little"))
         _make_sparse(data, version.size, b"")
-        described = _map(index, size)
+        described, index_inode = _map(index, size)
+        content, data_inode = _map(data, version.size)
         stamps = described[_START:start].view(np.uint32)
-        content = _map(data, version.size)
-        return Entry(data, version.size, _first_lock(digest), content, stamps, described[start:].data)
+        inodes = data_inode, index_inode
+        first = _first_lock(digest)
+        return Entry(data, version.size, inodes, lease, first, content, stamps, described[start:].data)
 
     def lease(self, entry: Entry, regions: Iterable[int]) -> Lease:
         """Keep regions from being evicted, by any process, as long as the object that is returned is alive."""
-        lease = Lease(self)
-        with self._mutex:
-            self._drain()
-            for region in regions:
-                offset = entry.first_lock + region
-                users = self._users.get(offset, 0)
-                if not users:
-                    fcntl.lockf(self._locks, fcntl.LOCK_SH, 1, offset)
-                self._users[offset] = users + 1
-                lease.locked.append(offset)
-        self._release_ended()
-        return lease
+        return self._regions.share([entry.first_lock + region for region in regions])
 
     def touch(self, entry: Entry, regions: Iterable[int]) -> None:
         """Note that regions were used."""
@@ -175,7 +180,6 @@ class Cache:
                         str(self._folder),
                     )
             self._added += missing
-        self._release_ended()
 
     def _bound(self) -> int:
         text = os.environ.get(SIZE_VARIABLE)
@@ -200,39 +204,43 @@ class Cache:
 
     def _evict(self, bound: int, room: int) -> None:
         """Evict regions that no call uses until there is `room` within the bound, or none is left."""
-        fcntl.lockf(self._locks, fcntl.LOCK_EX, 1, _EVICTION)
-        try:
+        with self._eviction():
             self._count()
             assert self._kept is not None
             candidates = []
             for path in self._folder.glob("*.index"):
                 with contextlib.suppress(OSError, ValueError):
-                    candidates += self._list_regions(path)
+                    candidates += _list_regions(path) or self._remove(path)
             for _, path, region, size in sorted(candidates, key=lambda one: one[0]):
                 if self._kept <= max(bound - room, 0):
                     break
                 with contextlib.suppress(FileNotFoundError):
                     self._kept -= self._evict_region(path, region, size)
-        finally:
-            fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, _EVICTION)
 
-    def _list_regions(self, path: Path) -> list[tuple[int, Path, int, int]]:
-        """Return the time of the last use of each region with blocks, the index, its number, and the file's size."""
-        index = np.fromfile(path, np.uint8)
-        size = _size_of(index)
-        stamps = index[_START : _flags_start(size)].view(np.uint32)
-        used = np.unique(np.flatnonzero(index[_flags_start(size) :]) // _BLOCKS).tolist()
-        if not used and time.time() - path.stat().st_mtime > _EMPTY_AFTER:
-            path.unlink()
-            path.with_suffix(".data").unlink()
-        return [(int(stamps[region]), path, region, size) for region in used]
+    @contextlib.contextmanager
+    def _eviction(self) -> Iterator[None]:
+        """Let one process evict at a time."""
+        descriptor = os.open(self._folder / "evict", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _remove(self, index: Path) -> list[_Region]:
+        """Remove an entry, unless it is open or has blocks by now, and return its regions with blocks."""
+        with self._entries.alone(_entry_lock(bytes.fromhex(index.stem))) as is_alone:
+            regions = _list_regions(index)
+            if is_alone and not regions:
+                index.with_suffix(".data").unlink(missing_ok=True)
+                index.unlink()
+        return regions
 
     def _evict_region(self, path: Path, region: int, size: int) -> int:
         """Make a region a hole, unless a call uses it, and return the number of bytes that were freed."""
-        offset = _first_lock(bytes.fromhex(path.stem)) + region
-        if offset in self._users or not self._try_lock(offset):
-            return 0
-        try:
+        with self._regions.alone(_first_lock(bytes.fromhex(path.stem)) + region) as is_alone:
+            if not is_alone:
+                return 0
             data = os.open(path.with_suffix(".data"), os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             index = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
@@ -247,52 +255,6 @@ class Cache:
             finally:
                 os.close(data)
                 os.close(index)
-        finally:
-            fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, offset)
-
-    def _try_lock(self, offset: int) -> bool:
-        try:
-            fcntl.lockf(self._locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, offset)
-        except OSError:
-            return False
-        return True
-
-    def release(self, locked: list[int]) -> None:
-        """End a lease. A destructor calls this, at any time and in any thread."""
-        self._released.append(locked)
-        self._release_ended()
-
-    def _release_ended(self) -> None:
-        while self._released and self._mutex.acquire(blocking=False):
-            try:
-                self._drain()
-            finally:
-                self._mutex.release()
-
-    def _drain(self) -> None:
-        while self._released:
-            for offset in self._released.popleft():
-                users = self._users[offset] - 1
-                if users:
-                    self._users[offset] = users
-                else:
-                    del self._users[offset]
-                    fcntl.lockf(self._locks, fcntl.LOCK_UN, 1, offset)
-
-
-class Lease:
-    """Regions that are not evicted as long as this object is alive."""
-
-    __slots__ = ("_cache", "_process", "locked")
-
-    def __init__(self, owner: Cache) -> None:
-        self._cache = owner
-        self._process = os.getpid()
-        self.locked: list[int] = []
-
-    def __del__(self) -> None:
-        if self.locked and self._process == os.getpid():
-            self._cache.release(self.locked)
 
 
 def open_cache() -> Cache:
@@ -357,12 +319,11 @@ def _begins_with(path: Path, prefix: bytes) -> bool:
         return file.read(len(prefix)) == prefix
 
 
-def _map(path: Path, size: int) -> Bytes:
-    if not size:
-        return np.empty(0, np.uint8)
+def _map(path: Path, size: int) -> tuple[Bytes, int]:
+    """Map a file, and return its inode as well."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        return map_file(descriptor, size)
+        return map_file(descriptor, size) if size else np.empty(0, np.uint8), os.fstat(descriptor).st_ino
     finally:
         os.close(descriptor)
 
@@ -380,12 +341,40 @@ def _count(size: int, unit: int) -> int:
     return -(-size // unit)
 
 
-def _size_of(index: Bytes) -> int:
+def _list_regions(path: Path) -> list[_Region]:
+    """Return the regions with blocks by an index, of which no more is read than was written."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        size = _size_of(descriptor)
+        start = position = _flags_start(size)
+        regions: set[int] = set()
+        with contextlib.suppress(OSError):  # at the end
+            while True:
+                position = os.lseek(descriptor, position, os.SEEK_DATA)
+                flags = np.frombuffer(os.pread(descriptor, _PIECE, position), np.uint8)
+                regions |= set(np.unique((np.flatnonzero(flags) + (position - start)) // _BLOCKS).tolist())
+                position += flags.size
+        stamps = [os.pread(descriptor, 4, _START + 4 * region) for region in regions]
+        return [
+            _Region(int.from_bytes(stamp, "little"), path, number, size)
+            for stamp, number in zip(stamps, regions, strict=True)
+        ]
+    finally:
+        os.close(descriptor)
+
+
+def _size_of(descriptor: int) -> int:
     """Return the size of the file that an index is of."""
-    size = int.from_bytes(index[len(_MAGIC) : _START].tobytes(), "little")
-    if index[: len(_MAGIC)].tobytes() != _MAGIC or index.size != _flags_start(size) + _count(size, BLOCK):
+    head = os.pread(descriptor, _START, 0)
+    size = int.from_bytes(head[len(_MAGIC) :], "little")
+    if head[: len(_MAGIC)] != _MAGIC or os.fstat(descriptor).st_size != _flags_start(size) + _count(size, BLOCK):
         raise ValueError("no index")
     return size
+
+
+def _entry_lock(digest: bytes) -> int:
+    """Return the byte of the file `open` of an entry."""
+    return int.from_bytes(digest[:7], "little")
 
 
 def _first_lock(digest: bytes) -> int:

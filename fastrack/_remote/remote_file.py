@@ -14,7 +14,8 @@ import numpy as np
 
 from fastrack._crypto.base import HostMemory, address
 from fastrack._remote.blocks import BLOCK, blocks_of, count, steps
-from fastrack._remote.cache import REGION, Cache, Lease, open_cache
+from fastrack._remote.cache import REGION, Cache, open_cache
+from fastrack._remote.locks import Lease
 from fastrack._remote.objects import RemoteObject, open_object, read_range
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.fork import register_fork_reset
