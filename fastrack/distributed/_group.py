@@ -29,8 +29,9 @@ class SecureGroup:
 
     Parameters
     ----------
-    key : Key or path
-        Secret that only the ranks have. It seals nothing itself: with new random bytes of each rank it
+    key : Key, KeyRing, KeyProvider or path
+        Secret that only the ranks have, from the same source or each from its own: a key file, what grants were unlocked
+        to, or what a broker gave. It seals nothing itself: with new random bytes of each rank it
         gives the secret of this session, so that no key is used twice, whatever a checkpoint restores.
     group : torch.distributed.ProcessGroup, optional
         Ranks that take part; all by default. Another process group of them, on gloo, carries the messages.

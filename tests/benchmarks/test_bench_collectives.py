@@ -81,8 +81,8 @@ def test_a_naive_ring_adds_what_all_ranks_have(size, count):
 
 
 def test_a_naive_ring_refuses_what_was_altered():
-    def tamper(number, _source, target, data):
-        return [(target, bytes([data[0] ^ 1]) + data[1:] if number == 0 else data)]
+    def tamper(number, source, target, data):
+        return [(source, target, bytes([data[0] ^ 1]) + data[1:] if number == 0 else data)]
 
     results = ring_on_ranks(Network(2, tamper), [torch.ones(1000)] * 2)
     assert any(isinstance(result, (InvalidTag, RuntimeError)) for result in results)

@@ -14,13 +14,15 @@ TIMEOUT = 20  # seconds
 class Network:
     """Carries messages between ranks.
 
-    `tamper(number, source, target, data)` returns what arrives of a message: pairs (target, data). `number` counts
-    all messages that were sent. The random bytes at the start of a group are its first messages.
+    `tamper(number, source, target, data)` returns what arrives of a message: tuples (source, target, data). `number`
+    counts all messages that were sent. The random bytes at the start of a group are its first messages. With `silent`
+    no rank learns that another has closed its connections.
     """
 
-    def __init__(self, size, tamper=None):
+    def __init__(self, size, tamper=None, *, silent=False):
         self.size = size
         self.tamper = tamper
+        self.silent = silent
         self.sent = []
         self.arrived = defaultdict(list)
         self.closed = False
@@ -33,9 +35,13 @@ class Network:
         with self.changed:
             number = len(self.sent)
             self.sent.append((source, target, data))
-            deliveries = [(target, data)] if self.tamper is None else self.tamper(number, source, target, data)
-            for to, what in deliveries:
-                self.arrived[source, to].append(what)
+            message = source, target, data
+            for each in [message] if self.tamper is None else self.tamper(number, *message):
+                self.deliver(*each)
+
+    def deliver(self, source, target, data):
+        with self.changed:
+            self.arrived[source, target].append(data)
             self.changed.notify_all()
 
     def take(self, source, target, number, seconds):
@@ -59,10 +65,11 @@ class MemoryTransport:
         self.rank = rank
         self.size = network.size
         self.ranks = list(range(network.size))
+        self.closed = False
         self._received = defaultdict(int)
 
     def send(self, data, target):
-        if self.network.closed:
+        if self.closed or self.network.closed:
             raise ConnectionError("closed")
         self.network.send(self.rank, target, data.numpy().tobytes())
         return Sent()
@@ -73,7 +80,9 @@ class MemoryTransport:
         return Received(self, buffer, source, number)
 
     def close(self):
-        self.network.close()
+        self.closed = True
+        if not self.network.silent:
+            self.network.close()
 
 
 class Sent:
