@@ -76,7 +76,7 @@ def compile_functions(functions: Mapping[str, Any], target: Target) -> bytes:
     `Array`. They return an integer, a boolean or None. For each the object code has a function that Python can call.
 
     A function whose last argument is annotated as `Counters` is a kernel: `workers.run` calls it on several threads. In
-    place of the counters Python gives three integers, for `jit_workers.share`, and it gets the first bad chunk. If its
+    place of the counters Python gives four integers, for `jit_workers.share`, and it gets the first bad chunk. If its
     first argument is annotated as `Role`, it gets `CALLER` or `WORKER` there.
     """
     machine = target_machine(target)
@@ -171,7 +171,7 @@ def _emit_wrapper(module: ir.Module, name: str, kinds: list[str], *, is_void: bo
     views: list[ir.Value] = []
     memory = builder.alloca(_BUFFER, max(1, kinds.count("Array")), "views")
     is_kernel = kinds[-1:] == ["Counters"]
-    given = [*(kind for kind in kinds if kind not in {"Role", "Counters"}), *["int"] * 3 * is_kernel]
+    given = [*(kind for kind in kinds if kind not in {"Role", "Counters"}), *["int"] * 4 * is_kernel]
 
     def python(name: str, result: ir.Type, *values: ir.Value) -> ir.Value:
         function = module.globals.get(name)
@@ -221,7 +221,7 @@ def _emit_shared(builder: ir.IRBuilder, kernel: ir.Function, kinds: list[str], w
     """
     from fastrack._crypto import workers
 
-    *arguments, helpers, boxes, spans = words
+    *arguments, helpers, wakes, boxes, spans = words
     assert len(arguments) + 2 <= workers.WORDS
     with builder.goto_entry_block():
         block = builder.alloca(I64, workers.WORDS + workers.COUNTER_WORDS)
@@ -237,10 +237,10 @@ def _emit_shared(builder: ir.IRBuilder, kernel: ir.Function, kinds: list[str], w
     builder.store(I64(workers.NONE_BAD), word(workers.WORDS + workers.BAD))
     module = builder.module
     entry = _emit_entry(module, kernel, first=0 if kinds[0] == "Role" else 1)
-    share = declare(module, "fastrack_c_share", ir.FunctionType(ir.VoidType(), [I64] * 6))
+    share = declare(module, "fastrack_c_share", ir.FunctionType(ir.VoidType(), [I64] * 7))
     serve = declare(module, "fastrack_c_serve", ir.FunctionType(ir.VoidType(), [I64]))
     functions = (builder.ptrtoint(function, I64) for function in (entry, serve))
-    builder.call(share, [*functions, builder.ptrtoint(block, I64), helpers, boxes, spans])
+    builder.call(share, [*functions, builder.ptrtoint(block, I64), helpers, wakes, boxes, spans])
     return builder.load(word(workers.WORDS + workers.BAD))
 
 

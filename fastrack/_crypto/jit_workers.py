@@ -15,9 +15,10 @@ worker has seen it, and otherwise when it is DONE. So no worker uses memory of a
 this is within one native call, which no signal handler and no exception can interrupt. No caller waits for a worker
 that has not begun, be it that the worker sleeps, or that a fork left it behind; and one that finds no box works alone.
 
-A worker that has nothing to do reads its state for a moment, as work often follows work and to wake a thread on another
-CPU takes 10 to 20 µs, and then waits on a condition variable. The caller takes no lock to signal that: if the worker
-was about to wait, it misses the signal, and the caller does the work alone.
+A worker that has nothing to do sleeps on a condition variable. To wake it costs the caller 2 to 12 µs, and it begins 5
+to 20 µs later, as its CPU sleeps too. So where work follows work, within `_FOLLOWS`, it stays awake and reads its state
+for as long; and short work wakes a worker only if as much work as `_STREAK` came so. The caller takes no lock to wake a
+worker: one that was about to sleep misses that, and the caller does the work alone.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from fastrack._crypto.intrinsics import (
 from fastrack._crypto.llvm import I64
 from fastrack._crypto.workers import (
     ARGUMENTS,
+    AWAKE,
     BOX_SIZE,
     CLAIMED,
     CONDITION,
@@ -59,27 +61,39 @@ from fastrack._crypto.workers import (
     OWNER,
     POSTED,
     RUNNING,
+    SHARED,
     START,
     STATE,
     STOP,
+    STREAK,
     THREAD,
     WORDS,
     WORKER,
 )
 
 _MASK_WORDS = 16  # of 64 CPUs each, as in `cpu_set_t`
-_LOOKS_FOR = 50_000  # nanoseconds that a worker reads its state before it waits
+_FOLLOWS = 200_000  # nanoseconds
+_STREAK = 4
 
 
 @compiled
-def share(entry: int, serve: int, block: int, workers: int, boxes: int, spans: int) -> None:
+def share(entry: int, serve: int, block: int, workers: int, wakes: int, boxes: int, spans: int) -> None:
     """Call the function at `entry` with the words of `block`, on this thread and on so many workers if there are.
+
+    So many of them are woken, or one in a streak of such work; the others have to be awake.
 
     `serve` is the address of the function below. `block` has the role and the arguments. With an address of `spans`,
     append a row for each worker that took part: the number of its box, and when it began and ended. The first word
     counts the rows.
     """
-    posted = _post(entry, serve, block, workers, boxes) if workers > 0 else 0
+    posted = 0
+    if workers > 0:
+        streak = load(boxes + 8 * STREAK) + 1 if now() - load(boxes + 8 * SHARED) < _FOLLOWS else 0
+        put(boxes, STREAK, streak)
+        if streak >= _STREAK:
+            wakes = max(wakes, 1)
+        if streak > 0 or wakes > 0:  # else none is awake
+            posted = _post(entry, serve, block, workers, wakes, boxes)
     call(entry, (block,))
     box = boxes
     while posted > 0:
@@ -98,38 +112,52 @@ def share(entry: int, serve: int, block: int, workers: int, boxes: int, spans: i
                 put(spans, 0, at(spans, 0) + 1)
         put(box, OWNER, 0)
         put(box, STATE, FREE)
+    if workers > 0:
+        put(boxes, SHARED, now())
 
 
 @compiled
-def _post(entry: int, serve: int, block: int, workers: int, boxes: int) -> int:
-    """Post work to so many workers, start threads if needed, and return their number."""
+def _post(entry: int, serve: int, block: int, workers: int, wakes: int, boxes: int) -> int:
+    """Post work to so many workers, wake or start so many of them if needed, and return their number."""
     mask = _mask()
     others = _read_other_cpus(mask)
-    posted = 0
-    box = boxes
+    if others == 0:
+        return 0
     stop = boxes + BOX_SIZE * at(boxes, 0)
-    while posted < workers and others != 0 and box < stop:
-        box += BOX_SIZE
-        state = load(box + 8 * STATE)
-        is_there = state == FREE or state == NONE  # noqa: PLR1714 - a tuple would cost numba its time
-        if not is_there or exchange(box + 8 * STATE, state, CLAIMED) != state:
-            continue
-        if state == NONE:
-            make_wakeup(box + 8 * MUTEX, box + 8 * CONDITION)
-            if create_thread(box + 8 * THREAD, serve, box) != 0:
-                put(box, STATE, NONE)
-                break
-        if others > 0:
-            _move(box, mask)
-        put(box, OWNER, block)
-        put(box, ENTRY, entry)
-        put(box, ARGUMENTS, WORKER)
-        for word in range(1, WORDS):
-            put(box, ARGUMENTS + word, at(block, word))
-        put(box, STATE, POSTED)
-        wake(box + 8 * CONDITION)
-        posted += 1
+    posted = 0
+    for sleeping in range(2):  # those that are awake first
+        box = boxes
+        while posted < workers and box < stop and wakes >= sleeping:
+            box += BOX_SIZE
+            state, is_awake = load(box + 8 * STATE), load(box + 8 * AWAKE) != 0
+            if (sleeping == 0 and not is_awake) or (state != FREE and state != NONE):
+                continue
+            if exchange(box + 8 * STATE, state, CLAIMED) != state:
+                continue
+            if state == NONE:
+                make_wakeup(box + 8 * MUTEX, box + 8 * CONDITION)
+                if create_thread(box + 8 * THREAD, serve, box) != 0:
+                    put(box, STATE, NONE)
+                    return posted
+            if others > 0:
+                _move(box, mask)
+            _fill(box, entry, block)
+            posted += 1
+            if not is_awake:
+                wake(box + 8 * CONDITION)
+                wakes -= 1
     return posted
+
+
+@compiled
+def _fill(box: int, entry: int, block: int) -> None:
+    """Write work into a box, and post it."""
+    put(box, OWNER, block)
+    put(box, ENTRY, entry)
+    put(box, ARGUMENTS, WORKER)
+    for word in range(1, WORDS):
+        put(box, ARGUMENTS + word, at(block, word))
+    put(box, STATE, POSTED)
 
 
 @compiled
@@ -165,17 +193,21 @@ def _move(box: int, mask: int) -> None:
 @compiled
 def serve(box: int) -> None:
     """Do the work that is posted in a box, until the process ends."""
-    idle = now()
+    last, follows = 0, False
     while True:
         if load(box + 8 * STATE) == POSTED and exchange(box + 8 * STATE, POSTED, RUNNING) == POSTED:
-            put(box, START, now())
+            start = now()
+            follows = start - last < _FOLLOWS
+            put(box, START, start)
             call(at(box, ENTRY), (box + 8 * ARGUMENTS,))
-            idle = now()
-            put(box, STOP, idle)
+            last = now()
+            put(box, STOP, last)
+            put(box, AWAKE, follows)
             put(box, STATE, DONE)
-        elif now() - idle < _LOOKS_FOR:
+        elif follows and now() - last < _FOLLOWS:
             sched_yield()
         else:
+            put(box, AWAKE, 0)
             lock(box + 8 * MUTEX)
             if load(box + 8 * STATE) != POSTED:
                 wait(box + 8 * CONDITION, box + 8 * MUTEX)

@@ -30,4 +30,11 @@ def copy(target: Bytes, source: Bytes, threads: int) -> None:
         np.copyto(target, source)
         return
     arguments = (address(source), address(target), count, source.size)
-    workers.run(load(COPY).copy_chunks, arguments, count, threads, threshold=PARALLEL_THRESHOLD)
+    workers.run(
+        load(COPY).copy_chunks,
+        arguments,
+        count,
+        threads,
+        threshold=PARALLEL_THRESHOLD,
+        waking_threshold=PARALLEL_THRESHOLD,
+    )

@@ -22,13 +22,15 @@ COUNTER_WORDS = 16
 NONE_BAD = (1 << 63) - 1
 
 # The layout of a box, in words, and its states. `NONE` is zero, as new memory is.
-STATE, OWNER, ENTRY, THREAD, START, STOP, MUTEX, CONDITION, MASK, ARGUMENTS = 0, 1, 2, 3, 4, 5, 8, 16, 24, 40
+STATE, OWNER, ENTRY, THREAD, START, STOP, AWAKE, MUTEX, CONDITION, MASK, ARGUMENTS = 0, 1, 2, 3, 4, 5, 6, 8, 16, 24, 40
 WORDS = 16  # of arguments: a role, and those of the kernel
 CALLER, WORKER = 0, 1  # the roles
 BOX_SIZE = 8 * (ARGUMENTS + WORDS)
+SHARED, STREAK = 8, 9  # words before the first box: when there was work to share, and how often that came fast
 NONE, FREE, CLAIMED, POSTED, RUNNING, DONE = range(6)
 
-PARALLEL_THRESHOLD = (512 << 10) // CHUNK_SIZE  # chunks that one thread finishes before another has woken up
+PARALLEL_THRESHOLD = (512 << 10) // CHUNK_SIZE  # chunks for each thread that is awake
+WAKING_THRESHOLD = (2 << 20) // CHUNK_SIZE  # chunks that one thread finishes before another has woken up
 _HUGE_PAGE = 2 * 1024 * 1024 // CHUNK_SIZE  # with grains this long two threads never touch one fresh huge page
 
 
@@ -39,26 +41,28 @@ def run(
     threads: int,
     *,
     threshold: int = PARALLEL_THRESHOLD,
+    waking_threshold: int = WAKING_THRESHOLD,
 ) -> int | None:
     """Process `count` chunks on up to `threads` threads, and return the number of the first bad chunk, or None.
 
-    One more thread takes part for every `threshold` chunks.
+    One more thread takes part for every `threshold` chunks, if it is awake, and is woken for every `waking_threshold`.
     """
     workers = min(threads - 1, count // threshold)
-    bad = share(kernel, (*arguments, _grain_size(count, workers + 1)), workers)
+    bad = share(kernel, (*arguments, _grain_size(count, workers + 1)), workers, count // waking_threshold)
     return None if bad == NONE_BAD else bad
 
 
-def share(kernel: Callable[..., int], arguments: tuple[Any, ...], workers: int) -> int:
+def share(kernel: Callable[..., int], arguments: tuple[Any, ...], workers: int, wakes: int) -> int:
     """Call a kernel on this thread and at most so many workers, and return the counter `BAD` after it.
 
+    At most `wakes` workers are woken, or one in a streak of such calls.
     No thread uses the memory that the arguments point into after this has ended, however it ends.
     """
     timeline = trace.current() if workers > 0 else None
     if timeline is None:
-        return kernel(*arguments, workers, _boxes, 0)
+        return kernel(*arguments, workers, wakes, _boxes, 0)
     spans = array("q", bytes(8 * (1 + 3 * workers)))
-    bad = kernel(*arguments, workers, _boxes, spans.buffer_info()[0])
+    bad = kernel(*arguments, workers, wakes, _boxes, spans.buffer_info()[0])
     for row in range(1, 1 + 3 * spans[0], 3):
         timeline.add_worker(*spans[row : row + 3])
     return bad
@@ -94,7 +98,7 @@ def _new_boxes(count: int) -> int:
 
 def _reset_boxes() -> None:
     """Forget the threads in a forked child, which has none of them; the next call starts others."""
-    ctypes.memset(_boxes + BOX_SIZE, 0, _COUNT * BOX_SIZE)
+    ctypes.memset(_boxes + 8, 0, (_COUNT + 1) * BOX_SIZE - 8)
 
 
 _COUNT = max(32, os.cpu_count() or 1)

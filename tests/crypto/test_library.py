@@ -56,7 +56,7 @@ def test_wrong_arguments_are_refused_before_the_call(count):
 
 
 def test_minus_one_is_a_number_and_no_error():
-    assert library.load(COPY).copy_chunks(0, 0, 0, -1, 1, 0, 0, 0) == NONE_BAD
+    assert library.load(COPY).copy_chunks(0, 0, 0, -1, 1, 0, 0, 0, 0) == NONE_BAD
 
 
 def test_memory_is_given_back_after_a_call_and_after_one_that_was_refused(count):

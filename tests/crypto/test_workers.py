@@ -79,7 +79,14 @@ def run(kernels):
 
     def run(count, threads, *, nap=0, bad=workers.NONE_BAD, threshold=1):
         log = Log(count)
-        found = workers.run(kernels.count_chunks, (count, log.address, nap, bad), count, threads, threshold=threshold)
+        found = workers.run(
+            kernels.count_chunks,
+            (count, log.address, nap, bad),
+            count,
+            threads,
+            threshold=threshold,
+            waking_threshold=1,
+        )
         return log.is_right, found
 
     return run
@@ -104,14 +111,14 @@ def test_there_are_as_many_threads_as_cpus_to_run_on():
 def test_work_is_shared_with_so_many_threads(kernels, threads):
     """The kernel returns only when all are there."""
     roles = np.zeros(2, np.int64)
-    workers.share(kernels.know_roles, (roles.ctypes.data, threads), threads - 1)
+    workers.share(kernels.know_roles, (roles.ctypes.data, threads), threads - 1, threads - 1)
     assert roles.tolist() == [1, threads - 1]
 
 
 def test_a_call_of_one_thread_looks_into_no_box(kernels, monkeypatch):
     monkeypatch.setattr(workers, "_boxes", 0)
     roles = np.zeros(2, np.int64)
-    workers.share(kernels.know_roles, (roles.ctypes.data, 1), 0)
+    workers.share(kernels.know_roles, (roles.ctypes.data, 1), 0, 0)
     assert roles.tolist() == [1, 0]
 
 
@@ -143,7 +150,7 @@ def test_a_caller_waits_until_its_worker_is_done(kernels, monkeypatch):
     (box,) = all_boxes(boxes)
 
     def call():
-        workers.share(kernels.know_roles, (roles.ctypes.data, 2), 1)
+        workers.share(kernels.know_roles, (roles.ctypes.data, 2), 1, 1)
         ended.set()
 
     caller = threading.Thread(target=call)
@@ -162,6 +169,36 @@ def test_a_caller_waits_until_its_worker_is_done(kernels, monkeypatch):
 
 
 @needs_cpus
+@pytest.mark.parametrize(
+    ("awake", "recent", "streak", "wakes", "asked"),
+    [
+        ([], False, 9, 0, []),
+        ([], False, 9, 2, [0, 1]),
+        ([], True, 2, 0, []),
+        ([], True, 3, 0, [0]),
+        ([], True, 3, 2, [0, 1]),
+        ([1, 3], True, 0, 0, [1, 3]),
+        ([1, 3], True, 3, 0, [0, 1, 3]),
+        ([1, 2, 3], True, 9, 0, [1, 2, 3]),
+        ([0, 1, 2, 3], False, 0, 1, [0, 1, 2]),
+    ],
+)
+def test_workers_that_are_awake_are_asked_first_and_others_if_that_pays(
+    kernels, monkeypatch, awake, recent, streak, wakes, asked
+):
+    boxes, roles = unserved(4), np.zeros(2, np.int64)
+    monkeypatch.setattr(workers, "_boxes", boxes)
+    for number in awake:
+        all_boxes(boxes)[number][workers.AWAKE] = 1
+    last, calls = (ctypes.c_int64.from_address(boxes + 8 * word) for word in (workers.SHARED, workers.STREAK))
+    last.value, calls.value = time.perf_counter_ns() + 10**12 if recent else -(10**12), streak
+    workers.share(kernels.know_roles, (roles.ctypes.data, 1), 3, wakes)
+    assert [number for number, box in enumerate(all_boxes(boxes)) if box[workers.ENTRY]] == asked
+    assert 0 < last.value <= time.perf_counter_ns()
+    assert calls.value == (streak + 1 if recent else 0)
+
+
+@needs_cpus
 def test_a_box_is_used_again(run):
     for _ in range(100):
         assert run(100, 3) == (True, None)
@@ -172,9 +209,9 @@ def test_a_box_is_used_again(run):
 
 
 def test_the_parts_of_a_box_do_not_overlap():
-    one_word = [workers.STATE, workers.OWNER, workers.ENTRY, workers.THREAD, workers.START, workers.STOP]
+    one_word = [workers.STATE, workers.OWNER, workers.ENTRY, workers.THREAD, workers.START, workers.STOP, workers.AWAKE]
     places = [*one_word, workers.MUTEX, workers.CONDITION, workers.MASK, workers.ARGUMENTS]
-    sizes = [1, 1, 1, 1, 1, 1, 8, 8, 16, workers.WORDS]
+    sizes = [1, 1, 1, 1, 1, 1, 1, 8, 8, 16, workers.WORDS]
     for place, size, after in zip(places, sizes, [*places[1:], workers.BOX_SIZE // 8], strict=True):
         assert place + size <= after
     assert workers._boxes % 64 == workers.BOX_SIZE % 64 == 0
@@ -216,7 +253,7 @@ def test_interrupts_at_any_moment_leave_no_thread_in_the_callers_memory(kernels)
             arguments = 64, log.address, source.choice([0, 0, 20]), workers.NONE_BAD
             try:
                 signal.setitimer(signal.ITIMER_REAL, source.uniform(1e-6, 1.5e-4))
-                workers.run(kernels.count_chunks, arguments, 64, 4, threshold=1)
+                workers.run(kernels.count_chunks, arguments, 64, 4, threshold=1, waking_threshold=1)
                 signal.setitimer(signal.ITIMER_REAL, 0)
             except KeyboardInterrupt:
                 interrupted += 1
@@ -286,7 +323,7 @@ def test_workers_leave_the_callers_cpu_to_the_caller(kernels):
         roles, seen = np.zeros(2, np.int64), []
         for _ in range(20):
             roles[:] = 0
-            workers.share(kernels.know_roles, (roles.ctypes.data, 2), 1)
+            workers.share(kernels.know_roles, (roles.ctypes.data, 2), 1, 1)
             (worker,) = native_threads() - {threading.get_native_id()}
             seen.append(os.sched_getaffinity(worker))
         return mine, seen, cpu

@@ -132,7 +132,7 @@ def test_perfetto_reads_the_trace_of_256_mib(opened, path):
 
 
 def test_threads_that_help_have_rows_of_their_own(path, monkeypatch):
-    monkeypatch.setitem(workers.run.__kwdefaults__, "threshold", 1)
+    monkeypatch.setattr(workers.run, "__kwdefaults__", dict.fromkeys(workers.run.__kwdefaults__, 1))
     with Channel("cpu", keys=KEY, threads=2) as opened:
         if opened._engine.name == "openssl":
             pytest.skip("this engine has no helpers")

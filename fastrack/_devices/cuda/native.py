@@ -98,5 +98,5 @@ class Native:
             self._code.run_held(*arguments, False)
         else:
             copiers = min(threads - 1, _MAX_WORKERS, commands.copies // _PARALLEL_THRESHOLD)
-            workers.share(self._code.run, (*arguments, copiers > 0), copiers)
+            workers.share(self._code.run, (*arguments, copiers > 0), copiers, copiers)
         return int(shared[_STATUS]), int(shared[_POSITION])
