@@ -43,7 +43,7 @@ def open_headers(
                 secret = used.get(key_id)
                 if secret is None:
                     secret = used[key_id] = key.material()
-                commitment = keys.derive(row, secret, header[:SALT_SIZE], context.encode())
+                commitment = keys.derive(row, secret, header[:SALT_SIZE], tensor.encoded_context)
                 if not hmac.compare_digest(commitment, header[SALT_SIZE:]):
                     cobblestone.require_secret(secret)
                     raise context.mismatch()

@@ -324,6 +324,7 @@ class SealedTensor(Handle):
 
     __slots__ = (
         "__weakref__",
+        "_encoded_context",
         "_pinned_header",
         "_start",
         "_stop",
@@ -345,6 +346,7 @@ class SealedTensor(Handle):
         header: bytes | None = None,
     ) -> None:
         self.context = context
+        self._encoded_context: bytes | None = None
         self._pinned_header = header
         self.path = path
         self.key_id = key_id
@@ -384,6 +386,13 @@ class SealedTensor(Handle):
         if self._pinned_header is not None:
             return self._pinned_header
         return self._storage.read(self._start, self._start + HEADER_SIZE)
+
+    @property
+    def encoded_context(self) -> bytes:
+        """Context string of the key derivation, which is made once."""
+        if self._encoded_context is None:
+            self._encoded_context = self.context.encode()
+        return self._encoded_context
 
     @property
     def message_size(self) -> int:
