@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 from helpers.forking import in_forked_child
-from helpers.network import Network, on_ranks
+from helpers.network import Network, Tampering, on_ranks
 
 from fastrack import AuthenticationError, ClosedError, DeviceError, Key, trace
 from fastrack._crypto.cobblestone import CHUNK_SIZE
@@ -138,34 +138,6 @@ OPERATIONS = {
         else None
     ),
 }
-
-
-class Tampering:
-    """Does `kind` to the message number `victim`."""
-
-    def __init__(self, kind, victim):
-        self.kind = kind
-        self.victim = victim
-        self.chance = random.Random(victim)
-        self.held = []
-
-    def __call__(self, number, _source, target, data):
-        if self.held:
-            return [(target, data), self.held.pop()]
-        if number != self.victim:
-            return [(target, data)]
-        if self.kind == "swap":  # with the next message that any rank sends
-            self.held.append((target, data))
-        changed = bytearray(data)
-        changed[self.chance.randrange(len(data))] ^= 1 << self.chance.randrange(8)
-        return {
-            "flip": [(target, bytes(changed))],
-            "zeros": [(target, bytes(len(data)))],
-            "repeat": [(target, data), (target, data)],
-            "misroute": [((target + 1) % 3, data)],
-            "swap": [],
-            "drop": [],
-        }[self.kind]
 
 
 @pytest.mark.parametrize("kind", ["flip", "zeros", "repeat", "misroute", "swap", "drop"])
