@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 2 examples/ddp.py
 
 FASTRACK_KEY_FILE names the key file; if it is not set, the example makes a key. Runs on CPUs, with gloo. On GPUs,
-use the backend "nccl", and leave out the SecureGroup, which works in host memory.
+use the backend "nccl".
 """
 
 import argparse

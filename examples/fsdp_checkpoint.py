@@ -7,7 +7,7 @@ Weights and gradients go from process to process sealed.
     torchrun --nproc-per-node 2 --max-restarts 1 examples/fsdp_checkpoint.py --folder run --crash-at 7
 
 FASTRACK_KEY_FILE names the key file; if it is not set, the example makes a key. Runs on CPUs, with gloo. On GPUs, use
-the backend "cpu:gloo,cuda:nccl" and a mesh of "cuda", and leave out the SecureGroup, which works in host memory.
+the backend "cpu:gloo,cuda:nccl" and a mesh of "cuda".
 """
 
 import argparse

@@ -27,7 +27,7 @@ class Messages(Jobs):
     nbytes : bytes of plaintext of each message, also where only some of its chunks are gathered
     memories : a view of the array that each message fills, or is sealed from; messages of gathers may share one. All
         are of one call of one thread, and so on one stream. A message that is opened or sealed in runs has a view of
-        `nbytes`, from its first byte on.
+        `nbytes`, from its first byte on; only the bytes of its segments need to be memory.
     sealed : the chunks of each message, all of them and without its header, in host memory: read by `open`, written by
         `seal`. None for a message in `plain`, and for one whose chunks the caller puts into the staging buffers, or
         takes from there

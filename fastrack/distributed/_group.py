@@ -14,6 +14,7 @@ from fastrack._crypto.keyring import KeyLike, sealing_key
 from fastrack.distributed._link import Link
 from fastrack.distributed._messages import Slabs
 from fastrack.distributed._operation import Operation, Reduction, split
+from fastrack.distributed._places import Place
 from fastrack.distributed._session import EVERYONE
 from fastrack.distributed._transport import PointToPoint, Transport
 from fastrack.errors import ClosedError, DeviceError
@@ -30,9 +31,9 @@ class SecureGroup:
     Parameters
     ----------
     key : Key, KeyRing, KeyProvider or path
-        Secret that only the ranks have, from the same source or each from its own: a key file, what grants were unlocked
-        to, or what a broker gave. It seals nothing itself: with new random bytes of each rank it
-        gives the secret of this session, so that no key is used twice, whatever a checkpoint restores.
+        Secret that only the ranks have, from the same source or each from its own: a key file, what grants were
+        unlocked to, or what a broker gave. It seals nothing itself: with new random bytes of each rank it gives the
+        secret of this session, so that no key is used twice, whatever a checkpoint restores.
     group : torch.distributed.ProcessGroup, optional
         Ranks that take part; all by default. Another process group of them, on gloo, carries the messages.
     timeout : float
@@ -110,8 +111,8 @@ class SecureGroup:
         Parameters
         ----------
         tensor : torch.Tensor
-            Tensor in host memory, of the same shape and dtype on all ranks. It is changed in place; after an error it
-            holds zeros.
+            Tensor in host memory or on a GPU, of the same shape and dtype on all ranks. It is changed in place; after
+            an error it holds zeros.
         op : {"sum", "mean"}
             Reduction.
         async_op : bool
@@ -131,13 +132,13 @@ class SecureGroup:
         """
         check(tensor)
         require_reduction(op, tensor)
-        return self._run(lambda: self._all_reduce(tensor, op), tensor, async_op)
+        return self._run(lambda place: self._all_reduce(place, tensor, op), tensor, async_op)
 
-    def _all_reduce(self, tensor: torch.Tensor, op: Reduction) -> None:
+    def _all_reduce(self, place: Place, tensor: torch.Tensor, op: Reduction) -> None:
         flat = tensor.view(-1)
         shards = [flat[part] for part in split(flat.numel(), self.size)]
         own = shards[self.rank]
-        with Operation(self._link, "all_reduce") as messages:
+        with Operation(self._link, place, "all_reduce") as messages:
             parts = [messages.receive(rank, self.rank, own) for rank in self._link.others]
             sums = [messages.receive(rank, EVERYONE, shards[rank]) for rank in self._link.others]
             messages.send([messages.make(rank, shards[rank], [rank]) for rank in self._link.others])
@@ -155,9 +156,9 @@ class SecureGroup:
         Parameters
         ----------
         output : torch.Tensor
-            Shard in host memory, filled; after an error it holds zeros.
+            Shard in host memory or on a GPU, filled; after an error it holds zeros.
         tensor : torch.Tensor
-            Tensor in host memory, contiguous, with `size` times as many elements as `output`.
+            Tensor on the same device, contiguous, with `size` times as many elements as `output`.
         op, async_op
             As for `all_reduce`.
 
@@ -177,11 +178,11 @@ class SecureGroup:
         check(tensor)
         self._require_shard(output, tensor)
         require_reduction(op, tensor)
-        return self._run(lambda: self._reduce_scatter(output, tensor, op), output, async_op)
+        return self._run(lambda place: self._reduce_scatter(place, output, tensor, op), output, async_op)
 
-    def _reduce_scatter(self, output: torch.Tensor, tensor: torch.Tensor, op: Reduction) -> None:
+    def _reduce_scatter(self, place: Place, output: torch.Tensor, tensor: torch.Tensor, op: Reduction) -> None:
         shards = list(tensor.view(self.size, -1).unbind())
-        with Operation(self._link, "reduce_scatter") as messages:
+        with Operation(self._link, place, "reduce_scatter") as messages:
             parts = [messages.receive(rank, self.rank, output) for rank in self._link.others]
             messages.send([messages.make(rank, shards[rank], [rank]) for rank in self._link.others])
             for slab in range(len(Slabs(output.nbytes))):
@@ -193,10 +194,10 @@ class SecureGroup:
         Parameters
         ----------
         output : torch.Tensor
-            Tensor in host memory, contiguous, with `size` times as many elements as `tensor`; after an error it holds
-            zeros.
+            Tensor in host memory or on a GPU, contiguous, with `size` times as many elements as `tensor`; after an
+            error it holds zeros.
         tensor : torch.Tensor
-            Tensor of this rank. It may be its place in `output`.
+            Tensor of this rank, on the same device. It may be its place in `output`.
         async_op : bool
             As for `all_reduce`.
 
@@ -215,11 +216,11 @@ class SecureGroup:
         check(output)
         check(tensor)
         self._require_shard(tensor, output)
-        return self._run(lambda: self._all_gather(output, tensor), output, async_op)
+        return self._run(lambda place: self._all_gather(place, output, tensor), output, async_op)
 
-    def _all_gather(self, output: torch.Tensor, tensor: torch.Tensor) -> None:
+    def _all_gather(self, place: Place, output: torch.Tensor, tensor: torch.Tensor) -> None:
         shards = list(output.view(self.size, -1).unbind())
-        with Operation(self._link, "all_gather") as messages:
+        with Operation(self._link, place, "all_gather") as messages:
             others = [messages.receive(rank, EVERYONE, shards[rank]) for rank in self._link.others]
             messages.send([messages.make(EVERYONE, tensor, self._link.others)])
             if shards[self.rank].data_ptr() != tensor.data_ptr():
@@ -232,7 +233,7 @@ class SecureGroup:
         Parameters
         ----------
         tensor : torch.Tensor
-            Tensor in host memory, of the same shape and dtype on all ranks; after an error it holds zeros.
+            Tensor in host memory or on a GPU, of the same shape and dtype on all ranks; after an error it holds zeros.
         source : int
             Rank in the group.
         async_op : bool
@@ -250,10 +251,10 @@ class SecureGroup:
         """
         check(tensor)
         self._require_rank(source)
-        return self._run(lambda: self._broadcast(tensor, source), tensor, async_op)
+        return self._run(lambda place: self._broadcast(place, tensor, source), tensor, async_op)
 
-    def _broadcast(self, tensor: torch.Tensor, source: int) -> None:
-        with Operation(self._link, "broadcast") as messages:
+    def _broadcast(self, place: Place, tensor: torch.Tensor, source: int) -> None:
+        with Operation(self._link, place, "broadcast") as messages:
             if source == self.rank:
                 messages.send([messages.make(EVERYONE, tensor, self._link.others)])
             else:
@@ -265,7 +266,7 @@ class SecureGroup:
         Parameters
         ----------
         tensor : torch.Tensor
-            Tensor in host memory.
+            Tensor in host memory or on a GPU.
         target : int
             Rank in the group.
         async_op : bool
@@ -284,8 +285,8 @@ class SecureGroup:
         check(tensor)
         self._require_rank(target, other=True)
 
-        def work() -> None:
-            with Operation(self._link, "send", [target], source=self.rank, target=target) as messages:
+        def work(place: Place) -> None:
+            with Operation(self._link, place, "send", [target], source=self.rank, target=target) as messages:
                 messages.send([messages.make(target, tensor, [target])])
 
         return self._run(work, None, async_op, tensor)
@@ -296,7 +297,8 @@ class SecureGroup:
         Parameters
         ----------
         tensor : torch.Tensor
-            Tensor in host memory, of the same size and dtype as the one sent; after an error it holds zeros.
+            Tensor in host memory or on a GPU, of the same size and dtype as the one sent; after an error it holds
+            zeros.
         source : int
             Rank in the group.
         async_op : bool
@@ -315,8 +317,8 @@ class SecureGroup:
         check(tensor)
         self._require_rank(source, other=True)
 
-        def work() -> None:
-            with Operation(self._link, "send", [source], source=source, target=self.rank) as messages:
+        def work(place: Place) -> None:
+            with Operation(self._link, place, "send", [source], source=source, target=self.rank) as messages:
                 messages.open([messages.receive(source, self.rank, tensor)], [tensor])
 
         return self._run(work, tensor, async_op)
@@ -336,22 +338,33 @@ class SecureGroup:
         self._error = self._error or error
         self._link.close()
 
-    def _run(self, work: Callable[[], None], filled: torch.Tensor | None, async_op: bool, result: Any = None) -> Any:
+    def _run(
+        self,
+        work: Callable[[Place], None],
+        filled: torch.Tensor | None,
+        async_op: bool,
+        sent: torch.Tensor | None = None,
+    ) -> Any:
         """Run an operation on the thread of the group. If it fails, clear what it fills, and end the group."""
         self._require_open()
-        result = filled if result is None else result
-        future: torch.futures.Future[Any] = torch.futures.Future()
+        result = sent if filled is None else filled
+        assert result is not None
+        place = self._link.place(result.device)
+        ordered = place.order(lambda: work(place), result)
+        future = place.future()
 
         def run() -> None:
             try:
                 self._require_open()
                 with torch.no_grad():
-                    work()
+                    ordered()
             except BaseException as error:  # noqa: BLE001 - it is raised where the operation was started
-                self._end(error)
-                if filled is not None:
-                    filled.detach().zero_()
-                future.set_exception(error)
+                try:
+                    self._end(error)
+                    if filled is not None:
+                        place.clear(filled)
+                finally:
+                    future.set_exception(error)
             else:
                 future.set_result(result)
 
@@ -379,6 +392,10 @@ class SecureGroup:
                 f"a shard for {self.size} ranks: expected {whole.numel() / self.size:g} elements of {whole.dtype}, got "
                 f"{shard.numel()} of {shard.dtype}. Pad the tensor"
             )
+        if shard.device != whole.device:
+            raise ValueError(
+                f"a sealed collective: expected tensors on one device, got {shard.device} and {whole.device}. Move one"
+            )
 
     def _require_rank(self, rank: int, *, other: bool = False) -> None:
         if not 0 <= rank < self.size or (other and rank == self.rank):
@@ -404,10 +421,10 @@ class SecureGroup:
 
 
 def check(tensor: torch.Tensor) -> None:
-    """Raise an error unless a tensor is dense, contiguous and in host memory."""
-    if tensor.device.type != "cpu":
+    """Raise an error unless a tensor is dense, contiguous, and in host memory or on a GPU."""
+    if tensor.device.type not in ("cpu", "cuda"):
         raise DeviceError(
-            f"a sealed collective: expected a tensor in host memory, got one on {tensor.device}. Move it there first"
+            f"a sealed collective: expected a tensor on cpu or cuda, got one on {tensor.device}. Move it there first"
         )
     if tensor.layout != torch.strided or not tensor.is_contiguous() or type(tensor) is not torch.Tensor:
         raise ValueError(

@@ -29,7 +29,7 @@ def sealed_allreduce(group: SecureGroup, bucket: GradBucket) -> torch.futures.Fu
     group : SecureGroup
         Group with the ranks of the model's process group.
     bucket : torch.distributed.GradBucket
-        Gradients, in host memory.
+        Gradients, in host memory or on a GPU.
 
     Returns
     -------
@@ -64,7 +64,7 @@ def seal_fsdp(model: nn.Module, group: SecureGroup) -> None:
     Parameters
     ----------
     model : torch.nn.Module
-        Model to whose modules `fully_shard` was applied, on one dimension of ranks, in host memory.
+        Model to whose modules `fully_shard` was applied, on one dimension of ranks.
     group : SecureGroup
         Group with the ranks of the model's mesh.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import os
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -12,6 +13,8 @@ import torch
 
 from fastrack._crypto.engine import get_engine
 from fastrack._crypto.keys import Key
+from fastrack.distributed._messages import SLAB_CHUNKS
+from fastrack.distributed._places import CudaPlace, HostPlace, Place, reuse
 from fastrack.distributed._session import RANDOM_SIZE, GroupSession
 from fastrack.distributed._transport import Transport
 from fastrack.errors import AuthenticationError
@@ -30,7 +33,10 @@ class Link:
         self.others = [rank for rank in range(transport.size) if rank != self.rank]
         self._timeout = timeout
         self._numbers: defaultdict[tuple[str, int, int], int] = defaultdict(int)
-        self._buffers: dict[str, torch.Tensor] = {}
+        self._buffers: dict[str, torch.Tensor] = {}  # of messages
+        self._plain: dict[str, torch.Tensor] = {}
+        self._gpus: dict[torch.device, CudaPlace] = {}
+        self._opening = threading.Lock()
         random = os.urandom(RANDOM_SIZE)
         deadline = self.deadline()
         try:
@@ -52,11 +58,17 @@ class Link:
         return self._numbers[operation, source, target]
 
     def buffer(self, name: str, size: int) -> torch.Tensor:
-        """Return uint8 (size,) that each operation uses again."""
-        found = self._buffers.get(name)
-        if found is None or found.numel() < size:
-            found = self._buffers[name] = torch.empty(size, dtype=torch.uint8)
-        return found[:size]
+        """Return uint8 (size,) in host memory, for a message, that each operation uses again."""
+        return reuse(self._buffers, name, size, "cpu")
+
+    def place(self, device: torch.device) -> Place:
+        """Return the place of the tensors on a device, which is opened first. Raise DeviceError if that fails."""
+        if device.type == "cpu":
+            return HostPlace(self.engine, self._plain)
+        with self._opening:
+            if device not in self._gpus:
+                self._gpus[device] = CudaPlace(device, SLAB_CHUNKS)
+            return self._gpus[device]
 
     def confirm(self, text: str, deadline: float, ranks: Sequence[int]) -> None:
         """Tell other ranks that this one has succeeded, and wait until they have said so."""
@@ -86,8 +98,11 @@ class Link:
         return {rank: buffer.numpy().tobytes() for rank, buffer in buffers.items()}
 
     def close(self) -> None:
-        """Give up what the other ranks wait for, and wipe the secrets."""
+        """Give up what the other ranks wait for, wipe the secrets and the staged plaintext, and close the devices."""
         self.transport.close()
         if hasattr(self, "session"):
             self.session.wipe()
         self._buffers.clear()
+        HostPlace(self.engine, self._plain).close()
+        while self._gpus:
+            self._gpus.popitem()[1].close()

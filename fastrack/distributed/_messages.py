@@ -10,9 +10,10 @@ import numpy as np
 import torch
 
 from fastrack._crypto import cobblestone
-from fastrack._crypto.base import Bytes, Engine
+from fastrack._crypto.base import Bytes
 from fastrack._crypto.cobblestone import CHUNK_SIZE, HEADER_SIZE, SEALED_CHUNK_SIZE
 from fastrack._util.trace import span
+from fastrack.distributed._places import Place
 from fastrack.distributed._session import GroupSession, Route
 from fastrack.distributed._transport import Pending, Transport
 from fastrack.errors import AuthenticationError
@@ -50,20 +51,21 @@ class Slabs:
 class Outgoing:
     """A message that is sealed once, and sent to one rank or several.
 
-    `plain` may change until `send` is called for its slab. `buffer` has room for the message.
+    `plain` is the bytes of a tensor at its place, which may change until `send` is called for their slab. `buffer` has
+    room for the message.
     """
 
     def __init__(
         self,
         session: GroupSession,
-        engine: Engine,
+        place: Place,
         route: Route,
-        plain: Bytes,
+        plain: Any,
         buffer: torch.Tensor,
         ranks: Sequence[int],
     ) -> None:
-        self.slabs = Slabs(plain.size)
-        self._engine = engine
+        self.slabs = Slabs(route.nbytes)
+        self._place = place
         self._plain = plain
         self._buffer = buffer[: self.slabs.size]
         self._memory: Bytes = self._buffer.numpy()
@@ -71,14 +73,14 @@ class Outgoing:
         self._pending: list[Pending] = []
         header, key = session.seal(route)
         self._memory[:HEADER_SIZE] = np.frombuffer(header, np.uint8)
-        self._schedule = engine.expand_key(key)
+        self._schedule = place.expand_key(key)
         key.wipe()
 
     def send(self, slab: int, transport: Transport) -> None:
         """Seal a slab, and begin to send it."""
         chunks = self._memory[self.slabs.chunks(slab)]
         with span("seal"):
-            self._engine.seal_run(self._schedule, self._plain[self.slabs.plain(slab)], chunks, slab * SLAB_CHUNKS)
+            self._place.seal_run(self._schedule, self._plain[self.slabs.plain(slab)], chunks, slab * SLAB_CHUNKS)
         sent = self._buffer[self.slabs.sent(slab)]
         self._pending += [transport.send(sent, rank) for rank in self._ranks]
 
@@ -96,20 +98,20 @@ class Incoming:
     """A message that is received from one rank. `buffer` has room for it, and is filled from now on."""
 
     def __init__(
-        self, session: GroupSession, engine: Engine, route: Route, buffer: torch.Tensor, transport: Transport
+        self, session: GroupSession, place: Place, route: Route, buffer: torch.Tensor, transport: Transport
     ) -> None:
         self.slabs = Slabs(route.nbytes)
         self.route = route
         self._session = session
-        self._engine = engine
+        self._place = place
         self._memory: Bytes = buffer.numpy()
         self._pending = [
             transport.receive(buffer[self.slabs.sent(slab)], route.source) for slab in range(len(self.slabs))
         ]
         self._schedule: Any = None
 
-    def open(self, slab: int, target: Bytes, deadline: float) -> None:
-        """Wait for a slab, and open it into `target`. Call it for each slab in turn.
+    def open(self, slab: int, target: Any, deadline: float) -> None:
+        """Wait for a slab, and open it into `target`, bytes of a tensor at its place. Call it for each slab in turn.
 
         Raise AuthenticationError if it was altered; `target` holds zeros in place of a bad chunk. Raise OSError if it
         does not come.
@@ -118,11 +120,11 @@ class Incoming:
             self._pending[slab].wait(deadline - time.monotonic())
         if self._schedule is None:
             key = self._session.open(self._memory[:HEADER_SIZE].tobytes(), self.route)
-            self._schedule = self._engine.expand_key(key)
+            self._schedule = self._place.expand_key(key)
             key.wipe()
         chunks = self._memory[self.slabs.chunks(slab)]
         with span("open"):
-            bad = self._engine.open_run(self._schedule, chunks, target, slab * SLAB_CHUNKS)
+            bad = self._place.open_run(self._schedule, chunks, target, slab * SLAB_CHUNKS)
         if bad is not None:
             raise AuthenticationError(
                 f"the message of {self.route}, chunk {bad}: expected the tag that was sealed, got another; it was "

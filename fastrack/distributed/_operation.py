@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import torch
 
 from fastrack._util.trace import span
 from fastrack.distributed._link import Link
 from fastrack.distributed._messages import Incoming, Outgoing, Slabs
+from fastrack.distributed._places import Place
 from fastrack.distributed._session import Route
 from fastrack.errors import AuthenticationError
 
@@ -22,13 +23,21 @@ _ALIGNMENT = 64  # elements: shards of a tensor begin at whole cache lines
 class Operation:
     """The messages of one operation. When its block ends well, all ranks in it have confirmed that theirs did.
 
-    `ranks` take part besides this one. `source` and `target` are those of an operation of two.
+    All its tensors are at one place. `ranks` take part besides this one. `source` and `target` are those of an
+    operation of two.
     """
 
     def __init__(
-        self, link: Link, operation: str, ranks: Sequence[int] | None = None, source: int = -1, target: int = -1
+        self,
+        link: Link,
+        place: Place,
+        operation: str,
+        ranks: Sequence[int] | None = None,
+        source: int = -1,
+        target: int = -1,
     ) -> None:
         self._link = link
+        self._place = place
         self._operation = operation
         self._ranks = link.others if ranks is None else ranks
         self._number = link.next_number(operation, source, target)
@@ -47,7 +56,7 @@ class Operation:
         link = self._link
         route = self._route(link.rank, target, tensor)
         buffer = link.buffer(f"out {target}", Slabs(tensor.nbytes).size)
-        message = Outgoing(link.session, link.engine, route, memory_of(tensor), buffer, ranks)
+        message = Outgoing(link.session, self._place, route, self._place.bytes_of(tensor), buffer, ranks)
         self._all.append(message)
         return message
 
@@ -56,7 +65,7 @@ class Operation:
         link = self._link
         route = self._route(source, target, tensor)
         buffer = link.buffer(f"in {source} {target}", Slabs(tensor.nbytes).size)
-        message = Incoming(link.session, link.engine, route, buffer, link.transport)
+        message = Incoming(link.session, self._place, route, buffer, link.transport)
         self._all.append(message)
         return message
 
@@ -69,7 +78,7 @@ class Operation:
 
     def open(self, messages: Sequence[Incoming], targets: Sequence[torch.Tensor]) -> None:
         """Open messages, in turn a slab of each."""
-        memories = [memory_of(target) for target in targets]
+        memories = [self._place.bytes_of(target) for target in targets]
         for slab in range(max((len(message.slabs) for message in messages), default=0)):
             for message, memory in zip(messages, memories, strict=True):
                 if slab < len(message.slabs):
@@ -83,8 +92,8 @@ class Operation:
         target = total[elements]
         terms = []
         for part in parts:
-            buffer = link.buffer(f"slab {part.route.source}", plain.stop - plain.start)
-            part.open(slab, buffer.numpy(), self._deadline)
+            buffer = self._place.buffer(f"slab {part.route.source}", plain.stop - plain.start)
+            part.open(slab, self._place.bytes_of(buffer), self._deadline)
             terms.append(buffer.view(own.dtype))
         terms.insert(link.rank, own[elements])
         running = terms[0]
@@ -116,6 +125,7 @@ class Operation:
                 for message in self._all:
                     if isinstance(message, Outgoing):
                         message.wait(self._deadline)
+                self._place.synchronize()
         except OSError as lost:
             raise AuthenticationError(
                 f"{self._name}: expected the messages of all ranks in time, got {lost}. A rank or the connection "
@@ -129,8 +139,3 @@ def split(count: int, ranks: int) -> list[slice]:
     """Return the elements of each rank's shard. The last may be shorter than the others, or empty."""
     size = -(-count // (ranks * _ALIGNMENT)) * _ALIGNMENT
     return [slice(min(rank * size, count), min((rank + 1) * size, count)) for rank in range(ranks)]
-
-
-def memory_of(tensor: torch.Tensor) -> Any:
-    """Return the bytes of a contiguous tensor in host memory."""
-    return tensor.detach().reshape(-1).view(torch.uint8).numpy()

@@ -1,6 +1,7 @@
 """Ranks as threads of one process, and a network between them that does what a test says."""
 
 import contextlib
+import random
 import threading
 from collections import defaultdict
 
@@ -134,3 +135,31 @@ def on_ranks(network, key, action, timeout=TIMEOUT):
     for thread in threads:
         thread.join()
     return results
+
+
+class Tampering:
+    """A network's `tamper` that does `kind` to the message number `victim`, among three ranks."""
+
+    def __init__(self, kind, victim):
+        self.kind = kind
+        self.victim = victim
+        self.chance = random.Random(victim)
+        self.held = []
+
+    def __call__(self, number, _source, target, data):
+        if self.held:
+            return [(target, data), self.held.pop()]
+        if number != self.victim:
+            return [(target, data)]
+        if self.kind == "swap":  # with the next message that any rank sends
+            self.held.append((target, data))
+        changed = bytearray(data)
+        changed[self.chance.randrange(len(data))] ^= 1 << self.chance.randrange(8)
+        return {
+            "flip": [(target, bytes(changed))],
+            "zeros": [(target, bytes(len(data)))],
+            "repeat": [(target, data), (target, data)],
+            "misroute": [((target + 1) % 3, data)],
+            "swap": [],
+            "drop": [],
+        }[self.kind]

@@ -1,0 +1,206 @@
+"""The places of tensors, host memory and GPUs: a group seals and opens its messages where its tensors are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch.futures import Future
+
+from fastrack._crypto.base import Bytes, Engine, HostMemory, address
+from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, MessageKey
+from fastrack._crypto.message_keys import MessageKeys
+from fastrack._devices import open_device
+from fastrack._devices.base import Messages, Segment, Slab
+from fastrack.errors import DeviceError
+
+
+class Place(Protocol):
+    """A place of tensors. The sealed chunks of their messages are in host memory."""
+
+    def bytes_of(self, tensor: torch.Tensor) -> Any:
+        """Return the bytes of a contiguous tensor, to be sliced."""
+
+    def buffer(self, name: str, size: int) -> torch.Tensor:
+        """Return uint8 (size,) for plaintext, which each operation uses again. `close` wipes it."""
+
+    def expand_key(self, key: MessageKey) -> Any:
+        """Return what the runs of a message need of its key, to be wiped. The key may be wiped at once."""
+
+    def seal_run(self, schedule: Any, plain: Any, sealed: Bytes, first_chunk: int) -> None:
+        """Seal a slab or less of the bytes of a tensor into as many chunks."""
+
+    def open_run(self, schedule: Any, sealed: Bytes, target: Any, first_chunk: int) -> int | None:
+        """Open chunks into bytes of a tensor, and return the first whose tag is wrong. Zeros are in its place."""
+
+    def order(self, work: Callable[[], None], tensor: torch.Tensor) -> Callable[[], None]:
+        """Return `work` for another thread, to run there after all that this thread has begun with the tensor.
+
+        Raise DeviceError if that cannot be done.
+        """
+
+    def synchronize(self) -> None:
+        """Wait until all that the work has begun is done."""
+
+    def clear(self, tensor: torch.Tensor) -> None:
+        """Overwrite a tensor with zeros, unless the device has failed."""
+
+    def future(self) -> Future[Any]:
+        """Return a future for tensors of this place."""
+
+    def close(self) -> None:
+        """Wipe all buffers, and release the device."""
+
+
+class HostPlace:
+    """`Place` in host memory, on an engine of the host. `buffers` are kept from one operation to the next."""
+
+    def __init__(self, engine: Engine, buffers: dict[str, torch.Tensor]) -> None:
+        self.engine = engine
+        self._buffers = buffers
+
+    def bytes_of(self, tensor: torch.Tensor) -> Bytes:
+        memory: Bytes = _flat(tensor).numpy()
+        return memory
+
+    def buffer(self, name: str, size: int) -> torch.Tensor:
+        return reuse(self._buffers, name, size, "cpu")
+
+    def expand_key(self, key: MessageKey) -> Any:
+        return self.engine.expand_key(key)
+
+    def seal_run(self, schedule: Any, plain: Bytes, sealed: Bytes, first_chunk: int) -> None:
+        self.engine.seal_run(schedule, plain, sealed, first_chunk)
+
+    def open_run(self, schedule: Any, sealed: Bytes, target: Bytes, first_chunk: int) -> int | None:
+        return self.engine.open_run(schedule, sealed, target, first_chunk)
+
+    def order(self, work: Callable[[], None], tensor: torch.Tensor) -> Callable[[], None]:
+        return work
+
+    def synchronize(self) -> None:
+        """Do nothing: all is done at once."""
+
+    def clear(self, tensor: torch.Tensor) -> None:
+        tensor.detach().zero_()
+
+    def future(self) -> Future[Any]:
+        return Future()
+
+    def close(self) -> None:
+        for buffer in self._buffers.values():
+            buffer.zero_()
+        self._buffers.clear()
+
+
+class CudaPlace:
+    """`Place` on a GPU, whose kernels seal and open, so that host memory holds sealed chunks alone.
+
+    Each run is one `Operation` of the device, and has its verdict when it returns. Sums are torch's. All that a group
+    does on the GPU is ordered by one stream, which waits for the caller's; the host waits for its end, so that every
+    stream finds the results.
+
+    A run has `chunks` chunks at most. Raise DeviceError if the GPU cannot be used.
+    """
+
+    def __init__(self, device: torch.device, chunks: int) -> None:
+        self._name = str(device)
+        self._device = open_device(self._name)
+        try:
+            self._staging = self._device.staging_buffer(chunks * SEALED_CHUNK_SIZE)
+        except BaseException:
+            self._device.close()
+            raise
+        self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._buffers: dict[str, torch.Tensor] = {}
+
+    def bytes_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        return _flat(tensor)
+
+    def buffer(self, name: str, size: int) -> torch.Tensor:
+        return reuse(self._buffers, name, size, self._name)
+
+    def expand_key(self, key: MessageKey) -> MessageKeys:
+        return MessageKeys.of([key])
+
+    def seal_run(self, schedule: MessageKeys, plain: torch.Tensor, sealed: Bytes, first_chunk: int) -> None:
+        self._run("seal", schedule, plain, sealed, first_chunk)
+
+    def open_run(self, schedule: MessageKeys, sealed: Bytes, target: torch.Tensor, first_chunk: int) -> int | None:
+        return self._run("open", schedule, target, sealed, first_chunk)
+
+    def _run(self, direction: str, key: MessageKeys, plain: torch.Tensor, sealed: Bytes, first: int) -> int | None:
+        view = self._device.view(plain, writable=direction == "open")
+        # Both stand for a whole message, of which only this run is in memory.
+        start, before = first * CHUNK_SIZE, first * SEALED_CHUNK_SIZE
+        stop = start + view.nbytes
+        whole = replace(view, pointer=view.pointer - start, nbytes=stop)
+        chunks = HostMemory(address(sealed) - before, before + sealed.size, sealed)
+        copy = key.key(0)
+        keys = MessageKeys.of([copy])
+        copy.wipe()
+        try:
+            operation = self._device.begin(Messages(keys, [stop], [whole], [chunks], [None], [None]))
+            try:
+                slab = Slab([Segment(0, first, start, stop, sealed.size)], sealed.size)
+                (operation.open if direction == "open" else operation.seal)(slab, self._staging)
+            finally:
+                operation.finish(wait=True)
+            bad = operation.result()
+        finally:
+            keys.wipe()
+        return None if bad is None else bad.chunk
+
+    def order(self, work: Callable[[], None], tensor: torch.Tensor) -> Callable[[], None]:
+        self._device.view(_flat(tensor), writable=False)  # refuses a stream that a CUDA graph captures
+        with self._calls():
+            begun = torch.cuda.current_stream(tensor.device).record_event()
+
+        def run() -> None:
+            with self._calls(), torch.cuda.stream(self._stream):
+                self._stream.wait_event(begun)
+                work()
+
+        return run
+
+    @contextmanager
+    def _calls(self) -> Iterator[None]:
+        """Raise DeviceError for an error of torch."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise DeviceError(f"{self._name} failed: {error}") from error
+
+    def synchronize(self) -> None:
+        self._stream.synchronize()
+
+    def clear(self, tensor: torch.Tensor) -> None:
+        with suppress(RuntimeError), torch.cuda.stream(self._stream):
+            tensor.detach().zero_()
+            self._stream.synchronize()
+
+    def future(self) -> Future[Any]:
+        return Future(devices=[self._name])
+
+    def close(self) -> None:
+        with ExitStack() as closing:  # all of them, even if one fails
+            closing.callback(self._device.close)
+            closing.callback(self._staging.wipe)
+            while self._buffers:
+                closing.callback(self.clear, self._buffers.popitem()[1])
+
+
+def reuse(buffers: dict[str, torch.Tensor], name: str, size: int, device: str) -> torch.Tensor:
+    """Return uint8 (size,) on a device, the memory of an earlier call of this name if that is large enough."""
+    found = buffers.get(name)
+    if found is None or found.numel() < size:
+        found = buffers[name] = torch.empty(size, dtype=torch.uint8, device=device)
+    return found[:size]
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a contiguous tensor."""
+    return tensor.detach().reshape(-1).view(torch.uint8)
