@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fastrack._crypto.keyring import KeyRing
+from fastrack._devices import canonical
 from fastrack._sealed.tensor import SealedRows, SealedTensor
-from fastrack._tensors import dtypes
+from fastrack._tensors import arrays, dtypes
+from fastrack._tensors.arrays import Bytes
 from fastrack._transfer.api import to_device
 
 if TYPE_CHECKING:
@@ -16,7 +19,8 @@ if TYPE_CHECKING:
 
 def lazy_weights(tensors: Mapping[str, SealedTensor], keys: KeyRing) -> dict[str, SealedWeight]:
     """Return what stands for the state dict of a model."""
-    return {name: SealedWeight(tensor, keys) for name, tensor in tensors.items()}
+    opener = _Opener(keys)
+    return {name: SealedWeight(tensor, opener) for name, tensor in tensors.items()}
 
 
 class SealedWeight:
@@ -25,9 +29,9 @@ class SealedWeight:
     ``weight[...]`` and ``weight[:, 2:4]`` open nothing yet; `to` opens it on its device.
     """
 
-    def __init__(self, handle: SealedTensor | SealedRows, keys: KeyRing) -> None:
+    def __init__(self, handle: SealedTensor | SealedRows, opener: _Opener) -> None:
         self._handle = handle
-        self._keys = keys
+        self._opener = opener
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -54,13 +58,15 @@ class SealedWeight:
         if index is Ellipsis:
             return self
         assert isinstance(self._handle, SealedTensor)
-        return SealedWeight(self._handle[index], self._keys)
+        return SealedWeight(self._handle[index], self._opener)
 
     def to(self, device: Any = None, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Open it on a device, and convert it there."""
-        name = f"cuda:{device}" if isinstance(device, int) else device
-        opened: torch.Tensor = to_device(self._handle, name, keys=self._keys, framework="torch")
-        return opened if dtype is None else opened.to(dtype)
+        name = canonical(f"cuda:{device}" if isinstance(device, int) else device)
+        if dtype is None or dtype == self.dtype or name != "cpu":
+            opened = self._opener.open(self._handle, name)
+            return opened if dtype is None else opened.to(dtype)
+        return self._opener.open_converted(self._handle, dtype)
 
     @classmethod
     def __torch_function__(
@@ -71,6 +77,34 @@ class SealedWeight:
         if function is not torch.cat:
             raise TypeError(f"{function}: expected opened tensors, got sealed ones. Call their method to(device) first")
         return Concatenation(*args, **(kwargs or {}))
+
+
+class _Opener:
+    """The keys of a model's weights, and the memory in which each thread opens those that it then converts."""
+
+    def __init__(self, keys: KeyRing) -> None:
+        self._keys = keys
+        self._local = threading.local()
+
+    def open(self, handle: SealedTensor | SealedRows, device: str) -> torch.Tensor:
+        opened: torch.Tensor = to_device(handle, device, keys=self._keys, framework="torch")
+        return opened
+
+    def open_converted(self, handle: SealedTensor | SealedRows, dtype: torch.dtype) -> torch.Tensor:
+        """Open it in host memory, and convert it: where others were opened, as fresh memory takes longer than that."""
+        import torch
+
+        opened = arrays.from_bytes(self._memory(handle.nbytes), handle.dtype, handle.shape, "torch")
+        to_device(handle, "cpu", keys=self._keys, out=opened)
+        memory = arrays.empty_bytes(opened.numel() * dtype.itemsize)  # in huge pages
+        converted: torch.Tensor = torch.from_numpy(memory).view(dtype).reshape(opened.shape)
+        return converted.copy_(opened)
+
+    def _memory(self, size: int) -> Bytes:
+        memory: Bytes | None = getattr(self._local, "memory", None)
+        if memory is None or memory.size < size:
+            memory = self._local.memory = arrays.empty_bytes(size)
+        return memory[:size]
 
 
 class Concatenation:

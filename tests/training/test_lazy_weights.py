@@ -2,6 +2,7 @@
 
 import gc
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,9 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     half = WEIGHT.to(torch.bfloat16)
-    safetensors.torch.save_file({"weight": WEIGHT, "half": half, "one": torch.ones(())}, plain / "model.safetensors")
+    safetensors.torch.save_file(
+        {"weight": WEIGHT, "half": half, "one": torch.ones(()), "none": torch.ones(0, 3)}, plain / "model.safetensors"
+    )
     (plain / "config.json").write_text(json.dumps({"model_type": "none"}))
     (plain / "vocab.txt").write_text("a b c")
     (plain / "code").mkdir()
@@ -81,6 +84,19 @@ def test_a_weight_is_opened_on_a_device_and_converted_there(weights):
     assert torch.equal(weights["one"].to(torch.device("cpu")), torch.ones(()))
 
 
+def test_weights_that_are_converted_share_no_memory_and_none_with_what_they_were_converted_from(weights):
+    kinds = [torch.float16, torch.float64, torch.complex128, torch.int64]
+    with ThreadPoolExecutor(3) as pool:
+        jobs = [(name, kind) for name in ("weight", "half", "one", "none") for kind in kinds] * 3
+        converted = list(pool.map(lambda job: weights[job[0]].to("cpu", job[1]), jobs))
+    plain = {"weight": WEIGHT, "half": WEIGHT.to(torch.bfloat16), "one": torch.ones(()), "none": torch.ones(0, 3)}
+    for (name, kind), tensor in zip(jobs, converted, strict=True):
+        expected = plain[name].to(kind)
+        assert (tensor.dtype, tensor.shape) == (kind, expected.shape)
+        assert torch.equal(tensor, expected)
+    assert torch.equal(weights["half"].to("cpu", torch.bfloat16), plain["half"])
+
+
 def test_a_part_of_a_weight_is_what_tensor_parallelism_asks_for(weights):
     assert torch.equal(weights["weight"][:, 100:200].to(device="cpu"), WEIGHT[:, 100:200])
     part = weights["weight"][slice(50, 100), slice(0, 300)]
@@ -96,17 +112,18 @@ def test_torch_cannot_use_a_weight_that_is_not_opened(weights):
             call(weights["weight"])
 
 
-def test_an_altered_chunk_is_refused_when_it_is_opened(folder):
+@pytest.mark.parametrize("dtype", [None, torch.float64])
+def test_an_altered_chunk_is_refused_when_it_is_opened(folder, dtype):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\xff")
     weights = lazy_weights(load_folder(folder, KEY).weights(), KeyRing.resolve(KEY))
-    (bad,) = filter(is_bad, weights.values())
+    (bad,) = (weight for weight in weights.values() if is_bad(weight, dtype))
     assert bad.shape in {(), (200, 300)}
 
 
-def is_bad(weight):
+def is_bad(weight, dtype):
     try:
-        weight.to("cpu")
+        weight.to("cpu", dtype)
     except AuthenticationError as error:
         return error.path.name == "model.safetensors"
     return False
