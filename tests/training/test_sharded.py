@@ -1,7 +1,6 @@
 """Modules with DTensors: each process opens its shards, and one file holds the whole."""
 
 import contextlib
-import dataclasses
 import warnings
 
 import numpy as np
@@ -264,7 +263,7 @@ def seal_parts(path):
         to_device(file[sealed.name], keys=KEY, out=target.to_local())
     assert torch.equal(target.full_tensor(), whole)
     message = np.frombuffer(sealed.message, np.uint8)
-    elsewhere = fastrack.SealedTensor(dataclasses.replace(sealed.context, name="w[1:18, 0:64]"), message, KEY.id)
+    elsewhere = fastrack.SealedTensor(sealed.context._replace(name="w[1:18, 0:64]"), message, KEY.id)
     with pytest.raises(AuthenticationError):
         unseal(elsewhere, KEY)
 
