@@ -54,7 +54,7 @@ class KeptKeys:
         if kept is None:
             return False
         owner, known, secret = kept
-        if owner() is not message or known != proof or not self._is_usable():
+        if owner() is not message or known != proof or self._is_wiped or self._process != os.getpid():
             return False
         try:  # `suppress` would take longer than all of this
             self._entries.move_to_end(number)

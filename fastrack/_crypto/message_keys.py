@@ -97,7 +97,7 @@ class MessageKeys:
         return len(self.bits)
 
     def __del__(self) -> None:
-        if hasattr(self, "_view"):
+        if getattr(self, "_view", None):
             self.wipe()
 
     def __reduce__(self) -> NoReturn:

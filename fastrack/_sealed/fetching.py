@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
@@ -21,7 +21,7 @@ _FEW = 64  # rows, for which a loop is faster than arrays
 
 Blocks = Sequence[range]  # of a remote file, in ascending order
 Wanted = tuple[
-    "SealedTensor", Callable[[], indexing.Ranges] | None
+    "SealedTensor", indexing.LazyRanges | None
 ]  # a message, and the bytes of its plaintext; None for all of it
 
 
@@ -79,11 +79,11 @@ def prefetch(wanted: Iterable[Wanted]) -> int | None:
     return sum(file.prefetch_blocks(blocks) for file, blocks in found.items()) if found else None
 
 
-def fetch_headers(tensors: Iterable[SealedTensor]) -> Fetched | None:
+def fetch_headers(tensors: Iterable[SealedTensor | None]) -> Fetched | None:
     """Download the headers of messages, all at once. Return None if all of them are on this machine."""
     if not has_remote():
         return None
-    found = _group((*tensor.origin, HEADER_SIZE, None) for tensor in tensors)
+    found = _group((*tensor.origin, HEADER_SIZE, None) for tensor in tensors if tensor is not None)
     return Fetched(found) if found else None
 
 
@@ -100,7 +100,7 @@ def is_remote(storage: Storage) -> TypeGuard[RemoteFile]:
 
 
 def _group(
-    wanted: Iterable[tuple[Storage, int, int, Callable[[], indexing.Ranges] | None]],
+    wanted: Iterable[tuple[Storage, int, int, indexing.LazyRanges | None]],
 ) -> dict[RemoteFile, list[range]]:
     """Return the blocks of each remote file."""
     from fastrack._remote.blocks import block_range, merge

@@ -24,7 +24,7 @@ def open_headers(
     key exist; they are used only if header, context and binding are then the same. Errors are those of
     `SealedTensor.open_header`.
     """
-    found = _Found(ring)
+    found = ring if len(tensors) == 1 else _Found(ring)
     used: dict[str, memoryview] = {}
     try:
         for row, tensor in enumerate(tensors):

@@ -30,7 +30,7 @@ class ByteRanges:
     places: Indices
 
     @classmethod
-    def concatenate(cls, parts: Iterable[Callable[[], Ranges]], shifts: Sequence[int]) -> ByteRanges:
+    def concatenate(cls, parts: Iterable[LazyRanges], shifts: Sequence[int]) -> ByteRanges:
         """Concatenate ranges, and move the places of each by the number of bytes in `shifts`."""
         ranges = [part().expand() for part in parts]
         return cls(
@@ -54,8 +54,8 @@ class EvenRanges(EvenRows):
 
     __slots__ = ()
 
-    def compute(self) -> EvenRanges:
-        """Return these ranges: there is nothing to compute."""
+    def __call__(self) -> EvenRanges:
+        """Return these ranges, as a function that computes ranges does: there is nothing to compute."""
         return self
 
     def expand(self) -> ByteRanges:
@@ -70,6 +70,9 @@ class EvenRanges(EvenRows):
 
 Ranges = ByteRanges | EvenRanges
 """Byte ranges of a message's plaintext, and where they go."""
+
+LazyRanges = Callable[[], Ranges] | EvenRanges
+"""Function that computes them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from fastrack._crypto.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._crypto.keys import Key
 from fastrack._sealed.fetching import Fetched, fetch, fetch_headers, fetch_range, prefetch_range
 from fastrack._sealed.handle import Handle
-from fastrack._sealed.indexing import Ranges, RowPlan, plan_rows
+from fastrack._sealed.indexing import LazyRanges, Ranges, RowPlan, plan_rows
 from fastrack._sealed.storage import Extent, Storage, StoredBytes
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes, Framework
@@ -534,7 +534,7 @@ class TensorSlice(NamedTuple):
     """Part of a result that comes from one sealed tensor. `ranges` computes its byte ranges when it is called."""
 
     tensor: SealedTensor
-    ranges: Callable[[], Ranges]
+    ranges: LazyRanges
 
 
 @public

@@ -20,6 +20,7 @@ Framework = Literal["torch", "numpy", "cupy"]
 _HUGE_PAGE = 2 << 20
 _ALIGNMENT = 64
 _BYTE: Any = ctypes.c_char
+_SHARED = frozenset(["BOOL", "U8", "I8", "I16", "I32", "I64", "F16", "F32", "F64"])  # dtypes of every NumPy and torch
 _SMALL = 1 << 20  # bytes below which the allocation is what an array costs
 
 
@@ -148,6 +149,8 @@ def from_bytes(memory: Bytes, dtype: str, shape: Sequence[int], framework: Frame
     if framework == "torch":
         import torch
 
+        if dtype in _SHARED:  # NumPy's views take a tenth of the time of torch's
+            return torch.from_numpy(memory.view(dtypes.to_numpy(dtype)).reshape(shape))
         return torch.from_numpy(memory).view(dtypes.to_torch(dtype)).reshape(dtypes.torch_shape(dtype, shape))
     if framework == "numpy":
         return memory.view(dtypes.to_numpy(dtype)).reshape(tuple(shape))

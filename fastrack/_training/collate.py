@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from fastrack._crypto.keyring import KeyRing
-from fastrack._sealed.indexing import ByteRanges, Ranges
+from fastrack._sealed.indexing import ByteRanges, LazyRanges
 from fastrack._sealed.tensor import SealedRows, SealedTensor, TensorRows, TensorSlice
 from fastrack._tensors import arrays
 from fastrack._training.handles import DatasetRows, Lengths, Samples
@@ -126,7 +126,7 @@ class StackedRows(SealedRows):
 
     def slices(self) -> Sequence[TensorSlice]:
         size = self._handles[0].nbytes
-        slices: dict[Any, tuple[SealedTensor, list[Callable[[], Ranges]], list[int]]] = {}
+        slices: dict[Any, tuple[SealedTensor, list[LazyRanges], list[int]]] = {}
         for index, rows in enumerate(self._handles):
             for tensor, ranges in rows.slices():
                 # A message is opened once, even if it was taken out of its file twice.

@@ -31,9 +31,20 @@ class DatasetRef:
 
     dataset_id : 8 random bytes
     labels : for each column, what its handles have in common: name, dtype, and key id
+    checked : the columns of which `check_contexts` has authenticated the shapes
+    has_records : True if samples have any length, and several of them are padded
     """
 
-    __slots__ = ("__weakref__", "_checked", "_packed_dtype", "count", "dataset_id", "labels", "layout")
+    __slots__ = (
+        "__weakref__",
+        "_packed_dtype",
+        "checked",
+        "count",
+        "dataset_id",
+        "has_records",
+        "labels",
+        "layout",
+    )  # fmt: skip
 
     def __init__(self, layout: Layout, dataset_id: bytes | None = None) -> None:
         self.layout = layout
@@ -41,7 +52,8 @@ class DatasetRef:
         self.labels = [(name, layout.dtype(column), layout.shards.key_id) for column, name in enumerate(layout.names)]
         self.dataset_id = dataset_id or os.urandom(8)
         self._packed_dtype = "<u4" if self.count <= 1 << 32 else "<u8"
-        self._checked: set[int] = set()
+        self.checked: set[int] = set()
+        self.has_records = isinstance(layout, RecordLayout)
         refs[self.dataset_id] = self
 
     def sample(self, rows: Row) -> dict[str, Any]:
@@ -56,13 +68,13 @@ class DatasetRef:
 
         A file that claims to have none would otherwise never be opened, and its samples be missing unnoticed.
         """
-        if column not in self._checked:
+        if column not in self.checked:
             tensors = self.layout.shape_tensors(column)
             fetched = fetch_headers(tensors)
             for tensor in tensors:
                 tensor.open_header(keys).wipe()
             del fetched  # which was needed until now
-            self._checked.add(column)
+            self.checked.add(column)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -172,13 +184,14 @@ class DatasetRows(SealedRows):
 
     @property
     def needs_padding(self) -> bool:
-        return self.ref.layout.needs_padding(self.rows)
+        return self.ref.has_records and not isinstance(self.rows, int)
 
     def slices(self) -> Sequence[TensorSlice]:
         return self.ref.layout.slices(self.column, self.rows)
 
     def check_contexts(self, keys: KeyRing) -> None:
-        self.ref.check_contexts(self.column, keys)
+        if self.column not in self.ref.checked:
+            self.ref.check_contexts(self.column, keys)
 
     def stack(self, handles: Sequence[object]) -> DatasetRows | None:
         """Return one handle on the rows of several; None if they differ in data set, column or number of rows."""

@@ -59,10 +59,6 @@ class EvenLayout:
         sample = self.columns[column].sample
         return sample if isinstance(rows, int) else (*rows.shape, *sample)
 
-    def needs_padding(self, rows: int | Indices) -> bool:
-        """Return True if the slices of these samples leave bytes of the result that must be zeros."""
-        return False
-
     def shape_tensors(self, column: int) -> Sequence[SealedTensor]:
         """Return the tensors whose shapes determine how many samples of a column each file has."""
         spec = self.columns[column]
@@ -72,11 +68,11 @@ class EvenLayout:
         spec = self.columns[column]
         if self.ends.size == 1:  # nothing to look up
             flat = np.array([rows]) if isinstance(rows, int) else rows.reshape(-1)
-            return (TensorSlice(self.shards.tensor(0, spec.index), EvenRanges(flat, spec.stride, spec.size).compute),)
+            return (TensorSlice(self.shards.tensor(0, spec.index), EvenRanges(flat, spec.stride, spec.size)),)
         return [
             TensorSlice(
                 self.shards.tensor(shard, spec.index),
-                EvenRanges(local, spec.stride, spec.size, order).compute,
+                EvenRanges(local, spec.stride, spec.size, order),
             )
             for shard, local, order in _by_shard(self.ends, rows)
         ]
@@ -100,9 +96,6 @@ class RecordLayout:
     def shape(self, column: int, rows: int | Indices) -> tuple[int, ...]:
         lengths = self.lengths(rows)
         return (int(lengths[0]),) if isinstance(rows, int) else (*rows.shape, int(lengths.max(initial=0)))
-
-    def needs_padding(self, rows: int | Indices) -> bool:
-        return not isinstance(rows, int)
 
     def shape_tensors(self, column: int) -> Sequence[SealedTensor]:
         return ()  # the offsets were unsealed

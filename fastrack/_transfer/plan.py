@@ -14,6 +14,7 @@ from fastrack._crypto.session import Session
 from fastrack._devices.base import MAX_MESSAGES, Device, Messages
 from fastrack._sealed.fetching import Fetched, Wanted, fetch, fetch_headers
 from fastrack._sealed.headers import open_headers
+from fastrack._sealed.indexing import EvenRanges
 from fastrack._sealed.tensor import SealedRows, SealedTensor, TensorSlice
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Framework
@@ -151,7 +152,7 @@ class Plan:
                 of.append(number)
         if len(parts) > MAX_MESSAGES:
             raise ValueError(f"moving tensors failed: expected {MAX_MESSAGES} at once or fewer; make several calls")
-        self._fetched = fetch_headers(part for part in parts if part is not None)
+        self._fetched = fetch_headers(parts)
         self.keys = MessageKeys(len(parts))
         try:
             if self.ring is not None:
@@ -212,7 +213,8 @@ class Plan:
             self._require_apart(sources)
         plans: list[GatherPlan | None] = [None] * len(sources)
         for message, wanted in self._slices.items():
-            plans[message] = wanted.ranges().pieces()
+            ranges = wanted.ranges
+            plans[message] = GatherPlan.of(ranges) if type(ranges) is EvenRanges else ranges().pieces()
         return Messages(self.keys, nbytes, targets, sealed, plain, plans)
 
     def results(self) -> Any:

@@ -17,26 +17,40 @@ class Tree:
     The containers are those of the original, which stay as they are.
     """
 
-    __slots__ = ("_root", "leaves")
+    __slots__ = ("_keys", "_node", "leaves")
 
     def __init__(self, tree: Any) -> None:
-        self.leaves: list[Any] = []
-        self._root = _take_apart(tree, self.leaves)
+        self._keys: list[Any] | None = None
+        self._node: _Node | None = None
+        if type(tree) is dict:  # of leaves, as most batches are: nothing but its keys has to be known
+            self._keys, self.leaves = list(tree), list(tree.values())
+            for leaf in self.leaves:
+                cls: Any = type(leaf)
+                if _kind(cls) is not _Kind.LEAF:
+                    break
+            else:
+                return
+        self._keys, self.leaves = None, []
+        self._node = _take_apart(tree, self.leaves)
+
+    @property
+    def _root(self) -> _Node | None:
+        return self._node if self._keys is None else _take_apart(dict.fromkeys(self._keys), [])
 
     def leaves_of(self, other: Any) -> list[Any]:
         """Return the leaves of another tree, in the order of this one. Raise `ValueError` if its structure differs."""
-        if self._root is None:
+        root = self._root
+        if root is None:
             return [other]
         leaves: list[Any] = []
-        _match(self._root, other, leaves)
+        _match(root, other, leaves)
         return leaves
 
     def rebuild(self, leaves: Iterable[Any]) -> Any:
         """Return a tree like this one with other leaves, in its order."""
-        root = self._root
-        if root is not None and type(root.tree) is dict and not any(root.parts):  # as most batches are
-            return dict(zip(root.keys, leaves, strict=True))
-        return _put_together(root, iter(leaves))
+        if self._keys is not None:
+            return dict(zip(self._keys, leaves, strict=True))
+        return _put_together(self._node, iter(leaves))
 
     def path(self, index: int) -> str:
         """Return the path of the leaf with that number, such as ``['image'][2]``; it is empty for a single leaf."""
@@ -87,15 +101,7 @@ def _take_apart(tree: Any, leaves: list[Any]) -> _Node | None:
         # Without those that were declared and never set.
         keys = [field.name for field in dataclasses.fields(tree) if hasattr(tree, field.name)]
         values = [getattr(tree, name) for name in keys]
-    parts: list[_Node | None] = []
-    for value in values:
-        cls = type(value)
-        if _kind(cls) is _Kind.LEAF:  # here, as a call takes as long as all of it
-            leaves.append(value)
-            parts.append(None)
-        else:
-            parts.append(_take_apart(value, leaves))
-    return _Node(kind, tree, keys, parts)
+    return _Node(kind, tree, keys, [_take_apart(value, leaves) for value in values])
 
 
 def _match(node: _Node | None, other: Any, leaves: list[Any]) -> None:
