@@ -346,7 +346,7 @@ class SealedTensor(Handle):
         header: bytes | None = None,
     ) -> None:
         self.context = context
-        self._encoded_context: bytes | None = None
+        self._encoded_context: tuple[MessageContext, bytes] | None = None
         self._pinned_header = header
         self.path = path
         self.key_id = key_id
@@ -389,10 +389,11 @@ class SealedTensor(Handle):
 
     @property
     def encoded_context(self) -> bytes:
-        """Context string of the key derivation, which is made once."""
-        if self._encoded_context is None:
-            self._encoded_context = self.context.encode()
-        return self._encoded_context
+        """Context string of the key derivation, which is made once for a context."""
+        kept, context = self._encoded_context, self.context
+        if kept is None or kept[0] is not context:
+            kept = self._encoded_context = context, context.encode()
+        return kept[1]
 
     @property
     def message_size(self) -> int:

@@ -57,7 +57,12 @@ class DatasetRef:
         refs[self.dataset_id] = self
 
     def sample(self, rows: Row) -> dict[str, Any]:
-        """Return the handles on one sample, or on several stacked ones, by column."""
+        """Return the handles on one sample, or on several stacked ones, by column, after a check of their numbers."""
+        self.require(rows)
+        return self.handles(rows)
+
+    def handles(self, rows: Row) -> dict[str, Any]:
+        """Return the same for numbers that were checked."""
         names = self.layout.names
         if isinstance(self.layout, RecordLayout):
             return {names[0]: DatasetRows(self, 0, rows), names[1]: Lengths(self, rows).resolve()}
@@ -131,6 +136,7 @@ class SampleSource(Protocol):
     @property
     def dataset_id(self) -> bytes: ...
     def sample(self, rows: Row) -> dict[str, Any]: ...
+    def handles(self, rows: Row) -> dict[str, Any]: ...
     def require(self, rows: Row) -> None: ...
     def pack(self, rows: Row) -> Packed: ...
 
@@ -146,7 +152,7 @@ class Samples(Sequence[dict[str, Any]]):
 
     def stack(self) -> dict[str, Any]:
         """Return one handle on all of the samples for each column."""
-        return self._ref.sample(self._rows)
+        return self._ref.handles(self._rows)
 
     def __len__(self) -> int:
         return self._rows.size
@@ -167,7 +173,7 @@ class Samples(Sequence[dict[str, Any]]):
 class DatasetRows(SealedRows):
     """Handle on samples of a data set in one column. `rows` is an integer, or an array of one dimension or two.
 
-    The numbers of the samples and of the column were checked: by `as_indices`, or by `DatasetRef.require`.
+    The numbers of the samples and of the column were checked, by `DatasetRef.require` or as an index is.
     """
 
     __slots__ = ("column", "ref", "rows")

@@ -40,10 +40,15 @@ class JoinedRef:
         refs[self.dataset_id] = self
 
     def sample(self, rows: Row) -> dict[str, Any]:
-        """Return the columns of one sample, or of several stacked ones."""
+        """Return the columns of one sample, or of several stacked ones, after a check of their numbers."""
+        self.require(rows)
+        return self.handles(rows)
+
+    def handles(self, rows: Row) -> dict[str, Any]:
+        """Return the same for numbers that were checked."""
         columns: dict[str, Any] = {}
         for part in self.parts:
-            columns |= part.sample(rows)
+            columns |= part.handles(rows)
         if self.plain is not None:
             columns |= self.plain.sample(rows)
         return {name: columns[name] for name in self.names}
