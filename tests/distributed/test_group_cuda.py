@@ -252,10 +252,10 @@ def test_a_bad_chunk_is_told_by_its_number_and_every_result_holds_zeros(gpus, se
 
     def tamper(_number, source, target, data):
         if len(data) < 1000 or (source, target) != (0, 1):
-            return [(target, data)]
+            return [(source, target, data)]
         changed = bytearray(data)
         changed[56 + 16400 + 5] ^= 1
-        return [(target, bytes(changed))]
+        return [(source, target, bytes(changed))]
 
     def action(group, new):
         tensor = new(content(group.rank, 20_000))
@@ -325,7 +325,7 @@ def test_no_plaintext_is_in_host_memory_or_on_the_network(gpus):
     def look(_number, source, target, data):
         seen.append(any(b"secret grad" in block.tobytes() for block in given.fake.drivers[source].hosts()))
         seen.append(b"secret grad" in data)
-        return [(target, data)]
+        return [(source, target, data)]
 
     def action(group, new):
         got = memory(group.all_gather(new(torch.zeros(108_000, dtype=torch.uint8)), new(secret)))
