@@ -2,12 +2,11 @@
 
 import itertools
 import random
-import threading
 import time
 
 import pytest
 import torch
-from helpers.network import Network, on_ranks
+from helpers.network import Network, Tampering, on_ranks
 
 from fastrack import AuthenticationError, ClosedError, Key
 from fastrack._crypto.cobblestone import CHUNK_SIZE
@@ -46,69 +45,6 @@ OPERATIONS = {
 }
 
 
-class Tampering:
-    """Does `kind` to the message number `victim`. `harmless` if the ranks then get what they would have got."""
-
-    def __init__(self, kind, victim):
-        self.kind = kind
-        self.victim = victim
-        self.chance = random.Random(victim)
-        self.held = None
-        self.harmless = False
-        self.network = None
-
-    def __call__(self, number, *message):
-        source, target, data = message
-        if self.held is not None:
-            return self.release(message)
-        if number != self.victim:
-            return [message]
-        return getattr(self, self.kind)(source, target, data)
-
-    def release(self, message):
-        """Let a held message go, once there is one that it belongs to."""
-        (source, target, data), (at, to, other) = self.held, message
-        if self.kind == "swap":  # the contents, with the next message that any rank sends
-            self.held = None
-            self.harmless = data == other  # as of what one rank tells all others
-            return [(source, target, other), (at, to, data)]
-        if (at, to) == (source, target):
-            held, self.held = self.held, None
-            return [message, held]
-        return [message]
-
-    def flip(self, source, target, data):
-        changed = bytearray(data)
-        changed[self.chance.randrange(len(data))] ^= 1 << self.chance.randrange(8)
-        return [(source, target, bytes(changed))]
-
-    def zeros(self, source, target, data):
-        return [(source, target, bytes(len(data)))]
-
-    def repeat(self, source, target, data):
-        return [(source, target, data)] * 2
-
-    def misroute(self, source, target, data):
-        return [(source, (target + 1) % self.network.size, data)]
-
-    def swap(self, *message):
-        self.held = message
-        return []
-
-    def drop(self, *_):
-        return []
-
-    def delay(self, *message):
-        """Let the next message of these two ranks overtake this one."""
-        self.held = message
-        return []
-
-    def late(self, *message):
-        """Bring it when the ranks have given up."""
-        threading.Timer(1.5 * TIMEOUT, self.network.deliver, message).start()
-        return []
-
-
 def expected_of(operation, size):
     """Return what each rank gets in a network that does no harm, and the number of messages."""
     clean = Network(size)
@@ -117,7 +53,7 @@ def expected_of(operation, size):
 
 def check_every_rank(operation, kind, victim, expected, *, silent):
     """Run an operation twice in a network that tampers. `silent`: no rank learns that another has given up."""
-    tampering = Tampering(kind, victim)
+    tampering = Tampering(kind, victim, late=1.5 * TIMEOUT)
     network = tampering.network = Network(len(expected), tampering, silent=silent)
     case = operation, kind, victim, len(expected), silent
 
@@ -194,8 +130,8 @@ def open_unchecked(self, slab, target, deadline):
     """Be `Incoming.open` without a look at the verdict."""
     self._pending[slab].wait(deadline - time.monotonic())
     if self._schedule is None:
-        self._schedule = self._engine.expand_key(self._session.open(self._memory[:56].tobytes(), self.route))
-    self._engine.open_run(self._schedule, self._memory[self.slabs.chunks(slab)], target, slab * 2)
+        self._schedule = self._place.expand_key(self._session.open(self._memory[:56].tobytes(), self.route))
+    self._place.open_run(self._schedule, self._memory[self.slabs.chunks(slab)], target, slab * 2)
 
 
 def test_what_a_failed_operation_would_have_filled_holds_zeros():

@@ -138,28 +138,67 @@ def on_ranks(network, key, action, timeout=TIMEOUT):
 
 
 class Tampering:
-    """A network's `tamper` that does `kind` to the message number `victim`, among three ranks."""
+    """A network's `tamper` that does `kind` to the message number `victim`; "late" means by so many seconds.
 
-    def __init__(self, kind, victim):
+    `harmless` if the ranks then get what they would have got. `network` is the network.
+    """
+
+    def __init__(self, kind, victim, late=0.6):
         self.kind = kind
         self.victim = victim
+        self.seconds = late
         self.chance = random.Random(victim)
-        self.held = []
+        self.held = None
+        self.harmless = False
+        self.network = None
 
-    def __call__(self, number, _source, target, data):
-        if self.held:
-            return [(target, data), self.held.pop()]
+    def __call__(self, number, *message):
+        source, target, data = message
+        if self.held is not None:
+            return self.release(message)
         if number != self.victim:
-            return [(target, data)]
-        if self.kind == "swap":  # with the next message that any rank sends
-            self.held.append((target, data))
+            return [message]
+        return getattr(self, self.kind)(source, target, data)
+
+    def release(self, message):
+        """Let a held message go, once there is one that it belongs to."""
+        (source, target, data), (at, to, other) = self.held, message
+        if self.kind == "swap":  # the contents, with the next message that any rank sends
+            self.held = None
+            self.harmless = data == other  # as of what one rank tells all others
+            return [(source, target, other), (at, to, data)]
+        if (at, to) == (source, target):
+            held, self.held = self.held, None
+            return [message, held]
+        return [message]
+
+    def flip(self, source, target, data):
         changed = bytearray(data)
         changed[self.chance.randrange(len(data))] ^= 1 << self.chance.randrange(8)
-        return {
-            "flip": [(target, bytes(changed))],
-            "zeros": [(target, bytes(len(data)))],
-            "repeat": [(target, data), (target, data)],
-            "misroute": [((target + 1) % 3, data)],
-            "swap": [],
-            "drop": [],
-        }[self.kind]
+        return [(source, target, bytes(changed))]
+
+    def zeros(self, source, target, data):
+        return [(source, target, bytes(len(data)))]
+
+    def repeat(self, source, target, data):
+        return [(source, target, data)] * 2
+
+    def misroute(self, source, target, data):
+        return [(source, (target + 1) % self.network.size, data)]
+
+    def swap(self, *message):
+        self.held = message
+        return []
+
+    def drop(self, *_):
+        return []
+
+    def delay(self, *message):
+        """Let the next message of these two ranks overtake this one."""
+        self.held = message
+        return []
+
+    def late(self, *message):
+        """Bring it when the ranks have given up."""
+        threading.Timer(self.seconds, self.network.deliver, message).start()
+        return []
