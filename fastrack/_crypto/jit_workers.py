@@ -67,6 +67,7 @@ from fastrack._crypto.workers import (
     SHARED,
     START,
     STATE,
+    STAYS,
     STOP,
     STREAK,
     THREAD,
@@ -103,9 +104,7 @@ def share(entry: int, serve: int, block: int, workers: int, wakes: int, boxes: i
         if load(box + 8 * OWNER) != block:
             continue
         posted -= 1
-        if exchange(box + 8 * STATE, POSTED, CLAIMED) == POSTED:
-            put(box, AWAKE, 0)  # it may have slept all the time
-        else:
+        if exchange(box + 8 * STATE, POSTED, CLAIMED) != POSTED:
             while load(box + 8 * STATE) != DONE:
                 sched_yield()
             if spans:
@@ -170,7 +169,7 @@ def _post(entry: int, serve: int, block: int, workers: int, wakes: int, stays: b
 @compiled
 def _fill(box: int, entry: int, block: int, stays: bool) -> None:
     """Write work into a box, and post it."""
-    put(box, AWAKE, stays)
+    put(box, STAYS, stays)
     put(box, OWNER, block)
     put(box, ENTRY, entry)
     put(box, ARGUMENTS, WORKER)
@@ -219,6 +218,7 @@ def serve(box: int) -> None:
             call(at(box, ENTRY), (box + 8 * ARGUMENTS,))
             last = now()
             put(box, STOP, last)
+            put(box, AWAKE, at(box, STAYS))
             put(box, STATE, DONE)
         elif load(box + 8 * AWAKE) != 0 and now() - last < _FOLLOWS:
             sched_yield()

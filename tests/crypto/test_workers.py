@@ -200,7 +200,6 @@ def test_workers_that_are_awake_are_asked_first_and_others_if_that_pays(
     workers.share(kernels.know_roles, (roles.ctypes.data, 1), 3, wakes)
     assert [number for number, box in enumerate(all_boxes(boxes)) if box[workers.ENTRY]] == asked
     assert 0 < last.value <= time.perf_counter_ns()
-    assert not any(box[workers.AWAKE] for box in all_boxes(boxes) if box[workers.ENTRY])  # they did not begin
     assert calls.value == (streak + 1 if recent and not other else 0)
     assert caller.value == threading.get_ident()
 
@@ -239,9 +238,10 @@ def test_a_box_is_used_again(run):
 
 
 def test_the_parts_of_a_box_do_not_overlap():
-    one_word = [workers.STATE, workers.OWNER, workers.ENTRY, workers.THREAD, workers.START, workers.STOP, workers.AWAKE]
+    one_word = [workers.STATE, workers.OWNER, workers.ENTRY, workers.THREAD, workers.START, workers.STOP]
+    one_word += [workers.AWAKE, workers.STAYS]
     places = [*one_word, workers.MUTEX, workers.CONDITION, workers.MASK, workers.ARGUMENTS]
-    sizes = [1, 1, 1, 1, 1, 1, 1, 8, 8, 16, workers.WORDS]
+    sizes = [1, 1, 1, 1, 1, 1, 1, 1, 8, 8, 16, workers.WORDS]
     for place, size, after in zip(places, sizes, [*places[1:], workers.BOX_SIZE // 8], strict=True):
         assert place + size <= after
     assert workers._boxes % 64 == workers.BOX_SIZE % 64 == 0
