@@ -31,10 +31,15 @@ _LIBC = {
     "pthread_mutex_init",
     "pthread_mutex_lock",
     "pthread_mutex_unlock",
+    "pthread_self",
     "pthread_setaffinity_np",
+    "pthread_setname_np",
+    "pthread_sigmask",
     "sched_getaffinity",
     "sched_getcpu",
     "sched_yield",
+    "sigdelset",
+    "sigfillset",
     "usleep",
 }
 _PYTHON = {

@@ -5,6 +5,7 @@ Words are integers of 64 bits. Addresses are words too.
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -20,6 +21,8 @@ from fastrack._crypto.llvm import I32, I64
 
 _CLOCK = 8 if sys.platform == "darwin" else 1  # CLOCK_UPTIME_RAW, CLOCK_MONOTONIC: that of `time.perf_counter_ns`
 _HAS_AFFINITY = sys.platform == "linux"
+_SIGNAL_WORDS = 16  # of `sigset_t`
+_NAME = b"fastrack"  # of threads, one word
 
 
 def emitted(emit: Callable[..., ir.Value | None]) -> Any:
@@ -115,8 +118,33 @@ def sched_yield(builder: ir.IRBuilder) -> None:
 
 @emitted
 def create_thread(builder: ir.IRBuilder, handle: ir.Value, function: ir.Value, argument: ir.Value) -> ir.Value:
-    """Start a thread that calls the function at an address, write its `pthread_t` to `handle`, and return a status."""
-    return _call_libc(builder, "pthread_create", handle, I64(0), function, argument)
+    """Start a thread that calls the function at an address, write its `pthread_t` to `handle`, and return a status.
+
+    It takes no signals but those of its own faults, which a thread that waits for signals would miss.
+    """
+    with builder.goto_entry_block():
+        room = builder.alloca(I64, 2 * _SIGNAL_WORDS + 2)
+    signals, before, name = (builder.gep(room, [I32(index * _SIGNAL_WORDS)]) for index in range(3))
+    signals, before, name = (builder.ptrtoint(pointer, I64) for pointer in (signals, before, name))
+    _call_libc(builder, "sigfillset", signals)
+    for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL):
+        _call_libc(builder, "sigdelset", signals, I64(number))
+    _call_libc(builder, "pthread_sigmask", I64(signal.SIG_SETMASK), signals, before)
+    status = _call_libc(builder, "pthread_create", handle, I64(0), function, argument)
+    _call_libc(builder, "pthread_sigmask", I64(signal.SIG_SETMASK), before, I64(0))
+    if sys.platform == "linux":
+        with builder.if_then(builder.icmp_signed("==", status, I64(0))):
+            for index, text in enumerate((_NAME, b"")):
+                builder.store(I64(int.from_bytes(text, "little")), word_pointer(builder, name, I64(index)))
+            thread = builder.load(builder.inttoptr(handle, I64.as_pointer()))
+            _call_libc(builder, "pthread_setname_np", thread, name)
+    return status
+
+
+@emitted
+def this_thread(builder: ir.IRBuilder) -> ir.Value:
+    """Return the `pthread_t` of this thread."""
+    return builder.call(declare(builder.module, "pthread_self", ir.FunctionType(I64, [])), [])
 
 
 @emitted

@@ -16,9 +16,10 @@ this is within one native call, which no signal handler and no exception can int
 that has not begun, be it that the worker sleeps, or that a fork left it behind; and one that finds no box works alone.
 
 A worker that has nothing to do sleeps on a condition variable. To wake it costs the caller 2 to 12 µs, and it begins 5
-to 20 µs later, as its CPU sleeps too. So where work follows work, within `_FOLLOWS`, it stays awake and reads its state
-for as long; and short work wakes a worker only if as much work as `_STREAK` came so. The caller takes no lock to wake a
-worker: one that was about to sleep misses that, and the caller does the work alone.
+to 20 µs later, as its CPU sleeps too. So in a streak, calls of one thread within `_FOLLOWS` of each other, it stays
+awake and reads its state for as long; and short work, which wakes no worker, is shared with those that are awake, and
+wakes one after `_STREAK` calls. Where several threads call there is no streak: their CPUs have work. The caller takes
+no lock to wake a worker: one that was about to sleep misses that, and the caller does the work alone.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from fastrack._crypto.intrinsics import (
     read_affinity,
     sched_yield,
     set_affinity,
+    this_thread,
     unlock,
     wait,
     wake,
@@ -50,6 +52,7 @@ from fastrack._crypto.workers import (
     ARGUMENTS,
     AWAKE,
     BOX_SIZE,
+    CALLING,
     CLAIMED,
     CONDITION,
     DONE,
@@ -64,6 +67,7 @@ from fastrack._crypto.workers import (
     SHARED,
     START,
     STATE,
+    STAYS,
     STOP,
     STREAK,
     THREAD,
@@ -88,12 +92,11 @@ def share(entry: int, serve: int, block: int, workers: int, wakes: int, boxes: i
     """
     posted = 0
     if workers > 0:
-        streak = load(boxes + 8 * STREAK) + 1 if now() - load(boxes + 8 * SHARED) < _FOLLOWS else 0
-        put(boxes, STREAK, streak)
+        streak = _count_streak(boxes)
         if streak >= _STREAK:
             wakes = max(wakes, 1)
-        if streak > 0 or wakes > 0:  # else none is awake
-            posted = _post(entry, serve, block, workers, wakes, boxes)
+        if streak > 0 or wakes > 0:
+            posted = _post(entry, serve, block, workers, wakes, streak > 0, boxes)
     call(entry, (block,))
     box = boxes
     while posted > 0:
@@ -117,8 +120,22 @@ def share(entry: int, serve: int, block: int, workers: int, wakes: int, boxes: i
 
 
 @compiled
-def _post(entry: int, serve: int, block: int, workers: int, wakes: int, boxes: int) -> int:
-    """Post work to so many workers, wake or start so many of them if needed, and return their number."""
+def _count_streak(boxes: int) -> int:
+    """Return the number of calls before this one that came one soon after the other, all of this thread."""
+    thread, streak = this_thread(), 0
+    if load(boxes + 8 * CALLING) == thread and now() - load(boxes + 8 * SHARED) < _FOLLOWS:
+        streak = load(boxes + 8 * STREAK) + 1
+    put(boxes, CALLING, thread)
+    put(boxes, STREAK, streak)
+    return streak
+
+
+@compiled
+def _post(entry: int, serve: int, block: int, workers: int, wakes: int, stays: bool, boxes: int) -> int:
+    """Post work to so many workers, wake or start so many of them if needed, and return their number.
+
+    With `stays` they stay awake for a while after it.
+    """
     mask = _mask()
     others = _read_other_cpus(mask)
     if others == 0:
@@ -141,7 +158,7 @@ def _post(entry: int, serve: int, block: int, workers: int, wakes: int, boxes: i
                     return posted
             if others > 0:
                 _move(box, mask)
-            _fill(box, entry, block)
+            _fill(box, entry, block, stays)
             posted += 1
             if not is_awake:
                 wake(box + 8 * CONDITION)
@@ -150,8 +167,9 @@ def _post(entry: int, serve: int, block: int, workers: int, wakes: int, boxes: i
 
 
 @compiled
-def _fill(box: int, entry: int, block: int) -> None:
+def _fill(box: int, entry: int, block: int, stays: bool) -> None:
     """Write work into a box, and post it."""
+    put(box, STAYS, stays)
     put(box, OWNER, block)
     put(box, ENTRY, entry)
     put(box, ARGUMENTS, WORKER)
@@ -193,18 +211,16 @@ def _move(box: int, mask: int) -> None:
 @compiled
 def serve(box: int) -> None:
     """Do the work that is posted in a box, until the process ends."""
-    last, follows = 0, False
+    last = 0
     while True:
         if load(box + 8 * STATE) == POSTED and exchange(box + 8 * STATE, POSTED, RUNNING) == POSTED:
-            start = now()
-            follows = start - last < _FOLLOWS
-            put(box, START, start)
+            put(box, START, now())
             call(at(box, ENTRY), (box + 8 * ARGUMENTS,))
             last = now()
             put(box, STOP, last)
-            put(box, AWAKE, follows)
+            put(box, AWAKE, at(box, STAYS))
             put(box, STATE, DONE)
-        elif follows and now() - last < _FOLLOWS:
+        elif load(box + 8 * AWAKE) != 0 and now() - last < _FOLLOWS:
             sched_yield()
         else:
             put(box, AWAKE, 0)

@@ -22,11 +22,12 @@ COUNTER_WORDS = 16
 NONE_BAD = (1 << 63) - 1
 
 # The layout of a box, in words, and its states. `NONE` is zero, as new memory is.
-STATE, OWNER, ENTRY, THREAD, START, STOP, AWAKE, MUTEX, CONDITION, MASK, ARGUMENTS = 0, 1, 2, 3, 4, 5, 6, 8, 16, 24, 40
+STATE, OWNER, ENTRY, THREAD, START, STOP, AWAKE, STAYS = range(8)
+MUTEX, CONDITION, MASK, ARGUMENTS = 8, 16, 24, 40
 WORDS = 16  # of arguments: a role, and those of the kernel
 CALLER, WORKER = 0, 1  # the roles
 BOX_SIZE = 8 * (ARGUMENTS + WORDS)
-SHARED, STREAK = 8, 9  # words before the first box: when there was work to share, and how often that came fast
+SHARED, STREAK, CALLING = 8, 9, 10  # words before the first box: when work was shared, how often in a row, its thread
 NONE, FREE, CLAIMED, POSTED, RUNNING, DONE = range(6)
 
 PARALLEL_THRESHOLD = (512 << 10) // CHUNK_SIZE  # chunks for each thread that is awake

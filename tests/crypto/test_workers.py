@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -170,32 +171,60 @@ def test_a_caller_waits_until_its_worker_is_done(kernels, monkeypatch):
 
 @needs_cpus
 @pytest.mark.parametrize(
-    ("awake", "recent", "streak", "wakes", "asked"),
+    ("awake", "recent", "other", "streak", "wakes", "asked"),
     [
-        ([], False, 9, 0, []),
-        ([], False, 9, 2, [0, 1]),
-        ([], True, 2, 0, []),
-        ([], True, 3, 0, [0]),
-        ([], True, 3, 2, [0, 1]),
-        ([1, 3], True, 0, 0, [1, 3]),
-        ([1, 3], True, 3, 0, [0, 1, 3]),
-        ([1, 2, 3], True, 9, 0, [1, 2, 3]),
-        ([0, 1, 2, 3], False, 0, 1, [0, 1, 2]),
+        ([], False, False, 9, 0, []),
+        ([], False, False, 9, 2, [0, 1]),
+        ([], True, False, 2, 0, []),
+        ([], True, False, 3, 0, [0]),
+        ([], True, False, 3, 2, [0, 1]),
+        ([1, 3], True, False, 0, 0, [1, 3]),
+        ([1, 3], True, False, 3, 0, [0, 1, 3]),
+        ([1, 2, 3], True, False, 9, 0, [1, 2, 3]),
+        ([1, 2, 3], True, True, 9, 0, []),
+        ([1, 3], True, True, 9, 1, [0, 1, 3]),
+        ([0, 1, 2, 3], False, False, 0, 1, [0, 1, 2]),
     ],
 )
 def test_workers_that_are_awake_are_asked_first_and_others_if_that_pays(
-    kernels, monkeypatch, awake, recent, streak, wakes, asked
+    kernels, monkeypatch, awake, recent, other, streak, wakes, asked
 ):
     boxes, roles = unserved(4), np.zeros(2, np.int64)
     monkeypatch.setattr(workers, "_boxes", boxes)
     for number in awake:
         all_boxes(boxes)[number][workers.AWAKE] = 1
-    last, calls = (ctypes.c_int64.from_address(boxes + 8 * word) for word in (workers.SHARED, workers.STREAK))
+    words = workers.SHARED, workers.STREAK, workers.CALLING
+    last, calls, caller = (ctypes.c_int64.from_address(boxes + 8 * word) for word in words)
+    caller.value = threading.get_ident() + other
     last.value, calls.value = time.perf_counter_ns() + 10**12 if recent else -(10**12), streak
     workers.share(kernels.know_roles, (roles.ctypes.data, 1), 3, wakes)
     assert [number for number, box in enumerate(all_boxes(boxes)) if box[workers.ENTRY]] == asked
     assert 0 < last.value <= time.perf_counter_ns()
-    assert calls.value == (streak + 1 if recent else 0)
+    assert calls.value == (streak + 1 if recent and not other else 0)
+    assert caller.value == threading.get_ident()
+
+
+@needs_cpus
+def test_workers_stay_awake_for_a_streak_of_one_thread(kernels, monkeypatch):
+    def call():
+        roles = np.zeros(2, np.int64)
+        workers.share(kernels.know_roles, (roles.ctypes.data, 2), 1, 1)
+        return all_boxes(boxes)[0][workers.AWAKE]
+
+    boxes = workers._new_boxes(1)
+    monkeypatch.setattr(workers, "_boxes", boxes)
+    last = ctypes.c_int64.from_address(boxes + 8 * workers.SHARED)
+    last.value = -(10**12)
+    assert call() == 0
+    last.value = time.perf_counter_ns() + 10**9
+    assert call() == 1
+    deadline = time.monotonic() + 20
+    while all_boxes(boxes)[0][workers.AWAKE]:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    last.value = time.perf_counter_ns() + 10**9
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(call).result() == 0
 
 
 @needs_cpus
@@ -209,9 +238,10 @@ def test_a_box_is_used_again(run):
 
 
 def test_the_parts_of_a_box_do_not_overlap():
-    one_word = [workers.STATE, workers.OWNER, workers.ENTRY, workers.THREAD, workers.START, workers.STOP, workers.AWAKE]
+    one_word = [workers.STATE, workers.OWNER, workers.ENTRY, workers.THREAD, workers.START, workers.STOP]
+    one_word += [workers.AWAKE, workers.STAYS]
     places = [*one_word, workers.MUTEX, workers.CONDITION, workers.MASK, workers.ARGUMENTS]
-    sizes = [1, 1, 1, 1, 1, 1, 1, 8, 8, 16, workers.WORDS]
+    sizes = [1, 1, 1, 1, 1, 1, 1, 1, 8, 8, 16, workers.WORDS]
     for place, size, after in zip(places, sizes, [*places[1:], workers.BOX_SIZE // 8], strict=True):
         assert place + size <= after
     assert workers._boxes % 64 == workers.BOX_SIZE % 64 == 0
@@ -287,7 +317,7 @@ def test_forks_in_the_middle_of_calls(run):
     with ThreadPoolExecutor(3) as pool:
         calls = [pool.submit(call) for _ in range(3)]
         try:
-            assert [in_forked_child(in_child) for _ in range(30)] == [(True, {(True, None)})] * 30
+            assert [in_forked_child(in_child) for _ in range(10)] == [(True, {(True, None)})] * 10
         finally:
             over.set()
         assert [call.result() for call in calls] == [{(True, None)}] * 3
@@ -333,6 +363,24 @@ def test_workers_leave_the_callers_cpu_to_the_caller(kernels):
     assert all(len(cpus) == 1 and cpus < {cpu, max(allowed)} for cpus in seen)
     assert os.sched_getaffinity(0) == allowed
     assert native_threads() == before
+
+
+@needs_cpus
+@pytest.mark.skipif(sys.platform != "linux", reason="the signals of a thread are in a file of Linux")
+def test_workers_take_no_signals_but_faults_and_have_a_name(kernels):
+    def work():
+        roles = np.zeros(2, np.int64)
+        workers.share(kernels.know_roles, (roles.ctypes.data, 2), 1, 1)
+        (worker,) = native_threads() - {threading.get_native_id()}
+        status = Path(f"/proc/self/task/{worker}/status").read_text()
+        return dict(line.split(":\t", 1) for line in status.splitlines()), signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+    status, mine = in_forked_child(work)
+    blocked = {number for number in signal.valid_signals() if int(status["SigBlk"], 16) >> number - 1 & 1}
+    left = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGKILL, signal.SIGSTOP}
+    assert signal.valid_signals() - blocked == left
+    assert mine == signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    assert status["Name"] == "fastrack"
 
 
 @needs_fork
@@ -398,6 +446,25 @@ print(hashlib.sha256(sealed).digest() == whole, set(os.listdir("/proc/self/task"
     )
     single = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
     assert run_python(code, **single) == "True True\n"
+
+
+@pytest.mark.slow
+def test_many_processes_end_while_their_workers_are_awake():
+    """Fork them, and let each end as an interpreter does, and not by `os._exit`."""
+    code = (
+        ENDS
+        + """
+plain, sealed = plain[:2 << 20], sealed[:(2 << 20) + 16 * 129]
+for turn in range(30):
+    child = os.fork()
+    if child == 0:
+        for _ in range(turn % 8):
+            seal()
+        sys.exit(7)
+    assert os.waitpid(child, 0)[1] == 7 << 8, turn
+"""
+    )
+    assert run_python(code) == ""
 
 
 def test_an_interrupted_process_ends():

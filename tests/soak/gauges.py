@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 GROWTH = 64 << 20  # bytes that the resident size may grow by after the warm-up
-POOL = 32  # threads of fastrack's pool, which come when they are first needed, and stay
+POOL = 32  # worker threads of native calls, which come when they are first needed, and stay
 _M_MMAP_THRESHOLD = -3  # malloc.h of glibc
 PATIENCE = 20  # seconds for processes and threads to go
 
 
 class Gauges(NamedTuple):
-    """Resources held when no thread of the soak runs. Threads of fastrack's own pool are counted apart."""
+    """Resources held when no thread of the soak runs. Worker threads of native calls are counted apart."""
 
     resident: int
     threads: int
@@ -42,14 +42,14 @@ def read():
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-    names = [thread.name for thread in threading.enumerate()]
-    pool = sum(name.startswith("fastrack_") for name in names)
+    tasks = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+    threads, pool = threading.active_count(), tasks.count("fastrack\n")
     status = Path("/proc/self/status").read_text()
     return Gauges(
         resident=int(re.search(r"VmRSS:\s+(\d+)", status)[1]) * 1024,
-        threads=len(names) - pool,
+        threads=threads,
         pool=pool,
-        native=len(list(Path("/proc/self/task").iterdir())) - len(names),
+        native=len(tasks) - threads - pool,
         files=len(list(Path("/proc/self/fd").iterdir())),
         children=_descendants(os.getpid()),
         shared=sum(_is_ours(path) for path in Path("/dev/shm").iterdir()),
