@@ -8,6 +8,7 @@ from typing import Any, NoReturn, ParamSpec
 import typer
 
 from fastrack._cli.console import clean, print_json
+from fastrack._util.locations import NO_PATH
 from fastrack.errors import FastrackError
 
 Parameters = ParamSpec("Parameters")
@@ -28,6 +29,14 @@ def handle_errors(command: Callable[Parameters, None]) -> Callable[Parameters, N
             raise
         except (FastrackError, OSError, MemoryError) as error:
             _fail(error, as_json=as_json, status=1)
+        except ImportError as error:
+            if type(error) is not ImportError:  # one that says which package to install
+                raise
+            _fail(error, as_json=as_json, status=1)
+        except ValueError as error:
+            if not str(error).endswith(NO_PATH):
+                raise
+            _fail(error, as_json=as_json, status=2)
         except typer.BadParameter as error:
             if not as_json:
                 raise

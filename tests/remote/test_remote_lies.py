@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 
 class Answer:
-    """What an honest server answers, to be changed: a status line, lines of headers, and a body."""
+    """An honest answer, to be changed: a status line, lines of headers, and a body."""
 
     def __init__(self, handler):
         self.handler = handler
