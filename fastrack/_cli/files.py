@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from fastrack._cli.console import clean
-from fastrack._util.locations import Location, Url, locate
+from fastrack._util.locations import Location, Url, locate, require_local
 from fastrack.errors import AuthenticationError, FormatError, UnknownKeyError
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def check_target(path: Path, *, force: bool) -> None:
 
 def check_source(path: Path) -> int:
     """Return the size of a file to read, in bytes. Refuse a pipe or a device, whose size would be 0."""
+    require_local(path)
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "not a regular file; put what it gives into one first", str(path))
@@ -50,6 +51,7 @@ def check_source(path: Path) -> int:
 
 def check_directory(path: Path) -> None:
     """Refuse a path in a directory that does not exist."""
+    require_local(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such directory; make it first", str(path.parent))
 

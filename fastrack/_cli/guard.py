@@ -8,6 +8,7 @@ from typing import Any, NoReturn, ParamSpec
 import typer
 
 from fastrack._cli.console import clean, print_json
+from fastrack._util.locations import NO_PATH
 from fastrack.errors import FastrackError
 
 Parameters = ParamSpec("Parameters")
@@ -26,8 +27,11 @@ def handle_errors(command: Callable[Parameters, None]) -> Callable[Parameters, N
             command(*args, **options)
         except BrokenPipeError:  # the reader of the output has ended, for which typer exits without a word
             raise
-        except (FastrackError, OSError, MemoryError) as error:
-            _fail(error, as_json=as_json, status=1)
+        except (FastrackError, OSError, MemoryError, ImportError, ValueError) as error:
+            status = _status_of(error)
+            if status is None:
+                raise
+            _fail(error, as_json=as_json, status=status)
         except typer.BadParameter as error:
             if not as_json:
                 raise
@@ -36,6 +40,15 @@ def handle_errors(command: Callable[Parameters, None]) -> Callable[Parameters, N
             _fail(error, as_json=as_json, status=130)  # as of a process that SIGINT ended
 
     return run
+
+
+def _status_of(error: Exception) -> int | None:
+    """Return the exit status for an error, or None for one that is a defect."""
+    if isinstance(error, (FastrackError, OSError, MemoryError)):
+        return 1
+    if type(error) is ImportError:  # which says what to install
+        return 1
+    return 2 if str(error).endswith(NO_PATH) else None
 
 
 def _fail(error: BaseException, *, as_json: bool, status: int) -> NoReturn:

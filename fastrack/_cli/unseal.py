@@ -23,6 +23,7 @@ from fastrack._cli.files import (
 from fastrack._cli.folder import refuse_options, unseal_one_folder
 from fastrack._cli.options import AnchorFile, Expect, FileId, Force, JsonLines, KeyFiles, Out, Quiet, Recursive
 from fastrack._cli.streams import is_stream, open_sealed, refuse_with_output, require_one_stream, standard_output
+from fastrack._util.locations import require_local
 from fastrack._util.units import format_size
 from fastrack.errors import FormatError
 
@@ -153,6 +154,7 @@ def _unseal_each(
     quiet: bool,
     as_json: bool,
 ) -> None:
+    require_local(target)
     selection = many.select(paths, recursive=recursive, suffix=many.SUFFIX, target=target)
     many.require_distinct(selection)
     many.make_folder(target)

@@ -38,9 +38,10 @@ class Locks:
 
     def share(self, offsets: Iterable[int]) -> Lease:
         """Lock bytes together with others, as long as the object that is returned is alive."""
-        lease = Lease(self)
+        lease = Lease(self, self._released)
         with self._mutex:
-            self._drain()
+            if self._released:
+                self._drain()
             for offset in offsets:
                 users = self._users.get(offset, 0)
                 if not users:
@@ -70,10 +71,11 @@ class Locks:
             return False
         return True
 
-    def release(self, locked: list[int]) -> None:
-        """End a lease. A destructor calls this, at any time and in any thread."""
-        self._released.append(locked)
-        self._release_ended()
+    def release(self, locked: list[int], released: deque[list[int]]) -> None:
+        """End a lease, unless it is the parent's. A destructor calls this, at any time and in any thread."""
+        if released is self._released:
+            released.append(locked)
+            self._release_ended()
 
     def _release_ended(self) -> None:
         while self._released and self._mutex.acquire(blocking=False):
@@ -96,13 +98,13 @@ class Locks:
 class Lease:
     """Bytes that stay locked as long as this object is alive."""
 
-    __slots__ = ("_owner", "_process", "locked")
+    __slots__ = ("_owner", "_released", "locked")
 
-    def __init__(self, owner: Locks) -> None:
+    def __init__(self, owner: Locks, released: deque[list[int]]) -> None:
         self._owner = owner
-        self._process = os.getpid()
+        self._released = released  # that of another process is another one: asking for its id would take longer
         self.locked: list[int] = []
 
     def __del__(self) -> None:
-        if self.locked and self._process == os.getpid():
-            self._owner.release(self.locked)
+        if self.locked:
+            self._owner.release(self.locked, self._released)

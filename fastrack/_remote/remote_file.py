@@ -24,6 +24,8 @@ from fastrack._util.locations import Url
 PARALLEL = 64  # requests at once
 _REQUEST = 4 << 20  # bytes that one request asks for at most
 _BLOCKS = REGION // BLOCK
+_FEW = 4096  # blocks
+_SHORT = 4096  # bytes that are copied without a lease
 
 
 class RemoteFile:
@@ -58,12 +60,14 @@ class RemoteFile:
 
     def fetch_blocks(self, blocks: Sequence[range]) -> object:
         """Download those of these blocks that are missing, as `fetch` does."""
-        missing = self._count_missing(blocks)
-        if missing:
-            self._cache.reserve(missing * BLOCK, count(blocks) * BLOCK)
         regions = _regions(blocks)
         lease = self._cache.lease(self._entry, regions)
-        for step in steps(blocks):
+        missing = self._count_missing(blocks)
+        if missing:
+            del lease  # what is not needed any more makes room in these regions too
+            self._cache.reserve(missing * BLOCK, count(blocks) * BLOCK)
+            lease = self._cache.lease(self._entry, regions)
+        for step in steps(blocks) if missing else ():
             while runs := self._missing(step):
                 own, others = self._begin(runs)
                 wait([*own, *others])  # those that other calls began, and that failed, are begun again
@@ -99,6 +103,8 @@ class RemoteFile:
 
     def _count_missing(self, blocks: Sequence[range]) -> int:
         flags = self._entry.flags
+        if count(blocks) <= _FEW:
+            return sum([bytes(flags[each.start : each.stop]).count(0) for each in blocks])
         return sum(bytes(flags[each.start : each.stop]).count(0) for step in steps(blocks) for each in step)
 
     def _missing(self, blocks: Iterable[range]) -> list[range]:
@@ -118,6 +124,12 @@ class RemoteFile:
 
     def read(self, start: int, stop: int) -> bytes:
         stop = min(stop, self.size)
+        if stop - start <= _SHORT:
+            present = self._entry.flags[start // BLOCK : -(-stop // BLOCK)]
+            if all(present):
+                data = self._entry.content[start:stop].tobytes()
+                if all(present):  # an eviction marks blocks as absent before it frees them
+                    return data
         lease = self.fetch([(start, stop)])
         data = self._entry.content[start:stop].tobytes()
         del lease

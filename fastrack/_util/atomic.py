@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from fastrack._util.locations import require_local
+
 _DESCRIPTORS = "/proc/self/fd"
 _UNNAMED: int = getattr(os, "O_TMPFILE", 0) if Path(_DESCRIPTORS).is_dir() else 0
 _MAX_LINKS = 40
@@ -38,6 +40,7 @@ def new_file(path: Path, size: int = 0, *, mode: int = 0o666, overwrite: bool = 
     has the mode of that. Without `overwrite` an existing file is kept, even one that appears meanwhile, and
     `FileExistsError` is raised.
     """
+    require_local(path)
     if path.is_dir():
         message = "expected the path of a file, got a directory; name a file in it"
         raise IsADirectoryError(errno.EISDIR, message, str(path))
@@ -79,6 +82,7 @@ def new_folder(path: Path, *, mode: int = 0o777) -> Iterator[Path]:
     Until then it has a temporary name, which it keeps if the process is killed, and only this user can open it. Nothing
     is ever replaced. The files in it are on disk by then if `new_file` wrote them. It has `mode`, before the umask.
     """
+    require_local(path)
     path = path.parent.resolve() / path.name
     if os.path.lexists(path):
         raise _exists(path)

@@ -10,6 +10,8 @@ from urllib.parse import quote, unquote
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")  # schemes of one letter would be drives
 _HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(:\d*)?")
 
+_COLLAPSED = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")  # as `Path` writes a URL
+
 
 class Url(os.PathLike[str]):
     """The URL of a file. Its text leaves out what may be secret: user, password, query and fragment.
@@ -61,6 +63,7 @@ class Url(os.PathLike[str]):
 
 
 Location = Path | Url
+NO_PATH = "expected a path on this machine, got a URL. Copy it here first"  # the end of a message
 
 
 def locate(path: str | os.PathLike[str]) -> Location:
@@ -88,5 +91,17 @@ def locate_local(path: str | os.PathLike[str]) -> Path:
     """Return a path as a `Path`, and refuse the URL of a server."""
     location = locate(path)
     if isinstance(location, Url):
-        raise ValueError(f"{location}: expected a file on this machine, got a URL. Copy it here first")  # noqa: TRY004
+        raise _no_path(location)
+    require_local(location)
     return location
+
+
+def require_local(path: str | os.PathLike[str]) -> None:
+    """Refuse a URL in the place of a path, also one that `pathlib` made a path of."""
+    text = os.fsdecode(path)
+    if (match := _COLLAPSED.match(text)) and not os.path.lexists(f"{match[1]}:"):
+        raise _no_path(Url(f"{match[1]}://{text[match.end() :]}"))
+
+
+def _no_path(url: Url) -> ValueError:
+    return ValueError(f"{url}: {NO_PATH}")

@@ -8,6 +8,8 @@ import os
 import stat
 from collections.abc import Callable
 
+from fastrack._util.locations import require_local
+
 
 def open_regular(path: str | os.PathLike[str]) -> io.FileIO:
     """Open a regular file for reading; a pipe is refused rather than waited for."""
@@ -22,6 +24,7 @@ def open_pipe_or_regular(path: str | os.PathLike[str]) -> io.FileIO:
 
 
 def _open(path: str | os.PathLike[str], is_expected: Callable[[int], bool]) -> io.FileIO:
+    require_local(path)
     file = io.FileIO(path, opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))
     if not is_expected(os.fstat(file.fileno()).st_mode):
         file.close()

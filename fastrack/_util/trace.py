@@ -17,6 +17,7 @@ from typing import Any
 
 from fastrack._util.atomic import new_file
 from fastrack._util.fork import after_fork
+from fastrack._util.locations import require_local
 from fastrack._util.public import public
 from fastrack._version import __version__
 from fastrack.errors import DeviceError
@@ -189,6 +190,7 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     >>> [event["name"] for event in events if event["ph"] == "X"][0]
     'to_device'
     """
+    require_local(path)
     path = Path(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such directory to write a trace to; make it first", str(path.parent))

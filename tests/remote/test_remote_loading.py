@@ -93,6 +93,12 @@ def test_plain_tensors_are_read(served, key):
         assert fastrack.SealedTensor.from_bytes(file["x"].to_bytes()).shape == (3,)
 
 
+def test_other_readers_of_files_take_urls(url, key, images):
+    np.testing.assert_array_equal(fastrack.load_tensors(url, keys=key)["images"], images)
+    with fastrack.safe_open(url, framework="numpy", keys=key) as file:
+        np.testing.assert_array_equal(file.get_slice("images")[3:5], images[3:5])
+
+
 def test_a_file_is_read_into_memory_whole(served, url, key, images):
     file = fastrack.load_file(url, mapped=False)
     (served.folder / "a.safetensors").unlink()

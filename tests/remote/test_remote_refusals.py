@@ -1,0 +1,95 @@
+"""Functions that take only files of this machine say so of a URL: they make no folder, and repeat no secret."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import fastrack
+from fastrack import distributed, grants, providers
+from fastrack._cli.app import app
+from fastrack._crypto.keyring import KeyRing
+
+URL = "s3://user:hunter1@bucket/folder/name.safetensors?signature=hunter2"
+CHOICES = {"s3": URL, "https": URL.replace("s3:", "https:"), "a path of it": Path(URL)}
+
+FUNCTIONS = {
+    "Key.load": lambda url, key: fastrack.Key.load(url),
+    "Key.save": lambda url, key: key.save(url),
+    "KeyRing": lambda url, key: KeyRing.resolve(url),
+    "keys=": lambda url, key: fastrack.unseal(fastrack.seal(np.arange(3), key), url),
+    "key=": lambda url, key: fastrack.seal(np.arange(3), url),
+    "use_keys": lambda url, key: fastrack.use_keys(url),
+    "seal_file": lambda url, key: fastrack.seal_file(url, "out.safetensors", key),
+    "unseal_file": lambda url, key: fastrack.unseal_file("sealed.safetensors", url, key),
+    "seal_folder from": lambda url, key: fastrack.seal_folder(url, "out", key),
+    "seal_folder to": lambda url, key: fastrack.seal_folder("plain", url, key),
+    "unseal_folder": lambda url, key: fastrack.unseal_folder("folder", url, key),
+    "import_samples from": lambda url, key: fastrack.import_samples(url, "out", key),
+    "import_samples to": lambda url, key: fastrack.import_samples("table.txt", url, key),
+    "SealedWriter": fastrack.SealedWriter,
+    "publish": lambda url, key: fastrack.publish(url, signer=grants.Signer.generate()),
+    "publish to": lambda url, key: fastrack.publish("plain", manifest=url, signer=grants.Signer.generate()),
+    "load_manifest": lambda url, key: fastrack.load_manifest(url, owner=grants.Signer.generate().verifier),
+    "Anchor": lambda url, key: fastrack.Anchor(url),
+    "anchor=": lambda url, key: fastrack.load_file("sealed.safetensors", anchor=url),
+    "trace": lambda url, key: fastrack.trace(url).__enter__(),
+    "Grants.load": lambda url, key: grants.Grants.load(url, owner=grants.Signer.generate().verifier),
+    "Identity.load": lambda url, key: grants.Identity.load(url),
+    "Identity.save": lambda url, key: grants.Identity.generate().save(url),
+    "Signer.load": lambda url, key: grants.Signer.load(url),
+    "Signer.save": lambda url, key: grants.Signer.generate().save(url),
+    "Verifier.load": lambda url, key: grants.Verifier.load(url),
+    "WrappedKey.load": lambda url, key: providers.WrappedKey.load(url),
+    "distributed.SealedWriter": distributed.SealedWriter,
+    "distributed.SealedReader": distributed.SealedReader,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _files(key):
+    Path("plain").mkdir()
+    np.save("plain/x.npy", np.arange(3))
+    fastrack.save_file({"x": np.arange(3)}, "sealed.safetensors", key)
+    fastrack.seal_folder("plain", "folder", key)
+    Path("table.txt").write_text("a,b\n1,2\n")
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_that_takes_paths_only_refuses_a_url(name, choice, key):
+    with pytest.raises((ValueError, OSError, TypeError)) as caught:
+        FUNCTIONS[name](CHOICES[choice], key)
+    assert "URL" in str(caught.value), caught.value
+    assert "hunter" not in str(caught.value)
+    assert not list(Path().glob("*:"))
+
+
+COMMANDS = [
+    ["keygen", "{url}"],
+    ["key", "{url}"],
+    ["seal", "{url}", "out", "-k", "a.key"],
+    ["seal", "plain", "{url}", "-k", "a.key"],
+    ["seal", "plain/x.npy", "out.safetensors", "-k", "{url}"],
+    ["unseal", "sealed.safetensors", "{url}", "-k", "a.key"],
+    ["unseal", "sealed.safetensors", "sealed.safetensors", "{url}", "-k", "a.key"],
+    ["unseal", "folder", "{url}", "-k", "a.key"],
+    ["import", "table.txt", "{url}", "-k", "a.key"],
+    ["import", "{url}", "out", "-k", "a.key"],
+    ["publish", "{url}", "--sign", "a.signer"],
+    ["verify", "sealed.safetensors", "-k", "a.key", "--anchor", "{url}"],
+    ["grant", "{url}", "--passphrase", "--sign", "a.signer"],
+]
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_a_command_makes_no_folder_of_a_url(arguments, key):
+    key.save("a.key")
+    grants.Signer.generate().save("a.signer")
+    result = CliRunner().invoke(app, [each.replace("{url}", URL) for each in arguments])
+    assert result.exit_code in {1, 2}
+    assert isinstance(result.exception, SystemExit), result.exception
+    assert "URL" in result.output, result.output
+    assert "hunter" not in result.output
+    assert not list(Path().glob("*:"))
