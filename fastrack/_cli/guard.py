@@ -44,9 +44,7 @@ def handle_errors(command: Callable[Parameters, None]) -> Callable[Parameters, N
 
 def _status_of(error: Exception) -> int | None:
     """Return the exit status for an error, or None for one that is a defect."""
-    if isinstance(error, (FastrackError, OSError, MemoryError)):
-        return 1
-    if type(error) is ImportError:  # which says what to install
+    if isinstance(error, (FastrackError, OSError, MemoryError, ImportError)):
         return 1
     return 2 if str(error).endswith(NO_PATH) else None
 
@@ -83,4 +81,5 @@ def message_of(error: BaseException) -> str:
         return "interrupted"
     if isinstance(error, MemoryError):
         return "not enough memory"
-    return str(error)
+    # The library names its parameter.
+    return str(error).replace("add it to keys=", "name its source with --key")
