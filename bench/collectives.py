@@ -1,6 +1,7 @@
-"""Print the tables of `docs/_collectives.md` from the results of ``fastrack bench --collectives --json out.json``.
+"""Print the tables of `docs/_collectives.md` from the results of ``fastrack bench --collectives``.
 
-``python -m bench.collectives out.json >docs/_collectives.md``
+``fastrack bench --collectives --json out.json --picture docs/_collectives.png``, with `out.json` in `bench/results/`,
+then ``python -m bench.collectives out.json >docs/_collectives.md``.
 """
 
 import json
@@ -13,6 +14,8 @@ from fastrack._util.units import format_size
 STEPS = ("seal", "wait", "open", "add", "drain", "confirm", "other")
 BEGIN = "<!-- Made by `python -m bench.collectives` from the JSON of a full run of `fastrack bench --collectives`. -->"
 
+PICTURE = "![Times of collectives and of iterations relative to gloo, and the steps of a collective](_collectives.png)"
+
 
 def main():
     sys.stdout.write(tables(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))))
@@ -21,7 +24,8 @@ def main():
 def tables(document):
     """Return a table of times and one of steps."""
     rows = document["collectives"]
-    return "\n".join([BEGIN, "", *_times(rows), "", "Milliseconds by step on rank 0:", "", *_steps(rows), ""])
+    steps = ["Milliseconds by step on rank 0:", "", *_steps(rows)]
+    return "\n".join([BEGIN, "", PICTURE, "", *_times(rows), "", *steps, ""])
 
 
 def _times(rows):

@@ -27,6 +27,7 @@ from fastrack._crypto.keys import Key
 from fastrack._util.trace import Timeline, recording
 from fastrack.distributed import SecureGroup
 from fastrack.distributed._transport import PointToPoint
+from fastrack.errors import FastrackError
 
 ALL_REDUCE = "all-reduce"
 ALONE, GLOO, PLAIN, NAIVE, SEALED = "alone", "gloo", "plain", "naive", "sealed"
@@ -36,6 +37,7 @@ _TIMEOUT = 300.0  # seconds for a message
 _OPERATION = "all_reduce"  # the span that encloses the steps
 _POLL = 0.2  # seconds
 
+_processes: Any = torch.multiprocessing  # which has no types
 AllReduce = Callable[[torch.Tensor], torch.futures.Future[torch.Tensor]]
 
 
@@ -96,8 +98,7 @@ def _spawn(task: Task, progress: Callable[[str], None]) -> list[Collective]:
     """Run the ranks, and return the rows that the first of them sends."""
     rows: list[Collective] = []
     receiver, sender = get_context("spawn").Pipe(duplex=False)
-    processes: Any = torch.multiprocessing  # which has no types
-    context = processes.spawn(_run, (task, sender), task.ranks, join=False)
+    context = _processes.spawn(_run, (task, sender), task.ranks, join=False)
     try:
         ended = False
         while not ended:
@@ -108,6 +109,11 @@ def _spawn(task: Task, progress: Callable[[str], None]) -> list[Collective]:
                     progress(message)
                 else:
                     rows.append(message)
+    except _processes.ProcessExitedException as error:
+        raise FastrackError(
+            f"measuring collectives failed: expected {task.ranks} ranks to finish, got {error}. Where memory is short, "
+            "ask for fewer --ranks"
+        ) from error
     finally:
         for process in context.processes:
             process.kill()

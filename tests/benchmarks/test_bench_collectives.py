@@ -2,6 +2,8 @@
 
 import functools
 import json
+import os
+import signal
 import threading
 
 import fastjsonschema
@@ -164,6 +166,24 @@ def test_every_way_is_measured(run, tmp_path):
     assert "2501.11771" in done.stdout
     assert "Picture: out.svg" in done.stdout
     assert (tmp_path / "out.svg").stat().st_size > 1000
+
+
+class Killed:
+    """A model for whose size the kernel ends a rank."""
+
+    name = "a large model"
+
+    def build(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_rank_that_was_killed_is_told_in_a_line(run, monkeypatch):
+    monkeypatch.setattr(models, "SPECS", (Killed(),))
+    done = run("bench --collectives --ranks 2 --size 0.001 --repeat 1")
+    assert done.exit_code == 1
+    assert "SIGKILL" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
