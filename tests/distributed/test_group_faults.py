@@ -130,8 +130,8 @@ def open_unchecked(self, slab, target, deadline):
     """Be `Incoming.open` without a look at the verdict."""
     self._pending[slab].wait(deadline - time.monotonic())
     if self._schedule is None:
-        self._schedule = self._engine.expand_key(self._session.open(self._memory[:56].tobytes(), self.route))
-    self._engine.open_run(self._schedule, self._memory[self.slabs.chunks(slab)], target, slab * 2)
+        self._schedule = self._place.expand_key(self._session.open(self._memory[:56].tobytes(), self.route))
+    self._place.open_run(self._schedule, self._memory[self.slabs.chunks(slab)], target, slab * 2)
 
 
 def test_what_a_failed_operation_would_have_filled_holds_zeros():
