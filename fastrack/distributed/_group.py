@@ -59,7 +59,8 @@ class SecureGroup:
     -----
     `all_reduce` is a reduce-scatter, in which each rank adds one shard of all ranks **in the order of ranks**, and an
     all-gather, in which the sum of a shard is sealed once for all. While one slab of 4 MiB is on its way, the next is
-    sealed. The sums are those of the same additions in plain, bit for bit.
+    sealed. The sums are those of the same additions in plain, bit for bit. The kernels of a GPU seal and open what is
+    on it, and host memory then holds sealed chunks alone.
 
     The network sees sizes, times and who sends to whom. All ranks trust each other: each can send wrong gradients.
 

@@ -3,10 +3,13 @@
 import gc
 import types
 from contextlib import contextmanager
+from typing import ClassVar
 
 import pytest
 import torch
 import torch.distributed as dist
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from helpers import fake_kernels
 from helpers.cuda_rig import within
 from helpers.fake_cuda import MODES
 from helpers.fake_torch_cuda import FakeTorchCuda
@@ -231,9 +234,8 @@ def test_whatever_happens_to_a_message_no_rank_has_a_wrong_result(gpus, operatio
     start = 12  # messages, before the operation
     victim = start + (7 * len(kind) + len(operation)) % (len(clean.sent) - start)
     tampering = Tampering(kind, victim)
-    network = tampering.network = Network(3, tampering)
     given = gpus(3, "lazy", victim)
-    results = given.run(twice, network, timeout=0.4)
+    results = given.run(twice, Network(3, tampering), timeout=0.4)
     refused = False
     for result, right in zip(results, expected, strict=True):
         if right is None:
@@ -355,6 +357,39 @@ def test_the_plaintext_of_other_ranks_and_all_keys_are_wiped(gpus):
 
     assert given.run(action)[0] == (True, False, False)
     given.fake.stop()
+
+
+class RecordingCipher:
+    """The cipher of the fake kernels, which records each key with each nonce that it seals with."""
+
+    used: ClassVar = []
+
+    def __init__(self, key):
+        self._key = bytes(key)
+        self._cipher = AESGCM(key)
+
+    def encrypt(self, nonce, plain, _):
+        self.used.append((self._key, bytes(nonce)))
+        return self._cipher.encrypt(nonce, plain, None)
+
+    def decrypt(self, nonce, sealed, _):
+        return self._cipher.decrypt(nonce, sealed, None)
+
+
+def test_no_key_and_nonce_are_used_twice(gpus, monkeypatch):
+    monkeypatch.setattr(fake_kernels, "AESGCM", RecordingCipher)
+    monkeypatch.setattr(_messages, "SLAB_CHUNKS", 2)
+    monkeypatch.setattr(RecordingCipher, "used", [])
+
+    def action(group, new):
+        for _ in range(2):
+            each_operation(group, new)
+            group.all_reduce(new(content(group.rank, 3 * 5 * SLAB)))
+
+    gpus(3).results(action)
+    used = RecordingCipher.used
+    assert len(used) > 2 * 3 * 3 * 5  # chunks
+    assert len(set(used)) == len(used)
 
 
 def test_a_group_that_is_closed_closes_its_gpus(gpus):

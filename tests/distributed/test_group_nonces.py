@@ -165,5 +165,5 @@ def test_slabs_that_begin_with_one_nonce_are_noticed(recorder, monkeypatch):
 def send_from_chunk_0(self, slab, transport):
     """Be `Outgoing.send` without the number of the slab's first chunk."""
     chunks = self._memory[self.slabs.chunks(slab)]
-    self._engine.seal_run(self._schedule, self._plain[self.slabs.plain(slab)], chunks, 0)
+    self._place.seal_run(self._schedule, self._plain[self.slabs.plain(slab)], chunks, 0)
     self._pending += [transport.send(self._buffer[self.slabs.sent(slab)], rank) for rank in self._ranks]
