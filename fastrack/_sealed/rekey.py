@@ -69,6 +69,7 @@ def rekey_file(
     array([0, 1, 2, 3])
     """
     ring, names = KeyRing.resolve(keys), plain_names(plain)
+    location, new_key = locate(target), sealing_key(key)
     with opened_file(source) as file, _Reopened(file, ring) as reopened:
         authenticate_headers([file[name] for name in file], ring)
         tensors = {
@@ -77,8 +78,8 @@ def rekey_file(
         }
         write_sealed(
             tensors,
-            locate(target),
-            sealing_key(key),
+            location,
+            new_key,
             names,
             file.metadata,
             progress,
