@@ -80,8 +80,8 @@ def check_sealed(file: "SealedFile", ring: "KeyRing") -> None:
         ring[file.key_id or ""]
     except UnknownKeyError as error:
         given = ", ".join(key.id for key in ring)
-        reason = f"got {given}; name its source with --key" if given else str(error)
-        raise UnknownKeyError(f"{clean(str(file.path))}: expected key {file.key_id}, {reason}") from error
+        reason = f"expected key {file.key_id}, got {given}; name its source with --key" if given else str(error)
+        raise UnknownKeyError(f"{clean(str(file.path))}: {reason}") from error
 
 
 def match_names(patterns: Sequence[str], names: Sequence[str]) -> tuple[list[str], list[str]]:

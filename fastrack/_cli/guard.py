@@ -26,7 +26,7 @@ def handle_errors(command: Callable[Parameters, None]) -> Callable[Parameters, N
             command(*args, **options)
         except BrokenPipeError:  # the reader of the output has ended, for which typer exits without a word
             raise
-        except (FastrackError, OSError, MemoryError) as error:
+        except (FastrackError, OSError, MemoryError, ImportError) as error:
             _fail(error, as_json=as_json, status=1)
         except typer.BadParameter as error:
             if not as_json:
@@ -70,4 +70,5 @@ def message_of(error: BaseException) -> str:
         return "interrupted"
     if isinstance(error, MemoryError):
         return "not enough memory"
-    return str(error)
+    # The library names its parameter.
+    return str(error).replace("add it to keys=", "name its source with --key")

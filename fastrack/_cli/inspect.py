@@ -1,5 +1,6 @@
 """``fastrack inspect``: show the contents of a file that are not encrypted."""
 
+import errno
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +31,8 @@ def inspect(
     if not many.is_one(paths, recursive=recursive):
         _inspect_each(paths, recursive=recursive, as_json=as_json)
         return
+    if paths[0].is_dir():
+        raise IsADirectoryError(errno.EISDIR, many.FOLDER, str(paths[0]))
     contents = read_contents(paths[0])
     if as_json:
         print_json(**contents.as_dict())

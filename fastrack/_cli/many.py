@@ -23,7 +23,7 @@ from fastrack._util.units import format_size
 from fastrack.errors import FastrackError
 
 SUFFIX = ".safetensors"
-_FOLDER = "expected a file, got a folder; --recursive takes the files in it"
+FOLDER = "expected a file, got a folder; --recursive takes the files in it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +161,11 @@ def run_each(
                 errors: Sequence[BaseException]
                 try:
                     if source.path.is_dir() and not source.is_sealed_folder:
-                        raise IsADirectoryError(_FOLDER)
+                        raise IsADirectoryError(FOLDER)
                     report = work(source, counter)
                 except BrokenPipeError:
                     raise
-                except (FastrackError, OSError, MemoryError, typer.BadParameter) as error:
+                except (FastrackError, OSError, MemoryError, ImportError, typer.BadParameter) as error:
                     errors, document = [error], {member: str(as_location(source.path)), "error": describe(error)}
                 else:
                     errors, document = report.errors, report.as_dict()

@@ -132,7 +132,11 @@ def _open_anchor(path: Path | None, log: str | None, witnesses: Sequence[str] | 
 
 def _verify_folder(path: Path, anchor: "Anchor | None", *, key: object, as_json: bool) -> None:
     if anchor is None:
-        raise typer.BadParameter("expected an anchor to verify a folder with, got none", param_hint="--anchor")
+        raise typer.BadParameter(
+            "expected a file, a sealed folder, or an anchor to compare this folder with its manifest, got a folder "
+            "alone; --recursive takes the files in it",
+            param_hint="FILE",
+        )
     if key:
         raise typer.BadParameter(
             "expected none with a folder, which is compared with its manifest; verify its files one by one",

@@ -72,3 +72,9 @@ def test_a_name_cannot_drive_the_terminal(cli, folder, name):
     assert not set(said) & {"\x1b", "\x07", "\u202e", "\t"}
     assert (name if name.isprintable() else name.encode("unicode_escape").decode()) in said
     assert cli.json("inspect odd.safetensors")["tensors"][0]["name"] == name
+
+
+def test_a_folder_is_refused_with_the_option_that_takes_its_files(cli, key, folder):
+    (folder / "shards").mkdir()
+    for line, status in (("inspect shards", 1), (f"verify shards {key}", 2)):
+        assert "--recursive" in cli.error(line, status=status)

@@ -14,7 +14,7 @@ import pytest
 from helpers.processes import run_python
 from safetensors.numpy import save_file
 
-import fastrack
+import fastrack._cli
 from fastrack import Key
 
 
@@ -34,8 +34,18 @@ def test_the_version_and_every_command_are_shown():
 
 
 def test_the_command_line_loads_nothing_heavy_until_a_command_needs_it():
-    loaded = set(run_python("import fastrack._cli, sys; print(*sys.modules)").split())
+    loaded = set(run_python("import fastrack._cli.app, sys; print(*sys.modules)").split())
     assert not loaded & {"numpy", "numba", "torch", "cryptography", "safetensors", "pynvml", "matplotlib", "sklearn"}
+
+
+def test_an_interruption_before_the_command_has_begun_is_one_line(monkeypatch, capsys):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fastrack._cli.app.main", interrupted)
+    with pytest.raises(SystemExit, match="130"):
+        fastrack._cli.main()
+    assert capsys.readouterr().err == "error: interrupted\n"
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """URLs in the place of paths."""
 
+import sys
+
 import pytest
 from helpers.range_server import RangeServer
 
@@ -48,3 +50,12 @@ def test_a_file_is_sealed_to_a_store(cli, key, arrays, url):
         assert sorted(file) == sorted(arrays)
     cli(f"seal plain.safetensors memory://bucket/sealed.safetensors {key}", status=1)
     cli(f"seal plain.safetensors memory://bucket/sealed.safetensors {key} --force")
+
+
+@pytest.mark.parametrize("line", ["verify", "inspect", "verify another"])
+@pytest.mark.usefixtures("folder")
+def test_a_store_without_its_packages_is_an_error_that_names_them(cli, key, monkeypatch, line):
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    options = "" if line == "inspect" else key
+    said = cli(f"{line} s3://bucket/name {options}", status=1).stderr
+    assert "error: s3://bucket/name: expected the package that fsspec needs" in said

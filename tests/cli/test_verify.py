@@ -65,3 +65,11 @@ def test_what_is_in_plain_is_said_not_to_be_checked(cli, key):
     cli(f"seal plain.npz mixed.safetensors --plain y {key}")
     assert "not protected, so not checked: y" in cli(f"verify mixed.safetensors {key}").stdout
     assert cli.json(f"verify mixed.safetensors {key}")["not_protected"] == ["y"]
+
+
+def test_a_key_that_a_folder_of_keys_lacks_is_asked_for_once(cli, sealed, folder):
+    (folder / "keys").mkdir()
+    said = cli.error(f"verify {sealed} --key keys")
+    assert said.count("expected") == 1
+    cli("keygen other.key")
+    assert "name its source with --key" in cli.error(f"verify {sealed} --key other.key")
