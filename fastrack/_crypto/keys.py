@@ -211,7 +211,9 @@ class Key:
         # Digit by digit, by index: a group of the match would be a copy that cannot be wiped.
         start, end = match.span("secret") if match else (0, 0)
         if match is None or int(match["bits"]) != 4 * (end - start):
-            raise FormatError(f"{name} is not a fastrack key file; `fastrack keygen NEW.key` makes one")
+            raise FormatError(
+                f"{name} is not a fastrack key file{_contents_hint(buffer, size)}; `fastrack keygen NEW.key` makes one"
+            )
         secret = bytearray((end - start) // 2)
         try:
             for index in range(len(secret)):
@@ -398,10 +400,23 @@ def _refuse_if_shared(file: io.FileIO, path: Path) -> None:
             "That user may know the key; generate another one, or copy the file"
         )
     if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO) & ~_allowed_mode():
-        raise KeyPermissionError(
-            f"{path} may be used by others on this machine (mode {stat.S_IMODE(mode):04o}): chmod 600 {path}. Where a "
-            f"container platform sets the mode, allow reading with {KEY_MODE_VARIABLE}=0440 or 0444"
+        advice = (
+            "its name is that of a public key. Name the secret file, without .pub"
+            if path.suffix == ".pub"
+            else f"chmod 600 {path}. Where a container platform sets the mode, allow reading with "
+            f"{KEY_MODE_VARIABLE}=0440 or 0444"
         )
+        raise KeyPermissionError(
+            f"{path} may be used by others on this machine (mode {stat.S_IMODE(mode):04o}): {advice}"
+        )
+
+
+def _contents_hint(buffer: bytearray, size: int) -> str:
+    """Return the kind of key that a file holds in place of one that seals, as a part of a message."""
+    if size in {16, 32}:
+        return ", though it has as many bytes as a key, which Key.from_bytes() takes"
+    kinds = ((b"fastrack-public-1:", "a public key"), (b"# fastrack secret key, ", "the secret key of a key pair"))
+    return "".join(f": it holds {kind}" for beginning, kind in kinds if buffer.startswith(beginning))
 
 
 def _allowed_mode() -> int:

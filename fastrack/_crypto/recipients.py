@@ -128,6 +128,7 @@ class Recipient(PublicKey):
 
     __slots__ = ()
 
+    _option = "--identity"
     _readers = MappingProxyType({name: kind.read_public for name, kind in _ALGORITHMS.items()})
 
     def encrypt(self, secret: bytes | bytearray | memoryview, info: bytes) -> bytes:
@@ -150,6 +151,7 @@ class Identity(SecretKey):
 
     __slots__ = ("_key", "recipient")
 
+    _option = "--identity"
     _readers = MappingProxyType({name: kind.read_secret for name, kind in _ALGORITHMS.items()})
 
     def __init__(self, algorithm: str, key: Any, name: str = "") -> None:

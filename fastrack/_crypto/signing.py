@@ -62,6 +62,7 @@ class Verifier(PublicKey):
 
     __slots__ = ()
 
+    _option = "--signer"
     _readers = MappingProxyType(_READ_PUBLIC)
 
     def verify(self, signature: bytes, message: bytes) -> None:
@@ -100,6 +101,7 @@ class Signer(SecretKey):
 
     __slots__ = ("_key", "verifier")
 
+    _option = "--signer"
     _readers = MappingProxyType(_READ_SECRET)
 
     def __init__(self, algorithm: str, key: Any, name: str = "") -> None:

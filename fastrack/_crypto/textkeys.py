@@ -60,6 +60,9 @@ class PublicKey:
     _readers: ClassVar[Mapping[str, Callable[[bytes], Any]]]
     """For each algorithm the function that reads a public key."""
 
+    _option: ClassVar[str]
+    """The option of ``fastrack keygen`` that makes such a key."""
+
     def __init__(self, algorithm: str, public: bytes, name: str = "") -> None:
         if algorithm not in self._readers:
             raise FormatError(f"expected a public key of {' or '.join(self._readers)}, got {algorithm!r:.40}")
@@ -81,7 +84,13 @@ class PublicKey:
         FormatError
             If it is not a public key of this kind.
         """
-        return cls(*_parse_public(text, source))
+        algorithm, public, name = _parse_public(text, source)
+        if algorithm not in cls._readers:
+            raise FormatError(
+                f"{source}: expected a public key of {' or '.join(cls._readers)}, got one of {algorithm:.40}; name the "
+                f"file of another, which `fastrack keygen {cls._option}` makes"
+            )
+        return cls(algorithm, public, name)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -125,6 +134,9 @@ class SecretKey(ABC):
     _readers: ClassVar[Mapping[str, Callable[[bytes], Any]]]
     """For each algorithm the function that reads a secret key."""
 
+    _option: ClassVar[str]
+    """The option of ``fastrack keygen`` that makes such a key."""
+
     @abstractmethod
     def __init__(self, algorithm: str, key: Any, name: str = "") -> None: ...
 
@@ -148,10 +160,11 @@ class SecretKey(ABC):
         OSError
             If it cannot be read.
         """
-        algorithm, key_id, secret = _load_secret(path)
+        algorithm, key_id, secret = _load_secret(path, cls._option)
         if algorithm not in cls._readers:
             raise FormatError(
-                f"{path}: expected a secret key of {' or '.join(cls._readers)}, got one of {algorithm:.40}"
+                f"{path}: expected a secret key of {' or '.join(cls._readers)}, got one of {algorithm:.40}; name the "
+                f"file of another, which `fastrack keygen {cls._option}` makes"
             )
         try:
             key = cls(algorithm, cls._readers[algorithm](secret))
@@ -206,10 +219,10 @@ def _parse_public(text: str, source: str) -> tuple[str, bytes, str]:
     return match["algorithm"], public, match["name"] or ""
 
 
-def _load_secret(path: str | os.PathLike[str]) -> tuple[str, str, bytes]:
+def _load_secret(path: str | os.PathLike[str], option: str) -> tuple[str, str, bytes]:
     """Return the algorithm, the id and the secret in a secret file."""
     with read_private(path, _SECRET_LIMIT) as content:
         match = _SECRET.fullmatch(content)
         if match is None or match["header"] != match["algorithm"]:
-            raise FormatError(f"{path} is not a fastrack secret key file; `fastrack keygen --identity` makes one")
+            raise FormatError(f"{path} is not a fastrack secret key file; `fastrack keygen {option}` makes one")
         return match["algorithm"].decode(), match["id"].decode(), binascii.unhexlify(match["secret"])

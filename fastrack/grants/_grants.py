@@ -250,7 +250,13 @@ class Grants:
             wanted = _NO_ID if wanted == "passphrase" else wanted
             kept = [grant for grant in remaining if wanted not in {grant.id, grant.name}]
             if len(kept) == len(remaining):
-                raise GrantError(f"removing a recipient failed: expected one of these grants, got {wanted!r:.80}")
+                known = ", ".join(
+                    "passphrase" if each.id == _NO_ID else each.name or each.id for each in self.recipients
+                )
+                raise GrantError(
+                    "removing a recipient failed: expected the name or the id of one, got "
+                    f"{getattr(recipient, 'id', recipient)!r:.80}; the grants are for {known:.300}"
+                )
             remaining = kept
         return self._sign(tuple(remaining), signer)
 

@@ -60,8 +60,10 @@ def test_a_sealer_that_keeps_no_key(cli, become, folder):
     [
         ("--to alice.pub", 2, "keygen owner.signer --signer"),
         ("--to owner.signer.pub --sign owner.signer", 1, "expected a public key of MLKEM768_X25519 or P-384"),
+        ("--to owner.signer.pub --sign owner.signer", 1, "`fastrack keygen --identity` makes"),
         ("--to alice --sign owner.signer", 1, "it holds a secret key"),
         ("--to alice.pub --sign alice", 1, "expected a secret key of Ed25519 or ML-DSA-65"),
+        ("--to alice.pub --sign owner.signer.pub", 1, "Name the secret file, without .pub"),
         ("--to alice.pub --sign owner.signer --key owner.key", 2, "got both"),
         ("--to none.pub --sign owner.signer", 1, "No such file"),
     ],

@@ -559,3 +559,19 @@ def test_keys_that_can_be_iterated_once_serve_all_columns_and_files(key, tmp_pat
         fastrack.save_file({"data": np.arange(3), "offsets": np.array([0, 1, 3])}, path, key)
     assert len(fastrack.SealedDataset(paths, keys=(one for one in [key]))) == 6
     assert len(fastrack.SealedDataset.records(paths, keys=(one for one in [key]))) == 4
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (bytes(32), "Key.from_bytes"),
+        (b"fastrack-public-1:Ed25519:AAAA", "it holds a public key"),
+        (b"# fastrack secret key, Ed25519, id", "it holds the secret key of a key pair"),
+    ],
+    ids=["raw", "public", "secret"],
+)
+def test_a_file_that_holds_another_kind_of_key_is_refused_as_that(path, content, told):
+    path.write_bytes(content)
+    path.chmod(0o600)
+    with pytest.raises(FormatError, match=f"is not a fastrack key file.*{told}"):
+        Key.load(path)
