@@ -97,7 +97,7 @@ def test_a_log_has_to_hold_the_manifest(cli, published, anchor, folder):
         ("publish set", "expected the owner's signing key"),
         ("publish set plain.npz --sign owner.signer", "the manifest of 2 paths"),
         ("publish plain.npz --sign owner.signer --out set/a.manifest", "in the folder of"),
-        ("verify set", "expected an anchor to verify a folder with"),
+        ("verify set", "or an anchor to compare this folder with its manifest"),
         ("verify set --anchor reader.anchor --key owner.key", "expected none with a folder"),
         ("verify set --log a", "expected an anchor beside a log"),
         ("verify set --anchor reader.anchor --witness a", "expected the log of a witness"),
