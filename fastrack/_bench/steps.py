@@ -29,7 +29,8 @@ from fastrack._devices.cpu import CpuDevice
 from fastrack._devices.cuda.commands import Commands
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._devices.cuda.driver import Driver
-from fastrack._sealed.tensor import MessageContext, SealedTensor, new_file_id, seal, unseal
+from fastrack._sealed.contexts import MessageContext, new_file_id
+from fastrack._sealed.tensor import SealedTensor, seal, unseal
 from fastrack._tensors import arrays
 from fastrack._transfer.channel import Channel
 from fastrack.errors import AuthenticationError

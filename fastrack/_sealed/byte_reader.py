@@ -11,7 +11,8 @@ import numpy as np
 
 from fastrack._crypto.keyring import KeyRing, KeySource
 from fastrack._sealed.indexing import EvenRanges
-from fastrack._sealed.tensor import OpenMessage, SealedTensor
+from fastrack._sealed.messages import OpenMessage
+from fastrack._sealed.tensor import SealedTensor
 from fastrack._util.public import public
 
 _BUFFER = 128 << 10  # bytes of plaintext; eight chunks

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from fastrack._crypto.cobblestone import HEADER_SIZE
-from fastrack._sealed.tensor import Kind
+from fastrack._sealed.contexts import Kind
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.locations import Location, Url
 from fastrack._util.pickles import unpickle

@@ -20,8 +20,10 @@ import numpy as np
 from fastrack._crypto import cobblestone
 from fastrack._crypto.keyring import KeyRing, KeySource
 from fastrack._sealed.container import Layout, StoredTensor, is_shape, parse_header, parse_layouts, unique
+from fastrack._sealed.contexts import Binding, Kind, MessageContext
+from fastrack._sealed.messages import OpenMessage, bad_chunk
 from fastrack._sealed.storage import Extent, Storage, StoredBytes, open_storage, read_head
-from fastrack._sealed.tensor import Binding, Kind, MessageContext, OpenMessage, SealedTensor, bad_chunk
+from fastrack._sealed.tensor import SealedTensor
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.locations import Location, locate

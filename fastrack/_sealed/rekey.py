@@ -11,8 +11,9 @@ from fastrack._crypto import cobblestone
 from fastrack._crypto.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._sealed.headers import authenticate_headers
 from fastrack._sealed.importers import PlainTensor
+from fastrack._sealed.messages import OpenMessage
 from fastrack._sealed.reader import SealedFile, opened_file
-from fastrack._sealed.tensor import OpenMessage, SealedTensor
+from fastrack._sealed.tensor import SealedTensor
 from fastrack._sealed.writer import SLAB, Progress, choose, plain_names, write_sealed
 from fastrack._tensors import arrays
 from fastrack._tensors.arrays import Bytes

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from fastrack._sealed.contexts import MessageContext
 from fastrack._sealed.indexing import Indices
-from fastrack._sealed.tensor import MessageContext
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
 from fastrack.errors import FormatError

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fastrack._crypto import cobblestone
 from fastrack._crypto.base import HostMemory
-from fastrack._crypto.cobblestone import HEADER_SIZE, SALT_SIZE, MessageKey
+from fastrack._crypto.cobblestone import HEADER_SIZE, MessageKey
 from fastrack._crypto.engine import get_engine
 from fastrack._crypto.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._crypto.keys import Key
-from fastrack._sealed.fetching import Fetched, fetch, fetch_headers, fetch_range, prefetch_range
+from fastrack._sealed.contexts import Binding, MessageContext, new_file_id
+from fastrack._sealed.fetching import fetch, fetch_headers, fetch_range
 from fastrack._sealed.handle import Handle
-from fastrack._sealed.indexing import LazyRanges, Ranges, RowPlan, plan_rows
+from fastrack._sealed.indexing import LazyRanges, RowPlan, plan_rows
+from fastrack._sealed.messages import OpenMessage
 from fastrack._sealed.storage import Extent, Storage, StoredBytes
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes, Framework
@@ -29,10 +28,6 @@ from fastrack._util.locations import Location
 from fastrack._util.pickles import unpickle
 from fastrack._util.public import public
 from fastrack.errors import AuthenticationError, FastrackError, FormatError, GrantError, UnknownKeyError
-
-_quote = json.encoder.encode_basestring  # without escapes for characters beyond ASCII
-Kind = Literal["tensor", "checkpoint", "folder"]
-"""The use that a message is sealed for. It is authenticated, as the first part of the context."""
 
 
 @public
@@ -186,94 +181,6 @@ def _unseal_rows(rows: SealedRows, keys: KeyRing, framework: Framework) -> Any:
             raise
         del fetched  # which was needed until now
     return result
-
-
-class MessageContext(NamedTuple):
-    """The values that a message is bound to. Its key is derived from them, so others fail before a chunk is opened."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    file: str
-    kind: Kind = "tensor"
-
-    def encode(self) -> bytes:
-        """Return the context string of the key derivation: a label with the kind, and canonical JSON."""
-        if not isinstance(self.name, str):
-            raise TypeError(f"name of a tensor: expected text, got {self.name!r:.200}")
-        before, after = _around_name(self.kind, self.dtype, self.file, self.shape)
-        try:
-            return f"{before}{_quote(self.name)}{after}".encode()
-        except UnicodeEncodeError:
-            raise FormatError(f"name of a tensor: expected Unicode text, got {self.name!r:.200}") from None
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return unpickle, ("MessageContext", self.name, self.dtype, self.shape, self.file, self.kind)
-
-    def new_key(self, key: Key) -> tuple[MessageKey, Bytes]:
-        """Return the key of a new message, and its header: a fresh salt and the commitment."""
-        return _new_key(key, self.encode())
-
-    def open_header(self, header: bytes, key: Key) -> MessageKey:
-        """Return the message key, after the commitment in the header was checked."""
-        try:
-            return cobblestone.open_header(header, key.material(), self.encode())
-        except AuthenticationError as error:
-            raise self.mismatch(error) from None
-
-    def mismatch(self, error: AuthenticationError | None = None) -> AuthenticationError:
-        """Return the error for a header that does not match: that of `cobblestone`, with the name of the tensor."""
-        return AuthenticationError(f"tensor {self.name!r:.200}: {error or cobblestone.MISMATCH}", tensor=self.name)
-
-
-@lru_cache(maxsize=256)
-def _around_name(kind: str, dtype: str, file: str, shape: tuple[int, ...]) -> tuple[str, str]:
-    """Return the parts of a context before and after the name, which tensors of a file may have in common."""
-    extents = ",".join(map(int.__repr__, shape))
-    return f'fastrack/{kind}@1\0{{"dtype":{_quote(dtype)},"file":{_quote(file)},"name":', f',"shape":[{extents}]}}'
-
-
-@dataclass(frozen=True, slots=True)
-class Binding:
-    """The file that a message sealed earlier was put into, and a header that authenticates this.
-
-    Without it, tensors from several files of one owner could be recombined into one file unnoticed.
-    """
-
-    file: str
-    header: bytes
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return unpickle, ("Binding", self.file, self.header)
-
-    @classmethod
-    def new(cls, context: MessageContext, file: str, key: Key) -> Binding:
-        """Bind the message of that context to a file. The header is that of a message without chunks."""
-        message_key, header = _new_key(key, _binding_context(context, file))
-        message_key.wipe()
-        return cls(file, header.tobytes())
-
-    def check(self, context: MessageContext, key: Key) -> None:
-        """Authenticate that the message was put into the file under this key."""
-        try:
-            cobblestone.open_header(self.header, key.material(), _binding_context(context, self.file)).wipe()
-        except AuthenticationError:
-            raise AuthenticationError(
-                f"tensor {context.name!r:.200}: it was sealed for another file, and its binding to this one does not "
-                "match: another key made it, or it was altered; get the file again from its owner",
-                tensor=context.name,
-            ) from None
-
-
-def _binding_context(context: MessageContext, file: str) -> bytes:
-    """Return the context string of a binding: the file id, and the context of the message."""
-    return f"fastrack/binding@1\0{file}\0".encode() + context.encode()
-
-
-def _new_key(key: Key, context: bytes) -> tuple[MessageKey, Bytes]:
-    salt = os.urandom(SALT_SIZE)
-    message_key = cobblestone.derive(key.material(), salt, context)
-    return message_key, np.frombuffer(salt + message_key.commitment, np.uint8)
 
 
 @public
@@ -639,96 +546,3 @@ class TensorRows(SealedRows):
 
     def __reduce__(self) -> tuple[object, ...]:
         return unpickle, ("TensorRows", self._tensor, self._plan)
-
-
-class OpenMessage:
-    """Message with an authenticated header, to be read on the host. As a context manager, it wipes its key."""
-
-    def __init__(self, sealed: SealedTensor, keys: KeyRing) -> None:
-        self._sealed = sealed
-        self._storage, start = sealed.origin
-        self._start, self._end = start + HEADER_SIZE, start + sealed.message_size
-        self._engine = get_engine()
-        message_key = sealed.open_header(keys)
-        self._schedule = self._engine.expand_key(message_key)
-        message_key.wipe()
-
-    def read(self, memory: Bytes, first: int = 0) -> None:
-        """Authenticate and decrypt the whole chunks from `first` on that fill `memory`.
-
-        If one was altered, `memory` is filled with zeros, and AuthenticationError is raised.
-        """
-        start, stop = self._span(first, memory.size)
-        bad = self._attempt(
-            fetch_range(self._storage, start, stop),
-            lambda: self._engine.open_run(self._schedule, self._storage.view(start, stop), memory, first),
-        )
-        if bad is not None:
-            memory.fill(0)
-            raise bad_chunk(self._sealed.name, bad, path=self._sealed.path)
-
-    def gather(self, ranges: Ranges, memory: Bytes) -> None:
-        """Authenticate and decrypt parts of the message into `memory`, as `read` does."""
-        pieces = ranges.pieces()
-        bad = self._attempt(
-            fetch([(self._sealed, lambda: ranges)]),
-            lambda: self._engine.open_gather(self._schedule, self._sealed.chunks, memory, pieces),
-        )
-        if bad is not None:
-            memory.fill(0)
-            raise bad_chunk(self._sealed.name, bad, path=self._sealed.path)
-
-    def verify_run(self, first: int, size: int) -> int | None:
-        """Return the first chunk with a wrong tag in `size` bytes from chunk `first` on, or None."""
-        start, stop = self._span(first, size)
-        fetched = fetch_range(self._storage, start, stop)
-        if fetched is not None:
-            prefetch_range(self._storage, stop, min(2 * stop - start, self._end))
-        return self._attempt(
-            fetched, lambda: self._engine.verify_run(self._schedule, self._storage.view(start, stop), first)
-        )
-
-    def _attempt(self, fetched: Fetched | None, function: Callable[[], int | None]) -> int | None:
-        """Call a function on chunks, and once more if one is wrong that was kept of a file on a server."""
-        bad = function()
-        if bad is not None and bad >= 0 and fetched is not None:
-            fetched.fetch_again()
-            bad = function()
-        return bad
-
-    def _span(self, first: int, size: int) -> tuple[int, int]:
-        """Return where in the storage the chunks of `size` bytes of plaintext are."""
-        start = self._start + first * cobblestone.SEALED_CHUNK_SIZE
-        return start, start + cobblestone.segment_size(first, size, self._sealed.nbytes)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._schedule.wipe()
-
-
-def bad_chunk(
-    name: str | None, chunk: int, outcome: str = "nothing of the tensor was handed out", *, path: Location | None = None
-) -> AuthenticationError:
-    """Return the error for an altered chunk, or for an altered gather plan, which a negative `chunk` stands for."""
-    prefix = "" if path is None else f"{path}: "
-    if chunk < 0:
-        return AuthenticationError(
-            f"{prefix}rows of tensor {name!r:.200}: the list of their places was altered on its way to the device, so "
-            f"{outcome}; move them again, and if that fails too, distrust the machine",
-            tensor=name,
-            path=path,
-        )
-    return AuthenticationError(
-        f"{prefix}tensor {name!r:.200}, chunk {chunk}: the ciphertext or its tag was altered, so {outcome}; get the "
-        "message again from its owner, and run `fastrack verify` on the file it came in",
-        tensor=name,
-        chunk=chunk,
-        path=path,
-    )
-
-
-def new_file_id() -> str:
-    """Return a random file id, which the messages of a file are bound to: 16 bytes, in hexadecimal."""
-    return os.urandom(16).hex()

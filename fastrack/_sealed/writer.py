@@ -18,10 +18,12 @@ from fastrack._crypto import cobblestone
 from fastrack._crypto.engine import get_engine
 from fastrack._crypto.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._crypto.keys import Key
+from fastrack._sealed.contexts import Binding, Kind, MessageContext, new_file_id
 from fastrack._sealed.headers import authenticate_headers
 from fastrack._sealed.importers import PlainTensor, open_plain, require_safe_member
+from fastrack._sealed.messages import OpenMessage
 from fastrack._sealed.reader import FORMAT_VERSION, SealedFile, opened_file
-from fastrack._sealed.tensor import Binding, Kind, MessageContext, OpenMessage, SealedRows, SealedTensor, new_file_id
+from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.atomic import new_file

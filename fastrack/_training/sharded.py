@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from fastrack._crypto.keyring import KeyLike, sealing_key
 from fastrack._sealed.boxes import select_box
+from fastrack._sealed.contexts import Kind
 from fastrack._sealed.importers import PlainTensor
-from fastrack._sealed.tensor import Kind
 from fastrack._sealed.writer import write_sealed
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes

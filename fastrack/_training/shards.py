@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fastrack._sealed.contexts import MessageContext
 from fastrack._sealed.reader import SealedFile
-from fastrack._sealed.tensor import MessageContext, SealedTensor
+from fastrack._sealed.tensor import SealedTensor
 from fastrack._util.locations import Location, Url, locate
 from fastrack._util.pickles import unpickle
 from fastrack.errors import FormatError

@@ -12,7 +12,8 @@ from typing import Any
 from fastrack._crypto.keyring import KeyLike, KeySource
 from fastrack._crypto.keys import Key
 from fastrack._devices import canonical
-from fastrack._sealed.tensor import MessageContext, SealedTensor
+from fastrack._sealed.contexts import MessageContext
+from fastrack._sealed.tensor import SealedTensor
 from fastrack._tensors import arrays
 from fastrack._tensors.arrays import Bytes, Framework
 from fastrack._tensors.sharded import is_sharded, named_part

@@ -17,7 +17,9 @@ from fastrack._crypto.message_keys import MessageKeys
 from fastrack._crypto.session import Session
 from fastrack._devices import canonical, open_device
 from fastrack._devices.base import BadChunk, Device, Messages, Operation
-from fastrack._sealed.tensor import MessageContext, SealedTensor, bad_chunk, new_file_id
+from fastrack._sealed.contexts import MessageContext, new_file_id
+from fastrack._sealed.messages import bad_chunk
+from fastrack._sealed.tensor import SealedTensor
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes, Framework
 from fastrack._transfer.pending import Owner, Owners, add_notes

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fastrack._devices.base import Operation
-from fastrack._sealed.tensor import bad_chunk
+from fastrack._sealed.messages import bad_chunk
 from fastrack._util.locations import Location
 from fastrack.errors import FastrackError
 

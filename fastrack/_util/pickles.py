@@ -9,14 +9,14 @@ from fastrack.errors import FormatError
 
 # The names in pickles, each with the module and the function or class that takes the values beside it.
 _MAKERS = {
-    "Binding": ("fastrack._sealed.tensor", "Binding"),
+    "Binding": ("fastrack._sealed.contexts", "Binding"),
     "DatasetRows": ("fastrack._training.handles", "restore_rows"),
     "DatasetRef": ("fastrack._training.handles", "restore_ref"),
     "EvenColumn": ("fastrack._training.layout", "EvenColumn"),
     "EvenLayout": ("fastrack._training.layout", "EvenLayout"),
     "JoinedRef": ("fastrack._training.joined", "restore_joined"),
     "Lengths": ("fastrack._training.handles", "restore_lengths"),
-    "MessageContext": ("fastrack._sealed.tensor", "MessageContext"),
+    "MessageContext": ("fastrack._sealed.contexts", "MessageContext"),
     "Opening": ("fastrack._training.opening", "Opening"),
     "PlainColumns": ("fastrack._training.joined", "PlainColumns"),
     "RecordLayout": ("fastrack._training.layout", "RecordLayout"),

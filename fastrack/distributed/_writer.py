@@ -19,8 +19,8 @@ from torch.futures import Future
 
 from fastrack._crypto.keyring import KeyLike, sealing_key
 from fastrack._crypto.keys import Key
+from fastrack._sealed.contexts import MessageContext, new_file_id
 from fastrack._sealed.importers import PlainTensor
-from fastrack._sealed.tensor import MessageContext, new_file_id
 from fastrack._sealed.writer import write_sealed
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes

@@ -35,7 +35,7 @@ from fastrack import (
 from fastrack._cli.inspect import read_contents, show_contents
 from fastrack._crypto import cobblestone
 from fastrack._crypto.base import GatherPlan
-from fastrack._sealed.tensor import OpenMessage
+from fastrack._sealed.messages import OpenMessage
 from fastrack._tensors import arrays, dtypes
 from fastrack._training import state as skeleton
 from fuzz import mutators

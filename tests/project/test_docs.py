@@ -12,7 +12,7 @@ import fastrack
 import fastrack.grants
 import fastrack.transformers
 from fastrack._crypto import cobblestone
-from fastrack._sealed.tensor import MessageContext
+from fastrack._sealed.contexts import MessageContext
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -179,7 +179,7 @@ def test_another_message_under_the_same_context_is_refused_and_named(folder, man
 )
 def test_each_change_of_a_file_is_told(tmp_path, monkeypatch, options, told):
     monkeypatch.setattr("fastrack._sealed.writer.new_file_id", lambda: "0" * 32)
-    monkeypatch.setattr("fastrack._sealed.tensor.os.urandom", bytes)  # the salts stay the same
+    monkeypatch.setattr("fastrack._sealed.contexts.os.urandom", bytes)  # the salts stay the same
 
     def write(options):
         tensors = {"x": np.zeros(options.get("shape", (2, 4)), np.int64), "y": np.ones(3, options.get("dtype", "f8"))}

@@ -20,7 +20,8 @@ from fastrack import AuthenticationError, FormatError, Key, KeyRing, SealedRows,
 from fastrack._crypto.cobblestone import CHUNK_SIZE, HEADER_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, chunk_offset
 from fastrack._crypto.engine import get_engine
 from fastrack._devices.base import BAD_PLAN
-from fastrack._sealed.tensor import MessageContext, OpenMessage, bad_chunk
+from fastrack._sealed.contexts import MessageContext
+from fastrack._sealed.messages import OpenMessage, bad_chunk
 from fastrack._tensors import arrays, dtypes
 from fastrack.errors import ClosedError
 

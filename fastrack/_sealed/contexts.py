@@ -1,0 +1,115 @@
+"""The values that messages are bound to: `MessageContext`, and `Binding` of one that was put into a file."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from fastrack._crypto import cobblestone
+from fastrack._crypto.cobblestone import SALT_SIZE, MessageKey
+from fastrack._crypto.keys import Key
+from fastrack._tensors.arrays import Bytes
+from fastrack._util.pickles import unpickle
+from fastrack.errors import AuthenticationError, FormatError
+
+_quote = json.encoder.encode_basestring  # without escapes for characters beyond ASCII
+Kind = Literal["tensor", "checkpoint", "folder"]
+"""The use that a message is sealed for. It is authenticated, as the first part of the context."""
+
+
+class MessageContext(NamedTuple):
+    """The values that a message is bound to. Its key is derived from them, so others fail before a chunk is opened."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+    kind: Kind = "tensor"
+
+    def encode(self) -> bytes:
+        """Return the context string of the key derivation: a label with the kind, and canonical JSON."""
+        if not isinstance(self.name, str):
+            raise TypeError(f"name of a tensor: expected text, got {self.name!r:.200}")
+        before, after = _around_name(self.kind, self.dtype, self.file, self.shape)
+        try:
+            return f"{before}{_quote(self.name)}{after}".encode()
+        except UnicodeEncodeError:
+            raise FormatError(f"name of a tensor: expected Unicode text, got {self.name!r:.200}") from None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return unpickle, ("MessageContext", self.name, self.dtype, self.shape, self.file, self.kind)
+
+    def new_key(self, key: Key) -> tuple[MessageKey, Bytes]:
+        """Return the key of a new message, and its header: a fresh salt and the commitment."""
+        return _new_key(key, self.encode())
+
+    def open_header(self, header: bytes, key: Key) -> MessageKey:
+        """Return the message key, after the commitment in the header was checked."""
+        try:
+            return cobblestone.open_header(header, key.material(), self.encode())
+        except AuthenticationError as error:
+            raise self.mismatch(error) from None
+
+    def mismatch(self, error: AuthenticationError | None = None) -> AuthenticationError:
+        """Return the error for a header that does not match: that of `cobblestone`, with the name of the tensor."""
+        return AuthenticationError(f"tensor {self.name!r:.200}: {error or cobblestone.MISMATCH}", tensor=self.name)
+
+
+@lru_cache(maxsize=256)
+def _around_name(kind: str, dtype: str, file: str, shape: tuple[int, ...]) -> tuple[str, str]:
+    """Return the parts of a context before and after the name, which tensors of a file may have in common."""
+    extents = ",".join(map(int.__repr__, shape))
+    return f'fastrack/{kind}@1\0{{"dtype":{_quote(dtype)},"file":{_quote(file)},"name":', f',"shape":[{extents}]}}'
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """The file that a message sealed earlier was put into, and a header that authenticates this.
+
+    Without it, tensors from several files of one owner could be recombined into one file unnoticed.
+    """
+
+    file: str
+    header: bytes
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return unpickle, ("Binding", self.file, self.header)
+
+    @classmethod
+    def new(cls, context: MessageContext, file: str, key: Key) -> Binding:
+        """Bind the message of that context to a file. The header is that of a message without chunks."""
+        message_key, header = _new_key(key, _binding_context(context, file))
+        message_key.wipe()
+        return cls(file, header.tobytes())
+
+    def check(self, context: MessageContext, key: Key) -> None:
+        """Authenticate that the message was put into the file under this key."""
+        try:
+            cobblestone.open_header(self.header, key.material(), _binding_context(context, self.file)).wipe()
+        except AuthenticationError:
+            raise AuthenticationError(
+                f"tensor {context.name!r:.200}: it was sealed for another file, and its binding to this one does not "
+                "match: another key made it, or it was altered; get the file again from its owner",
+                tensor=context.name,
+            ) from None
+
+
+def _binding_context(context: MessageContext, file: str) -> bytes:
+    """Return the context string of a binding: the file id, and the context of the message."""
+    return f"fastrack/binding@1\0{file}\0".encode() + context.encode()
+
+
+def _new_key(key: Key, context: bytes) -> tuple[MessageKey, Bytes]:
+    salt = os.urandom(SALT_SIZE)
+    message_key = cobblestone.derive(key.material(), salt, context)
+    return message_key, np.frombuffer(salt + message_key.commitment, np.uint8)
+
+
+def new_file_id() -> str:
+    """Return a random file id, which the messages of a file are bound to: 16 bytes, in hexadecimal."""
+    return os.urandom(16).hex()

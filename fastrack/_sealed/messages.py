@@ -1,0 +1,107 @@
+"""Read messages on the host: `OpenMessage`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Self
+
+from fastrack._crypto import cobblestone
+from fastrack._crypto.cobblestone import HEADER_SIZE
+from fastrack._crypto.engine import get_engine
+from fastrack._crypto.keyring import KeyRing
+from fastrack._sealed.fetching import Fetched, fetch, fetch_range, prefetch_range
+from fastrack._sealed.indexing import Ranges
+from fastrack._tensors.arrays import Bytes
+from fastrack._util.locations import Location
+from fastrack.errors import AuthenticationError
+
+if TYPE_CHECKING:
+    from fastrack._sealed.tensor import SealedTensor
+
+
+class OpenMessage:
+    """Message with an authenticated header, to be read on the host. As a context manager, it wipes its key."""
+
+    def __init__(self, sealed: SealedTensor, keys: KeyRing) -> None:
+        self._sealed = sealed
+        self._storage, start = sealed.origin
+        self._start, self._end = start + HEADER_SIZE, start + sealed.message_size
+        self._engine = get_engine()
+        message_key = sealed.open_header(keys)
+        self._schedule = self._engine.expand_key(message_key)
+        message_key.wipe()
+
+    def read(self, memory: Bytes, first: int = 0) -> None:
+        """Authenticate and decrypt the whole chunks from `first` on that fill `memory`.
+
+        If one was altered, `memory` is filled with zeros, and AuthenticationError is raised.
+        """
+        start, stop = self._span(first, memory.size)
+        bad = self._attempt(
+            fetch_range(self._storage, start, stop),
+            lambda: self._engine.open_run(self._schedule, self._storage.view(start, stop), memory, first),
+        )
+        if bad is not None:
+            memory.fill(0)
+            raise bad_chunk(self._sealed.name, bad, path=self._sealed.path)
+
+    def gather(self, ranges: Ranges, memory: Bytes) -> None:
+        """Authenticate and decrypt parts of the message into `memory`, as `read` does."""
+        pieces = ranges.pieces()
+        bad = self._attempt(
+            fetch([(self._sealed, lambda: ranges)]),
+            lambda: self._engine.open_gather(self._schedule, self._sealed.chunks, memory, pieces),
+        )
+        if bad is not None:
+            memory.fill(0)
+            raise bad_chunk(self._sealed.name, bad, path=self._sealed.path)
+
+    def verify_run(self, first: int, size: int) -> int | None:
+        """Return the first chunk with a wrong tag in `size` bytes from chunk `first` on, or None."""
+        start, stop = self._span(first, size)
+        fetched = fetch_range(self._storage, start, stop)
+        if fetched is not None:
+            prefetch_range(self._storage, stop, min(2 * stop - start, self._end))
+        return self._attempt(
+            fetched, lambda: self._engine.verify_run(self._schedule, self._storage.view(start, stop), first)
+        )
+
+    def _attempt(self, fetched: Fetched | None, function: Callable[[], int | None]) -> int | None:
+        """Call a function on chunks, and once more if one is wrong that was kept of a file on a server."""
+        bad = function()
+        if bad is not None and bad >= 0 and fetched is not None:
+            fetched.fetch_again()
+            bad = function()
+        return bad
+
+    def _span(self, first: int, size: int) -> tuple[int, int]:
+        """Return where in the storage the chunks of `size` bytes of plaintext are."""
+        start = self._start + first * cobblestone.SEALED_CHUNK_SIZE
+        return start, start + cobblestone.segment_size(first, size, self._sealed.nbytes)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._schedule.wipe()
+
+
+def bad_chunk(
+    name: str | None, chunk: int, outcome: str = "nothing of the tensor was handed out", *, path: Location | None = None
+) -> AuthenticationError:
+    """Return the error for an altered chunk, or for an altered gather plan, which a negative `chunk` stands for."""
+    prefix = "" if path is None else f"{path}: "
+    if chunk < 0:
+        return AuthenticationError(
+            f"{prefix}rows of tensor {name!r:.200}: the list of their places was altered on its way to the device, so "
+            f"{outcome}; move them again, and if that fails too, distrust the machine",
+            tensor=name,
+            path=path,
+        )
+    return AuthenticationError(
+        f"{prefix}tensor {name!r:.200}, chunk {chunk}: the ciphertext or its tag was altered, so {outcome}; get the "
+        "message again from its owner, and run `fastrack verify` on the file it came in",
+        tensor=name,
+        chunk=chunk,
+        path=path,
+    )
