@@ -101,6 +101,10 @@ class RemoteFile:
         for each in blocks:
             self._entry.write_flags(each.start, len(each), 0)
 
+    def has_blocks(self, blocks: Sequence[range]) -> bool:
+        """Return whether all of these blocks are there, at this moment."""
+        return not self._count_missing(blocks)
+
     def _count_missing(self, blocks: Sequence[range]) -> int:
         flags = self._entry.flags
         if count(blocks) <= _FEW:

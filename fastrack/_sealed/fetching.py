@@ -26,19 +26,24 @@ Wanted = tuple[
 
 
 class Fetched:
-    """Ranges of remote files, which stay in their places as long as this object is alive."""
+    """Ranges of remote files, which stay in their places as long as this object is alive, unless `is_kept` is False."""
 
-    def __init__(self, blocks: Mapping[RemoteFile, Blocks]) -> None:
+    def __init__(self, blocks: Mapping[RemoteFile, Blocks], *, is_kept: bool = True) -> None:
         self._blocks = blocks
+        self._is_kept = is_kept
         self._leases: list[object] = []
         self.fetch()
 
     def fetch(self) -> None:
         """Download what is missing: from all files at once."""
-        if len(self._blocks) > 1:
-            for file, blocks in self._blocks.items():
+        wanted = self._blocks
+        if not self._is_kept:
+            wanted = {file: blocks for file, blocks in wanted.items() if not file.has_blocks(blocks)}
+        if len(wanted) > 1:
+            for file, blocks in wanted.items():
                 file.prefetch_blocks(blocks)
-        self._leases = [file.fetch_blocks(blocks) for file, blocks in self._blocks.items()]
+        leases = [file.fetch_blocks(blocks) for file, blocks in wanted.items()]
+        self._leases = leases if self._is_kept else []
 
     def fetch_again(self) -> None:
         """Download all of it again: the bytes that were kept are wrong, or those on the server."""
