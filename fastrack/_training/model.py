@@ -21,9 +21,10 @@ from fastrack._tensors.sharded import is_sharded, local_part, sharding_problem
 from fastrack._training.sharded import replace_local, save_gathered, select_local
 from fastrack._transfer.api import group, to_device
 from fastrack._transfer.plan import FRESH
+from fastrack._util.extras import require
 from fastrack._util.locations import locate
 from fastrack._util.public import public
-from fastrack.errors import AuthenticationError
+from fastrack.errors import AuthenticationError, FormatError
 
 if TYPE_CHECKING:
     import torch
@@ -109,6 +110,7 @@ def load_model(
     >>> model.weight.shape, model.weight.device
     (torch.Size([2, 3]), device(type='cpu'))
     """
+    require("torch", "load_model", "torch")
     from torch.nn.modules.module import _IncompatibleKeys
 
     _require_module(module, "load_model(module, path, keys)")
@@ -128,6 +130,8 @@ def load_model(
         problems = [*_format_keys("Unexpected", unexpected), *_format_keys("Missing", missing), *problems]
     if problems:
         source = _describe(path)
+        if not weights:
+            raise FormatError(f"{source}: expected sealed weights, got none; `fastrack seal` seals a file")
         raise RuntimeError("\n\t".join([f"Error(s) in loading {source} into {type(module).__name__}:", *problems]))
     fill(steps, ring)
     return _IncompatibleKeys(missing, unexpected)
@@ -180,6 +184,7 @@ def save_model(
     ...     print({name: file[name].shape for name in sorted(file)})
     {'bias': (2,), 'weight': (2, 3)}
     """
+    require("torch", "save_model", "torch")
     _require_module(module, "save_model(module, path, key)")
     tensors: dict[Hashable, tuple[str, Any]] = {}
     for name, value in module.state_dict(keep_vars=True).items():

@@ -22,6 +22,11 @@ Examples
 
 from __future__ import annotations
 
+from fastrack._util.extras import require
+
+require("torch", "fastrack.distributed", "torch")
+
+# ruff: noqa: E402 - after the error that says what to install
 from fastrack.distributed._group import SecureGroup
 from fastrack.distributed._hooks import seal_fsdp, sealed_allreduce
 from fastrack.distributed._reader import SealedReader

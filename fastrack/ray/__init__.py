@@ -20,7 +20,11 @@ torch.Size([64, 3, 32, 32])
 
 from __future__ import annotations
 
-from fastrack.ray._data import SealedCollateFn, SealedDatasource
+from fastrack._util.extras import require
+
+require("ray", "fastrack.ray", "ray")
+
+from fastrack.ray._data import SealedCollateFn, SealedDatasource  # noqa: E402 - after the error that says what to install
 
 __all__ = ["SealedCollateFn", "SealedDatasource"]
 
