@@ -48,7 +48,8 @@ def new_file(path: Path, size: int = 0, *, mode: int = 0o666, overwrite: bool = 
         raise _exists(path)
     kept = _mode_to_keep(path)
     try:
-        descriptor, temporary = _create(path.parent, mode if kept is None else mode & 0o600)
+        with _errors_of(path):
+            descriptor, temporary = _create(path.parent, mode if kept is None else mode & 0o600)
         try:
             with io.FileIO(descriptor, "w") as raw:
                 _allocate(descriptor, size)
@@ -83,7 +84,8 @@ def new_folder(path: Path, *, mode: int = 0o777) -> Iterator[Path]:
     if os.path.lexists(path):
         raise _exists(path)
     temporary = _temporary_name(path.parent)
-    temporary.mkdir(mode=mode)
+    with _errors_of(path):
+        temporary.mkdir(mode=mode)
     try:
         final_mode = stat.S_IMODE(temporary.stat().st_mode)
         temporary.chmod(0o700)
@@ -101,6 +103,15 @@ def new_folder(path: Path, *, mode: int = 0o777) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     sync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def _errors_of(path: Path) -> Iterator[None]:
+    """Have errors name this path, rather than the temporary one beside it."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, os.strerror(error.errno or 0), str(path)) from None
 
 
 def _follow(path: Path) -> Path:

@@ -12,7 +12,7 @@ import pytest
 from helpers.forking import in_forked_child
 
 from fastrack._util import atomic
-from fastrack._util.atomic import new_file
+from fastrack._util.atomic import new_file, new_folder
 
 MIB = 1 << 20
 
@@ -243,3 +243,10 @@ def test_other_systems_are_not_asked(monkeypatch):
     assert atomic._from_libc("fallocate") is None
     monkeypatch.undo()
     assert atomic._from_libc("there_is_no_such_function") is None
+
+
+@pytest.mark.parametrize("make", [new_file, new_folder])
+def test_an_error_names_the_target_and_not_a_temporary_name(tmp_path, make):
+    with pytest.raises(FileNotFoundError) as caught, make(tmp_path / "absent" / "x"):
+        pytest.fail("reached")
+    assert caught.value.filename == str(tmp_path / "absent" / "x")
