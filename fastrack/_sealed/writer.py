@@ -94,6 +94,8 @@ def save_file(
     (10, 28, 28) [0 1 2] {'licence': 'CC0'}
     """
     require_path(path, "save_file(tensors, path, key)")
+    if not isinstance(tensors, Mapping):
+        raise TypeError(f"tensors: expected a mapping of names to tensors, got {type(tensors).__name__}. Name them")
     key, plain = sealing_key(key), plain_names(plain)
     described, sealed = {}, {}
     for name, tensor in tensors.items():

@@ -139,7 +139,8 @@ def load_checkpoint(
     with load_file(path, anchor=anchor) as file:
         sealed = file.get(_SKELETON)
         if file.kind != "checkpoint" or sealed is None or sealed.dtype != "U8" or len(sealed.shape) != 1:
-            raise FormatError(f"{file.path}: expected a checkpoint, got another sealed file. Open it with load_file")
+            kind = "another sealed file. Open it with load_file" if file else "a file of which nothing is sealed"
+            raise FormatError(f"{file.path}: expected a checkpoint, got {kind}")
         fetched: dict[int, tuple[Framework, Any]] = {}
 
         def fetch(number: int, framework: Framework) -> Any:

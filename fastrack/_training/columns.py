@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,7 +27,10 @@ def list_shards(paths: PathLike | Sequence[PathLike]) -> PathLike | Sequence[Pat
         return paths
     folder = locate(paths)
     if isinstance(folder, Path) and folder.is_dir():
-        return shards_in(folder) or sorted(folder.glob("*.safetensors"))
+        found = shards_in(folder) or sorted(folder.glob("*.safetensors"))
+        if not found:
+            raise FileNotFoundError(errno.ENOENT, "expected .safetensors files in this folder, got none", str(folder))
+        return found
     return paths
 
 

@@ -19,7 +19,7 @@ from fastrack._sealed.tensor import MessageContext, SealedTensor, TensorSlice, u
 from fastrack._tensors import dtypes
 from fastrack._training.shards import Shards
 from fastrack._util.pickles import unpickle
-from fastrack.errors import FormatError
+from fastrack.errors import FormatError, UnknownKeyError
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,11 @@ def record_layout(
 
     names : those of the records and of their lengths in a sample
     """
-    offsets, ring = [], KeyRing.resolve(keys)
+    try:
+        offsets, ring = [], KeyRing.resolve(keys)
+    except UnknownKeyError as error:
+        error.add_note("records are found by their offsets, which are opened when the data set is made: give it keys=")
+        raise
     indices = [shards.tensor(shard, 1) for shard in range(len(shards))]
     fetched = fetch((index, None) for index in indices) if authenticate_remote(indices, ring) else None
     for shard, (data, index) in enumerate(shards.contexts):

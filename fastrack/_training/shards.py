@@ -162,6 +162,8 @@ def _absolute(path: Location) -> Location:
 
 
 def _choose(file: SealedFile, names: Sequence[str] | None) -> tuple[str, ...]:
+    if not file:
+        raise FormatError(f"{file.path}: expected sealed tensors, got none; `fastrack seal` seals a file")
     chosen = list(file) if names is None else names
     if not chosen or isinstance(chosen, str):
         raise ValueError(

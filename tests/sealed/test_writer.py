@@ -925,3 +925,8 @@ def test_a_file_that_gives_more_than_its_size_is_not_sealed_as_an_empty_one(targ
     with pytest.raises(OSError, match="0 bytes"):
         seal_file("/proc/self/status", target, KEY)
     assert not target.exists()
+
+
+def test_tensors_without_names_are_refused(key, tmp_path):
+    with pytest.raises(TypeError, match="expected a mapping of names to tensors, got ndarray"):
+        fastrack.save_file(np.ones(3), tmp_path / "x.safetensors", key)

@@ -380,3 +380,23 @@ def test_no_worker_is_left(folder, key):
     while any(worker.is_alive() for worker in workers) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not any(worker.is_alive() for worker in workers)
+
+
+def test_what_holds_nothing_sealed_is_refused_as_that(key, tmp_path):
+    fastrack.save_file({"x": np.arange(6)}, tmp_path / "plain.safetensors", key, plain=["x"])
+    with pytest.raises(FormatError, match=r"plain\.safetensors: expected sealed tensors, got none"):
+        SealedDataset(tmp_path / "plain.safetensors")
+    with pytest.raises(FormatError, match="got a file of which nothing is sealed"):
+        fastrack.load_checkpoint(tmp_path / "plain.safetensors", keys=key)
+    with pytest.raises(FormatError, match="expected sealed weights, got none"):
+        fastrack.load_model(torch.nn.Linear(2, 2), tmp_path / "plain.safetensors", keys=key)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"safetensors files in this folder, got none.*empty"):
+        SealedDataset(tmp_path / "empty")
+
+
+def test_records_without_a_key_say_that_the_data_set_needs_one(folder):
+    with pytest.raises(UnknownKeyError) as caught:
+        SealedDataset(folder)
+    assert "give it keys=" in caught.value.__notes__[0]
+    assert len(SealedDataset(folder, ["row", "label"])) == COUNT
