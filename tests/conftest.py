@@ -1,3 +1,4 @@
+import importlib.util
 import re
 import sys
 from collections import Counter
@@ -6,6 +7,13 @@ from pathlib import Path
 import pytest
 
 from fastrack import Key
+
+if importlib.util.find_spec("hypothesis"):  # which a machine that is lent with its GPU may lack
+    from hypothesis import settings
+
+    # A machine that others use too takes longer than 200 ms for an example now and then.
+    settings.register_profile("fastrack", deadline=None)
+    settings.load_profile("fastrack")
 
 # Makes `helpers` importable from every test folder.
 sys.path.insert(0, str(Path(__file__).parent))
