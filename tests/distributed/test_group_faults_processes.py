@@ -27,7 +27,8 @@ def start(rank, size, folder):
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
     for kind in KINDS:
         check_every_rank_raises(rank, size, kind, train_ddp)
-        check_every_rank_raises(rank, size, kind, train_fsdp)
+        if size > 2 or kind == "flip":  # the rest is for the night
+            check_every_rank_raises(rank, size, kind, train_fsdp)
     if size > 2:  # An all-gather sends all others the same, so that an exchange between them does no harm.
         check_every_rank_raises(rank, size, "misroute", train_ddp)
     dist.barrier()
