@@ -12,6 +12,7 @@ from fastrack._sealed.tensor import SealedTensor
 from fastrack._tensors.arrays import Framework
 from fastrack._transfer.api import to_device
 from fastrack._util.public import public
+from fastrack.errors import FormatError
 
 if TYPE_CHECKING:
     from fastrack._sealed.anchor import Anchor
@@ -61,7 +62,9 @@ def load_tensors(
         As from `to_device`.
     ValueError
         If there is no such framework.
-    FormatError, RollbackError, SignatureError, OSError
+    FormatError
+        If nothing in the file is sealed, or as from `load_file`.
+    RollbackError, SignatureError, OSError
         As from `load_file`.
 
     Examples
@@ -75,6 +78,11 @@ def load_tensors(
     """
     device, kind = canonical(device), _framework_of(framework)
     with load_file(path, anchor=anchor) as file:
+        if not file and file.names:
+            raise FormatError(
+                f"{file.path}: expected sealed tensors, got unencrypted ones alone. `fastrack seal` seals a file; "
+                "load_file(path).plain reads it as it is"
+            )
         opened: dict[str, Any] = to_device(dict(file), device, keys=keys, framework=kind)
     return opened
 

@@ -127,6 +127,11 @@ def test_wrong_arguments_are_refused_before_the_file_is_opened(key):
         fastrack.load_tensors("missing", keys=key)
 
 
+def test_a_file_in_which_nothing_is_sealed_is_not_an_empty_dict(plain):
+    with pytest.raises(fastrack.FormatError, match="expected sealed tensors, got unencrypted ones alone"):
+        fastrack.load_tensors(plain)
+
+
 @pytest.mark.parametrize("open_it", [fastrack.load_tensors, fastrack.safe_open])
 def test_an_older_file_is_refused_by_its_anchor(tmp_path, path, key, open_it):
     owner = Signer.generate()
