@@ -12,12 +12,17 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-import ray
-import ray.data
+import pytest
 
 from fastrack import Key, SealedDataset, save_file
 from fastrack._bench.measure import interleave
-from fastrack.ray import SealedCollateFn, SealedDatasource
+
+pytest.importorskip("ray", reason="takes fastrack[ray]")  # pytest looks for benchmarks in this file too
+
+import ray  # noqa: E402
+import ray.data  # noqa: E402
+
+from fastrack.ray import SealedCollateFn, SealedDatasource  # noqa: E402
 
 SIZE, BATCH, FILES = 65_536, 64, 8
 
