@@ -19,10 +19,10 @@ from fastrack._bench.measure import interleave
 
 pytest.importorskip("ray", reason="takes fastrack[ray]")  # pytest looks for benchmarks in this file too
 
-import ray  # noqa: E402
-import ray.data  # noqa: E402
+import ray
+import ray.data
 
-from fastrack.ray import SealedCollateFn, SealedDatasource  # noqa: E402
+from fastrack.ray import SealedCollateFn, SealedDatasource
 
 SIZE, BATCH, FILES = 65_536, 64, 8
 
