@@ -13,6 +13,11 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Self
 
+import numpy as np
+
+from fastrack._remote.remote_file import RemoteFile, open_remote
+from fastrack._util.locations import Url
+
 
 class RangeServer:
     """Serve the files of a folder. `faults` is called for each request, with its number, and may answer itself."""
@@ -42,6 +47,16 @@ class RangeServer:
 
     def url(self, name: str) -> str:
         return f"http://127.0.0.1:{self.port}/{name}"
+
+    def write(self, name: str, size: int) -> bytes:
+        """Write random bytes into a file of the folder, and return them."""
+        data = np.random.default_rng(size).bytes(size)
+        (self.folder / name).write_bytes(data)
+        return data
+
+    def open_remote(self, name: str) -> RemoteFile:
+        """Return a file of the folder as a client has it."""
+        return open_remote(Url(self.url(name)))[0]
 
     def count(self, path: str, requested: str | None) -> int:
         with self._lock:

@@ -19,16 +19,6 @@ def kept(folder):
     return sum(path.stat().st_blocks * 512 for path in folder.glob("*.data"))
 
 
-def write(served, name, size):
-    data = np.random.default_rng(size).bytes(size)
-    (served.folder / name).write_bytes(data)
-    return data
-
-
-def remote(served, name):
-    return open_remote(Url(served.url(name)))[0]
-
-
 def test_a_file_is_downloaded_once(served, url, key, images):
     for _ in range(2):
         with fastrack.load_file(url) as file:
@@ -115,8 +105,8 @@ def test_the_cache_keeps_to_its_bound(served, cache, monkeypatch):
     monkeypatch.setattr(module, "_BLOCKS", 2 * MIB // module.BLOCK)
     monkeypatch.setattr("fastrack._remote.remote_file.REGION", 2 * MIB)
     monkeypatch.setattr("fastrack._remote.remote_file._BLOCKS", 2 * MIB // module.BLOCK)
-    data = {name: write(served, name, 6 * MIB + number) for number, name in enumerate("abcd")}
-    files = {name: remote(served, name) for name in data}
+    data = {name: served.write(name, 6 * MIB + number) for number, name in enumerate("abcd")}
+    files = {name: served.open_remote(name) for name in data}
     generator = np.random.default_rng(5)
     for _ in range(100):
         name = "abcd"[generator.integers(4)]
@@ -126,8 +116,8 @@ def test_the_cache_keeps_to_its_bound(served, cache, monkeypatch):
         assert kept(cache) <= 8 * MIB + 64 * 4096
     assert kept(cache) > 4 * MIB
     monkeypatch.setenv("FASTRACK_CACHE_SIZE", "3M")
-    write(served, "e", 6 * MIB)
-    other = remote(served, "e")
+    served.write("e", 6 * MIB)
+    other = served.open_remote("e")
     with pytest.raises(OSError, match="FASTRACK_CACHE_SIZE") as caught:
         other.read(0, 6 * MIB)
     assert caught.value.errno == 28
@@ -135,8 +125,8 @@ def test_the_cache_keeps_to_its_bound(served, cache, monkeypatch):
 
 def test_ranges_in_use_are_not_evicted(served, monkeypatch):
     monkeypatch.setenv("FASTRACK_CACHE_SIZE", "4M")
-    first, second = write(served, "a", 3 * MIB), write(served, "b", 3 * MIB + 1)
-    one, other = remote(served, "a"), remote(served, "b")
+    first, second = served.write("a", 3 * MIB), served.write("b", 3 * MIB + 1)
+    one, other = served.open_remote("a"), served.open_remote("b")
     lease = one.fetch([(0, 3 * MIB)])
     view = one.view(0, 3 * MIB)
     del lease
@@ -158,8 +148,8 @@ def hold(port, begun, ended):
 @pytest.mark.slow
 def test_ranges_in_use_by_another_process_are_not_evicted(served, monkeypatch):
     monkeypatch.setenv("FASTRACK_CACHE_SIZE", "4M")
-    write(served, "a", 3 * MIB)
-    second = write(served, "b", 3 * MIB + 1)
+    served.write("a", 3 * MIB)
+    second = served.write("b", 3 * MIB + 1)
     context = multiprocessing.get_context("spawn")
     begun, ended = context.Event(), context.Event()
     process = context.Process(target=hold, args=(served.port, begun, ended))
@@ -167,18 +157,18 @@ def test_ranges_in_use_by_another_process_are_not_evicted(served, monkeypatch):
     try:
         assert begun.wait(60)
         with pytest.raises(OSError, match="others use"):
-            remote(served, "b").read(0, 3 * MIB)
+            served.open_remote("b").read(0, 3 * MIB)
         process.kill()  # the kernel releases its locks
         process.join()
-        assert remote(served, "b").read(0, 3 * MIB) == second[: 3 * MIB]
+        assert served.open_remote("b").read(0, 3 * MIB) == second[: 3 * MIB]
     finally:
         process.kill()
         process.join()
 
 
 def test_threads_share_downloads(served):
-    data = write(served, "a", 4 * MIB)
-    file = remote(served, "a")
+    data = served.write("a", 4 * MIB)
+    file = served.open_remote("a")
     served.latency = 0.02
     before = len(served.requests)
     results = []
@@ -192,8 +182,8 @@ def test_threads_share_downloads(served):
 
 
 def test_a_failed_download_ahead_of_time_is_tried_again(served):
-    data = write(served, "a", 2 * MIB)
-    file = remote(served, "a")
+    data = served.write("a", 2 * MIB)
+    file = served.open_remote("a")
     fail = threading.Event()
     fail.set()
     served.faults = lambda handler, number: fail.is_set() and (handler.refuse(404), True)[1]
@@ -205,8 +195,8 @@ def test_a_failed_download_ahead_of_time_is_tried_again(served):
 
 
 def test_a_forked_child_reads_on(served):
-    data = write(served, "a", 2 * MIB)
-    file = remote(served, "a")
+    data = served.write("a", 2 * MIB)
+    file = served.open_remote("a")
     child = os.fork()
     if not child:
         os._exit(0 if file.read(0, 2 * MIB) == data else 1)
@@ -219,19 +209,19 @@ def test_a_forked_child_reads_on(served):
 @pytest.mark.parametrize("suffix", ["index", "data"])
 @pytest.mark.parametrize("content", [b"", b"garbage", bytes(4000)])
 def test_a_damaged_entry_is_made_anew(suffix, content, served, cache):
-    data = write(served, "a", 2 * MIB)
-    assert remote(served, "a").read(0, 2 * MIB) == data
+    data = served.write("a", 2 * MIB)
+    assert served.open_remote("a").read(0, 2 * MIB) == data
     [path] = cache.glob(f"*.{suffix}")
     path.unlink()
     path.write_bytes(content)
     [index] = cache.glob("*.index")
     index.unlink()
-    assert remote(served, "a").read(0, 2 * MIB) == data
+    assert served.open_remote("a").read(0, 2 * MIB) == data
 
 
 def test_an_entry_that_was_removed_is_an_error_that_says_so(served, cache):
-    write(served, "a", 2 * MIB)
-    file = remote(served, "a")
+    served.write("a", 2 * MIB)
+    file = served.open_remote("a")
     for path in cache.glob("*.data"):
         path.unlink()
     with pytest.raises(fastrack.ClosedError, match="Open it"):
@@ -241,14 +231,14 @@ def test_an_entry_that_was_removed_is_an_error_that_says_so(served, cache):
 def test_a_folder_that_others_may_use_is_refused(served, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "open"))
     (tmp_path / "open" / "fastrack" / "remote").mkdir(parents=True, mode=0o755)
-    write(served, "a", 1000)
+    served.write("a", 1000)
     with pytest.raises(PermissionError, match="alone"):
-        remote(served, "a")
+        served.open_remote("a")
 
 
 @pytest.mark.parametrize("text", ["5", "x", "-1G", "1P"])
 def test_a_bound_that_is_no_size_is_refused(text, served, monkeypatch):
     monkeypatch.setenv("FASTRACK_CACHE_SIZE", text)
-    write(served, "a", 1000)
+    served.write("a", 1000)
     with pytest.raises(ValueError, match="FASTRACK_CACHE_SIZE"):
-        remote(served, "a")
+        served.open_remote("a")

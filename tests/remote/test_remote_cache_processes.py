@@ -12,26 +12,15 @@ import fastrack
 from fastrack._remote import cache as module
 from fastrack._remote import objects
 from fastrack._remote.objects import Version
-from fastrack._remote.remote_file import open_remote
 from fastrack._util.locations import Url
 
 MIB = 1 << 20
 
 
-def write(served, name, size):
-    data = np.random.default_rng(size).bytes(size)
-    (served.folder / name).write_bytes(data)
-    return data
-
-
-def remote(served, name):
-    return open_remote(Url(served.url(name)))[0]
-
-
 def evict(served):
     """Let the cache evict all that no call uses."""
-    write(served, "room", 4 * MIB)
-    remote(served, "room").read(0, 4 * MIB)
+    served.write("room", 4 * MIB)
+    served.open_remote("room").read(0, 4 * MIB)
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +50,7 @@ def join(*children):
 def test_processes_that_evict_and_open_at_once_read_the_right_bytes(served, cache, monkeypatch):
     monkeypatch.setenv("FASTRACK_CACHE_SIZE", "8M")
     sizes = {name: (2 + number) * MIB + number for number, name in enumerate("abcd")}
-    data = {name: write(served, name, size) for name, size in sizes.items()}
+    data = {name: served.write(name, size) for name, size in sizes.items()}
 
     def work(seed):
         generator = np.random.default_rng(seed)
@@ -71,7 +60,7 @@ def test_processes_that_evict_and_open_at_once_read_the_right_bytes(served, cach
             start = int(generator.integers(0, sizes[name]))
             stop = min(start + int(generator.integers(1, MIB)), sizes[name])
             try:
-                file = remote(served, name)  # which makes entries that others remove
+                file = served.open_remote(name)  # which makes entries that others remove
                 assert file.read(start, stop) == data[name][start:stop]
                 done += 1
             except OSError as error:
@@ -85,8 +74,8 @@ def test_processes_that_evict_and_open_at_once_read_the_right_bytes(served, cach
 
 
 def test_an_entry_without_blocks_is_removed_when_no_process_has_it_open(served):
-    data = write(served, "a", 3 * MIB)
-    file = remote(served, "a")
+    data = served.write("a", 3 * MIB)
+    file = served.open_remote("a")
     assert file.read(0, 3 * MIB) == data
     path = file._entry.path
     read, begun = os.pipe()
@@ -94,7 +83,7 @@ def test_an_entry_without_blocks_is_removed_when_no_process_has_it_open(served):
 
     def hold():
         os.close(end)
-        other = remote(served, "a")
+        other = served.open_remote("a")
         os.write(begun, b"x")
         os.read(ended, 1)
         return other.read(0, 3 * MIB) == data
@@ -112,12 +101,12 @@ def test_an_entry_without_blocks_is_removed_when_no_process_has_it_open(served):
     evict(served)
     assert not path.exists()
     assert not path.with_suffix(".index").exists()
-    assert remote(served, "a").read(0, 3 * MIB) == data
+    assert served.open_remote("a").read(0, 3 * MIB) == data
 
 
 def test_a_forked_child_keeps_what_its_parent_has_open(served):
-    data = write(served, "a", 3 * MIB)
-    files = [remote(served, "a")]
+    data = served.write("a", 3 * MIB)
+    files = [served.open_remote("a")]
     path = files[0]._entry.path
     read, begun = os.pipe()
     ended, end = os.pipe()
@@ -140,8 +129,8 @@ def test_a_forked_child_keeps_what_its_parent_has_open(served):
 
 @pytest.mark.parametrize("suffix", [".data", ".index"])
 def test_another_file_of_the_name_of_an_entry_is_not_written_to(suffix, served):
-    data = write(served, "a", 2 * MIB)
-    file = remote(served, "a")
+    data = served.write("a", 2 * MIB)
+    file = served.open_remote("a")
     path = file._entry.path.with_suffix(suffix)
     path.rename(path.with_name("away"))
     path.write_bytes(path.with_name("away").read_bytes())
