@@ -116,7 +116,6 @@ def make_clients(endpoint, starts):
 
     clients = {"fastrack": lambda: list(pool.map(read, starts))}
     with contextlib.suppress(ImportError):
-        import aiohttp  # noqa: F401
         import fsspec
 
         url = f"{endpoint}/bucket/object"
