@@ -101,10 +101,10 @@ class Operation:
             for rank, term in enumerate(terms[1:], 1):
                 # Until `own` was added its memory, which may be the target, stays as it is.
                 running = torch.add(running, term, out=target if rank >= link.rank else terms[0])
-            if (len(link.others) + 1) == 1:
+            if len(terms) == 1:
                 target.copy_(running)
             if op == "mean":
-                target.div_(len(link.others) + 1)
+                target.div_(len(terms))
 
     def __enter__(self) -> Self:
         self._span.__enter__()
