@@ -5,11 +5,11 @@ import gc
 import json
 import os
 import pickle
-import resource
 import secrets
 import stat
 import tracemalloc
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import ml_dtypes
@@ -20,6 +20,7 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 from helpers import by_hand
+from helpers.processes import room_for
 from helpers.tampering import relist, rewrite_file, tamper_file
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -789,6 +790,7 @@ def test_a_file_that_is_cut_while_it_is_read_is_refused(scratch, monkeypatch):
 
 
 def test_an_open_file_keeps_no_descriptor(path):
+    gc.collect()
     before = len(list(Path("/proc/self/fd").iterdir()))
     files = [load_file(path) for _ in range(20)]
     assert len(list(Path("/proc/self/fd").iterdir())) == before
@@ -814,20 +816,13 @@ def test_too_many_open_files_are_reported_as_that(tmp_path):
     path = tmp_path / "x.safetensors"
     save_file({"x": np.arange(3)}, path, Key.generate())
     load_file(path)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    taken = []
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+    with room_for(20), ExitStack() as taken:
+        last = os.open("/dev/null", os.O_RDONLY)
         with pytest.raises(OSError, match="Too many"):  # noqa: PT012 - fills the table first
             while True:
-                taken.append(os.open("/dev/null", os.O_RDONLY))
+                taken.callback(os.close, os.open("/dev/null", os.O_RDONLY))
         with pytest.raises(OSError, match=rf"Too many open files: .*{path.name}") as caught:
             load_file(path)
         assert caught.value.errno == errno.EMFILE
-        os.close(taken.pop())
+        os.close(last)
         load_file(path)  # one is enough
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        for descriptor in taken:
-            os.close(descriptor)

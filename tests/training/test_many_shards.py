@@ -1,15 +1,13 @@
 """Data sets of more files than a process may open, and than the kernel maps for it."""
 
 import gc
-import os
 import pickle
 import random
-import resource
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.processes import room_for
 
 from fastrack import Key, SealedDataset, save_file, seal, to_device, unseal
 from fastrack._sealed import storage
@@ -25,18 +23,6 @@ def make_shards(folder, count):
     for number, path in enumerate(paths):
         path.write_bytes(seal(np.full((ROWS, 8), number, np.int32), KEY, name="x").to_bytes())
     return paths
-
-
-@contextmanager
-def room_for(descriptors):
-    """Lets this process open so many files more, and no others."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    highest = max(map(int, os.listdir("/proc/self/fd")))  # noqa: PTH208
-    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + descriptors, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def read_shuffled(paths, step):
