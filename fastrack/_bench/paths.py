@@ -26,7 +26,7 @@ from fastrack._devices.cuda.driver import Driver
 from fastrack._tensors import arrays
 from fastrack.errors import AuthenticationError
 
-_PARALLEL_THRESHOLD = 8 << 20  # bytes below which one thread copies as fast as several, mostly within a cache
+_PARALLEL_THRESHOLD = 2 << 20  # bytes below which one thread has copied before another has woken up
 _ALTERED = "the message on the bounce path was altered"
 _ONE_BLOCK = 1e-9  # a share of one thread block
 
@@ -236,7 +236,7 @@ class OneBlockPath(_ChunkedPath):
 
 
 def copy(target: Bytes, source: Bytes) -> None:
-    """Copy with all threads from 8 MiB on, and with one below."""
+    """Copy with all threads from 2 MiB on, and with one below."""
     if source.size < _PARALLEL_THRESHOLD:
         np.copyto(target, source)
     else:
