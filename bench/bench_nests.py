@@ -9,7 +9,9 @@ import torch
 from cryptography.hazmat.primitives.hashes import SHA512
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
-from fastrack import load_model, save_model, seal
+from fastrack import KeyRing, load_model, save_model, seal
+from fastrack._crypto.message_keys import MessageKeys
+from fastrack._sealed.headers import open_headers
 
 NESTS = {"1024-of-8KiB": (1024, 8 << 10), "8-of-4KiB": (8, 4 << 10)}
 INFO = os.urandom(186)  # as long as that of a tensor with a name of a few words
@@ -33,8 +35,14 @@ def run(benchmark, nest, action, *arguments, **options):
     benchmark.pedantic(action, arguments, options, rounds=max(15, 4000 // count), warmup_rounds=3)
 
 
-def test_keys_alone(benchmark, nest):
+def test_keys_by_openssl(benchmark, nest):
     run(benchmark, nest, derive, nest[0])
+
+
+@pytest.mark.guard
+def test_keys_alone(benchmark, nest, key, plain):
+    sealed = [seal(plain[:1], key, f"layers.{number}.weight") for number in range(nest[0])]
+    run(benchmark, nest, open_headers, sealed, KeyRing(key), MessageKeys(nest[0]))
 
 
 @pytest.mark.guard

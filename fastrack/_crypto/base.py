@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from fastrack._crypto import gather
-from fastrack._crypto.cobblestone import CHUNK_SIZE, MAX_CHUNKS, TAG_SIZE, MessageKey
+from fastrack._crypto import cobblestone, gather
+from fastrack._crypto.cobblestone import CHUNK_SIZE, DERIVED_SIZE, MAX_CHUNKS, TAG_SIZE, MessageKey
 
 if TYPE_CHECKING:
     from fastrack._crypto.message_keys import MessageKeys
@@ -167,6 +167,19 @@ class Engine(Protocol):
     name: str
     threads: int
 
+    def derive_keys(
+        self,
+        secret: cobblestone.Bytes,
+        headers: Sequence[cobblestone.Bytes],
+        contexts: Sequence[cobblestone.Bytes],
+        rows: Sequence[int],
+        target: memoryview,
+    ) -> int | None:
+        """Derive the keys of messages, as `derivation.derive_rows` specifies. Headers and secret have their lengths.
+
+        Raise ValueError if a row is not in the target.
+        """
+
     def expand_key(self, key: MessageKey) -> Any: ...
 
     def open_run(self, schedule: Any, source: Bytes, target: Bytes, first: int) -> int | None: ...
@@ -209,6 +222,17 @@ def check_buffers(source: Bytes, target: Bytes | None = None) -> None:
             raise ValueError("expected a one-dimensional, contiguous uint8 array as a buffer")
     if target is not None and not target.flags.writeable:
         raise ValueError("expected a writable target buffer, got a read-only one")
+
+
+def check_rows(rows: Sequence[int], target: memoryview) -> None:
+    """Raise ValueError unless all rows of derived keys are in the target, and that is writable.
+
+    Native code relies on this check.
+    """
+    if rows and not (min(rows) >= 0 and (max(rows) + 1) * DERIVED_SIZE <= target.nbytes and not target.readonly):
+        raise ValueError(
+            f"expected rows in {target.nbytes} bytes that can be written to, got rows {min(rows)} to {max(rows)}"
+        )
 
 
 def check_plan(plan: GatherPlan, sealed: int, plain: int, target: int) -> None:

@@ -1,4 +1,4 @@
-"""Sizes, nonces and keys of the message format, C2SP chunked encryption ("Cobblestone").
+"""Sizes, nonces and message keys of the format, C2SP chunked encryption ("Cobblestone").
 
 A message is a header and chunks. The header is a salt and a commitment. Every chunk holds 16 KiB of plaintext and a
 tag, except for the last, which is always shorter and may hold only its tag::
@@ -13,14 +13,10 @@ https://c2sp.org/chunked-encryption. This module uses no array, file or device.
 from __future__ import annotations
 
 import contextlib
-import hmac
 from collections.abc import Iterator
 from typing import Final, NoReturn, Self
 
-from cryptography.hazmat.primitives.hashes import SHA512
-from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
-
-from fastrack.errors import AuthenticationError, ClosedError, FormatError
+from fastrack.errors import ClosedError, FormatError
 
 Bytes = bytes | bytearray | memoryview
 
@@ -43,9 +39,10 @@ MISMATCH: Final = (
 
 _AEADS = {16: b"AEAD_AES_128_GCM", 32: b"AEAD_AES_256_GCM"}
 _LABEL = b"c2sp.org/chunked-encryption@v1+"
-_PREFIXES = {size: b"".join((_LABEL, aead, b"\0")) for size, aead in _AEADS.items()}
-_SHA512 = SHA512()
-_DIGEST_SIZE = _SHA512.digest_size
+PREFIXES: Final = {size: b"".join((_LABEL, aead, b"\0")) for size, aead in _AEADS.items()}
+"""What the information begins with that a message key is derived from, by the size of the owner's key."""
+PREFIX_SIZE: Final = 48  # bytes of each
+DERIVED_SIZE: Final = 80  # bytes for an AES key, a base nonce and a commitment: 76 at most, and whole words
 
 
 class MessageKey:
@@ -116,77 +113,6 @@ class MessageKey:
     def __repr__(self) -> str:
         state = "wiped" if self._wiped else f"{8 * (len(self._material) - NONCE_SIZE)}-bit"
         return f"<MessageKey {state}>"
-
-
-def derive(secret: Bytes, salt: Bytes, context: Bytes) -> MessageKey:
-    """Derive a message key and its commitment with HKDF-Expand-SHA-512, as c2sp.org/chunked-encryption specifies.
-
-    `secret` is the owner's key: 16 bytes for Cobblestone-128, 32 bytes for Cobblestone-256. `salt` has 24 bytes: new
-    and random to seal a message; the first bytes of a message to open it. `context` is the data that the message is
-    bound to, of any length. Raise FormatError if the secret or the salt has another length, or the secret is all zeros.
-    """
-    size = len(secret)
-    # Every step writes in place: a temporary `bytes` cannot be wiped, and shrinking a bytearray may move it.
-    output = bytearray(size + NONCE_SIZE + COMMITMENT_SIZE)
-    derive_into(secret, salt, context, output)
-    overwrite_freed()
-    try:
-        require_secret(secret)
-    except FormatError:
-        output[:] = bytes(len(output))
-        raise
-    material = bytearray(size + NONCE_SIZE)
-    memoryview(material)[:] = memoryview(output)[:-COMMITMENT_SIZE]
-    commitment = bytes(memoryview(output)[-COMMITMENT_SIZE:])
-    output[:] = bytes(len(output))
-    return MessageKey(material, commitment)
-
-
-def derive_into(secret: Bytes, salt: Bytes, context: Bytes, output: bytearray | memoryview) -> None:
-    """Derive as `derive` does, and write the AES key, the base nonce and the commitment to `output`, of their size.
-
-    After the last of several derivations call `overwrite_freed`, and `require_secret` for each secret.
-    """
-    prefix = _PREFIXES.get(len(secret))
-    if prefix is None:
-        raise FormatError(f"expected a key of 16 or 32 bytes, got {len(secret)}")
-    if len(salt) != SALT_SIZE:
-        raise FormatError(f"expected a salt of {SALT_SIZE} bytes, got {len(salt)}")
-    HKDFExpand(_SHA512, len(output), b"".join((prefix, salt, context))).derive_into(secret, output)
-
-
-def overwrite_freed() -> None:
-    """Overwrite what derivations have left in freed memory, as far as that can be done.
-
-    `cryptography` has freed, but not wiped, `bytes` with the blocks T(1) and T(2) of the expansion (RFC 5869, section
-    2.3). New objects of the same size overwrite them, unless other objects did; so do those of the next derivation.
-    """
-    size = _DIGEST_SIZE
-    _covers = bytes(size), bytes(size), bytes(size), bytes(size)
-
-
-def require_secret(secret: Bytes) -> None:
-    """Raise FormatError if a key is all zeros. Call it after the derivation: another thread may wipe it at any time."""
-    if hmac.compare_digest(secret, bytes(len(secret))):
-        raise FormatError(
-            "deriving a key failed: expected random bytes, got zeros only, as a wiped key leaves; load it again"
-        )
-
-
-def open_header(header: Bytes, secret: Bytes, context: Bytes) -> MessageKey:
-    """Derive the key of a message from its header, its first 56 bytes, and check the commitment in the header.
-
-    `context` is the data that the message was bound to when it was sealed. Raise AuthenticationError if the key or the
-    context differs, or the header was altered; no chunk has been decrypted then. Raise FormatError if the header or the
-    secret has another length.
-    """
-    if len(header) != HEADER_SIZE:
-        raise FormatError(f"expected a header of {HEADER_SIZE} bytes, got {len(header)}: the message was cut short")
-    message_key = derive(secret, header[:SALT_SIZE], context)
-    if not hmac.compare_digest(message_key.commitment, header[SALT_SIZE:]):
-        message_key.wipe()
-        raise AuthenticationError(MISMATCH)
-    return message_key
 
 
 def chunk_count(plain_size: int) -> int:

@@ -14,7 +14,7 @@ from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from fastrack._crypto import gcm_ir, gcm_pass, gcm_ranges, llvm
+from fastrack._crypto import gcm_ir, gcm_pass, gcm_ranges, hkdf_ir, llvm
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
 from fastrack._crypto.compiler import compiled, compiled_with_lock
 from fastrack._crypto.forms import Form
@@ -30,7 +30,7 @@ Counters = int  # the address of the counters that the threads of a call share
 
 
 def build_runs(*form: object) -> dict[str, Any]:
-    """Return `expand_key`, `open_run` and `seal_run` of a `Form`, whose fields are the arguments.
+    """Return `derive_keys`, `expand_key`, `open_run` and `seal_run` of a `Form`, whose fields are the arguments.
 
     Addresses and sizes are integers; `bits` is 128 or 256. `expand_key` takes `(bits, schedule, material)`, the others
     `(bits, schedule, source, target, first, count, size, grain, counters)`.
@@ -42,8 +42,15 @@ def build_runs(*form: object) -> dict[str, Any]:
         _call(variant, "expand_key", bits, (schedule, material))
         wipe_stack()
 
+    @compiled_with_lock
+    def derive_keys(secret: Array, size: int, text: Array, table: Array, count: int, target: Array) -> int:
+        bad = int(_derive(variant, (secret, size, text, table, count, target)))
+        wipe_stack()
+        return bad
+
     return {
         "expand_key": expand_key,
+        "derive_keys": derive_keys,
         "open_run": _build_run(variant, "open", SEALED_CHUNK_SIZE, CHUNK_SIZE),
         "seal_run": _build_run(variant, "seal", CHUNK_SIZE, SEALED_CHUNK_SIZE),
     }
@@ -167,13 +174,28 @@ def _call(typingctx: Any, variant: Any, name: Any, bits: Any, arguments: Any) ->
     build = _FUNCTIONS.get(name.literal_value, gcm_ir.run_function)
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        architecture, width, native = variant.literal_value.split("/")
-        form = Form(architecture, int(width), int(native))
+        form = _form(variant)
         short, long = (build(builder.module, gcm_ir.Variant(size, form), name.literal_value) for size in (128, 256))
         function = builder.select(builder.icmp_unsigned("==", values[2], llvm.I64(256)), long, short)
         return builder.call(function, cgutils.unpack_tuple(builder, values[3]))
 
     return types.int64(variant, name, types.int64, words), codegen
+
+
+@intrinsic(prefer_literal=True)
+def _derive(typingctx: Any, variant: Any, arguments: Any) -> Any:
+    """Call the function of `hkdf_ir` of the form that the literal `variant` names."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
+        function = hkdf_ir.derive_function(builder.module, _form(variant))
+        return builder.call(function, cgutils.unpack_tuple(builder, values[1]))
+
+    return types.int64(variant, types.UniTuple(types.int64, len(arguments))), codegen
+
+
+def _form(variant: Any) -> Form:
+    architecture, width, native = variant.literal_value.split("/")
+    return Form(architecture, int(width), int(native))
 
 
 @emitted

@@ -11,7 +11,15 @@ from hashlib import sha256
 import numpy as np
 
 from fastrack._crypto.base import Engine, GatherPlan, HostMemory, Jobs
-from fastrack._crypto.cobblestone import CHUNK_SIZE, NONCE_SIZE, TAG_SIZE, MessageKey
+from fastrack._crypto.cobblestone import (
+    CHUNK_SIZE,
+    COMMITMENT_SIZE,
+    DERIVED_SIZE,
+    NONCE_SIZE,
+    SALT_SIZE,
+    TAG_SIZE,
+    MessageKey,
+)
 from fastrack._crypto.message_keys import MessageKeys
 
 # A whole chunk, and a shorter one that takes all paths of the code: groups of vectors, single blocks, part of a block.
@@ -23,6 +31,15 @@ _NONCE = bytes(range(100, 100 + NONCE_SIZE))
 _ANSWERS = {
     16: "9f51acc5c48b5951a1e059200c51cb9120568c0110408df9d91b38910478a5ae",
     32: "d685f4ff13ce58bdb79a08a7bed8ebaa79b3df2c3e95f953abf5cca496c94152",
+}
+
+# Contexts of several lengths: their last words end, and their padding begins, at different places.
+_CONTEXTS = [bytes(range(length)) for length in (0, 37, 38, 101, 102, 103, 119, 165, 166, 230)]
+
+# SHA-256 of the keys, base nonces and commitments under them, computed with OpenSSL, by key size in bytes.
+_DERIVED = {
+    16: "e49187407171e32d5d558d21b6316c3a4d4e8213ad704eed78ff028b947b417d",
+    32: "02b4ef88bd64f8eeb17fa9436c0e53d9303d95a94d1c7bc256559ddf97ba090c",
 }
 
 
@@ -60,6 +77,49 @@ def _try(engine: Engine, key: bytes, answer: str) -> str | None:
     finally:
         schedule.wipe()
     return None
+
+
+def find_derivation_fault(engine: Engine) -> str | None:
+    """Test that an engine derives message keys, several at once and one, and refuses a wrong commitment."""
+    for size, answer in _DERIVED.items():
+        try:
+            fault = _try_derivation(engine, bytes(range(1, size + 1)), answer)
+        except Exception as error:  # noqa: BLE001 - as in `find_fault`
+            fault = f"{type(error).__name__}: {error}"
+        if fault is not None:
+            return f"of deriving keys of {8 * size} bits: {fault}"
+    return None
+
+
+def _try_derivation(engine: Engine, secret: bytes, answer: str) -> str | None:
+    count, size = len(_CONTEXTS), len(secret) + NONCE_SIZE + COMMITMENT_SIZE
+    headers = [bytes([number]) * SALT_SIZE + bytes(COMMITMENT_SIZE) for number in range(count)]
+    memory = memoryview(bytearray((count + 1) * DERIVED_SIZE))
+    engine.derive_keys(secret, headers, _CONTEXTS, range(count), memory)
+    keys = [memory[row * DERIVED_SIZE :][:size] for row in range(count + 1)]
+    digest = sha256(b"".join(keys[:count])).hexdigest()
+    if digest != answer:
+        return f"expected keys with the SHA-256 {answer}, got {digest}"
+    right = [header[:SALT_SIZE] + bytes(keys[row][-COMMITMENT_SIZE:]) for row, header in enumerate(headers)]
+    ends = [header[:-1] + bytes([header[-1] ^ 1]) for header in right]
+    last = count - 1
+    # Headers of a call from number `first` on, and what is to be found among them.
+    for first, given, bad in (
+        (0, right, None),
+        (0, ends[:1] + right[1:], 0),
+        (0, right[:last] + ends[last:], last),
+        (last, right[last:], None),
+        (last, ends[last:], 0),
+    ):
+        rows = range(count) if first == 0 else [count]
+        found = engine.derive_keys(secret, given, _CONTEXTS[first:], rows, memory)
+        if found != bad:
+            return f"expected of {len(given)} commitments {_name(bad)} to be refused, got {_name(found)}"
+    return None if keys[count] == keys[last] else "expected the same key of a message alone, got another"
+
+
+def _name(number: int | None) -> str:
+    return "none" if number is None else f"number {number}"
 
 
 def find_job_fault(engine: Engine, open_jobs: Callable[[Jobs], tuple[int, int] | None]) -> str | None:

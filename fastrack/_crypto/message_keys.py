@@ -9,14 +9,14 @@ from typing import Final, NoReturn, Self
 
 import numpy as np
 
-from fastrack._crypto import cobblestone
+from fastrack._crypto import cobblestone, derivation
 from fastrack._crypto.base import Bytes
-from fastrack._crypto.cobblestone import COMMITMENT_SIZE, NONCE_SIZE, MessageKey
+from fastrack._crypto.cobblestone import DERIVED_SIZE, NONCE_SIZE, MessageKey
 from fastrack._crypto.secret_bytes import SecretBytes
 from fastrack.errors import ClosedError
 
 _NOTHING: Final = memoryview(b"")
-ROW_SIZE: Final = 80  # bytes from one key to the next: a 256-bit key, a nonce and a commitment are 76
+ROW_SIZE: Final = DERIVED_SIZE  # bytes from one key to the next
 
 
 class MessageKeys:
@@ -57,13 +57,17 @@ class MessageKeys:
         self._require_usable()
         return np.frombuffer(self._flat, np.uint8).reshape(-1, ROW_SIZE)
 
-    def derive(self, row: int, secret: cobblestone.Bytes, salt: bytes, context: bytes) -> memoryview:
-        """Derive a key into a row, as `cobblestone.derive_into` does, and return the commitment, a view of the row."""
-        start = row * ROW_SIZE
-        middle = start + len(secret) + NONCE_SIZE
-        self.bits[row] = 8 * len(secret)
-        cobblestone.derive_into(secret, salt, context, self._view[start : middle + COMMITMENT_SIZE])
-        return self._view[middle : middle + COMMITMENT_SIZE]
+    def derive(
+        self,
+        secret: cobblestone.Bytes,
+        headers: Sequence[cobblestone.Bytes],
+        contexts: Sequence[cobblestone.Bytes],
+        rows: Sequence[int],
+    ) -> int | None:
+        """Derive keys into rows, as `derivation.derive_rows` does."""
+        for row in rows:
+            self.bits[row] = 8 * len(secret)
+        return derivation.derive_rows(secret, headers, contexts, rows, self._view)
 
     def put(self, row: int, material: bytearray) -> None:
         """Copy an AES key and its base nonce into a row."""

@@ -7,12 +7,16 @@ the interpreter's lock twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hmac
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA512
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
+from fastrack._crypto import cobblestone
 from fastrack._crypto.base import (
     Bytes,
     GatherPlan,
@@ -20,11 +24,24 @@ from fastrack._crypto.base import (
     KeySchedule,
     check_buffers,
     check_plan,
+    check_rows,
     chunks_between,
 )
-from fastrack._crypto.cobblestone import CHUNK_SIZE, NONCE_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, MessageKey, chunk_nonce
+from fastrack._crypto.cobblestone import (
+    CHUNK_SIZE,
+    COMMITMENT_SIZE,
+    DERIVED_SIZE,
+    NONCE_SIZE,
+    PREFIXES,
+    SALT_SIZE,
+    SEALED_CHUNK_SIZE,
+    TAG_SIZE,
+    MessageKey,
+    chunk_nonce,
+)
 from fastrack.errors import ClosedError
 
+_SHA512 = SHA512()
 _ZERO_CIPHER = AESGCM(bytes(32))
 
 
@@ -33,6 +50,27 @@ class OpenSSLEngine:
 
     name = "openssl"
     threads = 1
+
+    def derive_keys(
+        self,
+        secret: cobblestone.Bytes,
+        headers: Sequence[cobblestone.Bytes],
+        contexts: Sequence[cobblestone.Bytes],
+        rows: Sequence[int],
+        target: memoryview,
+    ) -> int | None:
+        check_rows(rows, target)
+        prefix, end = PREFIXES[len(secret)], len(secret) + NONCE_SIZE
+        size = end + COMMITMENT_SIZE
+        bad = None
+        for number, (header, context, row) in enumerate(zip(headers, contexts, rows, strict=True)):
+            derived = target[row * DERIVED_SIZE : row * DERIVED_SIZE + size]
+            information = b"".join((prefix, header[:SALT_SIZE], context))
+            HKDFExpand(_SHA512, size, information).derive_into(secret, derived)
+            if bad is None and not hmac.compare_digest(derived[end:], header[SALT_SIZE:]):
+                bad = number
+        _overwrite_freed()
+        return bad
 
     def expand_key(self, key: MessageKey) -> OpenSSLSchedule:
         return OpenSSLSchedule(key)
@@ -171,6 +209,16 @@ class OpenSSLSchedule(KeySchedule):
         self._cipher = None
         self._nonce = b""
         self._key[:] = bytes(len(self._key))
+
+
+def _overwrite_freed() -> None:
+    """Overwrite what derivations have left in freed memory, as far as that can be done.
+
+    `cryptography` has freed, but not wiped, `bytes` with the blocks T(1) and T(2) of the expansion (RFC 5869, section
+    2.3). New objects of the same size overwrite them, unless other objects did; so do those of the next derivation.
+    """
+    size = _SHA512.digest_size
+    _covers = bytes(size), bytes(size), bytes(size), bytes(size)
 
 
 def _new(size: int) -> memoryview:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from typing import NoReturn
 
-from fastrack._crypto import cobblestone
+from fastrack._crypto import cobblestone, derivation
 from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._util.fork import register_fork_reset
@@ -47,17 +47,18 @@ class Session:
         """
         with self._lock:
             secret = self._require_secret()
-            return cobblestone.derive(secret, self._next_count() + os.urandom(_RANDOM_SIZE), _CONTEXT)
+            return derivation.derive(secret, self._next_count() + os.urandom(_RANDOM_SIZE), _CONTEXT)
 
     def next_keys(self, keys: MessageKeys, rows: Sequence[int]) -> None:
         """Derive the message keys of several transfers, as `next_key` does, into these rows."""
         with self._lock:
             secret = self._require_secret()
             random = os.urandom(_RANDOM_SIZE * len(rows))
-            for number, row in enumerate(rows):
-                salt = self._next_count() + random[_RANDOM_SIZE * number : _RANDOM_SIZE * (number + 1)]
-                keys.derive(row, secret, salt, _CONTEXT)
-            cobblestone.overwrite_freed()
+            salts = (
+                self._next_count() + random[start : start + _RANDOM_SIZE]
+                for start in range(0, len(random), _RANDOM_SIZE)
+            )
+            keys.derive(secret, list(map(derivation.new_header, salts)), [_CONTEXT] * len(rows), rows)
 
     def _require_secret(self) -> bytearray:
         if self._owner != os.getpid():  # a fork that Python did not detect

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from fastrack._crypto import workers
+from fastrack._crypto import cobblestone, workers
 from fastrack._crypto.base import (
     Bytes,
     GatherPlan,
@@ -16,9 +18,10 @@ from fastrack._crypto.base import (
     address,
     check_buffers,
     check_plan,
+    check_rows,
     chunks_between,
 )
-from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE, TAG_SIZE, MessageKey
+from fastrack._crypto.cobblestone import PREFIXES, SEALED_CHUNK_SIZE, TAG_SIZE, MessageKey
 from fastrack._crypto.forms import Form
 from fastrack._crypto.job_table import JobTable
 from fastrack._crypto.known_answers import find_job_fault
@@ -27,6 +30,7 @@ from fastrack.errors import ClosedError, DeviceError
 
 SCHEDULE_SIZE = 2048  # bytes, of the layout in `gcm_ir`
 _ALIGNMENT = 64
+_PADDING = [b"\0\x80".ljust(2 + -(size + 2) % 8, b"\0") for size in range(8)]  # a counter, and padding to whole words
 
 
 class VectorEngine:
@@ -55,6 +59,25 @@ class VectorEngine:
     @property
     def _others(self) -> Any:
         return load(self._later[1])
+
+    def derive_keys(
+        self,
+        secret: cobblestone.Bytes,
+        headers: Sequence[cobblestone.Bytes],
+        contexts: Sequence[cobblestone.Bytes],
+        rows: Sequence[int],
+        target: memoryview,
+    ) -> int | None:
+        check_rows(rows, target)
+        parts: list[cobblestone.Bytes] = [PREFIXES[len(secret)]]
+        table = array("q")
+        for header, context, row in zip(headers, contexts, rows, strict=True):
+            size = len(context)
+            parts += header, context, _PADDING[size & 7]
+            table.append(size)
+            table.append(row)
+        bad = self._runs.derive_keys(secret, len(secret), b"".join(parts), table, len(rows), target)
+        return None if bad == len(rows) else int(bad)
 
     def expand_key(self, key: MessageKey) -> VectorSchedule:
         material = np.frombuffer(key.material, np.uint8)

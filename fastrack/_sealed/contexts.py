@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from fastrack._crypto import cobblestone
+from fastrack._crypto import cobblestone, derivation
 from fastrack._crypto.cobblestone import SALT_SIZE, MessageKey
 from fastrack._crypto.keys import Key
 from fastrack._tensors.arrays import Bytes
@@ -51,7 +51,7 @@ class MessageContext(NamedTuple):
     def open_header(self, header: bytes, key: Key) -> MessageKey:
         """Return the message key, after the commitment in the header was checked."""
         try:
-            return cobblestone.open_header(header, key.material(), self.encode())
+            return derivation.open_header(header, key.material(), self.encode())
         except AuthenticationError as error:
             raise self.mismatch(error) from None
 
@@ -90,7 +90,7 @@ class Binding:
     def check(self, context: MessageContext, key: Key) -> None:
         """Authenticate that the message was put into the file under this key."""
         try:
-            cobblestone.open_header(self.header, key.material(), _binding_context(context, self.file)).wipe()
+            derivation.open_header(self.header, key.material(), _binding_context(context, self.file)).wipe()
         except AuthenticationError:
             raise AuthenticationError(
                 f"tensor {context.name!r:.200}: it was sealed for another file, and its binding to this one does not "
@@ -106,7 +106,7 @@ def _binding_context(context: MessageContext, file: str) -> bytes:
 
 def _new_key(key: Key, context: bytes) -> tuple[MessageKey, Bytes]:
     salt = os.urandom(SALT_SIZE)
-    message_key = cobblestone.derive(key.material(), salt, context)
+    message_key = derivation.derive(key.material(), salt, context)
     return message_key, np.frombuffer(salt + message_key.commitment, np.uint8)
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Container, Sequence
 
-from fastrack._crypto import cobblestone
-from fastrack._crypto.cobblestone import SALT_SIZE
+from fastrack._crypto.derivation import require_secret
+from fastrack._crypto.kept_keys import KeptKeys
 from fastrack._crypto.keyring import KeyRing
 from fastrack._crypto.keys import Key
 from fastrack._crypto.message_keys import MessageKeys
@@ -25,39 +24,46 @@ def open_headers(
     `SealedTensor.open_header`.
     """
     found = ring if len(tensors) == 1 else _Found(ring)
-    used: dict[str, memoryview] = {}
-    try:
-        for row, tensor in enumerate(tensors):
-            if tensor is None:
-                continue
-            try:
-                key_id = tensor.key_id
-                key = found[key_id]
-                header = tensor.header
-                context = tensor.context
-                is_again = row in again
-                if is_again and key.kept.load(tensor, (header, context, tensor.binding), keys, row):
+    waiting: dict[str, tuple[Key, list[int], list[bytes], list[bytes]]] = {}
+    storing: list[tuple[KeptKeys, int, bytes]] = []
+    for row, tensor in enumerate(tensors):
+        if tensor is None:
+            continue
+        try:
+            key_id = tensor.key_id
+            key = found[key_id]
+            header = tensor.header
+            if row in again:
+                kept = key.kept
+                if kept.load(tensor, (header, tensor.context, tensor.binding), keys, row):
                     tensor.check_grant(key)
                     continue
-                tensor.check_origin(key)
-                secret = used.get(key_id)
-                if secret is None:
-                    secret = used[key_id] = key.material()
-                commitment = keys.derive(row, secret, header[:SALT_SIZE], tensor.encoded_context)
-                if not hmac.compare_digest(commitment, header[SALT_SIZE:]):
-                    cobblestone.require_secret(secret)
-                    raise context.mismatch()
-            except (AuthenticationError, GrantError, UnknownKeyError) as error:
-                tensor.add_path(error)
-                raise
-            if is_again:
-                cobblestone.require_secret(secret)
-                key.kept.store(tensor, (header, context, tensor.binding), keys, row)
-    finally:
-        if used:
-            cobblestone.overwrite_freed()
-    for secret in used.values():
-        cobblestone.require_secret(secret)
+                storing.append((kept, row, header))
+            tensor.check_origin(key)
+            group = waiting.get(key_id)
+            if group is None:
+                group = waiting[key_id] = key, [], [], []
+            _, rows, headers, contexts = group
+            rows.append(row)
+            headers.append(header)
+            contexts.append(tensor.encoded_context)
+        except (AuthenticationError, GrantError, UnknownKeyError) as error:
+            tensor.add_path(error)
+            raise
+    for key, rows, headers, contexts in waiting.values():
+        secret = key.material()
+        bad = keys.derive(secret, headers, contexts, rows)
+        require_secret(secret)
+        if bad is not None:
+            tensor = tensors[rows[bad]]
+            assert tensor is not None
+            mismatch = tensor.context.mismatch()
+            tensor.add_path(mismatch)
+            raise mismatch
+    for kept, row, header in storing:
+        tensor = tensors[row]
+        assert tensor is not None
+        kept.store(tensor, (header, tensor.context, tensor.binding), keys, row)
 
 
 def authenticate_remote(tensors: Sequence[SealedTensor], ring: KeyRing) -> bool:

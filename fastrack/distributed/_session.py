@@ -11,7 +11,7 @@ from typing import NoReturn
 from cryptography.hazmat.primitives.hashes import SHA512
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from fastrack._crypto import cobblestone
+from fastrack._crypto import cobblestone, derivation
 from fastrack._crypto.cobblestone import HEADER_SIZE, SALT_SIZE, MessageKey
 from fastrack._util.fork import register_fork_reset
 from fastrack.errors import AuthenticationError, ClosedError
@@ -72,13 +72,13 @@ class GroupSession:
     def seal(self, route: Route) -> tuple[bytes, MessageKey]:
         """Return the header of a new message, and its key. Raise ClosedError if the session was wiped."""
         salt = os.urandom(SALT_SIZE)
-        key = cobblestone.derive(self._message_secret(), salt, route.context())
+        key = derivation.derive(self._message_secret(), salt, route.context())
         return salt + key.commitment, key
 
     def open(self, header: cobblestone.Bytes, route: Route) -> MessageKey:
         """Return the key of a message. Raise AuthenticationError if the header is not that of this route."""
         try:
-            return cobblestone.open_header(header[:HEADER_SIZE], self._message_secret(), route.context())
+            return derivation.open_header(header[:HEADER_SIZE], self._message_secret(), route.context())
         except AuthenticationError:
             raise AuthenticationError(
                 f"the message of {route}: expected the header that this rank sealed for this operation, got another; "

@@ -12,7 +12,7 @@ from helpers.forking import in_forked_child
 
 import fastrack
 from fastrack import AuthenticationError, Channel, ClosedError, Key, SealedDataset, SealedTensor
-from fastrack._crypto import cobblestone, kept_keys
+from fastrack._crypto import derivation, kept_keys
 from fastrack._crypto.kept_keys import KeptKeys
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._crypto.secret_bytes import SecretBytes
@@ -40,8 +40,8 @@ def row():
 @pytest.fixture
 def derivations(monkeypatch):
     """Collect the contexts of all derivations."""
-    seen, original = [], cobblestone.derive_into
-    monkeypatch.setattr(cobblestone, "derive_into", lambda *given: seen.append(given[2]) or original(*given))
+    seen, original = [], derivation.derive_rows
+    monkeypatch.setattr(derivation, "derive_rows", lambda *given: seen.extend(given[2]) or original(*given))
     return seen
 
 
@@ -82,7 +82,7 @@ def test_wiped_message_keys_take_no_others(row):
     with pytest.raises(TypeError, match="read-only"):
         row.put(0, bytearray(range(1, 45)))
     with pytest.raises((BufferError, TypeError, ValueError)):
-        row.derive(0, bytearray(32), bytes(24), b"context")
+        row.derive(bytearray(32), [bytes(56)], [b"context"], [0])
     row.wipe()
     assert not any(row._flat)
 

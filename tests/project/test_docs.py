@@ -11,7 +11,7 @@ import pytest
 import fastrack
 import fastrack.grants
 import fastrack.transformers
-from fastrack._crypto import cobblestone
+from fastrack._crypto import cobblestone, derivation
 from fastrack._sealed.contexts import MessageContext
 
 ROOT = Path(__file__).parents[2]
@@ -147,7 +147,7 @@ def test_the_examples_of_a_context_and_a_derivation_are_what_the_code_makes():
     (line,) = find(r"^fastrack/tensor@1␀.*$", "docs/format.md")
     claim = MessageContext("images", "F32", (1797, 64), bytes(range(16)).hex())
     assert line.replace("␀", "\0").encode() == claim.encode()
-    made = cobblestone.derive(bytes(range(32)), bytes(range(24)), claim.encode())
+    made = derivation.derive(bytes(range(32)), bytes(range(24)), claim.encode())
     named = dict(find(r"^\| (key|base nonce|commitment|key id) \| `([0-9a-f]+)` \|$", "docs/format.md"))
     assert named == {
         "key": bytes(made.key).hex(),

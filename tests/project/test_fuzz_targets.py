@@ -14,7 +14,7 @@ from helpers.processes import run_python
 
 import fastrack
 from fastrack import FormatError, SealedTensor, attest
-from fastrack._crypto import cobblestone
+from fastrack._crypto import derivation
 from fastrack._crypto import gather as plans
 from fastrack._crypto.openssl import OpenSSLEngine
 from fastrack._crypto.signing import Verifier
@@ -87,9 +87,12 @@ def test_the_message_target_tells_of_a_tag_that_is_not_checked(monkeypatch):
 
 def take_for(monkeypatch, claim, truth):
     """Have one part of every context taken for another."""
-    true = cobblestone.derive_into
-    derived = lambda key, salt, context, output: true(key, salt, context.replace(claim, truth), output)  # noqa: E731
-    monkeypatch.setattr(cobblestone, "derive_into", derived)
+    true = derivation.derive_rows
+
+    def derived(secret, headers, contexts, *given):
+        return true(secret, headers, [context.replace(claim, truth) for context in contexts], *given)
+
+    monkeypatch.setattr(derivation, "derive_rows", derived)
 
 
 def test_the_file_target_tells_of_a_claim_that_is_not_bound(monkeypatch):

@@ -9,7 +9,7 @@ from helpers.runs import Runs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastrack._crypto import cobblestone as ours
+from fastrack._crypto import derivation as ours
 from fastrack._crypto.cobblestone import HEADER_SIZE, SALT_SIZE
 
 SECRETS = (st.binary(min_size=16, max_size=16) | st.binary(min_size=32, max_size=32)).filter(any)

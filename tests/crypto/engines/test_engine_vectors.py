@@ -12,7 +12,7 @@ from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE
 from helpers.runs import Runs, plain_size_of
 from helpers.vectors import derive_as_published, load_vectors, published  # noqa: F401 - a fixture
 
-from fastrack._crypto import cobblestone
+from fastrack._crypto import cobblestone, derivation
 from fastrack._crypto.cobblestone import HEADER_SIZE, SALT_SIZE, MessageKey
 from fastrack.errors import AuthenticationError, FormatError
 
@@ -64,7 +64,7 @@ def test_every_published_message_is_loaded(bits):
 @pytest.mark.parametrize("vector", VECTORS)
 def test_a_published_message_opens_or_is_refused(engine_under_test, vector):
     def read():
-        message_key = cobblestone.open_header(vector.message[:HEADER_SIZE], vector.key, vector.context)
+        message_key = derivation.open_header(vector.message[:HEADER_SIZE], vector.key, vector.context)
         return open_whole(engine_under_test, message_key, vector.message[HEADER_SIZE:])
 
     if vector.valid:
@@ -131,7 +131,7 @@ def test_sealing_with_a_published_key_and_salt_gives_the_published_bytes(engine_
     assert Runs(engine_under_test, vector.aead_key, vector.base_nonce).seal(plain) == raw
 
     salt = vector.message[:SALT_SIZE]
-    message_key = cobblestone.derive(vector.key, salt, vector.context)
+    message_key = derivation.derive(vector.key, salt, vector.context)
     sealed = Runs(engine_under_test, message_key.key, message_key.nonce).seal(plain)
     assert salt + message_key.commitment + sealed == vector.message
 

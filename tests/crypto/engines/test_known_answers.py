@@ -4,6 +4,8 @@ from hashlib import sha256
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.hashes import SHA512
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from helpers import engines, reference
 from helpers.engines import Wrong
 from helpers.reference import CHUNK_SIZE
@@ -12,7 +14,7 @@ from fastrack._crypto import known_answers
 from fastrack._crypto.base import Jobs
 from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.forms import FORMS
-from fastrack._crypto.known_answers import find_fault, find_job_fault
+from fastrack._crypto.known_answers import find_derivation_fault, find_fault, find_job_fault
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._crypto.vector import VectorEngine
 from fastrack.errors import DeviceError
@@ -127,3 +129,48 @@ def test_an_engine_that_opens_many_messages_wrongly_is_not_used(monkeypatch):
     for _ in range(2):
         with pytest.raises(DeviceError, match=r"'vaes-512' failed its test with a key of 128 bits .* not use"):
             engine.open_jobs(Jobs(keys, [0], [], [], [], []))
+
+
+# The derivation of keys
+
+
+def test_every_engine_derives_the_known_keys(engine_under_test):
+    assert find_derivation_fault(engine_under_test) is None
+
+
+@pytest.mark.parametrize("size", [16, 32])
+def test_the_derived_keys_are_those_of_openssl(size):
+    label = {16: b"AEAD_AES_128_GCM", 32: b"AEAD_AES_256_GCM"}[size]
+    keys = b""
+    for number, context in enumerate(known_answers._CONTEXTS):
+        information = b"c2sp.org/chunked-encryption@v1+" + label + b"\0" + bytes([number]) * 24 + context
+        keys += HKDFExpand(SHA512(), size + 44, information).derive(bytes(range(1, size + 1)))
+    assert sha256(keys).hexdigest() == known_answers._DERIVED[size]
+
+
+@pytest.mark.parametrize("place", [0, 31, 32, 44, 63, 64, 75, 9 * 80 + 75])
+def test_one_wrong_bit_of_a_derived_key_is_found(place):
+    def derive_keys(engine, secret, headers, contexts, rows, target):
+        bad = engine.derive_keys(secret, headers, contexts, rows, target)
+        if place < len(rows) * 80:
+            target[rows[0] * 80 + place] ^= 1
+        return bad
+
+    assert "of deriving keys of" in find_derivation_fault(Wrong(derive_keys=derive_keys))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda bad, rows: None, "of 10 commitments number 0 to be refused, got none"),
+        (lambda bad, rows: bad and 0, "of 10 commitments number 9 to be refused, got number 0"),
+        (lambda bad, rows: bad if len(rows) > 1 else None, "of 1 commitments number 0 to be refused, got none"),
+        (lambda bad, rows: 0, "of 10 commitments none to be refused, got number 0"),
+        (lambda bad, rows: bad if len(rows) > 1 else 0, "of 1 commitments none to be refused, got number 0"),
+    ],
+)
+def test_commitments_that_are_compared_wrongly_are_found(change, told):
+    def derive_keys(engine, secret, headers, contexts, rows, target):
+        return change(engine.derive_keys(secret, headers, contexts, rows, target), rows)
+
+    assert told in find_derivation_fault(Wrong(derive_keys=derive_keys))

@@ -1,0 +1,109 @@
+"""Derive message keys with HKDF-Expand-SHA-512, as c2sp.org/chunked-encryption specifies, and authenticate headers.
+
+The engine of the process computes them, for several messages in one call.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+from typing import Final
+
+from fastrack._crypto.cobblestone import (
+    COMMITMENT_SIZE,
+    DERIVED_SIZE,
+    HEADER_SIZE,
+    MISMATCH,
+    NONCE_SIZE,
+    PREFIXES,
+    SALT_SIZE,
+    Bytes,
+    MessageKey,
+)
+from fastrack._crypto.engine import get_engine
+from fastrack.errors import AuthenticationError, FormatError
+
+_BATCH: Final = 1024  # messages of a call: native code holds the interpreter's lock for half a millisecond
+_NO_COMMITMENT: Final = bytes(COMMITMENT_SIZE)
+
+
+def derive_rows(
+    secret: Bytes, headers: Sequence[Bytes], contexts: Sequence[Bytes], rows: Sequence[int], target: memoryview
+) -> int | None:
+    """Derive the keys of messages from the salts in their headers and from their contexts.
+
+    AES key, base nonce and commitment of each are written to its row of `target`, of `DERIVED_SIZE` bytes. Return the
+    first message whose commitment differs from that in its header, or None. After that call `require_secret`.
+
+    `secret` is the owner's key: 16 bytes for Cobblestone-128, 32 bytes for Cobblestone-256. Raise FormatError if it or
+    a header has another length.
+    """
+    if len(secret) not in PREFIXES:
+        raise FormatError(f"expected a key of 16 or 32 bytes, got {len(secret)}")
+    for header in headers:
+        if len(header) != HEADER_SIZE:
+            raise FormatError(f"expected a header of {HEADER_SIZE} bytes, got {len(header)}: the message was cut short")
+    engine = get_engine(threads=1)
+    if len(rows) <= _BATCH:
+        return engine.derive_keys(secret, headers, contexts, rows, target)
+    bad = None
+    for start in range(0, len(rows), _BATCH):
+        part = slice(start, start + _BATCH)
+        found = engine.derive_keys(secret, headers[part], contexts[part], rows[part], target)
+        if bad is None and found is not None:
+            bad = start + found
+    return bad
+
+
+def new_header(salt: Bytes) -> bytes:
+    """Return the header of a message whose commitment is not known yet."""
+    if len(salt) != SALT_SIZE:
+        raise FormatError(f"expected a salt of {SALT_SIZE} bytes, got {len(salt)}")
+    return b"".join((salt, _NO_COMMITMENT))
+
+
+def derive(secret: Bytes, salt: Bytes, context: Bytes) -> MessageKey:
+    """Derive a message key and its commitment.
+
+    `salt` has 24 bytes: new and random to seal a message; the first bytes of a message to open it. `context` is the
+    data that the message is bound to, of any length. Raise FormatError if the secret or the salt has another length, or
+    the secret is all zeros.
+    """
+    return _derive(secret, new_header(salt), context)[0]
+
+
+def open_header(header: Bytes, secret: Bytes, context: Bytes) -> MessageKey:
+    """Derive the key of a message from its header, its first 56 bytes, and check the commitment in the header.
+
+    `context` is the data that the message was bound to when it was sealed. Raise AuthenticationError if the key or the
+    context differs, or the header was altered; no chunk has been decrypted then. Raise FormatError if the header or the
+    secret has another length.
+    """
+    message_key, is_authentic = _derive(secret, header, context)
+    if not is_authentic:
+        message_key.wipe()
+        raise AuthenticationError(MISMATCH)
+    return message_key
+
+
+def _derive(secret: Bytes, header: Bytes, context: Bytes) -> tuple[MessageKey, bool]:
+    # Every step writes in place: a temporary `bytes` cannot be wiped, and shrinking a bytearray may move it.
+    derived = bytearray(DERIVED_SIZE)
+    view = memoryview(derived)
+    end = len(secret) + NONCE_SIZE
+    try:
+        bad = derive_rows(secret, (header,), (context,), (0,), view)
+        require_secret(secret)
+        material = bytearray(end)
+        memoryview(material)[:] = view[:end]
+        return MessageKey(material, bytes(view[end : end + COMMITMENT_SIZE])), bad is None
+    finally:
+        view[:] = bytes(DERIVED_SIZE)
+
+
+def require_secret(secret: Bytes) -> None:
+    """Raise FormatError if a key is all zeros. Call it after the derivation: another thread may wipe it at any time."""
+    if hmac.compare_digest(secret, bytes(len(secret))):
+        raise FormatError(
+            "deriving a key failed: expected random bytes, got zeros only, as a wiped key leaves; load it again"
+        )

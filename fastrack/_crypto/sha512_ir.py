@@ -1,0 +1,170 @@
+"""Build the compression function of SHA-512 as an LLVM function, of one message or of several in the lanes of vectors.
+
+It is built of additions, rotations and logic alone: no branch and no address depends on data (FIPS 180-4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count, islice
+from math import isqrt
+
+from llvmlite import ir
+
+from fastrack._crypto.forms import Form
+from fastrack._crypto.instructions import declare
+from fastrack._crypto.llvm import I64, compile_for, define, emit_loop
+
+BLOCK_WORDS, STATE_WORDS = 16, 8  # of 64 bits
+
+_ROUNDS = 80
+_Make = Callable[..., ir.Value]
+
+
+def compress_function(module: ir.Module, form: Form, lanes: int) -> ir.Function:
+    """Return the function `(state, block, mask)` that absorbs a block of each lane; build it if needed.
+
+    The arguments are addresses of words of 64 bits, at multiples of 64 bytes. Word `i` of lane `k` is at index
+    `i * lanes + k`. `state` has 8 words a lane, `block` 16, and `mask` one: all bits set, or zero in a lane whose state
+    is to stay as it is.
+    """
+
+    def emit(function: ir.Function) -> None:
+        compile_for(function, *form.target)
+        function.attributes.add("noinline")  # it is called at several places
+        _Compression(function, lanes).run()
+
+    return define(module, f"fastrack_sha512_{'_'.join(map(str, form))}_{lanes}", 3, emit)
+
+
+def initial_state() -> list[int]:
+    """Return the words of the state before the first block: those of the square roots of primes (section 5.3.5)."""
+    return [_fraction_of_root(prime, isqrt) for prime in _primes(STATE_WORDS)]
+
+
+def _round_constants() -> list[int]:
+    """Return the words of the cube roots of primes (section 4.2.3)."""
+    return [_fraction_of_root(prime, lambda square: _cube_root(square << 64)) for prime in _primes(_ROUNDS)]
+
+
+def _primes(number: int) -> list[int]:
+    return list(islice((n for n in count(2) if all(n % divisor for divisor in range(2, isqrt(n) + 1))), number))
+
+
+def _fraction_of_root(prime: int, root: Callable[[int], int]) -> int:
+    """Return the first 64 bits of the fractional part of a root."""
+    return root(prime << 128) % 2**64
+
+
+def _cube_root(value: int) -> int:
+    """Return the integer part of a cube root, bit by bit."""
+    root = 0
+    for bit in range(value.bit_length() // 3, -1, -1):
+        larger = root | 1 << bit
+        if larger**3 <= value:
+            root = larger
+    return root
+
+
+class _Compression:
+    """An emitter of the 80 rounds: 16 at a time, in a loop but for the first."""
+
+    def __init__(self, function: ir.Function, lanes: int) -> None:
+        self._state, self._block, self._mask = function.args
+        self._lanes = lanes
+        self._type = I64 if lanes == 1 else ir.VectorType(I64, lanes)
+        self._builder = ir.IRBuilder(function.append_basic_block())
+        self._constants = _constants(function.module)
+
+    def run(self) -> None:
+        builder = self._builder
+        before = [self._load(self._state, index) for index in range(STATE_WORDS)]
+        words = [self._load(self._block, index) for index in range(BLOCK_WORDS)]
+        state = self._rounds(before, words, I64(0))
+
+        def body(index: ir.Value, *values: ir.Value) -> list[ir.Value]:
+            state, words = list(values[:STATE_WORDS]), list(values[STATE_WORDS:])
+            first = builder.mul(builder.add(index, I64(1)), I64(BLOCK_WORDS))
+            return [*self._rounds(state, words, first, extends=True), *words]
+
+        state = emit_loop(builder, I64(_ROUNDS // BLOCK_WORDS - 1), [*state, *words], body)[:STATE_WORDS]
+        mask = self._load(self._mask, 0)
+        for index, value in enumerate(state):
+            # Loaded again, as the registers do not suffice to hold it through the rounds.
+            total = builder.add(self._load(self._state, index), builder.and_(value, mask))
+            builder.store(total, self._pointer(self._state, index), align=8)
+        builder.ret(I64(0))
+
+    def _rounds(
+        self, state: list[ir.Value], words: list[ir.Value], first: ir.Value, *, extends: bool = False
+    ) -> list[ir.Value]:
+        """Return the state after 16 rounds; `extends` replaces `words`, those of the 16 rounds before."""
+        builder = self._builder
+        a, b, c, d, e, f, g, h = state
+        for index in range(BLOCK_WORDS):
+            if extends:
+                words[index] = self._sum(
+                    words[index],
+                    self._mix(words[(index + 1) % 16], 1, 8, shift=7),
+                    words[(index + 9) % 16],
+                    self._mix(words[(index + 14) % 16], 19, 61, shift=6),
+                )
+            constant = self._constant(builder.add(first, I64(index)))
+            chosen = builder.xor(g, builder.and_(e, builder.xor(f, g)))
+            majority = builder.or_(builder.and_(a, b), builder.and_(c, builder.or_(a, b)))
+            step = self._sum(h, builder.add(words[index], constant), chosen, self._mix(e, 14, 18, 41))
+            total = self._sum(step, majority, self._mix(a, 28, 34, 39))
+            a, b, c, d, e, f, g, h = total, a, b, c, builder.add(d, step), e, f, g
+        return [a, b, c, d, e, f, g, h]
+
+    def _mix(self, value: ir.Value, *rotations: int, shift: int = 0) -> ir.Value:
+        """Return the XOR of rotations to the right, and of a shift."""
+        parts = [self._rotate(value, bits) for bits in rotations]
+        if shift:
+            parts.append(self._builder.lshr(value, self._repeat(shift)))
+        return self._reduce(self._builder.xor, parts)
+
+    def _rotate(self, value: ir.Value, bits: int) -> ir.Value:
+        name = "i64" if self._lanes == 1 else f"v{self._lanes}i64"
+        rotate = declare(self._builder.module, f"llvm.fshr.{name}", ir.FunctionType(self._type, [self._type] * 3))
+        return self._builder.call(rotate, [value, value, self._repeat(bits)])
+
+    def _sum(self, *values: ir.Value) -> ir.Value:
+        return self._reduce(self._builder.add, list(values))
+
+    def _reduce(self, operation: _Make, values: list[ir.Value]) -> ir.Value:
+        result = values[0]
+        for value in values[1:]:
+            result = operation(result, value)
+        return result
+
+    def _repeat(self, value: int) -> ir.Constant:
+        return I64(value) if self._lanes == 1 else self._type([value] * self._lanes)
+
+    def _constant(self, index: ir.Value) -> ir.Value:
+        word = self._builder.load(self._builder.gep(self._constants, [I64(0), index]))
+        if self._lanes == 1:
+            return word
+        alone = self._builder.insert_element(self._type(ir.Undefined), word, I64(0))
+        order = ir.VectorType(ir.IntType(32), self._lanes)([0] * self._lanes)
+        return self._builder.shuffle_vector(alone, alone, order)
+
+    def _load(self, address: ir.Value, index: int) -> ir.Value:
+        return self._builder.load(self._pointer(address, index), align=8)
+
+    def _pointer(self, address: ir.Value, index: int) -> ir.Value:
+        moved = self._builder.add(address, I64(8 * index * self._lanes))
+        return self._builder.inttoptr(moved, self._type.as_pointer())
+
+
+def _constants(module: ir.Module) -> ir.GlobalVariable:
+    """Return the table of the constants of the rounds."""
+    name = "fastrack_sha512_constants"
+    table = module.globals.get(name)
+    if table is None:
+        words = _round_constants()
+        table = ir.GlobalVariable(module, ir.ArrayType(I64, len(words)), name)
+        table.initializer = table.type.pointee(words)
+        table.global_constant = True
+        table.linkage = "internal"
+    return table
