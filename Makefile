@@ -125,7 +125,7 @@ emulator: $(EMULATOR)/.installed  ## test the device's code with the real CuPy o
 	$(EMULATOR)/bin/python -m pytest tests/emulator -m "not nightly"
 
 # Needs Debian's qemu-user, gcc-aarch64-linux-gnu and libc6-dev-arm64-cross.
-AARCH64_TESTS := aarch64 $(patsubst %,crypto/engines/test_engine_%.py,vectors chunks pieces pass interop buffers)
+AARCH64_TESTS := aarch64 $(patsubst %,crypto/engines/test_engine_%.py,vectors chunks pieces pass interop buffers derivation)
 
 aarch64: $(STAMP)  ## test the engine for AArch64 on an emulated CPU, with QEMU and a cross compiler; some minutes
 	@for tool in qemu-aarch64 aarch64-linux-gnu-gcc; do command -v $$tool >/dev/null || { \

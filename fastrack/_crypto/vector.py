@@ -69,14 +69,8 @@ class VectorEngine:
         target: memoryview,
     ) -> int | None:
         check_rows(rows, target)
-        parts: list[cobblestone.Bytes] = [PREFIXES[len(secret)]]
-        table = array("q")
-        for header, context, row in zip(headers, contexts, rows, strict=True):
-            size = len(context)
-            parts += header, context, _PADDING[size & 7]
-            table.append(size)
-            table.append(row)
-        bad = self._runs.derive_keys(secret, len(secret), b"".join(parts), table, len(rows), target)
+        text, table = derivation_table(secret, headers, contexts, rows)
+        bad = self._runs.derive_keys(secret, len(secret), text, table, len(rows), target)
         return None if bad == len(rows) else int(bad)
 
     def expand_key(self, key: MessageKey) -> VectorSchedule:
@@ -142,6 +136,23 @@ class VectorSchedule(KeySchedule):
     def wipe(self) -> None:
         self.wiped = True
         self._memory.fill(0)
+
+
+def derivation_table(
+    secret: cobblestone.Bytes,
+    headers: Sequence[cobblestone.Bytes],
+    contexts: Sequence[cobblestone.Bytes],
+    rows: Sequence[int],
+) -> tuple[bytes, array[int]]:
+    """Return what `hkdf_ir` reads of messages: their text, and the table of the sizes of their contexts and of rows."""
+    text: list[cobblestone.Bytes] = [PREFIXES[len(secret)]]
+    table = array("q")
+    for header, context, row in zip(headers, contexts, rows, strict=True):
+        size = len(context)
+        text += header, context, _PADDING[size & 7]
+        table.append(size)
+        table.append(row)
+    return b"".join(text), table
 
 
 def units(form: Form) -> list[Unit]:

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { OPEN, VERIFY, SEAL, PASS, RANGES, STATE };
+enum { OPEN, VERIFY, SEAL, PASS, RANGES, STATE, DERIVE };
 enum { PAGE = 65536, STACK = 1 << 17, SCHEDULE = 2048, BUFFER = 16448, NEEDLES = 64, ROWS = 256 };
 
 struct request {
@@ -37,6 +37,7 @@ DECLARE_BOTH(seal_run)
 DECLARE_BOTH(pass_run)
 DECLARE_BOTH(ranges)
 extern int64_t fastrack_key_state_128(void), fastrack_key_state_256(void), fastrack_wipe_stack(void);
+extern int64_t fastrack_derive_arm_16_16_0(void);
 
 #define BOTH(name) {fastrack_##name##_128_arm_16_16, fastrack_##name##_256_arm_16_16}
 static const function EXPAND_KEY[2] = BOTH(expand_key);
@@ -104,6 +105,10 @@ static void work(uint8_t *end) {
     if (request.work == STATE) {
         uint64_t arguments[10] = {(uint64_t)target, material};
         answer.result = call(KEY_STATE[long_key], arguments, answer.registers[0], end);
+    } else if (request.work == DERIVE) {
+        uint64_t arguments[10] = {material,      request.bits / 8, (uint64_t)source, (uint64_t)request.table,
+                                  request.count, (uint64_t)target};
+        answer.result = call(fastrack_derive_arm_16_16_0, arguments, answer.registers[0], end);
     } else {
         uint64_t expansion[10] = {(uint64_t)schedule, material};
         call(EXPAND_KEY[long_key], expansion, answer.registers[0], end);

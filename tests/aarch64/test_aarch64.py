@@ -6,8 +6,10 @@ from helpers import arm, reference
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, hash_key, noise, round_keys
 from helpers.runs import Runs, zeroed
 
-from fastrack._crypto.known_answers import find_fault
+from fastrack._crypto.cobblestone import DERIVED_SIZE
+from fastrack._crypto.known_answers import find_derivation_fault, find_fault
 from fastrack._crypto.library import load
+from fastrack._crypto.vector import derivation_table
 from fastrack._devices.cuda.key_state import PORTABLE, STATE_SIZE
 
 pytestmark = [
@@ -30,6 +32,32 @@ def harness(cpu):
 
 def test_the_known_answers_are_given(harness):
     assert find_fault(arm.EmulatedEngine(harness)) is None
+
+
+def test_the_known_keys_are_derived(harness):
+    assert find_derivation_fault(arm.EmulatedEngine(harness)) is None
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("size", [16, 32])
+def test_a_derivation_leaves_no_secret_on_the_stack_or_in_a_register(harness, count, size):
+    secret, headers = noise(size, 1).tobytes(), [noise(56, 2 + number).tobytes() for number in range(count)]
+    text, table = derivation_table(secret, headers, [bytes(100)] * count, range(count))
+    answer = arm.derive(harness, secret, text, table, count)
+    assert answer.result == 0
+    keys = [answer.target[DERIVED_SIZE * number :][:16] for number in range(count)]
+    needles = [secret[:16], *keys, *map(words, [secret[:16], *keys])]
+    padded = [words(bytes(byte ^ pad for byte in secret)) for pad in (0x36, 0x5C)]
+    for first, second in (padded, map(words, keys[:2])) if count > 1 else (padded,):  # side by side in two lanes
+        needles += [first[:8] + second[:8], first[8:16] + second[8:16]]
+    answer = arm.derive(harness, secret, text, table, count, needles=needles)
+    assert answer.found == 0
+    check_registers(answer.registers[0])
+
+
+def words(content):
+    """The words of 8 bytes in the other byte order."""
+    return b"".join(content[start : start + 8][::-1] for start in range(0, len(content), 8))
 
 
 def test_random_runs_are_what_plain_aes_gcm_makes_of_them(harness):
@@ -89,12 +117,16 @@ def test_no_secret_is_left_on_the_stack_or_in_a_register(harness, work, bits, si
     answer = call_with_a_wrong_tag(harness, work, bits, size)
     assert answer.found == 0
     for registers in answer.registers:
-        for number in range(32):
-            value = registers[16 * number :][:16]
-            if 8 <= number < 16:  # of these a function preserves the low half
-                assert (number, value[:8]) == (number, b"\xa5" * 8)
-                value = value[8:]
-            assert value in {bytes(len(value)), b"\xa5" * len(value)}, number
+        check_registers(registers)
+
+
+def check_registers(registers):
+    for number in range(32):
+        value = registers[16 * number :][:16]
+        if 8 <= number < 16:  # of these a function preserves the low half
+            assert (number, value[:8]) == (number, b"\xa5" * 8)
+            value = value[8:]
+        assert value in {bytes(len(value)), b"\xa5" * len(value)}, number
 
 
 def test_the_search_finds_what_is_not_wiped(harness):

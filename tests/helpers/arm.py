@@ -13,10 +13,16 @@ from typing import NamedTuple
 import numpy as np
 from llvmlite import binding, ir
 
-from fastrack._crypto import gcm_ir, gcm_pass, gcm_ranges, llvm
-from fastrack._crypto.base import KeySchedule, check_buffers, check_plan, chunks_between
-from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE
+from fastrack._crypto import gcm_ir, gcm_pass, gcm_ranges, hkdf_ir, llvm
+from fastrack._crypto.base import KeySchedule, check_buffers, check_plan, check_rows, chunks_between
+from fastrack._crypto.cobblestone import (
+    CHUNK_SIZE,
+    DERIVED_SIZE,
+    SEALED_CHUNK_SIZE,
+    TAG_SIZE,
+)
 from fastrack._crypto.forms import FORMS
+from fastrack._crypto.vector import derivation_table
 from fastrack._devices.cuda.key_state import STATE_SIZE
 from fastrack._devices.cuda.key_state_ir import emit_state
 from fastrack.errors import ClosedError
@@ -27,10 +33,11 @@ COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 MISSING = [name for name in (COMPILER, EMULATOR) if shutil.which(name) is None]
 # With NEON, with SVE, and without AES: there the function of a chunk is called, as with NUMBA_CPU_NAME=generic.
 CPUS = ["neoverse-n1", "neoverse-v1", "generic"]
-WORKS = {name: number for number, name in enumerate(["open", "verify", "seal", "pass", "ranges", "state"])}
+WORKS = {name: number for number, name in enumerate(["open", "verify", "seal", "pass", "ranges", "state", "derive"])}
 RUNS = dict.fromkeys(["open", "verify", "seal"], gcm_ir.run_function)
 RUNS |= {"pass": gcm_pass.pass_function, "ranges": gcm_ranges.ranges_function}
 _NEEDLES, ROWS = 64, 256
+MESSAGES = 3 * ROWS // 2  # of a derivation, at most
 _REQUEST = struct.Struct(f"<11Q48s{16 * _NEEDLES}s{24 * ROWS}s")
 _ANSWER = struct.Struct("<qQ512s512s")
 
@@ -56,7 +63,7 @@ def compile_module(module, cpu):
 def make_module():
     """Make a module of all functions of the form."""
     module = ir.Module()
-    functions = [gcm_ir.stack_wiper(module)]
+    functions = [gcm_ir.stack_wiper(module), hkdf_ir.derive_function(module, FORMS["armv8"])]
     for bits in (128, 256):
         variant = gcm_ir.Variant(bits, FORMS["armv8"])
         functions.append(gcm_ir.chunk_function(module, variant, "expand_key"))
@@ -102,7 +109,7 @@ class Harness:
         self, work, material, source=b"", target=0, run=(0, 0, 0), *, at_end=True, wipes=True, needles=(), rows=b""
     ):
         """Run on a key and a nonce: `run` is the first chunk, the number of chunks, and the bytes of plaintext."""
-        key_bits = 8 * (len(material) - 12)
+        key_bits = 8 * (len(material) - (0 if work == "derive" else 12))
         sizes = (len(source), target, at_end, wipes, len(needles), len(rows) // 24)
         assert len(rows) <= 24 * ROWS
         with self._lock:
@@ -153,6 +160,21 @@ class EmulatedEngine:
         self.threads = threads
         self._harness = harness
         self._calls = 0
+
+    def derive_keys(self, secret, headers, contexts, rows, target):
+        check_rows(rows, target)
+        bad = None
+        for start in range(0, len(rows), MESSAGES):
+            part = slice(start, start + MESSAGES)
+            count = len(rows[part])
+            text, table = derivation_table(secret, headers[part], contexts[part], range(count))
+            answer = derive(self._harness, secret, text, table, count, at_end=bool(self._calls % 2))
+            self._calls += 1
+            for index, row in enumerate(rows[part]):
+                target[row * DERIVED_SIZE :][:DERIVED_SIZE] = answer.target[index * DERIVED_SIZE :][:DERIVED_SIZE]
+            if bad is None and answer.result < count:
+                bad = start + answer.result
+        return bad
 
     def expand_key(self, key):
         return EmulatedSchedule(key.material)
@@ -211,6 +233,13 @@ class EmulatedEngine:
             target[:] = np.frombuffer(answer.target, np.uint8)
         first, count, _ = run
         return None if work == "seal" or answer.result == count else first + answer.result
+
+
+def derive(harness, secret, text, table, count, **options):
+    """Derive keys of that text and table: the result is the first message whose commitment differs, or the count."""
+    rows = table.tobytes()
+    rows += bytes(-len(rows) % 24)
+    return harness.call("derive", bytes(secret), text, count * DERIVED_SIZE, (0, count, 0), rows=rows, **options)
 
 
 def expand_state(harness, material):

@@ -13,7 +13,6 @@ from helpers.runs import flip
 
 from fastrack._crypto.cobblestone import COMMITMENT_SIZE, DERIVED_SIZE, HEADER_SIZE, NONCE_SIZE, SALT_SIZE
 
-pytestmark = pytest.mark.skipif(engines.ARM, reason="tests/aarch64 has the derivation on an emulated CPU")
 NAMES = {16: b"AEAD_AES_128_GCM", 32: b"AEAD_AES_256_GCM"}
 MOST = 17  # more than two vectors of eight lanes
 # Around the end of a block in each of the two blocks of output.
