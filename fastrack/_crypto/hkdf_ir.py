@@ -11,7 +11,6 @@ the caller calls, overwrites.
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import copy
 
 from llvmlite import ir
 
@@ -24,10 +23,10 @@ from fastrack._crypto.cobblestone import (
     SALT_SIZE,
 )
 from fastrack._crypto.forms import Form
-from fastrack._crypto.gcm_ir import fill_zero, isolate_frame
+from fastrack._crypto.gcm_ir import copy, fill_zero, isolate_frame
 from fastrack._crypto.instructions import call
 from fastrack._crypto.llvm import I8, I64, compile_for, define, emit_loop
-from fastrack._crypto.sha512_ir import BLOCK_WORDS, STATE_WORDS, compress_function, initial_state
+from fastrack._crypto.sha512_ir import BLOCK_WORDS, STATE_WORDS, broadcast, compress_function, initial_state
 
 _DIGEST_SIZE = 8 * STATE_WORDS
 _BLOCK_SIZE = 8 * BLOCK_WORDS
@@ -60,7 +59,7 @@ def derive_function(module: ir.Module, form: Form) -> ir.Function:
 
     It returns the first message whose commitment differs from that in its header, or the count.
     """
-    return _define(module, form, "derive", 0, 6, _build_derive)
+    return _define(module, form, "derive", form.width // 8, 6, _build_derive)
 
 
 def _define(
@@ -82,12 +81,6 @@ class _Function:
         self.form = form
         self.lanes = lanes
         self.builder = ir.IRBuilder(function.append_basic_block())
-
-    def with_lanes(self, lanes: int) -> _Function:
-        """Return an emitter of the same code of the function for other lanes."""
-        other = copy(self)
-        other.lanes = lanes
-        return other
 
     def place(self, address: ir.Value, offset: int, *terms: tuple[ir.Value, int]) -> ir.Value:
         """Return the address after an offset, and after each of some values times a number."""
@@ -126,12 +119,21 @@ class _Function:
         number = I64(lane) if isinstance(lane, int) else lane
         return self.place(memory, offset + 8 * index * self.lanes, (number, 8))
 
+    def store_all(self, memory: ir.Value, offset: int, index: int, word: ir.Value) -> None:
+        """Store a word in all lanes."""
+        value = broadcast(self.builder, word, self.lanes)
+        address = self.builder.inttoptr(self.lane(memory, offset, index, 0), value.type.as_pointer())
+        self.builder.store(value, address, align=8)
+
     def spread(self, memory: ir.Value, pad: int) -> None:
         """Copy the state after a padded key to all lanes."""
         for index in range(STATE_WORDS):
             word = self.load(self.place(memory, _PADDED + 8 * (len(_PADS) * index + pad)))
-            for lane in range(self.lanes):
-                self.store(self.lane(memory, _STATE, index, lane), word)
+            self.store_all(memory, _STATE, index, word)
+
+    def copy_state(self, memory: ir.Value, target: int) -> None:
+        """Copy the states of all lanes to words of the same arrangement."""
+        copy(self.builder, self.place(memory, target), self.place(memory, _STATE), I64(_DIGEST_SIZE * self.lanes))
 
     def compress(self, memory: ir.Value) -> None:
         function = compress_function(self.function.module, self.form, self.lanes)
@@ -145,12 +147,11 @@ def _build_derive(emit: _Function) -> None:
     room = builder.alloca(I8, _MEMORY_SIZE)
     room.align = 64
     memory = builder.ptrtoint(room, I64)
-    most = form.width // 8
-    _absorb_secret(emit.with_lanes(most), memory, secret, size)
+    _absorb_secret(emit, memory, secret, size)
     emit.store(emit.place(memory, _NEXT), emit.place(text, PREFIX_SIZE))
-    one, several = (_define(module, form, "derive_group", lanes, 6, _build_group) for lanes in (1, most))
+    one, several = (_define(module, form, "derive_group", lanes, 6, _build_group) for lanes in (1, emit.lanes))
     is_one = builder.icmp_unsigned("==", count, I64(1))
-    function, step = builder.select(is_one, one, several), builder.select(is_one, I64(1), I64(most))
+    function, step = builder.select(is_one, one, several), builder.select(is_one, I64(1), I64(emit.lanes))
 
     def body(index: ir.Value, bad: ir.Value) -> list[ir.Value]:
         first = builder.mul(index, step)
@@ -170,20 +171,18 @@ def _build_derive(emit: _Function) -> None:
 def _absorb_secret(emit: _Function, memory: ir.Value, secret: ir.Value, size: ir.Value) -> None:
     """Emit the states of HMAC after the two padded keys, in the first two lanes."""
     builder = emit.builder
-    for index, word in enumerate(initial_state()):
-        for lane in range(emit.lanes):
-            emit.store(emit.lane(memory, _STATE, index, lane), I64(word))
+    for index, initial in enumerate(initial_state()):
+        emit.store_all(memory, _STATE, index, I64(initial))
     for index in range(BLOCK_WORDS):
         word = I64(0)
         if index < _MOST_SECRET_WORDS:
             is_there = builder.icmp_unsigned("<", I64(8 * index), size)
             address = builder.select(is_there, emit.place(secret, 8 * index), secret)
             word = builder.select(is_there, emit.read(address), word)
-        for lane in range(emit.lanes):
-            padded = builder.xor(word, I64(_PADS[lane])) if lane < len(_PADS) else I64(0)
-            emit.store(emit.lane(memory, _BLOCK, index, lane), padded)
-    for lane in range(emit.lanes):
-        emit.store(emit.lane(memory, _MASK, 0, lane), I64(_ALL))
+        inner, outer = (builder.xor(word, I64(pad)) for pad in _PADS)
+        emit.store_all(memory, _BLOCK, index, inner)
+        emit.store(emit.lane(memory, _BLOCK, index, 1), outer)
+    emit.store_all(memory, _MASK, 0, I64(_ALL))
     emit.compress(memory)
     for index in range(STATE_WORDS):
         for pad in range(len(_PADS)):
@@ -254,9 +253,7 @@ def _build_expand(emit: _Function) -> None:
     memory, text, counter = emit.function.args
     builder, lanes = emit.builder, emit.lanes
     before = builder.mul(builder.sub(counter, I64(1)), I64(STATE_WORDS))  # words of the block before
-    for index in range(STATE_WORDS):
-        for lane in range(lanes):
-            emit.store(emit.lane(memory, _FIRST, index, lane), emit.load(emit.lane(memory, _STATE, index, lane)))
+    emit.copy_state(memory, _FIRST)
     emit.spread(memory, 0)
 
     def count_blocks(lane: ir.Value) -> ir.Value:
@@ -290,15 +287,11 @@ def _build_expand(emit: _Function) -> None:
 
 def _finish(emit: _Function, memory: ir.Value) -> None:
     """Emit the outer hash: of the digest in the state, and of its padding."""
-    lanes = emit.lanes
-    for index in range(BLOCK_WORDS):
-        for lane in range(lanes):
-            word = I64({STATE_WORDS: _FIRST_BIT, BLOCK_WORDS - 1: 8 * (_BLOCK_SIZE + _DIGEST_SIZE)}.get(index, 0))
-            if index < STATE_WORDS:
-                word = emit.load(emit.lane(memory, _STATE, index, lane))
-            emit.store(emit.lane(memory, _BLOCK, index, lane), word)
-    for lane in range(lanes):
-        emit.store(emit.lane(memory, _MASK, 0, lane), I64(_ALL))
+    emit.copy_state(memory, _BLOCK)
+    for index in range(STATE_WORDS, BLOCK_WORDS):
+        word = {STATE_WORDS: _FIRST_BIT, BLOCK_WORDS - 1: 8 * (_BLOCK_SIZE + _DIGEST_SIZE)}.get(index, 0)
+        emit.store_all(memory, _BLOCK, index, I64(word))
+    emit.store_all(memory, _MASK, 0, I64(_ALL))
     emit.spread(memory, 1)
     emit.compress(memory)
 

@@ -13,7 +13,7 @@ from llvmlite import ir
 
 from fastrack._crypto.forms import Form
 from fastrack._crypto.instructions import declare
-from fastrack._crypto.llvm import I64, compile_for, define, emit_loop
+from fastrack._crypto.llvm import I32, I64, compile_for, define, emit_loop
 
 BLOCK_WORDS, STATE_WORDS = 16, 8  # of 64 bits
 
@@ -143,11 +143,7 @@ class _Compression:
 
     def _constant(self, index: ir.Value) -> ir.Value:
         word = self._builder.load(self._builder.gep(self._constants, [I64(0), index]))
-        if self._lanes == 1:
-            return word
-        alone = self._builder.insert_element(self._type(ir.Undefined), word, I64(0))
-        order = ir.VectorType(ir.IntType(32), self._lanes)([0] * self._lanes)
-        return self._builder.shuffle_vector(alone, alone, order)
+        return broadcast(self._builder, word, self._lanes)
 
     def _load(self, address: ir.Value, index: int) -> ir.Value:
         return self._builder.load(self._pointer(address, index), align=8)
@@ -155,6 +151,14 @@ class _Compression:
     def _pointer(self, address: ir.Value, index: int) -> ir.Value:
         moved = self._builder.add(address, I64(8 * index * self._lanes))
         return self._builder.inttoptr(moved, self._type.as_pointer())
+
+
+def broadcast(builder: ir.IRBuilder, word: ir.Value, lanes: int) -> ir.Value:
+    """Return a word in all lanes."""
+    if lanes == 1:
+        return word
+    alone = builder.insert_element(ir.VectorType(I64, lanes)(ir.Undefined), word, I64(0))
+    return builder.shuffle_vector(alone, alone, ir.VectorType(I32, lanes)([0] * lanes))
 
 
 def _constants(module: ir.Module) -> ir.GlobalVariable:

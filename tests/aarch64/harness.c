@@ -37,7 +37,7 @@ DECLARE_BOTH(seal_run)
 DECLARE_BOTH(pass_run)
 DECLARE_BOTH(ranges)
 extern int64_t fastrack_key_state_128(void), fastrack_key_state_256(void), fastrack_wipe_stack(void);
-extern int64_t fastrack_derive_arm_16_16_0(void);
+extern int64_t fastrack_derive_arm_16_16_2(void);
 
 #define BOTH(name) {fastrack_##name##_128_arm_16_16, fastrack_##name##_256_arm_16_16}
 static const function EXPAND_KEY[2] = BOTH(expand_key);
@@ -108,7 +108,7 @@ static void work(uint8_t *end) {
     } else if (request.work == DERIVE) {
         uint64_t arguments[10] = {material,      request.bits / 8, (uint64_t)source, (uint64_t)request.table,
                                   request.count, (uint64_t)target};
-        answer.result = call(fastrack_derive_arm_16_16_0, arguments, answer.registers[0], end);
+        answer.result = call(fastrack_derive_arm_16_16_2, arguments, answer.registers[0], end);
     } else {
         uint64_t expansion[10] = {(uint64_t)schedule, material};
         call(EXPAND_KEY[long_key], expansion, answer.registers[0], end);
