@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import warnings
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -262,11 +263,31 @@ def _ask_passphrase() -> str:
         with read_private(path, 1024) as content:
             passphrase = content.decode().splitlines()[0] if content else ""
     else:
-        passphrase = typer.prompt("Passphrase", hide_input=True, confirmation_prompt=True, err=True)
+        passphrase = _read_twice()
     if len(passphrase) < 12:
         raise typer.BadParameter(
             f"expected a passphrase of 12 characters or more, got {len(passphrase)}", param_hint="--passphrase"
         )
+    return passphrase
+
+
+def _read_twice() -> str:
+    """Return a passphrase that was typed twice on the terminal of the process, whatever standard input is."""
+    from getpass import GetPassWarning, getpass
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", GetPassWarning)  # where there is none, it would be read with an echo
+            passphrase = getpass("Passphrase: ")
+            repeated = getpass("The same again: ")
+    except (GetPassWarning, EOFError):
+        raise typer.BadParameter(
+            "expected a terminal to ask for the passphrase on, got none. Write it into a file of mode 0600, and name "
+            "that in FASTRACK_PASSPHRASE_FILE",
+            param_hint="--passphrase",
+        ) from None
+    if passphrase != repeated:
+        raise typer.BadParameter("expected the same passphrase twice, got two", param_hint="--passphrase")
     return passphrase
 
 

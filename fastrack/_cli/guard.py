@@ -2,12 +2,12 @@
 
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, ParamSpec
 
 import typer
 
-from fastrack._cli.console import clean, print_json
+from fastrack._cli.console import STDOUT, clean, print_json
 from fastrack._util.locations import NO_PATH
 from fastrack.errors import FastrackError
 
@@ -17,12 +17,13 @@ Parameters = ParamSpec("Parameters")
 def handle_errors(command: Callable[Parameters, None]) -> Callable[Parameters, None]:
     """Return the command with errors of the data, the key or the system as a line on stderr, without a traceback.
 
-    With ``--json`` (the parameter `as_json`) the error is printed on stdout as a document.
+    With ``--json`` (the parameter `as_json`) the error is printed on stdout as a document; but not if the parameter is
+    the path of another file, as stdout is for people then.
     """
 
     @functools.wraps(command)
     def run(*args: Parameters.args, **options: Parameters.kwargs) -> None:
-        as_json = bool(options.get("as_json"))
+        as_json = options.get("as_json") in (True, STDOUT)
         try:
             command(*args, **options)
         except BrokenPipeError:  # the reader of the output has ended, for which typer exits without a word
@@ -58,9 +59,15 @@ def _fail(error: BaseException, *, as_json: bool, status: int) -> NoReturn:
     raise typer.Exit(status) from None
 
 
-def show_errors(errors: Sequence[BaseException]) -> None:
-    """Print errors on stderr, one on each line."""
-    sys.stderr.write("".join(f"error: {clean(message_of(error))}\n" for error in errors))
+def show_errors(messages: Iterable[str]) -> None:
+    """Print messages of errors on stderr, one on each line."""
+    sys.stderr.write("".join(f"error: {clean(message)}\n" for message in messages))
+
+
+def name_source(error: BaseException, source: str) -> str:
+    """Return the message of an error, with the source that it is about."""
+    message = message_of(error)
+    return message if source in message else f"{source}: {message}"
 
 
 def describe(error: BaseException) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """``keygen --identity``, ``keygen --signer``, ``grant``, ``seal --to`` and ``rekey``, as an owner uses them."""
 
 import stat
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -143,6 +145,30 @@ def test_a_passphrase_comes_from_a_private_file(cli, folder, monkeypatch):
     assert "12 characters" in cli.error(
         "grant owner.key.grants --passphrase --key owner.key --sign owner.signer", status=2
     )
+
+
+def test_a_passphrase_is_not_asked_for_without_a_terminal(cli, folder):
+    cli("keygen owner.key")
+    line = "-W error -m fastrack grant owner.key --passphrase --sign owner.signer"
+    command = [sys.executable, *line.split()]
+    for given in (b"", b"correct horse battery staple\n" * 2):
+        done = subprocess.run(command, input=given, capture_output=True, check=False, start_new_session=True)
+        assert (done.returncode, done.stdout) == (2, b"")
+        assert b"FASTRACK_PASSPHRASE_FILE" in done.stderr
+        assert b"getpass" not in done.stderr
+    assert not (folder / "owner.key.grants").exists()
+
+
+def test_a_passphrase_is_typed_twice(cli, monkeypatch):
+    cli("keygen owner.key")
+    text = "correct horse battery staple"
+    typed = iter([text, text.upper(), text, text])
+    monkeypatch.setattr("getpass.getpass", lambda _: next(typed))
+    line = "grant owner.key --passphrase --sign owner.signer"
+    assert "twice" in cli.error(line, status=2)
+    cli(line)
+    grants = Grants.load("owner.key.grants", owner=Verifier.load("owner.signer.pub"))
+    assert grants.unlock(passphrase=text).first == fastrack.Key.load("owner.key")
 
 
 def test_a_secret_in_place_of_its_path_is_not_repeated(cli, folder, monkeypatch):

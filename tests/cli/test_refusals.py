@@ -268,6 +268,7 @@ def test_a_key_is_given_by_a_key_file_and_not_repeated(cli, folder, line):
     said = cli.error(line)
     assert "--key" in said
     assert "FASTRACK_KEY_FILE" in said
+    assert ("keygen" in said) == (line.split()[0] == "seal")  # a new key opens nothing
     (folder / "junk.key").write_text("secret")
     (folder / "junk.key").chmod(0o600)
     assert "fastrack key" in cli.error(f"{line} --key junk.key")
