@@ -20,6 +20,7 @@ def handle_errors(command: Callable[Parameters, None]) -> Callable[Parameters, N
     With ``--json`` (the parameter `as_json`) the error is printed on stdout as a document; but not if the parameter is
     the path of another file, as stdout is for people then.
     """
+    _let_it_open_files(command)
 
     @functools.wraps(command)
     def run(*args: Parameters.args, **options: Parameters.kwargs) -> None:
@@ -41,6 +42,13 @@ def handle_errors(command: Callable[Parameters, None]) -> Callable[Parameters, N
             _fail(error, as_json=as_json, status=130)  # as of a process that SIGINT ended
 
     return run
+
+
+def _let_it_open_files(command: Callable[..., None]) -> None:
+    """Have a command tell that a file cannot be read, as the error that it is. Typer takes it for bad usage."""
+    for annotation in command.__annotations__.values():
+        for parameter in getattr(annotation, "__metadata__", ()):
+            parameter.readable = False
 
 
 def _status_of(error: Exception) -> int | None:

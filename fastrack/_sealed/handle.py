@@ -76,7 +76,8 @@ class Handle:
 
         def __getattr__(self, name: str) -> NoReturn:
             """Raise `AttributeError` that says what to do, as for the other methods of arrays."""
-            message = f"{type(self).__name__!r} object has no attribute {name!r}"
+            kind = next(base.__name__ for base in type(self).__mro__ if base.__module__ == "fastrack")
+            message = f"{kind!r} object has no attribute {name!r}"
             if not name.startswith("_"):
                 message += ": it is sealed. Open it with to_device or unseal, and use the array that they return"
             raise AttributeError(message, name=name, obj=self)

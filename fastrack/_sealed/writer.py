@@ -345,8 +345,8 @@ class Unsealer:
             [(dtype, shape)] = entries.values()
             if suffix != ".npy" and dtype != "U8":
                 raise FormatError(
-                    f"tensor {self.names[0]!r:.200}: expected U8 for a target of plain bytes, got {dtype} "
-                    f"{list(shape)}. Give the target a suffix that keeps the dtype: .safetensors, .npz or .npy"
+                    f"{self.file.path}: tensor {self.names[0]!r:.200}: expected U8 for a target of plain bytes, got "
+                    f"{dtype} {list(shape)}. Give the target a suffix that keeps the dtype: .safetensors, .npz or .npy"
                 )
             header = _npy_header(dtype, shape) if suffix == ".npy" else b""
         size = len(header) + sum(dtypes.nbytes(*entry) for entry in entries.values())

@@ -9,6 +9,7 @@ import pytest
 from helpers.runs import flip as flip_bits
 
 from fastrack import Key, SealedFile, load_file
+from fastrack._cli.app import app
 
 each_writer = pytest.mark.parametrize(
     ("command", "line"), [("seal", "plain.npz new.safetensors"), ("unseal", "sealed.safetensors new.npz")]
@@ -307,3 +308,14 @@ def test_a_note_on_an_error_is_shown(cli, sealed, monkeypatch):
 )
 def test_bad_usage_has_a_status_of_its_own(cli, line):
     assert "Usage: " in cli.error(line, status=2)
+
+
+def test_a_file_that_cannot_be_read_is_no_bad_usage(cli, sealed, monkeypatch):
+    monkeypatch.setattr("os.access", lambda *_: False)  # typer asks, and root is never told no
+    cli(f"inspect {sealed}")
+    commands = [info.callback for info in app.registered_commands]
+    commands += [info.callback for group in app.registered_groups for info in group.typer_instance.registered_commands]
+    annotations = [one for command in commands for one in command.__annotations__.values()]
+    parameters = [info for one in annotations for info in getattr(one, "__metadata__", ())]
+    assert len(parameters) > 90
+    assert not any(info.readable for info in parameters)
