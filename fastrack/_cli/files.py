@@ -70,6 +70,8 @@ def open_ring(sources: str | Sequence[str] | None, *, to: Literal["open", "seal"
             "expected the path of a key file, got a key, which other users can read on a command line. Make a new key",
             param_hint="--key",
         )
+    if not all(given):
+        raise typer.BadParameter("expected the path of a key file, got an empty text", param_hint="--key")
     if not given and not os.environ.get(KEY_FILE_VARIABLE):
         made, found = "`fastrack keygen` makes one", "`fastrack inspect` shows the id of the key that opens a file"
         advice = made if to == "seal" else found

@@ -13,6 +13,7 @@ import typer
 
 from fastrack._cli.console import clean, pluralize, print_json, stdout
 from fastrack._cli.files import check_directory, check_target, open_ring
+from fastrack._cli.guard import refuse_values
 from fastrack._cli.options import Json
 from fastrack.errors import FormatError
 
@@ -168,19 +169,19 @@ def _change(
     signer = load_signer(sign)
     grants = Grants.load(source, owner=signer.verifier)
     if drop:
-        grants = grants.remove(drop, signer=signer)
+        with refuse_values("--drop"):
+            grants = grants.remove(drop, signer=signer)
     if to or passphrase:
         if key is None and identity is None:
             raise typer.BadParameter(
                 "expected the granted key, to wrap it, got none; or pass --identity", param_hint="--key"
             )
-        grants = grants.add(
-            load_recipients(to),
-            signer=signer,
-            key=None if key is None else open_ring(key).first,
-            identity=None if identity is None else Identity.load(identity),
-            passphrase=_ask_passphrase() if passphrase else None,
-        )
+        recipients = load_recipients(to)
+        granted = None if key is None else open_ring(key).first
+        secret = None if identity is None else Identity.load(identity)
+        text = _ask_passphrase() if passphrase else None
+        with refuse_values("--key"):
+            grants = grants.add(recipients, signer=signer, key=granted, identity=secret, passphrase=text)
     target = source if out is None else out
     grants.save(target)
     _report(grants, target, as_json)

@@ -1,8 +1,9 @@
 """Conversion of exceptions to one line on stderr and an exit status."""
 
+import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn, ParamSpec
 
 import typer
@@ -42,6 +43,17 @@ def handle_errors(command: Callable[Parameters, None]) -> Callable[Parameters, N
             _fail(error, as_json=as_json, status=130)  # as of a process that SIGINT ended
 
     return run
+
+
+@contextlib.contextmanager
+def refuse_values(option: str) -> Iterator[None]:
+    """Tell that a value which the library refuses is bad usage of an option."""
+    try:
+        yield
+    except ValueError as error:
+        if type(error) is not ValueError:
+            raise
+        raise typer.BadParameter(str(error), param_hint=option) from None
 
 
 def _let_it_open_files(command: Callable[..., None]) -> None:

@@ -159,6 +159,15 @@ def test_a_passphrase_is_not_asked_for_without_a_terminal(cli, folder):
     assert not (folder / "owner.key.grants").exists()
 
 
+def test_grants_that_cannot_be_changed_so_are_bad_usage(cli):
+    for name in ("owner", "other"):
+        cli(f"keygen {name}.key")
+    cli("grant owner.key --to alice.pub --sign owner.signer")
+    line = "grant owner.key.grants --sign owner.signer"
+    assert "expected key" in " ".join(cli.error(f"{line} --to bob.pub --key other.key", status=2).split())
+    assert "recipient" in cli.error(f"{line} --drop alice", status=2)
+
+
 def test_a_passphrase_is_typed_twice(cli, monkeypatch):
     cli("keygen owner.key")
     text = "correct horse battery staple"
@@ -250,3 +259,13 @@ def test_a_checkpoint_stays_one(cli):
     assert fastrack.load_checkpoint("again.safetensors", keys="new.key")["step"] == 3
     with fastrack.load_file("again.safetensors") as file:
         assert file.kind == "checkpoint"
+
+
+def test_a_file_is_not_sealed_anew_with_an_absent_tensor_in_plain(cli):
+    for name in ("owner", "other"):
+        cli(f"keygen {name}.key")
+    cli("seal data.npy data.safetensors --key owner.key")
+    line = "rekey data.safetensors new.safetensors --key owner.key --new other.key --plain date"
+    said = " ".join(cli.error(line, status=2).split())
+    assert "'date'" in said
+    assert "'data'" in said

@@ -289,6 +289,12 @@ def test_a_key_in_place_of_its_path_in_the_environment_is_not_repeated(cli, fold
         assert "key itself" in " ".join(said.output.split())
 
 
+@pytest.mark.usefixtures("sealed")
+@pytest.mark.parametrize("line", NEEDS_KEY)
+def test_an_empty_path_of_a_key_is_refused(cli, line):
+    assert "--key" in cli.error(f"{line} --key ''", status=2)
+
+
 def test_a_note_on_an_error_is_shown(cli, sealed, monkeypatch):
     monkeypatch.setenv("FASTRACK_KEY_FILE", "gone.key")
     line = f"verify {sealed}"
