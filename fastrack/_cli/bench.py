@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from fastrack._bench.plots import check_picture, draw_ablation
-from fastrack._cli.console import new_table, print_json, stdout
+from fastrack._cli.console import STDOUT, new_table, print_json, stdout
 from fastrack._cli.files import check_directory
 from fastrack._cli.machine import read_cpu, read_memory, read_software
 from fastrack._cli.nvml import read_graphics
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 SIZES = (0.0625, 1.0, 16.0, 256.0, 1024.0)
 _LARGEST = 2047  # MiB: a chain is one call of OpenSSL, which takes less than 2 GiB
-STDOUT = Path("-")
 _WIDTH = 130  # columns of the table of steps, whose words would be broken in fewer
 
 

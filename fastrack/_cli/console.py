@@ -6,12 +6,16 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
+
+STDOUT = Path("-")
+"""Standard output, as an argument names it."""
 
 _WIDTH = 160  # columns, if standard output is no terminal
 _DELAY = 1.0  # seconds of work before a progress bar appears

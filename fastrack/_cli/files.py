@@ -56,8 +56,11 @@ def check_directory(path: Path) -> None:
         raise FileNotFoundError(errno.ENOENT, "no such directory; make it first", str(path.parent))
 
 
-def open_ring(sources: str | Sequence[str] | None) -> "KeyRing":
-    """Return the keys of the sources that ``--key`` names, or else of the source that the environment names."""
+def open_ring(sources: str | Sequence[str] | None, *, to: Literal["open", "seal"] = "open") -> "KeyRing":
+    """Return the keys of the sources that ``--key`` names, or else of the source that the environment names.
+
+    What is said where there are none depends on what they are for: a new key opens nothing.
+    """
     from fastrack._crypto.keyring import KEY_FILE_VARIABLE, KeyRing
     from fastrack._crypto.keys import looks_secret
 
@@ -67,10 +70,12 @@ def open_ring(sources: str | Sequence[str] | None) -> "KeyRing":
             "expected the path of a key file, got a key, which other users can read on a command line. Make a new key",
             param_hint="--key",
         )
+    if not all(given):
+        raise typer.BadParameter("expected the path of a key file, got an empty text", param_hint="--key")
     if not given and not os.environ.get(KEY_FILE_VARIABLE):
-        raise UnknownKeyError(
-            f"no key was given; name a key file with --key or {KEY_FILE_VARIABLE}. `fastrack keygen` makes one"
-        )
+        made, found = "`fastrack keygen` makes one", "`fastrack inspect` shows the id of the key that opens a file"
+        advice = made if to == "seal" else found
+        raise UnknownKeyError(f"no key was given; name a key file with --key or {KEY_FILE_VARIABLE}. {advice}")
     return KeyRing.resolve(given or None)
 
 

@@ -14,7 +14,7 @@ import typer
 from fastrack._cli.console import clean, format_rate, new_table, pluralize, print_json, progress_bar, speed, stdout
 from fastrack._cli.files import check_directory, load_engine, open_ring
 from fastrack._cli.grant import Grantees
-from fastrack._cli.guard import describe, show_errors
+from fastrack._cli.guard import describe, message_of, show_errors
 from fastrack._util.units import format_size
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def seal_one_folder(
 
     _check_new(target)
     grantees = Grantees.load(to, sign, target, force=False) if to else None
-    owner = Key.generate() if grantees else open_ring(key).first
+    owner = Key.generate() if grantees else open_ring(key, to="seal").first
     total = sum(path.stat().st_size for path in walk(source).values())
     load_engine("seal")
     start = time.perf_counter()
@@ -192,7 +192,7 @@ def verify_one_folder(
     if as_json:
         print_json(**report.as_dict())
     elif quiet:
-        show_errors(report.errors)
+        show_errors(map(message_of, report.errors))
     else:
         _show_report(report)
     if report.errors:

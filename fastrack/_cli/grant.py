@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import warnings
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,6 +13,7 @@ import typer
 
 from fastrack._cli.console import clean, pluralize, print_json, stdout
 from fastrack._cli.files import check_directory, check_target, open_ring
+from fastrack._cli.guard import refuse_values
 from fastrack._cli.options import Json
 from fastrack.errors import FormatError
 
@@ -167,19 +169,19 @@ def _change(
     signer = load_signer(sign)
     grants = Grants.load(source, owner=signer.verifier)
     if drop:
-        grants = grants.remove(drop, signer=signer)
+        with refuse_values("--drop"):
+            grants = grants.remove(drop, signer=signer)
     if to or passphrase:
         if key is None and identity is None:
             raise typer.BadParameter(
                 "expected the granted key, to wrap it, got none; or pass --identity", param_hint="--key"
             )
-        grants = grants.add(
-            load_recipients(to),
-            signer=signer,
-            key=None if key is None else open_ring(key).first,
-            identity=None if identity is None else Identity.load(identity),
-            passphrase=_ask_passphrase() if passphrase else None,
-        )
+        recipients = load_recipients(to)
+        granted = None if key is None else open_ring(key).first
+        secret = None if identity is None else Identity.load(identity)
+        text = _ask_passphrase() if passphrase else None
+        with refuse_values("--key"):
+            grants = grants.add(recipients, signer=signer, key=granted, identity=secret, passphrase=text)
     target = source if out is None else out
     grants.save(target)
     _report(grants, target, as_json)
@@ -262,11 +264,31 @@ def _ask_passphrase() -> str:
         with read_private(path, 1024) as content:
             passphrase = content.decode().splitlines()[0] if content else ""
     else:
-        passphrase = typer.prompt("Passphrase", hide_input=True, confirmation_prompt=True, err=True)
+        passphrase = _read_twice()
     if len(passphrase) < 12:
         raise typer.BadParameter(
             f"expected a passphrase of 12 characters or more, got {len(passphrase)}", param_hint="--passphrase"
         )
+    return passphrase
+
+
+def _read_twice() -> str:
+    """Return a passphrase that was typed twice on the terminal of the process, whatever standard input is."""
+    from getpass import GetPassWarning, getpass
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", GetPassWarning)  # where there is none, it would be read with an echo
+            passphrase = getpass("Passphrase: ")
+            repeated = getpass("The same again: ")
+    except (GetPassWarning, EOFError):
+        raise typer.BadParameter(
+            "expected a terminal to ask for the passphrase on, got none. Write it into a file of mode 0600, and name "
+            "that in FASTRACK_PASSPHRASE_FILE",
+            param_hint="--passphrase",
+        ) from None
+    if passphrase != repeated:
+        raise typer.BadParameter("expected the same passphrase twice, got two", param_hint="--passphrase")
     return passphrase
 
 

@@ -1,13 +1,14 @@
 """Conversion of exceptions to one line on stderr and an exit status."""
 
+import contextlib
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn, ParamSpec
 
 import typer
 
-from fastrack._cli.console import clean, print_json
+from fastrack._cli.console import STDOUT, clean, print_json
 from fastrack._util.locations import NO_PATH
 from fastrack.errors import FastrackError
 
@@ -17,12 +18,14 @@ Parameters = ParamSpec("Parameters")
 def handle_errors(command: Callable[Parameters, None]) -> Callable[Parameters, None]:
     """Return the command with errors of the data, the key or the system as a line on stderr, without a traceback.
 
-    With ``--json`` (the parameter `as_json`) the error is printed on stdout as a document.
+    With ``--json`` (the parameter `as_json`) the error is printed on stdout as a document; but not if the parameter is
+    the path of another file, as stdout is for people then.
     """
+    _let_it_open_files(command)
 
     @functools.wraps(command)
     def run(*args: Parameters.args, **options: Parameters.kwargs) -> None:
-        as_json = bool(options.get("as_json"))
+        as_json = options.get("as_json") in (True, STDOUT)
         try:
             command(*args, **options)
         except BrokenPipeError:  # the reader of the output has ended, for which typer exits without a word
@@ -42,6 +45,24 @@ def handle_errors(command: Callable[Parameters, None]) -> Callable[Parameters, N
     return run
 
 
+@contextlib.contextmanager
+def refuse_values(option: str) -> Iterator[None]:
+    """Tell that a value which the library refuses is bad usage of an option."""
+    try:
+        yield
+    except ValueError as error:
+        if type(error) is not ValueError:
+            raise
+        raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+def _let_it_open_files(command: Callable[..., None]) -> None:
+    """Have a command tell that a file cannot be read, as the error that it is. Typer takes it for bad usage."""
+    for annotation in command.__annotations__.values():
+        for parameter in getattr(annotation, "__metadata__", ()):
+            parameter.readable = False
+
+
 def _status_of(error: Exception) -> int | None:
     """Return the exit status for an error, or None for one that is a defect."""
     if isinstance(error, (FastrackError, OSError, MemoryError, ImportError)):
@@ -58,9 +79,15 @@ def _fail(error: BaseException, *, as_json: bool, status: int) -> NoReturn:
     raise typer.Exit(status) from None
 
 
-def show_errors(errors: Sequence[BaseException]) -> None:
-    """Print errors on stderr, one on each line."""
-    sys.stderr.write("".join(f"error: {clean(message_of(error))}\n" for error in errors))
+def show_errors(messages: Iterable[str]) -> None:
+    """Print messages of errors on stderr, one on each line."""
+    sys.stderr.write("".join(f"error: {clean(message)}\n" for message in messages))
+
+
+def name_source(error: BaseException, source: str) -> str:
+    """Return the message of an error, with the source that it is about."""
+    message = message_of(error)
+    return message if source in message else f"{source}: {message}"
 
 
 def describe(error: BaseException) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def import_(
     if len(paths) < 2:
         raise typer.BadParameter("expected a source and a folder to write, got one path", param_hint="SOURCE... FOLDER")
     *sources, folder = paths
-    owner = open_ring(key).first
+    owner = open_ring(key, to="seal").first
     load_engine("seal")
     start = time.perf_counter()
     try:

@@ -2,13 +2,18 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fastrack._cli.console import clean, new_table, print_json, stdout
 from fastrack._cli.files import open_ring
+from fastrack._cli.guard import describe, name_source, show_errors
 from fastrack._cli.options import Json
+from fastrack.errors import FastrackError, FormatError, KeyPermissionError
+
+if TYPE_CHECKING:
+    from fastrack._crypto.keyring import KeyRing
 
 _BEGINNING = 15  # bytes that tell the kinds of files apart, and hold nothing of a key
 
@@ -25,25 +30,56 @@ def key(
     as_json: Json = False,
 ) -> None:
     """Show the id, the kind and the size of keys, and nothing secret."""
-    found = [entry for source in sources for entry in _describe(source)]
+    found: list[dict[str, Any]] = []
+    failed: list[tuple[str, Exception]] = []
+    for given in sources:
+        try:
+            expanded = _expand(given)
+        except OSError as error:
+            failed.append((given, error))
+            continue
+        for source in expanded:
+            try:
+                found += _describe(source)
+            except (FastrackError, OSError, ImportError) as error:
+                failed.append((source, error))
     if as_json:
-        print_json(keys=found)
-        return
-    table = new_table("id", "kind", "bits", "source", right=("bits",))
-    table.columns[0].no_wrap = True  # to be copied, however narrow the terminal is
-    for entry in found:
-        table.add_row(entry["id"], entry["kind"], str(entry["bits"] or ""), clean(entry["source"]))
-    stdout().print(table, soft_wrap=False)
+        print_json(keys=found, **_document(failed))
+    else:
+        _show(found)
+        show_errors([name_source(error, source) for source, error in failed])
+    if failed:
+        raise typer.Exit(1)
+
+
+def _show(found: list[dict[str, Any]]) -> None:
+    if found:
+        table = new_table("id", "kind", "bits", "source", right=("bits",))
+        table.columns[0].no_wrap = True  # to be copied, however narrow the terminal is
+        for entry in found:
+            table.add_row(entry["id"], entry["kind"], str(entry["bits"] or ""), clean(entry["source"]))
+        stdout().print(table, soft_wrap=False)
+
+
+def _document(failed: list[tuple[str, Exception]]) -> dict[str, Any]:
+    if not failed:
+        return {}
+    errors = [{"source": source, "error": describe(error)} for source, error in failed]
+    return {"failed": errors, "error": errors[0]["error"]}
+
+
+def _expand(source: str) -> list[str]:
+    """Return the keys in a folder; or else the source, which may be a folder without any."""
+    path = Path(source)
+    return [str(file) for file in sorted(path.iterdir()) if _is_key(file)] or [source] if path.is_dir() else [source]
 
 
 def _describe(source: str) -> Iterator[dict[str, Any]]:
     path = Path(source)
     kind = _kind_of(path)
     if path.is_dir():
-        for file in sorted(path.iterdir()):
-            if _is_key(file):
-                yield from _describe(str(file))
-    elif kind == "public":
+        raise FormatError("expected keys in this folder, got none. Name another one, or a key file")
+    if kind == "public":
         yield _describe_public(path)
     elif kind == "secret":
         yield _describe_secret(path)
@@ -63,7 +99,19 @@ def _describe(source: str) -> Iterator[dict[str, Any]]:
             "bits": wrapped.bits,
         }
     else:
-        yield from ({"source": source, "id": one.id, "kind": "key", "bits": one.bits} for one in open_ring([source]))
+        yield from ({"source": source, "id": one.id, "kind": "key", "bits": one.bits} for one in _open(source))
+
+
+def _open(source: str) -> "KeyRing":
+    """Return the keys of a source. Of a file that is no key, its mode does not matter."""
+    from fastrack._crypto.keys import key_file_id
+
+    try:
+        return open_ring([source])
+    except KeyPermissionError:
+        if key_file_id(source) is None:
+            raise FormatError(f"{source} is not a fastrack key file; `fastrack keygen NEW.key` makes one") from None
+        raise
 
 
 def _is_key(path: Path) -> bool:

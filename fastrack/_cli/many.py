@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 import typer
 
-from fastrack._cli.console import clean, pluralize, progress_bar, stdout
+from fastrack._cli.console import pluralize, progress_bar, stdout
 from fastrack._cli.files import as_location, check_directory
 from fastrack._cli.folder import is_sealed_folder
-from fastrack._cli.guard import describe, message_of
+from fastrack._cli.guard import describe, name_source, show_errors
 from fastrack._cli.streams import is_stream
 from fastrack._util.locations import Url
 from fastrack._util.units import format_size
@@ -172,13 +172,13 @@ def run_each(
                     tally.nbytes += report.nbytes
                     tally.reports.append(report)
                 tally.failed += bool(errors)
-                lines.extend(_named(error, source.path) for error in errors)
+                lines.extend(name_source(error, str(as_location(source.path))) for error in errors)
                 if as_json:
                     sys.stdout.write(json.dumps(document) + "\n")
                 counter.finish(size)
     finally:
         if not as_json:
-            sys.stderr.write("".join(f"error: {clean(line)}\n" for line in lines))
+            show_errors(lines)
         sys.stdout.flush()
     tally.seconds = time.perf_counter() - start
     return tally
@@ -210,12 +210,6 @@ class _Counter:
     def finish(self, size: int) -> None:
         """Count what is left of a file of this size."""
         self._progress(max(0, size - self._done))
-
-
-def _named(error: BaseException, path: Path) -> str:
-    text = message_of(error)
-    shown = str(as_location(path))
-    return text if shown in text else f"{shown}: {text}"
 
 
 def _is_glob(path: Path) -> bool:

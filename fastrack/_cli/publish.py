@@ -8,6 +8,7 @@ import typer
 from fastrack._cli.console import clean, pluralize, print_json, stdout
 from fastrack._cli.files import check_directory
 from fastrack._cli.grant import load_signer
+from fastrack._cli.guard import refuse_values
 from fastrack._cli.options import AnchorFile, Json
 
 if TYPE_CHECKING:
@@ -45,12 +46,8 @@ def publish(
         raise typer.BadParameter(f"expected the manifest of {len(paths)} paths, got none", param_hint="--out")
     target = manifest_path(paths[0]) if out is None else out
     check_directory(target)
-    try:
+    with refuse_values("PATH"):
         manifest = publish_files(paths, signer=signer, manifest=target, digests=digests, anchor=anchor)
-    except ValueError as error:
-        if type(error) is not ValueError:
-            raise
-        raise typer.BadParameter(str(error), param_hint="PATH") from None
     report(manifest, target, as_json=as_json, log_entry=manifest.log_entry.decode())
 
 

@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from fastrack._cli.console import clean, format_rate, pluralize, print_json, progress_bar, speed, stdout
-from fastrack._cli.files import as_location, check_sealed, check_target, load_engine, open_ring
+from fastrack._cli.files import as_location, check_sealed, check_target, load_engine, match_names, open_ring
 from fastrack._cli.options import KEY_HELP, Force, Json, KeyFiles
+from fastrack._util.names import list_names
 from fastrack._util.units import format_size
 
 
@@ -35,6 +36,12 @@ def rekey(
     ring, owner = open_ring(key), open_ring(new).first
     with load_file(as_location(source)) as file:
         check_sealed(file, ring)
+        _, unknown = match_names(plain or (), file.names)
+        if unknown:
+            raise typer.BadParameter(
+                f"{file.path} has no tensor {unknown[0]!r:.200}; {list_names(unknown[0], file.names)}",
+                param_hint="--plain",
+            )
         total = sum(tensor.nbytes for tensor in file.values())
         names = list(file)
         load_engine("open")

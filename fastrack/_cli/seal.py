@@ -83,11 +83,11 @@ def seal(
         return
     if is_stream(target):
         refuse_with_output({"--to": to, "--json": as_json})
-        _seal(source, standard_output(), open_ring(key).first, options)
+        _seal(source, standard_output(), open_ring(key, to="seal").first, options)
         return
     check_target(target, force=force)
     grantees = Grantees.load(to, sign, target, force=force) if to else None
-    owner = Key.generate() if grantees else open_ring(key).first
+    owner = Key.generate() if grantees else open_ring(key, to="seal").first
     seconds = _seal(source, target, owner, options)
     report = Report.of(source, target, owner.id, seconds, grantees.path if grantees else None)
     if grantees:
@@ -190,7 +190,7 @@ def _seal_each(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    owner = open_ring(key).first
+    owner = open_ring(key, to="seal").first
     selection = many.select(paths, recursive=recursive, target=target)
     many.require_distinct(selection)
     many.make_folder(target)

@@ -1,5 +1,6 @@
 """``fastrack unseal``: authenticate and decrypt a file into a plain one."""
 
+import errno
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -20,7 +21,7 @@ from fastrack._cli.files import (
     match_names,
     open_ring,
 )
-from fastrack._cli.folder import refuse_options, unseal_one_folder
+from fastrack._cli.folder import is_sealed_folder, refuse_options, unseal_one_folder
 from fastrack._cli.options import AnchorFile, Expect, FileId, Force, JsonLines, KeyFiles, Out, Quiet, Recursive
 from fastrack._cli.streams import is_stream, open_sealed, refuse_with_output, require_one_stream, standard_output
 from fastrack._util.locations import require_local
@@ -81,6 +82,11 @@ def unseal(
         _unseal_each(sources, target, open_ring(key), options, recursive=recursive, quiet=quiet, as_json=as_json)
         return
     if is_folder:
+        if not is_sealed_folder(source):
+            advice = (
+                "expected fastrack.folder in it, as in a sealed folder, got none; --recursive takes the files in it"
+            )
+            raise IsADirectoryError(errno.EISDIR, advice, str(source))
         given = {"--tensor": tensor, "--plain": plain, "--allow-plain": allow_plain, "--expect": expect}
         refuse_options({**given, "--file-id": file_id, "--force": force})
         unseal_one_folder(source, target, key=key, anchor=anchor, quiet=quiet, as_json=as_json)

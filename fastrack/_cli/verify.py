@@ -14,7 +14,7 @@ from fastrack._cli import many
 from fastrack._cli.console import clean, format_rate, new_table, pluralize, print_json, progress_bar, speed, stdout
 from fastrack._cli.files import as_location, check_expected, check_sealed, load_engine, open_ring
 from fastrack._cli.folder import FolderReport, check_folder, is_sealed_folder, refuse_options, verify_one_folder
-from fastrack._cli.guard import describe, show_errors
+from fastrack._cli.guard import describe, message_of, show_errors
 from fastrack._cli.options import AnchorFile, Expect, FileId, JsonLines, KeyFiles, Quiet, Recursive
 from fastrack._cli.publish import report as show_manifest
 from fastrack._cli.streams import open_sealed, require_one_stream
@@ -72,7 +72,7 @@ def verify(
     if as_json:
         print_json(**report.as_dict())
     elif quiet:
-        show_errors(report.errors)
+        show_errors(map(message_of, report.errors))
     else:
         show_report(report, stdout())
     if report.errors:

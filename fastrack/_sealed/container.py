@@ -113,8 +113,13 @@ def _layout(dtype: str, text: str) -> Layout | None:
 
 def _decode(head: bytes, size: int | None) -> str:
     stop = HEADER_PREFIX + int.from_bytes(head[:HEADER_PREFIX], "little")
+    if not head:
+        raise ValueError("it is empty")
     if len(head) != stop or stop > HEADER_LIMIT:
-        raise ValueError(f"a header of {stop - HEADER_PREFIX} bytes in a file of {len(head) if size is None else size}")
+        raise ValueError(
+            f"its beginning stands for a header of {stop - HEADER_PREFIX} bytes, in a file of "
+            f"{len(head) if size is None else size}"
+        )
     return str(head[HEADER_PREFIX:], "utf-8")
 
 

@@ -85,7 +85,7 @@ def load_folder(
     path = locate(path)
     index = join(path, INDEX)
     if isinstance(path, Path) and path.is_dir() and not os.path.lexists(index):
-        advice = "no such file, so this is no sealed folder; `fastrack seal` makes one"
+        advice = "no such file, so this is no sealed folder; `fastrack seal` makes one. Name files of others one by one"
         raise FileNotFoundError(errno.ENOENT, advice, str(index))
     ring = KeyRing.resolve(keys)
     with load_file(index, anchor=anchor) as file:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 from fastrack._crypto.keyring import KeySource
 from fastrack._tensors.arrays import Framework
+
+NOT_OPEN = "which is sealed. Open it with to_device or unseal"
 
 
 class Handle:
@@ -49,14 +52,32 @@ class Handle:
         return to_device(self, device, keys=keys, framework=framework, out=out, non_blocking=non_blocking)
 
     def __array__(self, *_: object, **__: object) -> NoReturn:
-        """Refuse the conversion to an array of objects, which NumPy and torch would attempt."""
-        raise TypeError(f"expected an array, got {self!r}, which is sealed. Open it with to_device or unseal")
+        """Refuse the conversion to an array of objects, which NumPy would attempt."""
+        raise TypeError(f"expected an array, got {self!r}, {NOT_OPEN}")
+
+    def __dlpack__(self, **_: object) -> NoReturn:
+        """Refuse the conversion that ``torch.tensor`` attempts before that of each element."""
+        raise TypeError(f"expected a tensor, got {self!r}, {NOT_OPEN}")
+
+    __dlpack_device__ = __dlpack__
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> NoReturn:
+        """Refuse a function of torch that was given a handle, as by a module to which a sealed batch was passed."""
+        given = [*args, *(kwargs or {}).values()]
+        given += [part for value in given if isinstance(value, (list, tuple)) for part in value]
+        handle = next((value for value in given if isinstance(value, cls)), cls.__name__)
+        name = getattr(function, "__name__", "a function of torch")
+        raise TypeError(f"{name}: expected a tensor, got {handle!r}, {NOT_OPEN}, or the batches of a loader with wrap")
 
     if not TYPE_CHECKING:  # with it, type checkers would accept misspelt names
 
         def __getattr__(self, name: str) -> NoReturn:
             """Raise `AttributeError` that says what to do, as for the other methods of arrays."""
-            message = f"{type(self).__name__!r} object has no attribute {name!r}"
+            kind = next(base.__name__ for base in type(self).__mro__ if base.__module__ == "fastrack")
+            message = f"{kind!r} object has no attribute {name!r}"
             if not name.startswith("_"):
                 message += ": it is sealed. Open it with to_device or unseal, and use the array that they return"
             raise AttributeError(message, name=name, obj=self)

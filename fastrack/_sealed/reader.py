@@ -27,6 +27,7 @@ from fastrack._sealed.tensor import SealedTensor
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.locations import Location, locate
+from fastrack._util.names import list_names
 from fastrack._util.pickles import unpickle
 from fastrack._util.public import public
 from fastrack.errors import AuthenticationError, ClosedError, FormatError, UnknownKeyError
@@ -245,7 +246,7 @@ class SealedFile(Mapping[str, SealedTensor]):
         if layout is None:
             if name in self._stored:
                 raise KeyError(f"{name!r} is stored unencrypted; file.plain[{name!r}] returns it")
-            raise KeyError(name)
+            raise KeyError(f"{self.path} has no sealed tensor {name!r:.200}; {list_names(name, self._layouts)}")
         assert self.key_id is not None
         assert self.file_id is not None
         file_id, binding = self._bindings.get(name) or (self.file_id, None)
@@ -335,7 +336,8 @@ class _PlainTensors(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._names:
-            raise KeyError(name)
+            path = self._file.path
+            raise KeyError(f"{path} has no unencrypted tensor {name!r:.200}; {list_names(name, self._names)}")
         dtype, shape, memory = self._file.stored(name)
         return arrays.from_bytes(memory, dtype, shape, "numpy")
 

@@ -107,7 +107,7 @@ def import_samples(
     with SealedWriter(folder, key, shard_size=shard_size) as writer:
         skip = writer.stored
         if skip and not resume:
-            advice = f"has {skip} samples already. Choose another folder, or resume the run that wrote them (resume=)"
+            advice = f"has {skip} samples already. Choose another folder, or resume that run (resume=, --resume)"
             raise FileExistsError(errno.EEXIST, advice, os.fspath(folder))
         files, count = _files_of(source), skip
         batches = _open_object(source, skip) if files is None else _open_files(files, skip, locate_local(folder))

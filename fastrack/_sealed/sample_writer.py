@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import threading
@@ -23,7 +24,7 @@ from fastrack._util.locations import locate_local
 from fastrack._util.public import public
 from fastrack.errors import ClosedError, FormatError
 
-_SHARD = re.compile(r"shard-(\d{6,})\.safetensors")
+SHARD = re.compile(r"shard-(\d{6,})\.safetensors")
 
 
 @public
@@ -101,6 +102,8 @@ class SealedWriter:
         self._records = frozenset(records)
         self._shard_size = shard_size
         self._folder = locate_local(folder)
+        if self._folder.exists() and not self._folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "expected a folder to write to, got a file", str(self._folder))
         self._folder.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
         self._is_closed = False
@@ -294,7 +297,7 @@ class SealedWriter:
 
 def shards_in(folder: Path) -> list[Path]:
     """Return the shards that a `SealedWriter` wrote into a folder, in order. Raise FormatError if one is missing."""
-    paths = sorted(path for path in folder.iterdir() if _SHARD.fullmatch(path.name))
+    paths = sorted(path for path in folder.iterdir() if SHARD.fullmatch(path.name))
     for index, path in enumerate(paths):
         if path.name != f"shard-{index:06}.safetensors":
             raise FormatError(f"{folder}: expected shard-{index:06}.safetensors, got none. Get it from the owner")

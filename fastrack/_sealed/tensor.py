@@ -17,7 +17,7 @@ from fastrack._crypto.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._crypto.keys import Key
 from fastrack._sealed.contexts import Binding, MessageContext, new_file_id
 from fastrack._sealed.fetching import fetch, fetch_headers, fetch_range
-from fastrack._sealed.handle import Handle
+from fastrack._sealed.handle import NOT_OPEN, Handle
 from fastrack._sealed.indexing import LazyRanges, RowPlan, plan_rows
 from fastrack._sealed.messages import OpenMessage
 from fastrack._sealed.storage import Extent, Storage, StoredBytes
@@ -122,6 +122,8 @@ def unseal(
         If the key that sealed it is not among `keys`.
     TypeError
         If `sealed` is neither of these types, or `framework` lacks its dtype.
+    ModuleNotFoundError
+        If `framework` is torch, which is not installed.
 
     Examples
     --------
@@ -142,6 +144,7 @@ def unseal(
         raise TypeError(
             f"unseal: expected SealedTensor or SealedRows, got {type(sealed).__name__}. {_advise_unseal(sealed)}"
         )
+    arrays.require_installed(framework)
     framework = framework or arrays.default_framework()
     ring = KeyRing.resolve(keys)
     if isinstance(sealed, SealedRows):
@@ -419,7 +422,7 @@ class SealedTensor(Handle):
 
     def __len__(self) -> int:
         if not self.shape:
-            raise TypeError("len() of a sealed tensor: expected one dimension or more, got none")
+            raise TypeError(f"len(): expected one dimension or more, got {self!r}, {NOT_OPEN}")
         return self.shape[0]
 
     def __iter__(self) -> Any:
@@ -510,7 +513,7 @@ class SealedRows(Handle):
 
     def __len__(self) -> int:
         if not self.shape:
-            raise TypeError("len() of sealed rows: expected one dimension or more, got a single row of a vector")
+            raise TypeError(f"len(): expected one dimension or more, got {self!r}, {NOT_OPEN}")
         return self.shape[0]
 
     def __repr__(self) -> str:

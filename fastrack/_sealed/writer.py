@@ -28,6 +28,7 @@ from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.atomic import new_file
 from fastrack._util.locations import Location, Url, locate, locate_local
+from fastrack._util.names import list_names
 from fastrack._util.paths import require_path
 from fastrack._util.public import public
 from fastrack.errors import AuthenticationError, FormatError
@@ -304,7 +305,8 @@ def choose(file: SealedFile, names: Iterable[str] | None, plain: frozenset[str])
     chosen = list(dict.fromkeys(file.names if names is None else names))
     unknown = {*chosen, *plain} - set(file.names)
     if unknown:
-        raise KeyError(f"{file.path} has no tensor {', '.join(sorted(map(repr, unknown)))}")
+        absent = min(unknown, key=repr)
+        raise KeyError(f"{file.path} has no tensor {absent!r:.200}; {list_names(absent, file.names)}")
     for name in chosen:
         if name in file.plain and name not in plain:
             raise AuthenticationError(
@@ -345,8 +347,8 @@ class Unsealer:
             [(dtype, shape)] = entries.values()
             if suffix != ".npy" and dtype != "U8":
                 raise FormatError(
-                    f"tensor {self.names[0]!r:.200}: expected U8 for a target of plain bytes, got {dtype} "
-                    f"{list(shape)}. Give the target a suffix that keeps the dtype: .safetensors, .npz or .npy"
+                    f"{self.file.path}: tensor {self.names[0]!r:.200}: expected U8 for a target of plain bytes, got "
+                    f"{dtype} {list(shape)}. Give the target a suffix that keeps the dtype: .safetensors, .npz or .npy"
                 )
             header = _npy_header(dtype, shape) if suffix == ".npy" else b""
         size = len(header) + sum(dtypes.nbytes(*entry) for entry in entries.values())

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastrack._tensors import dtypes
+from fastrack._util import extras
 
 Bytes = npt.NDArray[np.uint8]
 Framework = Literal["torch", "numpy", "cupy"]
@@ -39,6 +40,12 @@ def framework_of(value: object) -> Framework | None:
 def installed(framework: Framework) -> bool:
     """Return whether a framework can be imported, without importing it."""
     return find_spec(framework) is not None
+
+
+def require_installed(framework: Framework | None) -> None:
+    """Raise `ModuleNotFoundError` that says what to install, if results are requested of torch and it is absent."""
+    if framework == "torch" and not installed("torch"):
+        extras.require("torch", "a torch.Tensor", "torch")
 
 
 def default_framework() -> Framework:

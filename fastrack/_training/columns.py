@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +17,9 @@ from fastrack._sealed.sample_writer import shards_in
 from fastrack._training.handles import DatasetRef
 from fastrack._training.joined import JoinedRef, PlainColumns
 from fastrack._training.layout import record_layout, row_layout, window_layout
-from fastrack._training.shards import PathLike, Shards
+from fastrack._training.shards import PathLike, Shards, require_samples
 from fastrack._util.locations import locate
+from fastrack._util.names import list_names
 
 
 def list_shards(paths: PathLike | Sequence[PathLike]) -> PathLike | Sequence[PathLike]:
@@ -50,16 +51,31 @@ def find_tensors(paths: PathLike | Sequence[PathLike], columns: Sequence[str] | 
     if not first or isinstance(columns, str):
         return {}
     with SealedFile(first[0]) as file:
-        present = list(file)
-    if columns is None:
-        bases = [name.removesuffix(RECORDS) for name in present if name.endswith(RECORDS)]
-        offsets = {base + OFFSETS for base in bases}
-        columns = [name.removesuffix(RECORDS) for name in present if name not in offsets]
-    stored: dict[str, tuple[str, ...]] = {}
-    for name in columns:
-        has_records = name not in present and name + RECORDS in present
-        stored[name] = (name + RECORDS, name + OFFSETS) if has_records else (name,)
-    return stored
+        require_samples(file)
+        if not file:
+            return {}  # which `Shards` refuses
+        present = _columns_in(list(file))
+        if columns is None:
+            return present
+        for name in columns:
+            if name not in present and name not in file:
+                raise ValueError(f"{file.path} has no {_absent_column(name, present, file.plain)}")
+    return {name: present.get(name, (name,)) for name in columns}
+
+
+def _columns_in(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return the columns that these tensors hold, with the names of the tensors of each."""
+    bases = [name.removesuffix(RECORDS) for name in names if name.endswith(RECORDS)]
+    offsets = {base + OFFSETS for base in bases}
+    columns = dict.fromkeys(name.removesuffix(RECORDS) for name in names if name not in offsets)
+    there = set(names)
+    return {name: (name,) if name in there else (name + RECORDS, name + OFFSETS) for name in columns}
+
+
+def _absent_column(name: str, sealed: Iterable[str], plain: Iterable[str]) -> str:
+    if name in plain:
+        return f"sealed column {name!r:.200}, which is stored unencrypted. Name it in plain_columns="
+    return f"column {name!r:.200}; {list_names(name, sealed)}"
 
 
 def join_columns(
@@ -115,8 +131,7 @@ def _tensor_of(shards: Shards, column: str) -> str:
     for name in (column, column + RECORDS):
         if name in shards.names:
             return name
-    known = ", ".join(map(repr, shards.names))
-    raise ValueError(f"this data set has no column {column!r:.200}; it has {known:.300}")
+    raise ValueError(f"this data set has no {_absent_column(column, _columns_in(shards.names), ())}")
 
 
 def _require_alike(shards: Shards, ends: Indices, other: Indices) -> None:

@@ -14,6 +14,7 @@ from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
 from fastrack._training.handles import DatasetRef, Packed, Row, refs
 from fastrack._training.shards import Shards
+from fastrack._util.names import list_names
 from fastrack._util.pickles import unpickle
 
 
@@ -134,8 +135,14 @@ class PlainColumns:
                 file = self._shards.open(shard)
                 for name in self.names:
                     if name not in file.plain:
-                        actual = "a sealed one. Name it in columns=" if name in file else "none. Leave it out"
-                        raise ValueError(f"{file.path}: {name!r:.80}: expected an unencrypted tensor, got {actual}")
+                        if name in file:
+                            raise ValueError(
+                                f"{file.path}: {name!r:.80}: expected an unencrypted tensor, got a sealed one. Name it "
+                                "in columns="
+                            )
+                        raise ValueError(
+                            f"{file.path} has no unencrypted tensor {name!r:.80}; {list_names(name, file.plain)}"
+                        )
                     dtype, shape, memory = file.stored(name)
                     if not shape or self._samples(shape[0]) != count:
                         raise ValueError(

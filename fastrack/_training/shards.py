@@ -14,6 +14,7 @@ from fastrack._sealed.contexts import MessageContext
 from fastrack._sealed.reader import SealedFile
 from fastrack._sealed.tensor import SealedTensor
 from fastrack._util.locations import Location, Url, locate
+from fastrack._util.names import list_names
 from fastrack._util.pickles import unpickle
 from fastrack.errors import FormatError
 
@@ -53,7 +54,7 @@ class Shards:
         self.contexts: list[list[MessageContext]] = []
         first_with: dict[str, Location] = {}
         for shard, (path, file) in enumerate(zip(self.paths, self._open_all(), strict=True)):
-            _require_samples(file)
+            require_samples(file)
             _require_distinct(file, None if expected is None else expected[shard], first_with)
             if shard == 0:
                 self.names = _choose(file, names)
@@ -183,7 +184,8 @@ def _expected_ids(file_ids: Sequence[str] | None, count: int) -> list[str] | Non
     return expected
 
 
-def _require_samples(file: SealedFile) -> None:
+def require_samples(file: SealedFile) -> None:
+    """Refuse a sealed file of another kind than one with samples."""
     if file.kind != "tensor":
         raise FormatError(f"{file.path}: expected a file of samples, got a {file.kind}. Open it with load_{file.kind}")
 
@@ -207,7 +209,5 @@ def _require_distinct(file: SealedFile, expected: str | None, first_with: dict[s
 def _tensors_of(file: SealedFile, names: Sequence[str]) -> list[SealedTensor]:
     for name in names:
         if name not in file:
-            raise ValueError(
-                f"{file.path} has no sealed tensor {name!r:.200}; it has {', '.join(map(repr, file)) or 'none':.300}"
-            )
+            raise ValueError(f"{file.path} has no sealed tensor {name!r:.200}; {list_names(name, file)}")
     return [file[name] for name in names]

@@ -70,6 +70,7 @@ class Plan:
     keys: MessageKeys
 
     def __init__(self, tree: Tree, framework: Framework | None, *, in_memory_order: bool) -> None:
+        arrays.require_installed(framework)
         self._tree = tree
         self._framework: Framework | None = framework
         self.ring: KeyRing | None = None

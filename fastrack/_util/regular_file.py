@@ -25,7 +25,10 @@ def open_pipe_or_regular(path: str | os.PathLike[str]) -> io.FileIO:
 
 def _open(path: str | os.PathLike[str], is_expected: Callable[[int], bool]) -> io.FileIO:
     require_local(path)
-    file = io.FileIO(path, opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))
+    try:
+        file = io.FileIO(path, opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))
+    except IsADirectoryError:
+        raise IsADirectoryError(errno.EISDIR, "expected a file, got a folder", os.fspath(path)) from None
     if not is_expected(os.fstat(file.fileno()).st_mode):
         file.close()
         raise OSError(errno.EINVAL, "not a regular file; put what it gives into one first", os.fspath(path))

@@ -215,7 +215,10 @@ class Grants:
             key = self.unlock(identity).first
         if key is None or key.id != self.key_id:
             got = "no key" if key is None else f"key {key.id}"
-            raise ValueError(f"adding recipients failed: expected key {self.key_id}, got {got}; pass key= or identity=")
+            raise ValueError(
+                f"adding recipients failed: expected key {self.key_id}, got {got}; pass key= or identity= (--key, "
+                "--identity)"
+            )
         entries = {grant.id: grant for grant in self.recipients}
         for recipient in recipients:
             ciphertext = recipient.encrypt(key.material(), self._info())

@@ -112,6 +112,8 @@ def test_a_device_that_is_none_is_refused(cli):
     assert cli.error(f"{QUICK} --device tpu") == "error: no such device: 'tpu'; expected 'cpu' or 'cuda:N'\n"
     document = json.loads(cli(f"{QUICK} --device tpu --json -", status=1).stdout)
     assert document["error"]["type"] == "DeviceError"
+    said = cli.error(f"{QUICK} --device tpu --json out.json")  # stdout is for people then
+    assert said == "error: no such device: 'tpu'; expected 'cpu' or 'cuda:N'\n"
 
 
 # How it is shown.

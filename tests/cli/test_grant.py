@@ -1,6 +1,8 @@
 """``keygen --identity``, ``keygen --signer``, ``grant``, ``seal --to`` and ``rekey``, as an owner uses them."""
 
 import stat
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -145,6 +147,39 @@ def test_a_passphrase_comes_from_a_private_file(cli, folder, monkeypatch):
     )
 
 
+def test_a_passphrase_is_not_asked_for_without_a_terminal(cli, folder):
+    cli("keygen owner.key")
+    line = "-W error -m fastrack grant owner.key --passphrase --sign owner.signer"
+    command = [sys.executable, *line.split()]
+    for given in (b"", b"correct horse battery staple\n" * 2):
+        done = subprocess.run(command, input=given, capture_output=True, check=False, start_new_session=True)
+        assert (done.returncode, done.stdout) == (2, b"")
+        assert b"FASTRACK_PASSPHRASE_FILE" in done.stderr
+        assert b"getpass" not in done.stderr
+    assert not (folder / "owner.key.grants").exists()
+
+
+def test_grants_that_cannot_be_changed_so_are_bad_usage(cli):
+    for name in ("owner", "other"):
+        cli(f"keygen {name}.key")
+    cli("grant owner.key --to alice.pub --sign owner.signer")
+    line = "grant owner.key.grants --sign owner.signer"
+    assert "expected key" in " ".join(cli.error(f"{line} --to bob.pub --key other.key", status=2).split())
+    assert "recipient" in cli.error(f"{line} --drop alice", status=2)
+
+
+def test_a_passphrase_is_typed_twice(cli, monkeypatch):
+    cli("keygen owner.key")
+    text = "correct horse battery staple"
+    typed = iter([text, text.upper(), text, text])
+    monkeypatch.setattr("getpass.getpass", lambda _: next(typed))
+    line = "grant owner.key --passphrase --sign owner.signer"
+    assert "twice" in cli.error(line, status=2)
+    cli(line)
+    grants = Grants.load("owner.key.grants", owner=Verifier.load("owner.signer.pub"))
+    assert grants.unlock(passphrase=text).first == fastrack.Key.load("owner.key")
+
+
 def test_a_secret_in_place_of_its_path_is_not_repeated(cli, folder, monkeypatch):
     cli("keygen owner.key")
     cli("grant owner.key --to alice.pub --sign owner.signer")
@@ -224,3 +259,13 @@ def test_a_checkpoint_stays_one(cli):
     assert fastrack.load_checkpoint("again.safetensors", keys="new.key")["step"] == 3
     with fastrack.load_file("again.safetensors") as file:
         assert file.kind == "checkpoint"
+
+
+def test_a_file_is_not_sealed_anew_with_an_absent_tensor_in_plain(cli):
+    for name in ("owner", "other"):
+        cli(f"keygen {name}.key")
+    cli("seal data.npy data.safetensors --key owner.key")
+    line = "rekey data.safetensors new.safetensors --key owner.key --new other.key --plain date"
+    said = " ".join(cli.error(line, status=2).split())
+    assert "'date'" in said
+    assert "'data'" in said

@@ -3,7 +3,7 @@ import pytest
 from helpers import by_hand
 from safetensors.numpy import save_file as save_plain
 
-from fastrack import Key, load_file, save_file
+from fastrack import Key, load_file, save_checkpoint, save_file
 
 
 def test_a_sealed_file_is_shown_without_a_key(cli, sealed, folder):
@@ -78,3 +78,40 @@ def test_a_folder_is_refused_with_the_option_that_takes_its_files(cli, key, fold
     (folder / "shards").mkdir()
     for line, status in (("inspect shards", 1), (f"verify shards {key}", 2)):
         assert "--recursive" in cli.error(line, status=status)
+
+
+def test_a_sealed_folder_is_shown_file_by_file_without_a_key(cli, key, folder, arrays):
+    (folder / "model" / "deep").mkdir(parents=True)
+    (folder / "model" / "config.json").write_text("{}")
+    (folder / "model" / "deep" / "notes.bin").write_bytes(b"notes")
+    save_plain(arrays, "model/model.safetensors")
+    cli(f"seal model sealed {key}")
+    key_id = Key.load("owner.key").id
+    (folder / "owner.key").unlink()
+    document = cli.json("inspect sealed")
+    assert (document["kind"], document["key_id"]) == ("folder", key_id)
+    sealed = {file["name"]: file["sealed"] for file in document["files"]}
+    assert sealed == {"config.json": False, "deep/notes.bin": True, "model.safetensors": True}
+    assert document["file_bytes"] == sum(file["bytes"] for file in document["files"])
+    said = cli("inspect sealed").stdout
+    assert "a sealed folder of 3 files" in said
+    assert key_id in said
+    assert "Nothing here was authenticated" in said
+    assert "--recursive" in cli.error("inspect model")
+
+
+def test_a_data_set_is_shown_with_its_samples_and_columns(cli, key, folder):
+    (folder / "lines.jsonl").write_text('{"text": "a", "label": 1}\n' * 3)
+    cli(f"import lines.jsonl data {key}")
+    assert "3 samples with the columns label, text\n" in cli("inspect data/shard-000000.safetensors").stdout
+    document = cli.json("inspect data/shard-000000.safetensors")
+    assert (document["kind"], document["samples"], document["columns"]) == ("tensor", 3, ["label", "text"])
+    assert "--recursive" in cli.error(f"unseal data back {key}")
+
+
+@pytest.mark.usefixtures("key")
+def test_a_checkpoint_is_shown_as_one(cli, arrays):
+    save_checkpoint("run.safetensors", {"arrays": arrays}, "owner.key")
+    assert "sealed tensors of a checkpoint" in cli("inspect run.safetensors").stdout
+    document = cli.json("inspect run.safetensors")
+    assert (document["kind"], document["samples"], document["columns"]) == ("checkpoint", None, None)

@@ -63,3 +63,30 @@ def test_what_is_no_key_is_refused(cli, folder):
     assert "text" in cli.error("key text")
     assert "missing" in cli.error("key missing")
     assert "--key" in cli.error(f"key {'0' * 64}", status=2)
+
+
+def test_the_other_keys_are_shown_where_one_is_no_key(cli, folder):
+    cli("keygen owner.key")
+    (folder / "notes.txt").write_text("no key")
+    (folder / "empty").mkdir()
+    cli("keygen second.key")
+    done = cli("key notes.txt owner.key missing empty second.key", status=1)
+    assert all(Key.load(name).id in done.stdout for name in ("owner.key", "second.key"))
+    told = done.stderr.splitlines()
+    assert [line.split()[:2] for line in told] == [["error:", name] for name in ("notes.txt", "missing:", "empty:")]
+    assert "chmod" not in done.stderr
+    document = cli.json("key notes.txt owner.key missing", status=1)
+    assert [entry["source"] for entry in document["keys"]] == ["owner.key"]
+    assert [entry["source"] for entry in document["failed"]] == ["notes.txt", "missing"]
+    assert document["error"] == document["failed"][0]["error"]
+    assert document["error"]["type"] == "FormatError"
+
+
+def test_a_key_in_a_folder_that_others_may_read_is_told_beside_the_rest(cli, folder):
+    (folder / "keys").mkdir()
+    for name in ("a.key", "b.key"):
+        cli(f"keygen keys/{name}")
+    (folder / "keys" / "a.key").chmod(0o644)
+    done = cli("key keys", status=1)
+    assert Key.load("keys/b.key").id in done.stdout
+    assert "chmod 600 keys/a.key" in done.stderr

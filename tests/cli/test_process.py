@@ -48,6 +48,31 @@ def test_an_interruption_before_the_command_has_begun_is_one_line(monkeypatch, c
     assert capsys.readouterr().err == "error: interrupted\n"
 
 
+@pytest.mark.parametrize("error", [TypeError("wrong"), OSError(28, "No space left on device")])
+def test_what_no_command_expects_is_one_line(monkeypatch, capfd, error):
+    def failed():
+        raise error
+
+    monkeypatch.setattr("fastrack._cli.app.main", failed)
+    monkeypatch.setattr("os.dup2", lambda *_: None)  # standard output is that of all tests
+    with pytest.raises(SystemExit, match="1"):
+        fastrack._cli.main()
+    said = capfd.readouterr().err
+    assert said.startswith("error: ")
+    assert str(error.args[-1]) in said
+    assert said.count("\n") == 1
+    assert ("defect" in said) == isinstance(error, TypeError)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+def test_standard_output_that_is_full_is_one_line():
+    with Path("/dev/full").open("wb") as full:
+        for line in (["--help"], ["key", "missing", "--json"]):
+            command = [sys.executable, "-m", "fastrack", *line]
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+            assert (done.returncode, done.stderr) == (1, b"error: No space left on device\n")
+
+
 @pytest.mark.slow
 def test_a_file_goes_there_and_back(folder):
     (folder / "notes.txt").write_bytes(b"not for everyone" * 5000)

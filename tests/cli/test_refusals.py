@@ -9,6 +9,7 @@ import pytest
 from helpers.runs import flip as flip_bits
 
 from fastrack import Key, SealedFile, load_file
+from fastrack._cli.app import app
 
 each_writer = pytest.mark.parametrize(
     ("command", "line"), [("seal", "plain.npz new.safetensors"), ("unseal", "sealed.safetensors new.npz")]
@@ -268,6 +269,7 @@ def test_a_key_is_given_by_a_key_file_and_not_repeated(cli, folder, line):
     said = cli.error(line)
     assert "--key" in said
     assert "FASTRACK_KEY_FILE" in said
+    assert ("keygen" in said) == (line.split()[0] == "seal")  # a new key opens nothing
     (folder / "junk.key").write_text("secret")
     (folder / "junk.key").chmod(0o600)
     assert "fastrack key" in cli.error(f"{line} --key junk.key")
@@ -285,6 +287,12 @@ def test_a_key_in_place_of_its_path_in_the_environment_is_not_repeated(cli, fold
     for flag in ("", " --json"):
         said = cli(line + flag, status=0 if line == "doctor" else 1)  # the script looks for the key in all output
         assert "key itself" in " ".join(said.output.split())
+
+
+@pytest.mark.usefixtures("sealed")
+@pytest.mark.parametrize("line", NEEDS_KEY)
+def test_an_empty_path_of_a_key_is_refused(cli, line):
+    assert "--key" in cli.error(f"{line} --key ''", status=2)
 
 
 def test_a_note_on_an_error_is_shown(cli, sealed, monkeypatch):
@@ -306,3 +314,14 @@ def test_a_note_on_an_error_is_shown(cli, sealed, monkeypatch):
 )
 def test_bad_usage_has_a_status_of_its_own(cli, line):
     assert "Usage: " in cli.error(line, status=2)
+
+
+def test_a_file_that_cannot_be_read_is_no_bad_usage(cli, sealed, monkeypatch):
+    monkeypatch.setattr("os.access", lambda *_: False)  # typer asks, and root is never told no
+    cli(f"inspect {sealed}")
+    commands = [info.callback for info in app.registered_commands]
+    commands += [info.callback for group in app.registered_groups for info in group.typer_instance.registered_commands]
+    annotations = [one for command in commands for one in command.__annotations__.values()]
+    parameters = [info for one in annotations for info in getattr(one, "__metadata__", ())]
+    assert len(parameters) > 90
+    assert not any(info.readable for info in parameters)

@@ -74,8 +74,8 @@ def blocks_of(name, *languages):
     return [(language, text) for language, text in found if language in languages]
 
 
-def run_page(name, folder, *, with_torch):
-    blocks = blocks_of(name, "python", "console")
+def run_page(name, folder, *, with_torch, languages=("python", "console")):
+    blocks = blocks_of(name, *languages)
     assert blocks
     command = [sys.executable, "-W", "error", "-c", RUN]
     given = json.dumps([blocks, with_torch])
@@ -94,6 +94,11 @@ def test_the_examples_run(name, with_torch, tmp_path):
 def test_the_examples_of_a_page_about_torch_run(name, tmp_path):
     pytest.importorskip("torch")
     run_page(f"docs/{name}.md", tmp_path, with_torch=True)
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_about_collectives_run(tmp_path):
+    run_page("docs/collectives.md", tmp_path, with_torch=True, languages=["console"])
 
 
 @pytest.mark.slow

@@ -226,6 +226,8 @@ CASES = {
     "unseal: no key": lambda: fastrack.unseal(X),
     "SealedTensor: a method of arrays": lambda: len(X.mean),
     "SealedTensor: as an array": lambda: np.asarray(X),
+    "SealedTensor: as a tensor": lambda: torch.tensor(X),
+    "SealedTensor: in a model": lambda: torch.nn.Linear(2, 1)(X),
     "SealedTensor: len of a scalar": lambda: len(SCALAR),
     "SealedTensor: a mask of another size": lambda: X[np.array([True])],
     "SealedTensor: a row that is out of range": lambda: X[3],
@@ -329,6 +331,8 @@ CASES = {
     "SealedDataset: a file twice": lambda: SealedDataset(["rows.safetensors"] * 2, keys=KEY),
     "SealedDataset: a sample that is out of range": lambda: SealedDataset("rows.safetensors")[3],
     "SealedDataset: an absent column": lambda: SealedDataset("rows.safetensors", ["y"]),
+    "SealedDataset: a column that is misspelt": lambda: SealedDataset("two.safetensors", ["y", "yy"]),
+    "SealedDataset: a column that is unencrypted": lambda: SealedDataset("mixed.safetensors", ["y"]),
     "SealedDataset: another file id": lambda: SealedDataset("rows.safetensors", file_ids=["0" * 32]),
     "SealedDataset: columns= of text": lambda: SealedDataset("rows.safetensors", "x"),
     "SealedDataset: columns= of none": lambda: SealedDataset("rows.safetensors", []),
@@ -408,6 +412,7 @@ CASES = {
     "save_checkpoint: more than 64 levels": lambda: checkpoint(nested(70)),
     "save_checkpoint: text that is no Unicode": lambda: checkpoint(["\ud800"]),
     # Commands
+    "fastrack key: another file": lambda: run("key owner.key two.npz"),
     "fastrack keygen: a file that exists": lambda: run("keygen owner.key"),
     "fastrack inspect: not a safetensors file": lambda: run(f"inspect {written('junk', b'junk' * 99)}"),
     "fastrack seal: a dash": lambda: run("seal - two.npz new --key owner.key"),
@@ -432,6 +437,7 @@ CASES = {
     "fastrack verify: another file id": lambda: run(f"verify two.safetensors --file-id {'0' * 32} --key owner.key"),
     "fastrack verify: another key": lambda: run("verify two.safetensors --key other.key"),
     "fastrack verify: no such file": lambda: run("verify missing.safetensors --key owner.key"),
+    "fastrack verify: no key": lambda: run("verify two.safetensors"),
     "fastrack verify: nothing sealed": lambda: run("verify plain.safetensors --key owner.key"),
 }  # fmt: skip
 

@@ -6,6 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
 
 import fastrack
 
@@ -77,3 +78,25 @@ def test_they_are_copied_and_pickled_as_before(sealed, key):
     for handle in (sealed, sealed[1:]):
         for other in (copy.copy(handle), copy.deepcopy(handle), pickle.loads(pickle.dumps(handle))):
             assert fastrack.unseal(other, key, framework="numpy").shape == handle.shape
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        np.array,
+        np.asarray,
+        np.from_dlpack,
+        torch.tensor,
+        torch.as_tensor,
+        torch.from_dlpack,
+        lambda handle: torch.tensor([handle, handle]),
+        lambda handle: torch.stack([handle, handle]),
+        torch.nn.Linear(3, 3),
+        lambda handle: torch.nn.functional.mse_loss(input=torch.ones(3), target=handle),
+        lambda handle: torch.ones(3).copy_(handle),
+    ],
+)
+def test_a_conversion_says_what_it_was_given_and_what_opens_it(sealed, key, convert):
+    for handle in (sealed, sealed[1:3], sealed[2], fastrack.seal(np.array(1.0), key, name="x")):
+        with pytest.raises(TypeError, match=r"got <Sealed\w+ (of )?'x' .*sealed\. Open it"):
+            convert(handle)

@@ -110,7 +110,7 @@ def test_a_file_is_a_mapping_of_names_to_tensors(path):
         assert "Images" not in file
         assert None not in file
         assert file.get("no such") is None
-        with pytest.raises(KeyError, match="no such"):
+        with pytest.raises(KeyError, match="no such'; it has"):
             file["no such"]
         assert file.path == path
         assert file.key_id == KEY.id

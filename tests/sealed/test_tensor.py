@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import by_hand
+from helpers.processes import run_python
 from helpers.tampering import tampered
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -203,6 +204,26 @@ def test_the_result_is_of_the_framework_asked_for_and_can_be_written_to(key, sea
 def test_the_result_is_of_numpy_where_torch_is_not_installed(key, sealed, monkeypatch):
     monkeypatch.setattr(arrays, "installed", lambda framework: False)
     assert isinstance(fastrack.unseal(sealed, key), np.ndarray)
+
+
+def test_a_result_of_torch_says_what_to_install_where_it_is_absent():
+    said = run_python(WITHOUT_TORCH)
+    told = "a torch.Tensor takes torch, which is not installed: pip install 'fastrack[torch]'"
+    assert said.splitlines() == [f"torch {told}"] * 2
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None  # as if it were not installed
+import numpy, fastrack
+key = fastrack.Key.generate()
+sealed = fastrack.seal(numpy.ones(3), key)
+for open_it in (fastrack.unseal, fastrack.to_device):
+    try:
+        open_it(sealed, keys=key, framework="torch")
+    except ModuleNotFoundError as error:
+        print(error.name, error)
+"""
 
 
 # Keys
@@ -430,7 +451,7 @@ def test_one_number_of_a_vector_is_a_row_too(key):
     row = fastrack.seal(np.arange(10.0), key)[-1]
     assert row.shape == ()
     assert fastrack.unseal(row, key).item() == 9
-    with pytest.raises(TypeError, match="vector"):
+    with pytest.raises(TypeError, match="one dimension"):
         len(row)
 
 

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import re
 import time
 from unittest import mock
 
@@ -195,7 +196,7 @@ def test_plain_columns_that_do_not_fit(tmp_path, key):
         ("p", "as many rows"),
         ("q", "as many rows"),
         ("x", "different names"),
-        ("none", "Leave it out"),
+        ("none", "'p', 'q'"),
     ):
         with pytest.raises(ValueError, match=match):
             SealedDataset(path, plain_columns=[name])
@@ -205,6 +206,24 @@ def test_plain_columns_that_do_not_fit(tmp_path, key):
     fastrack.save_file({"x": np.arange(4), "p": np.arange(4.0)}, tmp_path / "b.safetensors", key, plain=["p"])
     with pytest.raises(ValueError, match="as in the first file"):
         SealedDataset(tmp_path, plain_columns=["p"])
+
+
+def test_an_absent_column_is_told_with_the_columns_there_are_and_the_nearest(tmp_path, key):
+    with SealedWriter(tmp_path / "data", key) as writer:
+        writer.write({"text": b"one", "label": 1})
+    told = "has no column {!r}; it has 'label', 'text'"
+    for name, nearest in (("texts", ". Did you mean 'text'?"), ("offsets", "")):
+        with pytest.raises(ValueError, match=re.escape(told.format(name) + nearest) + "$"):
+            SealedDataset(tmp_path / "data", columns=["label", name])
+    data = SealedDataset(tmp_path / "data", keys=key)
+    with pytest.raises(ValueError, match=told.format("labels")):
+        data.windows("labels", 1)
+    fastrack.save_file({"x": np.arange(4), "p": np.arange(4)}, tmp_path / "one.safetensors", key, plain=["p"])
+    with pytest.raises(ValueError, match="plain_columns="):
+        SealedDataset(tmp_path / "one.safetensors", columns=["p"])
+    fastrack.save_file({"x": np.arange(4), "y": np.arange(4)}, tmp_path / "two.safetensors", key)
+    with pytest.raises(ValueError, match=r"one\.safetensors has no sealed tensor 'y'; it has 'x'"):
+        SealedDataset([tmp_path / "two.safetensors", tmp_path / "one.safetensors"], columns=["y"])
 
 
 def test_plain_columns_are_authenticated_by_a_manifest(tmp_path, key):
