@@ -115,10 +115,17 @@ integrations: $(INTEGRATIONS)/.installed  ## test tokens, TPMs, vaults, S3, the 
 		tests/training/test_transformers.py tests/distributed/test_trainers_checkpoints.py tests/project/test_examples.py \
 		tests/training/test_recipes.py tests/sealed/test_sample_sources.py tests/remote
 
-$(INTEGRATIONS)/.installed: pyproject.toml
-	$(PYTHON) -m venv $(INTEGRATIONS)
-	$(INTEGRATIONS)/bin/python -m pip install --quiet --upgrade pip
-	$(INTEGRATIONS)/bin/python -m pip install --quiet --editable '.[torch,remote,pkcs11,tpm,vault,aws,gcp,azure]' --group integrations
+# With the torch of the other tests, which may be its CPU build here as well. PyPI's torchvision cannot be imported beside
+# that, nor can what imports torchvision.
+$(INTEGRATIONS)/.installed: pyproject.toml requirements.txt
+	test -x $(INTEGRATIONS)/bin/python || $(PYTHON) -m venv $(INTEGRATIONS)
+	$(INTEGRATIONS)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	grep -o '^torch==[0-9.]*' requirements.txt > $(INTEGRATIONS)/constraints.txt
+	$(INTEGRATIONS)/bin/python -m pip install --quiet --constraint $(INTEGRATIONS)/constraints.txt \
+		--editable '.[torch,demo,remote,pkcs11,tpm,vault,aws,gcp,azure]' --group integrations
+	$(INTEGRATIONS)/bin/python -c 'import torchvision' 2>$(INTEGRATIONS)/torchvision.txt || { \
+		echo "torchvision is of another build than torch, see $(INTEGRATIONS)/torchvision.txt. Its recipes will be skipped"; \
+		$(INTEGRATIONS)/bin/python -m pip uninstall --quiet --yes torchvision; }
 	touch $@
 
 emulator: $(EMULATOR)/.installed  ## test the device's code with the real CuPy on an emulated GPU
@@ -136,7 +143,7 @@ FUZZ_SECONDS ?= 600
 FUZZ_SCHEDULES ?= 10000
 FUZZ_KILLS ?= 500
 SOAK_SECONDS ?= 600
-FUZZ_STAMP := .venv/.fuzz
+FUZZ_STAMP := $(VENV)/.fuzz
 
 fuzz: $(FUZZ_STAMP)  ## fuzz the parsers; FUZZ_SECONDS=600 FUZZ_SCHEDULES=10000 FUZZ_KILLS=500
 	FASTRACK_SCHEDULES=$(FUZZ_SCHEDULES) $(BIN)/python -m pytest -q --timeout 0 tests/transfer/test_owners.py -k raised_to_its_owner

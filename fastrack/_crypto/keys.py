@@ -162,6 +162,8 @@ class Key:
         KeyPermissionError
             If its group or others have any permission, or its owner is neither this user nor root. Not checked on
             systems without such permissions.
+        ValueError
+            If the path is a URL.
         OSError
             If it cannot be read.
         """

@@ -112,6 +112,8 @@ class WrappedKey:
             If it is not a wrapped key file.
         KeyPermissionError
             If another user owns it or may write to it, and could so choose the key that seals.
+        ValueError
+            If the path is a URL.
         OSError
             If it cannot be read.
         """
@@ -334,7 +336,7 @@ def open_source(text: str) -> WrappedKey:
         If it has no path.
     FormatError
         If the URI is wrong, or the file is no wrapped key file.
-    KeyPermissionError, OSError
+    KeyPermissionError, ValueError, OSError
         As `WrappedKey.load` does.
     """
     uri, _, path = text.partition("#")

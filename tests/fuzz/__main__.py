@@ -89,7 +89,7 @@ def _fuzz(name, folder, seconds):
 
 
 def _show_crash(name, folder, code, text):
-    kept = re.findall(r"Test unit written to (\S+)", text)
+    kept = dict.fromkeys(re.findall(r"Test unit written to (\S+)", text))
     sys.stderr.write(f"{name}: failed ({code}); see {folder / name}.log\n")
     sys.stderr.write("".join(f"  {line}\n" for line in text.splitlines()[-40:]))
     for path in kept:

@@ -20,6 +20,7 @@ from fastrack import AttestationError, FormatError, GrantError, Key, ProviderErr
 from fastrack._crypto.recipients import PassphraseParameters
 from fastrack._crypto.signing import sign_envelope
 from fastrack._crypto.textkeys import public_id
+from fastrack._util.locations import NO_PATH
 from fastrack.errors import UnknownKeyError
 from fastrack.grants import Grants, Identity, Recipient, Signer, Verifier
 from fastrack.grants._grants import PAYLOAD_TYPE
@@ -318,8 +319,13 @@ class WrappedKeys:
                 repr(open_wrapper(data.decode(errors="replace")))
         elif kind == b"\2":
             text = data.decode(errors="replace").replace("\0", "")
-            with contextlib.suppress(FormatError, UnknownKeyError, OSError):
+            try:
                 open_source(text)
+            except (FormatError, UnknownKeyError, OSError):
+                pass
+            except ValueError as error:
+                if not str(error).endswith(NO_PATH):
+                    raise
 
     def _read_file(self, data):
         try:

@@ -3,6 +3,7 @@
 With a fourth argument, the path of an input, runs that one alone: how a crash is looked at again.
 """
 
+import hashlib
 import re
 import resource
 import sys
@@ -46,9 +47,20 @@ def main():
         "-print_final_stats=1",
         "-verbosity=1",
     ]
-    places, once = inputs or [str(corpus)], partial(targets.guarded, target)
+    places, once = inputs or [str(corpus)], partial(_run, target, crashes)
     atheris.Setup([sys.argv[0], *options, *places], once, custom_mutator=_mutator(target))
     atheris.Fuzz()
+
+
+def _run(target, crashes, data):
+    """Run an input, and keep it if it fails: an alarm may end a busy process before libFuzzer has done so."""
+    try:
+        targets.guarded(target, data)
+    except BaseException:
+        path = crashes / f"{target.name}-crash-{hashlib.sha1(data).hexdigest()}"  # as libFuzzer names it
+        path.write_bytes(data)
+        sys.stderr.write(f"Test unit written to {path}\n")
+        raise
 
 
 def _mutator(target):

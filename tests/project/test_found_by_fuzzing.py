@@ -16,6 +16,7 @@ from helpers.forking import in_forked_child
 import fastrack
 from fastrack import FormatError, Key
 from fastrack._crypto.recipients import PassphraseParameters
+from fastrack.providers._wrapped import open_source
 
 KEY = Key.from_bytes(bytes(range(32)))
 
@@ -152,3 +153,9 @@ def test_parameters_of_a_passphrase_are_integers(member, kind):
     given = dataclasses.replace(PassphraseParameters(bytes(16)), lanes=1)
     with pytest.raises(FormatError, match="within bounds"):
         dataclasses.replace(given, **{member: kind(getattr(given, member))}).check()
+
+
+@pytest.mark.parametrize("path", ["file:/x.wrapped", "https://host/x.wrapped"])
+def test_a_wrapped_key_at_a_url_is_refused_as_other_files_are(path):
+    with pytest.raises(ValueError, match="got a URL"):
+        open_source(f"tpm:sha256:0,7#{path}")

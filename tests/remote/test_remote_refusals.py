@@ -20,6 +20,7 @@ FUNCTIONS = {
     "KeyRing": lambda url, key: KeyRing.resolve(url),
     "keys=": lambda url, key: fastrack.unseal(fastrack.seal(np.arange(3), key), url),
     "key=": lambda url, key: fastrack.seal(np.arange(3), url),
+    "a wrapped key": lambda url, key: fastrack.unseal(fastrack.seal(np.arange(3), key), f"tpm:sha256:0,7#{url}"),
     "use_keys": lambda url, key: fastrack.use_keys(url),
     "seal_file": lambda url, key: fastrack.seal_file(url, "out.safetensors", key),
     "unseal_file": lambda url, key: fastrack.unseal_file("sealed.safetensors", url, key),

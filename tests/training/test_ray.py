@@ -38,7 +38,8 @@ def spill():
 
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # short, as the names of sockets are
     (folder / "spill").mkdir()
-    os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="disabled")
+    full = {"RAY_local_fs_capacity_threshold": "1"}  # as no test is about how full the disk is
+    os.environ.update(full, RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="disabled")
     ray.init(
         num_cpus=4, object_store_memory=STORE, object_spilling_directory=str(folder / "spill"), _temp_dir=str(folder),
         include_dashboard=False, log_to_driver=False, logging_level="error",
