@@ -27,7 +27,7 @@ from fastrack.errors import ClosedError, FastrackError
 
 _EXIT_TIMEOUT = 5  # seconds that the exit of the process waits for prefetch threads
 _AHEAD = 64  # batches with parts on servers that are taken from the loader before they are opened
-_AHEAD_BYTES = 64 << 20  # of downloads for them that began
+_AHEAD_BYTES = 128 << 20  # of downloads for them that began
 _END = object()
 
 
