@@ -268,7 +268,7 @@ class _Download:
             os.close(self._data)
             raise
 
-    def write(self, offset: int, data: bytes) -> None:
+    def write(self, offset: int, data: bytes | memoryview) -> None:
         view = memoryview(data)
         while view:
             count = os.pwrite(self._data, view, offset)

@@ -55,9 +55,9 @@ def test_batches_are_downloaded_before_they_are_opened(served, shards, key):
     iterator = iter(fastrack.wrap(loader, keys=key, prefetch=1))
     next(iterator)
     deadline = time.monotonic() + 20
-    while asked() <= 12 << 18 and time.monotonic() < deadline:  # of all that the epoch needs, in one round
+    while asked() <= 20 << 18 and time.monotonic() < deadline:  # of all that the epoch needs, in one round
         time.sleep(0.01)
-    assert asked() > 12 << 18
+    assert asked() > 20 << 18
     assert len(list(iterator)) == 15
 
 
