@@ -110,9 +110,9 @@ def make_clients(endpoint, starts):
     ends = [start + RANGE for start in starts]
 
     def read(start):
-        pieces = []
-        ours.read(start, start + RANGE, lambda _, piece: pieces.append(piece))
-        return pieces
+        data = bytearray()
+        ours.read(start, start + RANGE, lambda _, piece: data.extend(piece))
+        return data
 
     clients = {"fastrack": lambda: list(pool.map(read, starts))}
     with contextlib.suppress(ImportError):

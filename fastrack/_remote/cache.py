@@ -78,9 +78,13 @@ class Entry:
     stamps: np.ndarray[tuple[int], np.dtype[np.uint32]]
     flags: memoryview
 
-    def open_for_writing(self) -> int:
-        """Return a descriptor of the file with the blocks."""
+    def open_data(self) -> int:
+        """Return a descriptor of the file with the blocks, to write to."""
         return self._open(self.path, self.inodes[0])
+
+    def open_index(self) -> int:
+        """Return a descriptor of the index, to write to."""
+        return self._open(self.path.with_suffix(".index"), self.inodes[1])
 
     def _open(self, path: Path, inode: int) -> int:
         """Open one of the files that are mapped, and no other that has its name by now."""
@@ -91,20 +95,13 @@ class Entry:
             os.close(descriptor)
         raise ClosedError(f"{self.path} was removed from the cache. Open its remote file, or the data set, again")
 
-    def write_flags(self, first: int, count: int, value: int) -> None:
-        """Mark blocks as present or absent."""
-        self._write_index(_flags_start(self.size) + first, bytes([value]) * count)
+    def write_flags(self, index: int, blocks: range, value: int) -> None:
+        """Mark blocks as present or absent, by a descriptor of the index."""
+        os.pwrite(index, bytes([value]) * len(blocks), _flags_start(self.size) + blocks.start)
 
-    def write_stamp(self, region: int, now: int) -> None:
-        """Note when a region was used."""
-        self._write_index(_START + 4 * region, now.to_bytes(4, "little"))
-
-    def _write_index(self, offset: int, data: bytes) -> None:
-        descriptor = self._open(self.path.with_suffix(".index"), self.inodes[1])
-        try:
-            os.pwrite(descriptor, data, offset)
-        finally:
-            os.close(descriptor)
+    def write_stamp(self, index: int, region: int, now: int) -> None:
+        """Note when a region was used, by a descriptor of the index."""
+        os.pwrite(index, now.to_bytes(4, "little"), _START + 4 * region)
 
 
 class _Region(NamedTuple):
@@ -158,9 +155,14 @@ class Cache:
     def touch(self, entry: Entry, regions: Iterable[int]) -> None:
         """Note that regions were used."""
         now = int(time.time())
-        for region in regions:
-            if now - int(entry.stamps[region]) > 1:
-                entry.write_stamp(region, now)
+        old = [region for region in regions if now - int(entry.stamps[region]) > 1]
+        if old:
+            index = entry.open_index()
+            try:
+                for region in old:
+                    entry.write_stamp(index, region, now)
+            finally:
+                os.close(index)
 
     def reserve(self, missing: int, needed: int) -> None:
         """Make room for `missing` bytes of the `needed` ones of a call: evict what was used least recently."""

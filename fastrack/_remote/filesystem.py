@@ -75,7 +75,7 @@ class _StoreObject:
         self.head = b""
         if self.version.size:
             pieces: list[bytes] = []
-            retry(lambda: self.read(0, min(HEAD, self.version.size), lambda _, piece: pieces.append(piece)), url)
+            retry(lambda: self.read(0, min(HEAD, self.version.size), lambda _, piece: pieces.append(bytes(piece))), url)
             self.head = b"".join(pieces[-1:])
 
     def _find_version(self) -> Version:

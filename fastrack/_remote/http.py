@@ -27,7 +27,7 @@ from fastrack.errors import FormatError
 _TIMEOUT = 30.0  # seconds without an answer
 _SLOWEST = 128 << 10  # bytes a second, after that time
 _IDLE = 20.0  # seconds after which a connection that is not in use may have been closed by the server
-_PIECE = 1 << 18
+_PIECE = 1 << 18  # bytes of a body that are received before they are used
 _HEADERS = 1 << 20  # bytes of an answer beside its body
 _REDIRECTS = 5
 _MOVED = {301, 302, 303, 307, 308}
@@ -63,7 +63,7 @@ class HttpObject:
         self.head, self.version = retry(self._open, url)
 
     def _open(self) -> tuple[bytes, Version]:
-        with self._request(0, HEAD) as (response, _):
+        with self._request(0, HEAD) as (response, connection):
             if response.status == 416:  # of an empty file no range exists
                 return b"", Version(0, None)
             first, stop, size = self._content_range(response)
@@ -71,9 +71,9 @@ class HttpObject:
                 raise FormatError(f"{self.url}: expected bytes 0 to {min(HEAD, size)}, got {first} to {stop}")
             etag, self._modified = response.headers.get("ETag"), response.headers.get("Last-Modified")
             self._etag = etag if etag and not etag.startswith("W/") else None
-            pieces: list[bytes] = []
-            self._receive(response, 0, stop, lambda _, piece: pieces.append(piece))
-            return b"".join(pieces), Version(check_size(size, self.url), etag or self._modified)
+            head = bytearray()
+            self._receive(response, connection.buffer, 0, stop, lambda _, piece: head.extend(piece))
+            return bytes(head), Version(check_size(size, self.url), etag or self._modified)
 
     def read(self, start: int, stop: int, sink: Sink) -> None:
         condition = {}
@@ -81,7 +81,7 @@ class HttpObject:
             condition["If-Match"] = self._etag
         elif self._modified is not None:
             condition["If-Unmodified-Since"] = self._modified
-        with self._request(start, stop, condition) as (response, _):
+        with self._request(start, stop, condition) as (response, connection):
             if response.status in {412, 416}:
                 raise changed(self.url)
             first, last, size = self._content_range(response)
@@ -90,7 +90,7 @@ class HttpObject:
                 raise changed(self.url)
             if (first, last, size) != (start, stop, self.version.size):
                 raise TransientError(f"expected bytes {start} to {stop}, got {first} to {last} of {size}")
-            self._receive(response, start, stop, sink)
+            self._receive(response, connection.buffer, start, stop, sink)
 
     def _request(self, start: int, stop: int, headers: dict[str, str] | None = None) -> _Exchange:
         """Ask for a range, and return the answer: 206, 412 or 416. Other answers are raised as errors."""
@@ -152,14 +152,15 @@ class HttpObject:
             raise TransientError(f"expected {last + 1 - first} bytes by Content-Range, got {response.length}")
         return first, last + 1, size
 
-    def _receive(self, response: HTTPResponse, start: int, stop: int, sink: Sink) -> None:
+    def _receive(self, response: HTTPResponse, buffer: memoryview, start: int, stop: int, sink: Sink) -> None:
         """Give the body of an answer to `sink`, and no more of it than was asked for."""
         while start < stop:
-            piece = _attempt(lambda left: response.read1(min(_PIECE, left)), self.url, stop - start)
-            if not piece:
+            piece = buffer[: stop - start]
+            count = _attempt(partial(response.readinto, piece), self.url)
+            if not count:
                 raise TransientError(f"expected {stop - start} bytes more, got the end of the answer")
-            sink(start, piece)
-            start += len(piece)
+            sink(start, piece[:count])
+            start += count
 
     def _refusal(self, response: HTTPResponse) -> Exception:
         status = response.status
@@ -212,6 +213,7 @@ class _Connection:
         assert host is not None
         self.key = _key(parts)
         self.used_at = 0.0
+        self.buffer = memoryview(bytearray(_PIECE))
         self._prefix = ""
         self._headers: dict[str, str] = {}
         proxy = None if proxy_bypass(host) else getproxies().get(parts.scheme)
@@ -231,13 +233,13 @@ class _Connection:
     def get(self, target: str, headers: dict[str, str], size: int, url: Url) -> HTTPResponse:
         """Ask for `size` bytes. The connection is closed after an error."""
 
-        def exchange(limit: int) -> HTTPResponse:
-            self._http.response_class = partial(_BoundedResponse, limit=limit)  # type: ignore[assignment]
+        def exchange() -> HTTPResponse:
+            self._http.response_class = partial(_BoundedResponse, limit=size)  # type: ignore[assignment]
             self._http.request("GET", self._prefix + target, headers={**headers, **self._headers})
             return self._http.getresponse()
 
         try:
-            return _attempt(exchange, url, size)
+            return _attempt(exchange, url)
         except BaseException:
             self.close()
             raise
@@ -365,11 +367,11 @@ def _origin(parts: SplitResult) -> tuple[str | None, int | None]:
     return parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
 
 
-def _attempt(function: Callable[[int], T], url: Url, size: int) -> T:
+def _attempt(function: Callable[[], T], url: Url) -> T:
     """Call a function on the connection. Errors tell nothing of what it sends and receives."""
     failure: OSError
     try:
-        return function(size)
+        return function()
     except TransientError as error:
         failure = TransientError(str(error))
     except ssl.SSLCertVerificationError as error:

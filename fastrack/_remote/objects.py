@@ -25,8 +25,8 @@ LARGEST = 5 << 40  # bytes of an object, as many as S3 allows
 _CODE = re.compile(r"[A-Za-z_]{3,40}")  # which no signature is
 
 T = TypeVar("T")
-Sink = Callable[[int, bytes], None]
-"""Takes bytes of an object, and where in it they begin."""
+Sink = Callable[[int, bytes | memoryview], None]
+"""Takes bytes of an object, which stay until it returns, and where in it they begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def open_object(url: Url) -> RemoteObject:
 def read_range(remote: RemoteObject, start: int, stop: int, sink: Sink) -> None:
     """Read a range as `RemoteObject.read` does, and try again from where it was cut when that may help."""
 
-    def give(offset: int, piece: bytes) -> None:
+    def give(offset: int, piece: bytes | memoryview) -> None:
         nonlocal start
         sink(offset, piece)
         start = offset + len(piece)

@@ -8,13 +8,13 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fastrack._crypto.base import HostMemory, address
 from fastrack._remote.blocks import BLOCK, blocks_of, count, steps
-from fastrack._remote.cache import REGION, Cache, open_cache
+from fastrack._remote.cache import REGION, Cache, Entry, open_cache
 from fastrack._remote.locks import Lease
 from fastrack._remote.objects import RemoteObject, open_object, read_range
 from fastrack._tensors.arrays import Bytes
@@ -23,6 +23,7 @@ from fastrack._util.locations import Url
 
 PARALLEL = 64  # requests at once
 _REQUEST = 4 << 20  # bytes that one request asks for at most
+_JOINED = 1 << 20  # of runs that came one by one: a run waits for all that comes with it
 _BLOCKS = REGION // BLOCK
 _FEW = 4096  # blocks
 _SHORT = 4096  # bytes that are copied without a lease
@@ -34,7 +35,18 @@ class RemoteFile:
     A range is in its place as long as the object that `fetch` returned, or an array or memory of it, is alive.
     """
 
-    __slots__ = ("__weakref__", "_address", "_cache", "_entry", "_lock", "_object", "_pending", "size")
+    __slots__ = (
+        "__weakref__",
+        "_address",
+        "_cache",
+        "_ends",
+        "_entry",
+        "_lock",
+        "_object",
+        "_pending",
+        "_starts",
+        "size",
+    )
 
     def __init__(self, url: Url, remote: RemoteObject) -> None:
         self._object = remote
@@ -48,7 +60,9 @@ class RemoteFile:
     def reset_after_fork(self) -> None:
         """Forget the downloads of the parent's threads."""
         self._lock = threading.Lock()
-        self._pending: dict[int, Future[None]] = {}
+        self._pending: dict[int, Future[None]] = {}  # by block
+        self._starts: dict[int, _Task] = {}  # those that no thread has begun, by their first block
+        self._ends: dict[int, _Task] = {}  # and by the block behind them
 
     @property
     def url(self) -> Url:
@@ -98,8 +112,12 @@ class RemoteFile:
 
     def drop_blocks(self, blocks: Iterable[range]) -> None:
         """Forget blocks whose bytes are wrong, so that they are downloaded again."""
-        for each in blocks:
-            self._entry.write_flags(each.start, len(each), 0)
+        index = self._entry.open_index()
+        try:
+            for each in blocks:
+                self._entry.write_flags(index, each, 0)
+        finally:
+            os.close(index)
 
     def has_blocks(self, blocks: Sequence[range]) -> bool:
         """Return whether all of these blocks are there, at this moment."""
@@ -156,10 +174,12 @@ class RemoteFile:
         if blocks and not all(self._entry.flags[: blocks.stop]):
             lease = self._cache.lease(self._entry, {0})
             self._cache.reserve(len(blocks) * BLOCK, len(blocks) * BLOCK)
-            download = _Download(self, lease, 1)
-            download.write(0, head)
-            download.finish(blocks)
-            del lease
+            download = _Download(self._entry, lease, 1)
+            try:
+                download.write(0, head)
+                download.mark(blocks)
+            finally:
+                download.release()
 
     def _begin(self, missing: Sequence[range]) -> tuple[list[Future[None]], list[Future[None]]]:
         """Begin to download runs of blocks, unless others have. Return the downloads, and those of others."""
@@ -170,17 +190,53 @@ class RemoteFile:
             runs = missing if not others else _without(missing, pending)
             if runs:
                 lease = self._cache.lease(self._entry, _regions(runs))
-                download = _Download(self, lease, len(runs))
+                download = _Download(self._entry, lease, len(runs))
                 for run in runs:
-                    task = _threads.submit(partial(download.run, run))
-                    own.append(task)
-                    pending.update(dict.fromkeys(run, task))
+                    task = _Task(run, download, Future())
+                    own.append(task.future)
+                    pending.update(dict.fromkeys(run, task.future))
+                    self._starts[run.start] = self._ends[run.stop] = task
+                    _threads.submit(partial(self._run, task))
         return own, others
 
-    def _forget(self, run: range) -> None:
+    def _run(self, task: _Task) -> None:
+        """Download a run of blocks, unless it was downloaded with another, and with it those beside it."""
+        tasks = self._take(task)
+        if not tasks:
+            return
+        blocks = range(tasks[0].run.start, tasks[-1].run.stop)
+        failure: BaseException | None = None
+        try:
+            read_range(self._object, blocks.start * BLOCK, min(blocks.stop * BLOCK, self.size), task.download.write)
+            task.download.mark(blocks)
+        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+            failure = error
         with self._lock:
-            for block in run:
+            for block in blocks:
                 self._pending.pop(block, None)
+        for each in tasks:
+            each.download.release()
+            if failure is None:
+                each.future.set_result(None)
+            else:
+                each.future.set_exception(failure)
+
+    def _take(self, task: _Task) -> list[_Task]:
+        """Return a task with those that are beside it, in ascending order, unless a thread has begun it."""
+        with self._lock:
+            if self._starts.get(task.run.start) is not task:
+                return []
+            tasks = [task]
+            left = _JOINED // BLOCK - len(task.run)
+            while (after := self._starts.get(tasks[-1].run.stop)) and len(after.run) <= left:
+                tasks.append(after)
+                left -= len(after.run)
+            while (before := self._ends.get(tasks[0].run.start)) and len(before.run) <= left:
+                tasks.insert(0, before)
+                left -= len(before.run)
+            for each in tasks:
+                del self._starts[each.run.start], self._ends[each.run.stop]
+        return tasks
 
 
 def open_remote(url: Url) -> tuple[RemoteFile, Callable[[int, int], bytes]]:
@@ -198,44 +254,47 @@ def open_remote(url: Url) -> tuple[RemoteFile, Callable[[int, int], bytes]]:
 
 
 class _Download:
-    """The runs of blocks that a call downloads, in several threads, through one descriptor."""
+    """The lease and the descriptors that the runs of blocks of a call need until the last of them has ended."""
 
-    def __init__(self, file: RemoteFile, lease: Lease, count: int) -> None:
-        self._file = file
+    def __init__(self, entry: Entry, lease: Lease, count: int) -> None:
+        self._entry = entry
         self._lease: Lease | None = lease
         self._left = count
         self._lock = threading.Lock()
-        self._descriptor = file._entry.open_for_writing()  # noqa: SLF001 - its own
-
-    def run(self, run: range) -> None:
-        """Download one run."""
-        file = self._file
+        self._data = entry.open_data()
         try:
-            read_range(file._object, run.start * BLOCK, min(run.stop * BLOCK, file.size), self.write)  # noqa: SLF001
+            self._index = entry.open_index()
         except BaseException:
-            self.finish(run, present=False)
+            os.close(self._data)
             raise
-        self.finish(run)
 
-    def write(self, offset: int, data: bytes) -> None:
+    def write(self, offset: int, data: bytes | memoryview) -> None:
         view = memoryview(data)
         while view:
-            count = os.pwrite(self._descriptor, view, offset)
+            count = os.pwrite(self._data, view, offset)
             view, offset = view[count:], offset + count
 
-    def finish(self, run: range, *, present: bool = True) -> None:
-        """Mark a run as present, and release what the last run needs no more."""
-        try:
-            if present:
-                self._file._entry.write_flags(run.start, len(run), 1)  # noqa: SLF001
-        finally:
-            self._file._forget(run)  # noqa: SLF001
-            with self._lock:
-                self._left -= 1
-                is_last = not self._left
-            if is_last:
-                os.close(self._descriptor)
-                self._lease = None
+    def mark(self, blocks: range) -> None:
+        """Mark blocks as present."""
+        self._entry.write_flags(self._index, blocks, 1)
+
+    def release(self) -> None:
+        """End one run."""
+        with self._lock:
+            self._left -= 1
+            is_last = not self._left
+        if is_last:
+            os.close(self._data)
+            os.close(self._index)
+            self._lease = None
+
+
+class _Task(NamedTuple):
+    """A run of blocks to download."""
+
+    run: range
+    download: _Download
+    future: Future[None]
 
 
 class _Part:
@@ -259,28 +318,21 @@ class _Threads:
         """Forget the parent's threads."""
         self._lock = threading.Lock()
         self._count = 0
-        self._tasks: SimpleQueue[tuple[Future[None], Callable[[], None]]] = SimpleQueue()
+        self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
 
-    def submit(self, function: Callable[[], None]) -> Future[None]:
-        """Run a function in one of the threads."""
-        task: Future[None] = Future()
-        self._tasks.put((task, function))
+    def submit(self, function: Callable[[], None]) -> None:
+        """Run a function that does not raise in one of the threads."""
+        self._tasks.put(function)
         with self._lock:
             if self._count < PARALLEL:
                 self._count += 1
                 threading.Thread(target=self._run, args=(self._tasks,), name="fastrack-remote", daemon=True).start()
-        return task
 
-    def _run(self, tasks: SimpleQueue[tuple[Future[None], Callable[[], None]]]) -> None:
+    def _run(self, tasks: SimpleQueue[Callable[[], None]]) -> None:
         while True:
-            task, function = tasks.get()
-            try:
-                function()
-            except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
-                task.set_exception(error)
-            else:
-                task.set_result(None)
-            del task, function
+            function = tasks.get()
+            function()
+            del function
 
 
 _threads = _Threads()

@@ -89,7 +89,7 @@ def fetch_headers(tensors: Iterable[SealedTensor | None]) -> Fetched | None:
     if not has_remote():
         return None
     found = _group((*tensor.origin, HEADER_SIZE, None) for tensor in tensors if tensor is not None)
-    return Fetched(found) if found else None
+    return Fetched(found, is_kept=False) if found else None
 
 
 def has_remote() -> bool:

@@ -78,7 +78,7 @@ def wrap(
     prefetched batches then; ``prefetch=0`` avoids this.
 
     Of files on servers, more batches are taken from the loader in advance, so that their parts are downloaded in
-    parallel: up to 64 batches, or 64 MiB of downloads.
+    parallel: up to 64 batches, or 128 MiB of downloads.
 
     Examples
     --------

@@ -13,11 +13,13 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
+from weakref import WeakSet
 
 from fastrack._crypto.keyring import KeyRing
 from fastrack._devices.side_stream import SideStream
 from fastrack._sealed.fetching import prefetch
 from fastrack._sealed.headers import authenticate_remote
+from fastrack._sealed.tensor import SealedTensor
 from fastrack._transfer.api import to_device
 from fastrack._transfer.plan import wanted_of
 from fastrack._util.fork import register_fork_reset
@@ -25,7 +27,7 @@ from fastrack.errors import ClosedError, FastrackError
 
 _EXIT_TIMEOUT = 5  # seconds that the exit of the process waits for prefetch threads
 _AHEAD = 64  # batches with parts on servers that are taken from the loader before they are opened
-_AHEAD_BYTES = 64 << 20  # of downloads for them that began
+_AHEAD_BYTES = 128 << 20  # of downloads for them that began
 _END = object()
 
 
@@ -40,6 +42,7 @@ class Source:
         self._loader = loader
         self._downloads = ahead  # of the batches that follow, until a batch has nothing on a server
         self._ahead: deque[_Taken] = deque()
+        self._authenticated: WeakSet[SealedTensor] = WeakSet()  # so that the sizes that are downloaded are no claims
         self._lock = lock
         self._device = device
         self._keys = keys
@@ -98,8 +101,10 @@ class Source:
         if self._downloads and not taken.is_last:
             with suppress(OSError, FastrackError):  # which are raised when the batch is opened
                 wanted = list(wanted_of(taken.batch))
-                is_remote = authenticate_remote([tensor for tensor, _ in wanted], self._keys)
-                nbytes = prefetch(wanted) if is_remote else None
+                new = [tensor for tensor, _ in wanted if tensor not in self._authenticated]
+                if new and authenticate_remote(new, self._keys):
+                    self._authenticated.update(new)
+                nbytes = prefetch(wanted)
                 self._downloads = nbytes is not None
                 taken.nbytes = nbytes or 0
         return taken

@@ -6,6 +6,7 @@ import hashlib
 import os
 import socket
 import socketserver
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -22,11 +23,12 @@ from fastrack._util.locations import Url
 class RangeServer:
     """Serve the files of a folder. `faults` is called for each request, with its number, and may answer itself."""
 
-    def __init__(self, folder: Path, latency: float = 0.0) -> None:
+    def __init__(self, folder: Path, latency: float = 0.0, tls: ssl.SSLContext | None = None) -> None:
         self.folder = folder
         self.latency = latency
         self.faults: Callable[[_Handler, int], bool] = lambda handler, number: False
         self.requests: list[tuple[str, str | None]] = []
+        self.connections = 0
         self._lock = threading.Lock()
         owner = self
 
@@ -41,12 +43,19 @@ class RangeServer:
             def handle_error(self, request, client_address):
                 """Say nothing: clients hang up on answers that are wrong."""
 
+            def verify_request(self, request, client_address):
+                owner.connections += 1
+                return True
+
         self._server = Server(("127.0.0.1", 0), Handler)
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
+        self._scheme = "http" if tls is None else "https"
         self.port = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
 
     def url(self, name: str) -> str:
-        return f"http://127.0.0.1:{self.port}/{name}"
+        return f"{self._scheme}://127.0.0.1:{self.port}/{name}"
 
     def write(self, name: str, size: int) -> bytes:
         """Write random bytes into a file of the folder, and return them."""
@@ -124,8 +133,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.flush()
             if body is not None:
                 self.wfile.write(body)
-            elif cut is not None:
-                self.wfile.write(os.pread(file.fileno(), min(cut, count), first))
+            elif cut is not None or isinstance(self.connection, ssl.SSLSocket):
+                self.wfile.write(os.pread(file.fileno(), min(cut or count, count), first))
             else:
                 sent = 0
                 while sent < count:

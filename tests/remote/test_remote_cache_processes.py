@@ -143,9 +143,12 @@ def test_another_file_of_the_name_of_an_entry_is_not_written_to(suffix, served):
 def test_the_index_of_a_file_that_is_large_by_a_lie_costs_little_to_read(cache):
     keeper = module.open_cache()
     entries = [keeper.open(Url(f"s3://bucket/{number}"), Version(objects.LARGEST, "x")) for number in range(8)]
-    entries[0].write_flags(5, 1, 1)
-    entries[0].write_flags(objects.LARGEST // module.BLOCK - 1, 1, 1)
-    entries[0].write_stamp(0, 7)
+    index = entries[0].open_index()
+    last = objects.LARGEST // module.BLOCK - 1
+    for block in (5, last):
+        entries[0].write_flags(index, range(block, block + 1), 1)
+    entries[0].write_stamp(index, 0, 7)
+    os.close(index)
     tracemalloc.start()
     try:
         found = {path: module._list_regions(path) for path in cache.glob("*.index")}
