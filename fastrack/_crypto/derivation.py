@@ -25,6 +25,7 @@ from fastrack.errors import AuthenticationError, FormatError
 
 _BATCH: Final = 1024  # messages of a call: native code holds the interpreter's lock for half a millisecond
 _NO_COMMITMENT: Final = bytes(COMMITMENT_SIZE)
+_ZEROS: Final = bytes(max(PREFIXES))
 
 
 def derive_rows(
@@ -33,25 +34,31 @@ def derive_rows(
     """Derive the keys of messages from the salts in their headers and from their contexts.
 
     AES key, base nonce and commitment of each are written to its row of `target`, of `DERIVED_SIZE` bytes. Return the
-    first message whose commitment differs from that in its header, or None. After that call `require_secret`.
+    first message whose commitment differs from that in its header, or None.
 
     `secret` is the owner's key: 16 bytes for Cobblestone-128, 32 bytes for Cobblestone-256. Raise FormatError if it or
-    a header has another length.
+    a header has another length, or the secret is all zeros.
     """
     if len(secret) not in PREFIXES:
         raise FormatError(f"expected a key of 16 or 32 bytes, got {len(secret)}")
     for header in headers:
         if len(header) != HEADER_SIZE:
             raise FormatError(f"expected a header of {HEADER_SIZE} bytes, got {len(header)}: the message was cut short")
-    engine = get_engine(threads=1)
-    if len(rows) <= _BATCH:
-        return engine.derive_keys(secret, headers, contexts, rows, target)
-    bad = None
-    for start in range(0, len(rows), _BATCH):
-        part = slice(start, start + _BATCH)
-        found = engine.derive_keys(secret, headers[part], contexts[part], rows[part], target)
-        if bad is None and found is not None:
-            bad = start + found
+    engine, count = get_engine(threads=1), len(rows)
+    if count <= _BATCH:
+        bad = engine.derive_keys(secret, headers, contexts, rows, target)
+    else:
+        bad = None
+        for start in range(0, count, _BATCH):
+            part = slice(start, start + _BATCH)
+            found = engine.derive_keys(secret, headers[part], contexts[part], rows[part], target)
+            if bad is None and found is not None:
+                bad = start + found
+    # Only now: another thread may have wiped it meanwhile.
+    if hmac.compare_digest(secret, _ZEROS[: len(secret)]):
+        raise FormatError(
+            "deriving a key failed: expected random bytes, got zeros only, as a wiped key leaves; load it again"
+        )
     return bad
 
 
@@ -93,17 +100,8 @@ def _derive(secret: Bytes, header: Bytes, context: Bytes) -> tuple[MessageKey, b
     end = len(secret) + NONCE_SIZE
     try:
         bad = derive_rows(secret, (header,), (context,), (0,), view)
-        require_secret(secret)
         material = bytearray(end)
         memoryview(material)[:] = view[:end]
         return MessageKey(material, bytes(view[end : end + COMMITMENT_SIZE])), bad is None
     finally:
         view[:] = bytes(DERIVED_SIZE)
-
-
-def require_secret(secret: Bytes) -> None:
-    """Raise FormatError if a key is all zeros. Call it after the derivation: another thread may wipe it at any time."""
-    if hmac.compare_digest(secret, bytes(len(secret))):
-        raise FormatError(
-            "deriving a key failed: expected random bytes, got zeros only, as a wiped key leaves; load it again"
-        )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-from fastrack._crypto.derivation import require_secret
 from fastrack._crypto.kept_keys import KeptKeys
 from fastrack._crypto.keyring import KeyRing
 from fastrack._crypto.keys import Key
@@ -51,9 +50,7 @@ def open_headers(
             tensor.add_path(error)
             raise
     for key, rows, headers, contexts in waiting.values():
-        secret = key.material()
-        bad = keys.derive(secret, headers, contexts, rows)
-        require_secret(secret)
+        bad = keys.derive(key.material(), headers, contexts, rows)
         if bad is not None:
             tensor = tensors[rows[bad]]
             assert tensor is not None

@@ -1,0 +1,77 @@
+"""Keys of many messages in batches, and keys that are wiped while others are derived from them."""
+
+import random
+
+import pytest
+from helpers.engines import Wrong
+from helpers.runs import flip
+
+from fastrack._crypto import derivation
+from fastrack._crypto.cobblestone import COMMITMENT_SIZE, DERIVED_SIZE, NONCE_SIZE
+from fastrack._crypto.derivation import derive, derive_rows, new_header
+from fastrack._crypto.message_keys import MessageKeys
+from fastrack.errors import FormatError
+
+SECRET = bytes(range(1, 33))
+
+
+@pytest.fixture
+def messages(monkeypatch):
+    """Headers with the right commitments, and contexts, of more messages than are derived in one call."""
+    monkeypatch.setattr(derivation, "_BATCH", 4)
+    chance = random.Random(1)
+    salts, contexts = ([chance.randbytes(24) for _ in range(11)] for _ in range(2))
+    keys = [derive(SECRET, salt, context) for salt, context in zip(salts, contexts, strict=True)]
+    return [salt + key.commitment for salt, key in zip(salts, keys, strict=True)], contexts, keys
+
+
+def test_batches_give_every_key(messages):
+    headers, contexts, keys = messages
+    rows = list(reversed(range(len(keys))))
+    target = MessageKeys(len(keys))
+    assert target.derive(SECRET, headers, contexts, rows) is None
+    for row, key in zip(rows, keys, strict=True):
+        assert target.material(row) == key.material
+    assert target.bits == [256] * len(keys)
+
+
+@pytest.mark.parametrize("bad", [0, 3, 4, 7, 8, 10])
+def test_the_first_wrong_commitment_of_all_batches_is_found(messages, bad):
+    headers, contexts, _ = messages
+    for number in {bad, 10}:
+        headers[number] = flip(headers[number], 8 * 56 - 1)
+    assert MessageKeys(11).derive(SECRET, headers, contexts, range(11)) == bad
+
+
+@pytest.mark.parametrize("size", [0, 24, 55, 57])
+def test_a_header_of_another_length_is_refused_before_a_key_is_derived(size):
+    target = memoryview(bytearray(2 * DERIVED_SIZE))
+    with pytest.raises(FormatError, match=f"got {size}"):
+        derive_rows(SECRET, [bytes(56), bytes(size)], [b""] * 2, range(2), target)
+    assert not any(target)
+
+
+@pytest.mark.parametrize("size", [16, 32])
+def test_a_secret_that_is_wiped_meanwhile_derives_no_key(monkeypatch, size):
+    secret = bytearray(range(1, size + 1))
+
+    def derive_keys(engine, *given):
+        bad = engine.derive_keys(*given)
+        secret[:] = bytes(size)
+        return bad
+
+    monkeypatch.setattr(derivation, "get_engine", lambda **_: Wrong(derive_keys=derive_keys))
+    with pytest.raises(FormatError, match="zeros"):
+        derive(secret, bytes(24), b"")
+
+
+def test_a_new_header_has_no_commitment():
+    assert new_header(bytes(range(24))) == bytes(range(24)) + bytes(32)
+
+
+def test_what_was_derived_is_overwritten_where_it_was_written_first(monkeypatch):
+    targets, original = [], derive_rows
+    monkeypatch.setattr(derivation, "derive_rows", lambda *given: targets.append(given[-1]) or original(*given))
+    key = derive(SECRET, bytes(24), b"")
+    assert len(key.material) + len(key.commitment) == len(SECRET) + NONCE_SIZE + COMMITMENT_SIZE
+    assert bytes(targets[0]) == bytes(DERIVED_SIZE)
