@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -10,10 +10,7 @@ from fastrack._cli.console import clean, new_table, print_json, stdout
 from fastrack._cli.files import open_ring
 from fastrack._cli.guard import describe, name_source, show_errors
 from fastrack._cli.options import Json
-from fastrack.errors import FastrackError, FormatError, KeyPermissionError
-
-if TYPE_CHECKING:
-    from fastrack._crypto.keyring import KeyRing
+from fastrack.errors import FastrackError, FormatError
 
 _BEGINNING = 15  # bytes that tell the kinds of files apart, and hold nothing of a key
 
@@ -99,19 +96,7 @@ def _describe(source: str) -> Iterator[dict[str, Any]]:
             "bits": wrapped.bits,
         }
     else:
-        yield from ({"source": source, "id": one.id, "kind": "key", "bits": one.bits} for one in _open(source))
-
-
-def _open(source: str) -> "KeyRing":
-    """Return the keys of a source. Of a file that is no key, its mode does not matter."""
-    from fastrack._crypto.keys import key_file_id
-
-    try:
-        return open_ring([source])
-    except KeyPermissionError:
-        if key_file_id(source) is None:
-            raise FormatError(f"{source} is not a fastrack key file; `fastrack keygen NEW.key` makes one") from None
-        raise
+        yield from ({"source": source, "id": one.id, "kind": "key", "bits": one.bits} for one in open_ring([source]))
 
 
 def _is_key(path: Path) -> bool:

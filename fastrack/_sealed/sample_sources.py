@@ -189,7 +189,7 @@ def _open_files(files: _Files, skip: int, target: Path) -> Iterator[Batch]:
         got = ", ".join(f"{name!r:.80}" for name in sorted(kinds.values())) or "none"
         raise FormatError(
             f"{place}: expected images, or files that all end with one of {', '.join(_READERS)}, got {got:.200}. "
-            "Name files of one of these kinds"
+            "Name files of one of these kinds, or import a table, such as that of pandas.read_csv"
         )
     return read(files, skip)
 

@@ -72,7 +72,7 @@ def open_storage(path: str | os.PathLike[str], *, mapped: bool = True) -> tuple[
         header = read_head(read, remote.size)
         return remote if mapped else StoredBytes(np.frombuffer(remote.read(0, remote.size), np.uint8)), header
     for _ in range(_ATTEMPTS):
-        with open_regular(path) as file:
+        with _open_file(path) as file:
             version = _version_of(file)
             storage: Storage = MappedFile(path, file) if mapped else StoredBytes(_read_whole(file))
             # The header is not read from the map: a file that is truncated meanwhile would end the process.
@@ -81,6 +81,14 @@ def open_storage(path: str | os.PathLike[str], *, mapped: bool = True) -> tuple[
             if _version_of(file) == version:
                 return storage, header
     raise FormatError(f"{os.fspath(path)} keeps changing; wait until it is written, and open it again")
+
+
+def _open_file(path: str | os.PathLike[str]) -> io.FileIO:
+    try:
+        return open_regular(path)
+    except IsADirectoryError:
+        advice = "expected a file, got a folder. load_folder opens a sealed one, SealedDataset one of samples"
+        raise IsADirectoryError(errno.EISDIR, advice, os.fspath(path)) from None
 
 
 def read_head(read: Callable[[int, int], bytes], size: int) -> bytes:

@@ -21,6 +21,7 @@ from fastrack._tensors.sharded import is_sharded, local_part, sharding_problem
 from fastrack._training.sharded import replace_local, save_gathered, select_local
 from fastrack._transfer.api import group, to_device
 from fastrack._transfer.plan import FRESH
+from fastrack._transfer.safe_open import require_tensors
 from fastrack._util.extras import require
 from fastrack._util.locations import locate
 from fastrack._util.public import public
@@ -291,6 +292,8 @@ def _open(
         anchor = Anchor.resolve(anchor)
     with ExitStack() as stack:
         files = [stack.enter_context(load_file(path, anchor=anchor)) for path in source]
+        for file in files:
+            require_tensors(file)
         return merge_tensors(files), files
 
 

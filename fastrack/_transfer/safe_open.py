@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from fastrack._crypto.keyring import KeyRing, KeySource
 from fastrack._devices import canonical
-from fastrack._sealed.reader import load_file
+from fastrack._sealed.reader import SealedFile, load_file
 from fastrack._sealed.tensor import SealedTensor
 from fastrack._tensors.arrays import Framework
 from fastrack._transfer.api import to_device
@@ -63,7 +63,7 @@ def load_tensors(
     ValueError
         If there is no such framework.
     FormatError
-        If nothing in the file is sealed, or as from `load_file`.
+        If nothing in the file is sealed, if it is a checkpoint, or as from `load_file`.
     RollbackError, SignatureError, OSError
         As from `load_file`.
 
@@ -78,6 +78,7 @@ def load_tensors(
     """
     device, kind = canonical(device), _framework_of(framework)
     with load_file(path, anchor=anchor) as file:
+        require_tensors(file)
         if not file and file.names:
             raise FormatError(
                 f"{file.path}: expected sealed tensors, got unencrypted ones alone. `fastrack seal` seals a file; "
@@ -85,6 +86,12 @@ def load_tensors(
             )
         opened: dict[str, Any] = to_device(dict(file), device, keys=keys, framework=kind)
     return opened
+
+
+def require_tensors(file: SealedFile) -> None:
+    """Refuse a sealed file of another kind, in which the names of tensors are numbers."""
+    if file.kind != "tensor":
+        raise FormatError(f"{file.path}: expected a file of tensors, got a {file.kind}. Open it with load_{file.kind}")
 
 
 @public
@@ -148,6 +155,7 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         self._device = canonical(device)
         self._keys = None if keys is None else KeyRing.resolve(keys)
         self._file = load_file(filename, anchor=anchor)
+        require_tensors(self._file)
 
     def keys(self) -> list[str]:
         """Return the names of the sealed tensors, in alphabetical order."""

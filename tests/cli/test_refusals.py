@@ -291,6 +291,16 @@ def test_a_key_in_place_of_its_path_in_the_environment_is_not_repeated(cli, fold
 
 @pytest.mark.usefixtures("sealed")
 @pytest.mark.parametrize("line", NEEDS_KEY)
+def test_another_file_in_place_of_a_key_is_told_as_such_whatever_its_mode(cli, folder, monkeypatch, line):
+    (folder / "plain.npz").chmod(0o644)
+    told = "error: plain.npz is not a fastrack key file; `fastrack keygen NEW.key` makes one\n"
+    assert cli.error(f"{line} --key plain.npz") == told
+    monkeypatch.setenv("FASTRACK_KEY_FILE", "plain.npz")
+    assert cli.error(line) == told
+
+
+@pytest.mark.usefixtures("sealed")
+@pytest.mark.parametrize("line", NEEDS_KEY)
 def test_an_empty_path_of_a_key_is_refused(cli, line):
     assert "--key" in cli.error(f"{line} --key ''", status=2)
 

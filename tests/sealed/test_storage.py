@@ -151,3 +151,9 @@ def test_a_part_of_a_storage_ends_with_it():
     assert stored.memory(4, 20).size == 6
     assert stored.memory(4, 6).array.tolist() == [4, 5]
     assert stored.read(8, 20) == bytes([8, 9])
+
+
+def test_a_folder_in_place_of_a_file_is_refused_with_what_opens_it(tmp_path):
+    with pytest.raises(IsADirectoryError, match="load_folder") as caught:
+        load_file(tmp_path)
+    assert caught.value.filename == str(tmp_path)

@@ -13,7 +13,7 @@ from helpers.tampering import rewrite_file, tamper_file
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from fastrack import Key, load_file, load_model, save_file, save_model
+from fastrack import Key, load_file, load_model, save_checkpoint, save_file, save_model
 from fastrack._crypto.cobblestone import chunk_offset
 from fastrack._devices.cpu import CpuOperation
 from fastrack._sealed import writer
@@ -513,3 +513,11 @@ def test_a_module_with_a_tensor_that_is_not_dense_is_refused_before_it_is_touche
     with pytest.raises(TypeError, match=r"'1\.weight' .*Halves"):
         save_model(module, other, key=KEY)
     assert not other.exists()
+
+
+def test_a_checkpoint_is_no_model(tmp_path, key):
+    path = tmp_path / "run.safetensors"
+    model = nn.Linear(2, 2)
+    save_checkpoint(path, model.state_dict(), key)
+    with pytest.raises(FormatError, match=r"run\.safetensors.*load_checkpoint"):
+        load_model(model, path, keys=key)
