@@ -17,7 +17,7 @@ from fuzz.targets import TARGETS
 
 FAILED = 1
 NOT_INSTALLED = 2
-GRACE = 600  # seconds that a process may take to begin and to end
+GRACE = 1800  # seconds that a process may take to begin and to end: on a busy machine it compiles for minutes
 
 
 def main():

@@ -152,6 +152,7 @@ class Tampering:
         self.victim = victim
         self.chance = random.Random(victim)
         self.held = None
+        self.repeated = None
         self.harmless = False
         self.network = None  # which the network sets
 
@@ -159,6 +160,8 @@ class Tampering:
         source, target, data = message
         if self.held is not None:
             return self.release(message)
+        if self.repeated == (source, target):  # the copy is received in its place
+            self.harmless = False
         if number != self.victim:
             return [message]
         return getattr(self, self.kind)(source, target, data)
@@ -184,6 +187,8 @@ class Tampering:
         return [(source, target, bytes(len(data)))]
 
     def repeat(self, source, target, data):
+        self.repeated = source, target
+        self.harmless = True  # as long as no message follows, as the copy is not received
         return [(source, target, data)] * 2
 
     def misroute(self, source, target, data):
