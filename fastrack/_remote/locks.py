@@ -98,7 +98,7 @@ class Locks:
 class Lease:
     """Bytes that stay locked as long as this object is alive."""
 
-    __slots__ = ("_owner", "_released", "locked")
+    __slots__ = ("__weakref__", "_owner", "_released", "locked")
 
     def __init__(self, owner: Locks, released: deque[list[int]]) -> None:
         self._owner = owner

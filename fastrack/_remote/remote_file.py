@@ -9,6 +9,7 @@ from concurrent.futures import Future, wait
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, NamedTuple
+from weakref import ref
 
 import numpy as np
 
@@ -45,6 +46,7 @@ class RemoteFile:
         "_object",
         "_pending",
         "_starts",
+        "_whole",
         "size",
     )
 
@@ -63,6 +65,7 @@ class RemoteFile:
         self._pending: dict[int, Future[None]] = {}  # by block
         self._starts: dict[int, _Task] = {}  # those that no thread has begun, by their first block
         self._ends: dict[int, _Task] = {}  # and by the block behind them
+        self._whole: Callable[[], Lease | None] = _no_lease  # that of all regions, if one is alive
 
     @property
     def url(self) -> Url:
@@ -89,6 +92,22 @@ class RemoteFile:
                     download.result()
         self._cache.touch(self._entry, regions)
         return lease
+
+    @property
+    def is_complete(self) -> bool:
+        """True if all blocks of a file of up to 1 GiB are there, at this moment. It is quicker than a look at some."""
+        flags = self._entry.flags
+        return len(flags) <= _FEW and not bytes(flags).count(0)
+
+    def lease_all(self) -> object | None:
+        """Return what keeps all of the file in its place, as `fetch` does, or None if it is not complete."""
+        lease = self._whole()
+        if lease is None:
+            regions = range(-(-self.size // REGION))
+            lease = self._cache.lease(self._entry, regions)
+            self._cache.touch(self._entry, regions)
+            self._whole = ref(lease)
+        return lease if self.is_complete else None
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> int:
         """Begin to download what is missing of ranges, without waiting, and return the number of bytes.
@@ -161,7 +180,7 @@ class RemoteFile:
         return self.memory(start, min(stop, self.size)).array
 
     def memory(self, start: int, stop: int) -> HostMemory:
-        lease = self._cache.lease(self._entry, range(start // REGION, -(-stop // REGION)))
+        lease = self._whole() or self._cache.lease(self._entry, range(start // REGION, -(-stop // REGION)))
         return HostMemory(
             self._address + start,
             stop - start,
@@ -336,6 +355,10 @@ class _Threads:
 
 
 _threads = _Threads()
+
+
+def _no_lease() -> None:
+    """Return None, as a reference to an object that is no more."""
 
 
 def _without(runs: Iterable[range], pending: Container[int]) -> list[range]:

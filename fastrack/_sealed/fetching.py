@@ -19,24 +19,31 @@ if TYPE_CHECKING:
 
 _FEW = 64  # rows, for which a loop is faster than arrays
 
-Blocks = Sequence[range]  # of a remote file, in ascending order
 Wanted = tuple[
     "SealedTensor", indexing.LazyRanges | None
 ]  # a message, and the bytes of its plaintext; None for all of it
+Part = tuple[int, int, indexing.LazyRanges | None]  # the place of a message in its file, its size, and these bytes
 
 
 class Fetched:
-    """Ranges of remote files, which stay in their places as long as this object is alive, unless `is_kept` is False."""
+    """Parts of remote files, which stay in their places as long as this object is alive, unless `is_kept` is False."""
 
-    def __init__(self, blocks: Mapping[RemoteFile, Blocks], *, is_kept: bool = True) -> None:
-        self._blocks = blocks
+    def __init__(self, parts: Mapping[RemoteFile, Sequence[Part]], *, is_kept: bool = True) -> None:
+        self._parts = parts
         self._is_kept = is_kept
         self._leases: list[object] = []
         self.fetch()
 
     def fetch(self) -> None:
         """Download what is missing: from all files at once."""
-        wanted = self._blocks
+        self._leases = []
+        if all(file.is_complete for file in self._parts):
+            leases = [file.lease_all() for file in self._parts] if self._is_kept else []
+            if None not in leases:
+                self._leases = leases
+                return
+            del leases
+        wanted = {file: _blocks_of(parts) for file, parts in self._parts.items()}
         if not self._is_kept:
             wanted = {file: blocks for file, blocks in wanted.items() if not file.has_blocks(blocks)}
         if len(wanted) > 1:
@@ -47,9 +54,8 @@ class Fetched:
 
     def fetch_again(self) -> None:
         """Download all of it again: the bytes that were kept are wrong, or those on the server."""
-        self._leases = []
-        for file, blocks in self._blocks.items():
-            file.drop_blocks(blocks)
+        for file, parts in self._parts.items():
+            file.drop_blocks(_blocks_of(parts))
         self.fetch()
 
 
@@ -65,9 +71,7 @@ def fetch_range(storage: Storage, start: int, stop: int) -> Fetched | None:
     """Download what is missing of a range of a storage. Return None if it is on this machine."""
     if not has_remote() or not is_remote(storage):
         return None
-    from fastrack._remote.blocks import blocks_of
-
-    return Fetched({storage: blocks_of([(start, stop)])})
+    return Fetched({storage: [(start, stop - start, None)]})
 
 
 def prefetch_range(storage: Storage, start: int, stop: int) -> None:
@@ -81,7 +85,9 @@ def prefetch(wanted: Iterable[Wanted]) -> int | None:
     if not has_remote():
         return None
     found = _group((*tensor.origin, tensor.message_size, ranges) for tensor, ranges in wanted)
-    return sum(file.prefetch_blocks(blocks) for file, blocks in found.items()) if found else None
+    if not found:
+        return None
+    return sum(file.prefetch_blocks(_blocks_of(parts)) for file, parts in found.items() if not file.is_complete)
 
 
 def fetch_headers(tensors: Iterable[SealedTensor | None]) -> Fetched | None:
@@ -106,19 +112,28 @@ def is_remote(storage: Storage) -> TypeGuard[RemoteFile]:
 
 def _group(
     wanted: Iterable[tuple[Storage, int, int, indexing.LazyRanges | None]],
-) -> dict[RemoteFile, list[range]]:
-    """Return the blocks of each remote file."""
+) -> dict[RemoteFile, list[Part]]:
+    """Return the parts of each remote file."""
+    from fastrack._remote.remote_file import RemoteFile
+
+    found: dict[RemoteFile, list[Part]] = {}
+    for storage, start, size, ranges in wanted:
+        if isinstance(storage, RemoteFile):
+            found.setdefault(storage, []).append((start, size, ranges))
+    return found
+
+
+def _blocks_of(parts: Sequence[Part]) -> list[range]:
+    """Return the blocks of a file that hold its parts, with the headers of their messages, in ascending order."""
     from fastrack._remote.blocks import block_range, merge
 
-    found: dict[RemoteFile, list[range]] = {}
-    for storage, start, size, ranges in wanted:
-        if is_remote(storage):
-            blocks = found.setdefault(storage, [])
-            body, stop = start + HEADER_SIZE, start + size
-            blocks.append(block_range(start, stop if ranges is None else body))
-            if ranges is not None:
-                blocks += _blocks_of_chunks(ranges().expand(), body, stop)
-    return {storage: merge(blocks) for storage, blocks in found.items()}
+    blocks = []
+    for start, size, ranges in parts:
+        body, stop = start + HEADER_SIZE, start + size
+        blocks.append(block_range(start, stop if ranges is None else body))
+        if ranges is not None:
+            blocks += _blocks_of_chunks(ranges().expand(), body, stop)
+    return merge(blocks)
 
 
 def _blocks_of_chunks(ranges: ByteRanges, start: int, stop: int) -> list[range]:

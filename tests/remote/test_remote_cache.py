@@ -99,12 +99,67 @@ def test_a_file_that_was_altered_on_the_server_is_refused(how, served, url, key)
     assert str(caught.value.path) == url
 
 
-def test_the_cache_keeps_to_its_bound(served, cache, monkeypatch):
-    monkeypatch.setenv("FASTRACK_CACHE_SIZE", "8M")
+@pytest.fixture
+def small_regions(monkeypatch):
+    """Evict regions of 2 MiB."""
     monkeypatch.setattr(module, "REGION", 2 * MIB)
     monkeypatch.setattr(module, "_BLOCKS", 2 * MIB // module.BLOCK)
     monkeypatch.setattr("fastrack._remote.remote_file.REGION", 2 * MIB)
     monkeypatch.setattr("fastrack._remote.remote_file._BLOCKS", 2 * MIB // module.BLOCK)
+
+
+@pytest.mark.usefixtures("small_regions")
+def test_a_file_that_is_whole_gives_way_to_what_else_a_call_needs(served, key, monkeypatch):
+    monkeypatch.setenv("FASTRACK_CACHE_SIZE", "9M")
+    rows = np.random.default_rng(2).integers(0, 256, (96, 1 << 16), np.uint8)
+    for name in "ab":
+        fastrack.save_file({"x": rows}, served.folder / name, key)
+    whole, other = fastrack.load_file(served.url("a")), fastrack.load_file(served.url("b"))
+    fastrack.to_device(whole["x"], keys=key)
+    assert whole["x"].origin[0].is_complete
+    both = fastrack.to_device([whole["x"][[95]], other["x"][0:64]], keys=key, framework="numpy")
+    np.testing.assert_array_equal(np.concatenate(both), rows[[95, *range(64)]])
+    assert not whole["x"].origin[0].is_complete
+
+
+def test_a_file_that_is_whole_is_leased_once_and_evicted_when_no_call_uses_it(served, monkeypatch):
+    monkeypatch.setenv("FASTRACK_CACHE_SIZE", "4M")
+    data = served.write("a", 3 * MIB)
+    served.write("b", 3 * MIB + 1)
+    file, other = served.open_remote("a"), served.open_remote("b")
+    assert file.lease_all() is None
+    assert file.read(0, 3 * MIB) == data
+    lease = file.lease_all()
+    assert lease is file.lease_all()
+    memory = file.memory(5, 3 * MIB)
+    del lease
+    with pytest.raises(OSError, match="others use"):
+        other.read(0, 3 * MIB)
+    assert memory.owner.tobytes() == data[5:]
+    del memory
+    other.read(0, 3 * MIB)
+    assert file.lease_all() is None
+    assert file.read(0, 3 * MIB) == data
+
+
+def test_wrong_bytes_of_a_file_that_is_whole_cost_no_more_than_their_rows(served, url, key, images, cache):
+    with fastrack.load_file(url) as file:
+        fastrack.to_device(file["images"], keys=key)
+        [path] = cache.glob("*.data")
+        with path.open("r+b") as spoiled:
+            spoiled.seek(2 * MIB)
+            spoiled.write(bytes(MIB // 2))
+        before = len(served.requests)
+        row = fastrack.to_device(file["images"][[34]], keys=key, framework="numpy")
+        np.testing.assert_array_equal(row, images[[34]])
+        assert len(served.requests) - before in {1, 2}  # with the header
+        ranges = [requested.removeprefix("bytes=").split("-") for _, requested in served.requests[before:]]
+        assert sum(int(last) + 1 - int(first) for first, last in ranges) <= 3 * module.BLOCK
+
+
+@pytest.mark.usefixtures("small_regions")
+def test_the_cache_keeps_to_its_bound(served, cache, monkeypatch):
+    monkeypatch.setenv("FASTRACK_CACHE_SIZE", "8M")
     data = {name: served.write(name, 6 * MIB + number) for number, name in enumerate("abcd")}
     files = {name: served.open_remote(name) for name in data}
     generator = np.random.default_rng(5)
