@@ -9,7 +9,7 @@ from helpers.buffers import Guarded, as_array
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE
 
 from fastrack._crypto.base import GatherPlan, HostMemory, Jobs
-from fastrack._crypto.cobblestone import MAX_CHUNKS, MessageKey
+from fastrack._crypto.cobblestone import COMMITMENT_SIZE, DERIVED_SIZE, MAX_CHUNKS, SALT_SIZE, MessageKey
 from fastrack._crypto.message_keys import MessageKeys
 
 LONGEST = 4  # chunks of a run
@@ -45,6 +45,7 @@ class Engines:
                 self._pass(engine, case)
                 if case.is_message and case.plain.size:
                     self._gather(engine, schedule, case)
+                self._derive(engine, case)
             finally:
                 schedule.wipe()
 
@@ -78,6 +79,16 @@ class Engines:
         keys = MessageKeys.of([MessageKey.raw(case.key, case.nonce)])
         bad = engine.open_jobs(Jobs(keys, [source.size], [memory], [None], [source], [None]))
         require(bad is None and np.array_equal(target, case.plain), engine, "passed something else")
+
+    def _derive(self, engine, case):
+        headers, contexts, rows, keys = case.derivations()
+        target = self._take(DERIVED_SIZE * len(rows), case)
+        pairs = enumerate(zip(headers, keys, strict=True))
+        bad = [place for place, (header, key) in pairs if header[SALT_SIZE:] != key[-COMMITMENT_SIZE:]]
+        found = engine.derive_keys(case.key, headers, contexts, rows, target.data)
+        require(found == min(bad, default=None), engine, "misjudged a commitment")
+        for row, key in zip(rows, keys, strict=True):
+            require(target[DERIVED_SIZE * row :][: len(key)].tobytes() == key, engine, "derived something else")
 
     def _gather(self, engine, schedule, case):
         pieces, size = case.plan()
@@ -124,6 +135,20 @@ class Case:
 
     def flip(self):
         return bool(self._random.random() < 0.5)
+
+    def derivations(self):
+        """Make headers and contexts, rows in any order, and the keys with their commitments. Some bits are flipped."""
+        random, count = self._random, int(self._random.integers(1, 20))
+        headers, contexts, keys = [], [], []
+        for length in random.integers(0, 400, count):
+            salt, context = random.bytes(SALT_SIZE), random.bytes(int(length))
+            keys.append(reference.derive(self.key, salt, context))
+            header = bytearray(salt + keys[-1][-COMMITMENT_SIZE:])
+            if random.random() < 0.05:
+                header[int(random.integers(SALT_SIZE, len(header)))] ^= 1 << int(random.integers(0, 8))
+            headers.append(bytes(header))
+            contexts.append(context)
+        return headers, contexts, random.permutation(count).tolist(), keys
 
     def damage(self, sealed, plain):
         """Flip up to two bits: the chunks they are in, and what the plaintext is then."""

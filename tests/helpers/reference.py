@@ -1,13 +1,19 @@
-"""Runs of chunks by plain AES-GCM from pyca/cryptography, and its parts by the standards: no code under test."""
+"""Runs of chunks and keys by AES-GCM and HKDF of pyca/cryptography, or by the standards: no code under test."""
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA512
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 CHUNK_SIZE, TAG_SIZE = 16384, 16
 SEALED_CHUNK_SIZE = CHUNK_SIZE + TAG_SIZE
 X = 1 << 126  # the element x of GHASH's field
+PREFIXES = {
+    16: b"c2sp.org/chunked-encryption@v1+AEAD_AES_128_GCM\0",
+    32: b"c2sp.org/chunked-encryption@v1+AEAD_AES_256_GCM\0",
+}
 _REDUCTION = 0xE1 << 120
 
 
@@ -24,6 +30,12 @@ def seal(key, base, plain, first=0, *, ends=True):
         for index, start in enumerate(starts)
     )
     return b"".join(parts)
+
+
+def derive(secret, salt, context):
+    """Derive the AES key, the base nonce of 12 bytes and the commitment of 32 as C2SP chunked encryption does."""
+    size = len(secret)
+    return HKDFExpand(SHA512(), size + 44, PREFIXES[size] + salt + context).derive(secret)
 
 
 def open_each(key, base, sealed, first=0):

@@ -185,6 +185,7 @@ def run_many(target):
 @pytest.mark.parametrize(
     ("method", "told"),
     [
+        ("derive_keys", "misjudged a commitment|derived something else"),
         ("seal_run", "sealed something else"),
         ("open_run", "misjudged a run|opened a run to something else"),
         ("verify_run", "misjudged what it verified"),

@@ -5,24 +5,15 @@ from array import array
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.hashes import SHA512
-from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
-from helpers import engines
+from helpers import engines, reference
 from helpers.buffers import Guarded
 from helpers.runs import flip
 
-from fastrack._crypto.cobblestone import COMMITMENT_SIZE, DERIVED_SIZE, HEADER_SIZE, NONCE_SIZE, SALT_SIZE
+from fastrack._crypto.cobblestone import COMMITMENT_SIZE, DERIVED_SIZE, HEADER_SIZE, SALT_SIZE
 
-NAMES = {16: b"AEAD_AES_128_GCM", 32: b"AEAD_AES_256_GCM"}
 MOST = 17  # more than two vectors of eight lanes
 # Around the end of a block in each of the two blocks of output.
 LENGTHS = sorted({*range(3), *(128 * block + more for block in range(1, 6) for more in (-91, -90, -89, -27, -26, -25))})
-
-
-def derived(secret, salt, context):
-    """The AES key, the base nonce and the commitment, as https://c2sp.org/chunked-encryption derives them."""
-    information = b"c2sp.org/chunked-encryption@v1+" + NAMES[len(secret)] + b"\0" + salt + context
-    return HKDFExpand(SHA512(), len(secret) + NONCE_SIZE + COMMITMENT_SIZE, information).derive(secret)
 
 
 class Batch:
@@ -32,7 +23,7 @@ class Batch:
         self.secret = secret
         self.contexts = contexts
         salts = [chance.randbytes(SALT_SIZE) for _ in contexts]
-        self.expected = [derived(secret, *each) for each in zip(salts, contexts, strict=True)]
+        self.expected = [reference.derive(secret, *each) for each in zip(salts, contexts, strict=True)]
         ends = (answer[-COMMITMENT_SIZE:] for answer in self.expected)
         self.headers = list(map(bytes.__add__, salts, ends))
         self.rows = list(range(len(contexts)))
@@ -122,7 +113,7 @@ def test_native_code_stays_in_its_buffers(name, size):
         for at_end in (True, False):
             contexts = [chance.randbytes(chance.randrange(200)) for _ in range(count)]
             batch = Batch(chance.randbytes(size), contexts, chance)
-            text = b"c2sp.org/chunked-encryption@v1+" + NAMES[size] + b"\0"
+            text = reference.PREFIXES[size]
             for header, context in zip(batch.headers, contexts, strict=True):
                 text += header + context + b"\0\x80" + bytes(-(len(context) + 2) % 8)
             table = array("q", [word for row, context in enumerate(contexts) for word in (len(context), row)])
