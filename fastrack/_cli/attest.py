@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fastrack._cli.console import clean, pluralize, print_json, stdout
-from fastrack._cli.documents import parse_period, read_document, write_document
+from fastrack._cli.documents import check_document, parse_period, read_document, write_document
 from fastrack._cli.files import check_directory, open_ring
 from fastrack._cli.grant import load_signer
 from fastrack._cli.guard import handle_errors
@@ -48,6 +48,7 @@ def challenge(
     """Make a challenge, to be sent to a machine."""
     from fastrack.attest import Challenge
 
+    check_document(target)
     write_document(
         target, Challenge.generate(now=read_clock(), lifetime=parse_period(lifetime, "--lifetime")).to_bytes()
     )
@@ -82,6 +83,7 @@ def collect(
 
     if grants is not None and (not owner or out is None):
         raise typer.BadParameter("expected --owner and --out with it, got less", param_hint="--grants")
+    check_document(target)
     owners = [Verifier.load(path) for path in owner or ()]
     if out is not None:
         _check_key_target(out)
@@ -154,6 +156,7 @@ def grant(
     """
     from fastrack.attest import issue_grants
 
+    check_document(out)  # before the challenge is used up
     signer, ring = load_signer(sign), open_ring(key)
     verified = _verify(source, _read_challenge(str(challenge)), policy, collateral)
     grants = issue_grants(

@@ -1,5 +1,6 @@
 """Read and write the documents of an exchange: files, pipes and standard streams, one document on each line."""
 
+import errno
 import re
 import sys
 import time
@@ -44,13 +45,19 @@ def read_document(path: str, limit: int, *, wait: float = 0.0) -> bytes:
     return data
 
 
+def check_document(path: str) -> None:
+    """Refuse to replace a file, which might be a key, before anything is done."""
+    if path != "-" and Path(path).is_file():
+        raise FileExistsError(errno.EEXIST, "exists and is left as it was. Choose another name, or move it away", path)
+
+
 def write_document(path: str, data: bytes) -> None:
-    """Write a document into a file, atomically, into a pipe, or on standard output for ``-``.
+    """Write a document into a new file, atomically, into a pipe, or on standard output for ``-``.
 
     Raises
     ------
     OSError
-        If it cannot be written.
+        If it cannot be written, or the file exists, which might be a key.
     """
     if path == "-":
         sys.stdout.buffer.write(data)
@@ -61,7 +68,7 @@ def write_document(path: str, data: bytes) -> None:
     if target.is_fifo():
         target.write_bytes(data)
         return
-    with new_file(target) as file:
+    with new_file(target, overwrite=False) as file:
         file.write(data)
 
 

@@ -226,7 +226,8 @@ def _report(grants: "Grants", path: Path, as_json: bool, *, verified: bool = Tru
         console.print(f"  {who}  {entry['algorithm']}")
     files = "all files under this key" if grants.files is None else ", ".join(grants.files)
     console.print(f"files: {files}")
-    console.print(f"expires: {end or 'never'}")
+    is_over = grants.expires is not None and grants.expires <= datetime.now(UTC)
+    console.print(f"expires: {end or 'never'}{', which is over: nothing is opened by it' if is_over else ''}")
 
 
 def _file_id(path: Path) -> str:

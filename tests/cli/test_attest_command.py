@@ -53,6 +53,19 @@ class Collecting(threading.Thread):
 GRANT = "--challenge challenge --policy policy.toml --sign owner.signer --key data.key"
 
 
+def test_no_document_replaces_a_file(cli, folder):
+    cli("attest challenge challenge")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    for line in (
+        "challenge data.key",
+        "challenge challenge",
+        "collect challenge owner.signer",
+        f"grant offer {GRANT} --out data.key",
+    ):
+        assert "exists and is left as it was" in cli.error(f"attest {line}")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
 def test_an_exchange_by_files(cli, folder):
     cli("attest challenge challenge")
     shown = cli.json("attest show challenge")

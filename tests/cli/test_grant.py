@@ -128,7 +128,10 @@ def test_a_wrong_end_is_told(cli, wrong):
 def test_a_grant_ends(cli, become):
     cli("keygen owner.key")
     cli("seal data.npy data.safetensors --key owner.key")
-    cli("grant owner.key --to alice.pub --sign owner.signer --expires 2020-01-01")
+    assert "which is over" in cli("grant owner.key --to alice.pub --sign owner.signer --expires 2020-01-01").stdout
+    assert (
+        "which is over" not in cli("grant owner.key --to bob.pub --sign owner.signer --expires 1d -o b.grants").stdout
+    )
     become("alice")
     assert "expired at 2020-01-01T00:00:00Z" in cli.error("verify data.safetensors --key owner.key.grants")
 
