@@ -352,7 +352,7 @@ def test_a_pipe_without_a_writer_or_a_folder_is_refused_at_once(tmp_path):
     os.mkfifo(pipe, 0o600)
     with pytest.raises(FormatError, match="not a fastrack key file"):
         Key.load(pipe)
-    with pytest.raises(OSError, match="directory"):
+    with pytest.raises(OSError, match="got a folder"):
         Key.load(tmp_path)
 
 
