@@ -19,9 +19,10 @@ demo: $(STAMP)  ## seal two data sets, open them, train on one, refuse a forgery
 # Two processes, as many tests use threads themselves. The tests of a file stay together and share what it compiles; the
 # order is that of tests/conftest.py.
 PARALLEL := --numprocesses 2 --dist loadscope --no-loadscope-reorder
+QUICK := -m "not slow and not nightly"
 
 test: $(STAMP)  ## run the quick tests; under three minutes on two cores
-	$(BIN)/python -m pytest $(PARALLEL) -m "not slow"
+	$(BIN)/python -m pytest $(PARALLEL) $(QUICK)
 
 test-all: $(STAMP)  ## run all tests but those of the emulator, and those for the night
 	$(BIN)/python -m pytest $(PARALLEL) -m "not nightly"
@@ -43,13 +44,13 @@ LOWEST := .venv-lowest
 test-lowest:  ## run the quick tests on the lowest versions that pyproject.toml allows, with Python 3.11; some minutes
 	$(MAKE) --no-print-directory VENV=$(LOWEST) $(LOWEST)/.installed
 	$(LOWEST)/bin/$(PIP_LOCKED) --requirement tests/lowest.txt
-	$(LOWEST)/bin/python -m pytest $(PARALLEL) -m "not slow" -W default::DeprecationWarning \
+	$(LOWEST)/bin/python -m pytest $(PARALLEL) $(QUICK) -W default::DeprecationWarning \
 		--ignore tests/kernels --ignore tests/project/test_layers.py
 
 ENGINE_TESTS := crypto sealed transfer/test_channel.py $(addprefix training/test_,checkpoint.py dataset.py model.py)
 
 test-openssl: $(STAMP)  ## run the tests that need an engine with OpenSSL in place of the compiled one; some minutes
-	FASTRACK_ENGINE=openssl $(BIN)/python -m pytest $(PARALLEL) -m "not slow" $(addprefix tests/,$(ENGINE_TESTS))
+	FASTRACK_ENGINE=openssl $(BIN)/python -m pytest $(PARALLEL) $(QUICK) $(addprefix tests/,$(ENGINE_TESTS))
 
 PYTHONS ?= 3.12 3.13 3.14
 
