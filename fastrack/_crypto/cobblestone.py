@@ -40,7 +40,7 @@ MISMATCH: Final = (
 _AEADS = {16: b"AEAD_AES_128_GCM", 32: b"AEAD_AES_256_GCM"}
 _LABEL = b"c2sp.org/chunked-encryption@v1+"
 PREFIXES: Final = {size: b"".join((_LABEL, aead, b"\0")) for size, aead in _AEADS.items()}
-"""What the information begins with that a message key is derived from, by the size of the owner's key."""
+"""Start of the HKDF information of a message key, by the size of the owner's key in bytes."""
 PREFIX_SIZE: Final = 48  # bytes of each
 DERIVED_SIZE: Final = 80  # bytes for an AES key, a base nonce and a commitment: 76 at most, and whole words
 
