@@ -8,9 +8,12 @@ from fastrack._crypto.kept_keys import KeptKeys
 from fastrack._crypto.keyring import KeyRing
 from fastrack._crypto.keys import Key
 from fastrack._crypto.message_keys import MessageKeys
+from fastrack._sealed.contexts import Binding, MessageContext
 from fastrack._sealed.fetching import fetch_headers
 from fastrack._sealed.tensor import SealedTensor
 from fastrack.errors import AuthenticationError, GrantError, UnknownKeyError
+
+_Proof = tuple[bytes, MessageContext, Binding | None]  # all values that authenticate a key
 
 
 def open_headers(
@@ -24,7 +27,7 @@ def open_headers(
     """
     found = ring if len(tensors) == 1 else _Found(ring)
     waiting: dict[str, tuple[Key, list[int], list[bytes], list[bytes]]] = {}
-    storing: list[tuple[KeptKeys, int, bytes]] = []
+    storing: list[tuple[KeptKeys, SealedTensor, _Proof, int]] = []
     for row, tensor in enumerate(tensors):
         if tensor is None:
             continue
@@ -33,11 +36,11 @@ def open_headers(
             key = found[key_id]
             header = tensor.header
             if row in again:
-                kept = key.kept
-                if kept.load(tensor, (header, tensor.context, tensor.binding), keys, row):
+                kept, proof = key.kept, (header, tensor.context, tensor.binding)
+                if kept.load(tensor, proof, keys, row):
                     tensor.check_grant(key)
                     continue
-                storing.append((kept, row, header))
+                storing.append((kept, tensor, proof, row))
             tensor.check_origin(key)
             group = waiting.get(key_id)
             if group is None:
@@ -57,10 +60,8 @@ def open_headers(
             mismatch = tensor.context.mismatch()
             tensor.add_path(mismatch)
             raise mismatch
-    for kept, row, header in storing:
-        tensor = tensors[row]
-        assert tensor is not None
-        kept.store(tensor, (header, tensor.context, tensor.binding), keys, row)
+    for kept, owner, proof, row in storing:
+        kept.store(owner, proof, keys, row)
 
 
 def authenticate_remote(tensors: Sequence[SealedTensor], ring: KeyRing) -> bool:

@@ -222,6 +222,20 @@ class TestRowsOfATensor:
         with pytest.raises(AuthenticationError, match="chair"):
             channel.to_device(sealed[:3])
 
+    def test_are_kept_for_the_context_they_were_derived_for(self, channel, sealed, monkeypatch):
+        chair = type(sealed.context)("chair", sealed.dtype, sealed.shape, sealed.context.file)
+        derive_rows = derivation.derive_rows
+
+        def replace_meanwhile(*arguments):
+            sealed.context = chair
+            return derive_rows(*arguments)
+
+        monkeypatch.setattr(derivation, "derive_rows", replace_meanwhile)
+        channel.to_device(sealed[:3])
+        monkeypatch.undo()
+        with pytest.raises(AuthenticationError, match="chair"):
+            channel.to_device(sealed[:3])
+
     def test_are_refused_by_a_key_that_was_restricted_afterwards(self, channel, sealed, own_key):
         channel.to_device(sealed[:3])
         own_key.restrict(["00" * 16])
