@@ -13,7 +13,7 @@ import typer
 
 from fastrack._cli.console import clean
 from fastrack._util.locations import Location, Url, locate, require_local
-from fastrack.errors import AuthenticationError, FormatError, KeyPermissionError, UnknownKeyError
+from fastrack.errors import AuthenticationError, FormatError, UnknownKeyError
 
 if TYPE_CHECKING:
     from fastrack._crypto.keyring import KeyRing
@@ -76,20 +76,7 @@ def open_ring(sources: str | Sequence[str] | None, *, to: Literal["open", "seal"
         made, found = "`fastrack keygen` makes one", "`fastrack inspect` shows the id of the key that opens a file"
         advice = made if to == "seal" else found
         raise UnknownKeyError(f"no key was given; name a key file with --key or {KEY_FILE_VARIABLE}. {advice}")
-    try:
-        return KeyRing.resolve(given or None)
-    except KeyPermissionError:
-        _refuse_other_files(given or [os.environ[KEY_FILE_VARIABLE]])
-        raise
-
-
-def _refuse_other_files(sources: Sequence[str]) -> None:
-    """Raise if a source is a file that is no key, whatever its mode."""
-    from fastrack._crypto.keys import key_file_id
-
-    for path in map(Path, sources):
-        if path.is_file() and path.suffix not in {".grants", ".wrapped"} and key_file_id(path) is None:
-            raise FormatError(f"{path} is not a fastrack key file; `fastrack keygen NEW.key` makes one") from None
+    return KeyRing.resolve(given or None)
 
 
 def check_sealed(file: "SealedFile", ring: "KeyRing") -> None:

@@ -160,15 +160,21 @@ class Key:
         FormatError
             If it is not an intact key file, or if `path` looks like a key itself; the message does not repeat it.
         KeyPermissionError
-            If its group or others have any permission, or its owner is neither this user nor root. Not checked on
-            systems without such permissions.
+            If it is a key file, and its group or others have any permission, or its owner is neither this user nor
+            root. Not checked on systems without such permissions.
         ValueError
             If the path is a URL.
         OSError
             If it cannot be read.
         """
-        with read_private(path, _FILE_LIMIT) as content:
-            return cls._parse(content, len(content), str(path))
+        try:
+            with read_private(path, _FILE_LIMIT) as content:
+                return cls._parse(content, len(content), str(path))
+        except KeyPermissionError:
+            if Path(path).is_file() and key_file_id(path) is None:  # another mode would not make it a key
+                with open_regular(path) as file, _wiped_content(file, _FILE_LIMIT) as content:
+                    cls._parse(content, len(content), str(path))
+            raise
 
     @classmethod
     def read(cls, descriptor: int) -> Self:

@@ -296,7 +296,7 @@ def test_another_file_in_place_of_a_key_is_told_as_such_whatever_its_mode(cli, f
     told = "error: plain.npz is not a fastrack key file; `fastrack keygen NEW.key` makes one\n"
     assert cli.error(f"{line} --key plain.npz") == told
     monkeypatch.setenv("FASTRACK_KEY_FILE", "plain.npz")
-    assert cli.error(line) == told
+    assert cli.error(line) == f"{told}note: it came from FASTRACK_KEY_FILE\n"
 
 
 @pytest.mark.usefixtures("sealed")

@@ -346,6 +346,19 @@ def test_a_huge_file_is_refused_after_a_few_hundred_bytes(path):
         Key.load(path)
 
 
+@pytest.mark.parametrize(
+    ("content", "told"), [(b"PK\3\4 and more", "not a fastrack key file"), (bytes(31) + b"1", "as many bytes as a key")]
+)
+def test_another_file_is_refused_as_such_whatever_its_mode(tmp_path, content, told):
+    path = tmp_path / "data.npz"
+    path.write_bytes(content)
+    for mode in (0o600, 0o644):
+        path.chmod(mode)
+        with pytest.raises(FormatError, match=told) as caught:
+            Key.load(path)
+        assert "chmod" not in str(caught.value)
+
+
 def test_a_pipe_without_a_writer_or_a_folder_is_refused_at_once(tmp_path):
     """To open one may block for ever."""
     pipe = tmp_path / "pipe"

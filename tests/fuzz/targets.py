@@ -35,6 +35,7 @@ from fastrack import (
 from fastrack._cli.inspect import read_contents, show_contents
 from fastrack._crypto import cobblestone
 from fastrack._crypto.base import GatherPlan
+from fastrack._crypto.keys import key_file_id
 from fastrack._sealed.messages import OpenMessage
 from fastrack._tensors import arrays, dtypes
 from fastrack._training import state as skeleton
@@ -378,7 +379,7 @@ class KeyFiles:
         except KeyPermissionError:
             require(shared, "a key file of one's own was refused")
             return
-        require(not shared, "a key file of others was read")
+        require(not shared or (key is None and key_file_id(path) is None), "a key file of others was read")
         if key is not None:
             require(bytes(key._format()).rstrip(b"\n") == data[1:].removesuffix(b"\n"), "two texts give one key")
 
