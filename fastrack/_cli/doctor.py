@@ -9,8 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fastrack._cli.compiled_code import CompiledCode, read_compiled_code
-from fastrack._cli.console import clean, pluralize, print_json, stdout
+from fastrack._cli.console import clean, print_json, stdout
 from fastrack._cli.guard import message_of
 from fastrack._cli.machine import Cpu, CpuTee, Memory, read_cpu, read_memory, read_software, read_tee
 from fastrack._cli.nvml import Graphics, read_graphics
@@ -46,13 +45,25 @@ class KeyFile:
 
 
 @dataclass(frozen=True, slots=True)
+class MachineCode:
+    """The machine code of the engines: its file, and what made it; or the reason that there is none, and what to do.
+
+    `path` is None as well if it was compiled in this process.
+    """
+
+    path: str | None = None
+    made_by: str = ""
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """Observations on the machine. None of them is attested: its operator can fake all of them."""
 
     software: dict[str, str | None]
     cpu: Cpu
     memory: Memory
-    code: CompiledCode  # before the engine was tested, which compiles it
+    code: MachineCode
     engine: EngineCheck
     tee: CpuTee
     graphics: Graphics
@@ -76,7 +87,7 @@ def gather() -> Facts:
         software=read_software(),
         cpu=read_cpu(),
         memory=read_memory(),
-        code=read_compiled_code(),
+        code=read_machine_code(),
         engine=check_engine(),
         tee=tee,
         graphics=graphics,
@@ -84,6 +95,18 @@ def gather() -> Facts:
         proofs=read_proofs(tee, graphics),
         key_file=read_key_file(),
     )
+
+
+def read_machine_code() -> MachineCode:
+    """Return the state of the machine code."""
+    from fastrack._crypto import native
+
+    module = native.load()
+    if module is None:
+        return MachineCode(problem=native.problem())
+    made = native.describe(module)
+    made_by = f"numba {made['numba']}, LLVM {made['llvm']}"
+    return MachineCode(getattr(module, "__file__", None), made_by)
 
 
 def read_key_file() -> KeyFile:
@@ -208,7 +231,7 @@ def _sections(facts: Facts) -> dict[str, list[tuple[str, str]]]:
             ),
         ],
         "Engine": _engine_lines(facts.engine),
-        "Compiled code": _code_lines(facts.code),
+        "Machine code": _code_lines(facts.code),
         "GPU": _gpu_lines(facts.graphics, facts.cuda),
         "Attestation": [(proof.part, str(proof)) for proof in facts.proofs],
         "Key file": _key_lines(facts.key_file),
@@ -232,14 +255,10 @@ def _engine_lines(engine: EngineCheck) -> list[tuple[str, str]]:
     return lines if engine.fault is None else [*lines, ("passed over", engine.fault)]
 
 
-def _code_lines(code: CompiledCode) -> list[tuple[str, str]]:
-    if not code.units:
-        return [("state", "nothing is compiled: NUMBA_DISABLE_JIT is set")]
-    state = f"{code.found} of {pluralize(code.units, 'unit')} for this CPU, {format_size(code.bytes)}"
-    if code.found < code.units:
-        state += "; `fastrack warmup` compiles the rest" if code.writable else "; each process compiles the rest"
-    writable = "yes" if code.writable else "no; set FASTRACK_CACHE_DIR to a folder that is"
-    return [("state", state), ("folder", code.folder), ("writable", writable)]
+def _code_lines(code: MachineCode) -> list[tuple[str, str]]:
+    if code.problem is not None:
+        return [("state", f"none: {code.problem}")]
+    return [("file", code.path or "none: compiled in this process, as FASTRACK_ENGINE asks"), ("made by", code.made_by)]
 
 
 def _gpu_lines(graphics: Graphics, cuda: CudaCheck | None) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from fastrack._version import __version__
 
 ROOT = Path("/")
-PACKAGES = ("numpy", "cryptography", "numba", "safetensors", "torch", "cupy")
+PACKAGES = ("numpy", "cryptography", "safetensors", "numba", "torch", "cupy")
 FEATURES = ("aes", "pclmulqdq", "vaes", "vpclmulqdq", "avx2", "avx512f")
 ARM_FEATURES = ("asimd", "aes", "pmull")
 

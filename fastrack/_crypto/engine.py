@@ -7,14 +7,14 @@ import warnings
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
+from fastrack._crypto import native
 from fastrack._crypto.base import Engine
 from fastrack._crypto.forms import FORMS, supported_forms
-from fastrack._crypto.library import Unit
+from fastrack._crypto.native import ENGINE_VARIABLE, JIT
 from fastrack._crypto.workers import default_threads
 from fastrack.errors import DeviceError
 
 ENGINES = (*FORMS, "openssl")
-ENGINE_VARIABLE = "FASTRACK_ENGINE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class SelectedEngine:
     """The engine of this process, and the reason for it."""
 
     name: str
-    forced: bool = False  # True if the environment variable `FASTRACK_ENGINE` names it
+    forced: bool = False  # True if the environment variable `FASTRACK_ENGINE` chose it
     fault: str | None = None  # the failed test of a faster engine that it replaces
 
 
@@ -44,11 +44,18 @@ def get_engine(name: str | None = None, *, threads: int | None = None) -> Engine
 def selected_engine() -> SelectedEngine:
     """Select the engine of this process: that of `FASTRACK_ENGINE`, or the fastest if it passes its known-answer test.
 
-    An engine that fails is reported by one `RuntimeWarning`, and replaced by OpenSSL. Raise DeviceError if
-    `FASTRACK_ENGINE` names an engine that this machine cannot run or that fails, or if OpenSSL fails.
+    An engine that fails, and machine code that is not there, are reported by one `RuntimeWarning`, and replaced by
+    OpenSSL. Raise DeviceError if `FASTRACK_ENGINE` names an engine that this machine cannot run or that fails, or if
+    OpenSSL fails.
     """
     names = available_engines()
     forced = os.environ.get(ENGINE_VARIABLE)
+    problem = native.problem()
+    if forced == JIT:
+        if problem is not None:
+            raise DeviceError(problem)
+        _require_correct(names[0])
+        return SelectedEngine(names[0], forced=True)
     if forced:
         if forced not in names:
             raise DeviceError(
@@ -57,6 +64,14 @@ def selected_engine() -> SelectedEngine:
             )
         _require_correct(forced)
         return SelectedEngine(forced, forced=True)
+    if problem is not None:
+        _require_correct("openssl")
+        warnings.warn(
+            f"fastrack runs without its machine code, on OpenSSL, which is slower: {problem}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        return SelectedEngine("openssl", fault=f"no machine code: {problem}")
     fault = _fault(names[0])
     if fault is None:
         return SelectedEngine(names[0])
@@ -79,15 +94,6 @@ def _make(name: str, threads: int) -> Engine:
     return _build(name, threads)
 
 
-def units_of(name: str) -> tuple[Unit, ...]:
-    """Return the compiled functions of the engine of that name."""
-    if name == "openssl":
-        return ()
-    from fastrack._crypto.vector import units
-
-    return tuple(units(FORMS[name]))
-
-
 def _build(name: str, threads: int) -> Engine:
     if name == "openssl":
         from fastrack._crypto.openssl import OpenSSLEngine
@@ -95,7 +101,7 @@ def _build(name: str, threads: int) -> Engine:
         return OpenSSLEngine()
     from fastrack._crypto.vector import VectorEngine
 
-    return VectorEngine(name, FORMS[name], threads)
+    return VectorEngine(name, native.functions(name), threads)
 
 
 def _require_correct(name: str) -> None:

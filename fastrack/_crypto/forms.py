@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from typing import Literal, NamedTuple
+from array import array
+from typing import Any, Literal, NamedTuple
+
+from fastrack._crypto import native
 
 
 class Form(NamedTuple):
@@ -44,47 +45,79 @@ _TARGETS = {
     ("x86", 16): ("x86-64", ("aes", "pclmul", "ssse3")),
     ("arm", 16): ("", ("neon", "aes")),
 }
-_LEVELS = {"x86-64-v4": ("avx2", "bmi2", *_AVX512), "x86-64-v3": ("avx2", "bmi2")}  # what to look for in a CPU
+# What a CPU of a level has (System V ABI for x86-64, section 3.1.1).
+_V3 = ("avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "popcnt", "sse4.2", "ssse3")
+_LEVELS = {"x86-64-v3": _V3, "x86-64-v4": (*_V3, *_AVX512)}
 
 
 def supported_forms() -> tuple[str, ...]:
-    """Return the names of the forms that this machine can run, fastest first."""
-    if sys.platform not in {"linux", "darwin"} or not is_compiling():
-        return ()
-    return tuple(name for name, form in FORMS.items() if _is_supported(form))
+    """Return the names of the forms that there is machine code of and that this CPU can run, fastest first."""
+    features = _cpu_features()
+    return tuple(name for name, form in FORMS.items() if _needed(form) <= features)
 
 
-def narrow_form() -> Form | None:
-    """Return the form with vectors of one block that this machine can run, if there is one."""
-    return next((FORMS[name] for name in supported_forms() if FORMS[name].width == 16), None)
+def narrow_form() -> str | None:
+    """Return the name of the form with vectors of one block that this machine can run, if there is one."""
+    return next((name for name in supported_forms() if FORMS[name].width == 16), None)
 
 
-def _is_supported(form: Form) -> bool:
+def _needed(form: Form) -> set[str]:
     level, features = _TARGETS[form.architecture, form.native]
-    return _cpu_has(*_LEVELS.get(level, ()), *features)
+    return {*_LEVELS.get(level, ()), *features, form.architecture}
 
 
-def _cpu_has(*names: str) -> bool:
-    """Return whether this CPU has these instructions, by LLVM's names.
-
-    The names tell architectures apart as well: "pclmul" is of x86 alone, and "neon" of Arm. On Arm "aes" includes the
-    multiplication of polynomials.
-    """
-    from llvmlite import binding
-
-    try:
-        features = binding.get_host_cpu_features()
-    except RuntimeError:  # LLVM does not know this machine
-        return False
-    return all(features.get(name, False) for name in names)
+def _cpu_features() -> frozenset[str]:
+    """Return the instructions that this process may use, by LLVM's names, and its architecture; none without code."""
+    code = native.load()
+    if code is None:
+        return frozenset()
+    return _arm_features(code.hwcap()) if hasattr(code, "hwcap") else _x86_features(code)
 
 
-def is_compiling() -> bool:
-    """Return whether numba compiles functions, without importing it: NUMBA_DISABLE_JIT=1 disables that."""
-    disabled = getattr(sys.modules.get("numba.core.config"), "DISABLE_JIT", None)
-    if disabled is None:
-        try:
-            disabled = int(os.environ.get("NUMBA_DISABLE_JIT", "0"))
-        except ValueError:  # numba reads other values as 0
-            disabled = 0
-    return not disabled
+# Where CPUID tells of instructions: leaf, part, register and bit (Intel SDM, volume 2, CPUID).
+_EBX, _ECX = 1, 2
+_CPUID = {
+    (1, 0, _ECX): {"pclmul": 1, "ssse3": 9, "fma": 12, "sse4.2": 20, "movbe": 22, "popcnt": 23, "aes": 25, "f16c": 29},
+    (7, 0, _EBX): {"bmi": 3, "bmi2": 8},
+    (0x80000001, 0, _ECX): {"lzcnt": 5, "prfchw": 8},
+}
+_CPUID_AVX = {
+    (1, 0, _ECX): {"avx": 28},
+    (7, 0, _EBX): {"avx2": 5},
+    (7, 0, _ECX): {"vaes": 9, "vpclmulqdq": 10},
+}
+_CPUID_AVX512 = {(7, 0, _EBX): {"avx512f": 16, "avx512dq": 17, "avx512cd": 28, "avx512bw": 30, "avx512vl": 31}}
+_OSXSAVE = 27  # of ECX of leaf 1: the system lets programs ask which registers it saves
+_YMM, _ZMM = 0b110, 0b11100110  # of XCR0: the registers that it saves
+
+_HWCAP = {"neon": 1, "aes": 3, "pmull": 4}  # bits of the kernel's word
+
+
+def _x86_features(code: Any) -> frozenset[str]:
+    registers = array("q", bytes(32))
+
+    def read(leaf: int, part: int, register: int) -> int:
+        code.cpuid(leaf & ~0xFFFF, 0, registers)  # the highest leaf of this kind
+        if registers[0] < leaf:
+            return 0
+        code.cpuid(leaf, part, registers)
+        return registers[register]
+
+    saved = code.xcr0() if read(1, 0, _ECX) >> _OSXSAVE & 1 else 0
+    tables = [_CPUID]
+    if saved & _YMM == _YMM:
+        tables.append(_CPUID_AVX)
+    if saved & _ZMM == _ZMM:
+        tables.append(_CPUID_AVX512)
+    found = {"x86"}
+    for table in tables:
+        for place, bits in table.items():
+            word = read(*place)
+            found |= {name for name, bit in bits.items() if word >> bit & 1}
+    return frozenset(found)
+
+
+def _arm_features(word: int) -> frozenset[str]:
+    """Return what the kernel's word tells. LLVM's "aes" includes the multiplication of polynomials."""
+    found = {name for name, bit in _HWCAP.items() if word >> bit & 1}
+    return frozenset({"arm", *(found if "pmull" in found else found - {"aes"})})

@@ -1,6 +1,6 @@
 """Make and check gather plans.
 
-The loops are here, for numba to compile (`jit_host`). Where it compiles nothing they run as they are.
+The loops are here, and in the machine code (`native.jit_host`). Where there is none they run as they are.
 """
 
 from __future__ import annotations
@@ -12,11 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fastrack._crypto import native
 from fastrack._crypto.cobblestone import CHUNK_SIZE
-from fastrack._crypto.forms import is_compiling
-from fastrack._crypto.library import Unit, load
-
-PLANS = Unit("fastrack._crypto.jit_host", "build_plans")
 
 Words = npt.NDArray[np.int64]
 PlanMemory = tuple[Words, int]
@@ -121,7 +118,7 @@ def is_inside(plan: PlanArrays, count: int, plain: int, target: int) -> bool:
 
 @cache
 def _loops() -> Any:
-    return load(PLANS) if is_compiling() else sys.modules[__name__]
+    return sys.modules[__name__] if native.load() is None else native.functions()
 
 
 # The loops. Arrays are followed by their lengths, as compiled code has their addresses only.

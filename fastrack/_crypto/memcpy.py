@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from fastrack._crypto import workers
+from fastrack._crypto import native, workers
 from fastrack._crypto.base import Bytes, address, check_buffers
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
-from fastrack._crypto.forms import is_compiling
-from fastrack._crypto.library import Unit, load
 
-COPY = Unit("fastrack._crypto.jit_host", "build_copy")
 PARALLEL_THRESHOLD = (512 << 10) // CHUNK_SIZE  # chunks that one thread copies before another has woken up
 
 
@@ -26,12 +23,12 @@ def copy(target: Bytes, source: Bytes, threads: int) -> None:
     if target.size != source.size:
         raise ValueError(f"expected a target buffer of {source.size} bytes, got {target.size}")
     count = -(-target.size // SEALED_CHUNK_SIZE)
-    if threads == 1 or count < PARALLEL_THRESHOLD or not is_compiling():
+    if threads == 1 or count < PARALLEL_THRESHOLD or native.load() is None:
         np.copyto(target, source)
         return
     arguments = (address(source), address(target), count, source.size)
     workers.run(
-        load(COPY).copy_chunks,
+        native.functions().copy_chunks,
         arguments,
         count,
         threads,

@@ -22,10 +22,8 @@ from fastrack._crypto.base import (
     chunks_between,
 )
 from fastrack._crypto.cobblestone import PREFIXES, SEALED_CHUNK_SIZE, TAG_SIZE, MessageKey
-from fastrack._crypto.forms import Form
 from fastrack._crypto.job_table import JobTable
 from fastrack._crypto.known_answers import find_job_fault
-from fastrack._crypto.library import Unit, load
 from fastrack.errors import ClosedError, DeviceError
 
 SCHEDULE_SIZE = 2048  # bytes, of the layout in `gcm_ir`
@@ -34,31 +32,26 @@ _PADDING = [b"\0\x80".ljust(2 + -(size + 2) % 8, b"\0") for size in range(8)]  #
 
 
 class VectorEngine:
-    """An `Engine` on code of one form, with at most `threads` threads a run."""
+    """An `Engine` on the functions of one form, with at most `threads` threads a run."""
 
-    def __init__(self, name: str, form: Form, threads: int) -> None:
+    def __init__(self, name: str, functions: Any, threads: int) -> None:
         self.name = name
         self.threads = threads
-        self._runs = load(_unit(form, "build_runs"))
-        self._later = _unit(form, "build_jobs", "jobs"), _unit(form, "build_others")
+        self._functions = functions
         self._tested_jobs: Any = None
 
-    # No `cached_property`: on Python 3.11 it holds a lock, and would forever in a child forked during a load.
+    # No `cached_property`: on Python 3.11 it holds a lock, and would forever in a child forked during the test.
 
-    def _load_jobs(self) -> Any:
-        functions = load(self._later[0])
-        fault = find_job_fault(self, partial(self._open_jobs, functions))
+    def _test_jobs(self) -> Any:
+        open_jobs = self._functions.open_jobs
+        fault = find_job_fault(self, partial(self._open_jobs, open_jobs))
         if fault is not None:
             raise DeviceError(
                 f"the engine {self.name!r} failed its test {fault}. Do not use it, and report this; "
                 "FASTRACK_ENGINE=openssl selects another engine"
             )
-        self._tested_jobs = functions
-        return functions
-
-    @property
-    def _others(self) -> Any:
-        return load(self._later[1])
+        self._tested_jobs = open_jobs
+        return open_jobs
 
     def derive_keys(
         self,
@@ -70,48 +63,48 @@ class VectorEngine:
     ) -> int | None:
         check_rows(rows, target)
         text, table = derivation_table(secret, headers, contexts, rows)
-        bad = self._runs.derive_keys(secret, len(secret), text, table, len(rows), target)
+        bad = self._functions.derive_keys(secret, len(secret), text, table, len(rows), target)
         return None if bad == len(rows) else int(bad)
 
     def expand_key(self, key: MessageKey) -> VectorSchedule:
         material = np.frombuffer(key.material, np.uint8)
         schedule = VectorSchedule(material.size * 8 - 96)
-        self._runs.expand_key(schedule.bits, schedule.address, address(material))
+        self._functions.expand_key(schedule.bits, schedule.address, address(material))
         return schedule
 
     def open_run(self, schedule: VectorSchedule, source: Bytes, target: Bytes, first: int) -> int | None:
         check_buffers(source, target)
         count = chunks_between(source.size, target.size, first)
         arguments = (address(source), address(target), first, count, target.size)
-        return self._run(self._runs.open_run, schedule, arguments, count)
+        return self._run(self._functions.open_run, schedule, arguments, count)
 
     def verify_run(self, schedule: VectorSchedule, source: Bytes, first: int) -> int | None:
         check_buffers(source)
         size = source.size - -(-source.size // SEALED_CHUNK_SIZE) * TAG_SIZE
         count = chunks_between(source.size, size, first)
         arguments = (address(source), 0, first, count, size)
-        return self._run(self._others.verify_run, schedule, arguments, count)
+        return self._run(self._functions.verify_run, schedule, arguments, count)
 
     def seal_run(self, schedule: VectorSchedule, source: Bytes, target: Bytes, first: int) -> None:
         check_buffers(source, target)
         count = chunks_between(target.size, source.size, first)
         arguments = (address(source), address(target), first, count, source.size)
-        self._run(self._runs.seal_run, schedule, arguments, count)
+        self._run(self._functions.seal_run, schedule, arguments, count)
 
     def open_gather(self, schedule: VectorSchedule, source: Bytes, target: Bytes, plan: GatherPlan) -> int | None:
         check_buffers(source, target)
         size = source.size - -(-source.size // SEALED_CHUNK_SIZE) * TAG_SIZE
         check_plan(plan, source.size, size, target.size)
         arguments = (address(source), address(target), plan.chunks, plan.starts, plan.table, plan.chunks.size, size)
-        return self._run(self._others.open_gather, schedule, arguments, plan.chunks.size)
+        return self._run(self._functions.open_gather, schedule, arguments, plan.chunks.size)
 
     def open_jobs(self, jobs: Jobs) -> tuple[int, int] | None:
-        return self._open_jobs(self._tested_jobs or self._load_jobs(), jobs)
+        return self._open_jobs(self._tested_jobs or self._test_jobs(), jobs)
 
-    def _open_jobs(self, functions: Any, jobs: Jobs) -> tuple[int, int] | None:
+    def _open_jobs(self, open_jobs: Any, jobs: Jobs) -> tuple[int, int] | None:
         table = JobTable(jobs)
         arguments = (table.address, len(jobs.nbytes), table.count)
-        bad = workers.run(functions.open_jobs, arguments, table.count, self.threads)
+        bad = workers.run(open_jobs, arguments, table.count, self.threads)
         return None if bad is None else table.find(bad)
 
     def _run(self, kernel: Any, schedule: VectorSchedule, arguments: tuple[Any, ...], count: int) -> int | None:
@@ -153,13 +146,3 @@ def derivation_table(
         table.append(size)
         table.append(row)
     return b"".join(text), table
-
-
-def units(form: Form) -> list[Unit]:
-    """Return the compiled functions of the engine on a form."""
-    runs = [_unit(form, build) for build in ("build_runs", "build_others")]
-    return [*runs, _unit(form, "build_jobs", "jobs")]
-
-
-def _unit(form: Form, build: str, module: str = "jit") -> Unit:
-    return Unit(f"fastrack._crypto.{module}", build, tuple(form))

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from fastrack._crypto.forms import is_compiling
+from fastrack._crypto import native
 from fastrack._crypto.keyring import KeyProvider, KeyRing
 from fastrack._crypto.keys import Key, looks_secret
 from fastrack._crypto.workers import default_threads
@@ -48,10 +48,11 @@ def open_device(name: str, threads: int | None = None, share: float | None = Non
         from fastrack._devices.cpu import CpuDevice
 
         return CpuDevice(threads)
-    if not is_compiling():
+    problem = native.problem()
+    if problem is not None:
         raise DeviceError(
-            f"opening {name!r} failed: expected numba to compile what the device runs, got NUMBA_DISABLE_JIT=1, which "
-            "switches its compiler off. Unset it, or use device='cpu'"
+            f"opening {name!r} failed: expected fastrack's machine code, which issues its commands, got none: "
+            f"{problem}. Until then use device='cpu'"
         )
     from fastrack._devices.cuda.cupy_driver import CupyDriver
     from fastrack._devices.cuda.device import CudaDevice

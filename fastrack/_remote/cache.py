@@ -32,7 +32,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fastrack._crypto.code_cache import VARIABLE
 from fastrack._remote.blocks import BLOCK
 from fastrack._remote.locks import Lease, Locks
 from fastrack._remote.objects import Version
@@ -44,6 +43,7 @@ from fastrack._util.locations import Url
 from fastrack._util.units import format_size
 from fastrack.errors import ClosedError
 
+VARIABLE = "FASTRACK_CACHE_DIR"
 SIZE_VARIABLE = "FASTRACK_CACHE_SIZE"
 REGION = 1 << 26  # bytes that are locked, and evicted, together
 _BLOCKS = REGION // BLOCK

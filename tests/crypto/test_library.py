@@ -69,7 +69,7 @@ def test_memory_is_given_back_after_a_call_and_after_one_that_was_refused(count)
 
 
 def test_code_that_could_raise_is_not_made():
-    from fastrack._crypto.compiler import compile_functions, compiled
+    from fastrack._crypto.native.compiler import compile_functions, compiled
 
     def divide(a: "int", b: "int") -> "int":
         return a // b
@@ -79,7 +79,7 @@ def test_code_that_could_raise_is_not_made():
 
 
 def test_arguments_that_are_neither_integers_nor_addresses_are_refused():
-    from fastrack._crypto.compiler import compile_functions, compiled
+    from fastrack._crypto.native.compiler import compile_functions, compiled
 
     def half(a: "float") -> "int":
         return int(a / 2)

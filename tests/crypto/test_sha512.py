@@ -13,7 +13,7 @@ from llvmlite import binding, ir
 
 from fastrack._crypto.forms import FORMS, supported_forms
 from fastrack._crypto.library import target, target_machine
-from fastrack._crypto.sha512_ir import compress_function, initial_state
+from fastrack._crypto.native.sha512_ir import compress_function, initial_state
 
 BLOCK = 128
 CASES = [(name, lanes) for name in supported_forms() for lanes in dict.fromkeys((1, FORMS[name].width // 8))]

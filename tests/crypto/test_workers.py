@@ -31,8 +31,8 @@ needs_affinity = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def kernels():
     """Kernels that count what they do: `count_chunks`, at the end of a nap for each grain, and `know_roles`."""
-    from fastrack._crypto.compiler import compile_functions, compiled
-    from fastrack._crypto.intrinsics import fetch_add, fetch_min, load, sleep
+    from fastrack._crypto.native.compiler import compile_functions, compiled
+    from fastrack._crypto.native.intrinsics import fetch_add, fetch_min, load, sleep
 
     @compiled
     def count_chunks(count: "int", log: "int", nap: "int", bad: "int", grain: "int", counters: "Counters") -> "None":  # noqa: F821

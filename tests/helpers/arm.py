@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from llvmlite import binding, ir
 
-from fastrack._crypto import gcm_ir, gcm_pass, gcm_ranges, hkdf_ir, llvm
+from fastrack._crypto.native import gcm_ir, gcm_pass, gcm_ranges, hkdf_ir, llvm
 from fastrack._crypto.base import KeySchedule, check_buffers, check_plan, check_rows, chunks_between
 from fastrack._crypto.cobblestone import (
     CHUNK_SIZE,

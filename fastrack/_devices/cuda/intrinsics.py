@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from fastrack._crypto.intrinsics import emit_call, emitted, word_pointer
-from fastrack._crypto.llvm import I32, I64
+from fastrack._crypto.native.intrinsics import emit_call, emitted, word_pointer
+from fastrack._crypto.native.llvm import I32, I64
 
 _FIRST_ARGUMENT = 7  # index of the first kernel argument in a LAUNCH command, in words
 _MAX_ARGUMENTS = 16

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE
-from fastrack._crypto.compiler import compiled, compiled_with_lock
-from fastrack._crypto.intrinsics import at, call, exchange, fetch_add, load, now, put, sched_yield, sleep
-from fastrack._crypto.jit import Counters, Role, copy_bytes
+from fastrack._crypto.native.compiler import compiled, compiled_with_lock
+from fastrack._crypto.native.intrinsics import at, call, exchange, fetch_add, load, now, put, sched_yield, sleep
+from fastrack._crypto.native.jit import Counters, Role, copy_bytes
 from fastrack._crypto.workers import CALLER
 from fastrack._devices.cuda import commands as opcodes
 from fastrack._devices.cuda.intrinsics import launch
@@ -38,9 +38,10 @@ _NAP = 50  # microseconds
 
 
 def build_commands() -> dict[str, Any]:
-    """Return `run(words, start, count, table, context, shared, parallel, counters)`, a kernel, and `run_held`.
+    """Return `run_commands` and `run_commands_held`.
 
-    `run_held` takes the same without counters, keeps the interpreter's lock, and stops where a command asks for it.
+    The first is a kernel, `(words, start, count, table, context, shared, parallel, counters)`; the other takes the same
+    without counters, keeps the interpreter's lock, and stops where a command asks for it.
     """
     run_list = compiled(_build_run(stops=False))
 
@@ -54,7 +55,7 @@ def build_commands() -> dict[str, Any]:
         else:
             _copy_until_over(shared)
 
-    return {"run": run, "run_held": compiled_with_lock(_build_run(stops=True))}
+    return {"run_commands": run, "run_commands_held": compiled_with_lock(_build_run(stops=True))}
 
 
 def _build_run(*, stops: bool) -> Any:

@@ -4,20 +4,21 @@ The layout is that of `State` in ``kernels/chunk.cuh``: the key schedule (FIPS 1
 last GHASH block of a full chunk times H, and the powers of H from 1 to 513, divided by x for the reason in
 ``kernels/ghash.cuh``.
 
-CPUs with instructions for AES and GHASH use them, by LLVM IR (`key_state_ir`). Other CPUs use `portable_key_state`.
+It is machine code: of CPUs with instructions for AES and GHASH by `key_state_ir`, of others by `portable_key_state`.
 Neither looks up a table or branches on a secret.
 """
 
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import numpy as np
 
+from fastrack._crypto import native
 from fastrack._crypto.base import Bytes
 from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.forms import narrow_form
-from fastrack._crypto.library import Unit, load
 
 # The layout of `State` in ``kernels/chunk.cuh``, in bytes. The key schedule comes first.
 STATE_SIZE = 8704
@@ -25,9 +26,6 @@ NONCE_OFFSET = 240
 LENGTH_OFFSET = 256  # last GHASH block of a full chunk, times H
 POWERS_OFFSET = 272  # power 0, which is not used
 LAST_POWER = 513
-
-BY_INSTRUCTIONS = Unit("fastrack._devices.cuda.key_state_ir", "build_by_instructions")
-PORTABLE = Unit("fastrack._devices.cuda.portable_key_state", "build_portable")
 
 
 def write_state(key: MessageKey, target: Bytes) -> None:
@@ -43,15 +41,10 @@ def write_state(key: MessageKey, target: Bytes) -> None:
             f"got {target.dtype} of shape {target.shape}"
         )
     material = np.frombuffer(key.material, np.uint8)
-    load(unit()).write(material, material.size, target)
+    _writer()(material, material.size, target)
 
 
 @cache
-def unit() -> Unit:
-    """Return the implementation for this CPU, for which LLVM is asked once: that takes 0.2 ms."""
-    return BY_INSTRUCTIONS if has_instructions() else PORTABLE
-
-
-def has_instructions() -> bool:
-    """Return whether this machine can run `BY_INSTRUCTIONS`."""
-    return narrow_form() is not None
+def _writer() -> Any:
+    form = narrow_form()
+    return native.functions().write_state_portably if form is None else native.functions(form).write_state

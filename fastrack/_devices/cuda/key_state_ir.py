@@ -8,12 +8,12 @@ from typing import Any
 from llvmlite import ir
 
 from fastrack._crypto.cobblestone import CHUNK_SIZE, NONCE_SIZE
-from fastrack._crypto.compiler import compiled_with_lock
-from fastrack._crypto.forms import Form, narrow_form
-from fastrack._crypto.gcm_ir import copy, encrypt_block, expand_key, fill_zero, isolate_frame
-from fastrack._crypto.intrinsics import emitted
-from fastrack._crypto.jit import Array, wipe_stack
-from fastrack._crypto.llvm import I64, Emitter, compile_for, define, emit_loop
+from fastrack._crypto.forms import Form
+from fastrack._crypto.native.compiler import compiled_with_lock, declare_cipher
+from fastrack._crypto.native.gcm_ir import copy, encrypt_block, expand_key, fill_zero, isolate_frame
+from fastrack._crypto.native.intrinsics import emitted
+from fastrack._crypto.native.jit import Array, wipe_stack
+from fastrack._crypto.native.llvm import I64, Emitter, compile_for, define, emit_loop
 from fastrack._devices.cuda.key_state import (
     LAST_POWER,
     LENGTH_OFFSET,
@@ -25,31 +25,31 @@ from fastrack._devices.cuda.key_state import (
 _STRANDS = 8  # powers that are computed at a time, so that no product waits for the one before
 
 
-def build_by_instructions() -> dict[str, Any]:
-    """Return `write(material, size, target)`, for a message key of `size` bytes."""
-    return {"write": write}
+def build_key_state(form: Form) -> dict[str, Any]:
+    """Return `write_state(material, size, target)`, for a message key of `size` bytes; vectors have one block."""
+
+    @emitted
+    def write(builder: ir.IRBuilder, key_size: ir.Value, target: ir.Value, material: ir.Value) -> None:
+        short, long = (
+            declare_cipher(builder.module, form, partial(state_function, form=form, bits=bits)) for bits in (128, 256)
+        )
+        function = builder.select(builder.icmp_unsigned("==", key_size, I64(32)), long, short)
+        builder.call(function, [target, material])
+
+    @compiled_with_lock
+    def write_state(material: Array, size: int, target: Array) -> None:
+        write(size - NONCE_SIZE, target, material)
+        wipe_stack()
+
+    return {"write_state": write_state}
 
 
-@compiled_with_lock
-def write(material: Array, size: int, target: Array) -> None:
-    _write(size - NONCE_SIZE, target, material)
-    wipe_stack()
+def state_function(module: ir.Module, form: Form, bits: int) -> ir.Function:
+    """Return the function `(target, material)` for keys of so many bits; build it if needed."""
+    return define(module, f"fastrack_key_state_{bits}", 2, partial(_emit_state, form=form, bits=bits))
 
 
-@emitted
-def _write(builder: ir.IRBuilder, key_size: ir.Value, target: ir.Value, material: ir.Value) -> None:
-    form = narrow_form()
-    assert form is not None
-    short, long = (
-        define(builder.module, f"fastrack_key_state_{bits}", 2, partial(emit_state, form=form, bits=bits))
-        for bits in (128, 256)
-    )
-    function = builder.select(builder.icmp_unsigned("==", key_size, I64(32)), long, short)
-    builder.call(function, [target, material])
-
-
-def emit_state(function: ir.Function, form: Form, bits: int) -> None:
-    """Emit the function `(target, material)`."""
+def _emit_state(function: ir.Function, form: Form, bits: int) -> None:
     compile_for(function, *form.target)
     isolate_frame(function)
     target, material = function.args

@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from fastrack._crypto import workers
+from fastrack._crypto import native, workers
 from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE
-from fastrack._crypto.library import Unit, load
 from fastrack._devices.cuda.commands import NAMES, Commands
 from fastrack.errors import DeviceError
 
@@ -34,8 +33,6 @@ _CHUNKS_A_PIECE = 16
 _PIECE = _CHUNKS_A_PIECE * SEALED_CHUNK_SIZE
 _PARALLEL_THRESHOLD = 2 * _PIECE  # bytes that one thread copies while another wakes up
 _MAX_WORKERS = 7  # 8 threads with the issuing one: 55 GB/s at 7 GB/s each
-
-COMMANDS = Unit("fastrack._devices.cuda.jit_commands", "build_commands")
 
 
 def find_functions(library: Any = None) -> dict[str, int]:
@@ -77,7 +74,7 @@ class Native:
         self._table[_PUSH] = functions["cuCtxPushCurrent"]
         self._table[_POP] = functions["cuCtxPopCurrent"]
         self._context = context
-        self._code = load(COMMANDS)
+        self._code = native.functions()
 
     def run(self, commands: Commands, *, threads: int = 1, start: int = 0, hold: bool = False) -> tuple[int, int]:
         """Run commands from the word `start` on, on up to `threads` threads for copies within host memory.
@@ -95,8 +92,8 @@ class Native:
         table = int(self._table.__array_interface__["data"][0])
         arguments = (words, start, count, table, self._context, shared_address)
         if hold:
-            self._code.run_held(*arguments, False)
+            self._code.run_commands_held(*arguments, False)
         else:
             copiers = min(threads - 1, _MAX_WORKERS, commands.copies // _PARALLEL_THRESHOLD)
-            workers.share(self._code.run, (*arguments, copiers > 0), copiers, copiers)
+            workers.share(self._code.run_commands, (*arguments, copiers > 0), copiers, copiers)
         return int(shared[_STATUS]), int(shared[_POSITION])

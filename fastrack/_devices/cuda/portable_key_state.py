@@ -12,8 +12,8 @@ import numpy as np
 from numba import carray, types
 
 from fastrack._crypto.cobblestone import CHUNK_SIZE, NONCE_SIZE
-from fastrack._crypto.compiler import compiled_with_lock
-from fastrack._crypto.jit import Array, copy_bytes, isolate_frame, pointer_to, wipe, wipe_stack
+from fastrack._crypto.native.compiler import compiled_with_lock
+from fastrack._crypto.native.jit import Array, copy_bytes, isolate_frame, pointer_to, wipe, wipe_stack
 from fastrack._devices.cuda.key_state import (
     LAST_POWER,
     LENGTH_OFFSET,
@@ -40,8 +40,8 @@ _FULL = np.uint64(8 * CHUNK_SIZE)
 
 
 def build_portable() -> dict[str, Any]:
-    """Return `write(material, size, target)`, for a message key of `size` bytes."""
-    return {"write": write}
+    """Return `write_state_portably(material, size, target)`, for a message key of `size` bytes."""
+    return {"write_state_portably": write}
 
 
 @_compiled

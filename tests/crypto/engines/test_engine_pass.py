@@ -15,7 +15,7 @@ from numba import njit
 from fastrack._crypto import gcm_pass, jit
 from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.forms import FORMS
-from fastrack._crypto.llvm import Emitter
+from fastrack._crypto.native.llvm import Emitter
 
 NONCE = bytes.fromhex("f0e1d2c3b4a5968778695a4b")
 SIZES = [0, 1, 15, 16, 17, 127, 128, 129, 255, 256, 511, 512, 513, 1000, CHUNK_SIZE - 17, CHUNK_SIZE - 1, CHUNK_SIZE]

@@ -10,7 +10,7 @@ from llvmlite.ir.instructions import LoadInstr
 
 from fastrack._crypto import gcm_pass, gcm_ranges
 from fastrack._crypto.forms import FORMS, Form
-from fastrack._crypto.gcm_ir import Variant, chunk_function, define_chunk
+from fastrack._crypto.native.gcm_ir import Variant, chunk_function, define_chunk
 
 TRIPLE = "x86_64-unknown-linux-gnu"
 REGISTERS = {16: "xmm", 32: "ymm", 64: "zmm"}

@@ -8,7 +8,7 @@ from helpers import arm
 from llvmlite import binding, ir
 
 from fastrack._crypto.forms import FORMS
-from fastrack._crypto.gcm_ir import Variant, chunk_function
+from fastrack._crypto.native.gcm_ir import Variant, chunk_function
 
 VECTORS = 8  # that the main loop holds at a time
 NAMES = ["expand_key", *arm.RUNS]

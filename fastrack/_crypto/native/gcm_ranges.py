@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from fastrack._crypto.gcm_ir import (
+from fastrack._crypto.native.gcm_ir import (
     _LINE,
     _VECTORS,
     Variant,
@@ -20,7 +20,7 @@ from fastrack._crypto.gcm_ir import (
     fill_zero,
     isolate_frame,
 )
-from fastrack._crypto.llvm import I8, I64, define, emit_loop
+from fastrack._crypto.native.llvm import I8, I64, compile_for, define, emit_loop
 
 
 def ranges_function(module: ir.Module, variant: Variant, name: str) -> ir.Function:
@@ -35,6 +35,7 @@ def ranges_function(module: ir.Module, variant: Variant, name: str) -> ir.Functi
     decrypt = define_chunk(module, variant, "decrypt", 6, _build_decrypt)
 
     def emit(function: ir.Function) -> None:
+        compile_for(function, *variant.form.target)
         isolate_frame(function)
         schedule, source, target, chunk, size, ahead, table, count, buffer = function.args
         builder = ir.IRBuilder(function.append_basic_block())

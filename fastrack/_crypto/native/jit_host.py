@@ -8,9 +8,9 @@ from numba.extending import register_jitable
 
 from fastrack._crypto import gather
 from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE
-from fastrack._crypto.compiler import compiled
-from fastrack._crypto.intrinsics import fetch_add
-from fastrack._crypto.jit import (
+from fastrack._crypto.native.compiler import compiled
+from fastrack._crypto.native.intrinsics import fetch_add
+from fastrack._crypto.native.jit import (
     Array,
     Counters,
     copy_bytes,

@@ -12,7 +12,7 @@ from typing import Any
 from llvmlite import ir
 
 from fastrack._crypto.forms import Form
-from fastrack._crypto.instructions import X86, Arm, Instructions, declare
+from fastrack._crypto.native.instructions import X86, Arm, Instructions, declare
 
 I1, I8, I32, I64, I128 = (ir.IntType(bits) for bits in (1, 8, 32, 64, 128))
 

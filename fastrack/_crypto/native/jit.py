@@ -7,6 +7,7 @@ the stack that it has used before it returns.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
@@ -14,11 +15,11 @@ from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from fastrack._crypto import gcm_ir, gcm_pass, gcm_ranges, hkdf_ir, llvm
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
-from fastrack._crypto.compiler import compiled, compiled_with_lock
 from fastrack._crypto.forms import Form
-from fastrack._crypto.intrinsics import emitted, fetch_add, fetch_min
+from fastrack._crypto.native import gcm_ir, gcm_pass, gcm_ranges, hkdf_ir, llvm
+from fastrack._crypto.native.compiler import call_cipher, compiled, compiled_with_lock, declare_cipher
+from fastrack._crypto.native.intrinsics import emitted, fetch_add, fetch_min
 from fastrack._crypto.workers import BAD
 
 _BAD = BAD * 8  # in bytes
@@ -175,7 +176,14 @@ def _call(typingctx: Any, variant: Any, name: Any, bits: Any, arguments: Any) ->
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
         form = _form(variant)
-        short, long = (build(builder.module, gcm_ir.Variant(size, form), name.literal_value) for size in (128, 256))
+        short, long = (
+            declare_cipher(
+                builder.module,
+                form,
+                partial(build, variant=gcm_ir.Variant(size, form), name=name.literal_value),
+            )
+            for size in (128, 256)
+        )
         function = builder.select(builder.icmp_unsigned("==", values[2], llvm.I64(256)), long, short)
         return builder.call(function, cgutils.unpack_tuple(builder, values[3]))
 
@@ -187,8 +195,9 @@ def _derive(typingctx: Any, variant: Any, arguments: Any) -> Any:
     """Call the function of `hkdf_ir` of the form that the literal `variant` names."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        function = hkdf_ir.derive_function(builder.module, _form(variant))
-        return builder.call(function, cgutils.unpack_tuple(builder, values[1]))
+        form = _form(variant)
+        words = cgutils.unpack_tuple(builder, values[1])
+        return call_cipher(builder, form, partial(hkdf_ir.derive_function, form=form), *words)
 
     return types.int64(variant, types.UniTuple(types.int64, len(arguments))), codegen
 
@@ -223,7 +232,7 @@ def _buffer(builder: ir.IRBuilder) -> ir.Value:
 @emitted
 def wipe_stack(builder: ir.IRBuilder) -> None:
     """Overwrite the stack below the frame of this function, where functions that it called have left data."""
-    builder.call(gcm_ir.stack_wiper(builder.module), [])
+    call_cipher(builder, None, gcm_ir.stack_wiper)
 
 
 @emitted

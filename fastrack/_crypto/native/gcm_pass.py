@@ -12,8 +12,17 @@ from collections.abc import Sequence
 from llvmlite import ir
 
 from fastrack._crypto.cobblestone import CHUNK_SIZE
-from fastrack._crypto.gcm_ir import _VECTORS, Variant, _Chunk, _Hashing, copy, define_chunk, define_run, fill_zero
-from fastrack._crypto.llvm import I64, emit_loop
+from fastrack._crypto.native.gcm_ir import (
+    _VECTORS,
+    Variant,
+    _Chunk,
+    _Hashing,
+    copy,
+    define_chunk,
+    define_run,
+    fill_zero,
+)
+from fastrack._crypto.native.llvm import I64, emit_loop
 
 
 def pass_function(module: ir.Module, variant: Variant, name: str) -> ir.Function:

@@ -26,8 +26,8 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from fastrack._crypto.compiler import compiled
-from fastrack._crypto.intrinsics import (
+from fastrack._crypto.native.compiler import compiled
+from fastrack._crypto.native.intrinsics import (
     at,
     call,
     create_thread,
@@ -47,7 +47,7 @@ from fastrack._crypto.intrinsics import (
     wait,
     wake,
 )
-from fastrack._crypto.llvm import I64
+from fastrack._crypto.native.llvm import I64
 from fastrack._crypto.workers import (
     ARGUMENTS,
     AWAKE,

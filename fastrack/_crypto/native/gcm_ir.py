@@ -23,8 +23,8 @@ from llvmlite import ir
 
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
 from fastrack._crypto.forms import Form
-from fastrack._crypto.instructions import declare
-from fastrack._crypto.llvm import I1, I8, I32, I64, I128, Emitter, compile_for, define, emit_loop
+from fastrack._crypto.native.instructions import declare
+from fastrack._crypto.native.llvm import I1, I8, I32, I64, I128, Emitter, compile_for, define, emit_loop
 
 Builder = Callable[[ir.Function, "Variant"], None]  # emits the code of a function
 VectorAt = Callable[[int], ir.Value]  # returns the vector of a group at an index
@@ -89,7 +89,7 @@ def define_chunk(module: ir.Module, variant: Variant, name: str, arguments: int,
         if name == "expand_key":
             isolate_frame(function)
         else:
-            clear_registers(function)  # in case it is not inlined into its run, as with `NUMBA_CPU_NAME=generic`
+            clear_registers(function)  # in case it is not inlined into its run
         build(function, variant)
 
     return define(module, f"fastrack_{name}_{variant.suffix}", arguments, emit)
@@ -100,8 +100,7 @@ def run_function(module: ir.Module, variant: Variant, name: str) -> ir.Function:
 
     It takes `(schedule, source, target, first, count, size)`, where `size` is that of the plaintext from the first
     chunk on, and returns the index of the first chunk that failed authentication, or the count. The function of a chunk
-    is inlined, as a call for each chunk costs up to a tenth of the time. It is then compiled for this CPU, as the run
-    is, and may use more registers than the variant has.
+    is inlined, as a call for each chunk costs up to a tenth of the time.
     """
     steps = (CHUNK_SIZE, SEALED_CHUNK_SIZE) if name == "seal" else (SEALED_CHUNK_SIZE, CHUNK_SIZE)
     return define_run(module, variant, name, chunk_function(module, variant, name), *steps)
@@ -117,6 +116,7 @@ def define_run(
     more = len(chunk.args) - 5
 
     def emit(function: ir.Function) -> None:
+        compile_for(function, *variant.form.target)
         isolate_frame(function)
         schedule, source, target, first, count, size, *others = function.args
         builder = ir.IRBuilder(function.append_basic_block())

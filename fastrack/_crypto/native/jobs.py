@@ -10,19 +10,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from fastrack._crypto import llvm
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
-from fastrack._crypto.compiler import compiled
-from fastrack._crypto.intrinsics import emitted, fetch_add, fetch_min
-from fastrack._crypto.jit import (
-    _BAD,
-    _ROW_SIZE,
-    Counters,
-    _buffer,
-    _call,
-    wipe,
-    wipe_stack,
-)
 from fastrack._crypto.job_table import (
     BITS,
     CHUNKS,
@@ -36,6 +24,18 @@ from fastrack._crypto.job_table import (
     TARGET,
     WHOLE,
     WORDS,
+)
+from fastrack._crypto.native import llvm
+from fastrack._crypto.native.compiler import compiled
+from fastrack._crypto.native.intrinsics import emitted, fetch_add, fetch_min
+from fastrack._crypto.native.jit import (
+    _BAD,
+    _ROW_SIZE,
+    Counters,
+    _buffer,
+    _call,
+    wipe,
+    wipe_stack,
 )
 from fastrack._crypto.vector import SCHEDULE_SIZE
 

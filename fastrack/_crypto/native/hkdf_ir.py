@@ -23,10 +23,10 @@ from fastrack._crypto.cobblestone import (
     SALT_SIZE,
 )
 from fastrack._crypto.forms import Form
-from fastrack._crypto.gcm_ir import copy, fill_zero, isolate_frame
-from fastrack._crypto.instructions import call
-from fastrack._crypto.llvm import I8, I64, compile_for, define, emit_loop
-from fastrack._crypto.sha512_ir import BLOCK_WORDS, STATE_WORDS, broadcast, compress_function, initial_state
+from fastrack._crypto.native.gcm_ir import copy, fill_zero, isolate_frame
+from fastrack._crypto.native.instructions import call
+from fastrack._crypto.native.llvm import I8, I64, compile_for, define, emit_loop
+from fastrack._crypto.native.sha512_ir import BLOCK_WORDS, STATE_WORDS, broadcast, compress_function, initial_state
 
 _DIGEST_SIZE = 8 * STATE_WORDS
 _BLOCK_SIZE = 8 * BLOCK_WORDS

@@ -16,8 +16,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from fastrack._crypto.instructions import declare
-from fastrack._crypto.llvm import I32, I64
+from fastrack._crypto.native.instructions import declare
+from fastrack._crypto.native.llvm import I32, I64
 
 _CLOCK = 8 if sys.platform == "darwin" else 1  # CLOCK_UPTIME_RAW, CLOCK_MONOTONIC: that of `time.perf_counter_ns`
 _HAS_AFFINITY = sys.platform == "linux"

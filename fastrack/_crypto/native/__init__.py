@@ -1,0 +1,115 @@
+"""The machine code: the module `_native`, which is made of this package's sources when fastrack is built.
+
+With ``FASTRACK_ENGINE=jit`` a process compiles the same code for itself, for work on what makes it. Nothing else
+imports the other modules of this package, nor numba or llvmlite, which they use.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from functools import cache
+from hashlib import sha256
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from fastrack.errors import DeviceError
+
+ENGINE_VARIABLE = "FASTRACK_ENGINE"
+JIT = "jit"  # its value
+
+_MODULE = "fastrack._crypto._native"
+_PACKAGE = Path(__file__).parents[2]
+
+
+def functions(form: str = "") -> Any:
+    """Return the functions of the form of that name as attributes, or with "" all functions, by their full names.
+
+    Raise DeviceError if there is no machine code.
+    """
+    module = load()
+    if module is None:
+        raise DeviceError(f"expected fastrack's machine code, got none: {problem()}")
+    return functions_of(module, form) if form else module
+
+
+def functions_of(module: ModuleType, form: str) -> SimpleNamespace:
+    """Return the functions of a form, without it in their names."""
+    end = suffix_of(form)
+    return SimpleNamespace(
+        **{name.removesuffix(end): code for name, code in vars(module).items() if name.endswith(end)}
+    )
+
+
+def suffix_of(form: str) -> str:
+    """Return the end of the names of a form's functions."""
+    return "_" + form.replace("-", "_")
+
+
+def load() -> ModuleType | None:
+    """Return the machine code, or None if there is none that is right."""
+    return _find()[0]
+
+
+def problem() -> str | None:
+    """Return the reason that there is no machine code, and what to do, or None if there is."""
+    return _find()[1]
+
+
+def is_jit() -> bool:
+    """Return whether this process compiles its machine code."""
+    return os.environ.get(ENGINE_VARIABLE) == JIT
+
+
+@cache
+def _find() -> tuple[ModuleType | None, str | None]:
+    if is_jit():
+        return _compile()
+    try:
+        module = import_module(_MODULE)
+    except ImportError as error:
+        return None, f"{_reason(error)}. {_ADVICE}"
+    if not is_of_these_sources(module):
+        return None, "it was made of other sources than those here. Run `make native` in the checkout"
+    return module, None
+
+
+def _compile() -> tuple[ModuleType | None, str | None]:
+    try:
+        return import_module("fastrack._crypto.native.here").module, None
+    except (ImportError, RuntimeError) as error:  # of numba, of llvmlite, and of what they cannot do
+        advice = "" if isinstance(error, RuntimeError) else ". Run `pip install 'fastrack-io[jit]'`"
+        return None, f"{ENGINE_VARIABLE}={JIT} failed: {error}{advice}"
+
+
+def _reason(error: ImportError) -> str:
+    """Tell a module that is not there from one that this system cannot load."""
+    absent = isinstance(error, ModuleNotFoundError) and error.name == _MODULE
+    return "this installation has none" if absent else f"it cannot be loaded: {error}"
+
+
+_ADVICE = (
+    "Install a wheel, which there are for Linux on x86-64 and AArch64, or run `make native` in a checkout. "
+    f"{ENGINE_VARIABLE}=openssl chooses what is there, and {ENGINE_VARIABLE}={JIT} compiles, with numba"
+)
+
+
+def is_of_these_sources(module: ModuleType) -> bool:
+    """Return whether a module was made of the sources that are here. A program may be shipped without them."""
+    made = describe(module)
+    there = [name for name in made["sources"] if (_PACKAGE / name).is_file()]
+    return not there or made["digest"] == digest_of(made["sources"])
+
+
+def describe(module: ModuleType) -> dict[str, Any]:
+    """Return what a module of machine code tells of itself: its sources, their digest, and what made it."""
+    return dict(json.loads(module.__doc__ or "{}"))
+
+
+def digest_of(sources: Iterable[str]) -> str:
+    """Return a digest of files of this package. One that is absent counts as empty."""
+    contents = ((_PACKAGE / name).read_bytes() if (_PACKAGE / name).is_file() else b"" for name in sources)
+    return sha256(b"".join(sha256(content).digest() for content in contents)).hexdigest()

@@ -1,0 +1,60 @@
+"""Make the module `_native`, unless there is one of these sources: ``python -m fastrack._crypto.native``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import time
+from importlib.machinery import ExtensionFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+
+from fastrack._crypto import native
+
+PATH = Path(__file__).parents[1] / "_native.abi3.so"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m fastrack._crypto.native", description=__doc__)
+    parser.add_argument(
+        "--architecture", default=platform.machine(), help="x86_64 or aarch64; this machine's if absent"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=PATH, metavar="FILE", help="the module; in the package if absent"
+    )
+    options = parser.parse_args()
+    if options.architecture == platform.machine() and _is_current(options.output):
+        options.output.touch()
+        return
+    start = time.perf_counter()
+    # numba reads these when it is imported. It lowers, for any CPU; all is optimised afterwards.
+    for name in [name for name in os.environ if name.startswith("NUMBA_")]:
+        del os.environ[name]
+    os.environ |= {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_OPT": "0"}
+    print("making fastrack's machine code ...", flush=True)  # noqa: T201
+    from fastrack._crypto.native.link import link
+    from fastrack._crypto.native.target import TARGETS
+    from fastrack._crypto.native.units import make_object
+
+    target = TARGETS[options.architecture]
+    linker = link(make_object(target, name="_native"), target, options.output)
+    size, seconds = options.output.stat().st_size, time.perf_counter() - start
+    print(f"{options.output.name} for {target.architecture}: {size >> 10} KiB, linked by {linker}, {seconds:.0f} s")  # noqa: T201
+
+
+def _is_current(path: Path) -> bool:
+    """Return whether a module is there, is of these sources, and can be loaded."""
+    if not path.exists():
+        return False
+    loader = ExtensionFileLoader("_native", str(path))
+    spec = spec_from_loader("_native", loader)
+    assert spec is not None
+    try:
+        return native.is_of_these_sources(module_from_spec(spec))
+    except ImportError:
+        return False
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""Compile loops with numba, and link them with LLVM IR of our own, to object code that needs numba no more.
+
+numba lowers the loops, and what they call of the cipher is declared there alone. All of it is then optimised together,
+for a platform that may be another than that of this process. Importing this imports numba.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from llvmlite import binding, ir
+from numba import cfunc, njit, types
+
+from fastrack._crypto.forms import Form
+from fastrack._crypto.native.extension import INIT, METHODS, emit_module
+from fastrack._crypto.native.instructions import declare
+from fastrack._crypto.native.target import Target, target_machine
+
+# The functions outside of the object code that it may call: those of the C library, and those of Python that the
+# wrappers call. Without a reference to others, a compiled function neither raises an exception nor allocates memory.
+_LIBC = {
+    "clock_gettime",
+    "getauxval",
+    "memcpy",
+    "memmove",
+    "memset",
+    "pthread_cond_init",
+    "pthread_cond_signal",
+    "pthread_cond_wait",
+    "pthread_create",
+    "pthread_mutex_init",
+    "pthread_mutex_lock",
+    "pthread_mutex_unlock",
+    "pthread_self",
+    "pthread_setaffinity_np",
+    "pthread_setname_np",
+    "pthread_sigmask",
+    "sched_getaffinity",
+    "sched_getcpu",
+    "sched_yield",
+    "sigdelset",
+    "sigfillset",
+    "usleep",
+}
+_PYTHON = {
+    "PyBuffer_Release",
+    "PyErr_BadArgument",
+    "PyErr_Occurred",
+    "PyEval_RestoreThread",
+    "PyEval_SaveThread",
+    "PyLong_AsLongLong",
+    "PyLong_FromLongLong",
+    "PyModuleDef_Init",
+    "PyObject_GetBuffer",
+}
+_KINDS = ("int", "bool", "Array", "Role", "Counters")  # the annotations of arguments
+
+# The marks of places that may be jumped to: LLVM begins functions with ENDBR64 or with BTI. 8 is "the lower of two".
+_FLAGS = {
+    architecture: f'\n!llvm.module.flags = !{{!999999}}\n!999999 = !{{i32 8, !"{flag}", i32 1}}\n'
+    for architecture, flag in {"x86_64": "cf-protection-branch", "aarch64": "branch-target-enforcement"}.items()
+}
+
+# Functions that numba compiles, by the names to export.
+Functions = Mapping[str, Any]
+
+
+def compiled(function: Any) -> Any:
+    """Compile a function for other compiled functions, and for `compile_functions`."""
+    return njit(nogil=True)(function)
+
+
+def compiled_with_lock(function: Any) -> Any:
+    """Compile a function that keeps the interpreter's lock while it runs.
+
+    It is for functions so short that releasing the lock would cost more under contention.
+    """
+    return njit(nogil=False)(function)
+
+
+@cache
+def cipher(form: Form | None) -> ir.Module:
+    """Return the module that the functions of a form, or those of every form, are defined in as they are needed."""
+    return ir.Module(f"fastrack_cipher_{form}")
+
+
+def call_cipher(
+    builder: ir.IRBuilder, form: Form | None, build: Callable[[ir.Module], ir.Function], *arguments: ir.Value
+) -> ir.Value:
+    """Call a function that `build` defines in a module, if needed, and that numba never sees.
+
+    numba compiles what it lowers for the CPU of this process at once, where another form would end the process.
+    """
+    function = declare_cipher(builder.module, form, build)
+    return builder.call(function, arguments)
+
+
+def declare_cipher(module: ir.Module, form: Form | None, build: Callable[[ir.Module], ir.Function]) -> ir.Function:
+    """Return the declaration of a function that `build` defines in the module of a form."""
+    defined = build(cipher(form))
+    defined.linkage = "external"
+    binding.add_symbol(defined.name, 1)  # numba links what it compiles, and nothing runs that
+    return declare(module, defined.name, defined.function_type)
+
+
+def compile_functions(
+    functions: Functions, forms: Sequence[Form], target: Target, *, helpers: Functions, name: str, doc: str = ""
+) -> bytes:
+    """Return the object code of an extension module of functions that `compiled` or `compiled_with_lock` made.
+
+    `functions` are those that Python calls, by their names. Their arguments are integers of 64 bits, annotated as `int`
+    or `bool`, and addresses of arrays, annotated as `Array`. They return an integer, a boolean or None. `helpers` are
+    `share` and `serve` of `jit_workers`, if there are kernels.
+
+    A function whose last argument is annotated as `Counters` is a kernel: `workers.run` calls it on several threads. In
+    place of the counters Python gives four integers, for `share`, and it gets the first bad chunk. If its first
+    argument is annotated as `Role`, it gets `CALLER` or `WORKER` there.
+
+    Without a `name` it is code for this process, for `load_here`.
+    """
+    machine = target_machine(target, here=not name)
+    linked = binding.parse_assembly("")
+    rows = []
+    for symbol, function in (*functions.items(), *helpers.items()):
+        kinds = _argument_kinds(function.py_func)
+        is_void = inspect.signature(function.py_func).return_annotation == "None"
+        linked.link_in(
+            _lower(function.py_func, f"fastrack_c_{symbol}", len(kinds), types.void if is_void else types.int64)
+        )
+        if symbol in functions:
+            rows.append((symbol, kinds, is_void, function.targetoptions["nogil"]))
+    for form in (None, *forms):
+        linked.link_in(binding.parse_assembly(str(cipher(form))))
+    linked.link_in(binding.parse_assembly(str(emit_module(rows, target, name, doc))))
+    linked.triple, linked.data_layout = target.triple, str(machine.target_data)
+    whole = binding.parse_assembly("")
+    whole.link_in(binding.parse_assembly(str(linked) + _FLAGS[target.architecture]))  # gives all functions the mark
+    _optimize(whole, machine, exported=INIT if name else METHODS)
+    _require_known(whole)
+    return bytes(machine.emit_object(whole))
+
+
+def _lower(function: Any, symbol: str, count: int, result: types.Type) -> Any:
+    """Return a module that has a function with C's calling convention as `symbol`, and all that it calls."""
+    callback = cfunc(result(*[types.int64] * count))(function)
+    module = binding.parse_assembly(callback.inspect_llvm())
+    module.get_function(callback.native_name).name = symbol
+    return module
+
+
+def _require_known(module: Any) -> None:
+    foreign = {function.name for function in module.functions if function.is_declaration}
+    foreign = {name for name in foreign - _LIBC - _PYTHON if not name.startswith("llvm.")}
+    if foreign:
+        raise RuntimeError(
+            f"expected compiled functions that neither raise nor allocate, got calls of {', '.join(sorted(foreign))}. "
+            "Unset variables of numba that change what it compiles, such as NUMBA_BOUNDSCHECK and NUMBA_OPT"
+        )
+
+
+def _argument_kinds(function: Any) -> list[str]:
+    kinds = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.annotation not in _KINDS:
+            raise TypeError(f"expected arguments of {', '.join(_KINDS)}, got {parameter} in {function}")
+        kinds.append(parameter.annotation)
+    return kinds
+
+
+def _optimize(module: Any, machine: Any, *, exported: str) -> None:
+    """Optimize all functions together, and remove what is not needed, which is every way to report an exception."""
+    for value in (*module.functions, *module.global_variables):
+        if not value.is_declaration and value.name != exported:
+            value.linkage = "internal"
+    options = binding.create_pipeline_tuning_options(speed_level=3)
+    builder = binding.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
+    passes = binding.create_new_module_pass_manager()
+    passes.add_ipsccp_pass()
+    passes.add_simplify_cfg_pass()
+    passes.add_global_dead_code_eliminate_pass()
+    passes.add_strip_dead_prototype_pass()
+    passes.run(module, builder)

@@ -1,0 +1,74 @@
+"""List what the native module has, and make its object code."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+import numba
+from llvmlite import binding
+
+from fastrack._crypto.forms import FORMS, Form
+from fastrack._crypto.native import digest_of, suffix_of
+from fastrack._crypto.native.compiler import compile_functions
+from fastrack._crypto.native.cpu_ir import build_cpu
+from fastrack._crypto.native.jit import build_others, build_runs
+from fastrack._crypto.native.jit_host import build_copy, build_plans
+from fastrack._crypto.native.jit_workers import serve, share
+from fastrack._crypto.native.jobs import build_jobs
+from fastrack._crypto.native.target import Target
+
+_SOURCES = ("fastrack._crypto.", "fastrack._devices.cuda.")
+_CUDA = "fastrack._devices.cuda"  # a package above this one, of which the module has the loops
+
+
+def form_functions(name: str, form: Form) -> dict[str, Any]:
+    """Return the functions of a form, by their names in the module."""
+    functions = {**build_runs(*form), **build_others(*form), **build_jobs(*form)}
+    if form.width == 16:
+        functions |= import_module(f"{_CUDA}.key_state_ir").build_key_state(form)
+    return {function + suffix_of(name): code for function, code in functions.items()}
+
+
+def common_functions(architecture: str) -> dict[str, Any]:
+    """Return the functions for every CPU of an architecture, by their names in the module."""
+    return {
+        **build_cpu(architecture),
+        **build_plans(),
+        **build_copy(),
+        **import_module(f"{_CUDA}.jit_commands").build_commands(),
+        **import_module(f"{_CUDA}.portable_key_state").build_portable(),
+    }
+
+
+def make_object(target: Target, *, name: str) -> bytes:
+    """Return the object code of the native module for a platform, or without a `name` that for this process."""
+    functions = common_functions(target.architecture)
+    forms = {form: FORMS[form] for form in target.forms}
+    for form_name, form in forms.items():
+        functions |= form_functions(form_name, form)
+    return make_object_of(functions, list(forms.values()), target, name=name, doc=_describe())
+
+
+def make_object_of(
+    functions: dict[str, Any], forms: Sequence[Form], target: Target, *, name: str = "", doc: str = ""
+) -> bytes:
+    """Return the object code of some functions, which call those of some forms."""
+    helpers = {"share": share, "serve": serve}
+    return compile_functions(functions, forms, target, helpers=helpers, name=name, doc=doc)
+
+
+def _describe() -> str:
+    """Return what the module tells of itself. Its sources are what was imported to make it."""
+    package = Path(__file__).parents[2]
+    modules = [module for name, module in sys.modules.items() if name.startswith(_SOURCES)]
+    files = [Path(file).relative_to(package).as_posix() for module in modules if (file := module.__file__)]
+    sources = sorted(file for file in files if file.endswith(".py") and not file.endswith("native/__main__.py"))
+    llvm = ".".join(map(str, binding.llvm_version_info))
+    made = {"numba": numba.__version__, "llvmlite": llvmlite.__version__, "llvm": llvm}
+    return json.dumps({"sources": sources, "digest": digest_of(sources), **made})
