@@ -1,0 +1,236 @@
+"""Keys of earlier versions open: key files, key pairs, grants and wrapped keys."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from datetime import UTC, datetime, timedelta
+
+import golden_contents as contents
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, mldsa, mlkem, x25519
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+from golden_files import (
+    NOW,
+    cli,
+    key_id,
+    load_keys,
+    load_verifiers,
+    opens,
+    owner_key,
+)
+from helpers import grants_reader, wrapped_reader
+
+import fastrack
+from fastrack.errors import FormatError, GrantError
+from fastrack.grants import Grants, Identity, Recipient, Signer, Verifier
+from fastrack.providers import WrappedKey
+
+# Keys.
+
+
+@opens("keys/*")
+def test_key_files_open(golden):
+    for name, secret in contents.SECRETS.items():
+        path, bits = golden(f"keys/{name}"), 8 * len(secret)
+        text = f"# fastrack key, {bits} bits, id {key_id(secret)}\nfastrack-key-1:{secret.hex()}\n"
+        assert path.read_text() == text
+        key = fastrack.Key.from_bytes(secret)
+        assert (key.id, key.bits) == (key_id(secret), bits)
+        with path.open("rb") as file:
+            assert fastrack.Key.read(file.fileno()) == key
+        assert fastrack.Key.load(path) == fastrack.Key.from_text(text) == fastrack.Key.from_text(text[:-1]) == key
+        assert fastrack.KeyRing(golden("keys"))[key.id] == key
+    shown = cli("key", *sorted(golden("keys").iterdir()))["keys"]
+    assert [one["id"] for one in shown] == [key_id(contents.SECRETS[name]) for name in sorted(contents.SECRETS)]
+
+
+def public_of(algorithm, secret):
+    """Return the public key of a secret, as its standard says."""
+    if algorithm == "Ed25519":
+        return ed25519.Ed25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
+    if algorithm == "ML-DSA-65":
+        return mldsa.MLDSA65PrivateKey.from_seed_bytes(secret).public_key().public_bytes_raw()
+    if algorithm == "P-384":
+        public = ec.derive_private_key(int.from_bytes(secret, "big"), ec.SECP384R1()).public_key()
+        return public.public_bytes(Encoding.X962, PublicFormat.UncompressedPoint)
+    first = mlkem.MLKEM768PrivateKey.from_seed_bytes(secret[:64]).public_key().public_bytes_raw()
+    return first + x25519.X25519PrivateKey.from_private_bytes(secret[64:]).public_key().public_bytes_raw()
+
+
+def check_pair(secret_file, public_line, algorithm):
+    """Compare both halves of a key pair, and return its public key."""
+    head, line = secret_file.read_text().splitlines()
+    label, found, secret = line.split(":")
+    public = public_of(algorithm, bytes.fromhex(secret))
+    pair_id = hashlib.sha256(f"fastrack/public-key-id@1\0{algorithm}\0".encode() + public).hexdigest()[:32]
+    assert (label, found) == ("fastrack-secret-1", algorithm)
+    assert head == f"# fastrack secret key, {algorithm}, id {pair_id}"
+    assert public_line.split(" ")[0] == f"fastrack-public-1:{algorithm}:{base64.b64encode(public).decode()}"
+    return public, pair_id
+
+
+@opens("pairs/alice*", "pairs/carol*")
+def test_identities_and_recipients_open(golden):
+    for name, algorithm in (("alice", "MLKEM768_X25519"), ("carol", "P-384")):
+        public, pair_id = check_pair(
+            golden(f"pairs/{name}"), golden(f"pairs/{name}.pub").read_text().rstrip(), algorithm
+        )
+        identity, recipient = Identity.load(golden(f"pairs/{name}")), Recipient.load(golden(f"pairs/{name}.pub"))
+        assert (recipient.id, recipient.public, recipient.algorithm, recipient.name) == (
+            pair_id,
+            public,
+            algorithm,
+            name,
+        )
+        assert identity.recipient == recipient == Recipient.parse(golden(f"pairs/{name}.pub").read_text())
+        assert bytes(identity.decrypt(recipient.encrypt(b"a secret", b"bound"), b"bound")) == b"a secret"
+
+
+@opens("pairs/owner*")
+def test_signers_and_verifiers_open(golden):
+    for name, algorithm, called in (("owner", "Ed25519", "owner"), ("owner-65", "ML-DSA-65", "")):
+        path, public_path = golden(f"pairs/{name}.signer"), golden(f"pairs/{name}.signer.pub")
+        public, pair_id = check_pair(path, public_path.read_text().rstrip(), algorithm)
+        signer, verifier = Signer.load(path), Verifier.load(public_path)
+        assert (verifier.id, verifier.public, verifier.algorithm, verifier.name) == (pair_id, public, algorithm, called)
+        assert signer.verifier == verifier
+        verifier.verify(signer.sign(b"text"), b"text")
+
+
+# Grants.
+
+
+@opens("grants/*")
+def test_grants_open_for_each_recipient(golden):
+    verifiers = load_verifiers(golden)
+    lines = [golden(f"pairs/{name}.signer.pub").read_text().rstrip() for name in ("owner", "owner-65")]
+    people = {name: Identity.load(golden(f"pairs/{name}")) for name in ("alice", "carol")}
+    texts = {name: golden(f"pairs/{name}").read_text() for name in people}
+    phrase = golden("grants/passphrase").read_text().rstrip("\n")
+    assert phrase == contents.PASSPHRASE
+    keys = load_keys(golden)
+    made = {
+        "alone": ("owner256", 0, ["alice"], False, 1),
+        "several": ("owner256", 0, ["alice", "carol"], True, 2),
+        "limited": ("owner128", 1, ["alice", "carol"], False, 1),
+    }
+    for name, (key, owner, recipients, has_phrase, serial) in made.items():
+        path = golden(f"grants/{name}.grants")
+        grants = Grants.load(path, owner=verifiers)
+        payload = grants_reader.read_grants(path.read_bytes(), lines[owner])
+        assert (grants.key_id, grants.bits, grants.serial) == (keys[key].id, keys[key].bits, serial)
+        assert grants.envelope == path.read_bytes()
+        assert [grant.name for grant in grants.recipients if grant.name] == recipients
+        for person in recipients:
+            assert grants.unlock(people[person], now=NOW).first == keys[key]
+            assert grants_reader.unwrap(payload, texts[person]) == contents.SECRETS[key]
+        if has_phrase:
+            assert grants.unlock(passphrase=phrase).first == keys[key]
+            assert grants_reader.unwrap(payload, passphrase=phrase) == contents.SECRETS[key]
+        for person in people.keys() - set(recipients):
+            with pytest.raises(GrantError):
+                grants.unlock(people[person])
+
+
+@opens("grants/limited.grants")
+def test_grants_keep_their_limits(golden):
+    path = golden("grants/limited.grants")
+    grants = Grants.load(path, owner=Verifier.load(golden("pairs/owner-65.signer.pub")))
+    assert (grants.files, grants.lineage, grants.least_version) == ((contents.FILE_ID,), contents.LINEAGE, 3)
+    assert grants.expires == datetime(2999, 12, 31, 23, 59, 59, tzinfo=UTC)
+    alice = Identity.load(golden("pairs/alice"))
+    assert grants.unlock(alice, now=grants.expires - timedelta(seconds=1)).first.files == {contents.FILE_ID}
+    with pytest.raises(GrantError, match="expired"):
+        grants.unlock(alice, now=grants.expires)
+
+
+@opens("grants/several.grants")
+def test_grants_are_continued(golden):
+    key, owner = owner_key(golden), Signer.load(golden("pairs/owner.signer"))
+    grants = Grants.load(golden("grants/several.grants"), owner=owner.verifier)
+    alice, carol, bob = Identity.load(golden("pairs/alice")), Identity.load(golden("pairs/carol")), Identity.generate()
+    later = grants.add([bob.recipient], identity=alice, signer=owner).remove(["carol"], signer=owner)
+    assert later.serial == grants.serial + 2
+    assert later.unlock(bob).first == later.unlock(passphrase=contents.PASSPHRASE).first == key
+    with pytest.raises(GrantError):
+        later.unlock(carol)
+
+
+# Wrapped keys.
+
+
+class StandIn:
+    """A stand-in for tokens and vaults, with the wrapping keys that lie beside the files."""
+
+    def __init__(self, golden):
+        self._rsa = load_pem_private_key(golden("wrapped/wrapping-rsa.pem").read_bytes(), None)
+        self._aes = bytes.fromhex(golden("wrapped/wrapping-aes.hex").read_text())
+
+    def open(self, document):
+        if document["provider"] in {"pkcs11", "azure-keyvault"}:
+            return wrapped_reader.unwrap(document, self._aes if document["algorithm"] == "AES-KW" else self._rsa)
+        ciphertext, context = base64.b64decode(document["ciphertext"]), b""
+        if document["provider"] == "vault-transit":
+            ciphertext = base64.b64decode(ciphertext.removeprefix(b"vault:v1:"))
+        elif document["provider"] == "aws-kms":
+            context = json.dumps({"fastrack-key": document["key"]}).encode()
+        elif document["provider"] == "gcp-kms":
+            context = f"fastrack-key:{document['key']}".encode()
+        return AESGCM(self._aes).decrypt(ciphertext[:12], ciphertext[12:], context)
+
+    def unwrap(self, wrapped):
+        """Do what a `KeyWrapper` does."""
+        return fastrack.Key.from_bytes(self.open(json.loads(wrapped.to_bytes())))
+
+
+@opens("wrapped/*")
+def test_wrapped_keys_open(golden):
+    key, stand_in = owner_key(golden), StandIn(golden)
+    sealed = fastrack.seal(np.arange(3), key)
+    for path in sorted(golden("wrapped").glob("*.wrapped")):
+        wrapped, document = WrappedKey.load(path, wrapper=stand_in), wrapped_reader.read_wrapped(path.read_bytes())
+        assert wrapped.to_bytes() == path.read_bytes()
+        assert (wrapped.key_id, wrapped.bits) == (key.id, key.bits)
+        members = wrapped.provider, wrapped.algorithm, dict(wrapped.parameters), wrapped.ciphertext
+        content = base64.b64decode(document["ciphertext"])
+        assert members == (document["provider"], document["algorithm"], document["parameters"], content)
+        if wrapped.provider == "tpm":  # which nothing opens: no TPM made it
+            continue
+        assert stand_in.open(document) == contents.SECRETS["owner256"]
+        assert fastrack.unseal(sealed, keys=wrapped, framework="numpy").tolist() == [0, 1, 2]
+
+
+@opens("wrapped/pkcs11-aes.wrapped")
+def test_a_wrapped_key_of_another_form_is_refused(golden):
+    content = golden("wrapped/pkcs11-aes.wrapped").read_bytes()
+    for changed in (content[:-1], content.replace(b":1}", b":2}"), content.replace(b'"bits":256', b'"bits": 256')):
+        assert changed != content
+        with pytest.raises(FormatError):
+            WrappedKey.from_bytes(changed)
+
+
+@opens("wrapped/*.wrapped")
+def test_wrapped_keys_name_what_wrapped_them(golden):
+    made = {}
+    for path in golden("wrapped").glob("*.wrapped"):
+        wrapped = WrappedKey.load(path)
+        made[path.stem] = wrapped.provider, wrapped.algorithm, *wrapped.parameters.values()
+    uri = "pkcs11:token=owner;object=wrapping"
+    arn = "arn:aws:kms:eu-central-1:123456789012:key/11111111-2222-3333-4444-555555555555"
+    vault = "https://acme.vault.azure.net/keys/owner/0123456789abcdef0123456789abcdef"
+    google = "projects/p/locations/eu/keyRings/r/cryptoKeys/owner"
+    assert made == {
+        "pkcs11-rsa-sha256": ("pkcs11", "RSA-OAEP-SHA256", uri),
+        "pkcs11-rsa-sha1": ("pkcs11", "RSA-OAEP-SHA1", uri),
+        "pkcs11-aes": ("pkcs11", "AES-KW", uri),
+        "tpm": ("tpm", "TPM2-SEALED", "000b" + "5a" * 32),
+        "tpm-pcrs": ("tpm", "TPM2-SEALED", "000b" + "5a" * 32, "sha256:0,7"),
+        "vault-transit": ("vault-transit", "transit", "transit", "owner"),
+        "aws-kms": ("aws-kms", "SYMMETRIC_DEFAULT", arn),
+        "gcp-kms": ("gcp-kms", "GOOGLE_SYMMETRIC_ENCRYPTION", google),
+        "azure-keyvault": ("azure-keyvault", "RSA-OAEP-SHA256", vault),
+    }
