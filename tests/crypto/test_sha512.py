@@ -12,8 +12,8 @@ import pytest
 from llvmlite import binding, ir
 
 from fastrack._crypto.forms import FORMS, supported_forms
-from fastrack._crypto.library import target, target_machine
 from fastrack._crypto.native.sha512_ir import compress_function, initial_state
+from fastrack._crypto.native.target import host_target, target_machine
 
 BLOCK = 128
 CASES = [(name, lanes) for name in supported_forms() for lanes in dict.fromkeys((1, FORMS[name].width // 8))]
@@ -28,7 +28,7 @@ def compiled(name, lanes):
     module = ir.Module()
     function = compress_function(module, FORMS[name], lanes)
     function.linkage = "external"
-    machine, parsed = target_machine(target()), binding.parse_assembly(str(module))
+    machine, parsed = target_machine(host_target(), here=True), binding.parse_assembly(str(module))
     parsed.verify()
     passes = binding.create_pass_builder(machine, binding.create_pipeline_tuning_options(speed_level=3))
     passes.getModulePassManager().run(parsed, passes)

@@ -7,9 +7,9 @@ import pytest
 from helpers.buffers import Fenced
 from helpers.reference import X, hash_key, round_keys, times
 
+from fastrack._crypto import native
 from fastrack._crypto.cobblestone import CHUNK_SIZE, MessageKey
-from fastrack._crypto.library import load
-from fastrack._devices.cuda import key_state
+from fastrack._crypto.forms import narrow_form
 from fastrack._devices.cuda.key_state import STATE_SIZE, write_state
 from fastrack._devices.cuda.nvrtc import find_kernels
 from fastrack.errors import ClosedError
@@ -31,9 +31,9 @@ KNOWN = [
 def write(request):
     """One of the two implementations, from a key and a nonce to a state."""
     if request.param == "portable":
-        writer = load(key_state.PORTABLE).write
-    elif key_state.has_instructions():
-        writer = load(key_state.BY_INSTRUCTIONS).write
+        writer = native.functions().write_state_portably
+    elif narrow_form():
+        writer = native.functions(narrow_form()).write_state
     else:
         pytest.skip("this CPU lacks AES-NI or PCLMULQDQ")
 
@@ -83,14 +83,14 @@ def test_what_the_memory_held_and_where_it_lies_changes_nothing(write, size):
 
 
 def test_the_two_implementations_agree_on_any_key():
-    if not key_state.has_instructions():
+    if not narrow_form():
         pytest.skip("this CPU lacks AES-NI or PCLMULQDQ")
     random = np.random.default_rng(1)
     for size in (28, 44) * 100:
         material = np.frombuffer(bytearray(random.bytes(size)), np.uint8)
         states = np.empty((2, STATE_SIZE), np.uint8)
-        load(key_state.BY_INSTRUCTIONS).write(material, size, states[0])
-        load(key_state.PORTABLE).write(material, size, states[1])
+        native.functions(narrow_form()).write_state(material, size, states[0])
+        native.functions().write_state_portably(material, size, states[1])
         assert np.array_equal(*states), material.tobytes().hex()
 
 

@@ -13,7 +13,7 @@ from helpers.reference import hash_key, round_keys
 
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
 from fastrack._crypto.derivation import derive
-from fastrack._devices.cuda.key_state import has_instructions
+from fastrack._crypto.forms import narrow_form
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/PID/mem")]
 
@@ -41,7 +41,8 @@ from helpers import engines
 from fastrack._crypto.base import GatherPlan, HostMemory, Jobs
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, MessageKey
 from fastrack._crypto.derivation import derive
-from fastrack._crypto import library
+from fastrack._crypto import native
+from fastrack._crypto.forms import narrow_form
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._devices.cuda import key_state
 
@@ -61,10 +62,10 @@ def run(work):
     if name == "key state":
         target = np.zeros(key_state.STATE_SIZE, np.uint8)
         if work == "instructions":
-            writer = library.load(key_state.BY_INSTRUCTIONS)
+            writer = native.functions(narrow_form()).write_state
         else:
-            writer = library.load(key_state.PORTABLE)
-        writer.write(np.frombuffer(key.material, np.uint8), len(key.material), target)
+            writer = native.functions().write_state_portably
+        writer(np.frombuffer(key.material, np.uint8), len(key.material), target)
         assert target[key_state.NONCE_OFFSET:][:12].any()  # to look at the key would leave it in a register
         target[:] = 0
         key.wipe()
@@ -215,7 +216,7 @@ def test_the_openssl_engine_leaves_nothing_of_a_chunk_that_failed(size, tmp_path
 
 
 def test_expanding_a_key_for_the_gpu_leaves_no_secret_in_memory(message):
-    works = ["portable", "instructions"] if has_instructions() else ["portable"]
+    works = ["portable", "instructions"] if narrow_form() else ["portable"]
     assert remains("key state", works, message) == set()
 
 

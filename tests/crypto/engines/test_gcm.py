@@ -8,8 +8,8 @@ import pytest
 from llvmlite import binding, ir
 from llvmlite.ir.instructions import LoadInstr
 
-from fastrack._crypto import gcm_pass, gcm_ranges
 from fastrack._crypto.forms import FORMS, Form
+from fastrack._crypto.native import gcm_pass, gcm_ranges
 from fastrack._crypto.native.gcm_ir import Variant, chunk_function, define_chunk
 
 TRIPLE = "x86_64-unknown-linux-gnu"
