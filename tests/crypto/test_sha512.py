@@ -17,7 +17,10 @@ from fastrack._crypto.native.target import host_target, target_machine
 
 BLOCK = 128
 CASES = [(name, lanes) for name in supported_forms() for lanes in dict.fromkeys((1, FORMS[name].width // 8))]
-pytestmark = pytest.mark.skipif(not CASES, reason="this CPU has no vector engine")
+pytestmark = [
+    pytest.mark.skipif(not CASES, reason="this CPU has no vector engine"),
+    pytest.mark.slow,  # to compile the function takes seconds
+]
 # Around the end of a block and of the room for a length in it.
 LENGTHS = [0, 1, 111, 112, 113, 119, 120, 127, 128, 129, 239, 240, 241, 255, 256, 257, 1000]
 

@@ -10,6 +10,7 @@ from llvmlite import binding, ir
 from fastrack._crypto.forms import FORMS
 from fastrack._crypto.native.gcm_ir import Variant, chunk_function
 
+pytestmark = pytest.mark.slow  # to compile the functions takes seconds
 VECTORS = 8  # that the main loop holds at a time
 NAMES = ["expand_key", *arm.RUNS]
 LONG = Variant(256, FORMS["armv8"])
