@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from fastrack._crypto import native
+from fastrack._crypto.forms import narrow_form
 from fastrack._crypto.keyring import KeyProvider, KeyRing
 from fastrack._crypto.keys import Key, looks_secret
 from fastrack._crypto.workers import default_threads
@@ -53,6 +54,11 @@ def open_device(name: str, threads: int | None = None, share: float | None = Non
         raise DeviceError(
             f"opening {name!r} failed: expected fastrack's machine code, which issues its commands, got none: "
             f"{problem}. Until then use device='cpu'"
+        )
+    if narrow_form() is None:
+        raise DeviceError(
+            f"opening {name!r} failed: expected a CPU with instructions for AES, which expand keys for the device, "
+            "got one without. Use device='cpu'"
         )
     from fastrack._devices.cuda.cupy_driver import CupyDriver
     from fastrack._devices.cuda.device import CudaDevice

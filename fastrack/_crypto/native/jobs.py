@@ -1,7 +1,7 @@
 """The native call that opens many messages: a table of jobs, which all threads work through chunk by chunk.
 
 Each thread expands the key of a message on its own stack when it comes to the message, and overwrites it at the end, so
-that no key schedule outlives the call. Importing this module imports numba, which takes a third of a second.
+that no key schedule outlives the call.
 """
 
 from __future__ import annotations

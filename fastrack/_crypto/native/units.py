@@ -17,7 +17,7 @@ from fastrack._crypto.forms import FORMS, Form
 from fastrack._crypto.native import digest_of, suffix_of
 from fastrack._crypto.native.compiler import compile_functions
 from fastrack._crypto.native.cpu_ir import build_cpu
-from fastrack._crypto.native.jit import build_others, build_runs
+from fastrack._crypto.native.jit import build_runs
 from fastrack._crypto.native.jit_host import build_copy, build_plans
 from fastrack._crypto.native.jit_workers import serve, share
 from fastrack._crypto.native.jobs import build_jobs
@@ -29,7 +29,7 @@ _CUDA = "fastrack._devices.cuda"  # a package above this one, of which the modul
 
 def form_functions(name: str, form: Form) -> dict[str, Any]:
     """Return the functions of a form, by their names in the module."""
-    functions = {**build_runs(*form), **build_others(*form), **build_jobs(*form)}
+    functions = {**build_runs(*form), **build_jobs(*form)}
     if form.width == 16:
         functions |= import_module(f"{_CUDA}.key_state_ir").build_key_state(form)
     return {function + suffix_of(name): code for function, code in functions.items()}
@@ -42,7 +42,6 @@ def common_functions(architecture: str) -> dict[str, Any]:
         **build_plans(),
         **build_copy(),
         **import_module(f"{_CUDA}.jit_commands").build_commands(),
-        **import_module(f"{_CUDA}.portable_key_state").build_portable(),
     }
 
 
