@@ -176,6 +176,13 @@ def test_a_share_is_passed_on():
     assert open_device("cuda:0", share=0.5).max_slab_size
 
 
+@pytest.mark.usefixtures("runtime")
+def test_a_device_opens_without_nvidia_ml_py(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # importing it raises ImportError
+    assert open_device("cuda:1").name == "cuda:1"
+    assert CupyDriver(1).confidential is False
+
+
 # The kernels' sources.
 
 
