@@ -60,9 +60,6 @@ def test_every_path_is_measured_at_every_size(gpu):
     rows = list(kernels.measure(gpu, TINY))
     assert len(rows) == 2 * 2 * 5
     assert {row.settings.get("share") for row in rows} == {"1", "1/2", None}
-    rows = list(sweep.measure(gpu, TINY))
-    assert [row.settings["varied"] for row in rows] == ["slab"] * 2 + ["depth"] * 2 + ["lead"] * 2 + ["share"] * 2
-    assert {row.settings["depth"] for row in rows if row.settings["varied"] == "depth"} == {2, 3}
 
 
 @pytest.fixture
@@ -80,7 +77,7 @@ def filling(gpu, monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("part", [ablation, latency, slowdown, sweep, timeline, transfers])
+@pytest.mark.parametrize("part", [ablation, latency, slowdown, timeline, transfers])
 def test_staging_buffers_are_filled_by_as_many_threads_as_in_the_channel_of_a_user(gpu, filling, monkeypatch, part):
     monkeypatch.setattr(cupy_driver, "CupyDriver", lambda _: gpu.driver)
     key = Key.generate()
@@ -91,6 +88,16 @@ def test_staging_buffers_are_filled_by_as_many_threads_as_in_the_channel_of_a_us
     show = [lambda _: None] if part is timeline else []
     assert list(part.measure(gpu, TINY, *show))
     assert set(filling) == {5}
+
+
+def test_every_setting_of_a_transfer_is_swept(gpu, filling):
+    rows = list(sweep.measure(gpu, TINY))
+    settings = "slab", "depth", "share", "threads"
+    assert [row.settings["varied"] for row in rows] == [each for each in settings for _ in range(2)] + ["lead"] * 3
+    assert {row.settings["depth"] for row in rows if row.settings["varied"] == "depth"} == {2, 3}
+    assert {row.settings["threads"] for row in rows} == set(filling) == {1, 2, 5}
+    leads = [(row.size, row.settings["lead"]) for row in rows if row.settings["varied"] == "lead"]
+    assert leads == [(CHUNK_SIZE, CHUNK_SIZE), (20 * CHUNK_SIZE, CHUNK_SIZE), (20 * CHUNK_SIZE, 2 * CHUNK_SIZE)]
 
 
 def test_the_timeline_has_every_slab(gpu):

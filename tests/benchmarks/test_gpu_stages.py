@@ -21,6 +21,7 @@ from bench.gpu.gpu import Skip, WrongResultError
 from bench.gpu.stage import Stage
 from bench.gpu.stages import figures, memcheck, profile, tests, variants
 from bench.gpu.timing import Row, Times
+from fastrack._crypto.workers import default_threads
 from fastrack._devices.cuda.nvrtc import find_kernels
 from fastrack._tensors import arrays
 from fastrack.errors import DeviceError
@@ -28,6 +29,7 @@ from fastrack.errors import DeviceError
 ROOT = Path(__file__).parents[2]
 STAND_IN = (sys.executable, str(ROOT / "tests/helpers/stand_in_process.py"))
 NAME = "*-gpu-{}-stand-in-gpu-host-memory-*cores.json"
+SWEPT = 9 + min(2, default_threads())  # rows of the sweep
 MACHINE = {"gpu": {"name": "NVIDIA H100 80GB HBM3"}, "cpu": {"threads": 16}}
 
 pytestmark = pytest.mark.slow
@@ -91,7 +93,7 @@ def test_stages_run_in_the_order_given_and_leave_a_document_each(run, tmp_path):
     names = ["kernels", "transfers", "timeline", "slowdown", "sweep", "sweep beside a product", "ablation", "picture"]
     assert [step["name"] for step in document["steps"]] == names
     assert {step["outcome"] for step in document["steps"]} == {"done"}
-    assert len(document["rows"]) == 20 + 20 + 1 + 4 + 8 + 9 + 20
+    assert len(document["rows"]) == 20 + 20 + 1 + 4 + SWEPT + 9 + 20
     assert len(document["timeline"]["slabs"]) == 3
     for found in document["rows"]:
         seconds = found["seconds"]
@@ -379,7 +381,7 @@ def test_the_gpu_itself_makes_the_calls_it_should(monkeypatch, started):
     monkeypatch.setattr(gpu, "Product", lambda index, side: StandInProduct())
     figures.run(started)
     assert [step["why"] for step in started.record.document["steps"] if step["outcome"] == "FAILED"] == []
-    assert len(started.record.rows) == 82
+    assert len(started.record.rows) == 20 + 20 + 1 + 4 + SWEPT + 9 + 20
     assert started.gpu.in_use() == 1 << 29
     assert started.gpu.is_well()
     assert cupy.violations == []

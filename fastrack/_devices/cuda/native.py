@@ -35,7 +35,7 @@ _SHARED = 40
 _CHUNKS_A_PIECE = 16
 _PIECE = _CHUNKS_A_PIECE * SEALED_CHUNK_SIZE
 _PARALLEL_THRESHOLD = 2 * _PIECE  # bytes that one thread copies while another wakes up
-_MAX_WORKERS = 7  # 8 threads with the issuing one: 55 GB/s at 7 GB/s each
+MAX_THREADS = 8  # that copy, with the issuing one: 55 GB/s at 7 GB/s each
 
 COMMANDS = Unit("fastrack._devices.cuda.jit_commands", "build_commands")
 
@@ -102,6 +102,6 @@ class Native:
         if hold:
             self._code.run_held(*arguments, False)
         else:
-            copiers = min(threads - 1, _MAX_WORKERS, commands.copies // _PARALLEL_THRESHOLD)
+            copiers = min(min(threads, MAX_THREADS) - 1, commands.copies // _PARALLEL_THRESHOLD)
             workers.share(self._code.run, (*arguments, copiers > 0), copiers, copiers)
         return int(shared[_STATUS]), int(shared[_POSITION])
