@@ -414,12 +414,13 @@ def test_candidates_are_laid_over_the_kernels(monkeypatch, tmp_path):
         candidates.assemble("second", second)
 
 
-def test_every_candidate_is_checked_and_timed_with_both_splits(monkeypatch, tmp_path, started):
-    split = []
+def test_every_candidate_is_opened_once_and_checked_and_timed_with_each_split(monkeypatch, tmp_path, started):
+    opened, split = [], []
 
     class Device(StandIn):
         def __init__(self, device, candidate=None):
             super().__init__()
+            opened.append(candidate)
 
         def split_shared_memory(self, percent):
             split.append(percent)
@@ -429,9 +430,10 @@ def test_every_candidate_is_checked_and_timed_with_both_splits(monkeypatch, tmp_
     monkeypatch.setattr(candidates, "FOLDER", tmp_path)
     monkeypatch.setattr(gpu, "Gpu", Device)
     variants.run(started)
-    assert split == [-1, 100, -1, 100]
+    assert split == 2 * [-1, 58, 100]
+    assert [candidate is None for candidate in opened] == [True, False]
     assert {(each.settings["variant"], each.settings["split"]) for each in started.record.rows} == {
-        (name, percent) for name in ("kernels", "one") for percent in (-1, 100)
+        (name, percent) for name in ("kernels", "one") for percent in (-1, 58, 100)
     }
     line = json.loads(summary.line(started.record.document, "name"))
     assert set(line["one, split 100, GB/s"]) == {"open 128", "seal 128", "open 256", "seal 256"}
