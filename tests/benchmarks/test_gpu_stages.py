@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -260,6 +261,14 @@ def test_a_gpu_that_is_too_old_is_refused(monkeypatch, capability, is_old):
         return
     found = machine.read_gpu(0)
     assert (found["name"], found["multiprocessors"], found["capability"]) == ("NVIDIA X", 132, f"{capability[0]}.0")
+    assert found["cuda"] == {"driver": 13000, "runtime": 13000, "nvrtc": None}
+
+
+def test_the_version_of_the_compiler_is_read(monkeypatch):
+    for name in ("cupy_backends", "cupy_backends.cuda", "cupy_backends.cuda.libs"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    sys.modules["cupy_backends.cuda.libs"].nvrtc = types.SimpleNamespace(getVersion=lambda: (13, 0))
+    assert machine.read_nvrtc() == "13.0"
 
 
 def test_the_machine_is_read_without_the_packages_of_the_command_line():
