@@ -10,7 +10,6 @@ from fastrack._crypto import native
 from fastrack._crypto.forms import narrow_form
 from fastrack._crypto.keyring import KeyProvider, KeyRing
 from fastrack._crypto.keys import Key, looks_secret
-from fastrack._crypto.workers import default_threads
 from fastrack._devices.base import Device
 from fastrack.errors import DeviceError
 
@@ -64,4 +63,4 @@ def open_device(name: str, threads: int | None = None, share: float | None = Non
     from fastrack._devices.cuda.device import CudaDevice
 
     driver = CupyDriver(int(name.removeprefix("cuda:")))
-    return CudaDevice(driver, share=1.0 if share is None else share, threads=threads or default_threads())
+    return CudaDevice(driver, share=1.0 if share is None else share, threads=threads)
