@@ -11,6 +11,7 @@ from typing import Any
 from llvmlite import ir
 
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
+from fastrack._crypto.forms import SCHEDULE_SIZE
 from fastrack._crypto.job_table import (
     BITS,
     CHUNKS,
@@ -37,7 +38,6 @@ from fastrack._crypto.native.jit import (
     wipe,
     wipe_stack,
 )
-from fastrack._crypto.vector import SCHEDULE_SIZE
 
 
 def build_jobs(*form: object) -> dict[str, Any]:
