@@ -150,6 +150,7 @@ def _optimize(module: Any, machine: Any, *, exported: str) -> None:
     builder = binding.create_pass_builder(machine, options)
     builder.getModulePassManager().run(module, builder)
     passes = binding.create_new_module_pass_manager()
+    passes.add_refprune_pass()  # numba's counts of references to arrays, none of which it owns
     passes.add_ipsccp_pass()
     passes.add_simplify_cfg_pass()
     passes.add_global_dead_code_eliminate_pass()
