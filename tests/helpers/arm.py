@@ -31,7 +31,7 @@ TRIPLE = "aarch64-unknown-linux-gnu"
 HARNESS = Path(__file__).parents[1] / "aarch64" / "harness.c"
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 MISSING = [name for name in (COMPILER, EMULATOR) if shutil.which(name) is None]
-# With NEON, with SVE, and without AES: there the function of a chunk is called, as with NUMBA_CPU_NAME=generic.
+# With NEON, with SVE, and without AES but in the functions of the form, which is what the machine code is made for.
 CPUS = ["neoverse-n1", "neoverse-v1", "generic"]
 WORKS = {name: number for number, name in enumerate(["open", "verify", "seal", "pass", "ranges", "state", "derive"])}
 RUNS = dict.fromkeys(["open", "verify", "seal"], gcm_ir.run_function)

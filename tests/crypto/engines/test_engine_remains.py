@@ -178,18 +178,6 @@ def test_a_vector_engine_leaves_no_secret_in_memory(engine, message):
     assert remains(engine, WORKS, message) == set()
 
 
-@pytest.mark.skipif(not engines.VECTOR_NAMES, reason="this CPU has no vector engine")
-def test_code_for_any_cpu_leaves_no_secret_in_memory(message):
-    # A run calls its chunks' function then, which has more instructions than the run may inline.
-    assert remains(engines.VECTOR_NAMES[0], ["open", "seal"], message, NUMBA_CPU_NAME="generic") == set()
-
-
-@pytest.mark.skipif("aesni" not in engines.NAMES, reason="this CPU has no AES-NI")
-def test_code_for_a_cpu_without_avx_leaves_no_secret_in_memory(message):
-    older = {"NUMBA_CPU_NAME": "westmere", "NUMBA_CPU_FEATURES": "+aes,+pclmul"}
-    assert remains("aesni", ["open", "seal"], message, **older) == set()
-
-
 def test_the_openssl_engine_leaves_round_keys_only(message):
     # OpenSSL leaves them on its stack: docs/threat-model.md, "Remains in memory".
     found = remains("openssl", WORKS, message)
