@@ -9,7 +9,7 @@ worker process may raise them.
 # ├── RollbackError            older than, or another than, the expected file or manifest (also an AuthenticationError)
 # ├── FormatError              not a sealed message, file, key, key file or evidence     (also a ValueError)
 # ├── UnknownKeyError          sealed under a key that was not given                     (also a LookupError)
-# ├── KeyPermissionError       a key file that others own or may read                    (also a PermissionError)
+# ├── KeyPermissionError       a key file that others may read, or what they may replace (also a PermissionError)
 # ├── SignatureError           a signed document that was altered, or that no trusted key signed
 # ├── GrantError               a grant that has expired, or is not for this recipient or file
 # ├── AttestationError         evidence of a confidential machine that does not prove what it should
@@ -161,7 +161,7 @@ class UnknownKeyError(FastrackError, LookupError):
 
 
 class KeyPermissionError(FastrackError, PermissionError):
-    """A key file that belongs to another user or that others may access; it is not read."""
+    """A key file that others may read, or a file that decides something and that they may replace; it is not used."""
 
 
 class SignatureError(FastrackError):

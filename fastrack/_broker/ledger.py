@@ -19,6 +19,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from fastrack._util.rights import require_own
 from fastrack.attest import Challenge
 from fastrack.errors import AttestationError, AuthenticationError, FormatError
 
@@ -83,13 +84,17 @@ class Ledger:
     ------
     FormatError
         If it is another file.
+    KeyPermissionError
+        If another user owns it or its folder, or may write to one.
     OSError
         If it cannot be opened.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        require_own(self.path.resolve().parent)  # SQLite replays a journal that it finds beside a database
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        require_own(self.path)
         self._lock = threading.Lock()
         self._database = sqlite3.connect(self.path, timeout=_WAIT, isolation_level=None, check_same_thread=False)
         try:

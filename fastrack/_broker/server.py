@@ -15,6 +15,7 @@ from typing import Any
 import uvicorn
 
 from fastrack._broker.app import LOGGER
+from fastrack._crypto.keys import read_private
 
 _CONNECTIONS = 256
 
@@ -44,6 +45,8 @@ def serve(
 
     Raises
     ------
+    KeyPermissionError
+        If others may use the key of the certificate, or own it.
     OSError
         If the address, the certificate or its key cannot be used.
     ValueError
@@ -51,6 +54,9 @@ def serve(
     """
     if certificate is None and not ip_address(host).is_loopback:
         raise ValueError(f"serving failed: expected a certificate, or a loopback address, got none and {host}")
+    if private_key is not None:
+        with read_private(private_key, 0):  # refused here if others may use it; uvicorn opens it again
+            pass
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     for name, level in ((LOGGER, logging.INFO), ("uvicorn.error", logging.WARNING)):

@@ -27,6 +27,7 @@ from fastrack._crypto.secret_bytes import SecretBytes
 from fastrack._util.atomic import is_trusted_owner, new_file
 from fastrack._util.public import public
 from fastrack._util.regular_file import open_pipe_or_regular, open_regular
+from fastrack._util.rights import require_own
 from fastrack.errors import ClosedError, FormatError, KeyPermissionError
 
 KEY_MODE_VARIABLE = "FASTRACK_KEY_MODE"
@@ -160,8 +161,8 @@ class Key:
         FormatError
             If it is not an intact key file, or if `path` looks like a key itself; the message does not repeat it.
         KeyPermissionError
-            If it is a key file, and its group or others have any permission, or its owner is neither this user nor
-            root. Not checked on systems without such permissions.
+            If it is a key file, and its group or others have any permission, or another user than root owns it or may
+            replace it, as who may write to a folder above it. Not checked on systems without such permissions.
         ValueError
             If the path is a URL.
         OSError
@@ -374,7 +375,7 @@ def read_private(path: str | os.PathLike[str], limit: int) -> Iterator[bytearray
     FormatError
         If the path looks like a key itself.
     KeyPermissionError
-        If others may use the file, or own it.
+        If others may use the file, own it, or may replace it.
     OSError
         If it cannot be read.
     """
@@ -402,12 +403,8 @@ def _wiped_content(file: io.FileIO, limit: int) -> Iterator[bytearray]:
 def _refuse_if_shared(file: io.FileIO, path: Path) -> None:
     status = os.fstat(file.fileno())
     mode = status.st_mode
-    if not is_trusted_owner(status):
-        raise KeyPermissionError(
-            f"{path} belongs to another user: expected an owner with uid {os.geteuid()} or 0, got {status.st_uid}. "
-            "That user may know the key; generate another one, or copy the file"
-        )
-    if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO) & ~_allowed_mode():
+    is_shared = mode & (stat.S_IRWXG | stat.S_IRWXO) & ~_allowed_mode()
+    if os.name == "posix" and is_shared and is_trusted_owner(status):
         advice = (
             "its name is that of a public key. Name the secret file, without .pub"
             if path.suffix == ".pub"
@@ -417,6 +414,7 @@ def _refuse_if_shared(file: io.FileIO, path: Path) -> None:
         raise KeyPermissionError(
             f"{path} may be used by others on this machine (mode {stat.S_IMODE(mode):04o}): {advice}"
         )
+    require_own(path, status)
 
 
 def _contents_hint(buffer: bytearray, size: int) -> str:

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA65PrivateKey, MLDSA65PublicKey
 
 from fastrack._crypto.textkeys import PublicKey, SecretKey
+from fastrack._util.rights import open_own
 from fastrack.errors import FormatError, SignatureError
 
 _SIGNATURES_LIMIT = 16
@@ -64,6 +65,7 @@ class Verifier(PublicKey):
 
     _option = "--signer"
     _readers = MappingProxyType(_READ_PUBLIC)
+    _open = staticmethod(open_own)  # it decides whose signatures are trusted
 
     def verify(self, signature: bytes, message: bytes) -> None:
         """Verify a signature over a message.

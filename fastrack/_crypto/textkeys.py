@@ -63,6 +63,9 @@ class PublicKey:
     _option: ClassVar[str]
     """The option of ``fastrack keygen`` that makes such a key."""
 
+    _open = staticmethod(open_regular)
+    """The function that opens a public file."""
+
     def __init__(self, algorithm: str, public: bytes, name: str = "") -> None:
         if algorithm not in self._readers:
             raise FormatError(f"expected a public key of {' or '.join(self._readers)}, got {algorithm!r:.40}")
@@ -104,7 +107,7 @@ class PublicKey:
             If it cannot be read.
         """
         refuse_key_text(path)
-        with open_regular(Path(path)) as file:
+        with cls._open(Path(path)) as file:
             content = file.read(_PUBLIC_LIMIT + 1)
         return cls.parse(content.decode("ascii", "replace"), source=str(path))
 

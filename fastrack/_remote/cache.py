@@ -37,9 +37,9 @@ from fastrack._remote.locks import Lease, Locks
 from fastrack._remote.objects import Version
 from fastrack._tensors.arrays import Bytes
 from fastrack._tensors.mapped_file import map_file
-from fastrack._util.atomic import is_trusted_owner
 from fastrack._util.fork import register_fork_reset
 from fastrack._util.locations import Url
+from fastrack._util.rights import require_own
 from fastrack._util.units import format_size
 from fastrack.errors import ClosedError
 
@@ -132,6 +132,7 @@ class Cache:
 
     def open(self, url: Url, version: Version) -> Entry:
         """Return the entry of a version of a file. One that cannot be told from others is shared with no one."""
+        require_own(self._folder)  # again, as paths are resolved again: rights may have changed
         told = version.validator or secrets.token_hex(16)
         identity = "\0".join((url.full, told, str(version.size), _boot_id()))
         digest = sha256(identity.encode("utf-8", "surrogatepass")).digest()
@@ -283,12 +284,12 @@ def _make_private(folder: Path) -> None:
     """Make a folder that only this user can use: what it holds may be unencrypted, or unauthenticated."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
-    status = folder.stat()
-    if not is_trusted_owner(status) or status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+    require_own(folder)
+    if (mode := folder.stat().st_mode) & (stat.S_IRWXG | stat.S_IRWXO):
         raise PermissionError(
             errno.EACCES,
-            f"expected a folder of this user alone, got mode {stat.S_IMODE(status.st_mode):04o} and owner "
-            f"{status.st_uid}. Remove it, or name another with {VARIABLE}",
+            f"expected a folder that this user alone may read, got mode {stat.S_IMODE(mode):04o}. Remove it, or name "
+            f"another with {VARIABLE}",
             str(folder),
         )
 

@@ -8,7 +8,6 @@ import io
 import json
 import os
 import re
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,11 +18,12 @@ from fastrack._crypto.signing import Verifier
 from fastrack._crypto.tlog import TransparencyLog
 from fastrack._sealed.entries import PlainEntry, SealedEntry
 from fastrack._sealed.manifest import HISTORY_LIMIT, Manifest, load_manifest
-from fastrack._util.atomic import is_trusted_owner, new_file
+from fastrack._util.atomic import new_file
 from fastrack._util.locations import locate_local
 from fastrack._util.public import public
 from fastrack._util.regular_file import open_regular
-from fastrack.errors import FormatError, KeyPermissionError, RollbackError
+from fastrack._util.rights import open_own
+from fastrack.errors import FormatError, RollbackError
 
 SUFFIX = ".manifest"
 FOLDER_MANIFEST = f"fastrack{SUFFIX}"
@@ -60,7 +60,7 @@ class Anchor:
     FormatError
         If it is no anchor.
     KeyPermissionError
-        If another user owns it or may write to it, and so could choose the owner that is trusted.
+        If another user owns it, may write to it or replace it, and so could choose the owner that is trusted.
     OSError
         If it cannot be read. A missing anchor is never made again by itself, as nothing would be remembered then.
 
@@ -355,18 +355,11 @@ def _is_hex(value: object, size: int) -> bool:
 
 def _read(path: Path) -> _State:
     try:
-        file = open_regular(path)
+        file = open_own(path)
     except FileNotFoundError:
         advice = "no such anchor; Anchor.create or `fastrack anchor` makes one, and then trusts the next manifest"
         raise FileNotFoundError(errno.ENOENT, advice, str(path)) from None
     with file:
-        status = os.fstat(file.fileno())
-        if not is_trusted_owner(status) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise KeyPermissionError(
-                f"{path}: expected an anchor of uid {os.geteuid()} or 0 to which no other may write, got uid "
-                f"{status.st_uid} and mode {stat.S_IMODE(status.st_mode):04o}; look at its owner with `fastrack "
-                f"anchor`, and then chmod go-w {path}"
-            )
         return _State.parse(file.read(_LIMIT + 1), path)
 
 

@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Self, TypeVar
 
 from fastrack._util.public import attest_public
-from fastrack._util.regular_file import open_regular
+from fastrack._util.rights import open_own
 from fastrack.attest._errors import refused
 from fastrack.attest._gpu import VerifiedGpuReport
 from fastrack.attest._match import MatchedGpuReport
@@ -78,8 +78,10 @@ class Policy:
         ------
         FormatError
             If a key is unknown, missing, or has another type than it should; the message has its name.
+        KeyPermissionError
+            If another user owns the file, may write to it, or may replace it.
         OSError
-            If the file cannot be read.
+            If it cannot be read.
         """
         if isinstance(source, str) and source.endswith(".toml") and "\n" not in source:
             raise FormatError(f"reading the policy failed: expected TOML, got a path. Pass pathlib.Path({source!r}).")
@@ -158,7 +160,7 @@ def _require_section(section: T | None, evidence: str, name: str) -> T:
 
 
 def _read_file(path: os.PathLike[str]) -> str:
-    with open_regular(path) as file:
+    with open_own(path) as file:
         data = file.read(_LARGEST + 1)
     with suppress(ValueError):
         if len(data) <= _LARGEST:

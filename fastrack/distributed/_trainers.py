@@ -41,9 +41,9 @@ def checkpoint_io(key: KeyLike | None = None, keys: KeySource | None = None) -> 
 def checkpoint_callback(folder: str | os.PathLike[str], key: KeyLike | None = None) -> Any:
     """Return a callback for the Trainer of transformers that seals each of its checkpoints into a folder.
 
-    The Trainer itself writes in plain, so its ``output_dir`` must be in memory, such as in ``/dev/shm``; another one is
-    refused. To resume, restore a checkpoint there with `fastrack.unseal_folder`. Several processes have to be on one
-    machine, as its memory has the files of all of them.
+    The Trainer itself writes in plain, so its ``output_dir`` must be in memory, such as in ``/dev/shm``, and no other
+    user's; another one is refused. It gets mode 0700. To resume, restore a checkpoint there with
+    `fastrack.unseal_folder`. Several processes have to be on one machine, as its memory has the files of all of them.
 
     Parameters
     ----------
@@ -63,10 +63,11 @@ def checkpoint_callback(folder: str | os.PathLike[str], key: KeyLike | None = No
     >>> import fastrack
     >>> from fastrack.distributed import checkpoint_callback
     >>> key = fastrack.Key.generate()
-    >>> arguments = TrainingArguments(output_dir="/dev/shm/run", save_steps=100)  # doctest: +SKIP
+    >>> memory = tempfile.mkdtemp(dir="/dev/shm")  # doctest: +SKIP
+    >>> arguments = TrainingArguments(output_dir=memory, save_steps=100)  # doctest: +SKIP
     >>> trainer = Trainer(model, arguments, callbacks=[checkpoint_callback("run", key)])  # doctest: +SKIP
-    >>> fastrack.unseal_folder("run/checkpoint-100", "/dev/shm/run/checkpoint-100", key)  # doctest: +SKIP
-    >>> trainer.train(resume_from_checkpoint="/dev/shm/run/checkpoint-100")  # doctest: +SKIP
+    >>> fastrack.unseal_folder("run/checkpoint-100", f"{memory}/checkpoint-100", key)  # doctest: +SKIP
+    >>> trainer.train(resume_from_checkpoint=f"{memory}/checkpoint-100")  # doctest: +SKIP
     """
     from fastrack.distributed._transformers import SealedFolderCallback
 

@@ -12,6 +12,7 @@ from transformers import TrainerCallback
 
 from fastrack._crypto.keys import Key
 from fastrack._sealed.folder_writer import seal_folder
+from fastrack._util.rights import require_own
 
 _IN_MEMORY = {"tmpfs", "ramfs"}
 _MOUNTS = Path("/proc/self/mountinfo")
@@ -26,11 +27,15 @@ class SealedFolderCallback(TrainerCallback):  # type: ignore[misc]  # not instal
 
     def on_train_begin(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
         """Refuse to train if a checkpoint would be written to a disk, or could not be sealed as a whole."""
-        if (kind := file_system(Path(args.output_dir))) not in _IN_MEMORY:
+        staging = Path(args.output_dir)
+        if (kind := file_system(staging)) not in _IN_MEMORY:
             raise ValueError(
                 f"output_dir={args.output_dir!r:.200}: expected a folder in memory (tmpfs), since the Trainer writes "
                 f"plain checkpoints there, got one on {kind}. Name one in /dev/shm"
             )
+        staging.mkdir(mode=0o700, parents=True, exist_ok=True)
+        require_own(staging)
+        staging.chmod(0o700)  # the Trainer has made it for others to read
         if args.local_process_index != args.process_index:
             raise ValueError(
                 f"checkpoint_callback: expected all processes on one machine, since a folder in its memory has what "

@@ -7,7 +7,6 @@ import binascii
 import json
 import os
 import re
-import stat
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,9 +15,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from fastrack._crypto.keys import Key, refuse_key_text
-from fastrack._util.atomic import is_trusted_owner, new_file
+from fastrack._util.atomic import new_file
 from fastrack._util.regular_file import open_regular
-from fastrack.errors import FormatError, KeyPermissionError, ProviderError, UnknownKeyError
+from fastrack._util.rights import open_own
+from fastrack.errors import FormatError, ProviderError, UnknownKeyError
 
 _LIMIT = 65536  # bytes of a file
 _CIPHERTEXT_LIMIT = 8192
@@ -111,22 +111,14 @@ class WrappedKey:
         FormatError
             If it is not a wrapped key file.
         KeyPermissionError
-            If another user owns it or may write to it, and could so choose the key that seals.
+            If another user owns it, may write to it or replace it, and could so choose the key that seals.
         ValueError
             If the path is a URL.
         OSError
             If it cannot be read.
         """
         refuse_key_text(path)
-        with open_regular(Path(path)) as file:
-            status = os.fstat(file.fileno())
-            shared = os.name == "posix" and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-            if shared or not is_trusted_owner(status):
-                raise KeyPermissionError(
-                    f"{path} may be replaced by others on this machine, with another key to seal with: expected an "
-                    f"owner with uid {os.geteuid()} or 0 who alone may write, got uid {status.st_uid} and mode "
-                    f"{stat.S_IMODE(status.st_mode):04o}. Check its key id, and then chmod go-w {path}, or copy it"
-                )
+        with open_own(path) as file:
             content = file.read(_LIMIT + 1)
         return cls.from_bytes(content, source=str(path), wrapper=wrapper)
 

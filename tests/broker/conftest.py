@@ -59,6 +59,7 @@ def make_certificate(folder):
     (folder / "ca.pem").write_bytes(build("Test CA", ca_key, ca=True).public_bytes(Encoding.PEM))
     (folder / "tls.pem").write_bytes(build("broker", key, ca=False).public_bytes(Encoding.PEM))
     (folder / "tls.key").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    (folder / "tls.key").chmod(0o600)
 
 
 def find_port():

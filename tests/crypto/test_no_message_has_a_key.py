@@ -211,8 +211,8 @@ def test_a_secret_of_a_third_user_is_refused_whatever_its_mode(mounted):
     for allowed in (None, "0444"):
         kind, text = open_as_nobody(key_file, sealed, allowed)
         assert kind is KeyPermissionError
-        assert f"expected an owner with uid {NOBODY} or 0, got 4321" in text
-        assert "copy the file" in text
+        assert f"uid {NOBODY} or 0" in text
+        assert "got uid 4321" in text
 
 
 def test_a_secret_for_root_alone_cannot_be_read(mounted):

@@ -139,7 +139,7 @@ def test_a_key_file_in_its_place_is_refused_and_not_repeated(key, tmp_path):
 
 
 def test_a_file_that_others_may_replace_is_refused(path):
-    for mode in (0o664, 0o646):
+    for mode in (0o666, 0o646):
         path.chmod(mode)
         with pytest.raises(KeyPermissionError, match=f"mode {mode:04o}"):
             fastrack.KeyRing(path)

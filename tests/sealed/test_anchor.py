@@ -263,7 +263,7 @@ def test_the_anchor_file_is_of_one_form(anchor):
 def test_an_anchor_that_others_may_write_to_is_refused(anchor):
     Path(anchor).chmod(0o644)
     Anchor(anchor)
-    for mode in (0o664, 0o646):
+    for mode in (0o666, 0o646):
         Path(anchor).chmod(mode)
         with pytest.raises(KeyPermissionError, match="go-w"):
             Anchor(anchor)

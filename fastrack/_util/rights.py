@@ -1,0 +1,109 @@
+"""Refuse files whose content decides something, where another user may replace what they hold."""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from fastrack._util.atomic import is_trusted_owner
+from fastrack._util.regular_file import open_regular
+from fastrack.errors import KeyPermissionError
+
+_MAX_LINKS = 40
+_OVERFLOW_UID = 65534  # which stands for each user that a user namespace does not map, root among them
+_ALL_MAPPED = ["0", "0", "4294967295"]
+
+
+def open_own(path: str | os.PathLike[str]) -> io.FileIO:
+    """Open a regular file that no other user may write to or replace."""
+    file = open_regular(path)
+    try:
+        require_own(path, os.fstat(file.fileno()))
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def require_own(path: str | os.PathLike[str], status: os.stat_result | None = None) -> None:
+    """Raise `KeyPermissionError` if another user than root owns a file or folder, may write to it, or may replace it.
+
+    Users may replace it if they own or may write to a folder above it, but for folders with the sticky bit, such as
+    ``/tmp``, or if they own a link on the way to it. `status` is that of the open file, where it is open. Nothing is
+    checked on systems without such rights.
+    """
+    if os.name != "posix":
+        return
+    path = Path(path)
+    _require(path, path, path.stat() if status is None else status)
+    for place, above in _way(path.absolute(), _MAX_LINKS):
+        if not (above.st_uid == _OVERFLOW_UID and _is_root_unmapped()):
+            _require(path, place, above)
+
+
+def _way(path: Path, links: int) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield the folders and links that lead to an absolute path, each with its status, from the root on.
+
+    Once no other user can exchange a folder, what is found in it is what this process has opened.
+    """
+    for place in (*reversed(path.parents), path):
+        try:
+            status = place.lstat()
+        except FileNotFoundError:  # a link of /proc to what has no name, such as a pipe
+            return
+        is_link = stat.S_ISLNK(status.st_mode)
+        if is_link or place != path:
+            yield place, status
+        if is_link and links:
+            yield from _way(place.parent / place.readlink(), links - 1)
+
+
+def _require(path: Path, place: Path, status: os.stat_result) -> None:
+    is_above = place is not path
+    if is_trusted_owner(status) and not _others_may_write(place, status, is_above=is_above):
+        return
+    raise KeyPermissionError(
+        f"{path} may be replaced by others on this machine: expected {place if is_above else 'it'} to belong to uid "
+        f"{os.geteuid()} or 0, who alone may write, got uid {status.st_uid} and mode "
+        f"{stat.S_IMODE(status.st_mode):04o}. Look at what it holds, and then "
+        + (f"chmod go-w {place}" if is_trusted_owner(status) else "copy it to a folder of your own")
+    )
+
+
+def _others_may_write(place: Path, status: os.stat_result, *, is_above: bool) -> bool:
+    mode = status.st_mode
+    if stat.S_ISLNK(mode) or (is_above and mode & stat.S_ISVTX):
+        return False
+    return bool(mode & stat.S_IWOTH) or (bool(mode & stat.S_IWGRP) and not _is_alone(place, status.st_gid))
+
+
+def _is_alone(place: Path, group: int) -> bool:
+    """Return whether a group has no other member than this user, as with the usual umask of 002."""
+    # An access control list shows its rights as the group's.
+    has_list = hasattr(os, "listxattr") and "system.posix_acl_access" in os.listxattr(place)
+    return not has_list and _members(group) <= {os.geteuid(), 0}
+
+
+@functools.cache
+def _members(group: int) -> set[int]:
+    import grp
+    import pwd
+
+    try:
+        named = set(grp.getgrgid(group).gr_mem)
+    except KeyError:
+        return {-1}  # its members are unknown
+    return {user.pw_uid for user in pwd.getpwall() if user.pw_gid == group or user.pw_name in named}
+
+
+@functools.cache
+def _is_root_unmapped() -> bool:
+    """Return whether the machine's root has no number of its own here, as in a user namespace."""
+    try:
+        return Path("/proc/self/uid_map").read_text(encoding="ascii").split() != _ALL_MAPPED
+    except OSError:
+        return False

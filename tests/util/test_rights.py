@@ -1,0 +1,228 @@
+"""Files that decide something are refused where another user may replace what they hold. Users are real ones here."""
+
+import contextlib
+import os
+import shutil
+import ssl
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from fastrack import Anchor, Key, KeyPermissionError
+from fastrack._util.locations import Url
+from fastrack._util.rights import require_own
+from fastrack.grants import Identity, Signer, Verifier
+
+OTHER = 12345
+POLICY = "version = 1\n"
+needs_root = pytest.mark.skipif(getattr(os, "geteuid", lambda: 1)() != 0, reason="takes root, who can be other users")
+
+
+def wrapped(path):
+    from fastrack.providers import WrappedKey
+
+    written = WrappedKey("aws-kms", "SYMMETRIC_DEFAULT", "0" * 32, 256, b"x", {})
+    path.write_bytes(written.to_bytes())
+    return lambda: WrappedKey.load(path)
+
+
+def saved(make, load):
+    def write(path):
+        make(path)
+        return lambda: load(path)
+
+    return write
+
+
+def policy(path):
+    from fastrack.attest import Policy
+
+    path.write_text(POLICY)
+    return lambda: Policy.from_toml(path)
+
+
+def ledger(path):
+    from fastrack._broker.ledger import Ledger
+
+    Ledger(path)
+    return lambda: Ledger(path)
+
+
+def tls_key(path):
+    server = pytest.importorskip("fastrack._broker.server", exc_type=ImportError)
+    path.write_text("no PEM")
+    path.chmod(0o600)
+
+    def serve():
+        with contextlib.suppress(ssl.SSLError):  # which it ends with, once the key was accepted
+            server.serve(None, host="127.0.0.1", port=0, certificate=path, private_key=path)
+
+    return serve
+
+
+def cache(path):
+    from fastrack._remote.cache import Cache
+
+    folder = path
+    kept = Cache(folder)
+    version = SimpleNamespace(validator="v", size=10)
+    url = Url("http://127.0.0.1/a")
+
+    def use():
+        kept.open(url, version)
+        Cache(folder)
+
+    return use
+
+
+def staging(path):
+    with pytest.MonkeyPatch.context() as patch:
+        if find_spec("transformers") is None:  # only its base class is used
+            patch.setitem(sys.modules, "transformers", SimpleNamespace(TrainerCallback=object))
+            patch.delitem(sys.modules, "fastrack.distributed._transformers", raising=False)
+        from fastrack.distributed import _transformers
+    path.mkdir()
+    callback = _transformers.SealedFolderCallback(path / "none", Key.generate())
+    arguments = SimpleNamespace(output_dir=str(path), local_process_index=0, process_index=0)
+
+    def begin():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_transformers, "file_system", lambda _: "tmpfs")
+            callback.on_train_begin(arguments, SimpleNamespace(global_step=0))
+
+    return begin
+
+
+DECIDING = {
+    "key": saved(lambda path: Key.generate().save(path), Key.load),
+    "signer": saved(lambda path: Signer.generate().save(path), Signer.load),
+    "identity": saved(lambda path: Identity.generate().save(path), Identity.load),
+    "verifier": saved(Signer.generate().verifier.save, Verifier.load),
+    "anchor": saved(lambda path: Anchor.create(path, owner=Signer.generate().verifier), Anchor),
+    "wrapped key": wrapped,
+    "policy": policy,
+    "broker's database": ledger,
+    "broker's TLS key": tls_key,
+    "cache of remote files": cache,
+    "folder of plain checkpoints": staging,
+}
+
+
+def owned_by_another(path):
+    os.chown(path, OTHER, OTHER)
+
+
+def written_by_others(path):
+    path.chmod(path.stat().st_mode | 0o002)
+
+
+def written_by_a_group(path):
+    os.chown(path, 0, OTHER)
+    path.chmod(path.stat().st_mode | 0o020)
+
+
+def in_a_folder_of_another(path):
+    os.chown(path.parent, OTHER, OTHER)
+
+
+def in_a_folder_that_others_write(path):
+    path.parent.chmod(0o777)
+
+
+def in_a_folder_that_a_group_writes(path):
+    os.chown(path.parent, 0, OTHER)
+    path.parent.chmod(0o770)
+
+
+def below_a_folder_of_another(path):
+    os.chown(path.parents[1], OTHER, OTHER)
+
+
+def below_a_folder_that_others_write(path):
+    path.parents[1].chmod(0o777)
+
+
+def behind_a_link_of_another(path):
+    real = path.parents[1]
+    moved = real.rename(real.with_name("moved"))
+    real.symlink_to(moved)
+    os.lchown(real, OTHER, OTHER)
+
+
+SPOILED = [
+    owned_by_another,
+    written_by_others,
+    written_by_a_group,
+    in_a_folder_of_another,
+    in_a_folder_that_others_write,
+    in_a_folder_that_a_group_writes,
+    below_a_folder_of_another,
+    below_a_folder_that_others_write,
+    behind_a_link_of_another,
+]
+
+
+@needs_root
+@pytest.mark.parametrize("spoil", SPOILED)
+@pytest.mark.parametrize("name", DECIDING)
+def test_what_another_user_may_replace_is_refused(name, spoil, tmp_path):
+    path = tmp_path / "above" / "folder" / "it"
+    path.parent.mkdir(parents=True, mode=0o755)
+    use = DECIDING[name](path)
+    use()
+    path.parents[1].chmod(0o1777)  # as /tmp, where a file of one's own is safe
+    use()
+    path.parents[1].chmod(0o775)  # of a group without other members, as with a umask of 002
+    use()
+    spoil(path)
+    with pytest.raises(PermissionError):
+        use()
+
+
+@needs_root
+def test_an_ordinary_user_is_told_from_others_too():
+    above = Path(tempfile.mkdtemp(dir="/tmp"))
+    try:
+        above.chmod(0o755)
+        for name, owner in (("own", OTHER), ("root", 0), ("another", OTHER + 1)):
+            (above / name).mkdir()
+            (above / name / "it").touch()
+            os.chown(above / name, owner, owner)
+            os.chown(above / name / "it", owner, owner)
+        os.seteuid(OTHER)
+        for name in ("own", "root"):
+            require_own(above / name / "it")
+        with pytest.raises(KeyPermissionError):
+            require_own(above / "another" / "it")
+    finally:
+        os.seteuid(0)
+        shutil.rmtree(above)
+
+
+def test_a_file_that_others_write_is_refused_by_its_name(tmp_path):
+    path = tmp_path / "it"
+    path.touch()
+    require_own(path)
+    path.chmod(0o646)
+    with pytest.raises(KeyPermissionError, match=f"{path} .*mode 0646.*chmod go-w {path}"):
+        require_own(path)
+
+
+def test_a_pipe_has_no_folders():
+    read, write = os.pipe()
+    try:
+        require_own(f"/proc/self/fd/{read}", os.fstat(read))
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def test_the_folder_of_plain_checkpoints_is_closed_to_others(tmp_path):
+    use = staging(tmp_path / "it")
+    (tmp_path / "it").chmod(0o755)
+    use()
+    assert (tmp_path / "it").stat().st_mode & 0o777 == 0o700
