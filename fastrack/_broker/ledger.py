@@ -19,6 +19,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from fastrack._util.locations import locate_local
+from fastrack._util.regular_file import open_regular
 from fastrack._util.rights import require_own
 from fastrack.attest import Challenge
 from fastrack.errors import AttestationError, AuthenticationError, FormatError
@@ -91,7 +93,7 @@ class Ledger:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path = locate_local(path)
         require_own(self.path.resolve().parent)  # SQLite replays a journal that it finds beside a database
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         require_own(self.path)
@@ -265,8 +267,7 @@ def read_log(path: str | os.PathLike[str], *, head: bytes | None = None) -> list
     OSError
         If it cannot be read.
     """
-    with Path(path).open("rb"):  # so that an error is told as one of a file
-        pass
+    open_regular(path).close()  # so that an error is told as one of a file
     try:
         with closing(sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True, timeout=_WAIT)) as database:
             database.execute("BEGIN")  # so that all rows are of one time

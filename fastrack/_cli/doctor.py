@@ -116,7 +116,8 @@ def read_key_file() -> KeyFile:
     descriptor is read.
     """
     from fastrack._crypto.keyring import KEY_FILE_VARIABLE, KeyFolder, is_path, is_wrapped
-    from fastrack._crypto.keys import Key, looks_secret
+    from fastrack._crypto.keys import Key
+    from fastrack._util.key_text import looks_secret
 
     path = os.environ.get(KEY_FILE_VARIABLE)
     if not path:

@@ -11,6 +11,7 @@ import typer
 
 from fastrack._cli.files import check_directory
 from fastrack._util.atomic import new_file
+from fastrack._util.locations import NO_PATH, Url, locate
 from fastrack.errors import FormatError
 
 _PERIOD = re.compile(r"(?P<count>\d{1,6})(?P<unit>[smhd])")
@@ -33,6 +34,8 @@ def read_document(path: str, limit: int, *, wait: float = 0.0) -> bytes:
     """
     if path == "-":
         data = sys.stdin.buffer.readline(limit + 1)
+    elif isinstance(locate(path), Url):
+        raise ValueError(f"{locate(path)}: {NO_PATH}")
     else:
         end = time.monotonic() + wait
         while not Path(path).exists() and time.monotonic() < end:

@@ -62,7 +62,7 @@ def open_ring(sources: str | Sequence[str] | None, *, to: Literal["open", "seal"
     What is said where there are none depends on what they are for: a new key opens nothing.
     """
     from fastrack._crypto.keyring import KEY_FILE_VARIABLE, KeyRing
-    from fastrack._crypto.keys import looks_secret
+    from fastrack._util.key_text import looks_secret
 
     given = [sources] if isinstance(sources, str) else list(sources or ())
     if any(map(looks_secret, given)):

@@ -223,7 +223,7 @@ def _report(grants: "Grants", path: Path, as_json: bool, *, verified: bool = Tru
         who = (
             "a passphrase" if entry["algorithm"] == "Argon2id" else f"{clean(entry['name'] or 'unnamed')} {entry['id']}"
         )
-        console.print(f"  {who}  {entry['algorithm']}")
+        console.print(f"  {who}  {clean(entry['algorithm'])}")
     files = "all files under this key" if grants.files is None else ", ".join(grants.files)
     console.print(f"files: {files}")
     is_over = grants.expires is not None and grants.expires <= datetime.now(UTC)

@@ -9,7 +9,9 @@ from typing import Any, NoReturn, ParamSpec
 import typer
 
 from fastrack._cli.console import STDOUT, clean, print_json
-from fastrack._util.locations import NO_PATH
+from fastrack._util.key_text import has_key
+from fastrack._util.locations import NO_PATH, without_password
+from fastrack._util.shown import HIDDEN
 from fastrack.errors import FastrackError
 
 Parameters = ParamSpec("Parameters")
@@ -37,6 +39,7 @@ def handle_errors(command: Callable[Parameters, None]) -> Callable[Parameters, N
             _fail(error, as_json=as_json, status=status)
         except typer.BadParameter as error:
             if not as_json:
+                error.message = clean(error.message)
                 raise
             _fail(error, as_json=True, status=2)
         except KeyboardInterrupt as error:
@@ -101,7 +104,10 @@ def describe(error: BaseException) -> dict[str, Any]:
 def message_of(error: BaseException) -> str:
     """Return the message of an error, without the name of its class."""
     if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
+        if error.filename is None:
+            return error.strerror
+        name = str(error.filename)
+        return f"{HIDDEN if has_key(name, may_be_id=True) else without_password(name)}: {error.strerror}"
     if isinstance(error, typer.BadParameter):
         return error.format_message()
     if isinstance(error, KeyboardInterrupt):

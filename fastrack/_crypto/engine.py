@@ -12,6 +12,7 @@ from fastrack._crypto.base import Engine
 from fastrack._crypto.forms import FORMS, supported_forms
 from fastrack._crypto.native import ENGINE_VARIABLE, JIT
 from fastrack._crypto.workers import default_threads
+from fastrack._util.shown import shown
 from fastrack.errors import DeviceError
 
 ENGINES = (*FORMS, "openssl")
@@ -89,7 +90,7 @@ def selected_engine() -> SelectedEngine:
 def _make(name: str, threads: int) -> Engine:
     names = available_engines()
     if name not in names:
-        raise ValueError(f"expected an engine that this machine can run ({', '.join(names)}), got {name!r:.40}")
+        raise ValueError(f"expected an engine that this machine can run ({', '.join(names)}), got {shown(name, 40)}")
     _require_correct(name)
     return _build(name, threads)
 

@@ -16,8 +16,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeAlias, Union, runtime_checkable
 
-from fastrack._crypto.keys import Key, key_file_id, looks_secret
+from fastrack._crypto.keys import Key, key_file_id
 from fastrack._util.fork import register_fork_reset
+from fastrack._util.key_text import looks_secret
 from fastrack._util.public import public
 from fastrack.errors import UnknownKeyError
 
@@ -124,6 +125,7 @@ class KeyRing:
 
     def __init__(self, keys: KeySource = (), *, ttl: float = CACHE_SECONDS) -> None:
         self._keys: dict[str, Key] = {}
+        self._providers: _Providers | None = None  # as the ring may be shown in a traceback of what follows
         providers = []
         for source in _flatten(keys):
             if not isinstance(source, Key):

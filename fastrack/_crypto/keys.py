@@ -28,6 +28,7 @@ from fastrack._util.atomic import is_trusted_owner, new_file
 from fastrack._util.public import public
 from fastrack._util.regular_file import open_pipe_or_regular, open_regular
 from fastrack._util.rights import require_own
+from fastrack._util.shown import shown
 from fastrack.errors import ClosedError, FormatError, KeyPermissionError
 
 KEY_MODE_VARIABLE = "FASTRACK_KEY_MODE"
@@ -54,13 +55,6 @@ _MODES = {
     "0444": stat.S_IRGRP | stat.S_IROTH,
     "0644": stat.S_IRGRP | stat.S_IROTH,
 }
-_LOOKS_SECRET = re.compile(
-    r".*(?i:fastrack-(?:key|secret)-1:).*"  # a key file's second line, or all of it
-    r"|(?:0[xX])?(?:[0-9A-Fa-f]{2}[:\s-]?){16,}"  # hexadecimal
-    r"|[A-Za-z0-9+/_-]{22}==|[A-Za-z0-9+/_-]{43}="  # base64 of 16 or 32 bytes
-    r"|(?=.*[0-9])(?=.*[A-Z])(?=.*[a-z])(?:[A-Za-z0-9+/_-]{22}|[A-Za-z0-9+/_-]{43})",  # the same without padding
-    re.DOTALL,
-)
 _HEX_DIGITS = b"0123456789abcdef"
 _HEX_VALUES = {digit: value for value, digit in enumerate(_HEX_DIGITS)}
 
@@ -138,7 +132,7 @@ class Key:
             If it is neither.
         """
         if bits not in {8 * size for size in _SIZES}:
-            raise ValueError(f"expected a key of 256 or 128 bits, got {bits!r}")
+            raise ValueError(f"expected a key of 256 or 128 bits, got {shown(bits)}")
         return cls(os.urandom(bits // 8))
 
     @classmethod
@@ -220,6 +214,8 @@ class Key:
         # Digit by digit, by index: a group of the match would be a copy that cannot be wiped.
         start, end = match.span("secret") if match else (0, 0)
         if match is None or int(match["bits"]) != 4 * (end - start):
+            if looks_damaged(buffer, b"fastrack key,", b"fastrack-key-1:"):
+                raise FormatError(f"{name} is a damaged key file: {DAMAGED}")
             raise FormatError(
                 f"{name} is not a fastrack key file{_contents_hint(buffer, size)}; `fastrack keygen NEW.key` makes one"
             )
@@ -335,30 +331,6 @@ class Key:
         return f"<Key {self.bits}-bit id={self._id}{' wiped' if self._wiped else ''}>"
 
 
-_NOT_A_PATH = (
-    "reading a key failed: expected the path of a key file, got what looks like a key itself, which is not repeated "
-    "here. Put the key into a file with Key.save or `fastrack keygen`, and pass the path of that file"
-)
-
-
-def looks_secret(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path has the form of a key and names no file."""
-    text = os.fsdecode(path)
-    return _LOOKS_SECRET.fullmatch(text.strip(" \t\r\n'\"")) is not None and not os.path.lexists(text)
-
-
-def refuse_key_text(path: str | os.PathLike[str]) -> None:
-    """Refuse a path that looks like a key itself, which no message is to repeat.
-
-    Raises
-    ------
-    FormatError
-        If it does.
-    """
-    if looks_secret(path):
-        raise FormatError(_NOT_A_PATH)
-
-
 def _derive_id(secret: bytearray) -> str:
     # HKDF-Expand (RFC 5869, section 2.3) with a label that no message key uses, so that an id is independent of them.
     # The size is part of the label since HMAC pads a short key with zeros.
@@ -379,7 +351,6 @@ def read_private(path: str | os.PathLike[str], limit: int) -> Iterator[bytearray
     OSError
         If it cannot be read.
     """
-    refuse_key_text(path)
     path = Path(path)
     with open_pipe_or_regular(path) as file:
         _refuse_if_shared(file, path)
@@ -415,6 +386,14 @@ def _refuse_if_shared(file: io.FileIO, path: Path) -> None:
             f"{path} may be used by others on this machine (mode {stat.S_IMODE(mode):04o}): {advice}"
         )
     require_own(path, status)
+
+
+DAMAGED = "expected its two lines of ASCII as they were written, got others; restore it from a copy"
+
+
+def looks_damaged(buffer: bytearray, *beginnings: bytes) -> bool:
+    """Return whether one of the lines of a key file is there: it was cut, or saved by an editor."""
+    return any(beginning in buffer for beginning in beginnings)
 
 
 def _contents_hint(buffer: bytearray, size: int) -> str:

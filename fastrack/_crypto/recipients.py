@@ -28,6 +28,7 @@ from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from fastrack._crypto.textkeys import PublicKey, SecretKey
+from fastrack._util.shown import shown
 from fastrack.errors import FormatError, GrantError
 
 _MLKEM_SEED = 64  # bytes; FIPS 203, d || z
@@ -175,7 +176,7 @@ class Identity(SecretKey):
             If the algorithm is another.
         """
         if algorithm not in _ALGORITHMS:
-            raise ValueError(f"expected an algorithm of {', '.join(_ALGORITHMS)}, got {algorithm!r}")
+            raise ValueError(f"expected an algorithm of {', '.join(_ALGORITHMS)}, got {shown(algorithm)}")
         return cls(algorithm, _ALGORITHMS[algorithm].generate(), name)
 
     @property

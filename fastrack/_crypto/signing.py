@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA65PrivateKey, M
 
 from fastrack._crypto.textkeys import PublicKey, SecretKey
 from fastrack._util.rights import open_own
+from fastrack._util.shown import shown
 from fastrack.errors import FormatError, SignatureError
 
 _SIGNATURES_LIMIT = 16
@@ -127,7 +128,7 @@ class Signer(SecretKey):
             If the algorithm is another.
         """
         if algorithm not in _GENERATE:
-            raise ValueError(f"expected an algorithm of {', '.join(_GENERATE)}, got {algorithm!r}")
+            raise ValueError(f"expected an algorithm of {', '.join(_GENERATE)}, got {shown(algorithm)}")
         return cls(algorithm, _GENERATE[algorithm](), name)
 
     @property

@@ -20,9 +20,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Self
 
-from fastrack._crypto.keys import read_private, refuse_key_text
+from fastrack._crypto.keys import DAMAGED, looks_damaged, read_private
 from fastrack._util.atomic import new_file
 from fastrack._util.regular_file import open_regular
+from fastrack._util.shown import shown
 from fastrack.errors import FormatError
 
 _PUBLIC_LIMIT = 8192
@@ -68,7 +69,7 @@ class PublicKey:
 
     def __init__(self, algorithm: str, public: bytes, name: str = "") -> None:
         if algorithm not in self._readers:
-            raise FormatError(f"expected a public key of {' or '.join(self._readers)}, got {algorithm!r:.40}")
+            raise FormatError(f"expected a public key of {' or '.join(self._readers)}, got {shown(algorithm, 40)}")
         try:
             self._key = self._readers[algorithm](public)
         except ValueError as error:
@@ -106,7 +107,6 @@ class PublicKey:
         OSError
             If it cannot be read.
         """
-        refuse_key_text(path)
         with cls._open(Path(path)) as file:
             content = file.read(_PUBLIC_LIMIT + 1)
         return cls.parse(content.decode("ascii", "replace"), source=str(path))
@@ -200,7 +200,7 @@ def public_id(algorithm: str, public: bytes) -> str:
 def _format_public(algorithm: str, public: bytes, name: str) -> str:
     if name and re.fullmatch(_NAME, name) is None:
         raise ValueError(
-            f"naming a public key failed: expected up to 64 characters of printable ASCII, got {name!r:.80}"
+            f"naming a public key failed: expected up to 64 characters of printable ASCII, got {shown(name)}"
         )
     return f"fastrack-public-1:{algorithm}:{base64.b64encode(public).decode()}{' ' if name else ''}{name}"
 
@@ -227,5 +227,7 @@ def _load_secret(path: str | os.PathLike[str], option: str) -> tuple[str, str, b
     with read_private(path, _SECRET_LIMIT) as content:
         match = _SECRET.fullmatch(content)
         if match is None or match["header"] != match["algorithm"]:
+            if looks_damaged(content, b"fastrack secret key,", b"fastrack-secret-1:"):
+                raise FormatError(f"{path} is a damaged secret key file: {DAMAGED}")
             raise FormatError(f"{path} is not a fastrack secret key file; `fastrack keygen {option}` makes one")
         return match["algorithm"].decode(), match["id"].decode(), binascii.unhexlify(match["secret"])

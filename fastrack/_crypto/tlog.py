@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA44PublicKey
 
 from fastrack._util.public import public
+from fastrack._util.shown import shown
 from fastrack.errors import FormatError, SignatureError
 
 _PROOF_LIMIT = 1 << 17  # bytes; a signature by ML-DSA-44 takes some 3300
@@ -186,7 +187,7 @@ class _NoteKey:
     def parse(cls, text: str) -> Self:
         match = _KEY.fullmatch(text)
         if match is None:
-            raise FormatError(f"expected a verifier key NAME+ID+KEY (c2sp.org/signed-note), got {text!r:.200}")
+            raise FormatError(f"expected a verifier key NAME+ID+KEY (c2sp.org/signed-note), got {shown(text, 200)}")
         try:
             content = _decode(match["key"])
             kind, public = content[0], content[1:]
@@ -276,7 +277,7 @@ def _parse_checkpoint(text: str) -> tuple[str, int, bytes]:
 
 def _parse_number(text: str) -> int:
     if re.fullmatch(_NUMBER, text) is None or int(text) >= _NUMBER_LIMIT:
-        raise ValueError(f"expected a decimal number below 2**63, got {text!r:.40}")
+        raise ValueError(f"expected a decimal number below 2**63, got {shown(text, 40)}")
     return int(text)
 
 

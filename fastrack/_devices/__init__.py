@@ -9,8 +9,9 @@ from pathlib import Path
 from fastrack._crypto import native
 from fastrack._crypto.forms import narrow_form
 from fastrack._crypto.keyring import KeyProvider, KeyRing
-from fastrack._crypto.keys import Key, looks_secret
+from fastrack._crypto.keys import Key
 from fastrack._devices.base import Device
+from fastrack._util.shown import HIDDEN, shown
 from fastrack.errors import DeviceError
 
 DEFAULT = "cpu"
@@ -29,12 +30,12 @@ def canonical(device: object = None) -> str:
         return "cpu"
     if cuda:
         return f"cuda:{int(cuda[1] or 0)}"
-    is_secret = looks_secret(name)
-    if is_secret or isinstance(device, (Key, KeyRing, KeyProvider, os.PathLike)) or Path(name).is_file():
-        shown = "what looks like a key, which is not repeated here" if is_secret else repr(name)
-        raise DeviceError(f"no such device: {shown}; expected 'cpu' or 'cuda:N'. Pass keys by name: keys=")
+    is_file = isinstance(device, str) and len(name) < 4096 and Path(name).is_file()
     advice = ". Change the dtype of the result" if name.startswith("torch.") else ""
-    raise DeviceError(f"no such device: {name!r:.80}; expected 'cpu' or 'cuda:N'{advice}")
+    if is_file or isinstance(device, (Key, KeyRing, KeyProvider, os.PathLike)) or shown(name) == HIDDEN:
+        advice = ". Pass keys by name: keys="
+    told = shown(name if type(device).__module__ == "torch" and not hasattr(device, "shape") else device)
+    raise DeviceError(f"no such device: {told}; expected 'cpu' or 'cuda:N'{advice}")
 
 
 def open_device(name: str, threads: int | None = None, share: float | None = None) -> Device:

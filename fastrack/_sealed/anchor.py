@@ -23,6 +23,7 @@ from fastrack._util.locations import locate_local
 from fastrack._util.public import public
 from fastrack._util.regular_file import open_regular
 from fastrack._util.rights import open_own
+from fastrack._util.shown import shown
 from fastrack.errors import FormatError, RollbackError
 
 SUFFIX = ".manifest"
@@ -149,7 +150,7 @@ class Anchor:
             If the file exists or cannot be written.
         """
         if lineage is not None and not _is_hex(lineage, 32):
-            raise ValueError(f"lineage=: expected 32 hexadecimal digits, got {lineage!r:.50}")
+            raise ValueError(f"lineage=: expected 32 hexadecimal digits, got {shown(lineage, 50)}")
         if least_version < 0:
             raise ValueError(f"least_version=: expected 0 or more, got {least_version}")
         state = _State(owner, lineage, least_version, None)

@@ -14,6 +14,7 @@ from fastrack._sealed.indexing import EvenRanges
 from fastrack._sealed.tensor import SealedRows, SealedTensor, TensorSlice
 from fastrack._tensors import dtypes
 from fastrack._util.pickles import unpickle
+from fastrack._util.shown import shown
 
 
 def select_box(tensor: SealedTensor, offsets: Sequence[int], sizes: Sequence[int]) -> SealedTensor | SealedRows:
@@ -46,7 +47,7 @@ def select_slices(tensor: SealedTensor, index: tuple[Any, ...]) -> SealedRows:
     if count > 1 or missing < 0:
         raise IndexError(
             f"index of tensor {tensor.name!r:.200}: expected at most {len(tensor.shape)} dimensions, and ... once, got "
-            f"{index!r:.100}"
+            f"{shown(index, 100)}"
         )
     place = next((number for number, each in enumerate(index) if each is Ellipsis), len(index))
     whole = (slice(None),) * missing
@@ -55,12 +56,12 @@ def select_slices(tensor: SealedTensor, index: tuple[Any, ...]) -> SealedRows:
         if isinstance(each, slice):
             start, stop, step = each.indices(extent)
             if step != 1:
-                raise TypeError(f"index of tensor {tensor.name!r:.200}: expected slices of step 1, got {each!r:.80}")
+                raise TypeError(f"index of tensor {tensor.name!r:.200}: expected slices of step 1, got {shown(each)}")
             ranges.append((start, max(stop - start, 0)))
             kept.append(ranges[-1][1])
             continue
         if isinstance(each, bool) or not hasattr(each, "__index__") or getattr(each, "shape", ()) != ():
-            raise TypeError(f"index of tensor {tensor.name!r:.200}: expected integers and slices, got {each!r:.80}")
+            raise TypeError(f"index of tensor {tensor.name!r:.200}: expected integers and slices, got {shown(each)}")
         row = operator.index(each)
         if not -extent <= row < extent:
             raise IndexError(f"index {row} of tensor {tensor.name!r:.200} is out of range: {extent} are there")

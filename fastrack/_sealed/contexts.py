@@ -15,6 +15,7 @@ from fastrack._crypto.cobblestone import SALT_SIZE, MessageKey
 from fastrack._crypto.keys import Key
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.pickles import unpickle
+from fastrack._util.shown import shown
 from fastrack.errors import AuthenticationError, FormatError
 
 _quote = json.encoder.encode_basestring  # without escapes for characters beyond ASCII
@@ -34,12 +35,12 @@ class MessageContext(NamedTuple):
     def encode(self) -> bytes:
         """Return the context string of the key derivation: a label with the kind, and canonical JSON."""
         if not isinstance(self.name, str):
-            raise TypeError(f"name of a tensor: expected text, got {self.name!r:.200}")
+            raise TypeError(f"name of a tensor: expected text, got {shown(self.name, 200)}")
         before, after = _around_name(self.kind, self.dtype, self.file, self.shape)
         try:
             return f"{before}{_quote(self.name)}{after}".encode()
         except UnicodeEncodeError:
-            raise FormatError(f"name of a tensor: expected Unicode text, got {self.name!r:.200}") from None
+            raise FormatError(f"name of a tensor: expected Unicode text, got {shown(self.name, 200)}") from None
 
     def __reduce__(self) -> tuple[object, ...]:
         return unpickle, ("MessageContext", self.name, self.dtype, self.shape, self.file, self.kind)
@@ -57,7 +58,7 @@ class MessageContext(NamedTuple):
 
     def mismatch(self, error: AuthenticationError | None = None) -> AuthenticationError:
         """Return the error for a header that does not match: that of `cobblestone`, with the name of the tensor."""
-        return AuthenticationError(f"tensor {self.name!r:.200}: {error or cobblestone.MISMATCH}", tensor=self.name)
+        return AuthenticationError(f"tensor {shown(self.name, 200)}: {error or cobblestone.MISMATCH}", tensor=self.name)
 
 
 @lru_cache(maxsize=256)

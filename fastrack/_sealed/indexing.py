@@ -14,6 +14,7 @@ from fastrack._crypto import gather
 from fastrack._crypto.base import GatherPlan
 from fastrack._crypto.gather import EvenRows
 from fastrack._util.pickles import unpickle
+from fastrack._util.shown import shown
 
 Indices = npt.NDArray[np.int64]
 
@@ -166,7 +167,7 @@ def as_indices(rows: Any, count: int) -> Indices:
     if array.ndim != 1 or array.dtype.kind not in "iub" or isinstance(rows, tuple):
         raise TypeError(
             "index of the first dimension: expected an integer, a slice, a vector of integers or a boolean mask, got "
-            f"{rows!r:.80}"
+            f"{shown(rows)}"
         )
     if array.dtype == np.int64 and (not array.size or highest_unsigned(array) < count):
         return array if type(rows) is list else array.copy()

@@ -13,7 +13,9 @@ from fastrack._sealed.entries import Entry, PlainEntry, SealedEntry
 from fastrack._sealed.manifest import HISTORY_LIMIT, Manifest, is_name, load_manifest, sign_manifest
 from fastrack._sealed.reader import SealedFile
 from fastrack._util.atomic import new_file
+from fastrack._util.key_text import refuse_key_text
 from fastrack._util.public import public
+from fastrack._util.shown import shown
 from fastrack.errors import FormatError, RollbackError
 
 _LEFT_OUT = re.compile(rf"\..*|.*({re.escape(SUFFIX)}|{re.escape(PROOF_SUFFIX)}|\.grants)", re.DOTALL)
@@ -140,12 +142,13 @@ def _members(given: Iterable[Path], manifest: Path) -> dict[str, Path]:
     """Return all files by their names in the set."""
     found = {}
     for path in given:
+        refuse_key_text(path)
         for each in walk(path).values() if path.is_dir() else [path]:
             name = name_in_set(each, manifest)
             if name.split("/")[0] == ".." or not is_name(name):
                 raise ValueError(
-                    f"{each}: expected a file in the folder of {manifest}, with a name without control characters and "
-                    f"backslashes, got {name!r:.200}. Rename it, or name another manifest"
+                    f"{each}: expected a file in the folder of {manifest}, with a name without control "
+                    f"characters and backslashes, got {shown(name, 200)}. Rename it, or name another manifest"
                 )
             found[name] = each
     if not found:

@@ -30,6 +30,7 @@ from fastrack._util.locations import Location, locate
 from fastrack._util.names import list_names
 from fastrack._util.pickles import unpickle
 from fastrack._util.public import public
+from fastrack._util.shown import shown
 from fastrack.errors import AuthenticationError, ClosedError, FormatError, UnknownKeyError
 
 if TYPE_CHECKING:
@@ -198,8 +199,8 @@ class SealedFile(Mapping[str, SealedTensor]):
             self._read_fields(fields)
         if file_id is not None and file_id != self.file_id:
             raise AuthenticationError(
-                f"{self.path}: expected file id {file_id:.50}, got {self.file_id}; it is an older or another file. Get "
-                "the one with the expected id",
+                f"{self.path}: expected file id {shown(file_id, 50, may_be_id=True)}, got {self.file_id}; it is an "
+                "older or another file. Get the one with the expected id",
                 path=self.path,
             )
         self.names = tuple(self._stored)
@@ -224,11 +225,13 @@ class SealedFile(Mapping[str, SealedTensor]):
         for name, layout in self._layouts.items():
             stored = self._stored.get(name)
             if stored is None:
-                raise FormatError(f"{self.path} lists a sealed tensor {name!r:.80} that it lacks; the file was altered")
+                raise FormatError(
+                    f"{self.path} lists a sealed tensor {shown(name)} that it lacks; the file was altered"
+                )
             expected = cobblestone.message_size(layout.nbytes)
             if stored.dtype != "U8" or stored.shape != (expected,):
                 raise FormatError(
-                    f"{self.path}: {name!r:.200} of {layout.dtype} {list(layout.shape)}: expected a U8 vector of "
+                    f"{self.path}: {shown(name, 200)} of {layout.dtype} {list(layout.shape)}: expected a U8 vector of "
                     f"{expected} bytes, got {stored.dtype} {list(stored.shape)}; the metadata or the file was altered"
                 )
 
@@ -245,8 +248,8 @@ class SealedFile(Mapping[str, SealedTensor]):
         layout = self._layouts.get(name)
         if layout is None:
             if name in self._stored:
-                raise KeyError(f"{name!r} is stored unencrypted; file.plain[{name!r}] returns it")
-            raise KeyError(f"{self.path} has no sealed tensor {name!r:.200}; {list_names(name, self._layouts)}")
+                raise KeyError(f"{shown(name)} is stored unencrypted; file.plain[{shown(name)}] returns it")
+            raise KeyError(f"{self.path} has no sealed tensor {shown(name, 200)}; {list_names(name, self._layouts)}")
         assert self.key_id is not None
         assert self.file_id is not None
         file_id, binding = self._bindings.get(name) or (self.file_id, None)
@@ -337,7 +340,7 @@ class _PlainTensors(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if name not in self._names:
             path = self._file.path
-            raise KeyError(f"{path} has no unencrypted tensor {name!r:.200}; {list_names(name, self._names)}")
+            raise KeyError(f"{path} has no unencrypted tensor {shown(name, 200)}; {list_names(name, self._names)}")
         dtype, shape, memory = self._file.stored(name)
         return arrays.from_bytes(memory, dtype, shape, "numpy")
 
@@ -483,10 +486,10 @@ def _take_binding(name: str, entry: dict[str, Any], file: str, path: Location) -
     own_id, header = entry.pop("file", None), entry.pop("binding")
     if not isinstance(own_id, str) or not isinstance(header, str) or not _HEX_HEADER.fullmatch(header):
         raise FormatError(
-            f"{path}: binding of {name!r:.80}: expected {2 * cobblestone.HEADER_SIZE} hexadecimal digits beside a "
+            f"{path}: binding of {shown(name)}: expected {2 * cobblestone.HEADER_SIZE} hexadecimal digits beside a "
             f"file id, got {header!r:.80}; the metadata was altered"
         )
-    return _hex_id(own_id, f"file of {name!r:.80}", path), Binding(file, bytes.fromhex(header))
+    return _hex_id(own_id, f"file of {shown(name)}", path), Binding(file, bytes.fromhex(header))
 
 
 def _read_layout(name: str, entry: Any, path: Location) -> Layout:
@@ -495,5 +498,5 @@ def _read_layout(name: str, entry: Any, path: Location) -> Layout:
         if type(dtype) is str and is_shape(shape):
             return Layout(dtype, tuple(shape), dtypes.nbytes(dtype, shape))
     raise FormatError(
-        f"{path}: entry of {name!r:.80}: expected a dtype and a shape, got {entry!r:.80}; the metadata was altered"
+        f"{path}: entry of {shown(name)}: expected a dtype and a shape, got {entry!r:.80}; the metadata was altered"
     )

@@ -14,6 +14,7 @@ from fastrack._sealed.contexts import MessageContext
 from fastrack._sealed.indexing import Indices
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
+from fastrack._util.shown import shown
 from fastrack.errors import FormatError
 
 T = TypeVar("T")
@@ -98,7 +99,7 @@ def encode(value: Any, *, is_record: bool = False) -> tuple[Column, Bytes]:
         try:
             value = value.encode()
         except UnicodeEncodeError:
-            raise ValueError(f"expected Unicode text, got {value!r:.80}") from None
+            raise ValueError(f"expected Unicode text, got {shown(value)}") from None
     if isinstance(value, memoryview) and not value.c_contiguous:
         value = value.tobytes()
     if isinstance(value, (bytes, bytearray, memoryview)):
@@ -123,10 +124,10 @@ def require_names(columns: Mapping[str, Column]) -> None:
     """Refuse names of columns that are no text, or that records may have for their tensors and lengths."""
     for name in columns:
         if not isinstance(name, str):
-            raise TypeError(f"name of a column: expected text, got {name!r:.80}")
+            raise TypeError(f"name of a column: expected text, got {shown(name)}")
         if name.endswith((RECORDS, OFFSETS, LENGTHS)):
             raise ValueError(
-                f"name of a column: expected no {RECORDS}, {OFFSETS} or {LENGTHS} at its end, got {name!r:.80}, as "
+                f"name of a column: expected no {RECORDS}, {OFFSETS} or {LENGTHS} at its end, got {shown(name)}, as "
                 "columns of records are stored under such names. Rename it"
             )
 

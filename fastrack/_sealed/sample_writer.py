@@ -22,6 +22,7 @@ from fastrack._sealed.writer import write_sealed
 from fastrack._tensors import arrays, dtypes
 from fastrack._util.locations import locate_local
 from fastrack._util.public import public
+from fastrack._util.shown import shown
 from fastrack.errors import ClosedError, FormatError
 
 SHARD = re.compile(r"shard-(\d{6,})\.safetensors")
@@ -95,7 +96,7 @@ class SealedWriter:
         shard_size: int = 256 << 20,
     ) -> None:
         if isinstance(records, str):
-            raise TypeError(f"records=: expected an iterable of names, got one text. Give [{records!r:.200}]")
+            raise TypeError(f"records=: expected an iterable of names, got one text. Give [{shown(records, 200)}]")
         if shard_size < 1:
             raise ValueError(f"shard_size=: expected 1 byte or more, got {shard_size}")
         self._key = sealing_key(key)

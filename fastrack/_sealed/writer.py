@@ -31,6 +31,7 @@ from fastrack._util.locations import Location, Url, locate, locate_local
 from fastrack._util.names import list_names
 from fastrack._util.paths import require_path
 from fastrack._util.public import public
+from fastrack._util.shown import shown
 from fastrack.errors import AuthenticationError, FormatError
 
 Progress = Callable[[int], None]
@@ -306,7 +307,7 @@ def choose(file: SealedFile, names: Iterable[str] | None, plain: frozenset[str])
     unknown = {*chosen, *plain} - set(file.names)
     if unknown:
         absent = min(unknown, key=repr)
-        raise KeyError(f"{file.path} has no tensor {absent!r:.200}; {list_names(absent, file.names)}")
+        raise KeyError(f"{file.path} has no tensor {shown(absent, 200)}; {list_names(absent, file.names)}")
     for name in chosen:
         if name in file.plain and name not in plain:
             raise AuthenticationError(
@@ -417,7 +418,7 @@ def write_plaintext(tensor: SealedTensor, keys: KeyRing, out: IO[bytes], progres
 def plain_names(plain: Iterable[str]) -> frozenset[str]:
     """Return the names of a ``plain=`` argument."""
     if isinstance(plain, str):
-        raise TypeError(f"plain=: expected an iterable of names, got one text. Give [{plain!r:.200}]")
+        raise TypeError(f"plain=: expected an iterable of names, got one text. Give [{shown(plain, 200)}]")
     return frozenset(plain)
 
 
@@ -482,7 +483,7 @@ def _check_texts(tensors: Mapping[str, PlainTensor], plain: frozenset[str], meta
     texts: list[object] = [*tensors, *metadata, *metadata.values()]
     for text in texts:
         if not isinstance(text, str):
-            raise TypeError(f"names and metadata: expected text, got {text!r:.80}; safetensors holds nothing else")
+            raise TypeError(f"names and metadata: expected text, got {shown(text)}; safetensors holds nothing else")
     unknown = plain - tensors.keys()
     if unknown:
         raise KeyError(f"plain= names tensors that are not given: {', '.join(sorted(unknown)):.200}")

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from fastrack._tensors import dtypes
 from fastrack._util import extras
+from fastrack._util.shown import shown
 
 Bytes = npt.NDArray[np.uint8]
 Framework = Literal["torch", "numpy", "cupy"]
@@ -161,7 +162,7 @@ def from_bytes(memory: Bytes, dtype: str, shape: Sequence[int], framework: Frame
         return torch.from_numpy(memory).view(dtypes.to_torch(dtype)).reshape(dtypes.torch_shape(dtype, shape))
     if framework == "numpy":
         return memory.view(dtypes.to_numpy(dtype)).reshape(tuple(shape))
-    raise TypeError(f"framework= must be 'numpy' or 'torch' for arrays in host memory, got {framework!r:.40}")
+    raise TypeError(f"framework= must be 'numpy' or 'torch' for arrays in host memory, got {shown(framework, 40)}")
 
 
 def flat_torch(tensor: Any, device: str, *, writable: bool = False) -> Any:

@@ -20,6 +20,7 @@ from fastrack._training.layout import record_layout, row_layout, window_layout
 from fastrack._training.shards import PathLike, Shards, require_samples
 from fastrack._util.locations import locate
 from fastrack._util.names import list_names
+from fastrack._util.shown import shown
 
 
 def list_shards(paths: PathLike | Sequence[PathLike]) -> PathLike | Sequence[PathLike]:
@@ -38,7 +39,7 @@ def list_shards(paths: PathLike | Sequence[PathLike]) -> PathLike | Sequence[Pat
 def tuple_of_names(names: Sequence[str], label: str) -> tuple[str, ...]:
     """Return names as a tuple; refuse a single text, which is a sequence too."""
     if isinstance(names, str):
-        raise TypeError(f"{label}: expected a sequence of names, got one text. Give [{names!r:.200}]")
+        raise TypeError(f"{label}: expected a sequence of names, got one text. Give [{shown(names, 200)}]")
     return tuple(names)
 
 
@@ -74,8 +75,8 @@ def _columns_in(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 def _absent_column(name: str, sealed: Iterable[str], plain: Iterable[str]) -> str:
     if name in plain:
-        return f"sealed column {name!r:.200}, which is stored unencrypted. Name it in plain_columns="
-    return f"column {name!r:.200}; {list_names(name, sealed)}"
+        return f"sealed column {shown(name, 200)}, which is stored unencrypted. Name it in plain_columns="
+    return f"column {shown(name, 200)}; {list_names(name, sealed)}"
 
 
 def join_columns(
@@ -120,7 +121,9 @@ def join_windows(
 
 def _join(parts: list[DatasetRef], names: tuple[str, ...], plain: PlainColumns | None) -> DatasetRef | JoinedRef:
     if len(set(names)) != len(names):
-        raise ValueError(f"columns of samples: expected different names, got {list(names)!s:.300}. Rename a column")
+        raise ValueError(
+            f"columns of samples: expected different names, got {', '.join(map(shown, names)):.300}. Rename a column"
+        )
     if plain is not None:
         plain.check()
     return JoinedRef(parts, names, plain) if plain is not None or len(parts) > 1 else parts[0]

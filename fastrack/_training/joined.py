@@ -16,6 +16,7 @@ from fastrack._training.handles import DatasetRef, Packed, Row, refs
 from fastrack._training.shards import Shards
 from fastrack._util.names import list_names
 from fastrack._util.pickles import unpickle
+from fastrack._util.shown import shown
 
 
 class JoinedRef:
@@ -137,21 +138,21 @@ class PlainColumns:
                     if name not in file.plain:
                         if name in file:
                             raise ValueError(
-                                f"{file.path}: {name!r:.80}: expected an unencrypted tensor, got a sealed one. Name it "
-                                "in columns="
+                                f"{file.path}: {shown(name)}: expected an unencrypted tensor, got a sealed one. Name "
+                                "it in columns="
                             )
                         raise ValueError(
-                            f"{file.path} has no unencrypted tensor {name!r:.80}; {list_names(name, file.plain)}"
+                            f"{file.path} has no unencrypted tensor {shown(name)}; {list_names(name, file.plain)}"
                         )
                     dtype, shape, memory = file.stored(name)
                     if not shape or self._samples(shape[0]) != count:
                         raise ValueError(
-                            f"{file.path}: {name!r:.80}: expected an unencrypted column of as many rows as the sealed "
+                            f"{file.path}: {shown(name)}: expected an unencrypted column of as many rows as the sealed "
                             f"ones, got shape {list(shape)}"
                         )
                     if self._kinds.setdefault(name, (dtype, shape[1:])) != (dtype, shape[1:]):
                         raise ValueError(
-                            f"{file.path}: {name!r:.80}: expected {self._kinds[name][0]} rows of "
+                            f"{file.path}: {shown(name)}: expected {self._kinds[name][0]} rows of "
                             f"{list(self._kinds[name][1])}, as in the first file, got {dtype} {list(shape)}"
                         )
                     row_size = dtypes.nbytes(dtype, shape[1:])

@@ -17,6 +17,7 @@ from fastrack._devices.side_stream import SideStream, side_stream
 from fastrack._training.prefetch import Fetched, PrefetchThread, Source
 from fastrack._util.fork import register_fork_reset
 from fastrack._util.public import public
+from fastrack._util.shown import shown
 
 
 @public
@@ -104,7 +105,7 @@ def wrap(
     if isinstance(loader, WrappedLoader):
         raise TypeError("wrap: expected a loader, got one that is wrapped already. Wrap the loader that it was made of")
     if isinstance(loader, (str, bytes, os.PathLike)):
-        raise TypeError(f"wrap: expected an iterable of batches, got {loader!r:.80}. Read a file with a SealedDataset")
+        raise TypeError(f"wrap: expected an iterable of batches, got {shown(loader)}. Read a file with a SealedDataset")
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise TypeError(f"wrap: expected an iterable of batches, got {type(loader).__name__}")
     if operator.index(prefetch) < 0:

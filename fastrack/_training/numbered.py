@@ -17,6 +17,7 @@ from fastrack._training.dataset import SealedDataset
 from fastrack._training.handles import DatasetRef
 from fastrack._training.joined import JoinedRef
 from fastrack._training.layout import EvenLayout, RecordLayout, record_layout
+from fastrack._util.shown import shown
 from fastrack.errors import FormatError
 
 DATASET: Final = "dataset"
@@ -86,7 +87,7 @@ class NumberedSamples:
             )
         samples = self._ref.sample(rows.astype(np.int64))
         for name in samples.keys() & others.keys():
-            raise ValueError(f"batch: expected each column once, got another {name!r:.200} beside the sealed one")
+            raise ValueError(f"batch: expected each column once, got another {shown(name, 200)} beside the sealed one")
         return {**samples, **others}
 
     def with_lengths(self, keys: KeyRing) -> NumberedSamples:

@@ -16,6 +16,7 @@ from fastrack._sealed.tensor import SealedTensor
 from fastrack._util.locations import Location, Url, locate
 from fastrack._util.names import list_names
 from fastrack._util.pickles import unpickle
+from fastrack._util.shown import shown
 from fastrack.errors import FormatError
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ def _choose(file: SealedFile, names: Sequence[str] | None) -> tuple[str, ...]:
     chosen = list(file) if names is None else names
     if not chosen or isinstance(chosen, str):
         raise ValueError(
-            f"columns=: expected a sequence of names of sealed tensors, got {chosen!r:.200}; {file.path} has "
+            f"columns=: expected a sequence of names of sealed tensors, got {shown(chosen, 200)}; {file.path} has "
             f"{list(file)!s:.300}"
         )
     return tuple(chosen)

@@ -20,6 +20,7 @@ from fastrack._tensors.sharded import is_sharded, named_part
 from fastrack._transfer.channel import Channel, Group
 from fastrack._util.fork import register_fork_reset
 from fastrack._util.public import public
+from fastrack._util.shown import shown
 
 
 @public
@@ -118,7 +119,7 @@ def to_device(
 def _require_movable(obj: Any) -> None:
     """Raise `TypeError` for a path or a module, which would be returned as it is."""
     if isinstance(obj, os.PathLike) or (isinstance(obj, str) and Path(obj).suffix == ".safetensors"):
-        raise TypeError(f"expected tensors, got the path {os.fspath(obj)!r:.80}. Use load_file to open a sealed file")
+        raise TypeError(f"expected tensors, got the path {shown(obj)}. Use load_file to open a sealed file")
     module = getattr(sys.modules.get("torch.nn"), "Module", ())
     if isinstance(obj, module):
         raise TypeError(

@@ -12,6 +12,7 @@ from fastrack._sealed.tensor import SealedTensor
 from fastrack._tensors.arrays import Framework
 from fastrack._transfer.api import to_device
 from fastrack._util.public import public
+from fastrack._util.shown import shown
 from fastrack.errors import FormatError
 
 if TYPE_CHECKING:
@@ -223,5 +224,5 @@ class _Slice:
 def _framework_of(name: str | None) -> Framework | None:
     """Return a framework by its name here or in safetensors."""
     if name is not None and name not in _FRAMEWORKS:
-        raise ValueError(f"framework=: expected one of {', '.join(_FRAMEWORKS)}, got {name!r:.40}")
+        raise ValueError(f"framework=: expected one of {', '.join(_FRAMEWORKS)}, got {shown(name, 40)}")
     return None if name is None else _FRAMEWORKS[name]

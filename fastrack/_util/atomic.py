@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from fastrack._util.key_text import refuse_key_text
 from fastrack._util.locations import require_local
 
 _DESCRIPTORS = "/proc/self/fd"
@@ -41,6 +42,7 @@ def new_file(path: Path, size: int = 0, *, mode: int = 0o666, overwrite: bool = 
     `FileExistsError` is raised.
     """
     require_local(path)
+    refuse_key_text(path, may_be_id=True)
     if path.is_dir():
         message = "expected the path of a file, got a directory; name a file in it"
         raise IsADirectoryError(errno.EISDIR, message, str(path))
@@ -84,6 +86,7 @@ def new_folder(path: Path, *, mode: int = 0o777) -> Iterator[Path]:
     is ever replaced. The files in it are on disk by then if `new_file` wrote them. It has `mode`, before the umask.
     """
     require_local(path)
+    refuse_key_text(path, may_be_id=True)
     path = path.parent.resolve() / path.name
     if os.path.lexists(path):
         raise _exists(path)

@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from urllib.parse import quote, unquote
 
+from fastrack._util.key_text import refuse_key_text
+
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")  # schemes of one letter would be drives
 _HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(:\d*)?")
 
@@ -24,14 +26,15 @@ class Url(os.PathLike[str]):
     def __init__(self, url: str) -> None:
         match = _URL.match(url)
         if match is None:
-            raise ValueError(f"expected a URL, got {url!r:.80}. Write it as scheme://host/path")
+            raise ValueError("expected a URL, got a path. Write it as scheme://host/path")
         self.full = url
         self.scheme = match[1].lower()
         rest = re.split(r"[?#]", url[match.end() :], maxsplit=1)[0]
         host, slash, path = rest.partition("/")
+        is_cut = ":" in host and "@" in path  # then a colon may precede a password with a slash in it, and no port
         host = host.rpartition("@")[2]
-        # What follows a colon and is no port may be the beginning of a password with a slash in it.
-        self._shown = f"{self.scheme}://{host}{slash}{path}" if _HOST.fullmatch(host) else f"{self.scheme}://..."
+        is_told = _HOST.fullmatch(host) and not is_cut
+        self._shown = f"{self.scheme}://{host}{slash}{path}" if is_told else f"{self.scheme}://..."
 
     @property
     def name(self) -> str:
@@ -62,6 +65,12 @@ class Url(os.PathLike[str]):
         return Url, (self.full,)
 
 
+def without_password(text: str) -> str:
+    """Return a text without what may be secret, if it is a URL, also one that `pathlib` made a path of."""
+    match = _COLLAPSED.match(text)
+    return text if match is None else str(Url(f"{match[1]}://{text[match.end() :]}"))
+
+
 Location = Path | Url
 NO_PATH = "expected a path on this machine, got a URL. Copy it here first"  # the end of a message
 
@@ -71,6 +80,7 @@ def locate(path: str | os.PathLike[str]) -> Location:
     text = os.fspath(path)
     match = _URL.match(text)
     if match is None:
+        refuse_key_text(text, may_be_id=True)
         return Path(text)
     if match[1].lower() == "file":
         host, slash, name = text[match.end() :].partition("/")

@@ -8,6 +8,7 @@ import os
 import stat
 from collections.abc import Callable
 
+from fastrack._util.key_text import refuse_key_text
 from fastrack._util.locations import require_local
 
 
@@ -25,6 +26,7 @@ def open_pipe_or_regular(path: str | os.PathLike[str]) -> io.FileIO:
 
 def _open(path: str | os.PathLike[str], is_expected: Callable[[int], bool]) -> io.FileIO:
     require_local(path)
+    refuse_key_text(path)
     try:
         file = io.FileIO(path, opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))
     except IsADirectoryError:

@@ -15,6 +15,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from fastrack._crypto.keyring import KeyRing
 from fastrack._util.public import attest_public
+from fastrack._util.shown import shown
 from fastrack.attest._collect import collect_evidence
 from fastrack.attest._exchange import GRANTS_LIMIT, Collector, make_offer
 from fastrack.attest._offer import CHALLENGE_LIMIT, Challenge
@@ -100,7 +101,7 @@ def _parse_address(url: str) -> SplitResult:
     is_allowed = address.scheme == "https" or (address.scheme == "http" and _is_loopback(host))
     if not is_allowed or not host or address.path not in {"", "/"} or address.query or address.username is not None:
         raise ValueError(
-            f"fetching keys failed: expected an address as https://HOST:PORT, got {url!r:.80}. "
+            f"fetching keys failed: expected an address as https://HOST:PORT, got {shown(url)}. "
             "Without TLS only loopback addresses are allowed."
         )
     return address

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from fastrack._crypto.keyring import KeyLike, sealing_key
+from fastrack._util.shown import shown
 from fastrack.distributed._link import Link
 from fastrack.distributed._messages import Slabs
 from fastrack.distributed._operation import Operation, Reduction, split
@@ -436,6 +437,6 @@ def check(tensor: torch.Tensor) -> None:
 def require_reduction(op: str, tensor: torch.Tensor) -> None:
     """Raise ValueError for an unknown reduction, and for means of integers."""
     if op not in ("sum", "mean"):
-        raise ValueError(f"op=: expected 'sum' or 'mean', got {op!r:.40}")
+        raise ValueError(f"op=: expected 'sum' or 'mean', got {shown(op, 40)}")
     if op == "mean" and not (tensor.is_floating_point() or tensor.is_complex()):
         raise ValueError(f"op='mean': expected a floating-point tensor, got {tensor.dtype}. Use op='sum'")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fastrack._crypto.keyring import KeyRing
-from fastrack._crypto.keys import Key, refuse_key_text
+from fastrack._crypto.keys import Key
 from fastrack._crypto.recipients import (
     Identity,
     PassphraseParameters,
@@ -293,7 +293,6 @@ class Grants:
         OSError
             If it cannot be read.
         """
-        refuse_key_text(path)
         with open_regular(path) as file:
             content = file.read(_LIMIT + 1)
         return cls.from_bytes(content, owner=owner, source=str(path))

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from fastrack._util.shown import shown
 from fastrack.errors import ProviderError
 from fastrack.providers._cloud import CloudKey
 from fastrack.providers._wrapped import WrappedKey, import_client, require_algorithm
@@ -59,7 +60,7 @@ class AwsKms(CloudKey):
     @classmethod
     def _check_file(cls, key: str) -> None:
         if _ARN.fullmatch(key) is None:
-            raise ValueError(f"expected the ARN of a key of AWS KMS, got {key!r:.80}")
+            raise ValueError(f"expected the ARN of a key of AWS KMS, got {shown(key)}")
 
     def _encrypt(self, secret: memoryview, key_id: str) -> tuple[str, bytes, dict[str, str]]:
         encrypt = self._get_client().encrypt

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from fastrack._util.shown import shown
 from fastrack.errors import ProviderError
 from fastrack.providers._cloud import CloudKey
 from fastrack.providers._wrapped import WrappedKey, import_client, require_algorithm
@@ -62,7 +63,7 @@ class AzureKeyVault(CloudKey):
     def _check_file(cls, key: str) -> None:
         match = _KEY.fullmatch(key)
         if match is None or not match["host"].endswith(_CLOUDS):
-            raise ValueError(f"expected the URL of a key of Azure, unless an AzureKeyVault is passed, got {key!r:.80}")
+            raise ValueError(f"expected the URL of a key of Azure, unless an AzureKeyVault is passed, got {shown(key)}")
 
     def _encrypt(self, secret: memoryview, key_id: str) -> tuple[str, bytes, dict[str, str]]:
         crypto = import_client("azure.keyvault.keys.crypto", "azure")

@@ -6,6 +6,7 @@ import re
 from abc import abstractmethod
 from typing import Any, ClassVar, Self
 
+from fastrack._util.shown import shown
 from fastrack.errors import FormatError
 from fastrack.providers._wrapped import KeyWrapper, WrappedKey, require_parameters
 
@@ -19,7 +20,7 @@ class CloudKey(KeyWrapper):
 
     def __init__(self, key: str, *, client: Any = None) -> None:
         if self._pattern.fullmatch(key) is None:
-            raise ValueError(f"expected {self._wanted}, got {key!r:.80}")
+            raise ValueError(f"expected {self._wanted}, got {shown(key)}")
         self._key = key
         self._client = client
 

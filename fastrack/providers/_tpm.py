@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, ClassVar, Self
 
+from fastrack._util.shown import shown
 from fastrack.errors import FormatError, ProviderError
 from fastrack.providers._wrapped import KeyWrapper, WrappedKey, import_client, require_algorithm, require_parameters
 
@@ -54,7 +55,7 @@ class Tpm(KeyWrapper):
     def __init__(self, *, pcrs: str = "", tcti: str | None = None) -> None:
         if pcrs and _PCRS.fullmatch(pcrs) is None:
             raise ValueError(
-                f"expected PCRs of a bank SHA-256, SHA-384 or SHA-512, such as sha256:0,7, got {pcrs!r:.80}"
+                f"expected PCRs of a bank SHA-256, SHA-384 or SHA-512, such as sha256:0,7, got {shown(pcrs)}"
             )
         self._pcrs = pcrs
         self._tcti = tcti

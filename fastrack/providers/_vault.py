@@ -11,6 +11,7 @@ from ipaddress import ip_address
 from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
 
+from fastrack._util.shown import shown
 from fastrack.errors import FormatError, ProviderError
 from fastrack.providers._wrapped import KeyWrapper, WrappedKey, import_client, require_algorithm, require_parameters
 
@@ -53,8 +54,8 @@ class VaultTransit(KeyWrapper):
     def __init__(self, name: str, *, mount: str = "transit", client: Any = None) -> None:
         if re.fullmatch(_NAME, name) is None or re.fullmatch(_MOUNT, mount) is None:
             raise ValueError(
-                f"expected the path of a mount and the name of a key of Vault's transit engine, got {mount!r:.80} and "
-                f"{name!r:.80}"
+                f"expected the path of a mount and the name of a key of Vault's transit engine, got {shown(mount)} and "
+                f"{shown(name)}"
             )
         self._name = name
         self._mount = mount

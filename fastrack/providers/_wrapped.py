@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from fastrack._crypto.keys import Key, refuse_key_text
+from fastrack._crypto.keys import Key
 from fastrack._util.atomic import new_file
 from fastrack._util.regular_file import open_regular
 from fastrack._util.rights import open_own
@@ -117,7 +117,6 @@ class WrappedKey:
         OSError
             If it cannot be read.
         """
-        refuse_key_text(path)
         with open_own(path) as file:
             content = file.read(_LIMIT + 1)
         return cls.from_bytes(content, source=str(path), wrapper=wrapper)

@@ -10,11 +10,12 @@ from ray.data.block import BlockMetadata
 from ray.data.collate_fn import NumpyBatchCollateFn
 
 from fastrack._crypto.keyring import KeyRing, KeySource
-from fastrack._crypto.keys import Key, refuse_key_text
+from fastrack._crypto.keys import Key
 from fastrack._devices import canonical
 from fastrack._training.dataset import SealedDataset
 from fastrack._training.numbered import ROW_BYTES, NumberedSamples, divide, make_table
 from fastrack._transfer.api import to_device
+from fastrack._util.key_text import refuse_key_text
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -227,7 +227,7 @@ def test_another_file_of_the_same_key_is_refused_by_its_id(cli, key, sealed, com
     cli(f"{command.format(sealed)} --file-id {wanted} {key}")
     cli(f"seal plain.npz other.safetensors {key}")
     line = f"{command.format('other.safetensors')} --file-id {wanted} {key} {'--force' * ('unseal' in command)}"
-    assert f"expected file id {wanted}" in cli.error(line)
+    assert f"expected file id '{wanted}'" in cli.error(line)
 
 
 @pytest.mark.parametrize(("command", "target"), [("unseal", "back.npz"), ("verify", "")])

@@ -460,7 +460,7 @@ def test_a_key_comes_from_a_descriptor(key, path):
         os.close(reader)
 
 
-@pytest.mark.parametrize("content", [b"", b"fastrack-key-1:\n", b"x" * 10_000])
+@pytest.mark.parametrize("content", [b"", b"fastrack-key\n", b"x" * 10_000])
 def test_a_descriptor_without_a_key_is_refused(content):
     reader, writer = os.pipe()
     os.write(writer, content)

@@ -1,0 +1,324 @@
+"""No message tells a key, a password of a URL, or values of a tensor, whatever argument they were given as."""
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import fastrack
+from fastrack import Anchor, Channel, Key, KeyRing, SealedDataset, SealedWriter
+from fastrack._crypto.signing import sign_envelope
+from fastrack._util.shown import shown
+from fastrack.grants import Grants, Identity, Recipient, Signer, Verifier
+from fastrack.grants._grants import PAYLOAD_TYPE
+from fastrack.providers import AwsKms, AzureKeyVault, GcpKms, Pkcs11, Tpm, VaultTransit, WrappedKey, open_wrapper
+
+torch = pytest.importorskip("torch")
+
+SECRET = bytes(range(101, 133))
+BASE64 = base64.urlsafe_b64encode(SECRET).decode().rstrip("=")
+PASSWORD, QUERY, VALUE = "pa55w0rd", "s1gnature", 71234.5
+TOLD = [SECRET.hex(), SECRET.hex()[:20], BASE64[:20], PASSWORD, QUERY, "71234"]
+KEY = Key.generate()
+
+HOSTILE = {
+    "hex": SECRET.hex(),
+    "key=hex": f"key={SECRET.hex()}",
+    "hex:hex": f"hex:{SECRET.hex()}",
+    "/hex": f"/{SECRET.hex()}",
+    "two": f"{SECRET.hex()},{SECRET.hex()}",
+    "JWK": f'{{"kty":"oct","k":"{BASE64}"}}',
+    "line": f"fastrack-key-1:{SECRET.hex()}",
+    "path of hex": Path(SECRET.hex()),
+    "URL": f"http://user:{PASSWORD}@127.0.0.1:9/a.safetensors?sig={QUERY}",
+    "URL with a slash": f"http://user:12/{PASSWORD}@127.0.0.1:9/a.safetensors?sig={QUERY}",
+    "path of a URL": Path(f"http://user:{PASSWORD}@127.0.0.1:9/a.safetensors?sig={QUERY}"),
+    "tensor": torch.full((3,), VALUE),
+    "array": np.full(3, VALUE),
+    "scalar": np.float64(VALUE),
+    "list": [VALUE, VALUE],
+    "dict": {"a": torch.full((3,), VALUE)},
+}
+
+
+class Model(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(2, 2)
+
+
+def calls():
+    """Return each public function with arguments that it takes."""
+    np.save("plain.npy", np.arange(4))
+    fastrack.save_file({"x": np.arange(4), "y": np.arange(4)}, "x.safetensors", KEY, plain=["y"])
+    fastrack.save_model(Model(), "model.safetensors", KEY)
+    fastrack.save_checkpoint("state.safetensors", {"step": 1}, KEY)
+    fastrack.publish("x.safetensors", signer=(owner := Signer.generate()))
+    Anchor.create("x.anchor", owner=owner.verifier)
+    Path("folder").mkdir()
+    np.save("folder/plain.npy", np.arange(4))
+    fastrack.seal_folder("folder", "sealed", KEY)
+    handle, file = fastrack.seal(np.arange(4), KEY), fastrack.load_file("x.safetensors")
+    recipient = Identity.generate().recipient
+    return {
+        "Anchor": (Anchor, {"path": "x.anchor"}),
+        "Anchor.create": (Anchor.create, {"path": "other.anchor", "owner": owner.verifier, "lineage": "0" * 32}),
+        "Channel": (Channel, {"device": "cpu", "keys": KEY, "threads": 1, "share": 1.0}),
+        "KeyRing": (KeyRing, {"keys": KEY, "ttl": 1.0}),
+        "Key.load": (Key.load, {"path": "no.key"}),
+        "Key.generate": (Key.generate, {"bits": 256}),
+        "Key.from_text": (Key.from_text, {"text": "text"}),
+        "Key.save": (KEY.save, {"path": "some.key"}),
+        "SealedDataset": (
+            SealedDataset,
+            {"paths": "x.safetensors", "columns": ["x"], "keys": KEY, "plain_columns": ["y"]},
+        ),
+        "SealedDataset[]": (SealedDataset("x.safetensors", ["x"], keys=KEY).__getitem__, {"index": 0}),
+        "SealedWriter": (SealedWriter, {"folder": "samples", "key": KEY, "records": ["r"], "shard_size": 8}),
+        "SealedTensor[]": (handle.__getitem__, {"index": 0}),
+        "SealedTensor.to": (handle.to, {"device": "cpu"}),
+        "SealedFile[]": (file.__getitem__, {"name": "x"}),
+        "SealedFile.plain[]": (file.plain.__getitem__, {"name": "y"}),
+        "import_samples": (fastrack.import_samples, {"source": "none", "folder": "imported", "key": KEY}),
+        "load_checkpoint": (fastrack.load_checkpoint, {"path": "state.safetensors", "keys": KEY, "device": "cpu"}),
+        "load_file": (fastrack.load_file, {"path": "x.safetensors", "file_id": file.file_id, "anchor": "x.anchor"}),
+        "load_folder": (fastrack.load_folder, {"path": "sealed", "keys": KEY, "anchor": "x.anchor"}),
+        "load_manifest": (fastrack.load_manifest, {"path": "x.safetensors.manifest", "owner": owner.verifier}),
+        "load_model": (
+            fastrack.load_model,
+            {"module": Model(), "path": "model.safetensors", "keys": KEY, "device": "cpu"},
+        ),
+        "load_tensors": (
+            fastrack.load_tensors,
+            {"path": "model.safetensors", "device": "cpu", "keys": KEY, "framework": "numpy"},
+        ),
+        "open_bytes": (fastrack.open_bytes, {"sealed": handle, "keys": KEY}),
+        "publish": (
+            fastrack.publish,
+            {"paths": "x.safetensors", "signer": owner, "manifest": "x.m", "anchor": "x.anchor"},
+        ),
+        "rekey_file": (
+            fastrack.rekey_file,
+            {"source": "x.safetensors", "target": "r.safetensors", "keys": KEY, "key": KEY, "plain": ["y"]},
+        ),
+        "safe_open": (
+            fastrack.safe_open,
+            {"filename": "model.safetensors", "framework": "pt", "device": "cpu", "keys": KEY},
+        ),
+        "save_checkpoint": (fastrack.save_checkpoint, {"path": "c.safetensors", "state": {"step": 1}, "key": KEY}),
+        "save_file": (
+            fastrack.save_file,
+            {"tensors": {"x": np.arange(3)}, "path": "s.safetensors", "key": KEY, "plain": [], "metadata": {"a": "b"}},
+        ),
+        "save_model": (
+            fastrack.save_model,
+            {"module": Model(), "path": "m.safetensors", "key": KEY, "metadata": {"a": "b"}},
+        ),
+        "seal": (fastrack.seal, {"tensor": np.arange(3), "key": KEY, "name": "x"}),
+        "seal_file": (
+            fastrack.seal_file,
+            {
+                "source": "plain.npy",
+                "target": "t.safetensors",
+                "key": KEY,
+                "plain": [],
+                "name": "x",
+                "metadata": {"a": "b"},
+            },
+        ),
+        "seal_folder": (fastrack.seal_folder, {"source": "folder", "target": "again", "key": KEY}),
+        "synchronize": (fastrack.synchronize, {"device": "cpu"}),
+        "to_device": (
+            fastrack.to_device,
+            {"obj": handle, "device": "cpu", "keys": KEY, "framework": "numpy", "out": None},
+        ),
+        "to_host": (fastrack.to_host, {"x": np.arange(3), "key": KEY, "name": "x"}),
+        "unseal": (fastrack.unseal, {"sealed": handle, "keys": KEY, "framework": "numpy"}),
+        "unseal_file": (
+            fastrack.unseal_file,
+            {"source": "x.safetensors", "target": "u.safetensors", "keys": KEY, "names": ["x"], "plain": ["y"]},
+        ),
+        "unseal_folder": (
+            fastrack.unseal_folder,
+            {"source": "sealed", "target": "unsealed", "keys": KEY, "anchor": "x.anchor"},
+        ),
+        "verify_file": (fastrack.verify_file, {"source": "x.safetensors", "keys": KEY}),
+        "wrap": (
+            lambda **given: list(fastrack.wrap(**given)),
+            {"loader": [handle], "device": "cpu", "keys": KEY, "prefetch": 2},
+        ),
+        "Grants.load": (Grants.load, {"path": "x.grants", "owner": owner.verifier}),
+        "Grants.issue": (
+            Grants.issue,
+            {
+                "key": KEY,
+                "recipients": [recipient],
+                "signer": owner,
+                "files": ["0" * 32],
+                "lineage": "0" * 32,
+                "least_version": 1,
+            },
+        ),
+        "Identity.load": (Identity.load, {"path": "x"}),
+        "Identity.generate": (Identity.generate, {"algorithm": "P-384", "name": "alice"}),
+        "Signer.load": (Signer.load, {"path": "x"}),
+        "Signer.generate": (Signer.generate, {"algorithm": "Ed25519", "name": "alice"}),
+        "Recipient.load": (Recipient.load, {"path": "x"}),
+        "Recipient.parse": (Recipient.parse, {"text": "x"}),
+        "Verifier.load": (Verifier.load, {"path": "x"}),
+        "WrappedKey.load": (WrappedKey.load, {"path": "x"}),
+        "open_wrapper": (open_wrapper, {"uri": "tpm:"}),
+        "AwsKms": (AwsKms, {"key": "alias/x"}),
+        "AzureKeyVault": (AzureKeyVault, {"key": "https://x.vault.azure.net/keys/x/y"}),
+        "GcpKms": (GcpKms, {"key": "projects/a/locations/b/keyRings/c/cryptoKeys/d"}),
+        "Pkcs11": (Pkcs11, {"uri": "pkcs11:token=T;object=O"}),
+        "Tpm": (Tpm, {"pcrs": "sha256:0"}),
+        "VaultTransit": (VaultTransit, {"mount": "transit", "name": "x"}),
+    }
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def told_by(error):
+    text = "".join(traceback.format_exception(error)) + repr(error)
+    return [part for part in TOLD if part.lower() in text.lower()]
+
+
+def attempts():
+    for name, (function, given) in calls().items():
+        for parameter in given:
+            for kind, hostile in HOSTILE.items():
+                before = set(Path().iterdir())
+                yield f"{name}({parameter}={kind})", function, {**given, parameter: hostile}
+                for made in set(Path().iterdir()) - before:
+                    shutil.rmtree(made) if made.is_dir() else made.unlink()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
+@pytest.mark.usefixtures("folder")
+def test_no_error_of_a_public_function_repeats_a_secret():
+    told = {}
+    for label, function, given in attempts():
+        try:
+            function(**given)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it tells nothing
+            if (found := told_by(error)) and label != "Channel(share=scalar)":  # a number is what it takes
+                told[label] = (found, type(error), str(error)[:150])
+    assert not told, "\n".join(f"{label}: {text}" for label, text in told.items())
+
+
+COMMANDS = {
+    "inspect": "inspect {}",
+    "verify": "verify {}",
+    "unseal": "unseal {} back.npz --key some.key",
+    "unseal, target": "unseal x.safetensors {} --key some.key",
+    "seal": "seal {} new.safetensors --key some.key",
+    "seal, target": "seal plain.npy {} --key some.key",
+    "key": "key {}",
+    "keygen": "keygen {}",
+    "publish": "publish {} --sign owner.signer",
+    "anchor": "anchor {}",
+    "grant": "grant {}",
+    "import": "import {} imported --key some.key",
+    "verify, key": "verify x.safetensors --key {}",
+    "verify, anchor": "verify x.safetensors --key some.key --anchor {}",
+    "attest show": "attest show {}",
+    "broker log": "broker log --database {}",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_command_repeats_a_secret(name):
+    from fastrack._cli.app import app
+
+    KEY.save("some.key")
+    np.save("plain.npy", np.arange(4))
+    fastrack.save_file({"x": np.arange(4)}, "x.safetensors", KEY)
+    for kind in ("hex", "key=hex", "/hex", "URL", "URL with a slash"):
+        done = CliRunner().invoke(app, [part.format(HOSTILE[kind]) for part in COMMANDS[name].split()])
+        text = "".join(done.output.split()).replace("│", "").lower()
+        assert not [part for part in TOLD if part.lower() in text], (kind, done.output)
+
+
+def test_names_are_told_by_their_type_and_ids_as_they_are():
+    assert shown(torch.ones(3)) == "an object of type Tensor"
+    assert shown("layer.0.weight") == "'layer.0.weight'"
+    assert shown([]) == "[]"
+    assert shown("0" * 32, may_be_id=True) == repr("0" * 32)
+    for path in (f"blobs/{'0a' * 32}", f"{'0a' * 32}.safetensors", f"model-{'0a' * 32}", "a/b/c"):
+        assert shown(path, 200) == repr(path)
+
+
+def test_a_ring_that_was_not_made_can_be_shown():
+    made = []
+
+    class Ring(KeyRing):
+        def __new__(cls, *_):
+            made.append(super().__new__(cls))
+            return made[-1]
+
+    with pytest.raises(TypeError):
+        Ring(b"bytes")
+    assert repr(made[0]) == "<KeyRing empty>"
+
+
+@pytest.mark.parametrize("kind", [Key, Signer, Identity])
+def test_a_damaged_key_file_is_called_damaged(kind, folder):
+    path = folder / "some.key"
+    kind.generate().save(path)
+    content = path.read_bytes()
+    for damaged in (content.replace(b"\n", b"\r\n"), b"\xef\xbb\xbf" + content, content[:-5], content[:20]):
+        path.write_bytes(damaged)
+        with pytest.raises(fastrack.FormatError, match="damaged"):
+            kind.load(path)
+    path.write_bytes(b"something else")
+    with pytest.raises(fastrack.FormatError, match="is not a fastrack"):
+        kind.load(path)
+
+
+def test_names_that_a_terminal_cannot_show_end_no_command(folder):
+    fastrack.save_file({"größe": np.arange(3)}, folder / "x.safetensors", KEY)
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(Path(fastrack.__file__).parents[1])}
+    command = [sys.executable, "-m", "fastrack", "inspect", "x.safetensors"]
+    done = subprocess.run(command, env=environment, capture_output=True, check=True)
+    assert b"gr\\xf6\\xdfe" in done.stdout
+
+
+def test_a_grants_file_moves_no_cursor(folder):
+    from fastrack._cli.app import app
+
+    entry = {"algorithm": "P-384\x1b[2K", "ciphertext": "eA==", "id": "1" * 32, "name": "alice"}
+    document = {
+        "bits": 256,
+        "expires": None,
+        "files": None,
+        "issued": "2026-01-01T00:00:00Z",
+        "key": "a" * 32,
+        "least_version": 0,
+        "lineage": None,
+        "recipients": [entry],
+        "serial": 1,
+        "version": 1,
+    }
+    payload = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+    (folder / "x.grants").write_bytes(sign_envelope(payload, PAYLOAD_TYPE, [Signer.generate()]))
+    for command in (
+        ["grant", "x.grants"],
+        ["verify", "x\x1b[2K", "--key", "\x1b[2K"],
+        ["grant", "a", "--expires", "\x1b[2K"],
+    ):
+        assert "\x1b[2K" not in CliRunner().invoke(app, command).output
