@@ -20,7 +20,7 @@ _COLOURS = ("#8c2d19", "#d9773b", "#c9b458", "#2f6f8f", "#b5b5b5")  # from the b
 def require(package: str) -> None:
     """Raise an error if a package of the extra `demo` is not installed."""
     if package not in sys.modules and find_spec(package) is None:
-        raise FastrackError(f"{package} is not installed: pip install 'fastrack[demo]'")
+        raise FastrackError(f"{package} is not installed: pip install 'fastrack-io[demo]'")
 
 
 def check_picture(path: Path) -> None:

@@ -138,7 +138,7 @@ def _require_same(name: str, arrived: Any, original: Any) -> None:
 
 def _train_twice(path: Path, key: "Key", tensors: dict[str, Any], console: Console) -> list[float]:
     if not find_spec("torch"):
-        console.print("left out, as torch is not installed: pip install 'fastrack[torch]'")
+        console.print("left out, as torch is not installed: pip install 'fastrack-io[torch]'")
         return []
     import torch
     from torch.utils.data import DataLoader

@@ -373,7 +373,7 @@ def import_client(module: str, extra: str) -> Any:
         return import_module(module)
     except ImportError as error:
         raise ProviderError(
-            f"importing {module} failed: {type(error).__name__}. Install it with pip install 'fastrack[{extra}]'"
+            f"importing {module} failed: {type(error).__name__}. Install it with pip install 'fastrack-io[{extra}]'"
         ) from error
 
 
