@@ -40,7 +40,7 @@ class MachineCode(BuildHookInterface[Any]):
         build_data["pure_python"] = False
         build_data["tag"] = tag_of(wheel)
 
-    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:  # noqa: ARG002
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Remove what a wheel was made of."""
         if hasattr(self, "_folder"):
             self._folder.cleanup()

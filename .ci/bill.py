@@ -1,7 +1,8 @@
 """Add the machine code of the wheels of a folder to a bill of materials: ``python .ci/bill.py BILL FOLDER``.
 
-The code is the output of compilers. Nothing of libc, and of zig's runtime and start files, is linked. LLVM's licence asks
-for no notice in what LLVM compiles. Of numba the code has some functions, inlined, so that numba's licence counts.
+The code is the output of compilers. No code of a C library or of zig is linked. LLVM's licence asks for no notice in
+what LLVM compiles. Some functions of numba are inlined in the code, and numba's licence asks for its notice:
+LICENSE-numba.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def main(bill: Path, folder: Path) -> None:
     document["dependencies"] += [{"ref": each["bom-ref"]} for each in added]
     (needs,) = (each for each in document["dependencies"] if each["ref"] == root)
     needs["dependsOn"] = sorted([*needs.get("dependsOn", []), *(each["bom-ref"] for each in added)])
-    print(json.dumps(document, indent=2, sort_keys=True))  # noqa: T201
+    print(json.dumps(document, indent=2, sort_keys=True))
 
 
 def component(path: Path) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def main(folder: Path) -> None:
         assert essence(files) == essence(contents[pure]), f"{path.name} and {pure.name} have different files"
         if path != pure:
             check_module(path)
-        print(f"{path.name}: {path.stat().st_size} bytes, {len(files)} files")  # noqa: T201
+        print(f"{path.name}: {path.stat().st_size} bytes, {len(files)} files")
 
 
 def essence(files: dict[str, bytes]) -> dict[str, bytes]:

@@ -1,8 +1,8 @@
 """``python -m bench.gpu.kit FOLDER``: gather what ``make gpu`` needs on a machine without a network.
 
-Runs on a machine with one. The folder gets wheels, that of this checkout with its machine code among them, those files of
-published vectors that tests/kernels reads, and a script that installs the wheels and runs stages. CuPy, NumPy and torch
-are large, and have to be there already.
+Runs on a machine with one. The folder gets wheels, one of this checkout with its machine code among them, those files
+of published vectors that tests/kernels reads, and a script that installs the wheels and runs stages. CuPy, NumPy and
+torch are large, and have to be there already.
 """
 
 import argparse
@@ -98,7 +98,7 @@ def download(folder, python):
 
 
 def build(folder):
-    """Build the wheel of this checkout, which is for every Python. ziglang links it for other machines, if it is here."""
+    """Build the wheel of this checkout, for every Python, and for other machines if ziglang is here to link it."""
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     environment = {**os.environ, "FASTRACK_WHEEL": "x86_64"}
     subprocess.run([*command, "--wheel-dir", str(folder), str(ROOT)], check=True, env=environment)
