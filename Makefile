@@ -193,7 +193,8 @@ WHEELS := x86_64 aarch64 pure
 dist: $(STAMP) $(ZIGLANG)/.installed  ## build the wheels of the last commit twice, compare and try them, list what they need, and give the hashes
 	rm -rf dist .dist
 	mkdir -p .dist/commit .dist/archive
-	(umask 022; git archive HEAD | tar -x -C .dist/commit)
+	git log -1 --format='%H %ct' > .dist/head
+	(umask 022; read commit time < .dist/head; git archive $$commit | tar -x -C .dist/commit)
 	$(MAKE) --no-print-directory .dist/commit.sdist
 	(umask 077; tar -xz -C .dist/archive --strip-components 1 -f .dist/commit.sdist/*.tar.gz)
 	$(MAKE) --no-print-directory --jobs 2 .dist/archive.sdist $(foreach tree,commit archive,$(WHEELS:%=.dist/$(tree).%))
@@ -214,8 +215,9 @@ dist: $(STAMP) $(ZIGLANG)/.installed  ## build the wheels of the last commit twi
 
 # One result of one tree, as .dist/commit.aarch64.
 .dist/%:
-	umask $(if $(filter commit.%,$*),022,077); SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) FASTRACK_WHEEL=$(subst .,,$(suffix $*)) $(WITH_ZIGLANG) \
-		$(BIN)/python -m build --no-isolation $(if $(filter %.sdist,$*),--sdist,--wheel) --outdir $@ .dist/$(basename $*) >$@.log || { cat $@.log; exit 1; }
+	@umask $(if $(filter commit.%,$*),022,077); read commit time < .dist/head; \
+		SOURCE_DATE_EPOCH=$$time FASTRACK_WHEEL=$(subst .,,$(suffix $*)) $(WITH_ZIGLANG) $(BIN)/python -m build --no-isolation \
+		$(if $(filter %.sdist,$*),--sdist,--wheel) --outdir $@ .dist/$(basename $*) >$@.log 2>&1 || { cat $@.log; exit 1; }
 
 clean:  ## remove what was built, .venv included
 	rm -rf .venv .venv-* .ziglang .dist .fuzz .gpu-kit .nvrtc build dist docs/_build .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache \
