@@ -15,6 +15,8 @@ NATIVE := $(if $(filter Linux-x86_64 Linux-aarch64,$(subst $() $(),-,$(PLATFORM)
 ZIGLANG := .ziglang
 LINKER := $(if $(shell command -v $${CC:-cc}),,$(ZIGLANG)/.installed)
 WITH_ZIGLANG := PYTHONPATH=$(CURDIR)/$(ZIGLANG)
+# Other environments than .venv link to this checkout and its machine code, and get nothing to make that.
+BACKEND = $$(grep -oE '^(hatchling|editables)==[0-9.]*' requirements.txt)
 
 .PHONY: help demo native test test-all test-nightly test-lowest test-openssl test-pythons coverage check bench bench-compare peers gpu \
 	gpu-kit emulator aarch64 integrations nvrtc mutants fuzz soak docs lock dist clean
@@ -135,9 +137,9 @@ integrations: $(INTEGRATIONS)/.installed $(NATIVE)  ## test tokens, TPMs, vaults
 # that, nor can what imports torchvision.
 $(INTEGRATIONS)/.installed: pyproject.toml requirements.txt
 	test -x $(INTEGRATIONS)/bin/python || $(PYTHON) -m venv $(INTEGRATIONS)
-	$(INTEGRATIONS)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(INTEGRATIONS)/bin/python -m pip install --quiet --upgrade "pip>=25.1" $(BACKEND)
 	grep -o '^torch==[0-9.]*' requirements.txt > $(INTEGRATIONS)/constraints.txt
-	$(INTEGRATIONS)/bin/python -m pip install --quiet --constraint $(INTEGRATIONS)/constraints.txt \
+	FASTRACK_WHEEL=pure $(INTEGRATIONS)/bin/python -m pip install --quiet --no-build-isolation --constraint $(INTEGRATIONS)/constraints.txt \
 		--editable '.[torch,demo,remote,pkcs11,tpm,vault,aws,gcp,azure]' --group integrations
 	$(INTEGRATIONS)/bin/python -c 'import torchvision' 2>$(INTEGRATIONS)/torchvision.txt || { \
 		echo "torchvision is of another build than torch, see $(INTEGRATIONS)/torchvision.txt. Its recipes will be skipped"; \
@@ -250,15 +252,15 @@ $(ZIGLANG)/.installed: requirements.txt
 # Apart, because packages that nothing else needs come with them, and versions that the others would not choose.
 $(PEERS)/.installed: pyproject.toml bench/peers/constraints.txt
 	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(PEERS)/bin/python -m pip install --quiet --constraint bench/peers/constraints.txt --editable ".[bench]"
+	$(PEERS)/bin/python -m pip install --quiet --upgrade "pip>=25.1" $(BACKEND)
+	FASTRACK_WHEEL=pure $(PEERS)/bin/python -m pip install --quiet --no-build-isolation --constraint bench/peers/constraints.txt --editable ".[bench]"
 	touch $@
 
 # Apart, because without CuPy the ordinary tests show what users without it see.
 $(EMULATOR)/.installed: pyproject.toml tests/emulator/requirements.txt
 	test -x $(EMULATOR)/bin/python || $(PYTHON) -m venv $(EMULATOR)
 	$(EMULATOR)/bin/$(PIP_LOCKED) --requirement tests/emulator/requirements.txt
-	$(EMULATOR)/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	FASTRACK_WHEEL=pure $(EMULATOR)/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
 # Apart, as atheris has wheels for some Pythons only. Where it has none `make fuzz` says so, and what to run instead.
