@@ -47,7 +47,7 @@ def build(kind, folder, tree=ROOT, wheel="pure"):
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
-    """Return a copy of what the project is built from, with a module that an earlier build left there."""
+    """Return a copy of what the project is built from, with what earlier builds left there."""
     folder = tmp_path_factory.mktemp("tree") / "fastrack"
     listed = subprocess.run(
         ["git", "-C", ROOT, "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
@@ -62,6 +62,8 @@ def tree(tmp_path_factory):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
     (folder / MODULE).write_bytes(b"of another day")
+    (folder / MODULE).with_name(".native-killed").mkdir()
+    (folder / MODULE).with_name(".native-killed").joinpath("native.o").write_bytes(b"half")
     return folder
 
 
