@@ -10,9 +10,9 @@ DEFAULTS = {"slab": CudaDevice.max_slab_size, "lead": CudaDevice.first_slab_size
 
 
 @contextmanager
-def channel_on(driver, key, *, share=1.0, slab=None, lead=None, depth=None):
-    """Open a channel over this driver. Settings that are absent are those of `DEFAULTS`."""
-    device = CudaDevice(driver, share=share)
+def channel_on(driver, key, *, share=1.0, slab=None, lead=None, depth=None, threads=None):
+    """Open a channel over this driver. Settings that are absent are those of `DEFAULTS`, and all threads."""
+    device = CudaDevice(driver, share=share, threads=threads)
     device.max_slab_size = slab or device.max_slab_size
     device.first_slab_size = min(lead or device.first_slab_size, device.max_slab_size)
     with Channel._from_device(device, keys=key, depth=depth or DEPTH) as channel:

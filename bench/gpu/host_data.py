@@ -28,7 +28,7 @@ class Pair:
     """Two sealed tensors of one size, to be moved in turn, so that no cache holds what is moved next."""
 
     def __init__(self, gpu, size):
-        self.key, stock = Key.generate(256), noise(size + MIB)
+        self.size, self.key, stock = size, Key.generate(256), noise(size + MIB)
         self.sealed = [seal(stock[start : start + size], self.key) for start in (0, MIB)]
         self.out = [gpu.array(size) for _ in self.sealed]
 

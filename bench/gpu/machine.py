@@ -47,8 +47,18 @@ def read_gpu(index):
         "multiprocessors": int(found.get("multiProcessorCount", 0)),
         "capability": f"{capability[0]}.{capability[1]}",
         "l2": int(found.get("l2CacheSize", 0)),
-        "cuda": {"driver": runtime.driverGetVersion(), "runtime": runtime.runtimeGetVersion()},
+        "cuda": {"driver": runtime.driverGetVersion(), "runtime": runtime.runtimeGetVersion(), "nvrtc": read_nvrtc()},
     }
+
+
+def read_nvrtc():
+    """Return the version of the compiler that CuPy finds, or None if it finds none."""
+    try:
+        from cupy_backends.cuda.libs import nvrtc
+
+        return ".".join(map(str, nvrtc.getVersion()))
+    except Exception:  # noqa: BLE001 - its type depends on CuPy; that no kernel compiles is told by the stages
+        return None
 
 
 def _revision():

@@ -26,6 +26,7 @@ class Plan:
     sweep_slabs: tuple[int, ...] = (MIB, 2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB, 32 * MIB)
     sweep_depths: tuple[int, ...] = (2, 3, 4, 6, 8)
     sweep_leads: tuple[int, ...] = (256 * KIB, MIB, 2 * MIB, 4 * MIB, 8 * MIB)
+    lead_sizes: tuple[int, ...] = (MIB, 4 * MIB, 16 * MIB)  # of transfers of which the first slab is a large part
     sweep_shares: tuple[float, ...] = (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
     timeline_size: int = 256 * MIB
     matrix: int = 8192  # its side
@@ -54,6 +55,7 @@ QUICK = Plan(
     sweep_slabs=(4 * MIB, 8 * MIB, 16 * MIB),
     sweep_depths=(3, 4),
     sweep_leads=(MIB, 4 * MIB),
+    lead_sizes=(4 * MIB,),
     sweep_shares=(1, 1 / 4),
     products=20,
     stream_shares=(1, 1 / 4),

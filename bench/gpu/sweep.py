@@ -1,26 +1,45 @@
-"""Measure `to_device` by size of the slab and of the first slab, depth of the staging pool and share of the GPU."""
+"""Measure `to_device` by slab, depth of the staging pool, share of the GPU, and threads that copy to staging buffers.
+
+The size of the first slab is varied on small transfers, as it is no large part of others.
+"""
 
 from contextlib import ExitStack
 
 from bench.gpu.channels import DEFAULTS, channel_on
 from bench.gpu.host_data import Pair
-from bench.gpu.plan import fraction
+from bench.gpu.plan import fraction, size_of
 from bench.gpu.timing import Row, interleave, wall
+from fastrack._crypto.workers import default_threads
+from fastrack._devices.cuda.native import MAX_THREADS
 
 PATH = "to_device, sealed"
 
 
 def measure(gpu, plan):
+    most = _most_threads()
+    threads = tuple(each for each in plan.fill_threads if each <= most)
     pair = Pair(gpu, plan.sweep_size)
-    sizes = [("slab", plan.sweep_slabs), ("depth", plan.sweep_depths), ("lead", plan.sweep_leads)]
-    for setting, values in [*sizes, ("share", plan.sweep_shares)]:
-        print(f"    {setting}: {values}")
-        with ExitStack() as stack:
-            runs = {}
-            for value in values:
-                move = pair.mover(stack.enter_context(channel_on(gpu.driver, pair.key, **{setting: value})))
-                runs[value] = lambda number, move=move: wall(move, number)
-            found = interleave(runs, plan)
-        for value, times in found.items():
-            settings = {**DEFAULTS, "share": "1", setting: fraction(value) if setting == "share" else value}
-            yield Row("sweep", PATH, plan.sweep_size, times, {"varied": setting, **settings})
+    settings = {"slab": plan.sweep_slabs, "depth": plan.sweep_depths, "share": plan.sweep_shares, "threads": threads}
+    for setting, values in settings.items():
+        yield from _vary(gpu, plan, pair, setting, values)
+    for size in plan.lead_sizes:
+        leads = tuple(each for each in plan.sweep_leads if each <= size)
+        yield from _vary(gpu, plan, Pair(gpu, size), "lead", leads)
+
+
+def _vary(gpu, plan, pair, setting, values):
+    print(f"    {size_of(pair.size)}, {setting}: {values}")
+    with ExitStack() as stack:
+        runs = {}
+        for value in values:
+            move = pair.mover(stack.enter_context(channel_on(gpu.driver, pair.key, **{setting: value})))
+            runs[value] = lambda number, move=move: wall(move, number)
+        found = interleave(runs, plan)
+    others = {**DEFAULTS, "share": "1", "threads": _most_threads()}
+    for value, times in found.items():
+        settings = {**others, setting: fraction(value) if setting == "share" else value}
+        yield Row("sweep", PATH, pair.size, times, {"varied": setting, **settings})
+
+
+def _most_threads():
+    return min(default_threads(), MAX_THREADS)

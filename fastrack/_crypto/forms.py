@@ -31,6 +31,8 @@ class Form(NamedTuple):
         return level, ",".join(f"+{feature}" for feature in features)
 
 
+SCHEDULE_SIZE = 2048  # bytes of an expanded message key, of the layout in `gcm_ir`
+
 FORMS = {
     "vaes-512": Form("x86", 64, 64),
     "vaes-256": Form("x86", 32, 32),

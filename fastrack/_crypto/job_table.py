@@ -6,8 +6,7 @@ from array import array
 from bisect import bisect_right
 
 from fastrack._crypto.base import Jobs, chunks_between
-from fastrack._crypto.cobblestone import CHUNK_SIZE
-from fastrack._crypto.message_keys import ROW_SIZE
+from fastrack._crypto.cobblestone import CHUNK_SIZE, DERIVED_SIZE
 
 WORDS = 9
 """The words of a row."""
@@ -54,7 +53,7 @@ class JobTable:
                 chunks, *places = plan.locate(source.size, nbytes, target.size)
                 words += (key, bits, source.address, target.address, nbytes, count, *places)
                 count += chunks
-            key += ROW_SIZE
+            key += DERIVED_SIZE
         table = array("q", words)
         self.address = table.buffer_info()[0]
         self.count = count

@@ -16,7 +16,7 @@ from fastrack._crypto.secret_bytes import SecretBytes
 from fastrack.errors import ClosedError
 
 _NOTHING: Final = memoryview(b"")
-ROW_SIZE: Final = DERIVED_SIZE  # bytes from one key to the next
+_ROW_SIZE: Final = DERIVED_SIZE  # bytes from one key to the next
 
 
 class MessageKeys:
@@ -31,7 +31,7 @@ class MessageKeys:
     __slots__ = ("_flat", "_is_wiped", "_process", "_view", "bits")
 
     def __init__(self, count: int) -> None:
-        self._flat = array("B", bytes(count * ROW_SIZE))
+        self._flat = array("B", bytes(count * _ROW_SIZE))
         self._view = memoryview(self._flat)
         self._process = os.getpid()
         self._is_wiped = False
@@ -55,7 +55,7 @@ class MessageKeys:
     def memory(self) -> Bytes:
         """The rows, as uint8 (n, 80)."""
         self._require_usable()
-        return np.frombuffer(self._flat, np.uint8).reshape(-1, ROW_SIZE)
+        return np.frombuffer(self._flat, np.uint8).reshape(-1, _ROW_SIZE)
 
     def derive(
         self,
@@ -71,14 +71,14 @@ class MessageKeys:
 
     def put(self, row: int, material: bytearray) -> None:
         """Copy an AES key and its base nonce into a row."""
-        start = row * ROW_SIZE
+        start = row * _ROW_SIZE
         self._view[start : start + len(material)] = material
         self.bits[row] = 8 * (len(material) - NONCE_SIZE)
 
     def material(self, row: int) -> SecretBytes:
         """Return a copy of an AES key and its base nonce, which has to be wiped too."""
         self._require_usable()
-        start = row * ROW_SIZE
+        start = row * _ROW_SIZE
         return SecretBytes(self._view[start : start + self.bits[row] // 8 + NONCE_SIZE])
 
     def key(self, row: int) -> MessageKey:

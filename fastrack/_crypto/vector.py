@@ -22,11 +22,11 @@ from fastrack._crypto.base import (
     chunks_between,
 )
 from fastrack._crypto.cobblestone import PREFIXES, SEALED_CHUNK_SIZE, TAG_SIZE, MessageKey
+from fastrack._crypto.forms import SCHEDULE_SIZE
 from fastrack._crypto.job_table import JobTable
 from fastrack._crypto.known_answers import find_job_fault
 from fastrack.errors import ClosedError, DeviceError
 
-SCHEDULE_SIZE = 2048  # bytes, of the layout in `gcm_ir`
 _ALIGNMENT = 64
 _PADDING = [b"\0\x80".ljust(2 + -(size + 2) % 8, b"\0") for size in range(8)]  # a counter, and padding to whole words
 

@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 
 from fastrack._crypto import native
+from fastrack._crypto.forms import narrow_form
 from fastrack._crypto.keyring import KeyProvider, KeyRing
 from fastrack._crypto.keys import Key, looks_secret
-from fastrack._crypto.workers import default_threads
 from fastrack._devices.base import Device
 from fastrack.errors import DeviceError
 
@@ -54,8 +54,13 @@ def open_device(name: str, threads: int | None = None, share: float | None = Non
             f"opening {name!r} failed: expected fastrack's machine code, which issues its commands, got none: "
             f"{problem}. Until then use device='cpu'"
         )
+    if narrow_form() is None:
+        raise DeviceError(
+            f"opening {name!r} failed: expected a CPU with instructions for AES, which expand keys for the device, "
+            "got one without. Use device='cpu'"
+        )
     from fastrack._devices.cuda.cupy_driver import CupyDriver
     from fastrack._devices.cuda.device import CudaDevice
 
     driver = CupyDriver(int(name.removeprefix("cuda:")))
-    return CudaDevice(driver, share=1.0 if share is None else share, threads=threads or default_threads())
+    return CudaDevice(driver, share=1.0 if share is None else share, threads=threads)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from fastrack._devices.cuda.captures import BesideCaptures
 from fastrack._tensors.arrays import framework_of
 from fastrack._util.fork import after_fork
 from fastrack._util.tree import tree_map
@@ -69,11 +70,12 @@ class SideStream:
         self._torch, self._cupy = torch, cupy
         self._returned: deque[_Returned] = deque()
         self._in_use: deque[tuple[Any, Any]] = deque()  # arrays, and the events after which their memory is free
-        self._torch_stream = None if torch is None else torch.cuda.Stream(index)
         self._cupy_stream = None
-        if cupy is not None:
-            with cupy.cuda.Device(index):
-                self._cupy_stream = cupy.cuda.Stream(non_blocking=True)
+        with BesideCaptures():
+            self._torch_stream = None if torch is None else torch.cuda.Stream(index)
+            if cupy is not None:
+                with cupy.cuda.Device(index):
+                    self._cupy_stream = cupy.cuda.Stream(non_blocking=True)
 
     @contextmanager
     def current(self) -> Iterator[None]:
@@ -88,21 +90,23 @@ class SideStream:
 
     def hand_over(self, nest: Any) -> Any:
         """Hand complete results over to the caller's current stream. Return the tree, perhaps with other arrays."""
-        self._record_events()
-        return tree_map(self._hand_over, nest)
+        with BesideCaptures():
+            self._record_events()
+            return tree_map(self._hand_over, nest)
 
     def reclaim(self, *, wait: bool = False) -> None:
         """Free the memory that no stream uses; with `wait`, all memory without references."""
-        self._record_events()
-        for _ in range(len(self._in_use)):
-            try:
-                array, event = self._in_use.popleft()
-            except IndexError:  # another thread was faster
-                return
-            if wait:
-                event.synchronize()
-            elif not event.done:
-                self._in_use.append((array, event))
+        with BesideCaptures():
+            self._record_events()
+            for _ in range(len(self._in_use)):
+                try:
+                    array, event = self._in_use.popleft()
+                except IndexError:  # another thread was faster
+                    return
+                if wait:
+                    event.synchronize()
+                elif not event.done:
+                    self._in_use.append((array, event))
 
     def _hand_over(self, leaf: Any) -> Any:
         framework = framework_of(leaf)

@@ -6,11 +6,12 @@ from helpers import arm, reference
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, hash_key, noise, round_keys
 from helpers.runs import Runs, zeroed
 
+from fastrack._crypto import native
 from fastrack._crypto.cobblestone import DERIVED_SIZE
+from fastrack._crypto.forms import narrow_form
 from fastrack._crypto.known_answers import find_derivation_fault, find_fault
-from fastrack._crypto.library import load
 from fastrack._crypto.vector import derivation_table
-from fastrack._devices.cuda.key_state import PORTABLE, STATE_SIZE
+from fastrack._devices.cuda.key_state import STATE_SIZE
 
 pytestmark = [
     pytest.mark.slow,
@@ -134,11 +135,11 @@ def test_the_search_finds_what_is_not_wiped(harness):
 
 
 @pytest.mark.parametrize("size", [28, 44])
-def test_the_state_of_a_key_for_a_gpu_is_the_portable_one(harness, size):
+def test_the_state_of_a_key_for_a_gpu_is_that_of_this_cpu(harness, size):
     for seed in range(20):
         material = noise(size, seed)
         state = np.empty(STATE_SIZE, np.uint8)
-        load(PORTABLE).write(material, material.size, state)
+        native.functions(narrow_form()).write_state(material, material.size, state)
         assert arm.expand_state(harness, material.tobytes()) == state.tobytes()
 
 

@@ -3,9 +3,6 @@
 import pytest
 
 from bench import first_use
-from fastrack._crypto.forms import is_compiling
-
-pytestmark = pytest.mark.skipif(not is_compiling(), reason="numba compiles nothing")
 
 
 @pytest.mark.slow

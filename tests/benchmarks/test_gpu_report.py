@@ -1,6 +1,7 @@
 """The parts of the suite for GPUs where there is none: what they measure and check, on a stand-in of host memory."""
 
 import dataclasses
+import os
 import threading
 
 import numpy as np
@@ -32,7 +33,9 @@ from bench.gpu.targets import check_targets
 from bench.gpu.timeline import Timeline
 from bench.gpu.timing import Row, Times, interleave
 from bench.metric import Metric
+from fastrack import Channel, Key, seal
 from fastrack._crypto.cobblestone import CHUNK_SIZE
+from fastrack._devices.cuda import cupy_driver
 from fastrack.errors import DeviceError
 
 
@@ -57,9 +60,44 @@ def test_every_path_is_measured_at_every_size(gpu):
     rows = list(kernels.measure(gpu, TINY))
     assert len(rows) == 2 * 2 * 5
     assert {row.settings.get("share") for row in rows} == {"1", "1/2", None}
+
+
+@pytest.fixture
+def filling(gpu, monkeypatch):
+    """The numbers of threads that fill staging buffers, on a host of five CPUs, as they come."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(5)))
+    issue, found = gpu.driver.issue, []
+
+    def record(commands, *, threads=1, hold=False):
+        if commands.copies:
+            found.append(threads)
+        issue(commands, threads=threads, hold=hold)
+
+    monkeypatch.setattr(gpu.driver, "issue", record)
+    return found
+
+
+@pytest.mark.parametrize("part", [ablation, latency, slowdown, timeline, transfers])
+def test_staging_buffers_are_filled_by_as_many_threads_as_in_the_channel_of_a_user(gpu, filling, monkeypatch, part):
+    monkeypatch.setattr(cupy_driver, "CupyDriver", lambda _: gpu.driver)
+    key = Key.generate()
+    with Channel("cuda:0", keys=key) as channel:
+        channel.to_device(seal(np.zeros(1000, np.uint8), key), framework="cupy")
+    assert set(filling) == {5}
+    del filling[:]
+    show = [lambda _: None] if part is timeline else []
+    assert list(part.measure(gpu, TINY, *show))
+    assert set(filling) == {5}
+
+
+def test_every_setting_of_a_transfer_is_swept(gpu, filling):
     rows = list(sweep.measure(gpu, TINY))
-    assert [row.settings["varied"] for row in rows] == ["slab"] * 2 + ["depth"] * 2 + ["lead"] * 2 + ["share"] * 2
+    settings = "slab", "depth", "share", "threads"
+    assert [row.settings["varied"] for row in rows] == [each for each in settings for _ in range(2)] + ["lead"] * 3
     assert {row.settings["depth"] for row in rows if row.settings["varied"] == "depth"} == {2, 3}
+    assert {row.settings["threads"] for row in rows} == set(filling) == {1, 2, 5}
+    leads = [(row.size, row.settings["lead"]) for row in rows if row.settings["varied"] == "lead"]
+    assert leads == [(CHUNK_SIZE, CHUNK_SIZE), (20 * CHUNK_SIZE, CHUNK_SIZE), (20 * CHUNK_SIZE, 2 * CHUNK_SIZE)]
 
 
 def test_the_timeline_has_every_slab(gpu):

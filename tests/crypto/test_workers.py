@@ -14,13 +14,16 @@ import numpy as np
 import pytest
 from helpers.boxes import MAX, all_boxes, native_threads, unserved
 from helpers.forking import in_forked_child
+from helpers.native_code import build
 from helpers.processes import run_python
 
-from fastrack._crypto import library, workers
-from fastrack._crypto.forms import is_compiling
+from fastrack._crypto import native, workers
 from fastrack._crypto.workers import default_threads
 
-pytestmark = pytest.mark.skipif(not is_compiling(), reason="numba compiles nothing")
+pytestmark = [
+    pytest.mark.skipif(native.load() is None, reason="there is no machine code"),
+    pytest.mark.slow,  # to compile the kernels takes seconds
+]
 needs_cpus = pytest.mark.skipif(default_threads() < 2, reason="there is one CPU")
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 needs_affinity = pytest.mark.skipif(
@@ -31,7 +34,7 @@ needs_affinity = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def kernels():
     """Kernels that count what they do: `count_chunks`, at the end of a nap for each grain, and `know_roles`."""
-    from fastrack._crypto.native.compiler import compile_functions, compiled
+    from fastrack._crypto.native.compiler import compiled
     from fastrack._crypto.native.intrinsics import fetch_add, fetch_min, load, sleep
 
     @compiled
@@ -54,9 +57,7 @@ def kernels():
         while load(roles) + load(roles + 8) < all:
             sleep(100)
 
-    return library._link(
-        compile_functions({"count_chunks": count_chunks, "know_roles": know_roles}, library.target()), "kernels"
-    )
+    return build({"count_chunks": count_chunks, "know_roles": know_roles})
 
 
 class Log:

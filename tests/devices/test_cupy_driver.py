@@ -176,6 +176,13 @@ def test_a_share_is_passed_on():
     assert open_device("cuda:0", share=0.5).max_slab_size
 
 
+@pytest.mark.usefixtures("runtime")
+def test_a_device_opens_without_nvidia_ml_py(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # importing it raises ImportError
+    assert open_device("cuda:1").name == "cuda:1"
+    assert CupyDriver(1).confidential is False
+
+
 # The kernels' sources.
 
 
@@ -322,6 +329,34 @@ def test_what_cuda_says_is_said_again(runtime):
     with pytest.raises(KeyError), cupy_driver._Current(driver):
         raise KeyError
     assert runtime.current == 0
+
+
+def test_no_call_is_forbidden_while_another_thread_captures(runtime, monkeypatch):
+    modes = []
+
+    def record(name):
+        def call(*_):
+            modes.append((name, runtime.libcuda.mode))
+            if runtime.full and name == "malloc":
+                raise FakeError(2)
+            return 1 << 20
+
+        return call
+
+    names = ["malloc", "hostAlloc", "free", "streamCreateWithPriority", "eventCreateWithFlags"]  # of CUDA's runtime
+    for name in names:
+        monkeypatch.setattr(runtime, name, record(name), raising=False)
+    monkeypatch.setattr(sys.modules["cupy"].get_default_memory_pool(), "free_all_blocks", record("free_all_blocks"))
+    driver = CupyDriver(1)
+    assert all([driver.stream(high_priority=True), driver.event(), driver.memory(64), driver.host(64).size])
+    runtime.full = True
+    with pytest.raises(DeviceError, match="no memory"):
+        driver.memory(64)
+    assert {name for name, _ in modes} == {*names, "free_all_blocks"}
+    assert {mode for _, mode in modes} == {1}
+    with pytest.raises(KeyError), cupy_driver._Current(driver):
+        raise KeyError
+    assert runtime.libcuda.mode == 0
 
 
 def test_memory_that_pools_keep_is_asked_back_before_there_is_none(runtime, monkeypatch):

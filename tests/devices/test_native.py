@@ -32,6 +32,7 @@ def libcuda():
     yield stub
     assert stub.violations == []
     assert stub.contexts == []  # each list puts the caller's context back
+    assert stub.mode == 0  # and the mode of the caller's thread
 
 
 @pytest.fixture
@@ -102,6 +103,29 @@ def test_a_stream_is_captured_or_not(libcuda, run):
     assert [commands.code[answer] for answer in answers] == [1, 1]
     libcuda.status["cuStreamIsCapturing"] = 700  # something else is wrong
     assert run(commands, hold=True) == (700, 0)
+
+
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_list_changes_the_mode_of_its_thread_towards_captures_only_meanwhile(libcuda, run, before):
+    commands, modes = stopping(), []
+    libcuda.mode, libcuda.happened = before, lambda _: modes.append(libcuda.mode)
+    libcuda.status["cuEventQuery"] = [NOT_READY] * 1000
+    assert run(commands, hold=True)[0] == STOPPED
+    assert libcuda.mode == before
+    libcuda.status["cuEventQuery"] = 700
+    assert run(commands)[0] == 700
+    assert libcuda.mode == before
+    libcuda.status["cuCtxPushCurrent"] = 201  # no command runs, in whatever mode
+    assert run(commands)[0] == 201
+    assert modes == [1, 1]
+    assert libcuda.mode == before
+    libcuda.mode = 0
+
+
+def test_a_mode_that_could_not_be_changed_is_not_changed_back(libcuda, run):
+    libcuda.status["cuThreadExchangeStreamCaptureMode"] = [4, 0]
+    assert run(Commands()) == (0, 0)
+    assert libcuda.status["cuThreadExchangeStreamCaptureMode"] == [0]
 
 
 # The interpreter's lock.
@@ -236,7 +260,9 @@ def test_functions_are_found_by_name():
     assert {(version, flags) for _, version, flags in library.asked} == {(12000, 0)}
 
 
-@pytest.mark.parametrize("name", ["cuLaunchKernel", "cuCtxPushCurrent", "cuStreamIsCapturing"])
+@pytest.mark.parametrize(
+    "name", ["cuLaunchKernel", "cuCtxPushCurrent", "cuStreamIsCapturing", "cuThreadExchangeStreamCaptureMode"]
+)
 def test_a_libcuda_without_one_of_them_is_said_so(name):
     with pytest.raises(DeviceError, match=rf"{name}.*driver"):
         find_functions(Library([name]))

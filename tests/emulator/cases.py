@@ -6,6 +6,7 @@ import statistics
 import sys
 import threading
 import time
+from contextlib import contextmanager
 
 import cupy
 import numpy as np
@@ -19,7 +20,7 @@ from fastrack import Channel, DeviceError, Key
 from fastrack._util.trace import recording
 
 MIB = 1 << 20
-THREAD_LOCAL = 1  # cudaStreamCaptureModeThreadLocal
+GLOBAL, THREAD_LOCAL = 0, 1  # cudaStreamCaptureMode
 
 _key = Key.generate()
 
@@ -241,6 +242,104 @@ def capture():
         channel.to_device(sealed, out=out)
         result["arrives"] = np.array_equal(cupy.asnumpy(out), _data(100_000))
     return result
+
+
+@contextmanager
+def _capture_elsewhere():
+    """Have another thread capture a graph in global mode, as torch does by default, during the block.
+
+    The dictionary has then what the graph computes, or why it was invalidated.
+    """
+    stream, counter = cupy.cuda.Stream(non_blocking=True), cupy.zeros(1000, np.uint8)
+    began, end, found = threading.Event(), threading.Event(), {}
+    with stream:
+        counter += 1  # before the capture, in which CuPy cannot compile
+    stream.synchronize()
+
+    def capture():
+        with stream:
+            stream.begin_capture(GLOBAL)
+            began.set()
+            end.wait()
+            try:
+                cupy.add(counter, 1, out=counter)
+                found["graph"] = stream.end_capture()
+            except RuntimeError as error:
+                found["invalidated"] = str(error)
+
+    thread = threading.Thread(target=capture)
+    thread.start()
+    began.wait()
+    try:
+        yield found
+    finally:
+        end.set()
+        thread.join()
+    if "graph" in found:
+        found.pop("graph").launch(stream)
+        stream.synchronize()
+        found["counter"] = sorted(set(cupy.asnumpy(counter).tolist()))
+
+
+def _filled(count, size):
+    """Return sealed tensors of ones, of twos, and so on."""
+    return [fastrack.seal(np.full(size, n + 1, np.uint8), _key, name=str(n)) for n in range(count)]
+
+
+def _are_right(arrays):
+    return [np.unique(cupy.asnumpy(array)).tolist() for array in arrays] == [[n + 1] for n in range(len(arrays))]
+
+
+def wrap_beside_capture():
+    """Prefetch while another thread captures. The device is opened meanwhile, too."""
+    batches = _filled(8, 200_000)
+    with _capture_elsewhere() as found:
+        moved = list(fastrack.wrap(batches, "cuda:0", keys=_key))
+    return found | {"arrives": _are_right(moved)}
+
+
+def reuse_beside_capture():
+    """Prefetch into the memory of batches that were given back, while another thread captures."""
+    batches = _filled(12, 200_000)
+    copies = [cupy.zeros(200_000, np.uint8) for _ in batches]
+    stream = cupy.cuda.Stream(non_blocking=True)
+
+    def use():
+        with stream:
+            for batch, target in zip(fastrack.wrap(batches, "cuda:0", keys=_key), copies, strict=True):
+                target.data.copy_from_device_async(batch.data, batch.nbytes, stream)
+                del batch
+
+    use()
+    with _capture_elsewhere() as found:
+        use()
+    stream.synchronize()
+    return found | {"arrives": _are_right(copies)}
+
+
+def channels_beside_capture():
+    """Open and close channels and move both ways, also without blocking, while another thread captures."""
+    sealed, backs = _filled(3, 9 * MIB), []
+    with _capture_elsewhere() as found:
+        with Channel("cuda:0", keys=_key) as channel:
+            moved = [channel.to_device(each, framework="cupy", non_blocking=True) for each in sealed]
+            channel.synchronize()
+            backs += [channel.to_host(array, key=_key) for array in moved]
+        del channel
+        gc.collect()
+        with Channel("cuda:0", keys=_key) as channel:
+            channel.to_device(sealed[0], out=moved[0])
+    plain = [fastrack.unseal(back, _key, framework="numpy") for back in backs]
+    return found | {"arrives": _are_right(moved) and _are_right(plain)}
+
+
+def full_beside_capture():
+    """Move to a device of which CuPy's pool holds all memory unused, while another thread captures."""
+    hog = [cupy.empty(16 * MIB, np.uint8) for _ in range(_free_memory() // (16 * MIB))]
+    del hog
+    with _capture_elsewhere() as found:
+        moved = fastrack.to_device(_filled(1, 5 * MIB)[0], "cuda:0", keys=_key, framework="cupy")
+    return found | {"arrives": _are_right([moved])}
 
 
 def _refusal(channel, size=5 * MIB, **options):

@@ -116,6 +116,10 @@ class TestCapture:
         assert "captur" in result.pop("refused", "")
         assert result == {"counter": [3], "arrives": True}
 
+    @pytest.mark.parametrize("moves", ["wrap", "reuse", "channels", "full"])
+    def test_transfers_and_a_global_capture_of_another_thread_both_succeed(self, run_case, moves):
+        assert run_case(f"{moves}_beside_capture", EMU_MEMORY=GIB) == {"counter": [2], "arrives": True}
+
 
 class TestLoop:
     def test_batches_are_moved_beside_the_steps_of_a_busy_stream(self, run_case):

@@ -265,6 +265,32 @@ class TestCaptures:
         assert in_thread(status_of, runtime.malloc, 1000) == status
         assert status_of(stream.end_capture) == (INVALIDATED if status else 0)
 
+    @pytest.mark.parametrize(
+        ("mode", "beside", "within"),
+        [(GLOBAL, UNSUPPORTED, UNSUPPORTED), (THREAD_LOCAL, 0, UNSUPPORTED), (RELAXED, 0, 0)],
+    )
+    def test_the_mode_of_a_thread_says_whose_captures_forbid_it_to_allocate(
+        self, driver, runtime, stream, mode, beside, within
+    ):
+        exchange = driver("cuThreadExchangeStreamCaptureMode")
+
+        def allocate():
+            place = ctypes.c_int(mode)
+            assert exchange(ctypes.byref(place)) == 0
+            assert place.value == GLOBAL  # as every thread begins
+            status = status_of(runtime.malloc, 1000)
+            assert exchange(ctypes.byref(place)) == 0
+            assert place.value == mode
+            return status
+
+        for run, status in ((in_thread, beside), (lambda action: action(), within)):
+            stream.begin_capture(GLOBAL)
+            assert run(allocate) == status
+            assert status_of(stream.end_capture) == (INVALIDATED if status else 0)
+
+    def test_there_is_no_fourth_mode(self, driver):
+        assert driver("cuThreadExchangeStreamCaptureMode")(ctypes.byref(ctypes.c_int(3))) == INVALID_VALUE
+
     def test_the_legacy_stream_is_not_used_beside_the_capture_of_a_blocking_one(self, cupy, runtime):
         x, stream = cupy.zeros(10, np.uint8), cupy.cuda.Stream()
         stream.begin_capture()

@@ -6,14 +6,13 @@ import struct
 import subprocess
 import tempfile
 import threading
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from llvmlite import binding, ir
 
-from fastrack._crypto.native import gcm_ir, gcm_pass, gcm_ranges, hkdf_ir, llvm
 from fastrack._crypto.base import KeySchedule, check_buffers, check_plan, check_rows, chunks_between
 from fastrack._crypto.cobblestone import (
     CHUNK_SIZE,
@@ -22,16 +21,17 @@ from fastrack._crypto.cobblestone import (
     TAG_SIZE,
 )
 from fastrack._crypto.forms import FORMS
+from fastrack._crypto.native import gcm_ir, gcm_pass, gcm_ranges, hkdf_ir
 from fastrack._crypto.vector import derivation_table
 from fastrack._devices.cuda.key_state import STATE_SIZE
-from fastrack._devices.cuda.key_state_ir import emit_state
+from fastrack._devices.cuda.key_state_ir import state_function
 from fastrack.errors import ClosedError
 
 TRIPLE = "aarch64-unknown-linux-gnu"
 HARNESS = Path(__file__).parents[1] / "aarch64" / "harness.c"
 COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 MISSING = [name for name in (COMPILER, EMULATOR) if shutil.which(name) is None]
-# With NEON, with SVE, and without AES: there the function of a chunk is called, as with NUMBA_CPU_NAME=generic.
+# With NEON, with SVE, and without AES but in the functions of the form, which is what the machine code is made for.
 CPUS = ["neoverse-n1", "neoverse-v1", "generic"]
 WORKS = {name: number for number, name in enumerate(["open", "verify", "seal", "pass", "ranges", "state", "derive"])}
 RUNS = dict.fromkeys(["open", "verify", "seal"], gcm_ir.run_function)
@@ -68,8 +68,7 @@ def make_module():
         variant = gcm_ir.Variant(bits, FORMS["armv8"])
         functions.append(gcm_ir.chunk_function(module, variant, "expand_key"))
         functions += [build(module, variant, name) for name, build in RUNS.items()]
-        build = partial(emit_state, form=FORMS["armv8"], bits=bits)
-        functions.append(llvm.define(module, f"fastrack_key_state_{bits}", 2, build))
+        functions.append(state_function(module, FORMS["armv8"], bits))
     for function in functions:
         function.linkage = "external"
     return module

@@ -8,8 +8,9 @@ import os
 from functools import cache, partial
 
 from fastrack._crypto.engine import available_engines, get_engine, selected_engine
-from fastrack._crypto.forms import FORMS, Form, narrow_form, supported_forms
+from fastrack._crypto.forms import Form, narrow_form, supported_forms
 from fastrack._crypto.vector import VectorEngine
+from helpers.native_code import build_form
 
 ARM = bool(os.environ.get("FASTRACK_AARCH64"))
 
@@ -18,7 +19,7 @@ if ARM:
     EMULATED = {}
 elif "vaes-256" in supported_forms():
     EMULATED = {"vaes-512-on-256": Form("x86", 64, 32)}
-elif narrow_form() == FORMS["aesni"]:
+elif narrow_form() == "aesni":
     EMULATED = {"vaes-512-on-128": Form("x86", 64, 16), "vaes-256-on-128": Form("x86", 32, 16)}
 else:
     EMULATED = {}
@@ -37,8 +38,13 @@ def make(name, threads=THREADS):
 
         return arm.EmulatedEngine(arm.start(arm.CPUS[0]), threads)
     if name in EMULATED:
-        return VectorEngine(name, EMULATED[name], threads)
+        return VectorEngine(name, emulated(name), threads)
     return get_engine(name, threads=threads)
+
+
+@cache
+def emulated(name):
+    return build_form(name, EMULATED[name])
 
 
 class Wrong:

@@ -22,6 +22,7 @@ TINY = plan.Plan(
     sweep_slabs=(2 * CHUNK_SIZE, 4 * CHUNK_SIZE),
     sweep_depths=(2, 3),
     sweep_leads=(CHUNK_SIZE, 2 * CHUNK_SIZE),
+    lead_sizes=(CHUNK_SIZE, 20 * CHUNK_SIZE),
     sweep_shares=(1, 1 / 4),
     timeline_size=400 * CHUNK_SIZE,
     matrix=64,

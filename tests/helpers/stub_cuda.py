@@ -5,7 +5,7 @@ Everything happens at once. What was called is written down, and what is to be a
 
 import ctypes
 
-from fastrack._devices.cuda import cupy_driver
+from fastrack._devices.cuda import captures, cupy_driver
 from helpers.fake_kernels import SCALARS, TABLE, run_kernel
 
 NOT_READY = 600
@@ -13,6 +13,7 @@ _OPERANDS = {
     "cuCtxPushCurrent": 1,
     "cuCtxPopCurrent": 1,
     "cuCtxGetCurrent": 1,
+    "cuThreadExchangeStreamCaptureMode": 1,
     "cuStreamWaitEvent": 3,
     "cuEventRecord": 2,
     "cuMemcpyHtoDAsync": 4,
@@ -34,9 +35,12 @@ class StubCuda:
     functions : dict of str to int
         Their addresses.
     calls : list
-        Name and operands of each call, but for those that only set a context.
+        Name and operands of each call, but for those that only set a context or the mode of the thread.
     contexts : list
         Those that are current, the last on top.
+    mode : int
+        That of the thread towards captures, 0 at first. A call on a stream or an event in another mode than 1, in which
+        a capture of another thread may forbid it, is a violation.
     status : dict of str to int
         What a function returns, if not 0. A list is used up, one answer a call.
     capturing : set
@@ -49,6 +53,7 @@ class StubCuda:
         self.calls, self.contexts, self.status, self.capturing, self.kernels = [], [], {}, set(), {}
         self.violations = []
         self.happened = None
+        self.mode = 0
         self._space = space
         self._kept = {name: self._function(name, count) for name, count in _OPERANDS.items()}
         self.functions = {name: ctypes.cast(kept, ctypes.c_void_p).value for name, kept in self._kept.items()}
@@ -60,8 +65,9 @@ class StubCuda:
             try:
                 answer = self.status.get(name, 0)
                 answer = answer.pop(0) if isinstance(answer, list) else answer
-                if not name.startswith("cuCtx"):
+                if not name.startswith(("cuCtx", "cuThread")):
                     self.calls.append((name, *operands))
+                    assert self.mode == 1, "a capture of another thread may forbid this call"
                 if answer == 0:
                     act(*operands)
             except BaseException as error:  # noqa: BLE001 - nothing may go through native code
@@ -79,6 +85,10 @@ class StubCuda:
 
     def _cuCtxGetCurrent(self, place):  # noqa: N802
         ctypes.c_uint64.from_address(place).value = 4711
+
+    def _cuThreadExchangeStreamCaptureMode(self, place):  # noqa: N802
+        mode = ctypes.c_int.from_address(place)
+        mode.value, self.mode = self.mode, mode.value
 
     def _cuStreamIsCapturing(self, stream, place):  # noqa: N802
         ctypes.c_int.from_address(place).value = int(stream in self.capturing)
@@ -113,3 +123,5 @@ class StubCuda:
 def install(monkeypatch, stub):
     """Have `CupyDriver` find this libcuda."""
     monkeypatch.setattr(cupy_driver, "find_functions", lambda: stub.functions)
+    exchange = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(stub.functions[captures.EXCHANGE_MODE])
+    monkeypatch.setattr(captures, "find_exchange", lambda: exchange)

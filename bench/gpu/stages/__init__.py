@@ -6,7 +6,7 @@ STAGES = {
     "first": "first contact: versions, known answers, transfers, link, latency, kernels, instruction rates",
     "tests": "the tests of tests/gpu",
     "memcheck": "a few chunks through every kernel under memcheck, racecheck and synccheck",
-    "variants": "the kernels next to every candidate, with two splits of shared memory",
+    "variants": "the kernels next to every candidate, with three splits of shared memory",
     "figures": "kernels, transfers, ablation, timeline, slowdown and sweeps, and a picture",
     "loop": "a training loop fed by `fastrack.wrap`, next to batches that are there already",
     "profile": "one profile of the kernel that opens, by Nsight Compute",

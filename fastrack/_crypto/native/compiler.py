@@ -7,6 +7,7 @@ for a platform that may be another than that of this process. Importing this imp
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -21,41 +22,11 @@ from fastrack._crypto.native.target import Target, target_machine
 
 # The functions outside of the object code that it may call: those of the C library, and those of Python that the
 # wrappers call. Without a reference to others, a compiled function neither raises an exception nor allocates memory.
-_LIBC = {
-    "clock_gettime",
-    "getauxval",
-    "memcpy",
-    "memmove",
-    "memset",
-    "pthread_cond_init",
-    "pthread_cond_signal",
-    "pthread_cond_wait",
-    "pthread_create",
-    "pthread_mutex_init",
-    "pthread_mutex_lock",
-    "pthread_mutex_unlock",
-    "pthread_self",
-    "pthread_setaffinity_np",
-    "pthread_setname_np",
-    "pthread_sigmask",
-    "sched_getaffinity",
-    "sched_getcpu",
-    "sched_yield",
-    "sigdelset",
-    "sigfillset",
-    "usleep",
-}
-_PYTHON = {
-    "PyBuffer_Release",
-    "PyErr_BadArgument",
-    "PyErr_Occurred",
-    "PyEval_RestoreThread",
-    "PyEval_SaveThread",
-    "PyLong_AsLongLong",
-    "PyLong_FromLongLong",
-    "PyModuleDef_Init",
-    "PyObject_GetBuffer",
-}
+_ALLOWED = re.compile(
+    r"clock_gettime|getauxval|mem(cpy|move|set)|pthread_(cond|create|mutex|self|set|sig)\w*|sched_\w+|sig(del|fill)set|usleep"
+    r"|Py(Buffer_Release|Err_(BadArgument|Occurred)|Eval_(Restore|Save)Thread|Long_(As|From)LongLong|ModuleDef_Init"
+    r"|Object_GetBuffer)|llvm\..+"
+)
 _KINDS = ("int", "bool", "Array", "Role", "Counters")  # the annotations of arguments
 
 # The marks of places that may be jumped to: LLVM begins functions with ENDBR64 or with BTI. 8 is "the lower of two".
@@ -153,7 +124,7 @@ def _lower(function: Any, symbol: str, count: int, result: types.Type) -> Any:
 
 def _require_known(module: Any) -> None:
     foreign = {function.name for function in module.functions if function.is_declaration}
-    foreign = {name for name in foreign - _LIBC - _PYTHON if not name.startswith("llvm.")}
+    foreign = {name for name in foreign if not _ALLOWED.fullmatch(name)}
     if foreign:
         raise RuntimeError(
             f"expected compiled functions that neither raise nor allocate, got calls of {', '.join(sorted(foreign))}. "
@@ -179,6 +150,7 @@ def _optimize(module: Any, machine: Any, *, exported: str) -> None:
     builder = binding.create_pass_builder(machine, options)
     builder.getModulePassManager().run(module, builder)
     passes = binding.create_new_module_pass_manager()
+    passes.add_refprune_pass()  # numba's counts of references to arrays, none of which it owns
     passes.add_ipsccp_pass()
     passes.add_simplify_cfg_pass()
     passes.add_global_dead_code_eliminate_pass()

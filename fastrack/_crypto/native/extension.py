@@ -151,14 +151,14 @@ def _emit_table(module: ir.Module, functions: list[tuple[str, ir.Function]]) -> 
         for name, function in functions
     ]
     entries.append(_METHOD([none, none, I32(0), none]))
-    return _global(module, METHODS, ir.Constant(ir.ArrayType(_METHOD, len(entries)), entries))
+    return _constant(module, METHODS, ir.Constant(ir.ArrayType(_METHOD, len(entries)), entries))
 
 
 def _emit_init(module: ir.Module, methods: ir.GlobalVariable, name: str, doc: str) -> None:
     """Emit the function that Python looks for in an extension module, and what it returns: a `PyModuleDef`."""
     none = ir.Constant(_POINTER, None)
     base = _BASE([I64(1), none, none, I64(0), none])  # as PyModuleDef_HEAD_INIT
-    slots = _global(module, "fastrack_slots", ir.Constant(ir.ArrayType(I64, 2), [0, 0]))  # none: there is no state
+    slots = _constant(module, "fastrack_slots", ir.Constant(ir.ArrayType(I64, 2), [0, 0]))  # none: there is no state
     members = [
         base,
         _text(module, name),
@@ -167,6 +167,7 @@ def _emit_init(module: ir.Module, methods: ir.GlobalVariable, name: str, doc: st
         methods.bitcast(_POINTER),
         slots.bitcast(_POINTER),
     ]
+    # Python writes to this one, where it counts references.
     definition = _global(module, "fastrack_definition", _DEFINITION([*members, none, none, none]))
     function = ir.Function(module, ir.FunctionType(_POINTER, []), INIT)
     builder = ir.IRBuilder(function.append_basic_block())
@@ -176,9 +177,15 @@ def _emit_init(module: ir.Module, methods: ir.GlobalVariable, name: str, doc: st
 
 def _text(module: ir.Module, text: str) -> ir.Constant:
     data = bytearray(text.encode() + b"\0")
-    variable = _global(module, module.get_unique_name("fastrack_text"), ir.Constant(ir.ArrayType(I8, len(data)), data))
+    value = ir.Constant(ir.ArrayType(I8, len(data)), data)
+    return _constant(module, module.get_unique_name("fastrack_text"), value).bitcast(_POINTER)
+
+
+def _constant(module: ir.Module, name: str, value: ir.Constant) -> ir.GlobalVariable:
+    """Return a variable that is read-only once it is relocated, so that no overflow can put another function there."""
+    variable = _global(module, name, value)
     variable.global_constant = True
-    return variable.bitcast(_POINTER)
+    return variable
 
 
 def _global(module: ir.Module, name: str, value: ir.Constant) -> ir.GlobalVariable:

@@ -1,6 +1,6 @@
-"""Compile the loops over chunks with numba, on the host's AES instructions.
+"""Write the loops over chunks, around the cipher's functions of a form, for numba to lower.
 
-`build_runs` and `build_others` return the kernels of one form. A kernel is a single call without the GIL. Several
+`build_runs` returns the kernels of one form. A kernel is a single call without the GIL. Several
 threads may enter it with the same *counters*: each takes grains of chunks from them until none is left, and overwrites
 the stack that it has used before it returns.
 """
@@ -31,10 +31,11 @@ Counters = int  # the address of the counters that the threads of a call share
 
 
 def build_runs(*form: object) -> dict[str, Any]:
-    """Return `derive_keys`, `expand_key`, `open_run` and `seal_run` of a `Form`, whose fields are the arguments.
+    """Return `expand_key`, `derive_keys`, the runs and `open_gather` of a `Form`, whose fields are the arguments.
 
-    Addresses and sizes are integers; `bits` is 128 or 256. `expand_key` takes `(bits, schedule, material)`, the others
-    `(bits, schedule, source, target, first, count, size, grain, counters)`.
+    Addresses and sizes are integers; `bits` is 128 or 256. `expand_key` takes `(bits, schedule, material)`, and runs
+    `(bits, schedule, source, target, first, count, size, grain, counters)`; `verify_run` ignores its target.
+    `open_gather` takes `(bits, schedule, source, target, chunks, starts, table, count, size, grain, counters)`.
     """
     variant = "/".join(map(str, form))
 
@@ -54,17 +55,6 @@ def build_runs(*form: object) -> dict[str, Any]:
         "derive_keys": derive_keys,
         "open_run": _build_run(variant, "open", SEALED_CHUNK_SIZE, CHUNK_SIZE),
         "seal_run": _build_run(variant, "seal", CHUNK_SIZE, SEALED_CHUNK_SIZE),
-    }
-
-
-def build_others(*form: object) -> dict[str, Any]:
-    """Return `verify_run` and `open_gather`, as `build_runs` does, which are compiled when first needed.
-
-    `verify_run` takes what `open_run` does, and ignores its target. `open_gather` takes `(bits, schedule, source,
-    target, chunks, starts, table, count, size, grain, counters)`.
-    """
-    variant = "/".join(map(str, form))
-    return {
         "verify_run": _build_run(variant, "verify", SEALED_CHUNK_SIZE, 0),
         "open_gather": _build_gather(variant),
     }
@@ -131,19 +121,14 @@ def _build_gather(variant: str) -> Any:
     return open_gather
 
 
-def pointer_to(element: types.Type) -> Any:
-    """Make a function for compiled code that returns an address as a pointer, for `carray`."""
+@intrinsic
+def _pointer(typingctx: Any, address: Any) -> Any:
+    """Return an address as a pointer to words, for `carray`."""
 
-    def pointer(typingctx: Any, address: Any) -> Any:
-        def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-            return builder.inttoptr(values[0], ir.IntType(element.bitwidth).as_pointer())
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
+        return builder.inttoptr(values[0], llvm.I64.as_pointer())
 
-        return types.CPointer(element)(types.int64), codegen
-
-    return intrinsic(pointer)
-
-
-_pointer = pointer_to(types.int64)
+    return types.CPointer(types.int64)(types.int64), codegen
 
 
 @compiled
@@ -233,9 +218,3 @@ def _buffer(builder: ir.IRBuilder) -> ir.Value:
 def wipe_stack(builder: ir.IRBuilder) -> None:
     """Overwrite the stack below the frame of this function, where functions that it called have left data."""
     call_cipher(builder, None, gcm_ir.stack_wiper)
-
-
-@emitted
-def isolate_frame(builder: ir.IRBuilder) -> None:
-    """Prevent inlining of the function that calls this, so that `wipe_stack` in its callers covers its frame."""
-    gcm_ir.isolate_frame(builder.function)

@@ -1,7 +1,7 @@
 """The native call that opens many messages: a table of jobs, which all threads work through chunk by chunk.
 
 Each thread expands the key of a message on its own stack when it comes to the message, and overwrites it at the end, so
-that no key schedule outlives the call. Importing this module imports numba, which takes a third of a second.
+that no key schedule outlives the call.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 from llvmlite import ir
 
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
+from fastrack._crypto.forms import SCHEDULE_SIZE
 from fastrack._crypto.job_table import (
     BITS,
     CHUNKS,
@@ -37,7 +38,6 @@ from fastrack._crypto.native.jit import (
     wipe,
     wipe_stack,
 )
-from fastrack._crypto.vector import SCHEDULE_SIZE
 
 
 def build_jobs(*form: object) -> dict[str, Any]:

@@ -17,19 +17,20 @@ from fastrack._crypto.forms import FORMS, Form
 from fastrack._crypto.native import digest_of, suffix_of
 from fastrack._crypto.native.compiler import compile_functions
 from fastrack._crypto.native.cpu_ir import build_cpu
-from fastrack._crypto.native.jit import build_others, build_runs
+from fastrack._crypto.native.jit import build_runs
 from fastrack._crypto.native.jit_host import build_copy, build_plans
 from fastrack._crypto.native.jit_workers import serve, share
 from fastrack._crypto.native.jobs import build_jobs
 from fastrack._crypto.native.target import Target
 
 _SOURCES = ("fastrack._crypto.", "fastrack._devices.cuda.")
+_OTHERS = ("kept_keys", "keyring", "keys", "secret_bytes")  # imported by `_devices`; no code is made of them
 _CUDA = "fastrack._devices.cuda"  # a package above this one, of which the module has the loops
 
 
 def form_functions(name: str, form: Form) -> dict[str, Any]:
     """Return the functions of a form, by their names in the module."""
-    functions = {**build_runs(*form), **build_others(*form), **build_jobs(*form)}
+    functions = {**build_runs(*form), **build_jobs(*form)}
     if form.width == 16:
         functions |= import_module(f"{_CUDA}.key_state_ir").build_key_state(form)
     return {function + suffix_of(name): code for function, code in functions.items()}
@@ -42,7 +43,6 @@ def common_functions(architecture: str) -> dict[str, Any]:
         **build_plans(),
         **build_copy(),
         **import_module(f"{_CUDA}.jit_commands").build_commands(),
-        **import_module(f"{_CUDA}.portable_key_state").build_portable(),
     }
 
 
@@ -68,7 +68,8 @@ def _describe() -> str:
     package = Path(__file__).parents[2]
     modules = [module for name, module in sys.modules.items() if name.startswith(_SOURCES)]
     files = [Path(file).relative_to(package).as_posix() for module in modules if (file := module.__file__)]
-    sources = sorted(file for file in files if file.endswith(".py") and not file.endswith("native/__main__.py"))
+    left_out = {f"_crypto/{name}.py" for name in (*_OTHERS, "native/__main__")}
+    sources = sorted(set(files) - left_out)
     llvm = ".".join(map(str, binding.llvm_version_info))
     made = {"numba": numba.__version__, "llvmlite": llvmlite.__version__, "llvm": llvm}
     return json.dumps({"sources": sources, "digest": digest_of(sources), **made})

@@ -15,6 +15,7 @@ import numpy as np
 
 from fastrack._crypto.base import Bytes
 from fastrack._devices import side_stream
+from fastrack._devices.cuda.captures import BesideCaptures
 from fastrack._devices.cuda.commands import NAMES, Commands, Function
 from fastrack._devices.cuda.driver import View
 from fastrack._devices.cuda.native import STOPPED, Native, find_functions
@@ -144,7 +145,8 @@ class CupyDriver:
         if framework == "torch":
             stream = self._torch.cuda.current_stream(self.index)
             self._refuse_capture(stream.cuda_stream)
-            flat = arrays.flat_torch(array, self.name, writable=writable)
+            with BesideCaptures():  # a contiguous copy may take new memory
+                flat = arrays.flat_torch(array, self.name, writable=writable)
             return View(flat.data_ptr(), flat.numel(), _Handle(stream.cuda_stream), (flat, stream))
         if framework != "cupy" or array.device.id != self.index:
             location = "in host memory" if framework == "numpy" else f"on {getattr(array, 'device', 'no device')}"
@@ -178,12 +180,13 @@ class CupyDriver:
             with _Current(self):
                 return allocate()
         except _NoMemoryError:
-            side_stream.reclaim(self.index, wait=True)
-            self._cupy.get_default_memory_pool().free_all_blocks()
-            self._cupy.get_default_pinned_memory_pool().free_all_blocks()
-            torch = sys.modules.get("torch")
-            if torch is not None and torch.cuda.is_initialized():
-                torch.cuda.empty_cache()
+            with BesideCaptures():
+                side_stream.reclaim(self.index, wait=True)
+                self._cupy.get_default_memory_pool().free_all_blocks()
+                self._cupy.get_default_pinned_memory_pool().free_all_blocks()
+                torch = sys.modules.get("torch")
+                if torch is not None and torch.cuda.is_initialized():
+                    torch.cuda.empty_cache()
         with _Current(self):
             return allocate()
 
@@ -289,13 +292,17 @@ class _Handle:
 
 
 class _Current:
-    """A context manager that makes a device current, and raises `DeviceError` for errors of CUDA."""
+    """A context manager that makes a device current, and raises `DeviceError` for errors of CUDA.
 
-    __slots__ = ("_before", "_driver")
+    Calls within it stand beside captures of other threads, as in `BesideCaptures`.
+    """
+
+    __slots__ = ("_before", "_captures", "_driver")
 
     def __init__(self, driver: CupyDriver) -> None:
         self._driver = driver
         self._before: int | None = None
+        self._captures = BesideCaptures()
 
     def __enter__(self) -> None:
         driver = self._driver
@@ -306,11 +313,13 @@ class _Current:
                 self._before = before
         except driver.errors as error:
             raise _device_error(driver.name, error) from error
+        self._captures.__enter__()  # last: where this method raises, nothing restores the mode of the thread
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         driver = self._driver
+        self._captures.__exit__()
         if self._before is not None:
             with suppress(*driver.errors):  # the first error is the one to raise
                 driver.runtime.setDevice(self._before)
@@ -330,8 +339,10 @@ def _device_error(name: str, error: BaseException, call: str = "") -> DeviceErro
 
 def _is_confidential() -> bool:
     """Return whether the driver reports confidential mode."""
-    import pynvml
-
+    try:
+        import pynvml
+    except ImportError:  # transfers are right without the answer, which only decides which thread makes blocking calls
+        return False
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:  # CUDA needs no NVML either

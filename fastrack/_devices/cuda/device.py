@@ -10,6 +10,7 @@ from typing import Any
 
 from fastrack._crypto.engine import get_engine
 from fastrack._crypto.session import Session
+from fastrack._crypto.workers import default_threads
 from fastrack._devices.base import Messages, SpanCallback
 from fastrack._devices.cuda.buffers import CudaStagingBuffer, MessageStatePool
 from fastrack._devices.cuda.commands import Commands
@@ -28,8 +29,8 @@ class CudaDevice:
     """`Device` on an NVIDIA GPU.
 
     `share` is the maximum share of its multiprocessors for kernels, above 0 and at most 1; the rest stays free for
-    other work. `threads` is the maximum number of threads of the host for copies to staging buffers. Raise ValueError
-    if the share is out of range.
+    other work. `threads` is the maximum number of threads of the host for copies to staging buffers, by default the
+    number of its CPUs. Raise ValueError if the share is out of range.
     """
 
     in_place = False
@@ -38,7 +39,7 @@ class CudaDevice:
     lanes = LANES
     segment_room = 0
 
-    def __init__(self, driver: Driver, *, share: float = 1.0, threads: int = 1) -> None:
+    def __init__(self, driver: Driver, *, share: float = 1.0, threads: int | None = None) -> None:
         if not 0 < share <= 1:
             raise ValueError(f"share= must be above 0 and at most 1, not {share}")
         self.name = driver.name
@@ -46,7 +47,8 @@ class CudaDevice:
         self._states = MessageStatePool(driver)
         self._session = Session(PLAN_BITS)
         blocks = max(1, int(share * driver.multiprocessors) * _BLOCKS_PER_MULTIPROCESSOR)
-        self._resources = Resources(self._pipeline, self._states, get_engine(threads=1), self._session, blocks, threads)
+        copiers = threads or default_threads()
+        self._resources = Resources(self._pipeline, self._states, get_engine(threads=1), self._session, blocks, copiers)
 
     def framework(self, requested: Framework | None, source: Framework | None) -> Framework:
         if requested == "numpy":

@@ -10,6 +10,7 @@ from fastrack._crypto.native.intrinsics import at, call, exchange, fetch_add, lo
 from fastrack._crypto.native.jit import Counters, Role, copy_bytes
 from fastrack._crypto.workers import CALLER
 from fastrack._devices.cuda import commands as opcodes
+from fastrack._devices.cuda.captures import THREAD_LOCAL
 from fastrack._devices.cuda.intrinsics import launch
 from fastrack._devices.cuda.native import (
     _BASE,
@@ -17,7 +18,9 @@ from fastrack._devices.cuda.native import (
     _CHUNKS_A_PIECE,
     _COUNT,
     _DONE,
+    _EXCHANGE_MODE,
     _LIMIT,
+    _MODE,
     _NEXT,
     _OVER,
     _PIECE,
@@ -62,6 +65,8 @@ def _build_run(*, stops: bool) -> Any:
     def run(words: int, start: int, count: int, table: int, context: int, shared: int, parallel: bool) -> None:
         status = call(at(table, _PUSH), (context,))
         pushed = status == 0
+        put(shared, _MODE, THREAD_LOCAL)
+        exchanged = pushed and call(at(table, _EXCHANGE_MODE), (shared + 8 * _MODE,)) == 0
         position = start
         while status == 0 and position < count:
             here = words + 8 * position
@@ -103,6 +108,8 @@ def _build_run(*, stops: bool) -> Any:
             if status in (0, STOPPED):
                 position += length
         put(shared, _OVER, 1)
+        if exchanged:  # the thread is the caller's, whose own calls CUDA is to check as before
+            call(at(table, _EXCHANGE_MODE), (shared + 8 * _MODE,))
         if pushed:
             other = call(at(table, _POP), (shared + 8 * _POPPED,))
             if status == 0:

@@ -4,8 +4,8 @@ The layout is that of `State` in ``kernels/chunk.cuh``: the key schedule (FIPS 1
 last GHASH block of a full chunk times H, and the powers of H from 1 to 513, divided by x for the reason in
 ``kernels/ghash.cuh``.
 
-It is machine code: of CPUs with instructions for AES and GHASH by `key_state_ir`, of others by `portable_key_state`.
-Neither looks up a table or branches on a secret.
+It is machine code of `key_state_ir`, which takes a CPU with instructions for AES and GHASH: no table is looked up, and
+no branch depends on a secret.
 """
 
 from __future__ import annotations
@@ -47,4 +47,5 @@ def write_state(key: MessageKey, target: Bytes) -> None:
 @cache
 def _writer() -> Any:
     form = narrow_form()
-    return native.functions().write_state_portably if form is None else native.functions(form).write_state
+    assert form is not None, "open_device refuses a CPU without the instructions"
+    return native.functions(form).write_state

@@ -13,13 +13,14 @@ import numpy as np
 
 from fastrack._crypto import native, workers
 from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE
+from fastrack._devices.cuda.captures import EXCHANGE_MODE
 from fastrack._devices.cuda.commands import NAMES, Commands
 from fastrack.errors import DeviceError
 
 STOPPED = -1  # returned by `Native.run` for a list that a command stopped before its end
 
-# The table of libcuda's functions: indices are opcodes, and two that are none.
-_PUSH, _POP = 0, 15
+# The table of libcuda's functions: indices are opcodes, and three that are none.
+_PUSH, _EXCHANGE_MODE, _POP = 0, 14, 15
 _TABLE = 16
 _VERSION = 12000  # of the driver API, for cuGetProcAddress
 
@@ -27,12 +28,13 @@ _VERSION = 12000  # of the driver API, for cuGetProcAddress
 _NEXT, _DONE, _LIMIT = 0, 8, 16  # grains of all copies so far: the next one, those done, and their number
 _TARGET, _SOURCE, _SIZE, _CHUNKS, _COUNT, _BASE, _OVER = 24, 25, 26, 27, 28, 29, 30
 _POSITION, _POPPED, _STATUS = 31, 32, 33  # of the command that stopped; unused result of cuCtxPopCurrent; result
+_MODE = 34  # of the calling thread before the list, which is restored after it
 _SHARED = 40
 
 _CHUNKS_A_PIECE = 16
 _PIECE = _CHUNKS_A_PIECE * SEALED_CHUNK_SIZE
 _PARALLEL_THRESHOLD = 2 * _PIECE  # bytes that one thread copies while another wakes up
-_MAX_WORKERS = 7  # 8 threads with the issuing one: 55 GB/s at 7 GB/s each
+MAX_THREADS = 8  # that copy, with the issuing one: 55 GB/s at 7 GB/s each
 
 
 def find_functions(library: Any = None) -> dict[str, int]:
@@ -48,7 +50,7 @@ def find_functions(library: Any = None) -> dict[str, int]:
             f"cannot call libcuda: {error}. Install an NVIDIA driver for CUDA 12 or later, or use device='cpu'"
         ) from error
     addresses = {}
-    for name in (*NAMES.values(), "cuCtxPushCurrent", "cuCtxPopCurrent", "cuCtxGetCurrent"):
+    for name in (*NAMES.values(), "cuCtxPushCurrent", "cuCtxPopCurrent", "cuCtxGetCurrent", EXCHANGE_MODE):
         function, status = ctypes.c_void_p(), ctypes.c_int()
         arguments = (ctypes.byref(function), ctypes.c_int(_VERSION), ctypes.c_uint64(0), ctypes.byref(status))
         result = find(name.encode(), *arguments)
@@ -64,6 +66,8 @@ def find_functions(library: Any = None) -> dict[str, int]:
 class Native:
     """The runner of command lists for one CUDA context, which is current while a list runs.
 
+    CUDA graphs that other threads capture meanwhile stay valid, and forbid no command.
+
     `functions` are the addresses from `find_functions`, and `context` is a CUcontext.
     """
 
@@ -73,6 +77,7 @@ class Native:
             self._table[code] = functions[name]
         self._table[_PUSH] = functions["cuCtxPushCurrent"]
         self._table[_POP] = functions["cuCtxPopCurrent"]
+        self._table[_EXCHANGE_MODE] = functions[EXCHANGE_MODE]
         self._context = context
         self._code = native.functions()
 
@@ -94,6 +99,6 @@ class Native:
         if hold:
             self._code.run_commands_held(*arguments, False)
         else:
-            copiers = min(threads - 1, _MAX_WORKERS, commands.copies // _PARALLEL_THRESHOLD)
+            copiers = min(min(threads, MAX_THREADS) - 1, commands.copies // _PARALLEL_THRESHOLD)
             workers.share(self._code.run_commands, (*arguments, copiers > 0), copiers, copiers)
         return int(shared[_STATUS]), int(shared[_POSITION])

@@ -107,7 +107,7 @@ def test_sequences_of_different_lengths_are_refused(engine_under_test, given):
 @pytest.mark.parametrize("size", [16, 32])
 def test_native_code_stays_in_its_buffers(name, size):
     """Every buffer ends, and then begins, at an inaccessible page."""
-    native, chance = engines.make(name)._runs, random.Random(2)
+    native, chance = engines.make(name)._functions, random.Random(2)
     guards = [Guarded(4 << 10) for _ in range(4)]
     for count in (1, 2, 8, 9):
         for at_end in (True, False):

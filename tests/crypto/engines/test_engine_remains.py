@@ -13,7 +13,7 @@ from helpers.reference import hash_key, round_keys
 
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
 from fastrack._crypto.derivation import derive
-from fastrack._devices.cuda.key_state import has_instructions
+from fastrack._crypto.forms import narrow_form
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/PID/mem")]
 
@@ -41,7 +41,8 @@ from helpers import engines
 from fastrack._crypto.base import GatherPlan, HostMemory, Jobs
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, MessageKey
 from fastrack._crypto.derivation import derive
-from fastrack._crypto import library
+from fastrack._crypto import native
+from fastrack._crypto.forms import narrow_form
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._devices.cuda import key_state
 
@@ -60,11 +61,7 @@ def run(work):
     key = read_key()
     if name == "key state":
         target = np.zeros(key_state.STATE_SIZE, np.uint8)
-        if work == "instructions":
-            writer = library.load(key_state.BY_INSTRUCTIONS)
-        else:
-            writer = library.load(key_state.PORTABLE)
-        writer.write(np.frombuffer(key.material, np.uint8), len(key.material), target)
+        native.functions(narrow_form()).write_state(np.frombuffer(key.material, np.uint8), len(key.material), target)
         assert target[key_state.NONCE_OFFSET:][:12].any()  # to look at the key would leave it in a register
         target[:] = 0
         key.wipe()
@@ -181,18 +178,6 @@ def test_a_vector_engine_leaves_no_secret_in_memory(engine, message):
     assert remains(engine, WORKS, message) == set()
 
 
-@pytest.mark.skipif(not engines.VECTOR_NAMES, reason="this CPU has no vector engine")
-def test_code_for_any_cpu_leaves_no_secret_in_memory(message):
-    # A run calls its chunks' function then, which has more instructions than the run may inline.
-    assert remains(engines.VECTOR_NAMES[0], ["open", "seal"], message, NUMBA_CPU_NAME="generic") == set()
-
-
-@pytest.mark.skipif("aesni" not in engines.NAMES, reason="this CPU has no AES-NI")
-def test_code_for_a_cpu_without_avx_leaves_no_secret_in_memory(message):
-    older = {"NUMBA_CPU_NAME": "westmere", "NUMBA_CPU_FEATURES": "+aes,+pclmul"}
-    assert remains("aesni", ["open", "seal"], message, **older) == set()
-
-
 def test_the_openssl_engine_leaves_round_keys_only(message):
     # OpenSSL leaves them on its stack: docs/threat-model.md, "Remains in memory".
     found = remains("openssl", WORKS, message)
@@ -214,9 +199,9 @@ def test_the_openssl_engine_leaves_nothing_of_a_chunk_that_failed(size, tmp_path
             child.kill()
 
 
+@pytest.mark.skipif(narrow_form() is None, reason="this CPU lacks AES-NI or PCLMULQDQ")
 def test_expanding_a_key_for_the_gpu_leaves_no_secret_in_memory(message):
-    works = ["portable", "instructions"] if has_instructions() else ["portable"]
-    assert remains("key state", works, message) == set()
+    assert remains("key state", ["instructions"], message) == set()
 
 
 @pytest.mark.parametrize("engine", [*engines.VECTOR_NAMES[:1], "openssl"])

@@ -8,13 +8,14 @@ import pytest
 from llvmlite import binding, ir
 from llvmlite.ir.instructions import LoadInstr
 
-from fastrack._crypto import gcm_pass, gcm_ranges
 from fastrack._crypto.forms import FORMS, Form
+from fastrack._crypto.native import gcm_pass, gcm_ranges
 from fastrack._crypto.native.gcm_ir import Variant, chunk_function, define_chunk
 
 TRIPLE = "x86_64-unknown-linux-gnu"
 REGISTERS = {16: "xmm", 32: "ymm", 64: "zmm"}
 LEVELS = {16: "x86-64", 32: "x86-64-v3", 64: "x86-64-v4"}
+pytestmark = pytest.mark.slow  # to compile the functions takes seconds
 VECTORS = 8  # that the main loop holds at a time
 OTHERS = {
     "pass": gcm_pass._build_pass,

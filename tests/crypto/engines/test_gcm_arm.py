@@ -10,6 +10,7 @@ from llvmlite import binding, ir
 from fastrack._crypto.forms import FORMS
 from fastrack._crypto.native.gcm_ir import Variant, chunk_function
 
+pytestmark = pytest.mark.slow  # to compile the functions takes seconds
 VECTORS = 8  # that the main loop holds at a time
 NAMES = ["expand_key", *arm.RUNS]
 LONG = Variant(256, FORMS["armv8"])
@@ -72,10 +73,7 @@ def test_nothing_is_called_but_to_copy_and_to_fill_memory(cpu, name):
         for mnemonic, operands in instructions
         if mnemonic in {"bl", "blr", "br"} or (mnemonic == "b" and not operands.startswith(".L"))
     }
-    chunks = {"expand_key": set(), "ranges": {"collect", "decrypt"}}.get(name, {name})
-    chunks = {f"fastrack_{chunk}_{LONG.suffix}" for chunk in chunks}
-    assert called - chunks <= {"memcpy", "memmove", "memset"}
-    assert bool(called & chunks) == (cpu == "generic" and bool(chunks))  # a CPU with AES takes them into the run
+    assert called <= {"memcpy", "memmove", "memset"}
     assert "llvm.x86" not in text
 
 

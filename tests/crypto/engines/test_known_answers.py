@@ -8,10 +8,9 @@ from helpers import engines, reference
 from helpers.engines import Wrong
 from helpers.reference import CHUNK_SIZE
 
-from fastrack._crypto import known_answers
+from fastrack._crypto import known_answers, native
 from fastrack._crypto.base import Jobs
 from fastrack._crypto.cobblestone import MessageKey
-from fastrack._crypto.forms import FORMS
 from fastrack._crypto.known_answers import find_derivation_fault, find_fault, find_job_fault
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._crypto.vector import VectorEngine
@@ -121,7 +120,7 @@ def test_an_altered_chunk_that_is_not_refused_is_found(answer):
 
 @pytest.mark.skipif(not engines.VECTOR_NAMES, reason="no vector engine here")
 def test_an_engine_that_opens_many_messages_wrongly_is_not_used(monkeypatch):
-    engine = VectorEngine("vaes-512", FORMS[engines.VECTOR_NAMES[0]], 1)
+    engine = VectorEngine("vaes-512", native.functions(engines.VECTOR_NAMES[0]), 1)
     monkeypatch.setattr(VectorEngine, "_open_jobs", lambda *_: None)
     keys = MessageKeys.of([MessageKey.raw(bytes(32), bytes(12))])
     for _ in range(2):

@@ -194,6 +194,9 @@ DRIVER_IN_CONTEXT(cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned),
 })
 DRIVER_IN_CONTEXT(cuStreamSynchronize, (CUstream stream), { return synchronize_stream(of(stream)); })
 DRIVER_IN_CONTEXT(cuStreamQuery, (CUstream stream), { return query_stream(of(stream)); })
+DRIVER(cuThreadExchangeStreamCaptureMode, (CUstreamCaptureMode * mode), {
+    return exchange_mode(reinterpret_cast<int*>(mode));
+})
 DRIVER_IN_CONTEXT(cuStreamIsCapturing, (CUstream stream, CUstreamCaptureStatus* status), {
     return is_capturing(of(stream), reinterpret_cast<int*>(status));
 })

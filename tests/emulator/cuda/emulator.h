@@ -134,6 +134,8 @@ Status elapsed_time(float* milliseconds, Event* start, Event* stop);
 Status begin_capture(Stream* stream, int mode);
 Status end_capture(Stream* stream, Graph** graph);
 Status is_capturing(Stream* stream, int* status);
+// Exchange the mode of this thread, which says whose captures refuse it unsafe calls. A thread begins with that of 0, global.
+Status exchange_mode(int* mode);
 Status launch_graph(Graph* graph, Stream* stream);
 // Refuse a call that is unsafe while a capture is under way, and invalidate that capture. Takes the mutex.
 Status require_safe();

@@ -61,6 +61,7 @@ std::set<Event*>& events = *new std::set<Event*>;
 std::set<CapturePointer>& captures = *new std::set<CapturePointer>;
 std::map<int, Stream*>& legacy_streams = *new std::map<int, Stream*>;
 thread_local std::map<int, Stream*> thread_streams;
+thread_local int thread_mode = global;
 unsigned created = 0;
 
 using Guard = std::unique_lock<std::mutex>;
@@ -166,12 +167,13 @@ Status put(Stream* stream, Action action, MarkPointer after = nullptr) {
 
 bool is_done(const Stream* stream) { return !stream->last || stream->last->passed; }
 
-// Invalidate captures that do not bear an unsafe call of this thread.
+// Invalidate captures that do not bear an unsafe call of this thread, by the rules of cuThreadExchangeStreamCaptureMode.
 Status refuse_unsafe() {
+    if (thread_mode == relaxed) return success;
     Status status = success;
     for (const CapturePointer& capture : captures) {
-        const bool here = capture->thread == std::this_thread::get_id();
-        if (capture->mode == global || (capture->mode == thread_local_mode && here)) {
+        const bool here = capture->mode != relaxed && capture->thread == std::this_thread::get_id();
+        if (here || (capture->mode == global && thread_mode == global)) {
             capture->valid = false;
             status = capture_unsupported;
         }
@@ -409,6 +411,12 @@ Status end_capture(Stream* handle, Graph** graph) {
         *graph = new Graph{std::move(capture->nodes)};
         return success;
     });
+}
+
+Status exchange_mode(int* mode) {
+    if (*mode < global || *mode > relaxed) return invalid_value;
+    std::swap(*mode, thread_mode);
+    return success;
 }
 
 Status is_capturing(Stream* handle, int* status) {

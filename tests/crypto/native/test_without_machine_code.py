@@ -1,34 +1,43 @@
-"""Test fastrack without numba's compiler, as under NUMBA_DISABLE_JIT=1, which measuring coverage asks for."""
-
-import sys
+"""Test fastrack without its machine code, as where there is no wheel for the system."""
 
 import pytest
 from helpers.processes import run_python
-from numba.core import config
 
-from fastrack._crypto import forms
+WITHOUT = """
+import sys
+sys.modules["fastrack._crypto._native"] = None
+"""
 
 
 @pytest.fixture
 def run(tmp_path):
-    """Runs a program without the compiler, in a folder of its own, and gives what it prints."""
+    """Runs a program without the machine code, in a folder of its own, and gives what it prints."""
 
-    def run(code):
-        return run_python(code, cwd=tmp_path, NUMBA_DISABLE_JIT="1", FASTRACK_ENGINE="")
+    def run(code, engine="openssl"):
+        return run_python(WITHOUT + code, cwd=tmp_path, FASTRACK_ENGINE=engine)
 
     return run
 
 
-@pytest.mark.parametrize("value", ["", "0", "no"])
-def test_a_value_that_numba_takes_for_no_keeps_the_compiler(monkeypatch, value):
-    monkeypatch.setenv("NUMBA_DISABLE_JIT", value)
-    monkeypatch.delitem(sys.modules, "numba.core.config", raising=False)
-    assert forms.is_compiling()
-
-
-def test_what_numba_was_told_in_the_program_counts(monkeypatch):
-    monkeypatch.setattr(config, "DISABLE_JIT", 1)
-    assert not forms.is_compiling()
+def test_openssl_takes_its_place_with_one_warning_that_says_what_to_do(run):
+    said = run(
+        """
+import warnings
+import numpy as np
+import fastrack
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    key = fastrack.Key.generate()
+    for _ in range(3):
+        assert (fastrack.unseal(fastrack.seal(np.arange(5), key), key, framework="numpy") == np.arange(5)).all()
+print(*(f"{warning.category.__name__}: {warning.message}" for warning in told), sep="\\n")
+""",
+        engine="",
+    )
+    (warning,) = said.splitlines()
+    assert warning.startswith("RuntimeWarning: fastrack runs without its machine code, on OpenSSL, which is slower: ")
+    for advice in ("Install a wheel", "`make native`", "FASTRACK_ENGINE=openssl", "FASTRACK_ENGINE=jit"):
+        assert advice in warning
 
 
 @pytest.mark.slow
@@ -100,7 +109,7 @@ try:
 except fastrack.DeviceError as error:
     print(error)
 """)
-    assert said == (
-        "opening 'cuda:0' failed: expected numba to compile what the device runs, got NUMBA_DISABLE_JIT=1, which "
-        "switches its compiler off. Unset it, or use device='cpu'\n"
+    assert said.startswith(
+        "opening 'cuda:0' failed: expected fastrack's machine code, which issues its commands, got none: "
     )
+    assert said.endswith("Until then use device='cpu'\n")

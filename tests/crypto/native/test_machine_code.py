@@ -1,0 +1,210 @@
+"""The machine code: made of the sources that are here, called safely, and the only thing that a process loads."""
+
+import json
+import re
+import sys
+from types import ModuleType
+
+import numpy as np
+import pytest
+from helpers.processes import run_python
+
+from fastrack import DeviceError
+from fastrack._crypto import native
+from fastrack._crypto.forms import FORMS, supported_forms
+from fastrack._crypto.workers import NONE_BAD
+
+pytestmark = pytest.mark.skipif(native.load() is None, reason="there is no machine code")
+FIRST_TRANSFER = """
+import sys
+import numpy as np
+import fastrack
+from fastrack._crypto.engine import get_engine
+key = fastrack.Key.from_bytes(bytes(range(32)))
+table = np.arange(90_000).reshape(300, 300)
+sealed = fastrack.seal(table, key)
+assert (fastrack.to_device(sealed, keys=key, framework="numpy") == table).all()
+assert (fastrack.to_device(sealed[[7, 3]], keys=key, framework="numpy") == table[[7, 3]]).all()
+assert (fastrack.to_device([table, table[::2]], keys=key, framework="numpy")[0] == table).all()
+print(get_engine().name, *sorted({"numba", "llvmlite"} & sys.modules.keys()))
+"""
+
+
+@pytest.fixture
+def count():
+    """A function of three arrays and an integer."""
+    return native.functions().count_pieces
+
+
+def arrays():
+    """Ranges of one chunk, of two and of three."""
+    return np.array([0, 16000, 99]), np.array([9, 999, 40000]), np.array([0, 9, 2000])
+
+
+# Calls
+
+
+def test_a_function_takes_arrays_and_integers(count):
+    for ranges, pieces in enumerate((0, 1, 3, 6)):
+        assert count(*arrays(), np.int64(ranges)) == pieces
+
+
+def test_wrong_arguments_are_refused_before_the_call(count):
+    given = arrays()
+    for few in ((), given, (*given, 3, 3)):
+        with pytest.raises(TypeError):
+            count(*few)
+    with pytest.raises(TypeError):
+        count(*given, 3.0)
+    with pytest.raises(TypeError):
+        count(*given, None)
+    for number in (1 << 63, -(1 << 63) - 1):
+        with pytest.raises(OverflowError):
+            count(*given, number)
+    with pytest.raises(TypeError):
+        count(given[0], 5, given[2], 3)
+    with pytest.raises(ValueError, match="contiguous"):
+        count(given[0], np.zeros(6, np.int64)[::2], given[2], 3)
+
+
+def test_minus_one_is_a_number_and_no_error():
+    assert native.functions().copy_chunks(0, 0, 0, -1, 1, 0, 0, 0, 0) == NONE_BAD
+
+
+def test_memory_is_given_back_after_a_call_and_after_one_that_was_refused(count):
+    memories = [bytearray(array) for array in arrays()]
+    count(*memories, 3)
+    for wrong in ((*memories, "3"), (memories[0], memories[1], 0, 3)):
+        with pytest.raises(TypeError):
+            count(*wrong)
+    for memory in memories:
+        memory.append(0)  # a memory in use could not grow
+
+
+def test_every_form_has_every_function():
+    names = {name: set(vars(native.functions(name))) for name in supported_forms()}
+    runs = {"open_run", "seal_run", "verify_run", "open_gather", "open_jobs", "expand_key", "derive_keys"}
+    for name, functions in names.items():
+        assert functions == (runs | {"write_state"} if FORMS[name].width == 16 else runs)
+
+
+# What a process loads
+
+
+def test_a_first_transfer_loads_neither_numba_nor_llvmlite():
+    assert run_python(FIRST_TRANSFER, FASTRACK_ENGINE="").split() == [(*supported_forms(), "openssl")[0]]
+
+
+def test_a_module_of_other_sources_is_refused(monkeypatch, tmp_path):
+    module = native.load()
+    made = native.describe(module)
+    assert native.is_of_these_sources(module)
+    assert "_crypto/native/gcm_ir.py" in made["sources"]
+    assert "_crypto/gather.py" in made["sources"]
+    assert "_devices/cuda/jit_commands.py" in made["sources"]
+
+    package = tmp_path / "fastrack"
+    for name in made["sources"]:
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_bytes((native._PACKAGE / name).read_bytes())
+    monkeypatch.setattr(native, "_PACKAGE", package)
+    assert native.is_of_these_sources(module)
+    for name in made["sources"]:  # a change of any generator
+        text = (package / name).read_bytes()
+        (package / name).write_bytes(text + b"\n")
+        assert not native.is_of_these_sources(module), name
+        (package / name).unlink()
+        assert not native.is_of_these_sources(module), name
+        (package / name).write_bytes(text)
+    for name in made["sources"]:
+        (package / name).unlink()
+    assert native.is_of_these_sources(module)  # a program that is shipped without sources
+
+
+@pytest.fixture
+def another_module(monkeypatch):
+    """Puts a module of other sources in the place of the machine code."""
+
+    def put(**members):
+        stale = ModuleType("stale", json.dumps({"sources": ["_crypto/native/gcm_ir.py"], "digest": "0" * 64}))
+        vars(stale).update(members)
+        monkeypatch.setitem(sys.modules, "fastrack._crypto._native", stale)
+
+    native._find.cache_clear()
+    yield put
+    native._find.cache_clear()
+
+
+def test_what_is_refused_is_not_used_and_the_reason_is_given(another_module):
+    another_module()
+    assert native.load() is None
+    assert native.problem() == "it was made of other sources than those here. Run `make native` in the checkout"
+    with pytest.raises(DeviceError, match="other sources"):
+        native.functions()
+
+
+# What is compiled in a process
+
+
+@pytest.mark.slow
+def test_a_process_may_compile_for_itself():
+    engine, *loaded = run_python(FIRST_TRANSFER, FASTRACK_ENGINE="jit").split()
+    assert engine == (*supported_forms(), "openssl")[0]
+    assert loaded == ["llvmlite", "numba"]
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        (
+            "sys.modules['numba'] = None",
+            r"FASTRACK_ENGINE=jit failed: .*numba.* Run `pip install 'fastrack-io\[jit\]'`",
+        ),
+        (
+            "binding.llvm_version_info = (20, 1, 8)",
+            "expected LLVM 22 or later, .* got LLVM 20.1.8. Install a later numba",
+        ),
+    ],
+)
+def test_what_cannot_compile_is_told_before_it_does(code, told):
+    said = run_python(
+        f"""
+import sys
+from llvmlite import binding
+{code}
+import fastrack
+import numpy as np
+try:
+    fastrack.seal(np.arange(5), fastrack.Key.generate())
+except fastrack.DeviceError as error:
+    print(error)
+""",
+        FASTRACK_ENGINE="jit",
+    )
+    assert re.search(told, said)
+
+
+@pytest.mark.slow
+def test_code_that_could_raise_is_not_made():
+    from helpers.native_code import build
+
+    from fastrack._crypto.native.compiler import compiled
+
+    def divide(a: "int", b: "int") -> "int":
+        return a // b
+
+    with pytest.raises(RuntimeError, match="Py"):
+        build({"divide": compiled(divide)})
+
+
+@pytest.mark.slow
+def test_arguments_that_are_neither_integers_nor_addresses_are_refused():
+    from helpers.native_code import build
+
+    from fastrack._crypto.native.compiler import compiled
+
+    def half(a: "float") -> "int":
+        return int(a / 2)
+
+    with pytest.raises(TypeError, match="a: 'float'"):
+        build({"half": compiled(half)})

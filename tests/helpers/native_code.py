@@ -1,0 +1,26 @@
+"""Machine code that the module of the package has not: compiled here, in this process."""
+
+from fastrack._crypto.native import functions_of
+
+
+def build(functions, forms=()):
+    """Compile functions that `compiler.compiled` made, which call those of some forms, and return their module."""
+    from fastrack._crypto.native.here import load_here
+    from fastrack._crypto.native.target import host_target
+    from fastrack._crypto.native.units import make_object_of
+
+    return load_here(make_object_of(functions, list(forms), host_target()))
+
+
+def build_form(name, form):
+    """Compile all functions of a form, and return them as `native.functions` does."""
+    from fastrack._crypto.native.units import form_functions
+
+    return functions_of(build(form_functions(name, form), [form]), name)
+
+
+def forget():
+    """Forget what the generators have emitted so far, for one that is altered now or was till now."""
+    from fastrack._crypto.native.compiler import cipher
+
+    cipher.cache_clear()

@@ -1,0 +1,85 @@
+"""Makes modules of machine code, by its own generator, that `test_constant_time` compares the real one with.
+
+``python -m helpers.secret_builds FOLDER`` writes three files there. In ``shown.so`` each result of authentication is
+shown to valgrind, which then takes it for public. In ``leaky.so`` the code of a tag branches on it, and ``planted.so``
+has two functions that do what constant-time code must not. numba has to be told to lower for any CPU, as when the real
+module is made.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from llvmlite import ir
+
+from fastrack._crypto.forms import FORMS, Form
+from fastrack._crypto.native import compiler, gcm_ir
+from fastrack._crypto.native.compiler import compiled_with_lock
+from fastrack._crypto.native.intrinsics import at, put
+from fastrack._crypto.native.jit import Array
+from fastrack._crypto.native.link import link
+from fastrack._crypto.native.llvm import I64
+from fastrack._crypto.native.target import TARGETS
+from fastrack._crypto.native.units import form_functions, make_object_of
+
+WIDE = "vaes-512-on-128"  # the code of the widest form, on instructions that valgrind emulates
+_TARGET = TARGETS["x86_64"]
+_MAKE_DEFINED = ord("M") << 24 | ord("C") << 16 | 2  # VG_USERREQ__MAKE_MEM_DEFINED of valgrind/memcheck.h
+_same, _tag = gcm_ir._Chunk.same, gcm_ir._Chunk.tag
+
+
+def main(folder: Path) -> None:
+    gcm_ir._Chunk.same = _show_same
+    forms = {"aesni": FORMS["aesni"], WIDE: Form("x86", 64, 16)}
+    _make(folder / "shown.so", {name: form_functions(name, form) for name, form in forms.items()}, forms)
+    gcm_ir._Chunk.same, gcm_ir._Chunk.tag = _same, _branch_on_tag
+    compiler.cipher.cache_clear()
+    forms = {"aesni": FORMS["aesni"]}
+    functions = form_functions("aesni", forms["aesni"])
+    names = "expand_key_aesni", "seal_run_aesni", "open_run_aesni"
+    _make(folder / "leaky.so", {"aesni": {name: functions[name] for name in names}}, forms)
+    _make(folder / "planted.so", {"": {"branch": branch, "look_up": look_up}}, {})
+
+
+def _make(path: Path, functions: dict, forms: dict[str, Form]) -> None:
+    together = {name: function for each in functions.values() for name, function in each.items()}
+    link(make_object_of(together, list(forms.values()), _TARGET, name="_native", doc="{}"), _TARGET, path)
+
+
+def _show_same(self, left, right):
+    """Compare as the real code does, and show the result."""
+    builder = self.builder
+    with builder.goto_entry_block():
+        result, request = builder.alloca(I64), builder.alloca(I64, 6)
+    builder.store(_same(self, left, right), result)
+    for index, word in enumerate((I64(_MAKE_DEFINED), builder.ptrtoint(result, I64), I64(8), *[I64(0)] * 3)):
+        builder.store(word, builder.gep(request, [I64(index)]))
+    # As valgrind.h calls valgrind on x86-64: it knows these four rotations, by 128 bits together, and the exchange.
+    text = "rolq $$3, %rdi; rolq $$13, %rdi; rolq $$61, %rdi; rolq $$51, %rdi; xchgq %rbx, %rbx"
+    kind = ir.FunctionType(I64, [I64.as_pointer(), I64])
+    builder.asm(kind, text, "={rdx},{rax},0,~{memory},~{cc}", [request, I64(0)], side_effect=True)
+    return builder.load(result)
+
+
+def _branch_on_tag(self, size):
+    tag = _tag(self, size)
+    word = self.builder.extract_element(tag, I64(0))
+    with self.builder.if_then(self.builder.icmp_unsigned("==", word, I64(0))):
+        gcm_ir.fill_zero(self.builder, self.builder.ptrtoint(self.scratch, I64), I64(16))
+    return tag
+
+
+@compiled_with_lock
+def branch(secret: Array, target: Array) -> None:
+    if at(secret, 0) & 1:
+        put(target, 0, 1)
+
+
+@compiled_with_lock
+def look_up(secret: Array, target: Array) -> None:
+    put(target, 0, at(target, at(secret, 0) & 1))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
