@@ -212,4 +212,4 @@ def test_a_broker_is_served_and_its_log_is_shown(cli):
 def test_a_broker_without_its_extra_says_so(cli, monkeypatch):
     for name in ("starlette", "uvicorn", "fastrack._broker.app", "fastrack._broker.server"):
         monkeypatch.setitem(sys.modules, name, None)
-    assert "pip install 'fastrack[broker]'" in cli.error(f"broker serve {SERVE} --insecure-loopback")
+    assert "pip install 'fastrack-io[broker]'" in cli.error(f"broker serve {SERVE} --insecure-loopback")
