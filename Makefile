@@ -19,7 +19,7 @@ WITH_ZIGLANG := PYTHONPATH=$(CURDIR)/$(ZIGLANG)
 BACKEND = $$(grep -oE '^(hatchling|editables)==[0-9.]*' requirements.txt)
 
 .PHONY: help demo native test test-all test-nightly test-lowest test-openssl test-pythons coverage check bench bench-compare peers gpu \
-	gpu-kit emulator aarch64 integrations nvrtc mutants fuzz soak docs lock dist clean
+	gpu-kit emulator aarch64 aarch64-wheel integrations nvrtc mutants fuzz soak docs lock dist clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -156,6 +156,13 @@ aarch64: $(STAMP) $(NATIVE)  ## test the engine for AArch64 on an emulated CPU, 
 	@for tool in qemu-aarch64 aarch64-linux-gnu-gcc; do command -v $$tool >/dev/null || { \
 		echo "expected $$tool. Install qemu-user, gcc-aarch64-linux-gnu and libc6-dev-arm64-cross"; exit 1; }; done
 	FASTRACK_AARCH64=1 $(BIN)/python -m pytest $(PARALLEL) $(addprefix tests/,$(AARCH64_TESTS)) -k "not thread and not long"
+
+# Needs Debian's qemu-user and mmdebstrap.
+AARCH64_ROOT := .venv-aarch64
+WHEEL ?=
+
+aarch64-wheel: $(STAMP) $(NATIVE) $(if $(WHEEL),,$(ZIGLANG)/.installed)  ## install the wheel for AArch64 in an emulated Debian, and try it there; some minutes; WHEEL=file
+	PYTHONPATH=tests:$(CURDIR)/$(ZIGLANG) $(BIN)/python tests/aarch64/wheel.py $(AARCH64_ROOT) $(WHEEL)
 
 FUZZ_SECONDS ?= 600
 FUZZ_SCHEDULES ?= 10000
