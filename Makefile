@@ -22,7 +22,7 @@ BACKEND = $$(grep -oE '^(hatchling|editables)==[0-9.]*' requirements.txt)
 	gpu-kit emulator aarch64 aarch64-wheel integrations nvrtc mutants fuzz soak docs lock dist clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
 
 demo: $(STAMP) $(NATIVE)  ## seal two data sets, open them, train on one, refuse a forgery, compare speeds
 	$(BIN)/fastrack demo

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
@@ -33,17 +35,12 @@ class MachineCode(BuildHookInterface[Any]):
         if version == "editable":
             make_module(self.root)
             return
-        self._folder = TemporaryDirectory(prefix="fastrack-")
-        made = Path(self._folder.name, Path(MODULE).name)
+        made = Path(mkdtemp(prefix="fastrack-"), Path(MODULE).name)
+        atexit.register(shutil.rmtree, made.parent)
         make_module(self.root, "--architecture", wheel, "--output", str(made))
         build_data["force_include"][str(made)] = MODULE
         build_data["pure_python"] = False
         build_data["tag"] = tag_of(wheel)
-
-    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        """Remove what a wheel was made of."""
-        if hasattr(self, "_folder"):
-            self._folder.cleanup()
 
 
 def chosen_wheel() -> str:

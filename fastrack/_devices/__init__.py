@@ -8,8 +8,6 @@ from pathlib import Path
 
 from fastrack._crypto import native
 from fastrack._crypto.forms import narrow_form
-from fastrack._crypto.keyring import KeyProvider, KeyRing
-from fastrack._crypto.keys import Key, looks_secret
 from fastrack._devices.base import Device
 from fastrack.errors import DeviceError
 
@@ -29,6 +27,9 @@ def canonical(device: object = None) -> str:
         return "cpu"
     if cuda:
         return f"cuda:{int(cuda[1] or 0)}"
+    from fastrack._crypto.keyring import KeyProvider, KeyRing  # which builds of the machine code have no need of
+    from fastrack._crypto.keys import Key, looks_secret
+
     is_secret = looks_secret(name)
     if is_secret or isinstance(device, (Key, KeyRing, KeyProvider, os.PathLike)) or Path(name).is_file():
         shown = "what looks like a key, which is not repeated here" if is_secret else repr(name)

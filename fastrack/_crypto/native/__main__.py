@@ -5,12 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import sys
 import time
-from importlib.machinery import ExtensionFileLoader
-from importlib.util import module_from_spec, spec_from_loader
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 
 from fastrack._crypto import native
 
@@ -19,12 +16,8 @@ PATH = Path(__file__).parents[1] / "_native.abi3.so"
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m fastrack._crypto.native", description=__doc__)
-    parser.add_argument(
-        "--architecture", default=platform.machine(), help="x86_64 or aarch64; this machine's if absent"
-    )
-    parser.add_argument(
-        "--output", type=Path, default=PATH, metavar="FILE", help="the module; in the package if absent"
-    )
+    parser.add_argument("--architecture", default=platform.machine(), help="x86_64 or aarch64; by default this one")
+    parser.add_argument("--output", type=Path, default=PATH, metavar="FILE", help="by default in the package")
     options = parser.parse_args()
     if options.architecture == platform.machine() and _is_current(options.output):
         options.output.touch()
@@ -35,7 +28,6 @@ def main() -> None:
         del os.environ[name]
     os.environ |= {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_OPT": "0"}
     print("making fastrack's machine code ...", flush=True)  # noqa: T201
-    _leave_out("fastrack._devices")
     from fastrack._crypto.native.link import link
     from fastrack._crypto.native.target import TARGETS
     from fastrack._crypto.native.units import make_object
@@ -46,19 +38,11 @@ def main() -> None:
     print(f"{options.output.name} for {target.architecture}: {size >> 10} KiB, linked by {linker}, {seconds:.0f} s")  # noqa: T201
 
 
-def _leave_out(name: str) -> None:
-    """Put an empty package in place of one, with its modules: where this is built there is no `cryptography`."""
-    package = ModuleType(name)
-    package.__path__ = [str(Path(__file__).parents[3].joinpath(*name.split(".")))]
-    sys.modules[name] = package
-
-
 def _is_current(path: Path) -> bool:
     """Return whether a module is there, is of these sources, and can be loaded."""
     if not path.exists():
         return False
-    loader = ExtensionFileLoader("_native", str(path))
-    spec = spec_from_loader("_native", loader)
+    spec = spec_from_file_location("_native", path)
     assert spec is not None
     try:
         return native.is_of_these_sources(module_from_spec(spec))

@@ -1,4 +1,4 @@
-"""Compile the machine code in this process, once."""
+"""Compile machine code in this process."""
 
 from __future__ import annotations
 
@@ -26,9 +26,6 @@ def load_here(code: bytes) -> ModuleType:
     return made
 
 
-def __getattr__(name: str) -> ModuleType:
-    if name != "module":
-        raise AttributeError(name)
-    module = load_here(make_object(host_target(), name=""))
-    globals()[name] = module
-    return module
+def compile_here() -> ModuleType:
+    """Return all machine code, compiled anew."""
+    return load_here(make_object(host_target(), name=""))
