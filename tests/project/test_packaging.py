@@ -269,13 +269,15 @@ def test_numba_is_for_those_who_compile():
 
 
 @pytest.fixture
-def hook(monkeypatch):
+def hook(monkeypatch, tmp_path_factory):
     """Return the hook's module. Its `made` lists what the generator was told, which only writes a few bytes."""
     pytest.importorskip("hatchling")
     spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.made = []
+    monkeypatch.setattr(module, "mkdtemp", lambda prefix: str(tmp_path_factory.mktemp(prefix)))
+    monkeypatch.setattr(module.atexit, "register", lambda *_: None)
 
     def make(root, *options):
         module.made.append((root, *options))
@@ -292,8 +294,6 @@ def run_hook(hook, version):
     plugin = hook.MachineCode(str(ROOT), {}, None, None, "", "wheel")
     plugin.initialize(version, data)
     files = {target: Path(source).read_bytes() for source, target in data["force_include"].items()}
-    plugin.finalize(version, data, "")
-    assert not [source for source in data["force_include"] if Path(source).exists()]
     return data, files
 
 
