@@ -32,7 +32,7 @@ class Settings:
     files : tuple of str or None
         The ids of the sealed files that keys may open; None for all.
     collateral : TdxCollateral or None
-        Collateral for quotes that come without it.
+        Collateral for quotes, in place of the machines'.
     roots : TrustedRoots
         The roots that are trusted.
     clock : callable

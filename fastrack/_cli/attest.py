@@ -27,9 +27,7 @@ ForChallenge = Annotated[
     Path, typer.Option("--challenge", metavar="CHALLENGE", help="The challenge that the offer has to answer.")
 ]
 UnderPolicy = Annotated[Path, typer.Option("--policy", metavar="POLICY", help="The policy, in TOML.")]
-Collateral = Annotated[
-    Path | None, typer.Option(metavar="JSON", help="Collateral of TDX, for a quote that comes without it.")
-]
+Collateral = Annotated[Path | None, typer.Option(metavar="JSON", help="Collateral of TDX, in place of the machine's.")]
 Period = Annotated[str, typer.Option(metavar="PERIOD", help="The time until it ends, such as 90s, 5m or 12h.")]
 
 app = typer.Typer(no_args_is_help=True, help="Give keys to a machine that proves what it is, by files and pipes.")
