@@ -7,6 +7,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from helpers.native_code import build, needs_compiler
 from helpers.processes import run_python
 
 from fastrack import DeviceError
@@ -148,6 +149,7 @@ def test_what_is_refused_is_not_used_and_the_reason_is_given(another_module):
 
 @pytest.mark.slow
 def test_a_process_may_compile_for_itself():
+    needs_compiler()
     engine, *loaded = run_python(FIRST_TRANSFER, FASTRACK_ENGINE="jit").split()
     assert engine == (*supported_forms(), "openssl")[0]
     assert loaded == ["llvmlite", "numba"]
@@ -167,6 +169,7 @@ def test_a_process_may_compile_for_itself():
     ],
 )
 def test_what_cannot_compile_is_told_before_it_does(code, told):
+    needs_compiler()
     said = run_python(
         f"""
 import sys
@@ -186,8 +189,7 @@ except fastrack.DeviceError as error:
 
 @pytest.mark.slow
 def test_code_that_could_raise_is_not_made():
-    from helpers.native_code import build
-
+    needs_compiler()
     from fastrack._crypto.native.compiler import compiled
 
     def divide(a: "int", b: "int") -> "int":
@@ -199,8 +201,7 @@ def test_code_that_could_raise_is_not_made():
 
 @pytest.mark.slow
 def test_arguments_that_are_neither_integers_nor_addresses_are_refused():
-    from helpers.native_code import build
-
+    needs_compiler()
     from fastrack._crypto.native.compiler import compiled
 
     def half(a: "float") -> "int":
