@@ -150,9 +150,14 @@ def test_what_is_refused_is_not_used_and_the_reason_is_given(another_module):
 @pytest.mark.slow
 def test_a_process_may_compile_for_itself():
     needs_compiler()
-    engine, *loaded = run_python(FIRST_TRANSFER, FASTRACK_ENGINE="jit").split()
+    examine = (
+        "from fastrack._cli.doctor import read_machine_code\ncode = read_machine_code()\nprint(code.path, code.made_by)"
+    )
+    said = run_python(f"{FIRST_TRANSFER}\n{examine}", FASTRACK_ENGINE="jit").splitlines()
+    engine, *loaded = said[0].split()
     assert engine == (*supported_forms(), "openssl")[0]
     assert loaded == ["llvmlite", "numba"]
+    assert re.fullmatch(r"None numba [\d.]+, LLVM [\d.]+", said[1])
 
 
 @pytest.mark.parametrize(
