@@ -19,7 +19,7 @@ WITH_ZIGLANG := PYTHONPATH=$(CURDIR)/$(ZIGLANG)
 BACKEND = $$(grep -oE '^(hatchling|editables)==[0-9.]*' requirements.txt)
 
 .PHONY: help demo native test test-all test-nightly test-lowest test-openssl test-pythons coverage check bench bench-compare peers gpu \
-	gpu-kit emulator aarch64 aarch64-wheel integrations nvrtc mutants fuzz soak docs lock dist clean
+	gpu-kit emulator aarch64 aarch64-wheel integrations nvrtc mutants fuzz soak docs lock dist environments clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -227,6 +227,15 @@ dist: $(STAMP) $(ZIGLANG)/.installed  ## build the wheels of the last commit twi
 	@umask $(if $(filter commit.%,$*),022,077); read commit time < .dist/head; \
 		SOURCE_DATE_EPOCH=$$time FASTRACK_WHEEL=$(subst .,,$(suffix $*)) $(WITH_ZIGLANG) $(BIN)/python -m build --no-isolation \
 		$(if $(filter %.sdist,$*),--sdist,--wheel) --outdir $@ .dist/$(basename $*) >$@.log 2>&1 || { cat $@.log; exit 1; }
+
+# Those of vLLM and LMCache take gigabytes; `$(BIN)/python -m environments --help` says what there is.
+ENVIRONMENTS ?= numba-0.65.0
+ENVIRONMENTS_OPTIONS ?=
+WHEEL ?= dist
+
+environments: $(STAMP)  ## install the wheel of dist/ beside other packages by pip's resolver, and use it; ENVIRONMENTS="jit python-3.12"
+	test -e $(WHEEL) || $(MAKE) --no-print-directory dist
+	PYTHONPATH=tests $(BIN)/python -m environments $(ENVIRONMENTS_OPTIONS) $(WHEEL) $(ENVIRONMENTS)
 
 clean:  ## remove what was built, .venv included
 	rm -rf .venv .venv-* .ziglang .dist .fuzz .gpu-kit .nvrtc build dist docs/_build .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache \

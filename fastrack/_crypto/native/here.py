@@ -9,7 +9,7 @@ from llvmlite import binding
 
 from fastrack._crypto.native.extension import METHODS
 from fastrack._crypto.native.target import host_target, target_machine
-from fastrack._crypto.native.units import make_object
+from fastrack._crypto.native.units import describe_sources, make_object
 
 
 def load_here(code: bytes) -> ModuleType:
@@ -28,4 +28,6 @@ def load_here(code: bytes) -> ModuleType:
 
 def compile_here() -> ModuleType:
     """Return all machine code, compiled anew."""
-    return load_here(make_object(host_target(), name=""))
+    module = load_here(make_object(host_target(), name=""))
+    module.__doc__ = describe_sources()
+    return module

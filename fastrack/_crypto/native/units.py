@@ -51,7 +51,7 @@ def make_object(target: Target, *, name: str) -> bytes:
     forms = {form: FORMS[form] for form in target.forms}
     for form_name, form in forms.items():
         functions |= form_functions(form_name, form)
-    return make_object_of(functions, list(forms.values()), target, name=name, doc=_describe())
+    return make_object_of(functions, list(forms.values()), target, name=name, doc=describe_sources())
 
 
 def make_object_of(
@@ -62,7 +62,7 @@ def make_object_of(
     return compile_functions(functions, forms, target, helpers=helpers, name=name, doc=doc)
 
 
-def _describe() -> str:
+def describe_sources() -> str:
     """Return what the module tells of itself. Its sources are what was imported to make it."""
     package = Path(__file__).parents[2]
     modules = [module for name, module in sys.modules.items() if name.startswith(_SOURCES)]
