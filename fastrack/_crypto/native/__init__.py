@@ -39,9 +39,8 @@ def functions(form: str = "") -> Any:
 def functions_of(module: ModuleType, form: str) -> SimpleNamespace:
     """Return the functions of a form, without it in their names."""
     end = suffix_of(form)
-    return SimpleNamespace(
-        **{name.removesuffix(end): code for name, code in vars(module).items() if name.endswith(end)}
-    )
+    named = vars(module).items()
+    return SimpleNamespace(**{name.removesuffix(end): code for name, code in named if name.endswith(end)})
 
 
 def suffix_of(form: str) -> str:

@@ -35,9 +35,6 @@ _FLAGS = {
     for architecture, flag in {"x86_64": "cf-protection-branch", "aarch64": "branch-target-enforcement"}.items()
 }
 
-# Functions that numba compiles, by the names to export.
-Functions = Mapping[str, Any]
-
 
 def compiled(function: Any) -> Any:
     """Compile a function for other compiled functions, and for `compile_functions`."""
@@ -78,7 +75,13 @@ def declare_cipher(module: ir.Module, form: Form | None, build: Callable[[ir.Mod
 
 
 def compile_functions(
-    functions: Functions, forms: Sequence[Form], target: Target, *, helpers: Functions, name: str, doc: str = ""
+    functions: Mapping[str, Any],
+    forms: Sequence[Form],
+    target: Target,
+    *,
+    helpers: Mapping[str, Any],
+    name: str,
+    doc: str = "",
 ) -> bytes:
     """Return the object code of an extension module of functions that `compiled` or `compiled_with_lock` made.
 
