@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -75,13 +75,7 @@ def declare_cipher(module: ir.Module, form: Form | None, build: Callable[[ir.Mod
 
 
 def compile_functions(
-    functions: Mapping[str, Any],
-    forms: Sequence[Form],
-    target: Target,
-    *,
-    helpers: Mapping[str, Any],
-    name: str,
-    doc: str = "",
+    functions: dict[str, Any], forms: Sequence[Form], target: Target, *, helpers: dict[str, Any], name: str, doc: str
 ) -> bytes:
     """Return the object code of an extension module of functions that `compiled` or `compiled_with_lock` made.
 
