@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import socket
 import ssl
 import threading
 import time
@@ -99,6 +100,29 @@ def test_a_wrong_client_is_refused(start):
     entry = read_log(server.folder / "broker.db")[-1]
     assert (entry.event, entry.details["field"]) == ("refused", "number of GPUs")
     assert "gpu.count" in entry.details["wanted"]  # which the owner alone is told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n"])
+def test_a_broker_that_drips_its_answer_is_waited_for_no_longer_than_told(answer):
+    ended = threading.Event()
+
+    def drip():
+        with suppress(OSError), listener.accept()[0] as connection:
+            connection.sendall(answer)
+            while not ended.wait(0.1):
+                connection.sendall(b"x" if answer else b"")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=drip)
+        thread.start()
+        begin = time.monotonic()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(TimeoutError, match="timeout="):
+            attest.fetch_keys(url, owner=Signer.generate().verifier, timeout=1)
+        assert 0.9 < time.monotonic() - begin < 3
+        ended.set()
+        thread.join()
 
 
 @pytest.mark.slow
