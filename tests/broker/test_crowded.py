@@ -195,6 +195,8 @@ def test_an_offer_for_a_challenge_that_is_not_open_is_refused_at_its_beginning(s
         connection.sendall(b"POST /v1/offers HTTP/1.1\r\nHost: x\r\nContent-Length: 8000000\r\n")
         connection.sendall(b"Content-Type: application/json\r\n\r\n" + b"[" * 100)
         assert connection.recv(100).startswith(b"HTTP/1.1 400")
+    large = b'{"challenge":"' + b"a" * 32 + b"[" * (4 << 20)
+    assert server.post("/v1/offers", large)[0] == 409  # which a client that sends on reads too
     assert [entry.event for entry in read_log(server.folder / "broker.db")] == ["started"]
 
 
