@@ -84,6 +84,18 @@ class Broker:
         self._ledger.add_challenge(challenge, now=now)
         return challenge
 
+    def require_challenge(self, challenge_id: str, address: str) -> None:
+        """Require an open challenge, before more of an offer is read than its beginning. The challenge is not used up.
+
+        Raises
+        ------
+        ChallengeError
+            If it cannot be used.
+        """
+        now = self._settings.clock()
+        if not self._ledger.is_open(challenge_id, now=now):
+            self._ledger.use_challenge(challenge_id, now=now, details={"address": address})  # logs it, and raises
+
     def answer(self, body: bytes, address: str) -> tuple[str, bytes]:
         """Answer an offer: return the challenge's id, and the grants.
 

@@ -364,6 +364,7 @@ class KeyFolder:
         return sorted(path for path in self._path.iterdir() if not path.name.startswith(".") and path.is_file())
 
 
+_DIGITS = 32  # of a descriptor: more make a path, rather than a number that takes long to read
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+")
 _WRAPPED = "fastrack.providers._wrapped"
 _SCHEMES = dict.fromkeys(  # of this package: the module and the function that makes the provider
@@ -420,7 +421,7 @@ def _opener(source: str | os.PathLike[str]) -> Callable[[], Key | object] | None
     scheme, colon, rest = source.partition(":")
     if not colon or _SCHEME.fullmatch(scheme) is None:
         return None
-    if scheme == "fd" and rest.isdecimal():
+    if scheme == "fd" and rest.isdecimal() and len(rest) <= _DIGITS:
         return lambda: Key.read(int(rest))
     make = _find_scheme(scheme)
     return None if make is None else lambda: make(source)

@@ -9,6 +9,7 @@ is that of the key, and the file grants its group and others no rights but those
 
 from __future__ import annotations
 
+import errno
 import hmac
 import io
 import os
@@ -27,7 +28,7 @@ from fastrack._crypto.secret_bytes import SecretBytes
 from fastrack._util.atomic import is_trusted_owner, new_file
 from fastrack._util.public import public
 from fastrack._util.regular_file import open_pipe_or_regular, open_regular
-from fastrack.errors import ClosedError, FormatError, KeyPermissionError
+from fastrack.errors import ClosedError, FormatError, GrantError, KeyPermissionError
 
 KEY_MODE_VARIABLE = "FASTRACK_KEY_MODE"
 """The environment variable with the mode that key files may have, for platforms that set it: 0440 or 0444."""
@@ -193,6 +194,8 @@ class Key:
             If it cannot be read.
         """
         name = f"file descriptor {descriptor}" if descriptor else "standard input"
+        if descriptor >= 1 << 31:  # which no system has, and Python refuses with an OverflowError
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF), str(descriptor))
         with io.FileIO(descriptor, closefd=False) as file, _wiped_content(file, _FILE_LIMIT) as content:
             return cls._parse(content, len(content), name)
 
@@ -242,11 +245,14 @@ class Key:
         ------
         FileExistsError
             If `path` exists. It is left as it was.
+        GrantError
+            If the key is restricted to some files, which a key file cannot say.
         ClosedError
             If the key has been wiped.
         OSError
             If it cannot be written.
         """
+        self.require_unrestricted()
         text = self._format()
         try:
             with new_file(Path(path), mode=0o600, overwrite=False) as file:
@@ -284,6 +290,14 @@ class Key:
         """Restrict the key to sealed files with these ids. Not public: a grant does it. It cannot be undone."""
         files = frozenset(files)
         self._files = files if self._files is None else self._files & files
+
+    def require_unrestricted(self) -> None:
+        """Raise GrantError if the key is restricted to files: where it goes, that would be lost. Not public."""
+        if self._files is not None:
+            raise GrantError(
+                f"storing key {self.id} failed: expected one for all files, got one that is restricted to some, which "
+                "a key file cannot say. Keep the grant itself, or use the key in the program that was given it"
+            )
 
     @property
     def is_wiped(self) -> bool:

@@ -209,7 +209,7 @@ class Grants:
         ValueError
             If neither `key` nor `identity` is given, or the key is another, or no recipient remains.
         GrantError
-            If `identity` is not a recipient.
+            If `identity` is not a recipient, or the key is restricted to other files than the grants.
         """
         if key is None and identity is not None:
             key = self.unlock(identity).first
@@ -218,6 +218,11 @@ class Grants:
             raise ValueError(
                 f"adding recipients failed: expected key {self.key_id}, got {got}; pass key= or identity= (--key, "
                 "--identity)"
+            )
+        if key.files is not None and (self.files is None or not key.files.issuperset(self.files)):
+            raise GrantError(
+                f"granting key {key.id} failed: expected files= among those that the key is restricted to, got "
+                f"{'all' if self.files is None else 'others'}. Name them, or use the owner's key"
             )
         entries = {grant.id: grant for grant in self.recipients}
         for recipient in recipients:

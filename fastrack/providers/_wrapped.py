@@ -243,9 +243,12 @@ class KeyWrapper(ABC):
         ------
         ProviderError
             If the token, TPM or vault is absent, not configured, or does not encrypt.
+        GrantError
+            If the key is restricted to some files, which a wrapped key cannot say.
         ClosedError
             If the key has been wiped.
         """
+        key.require_unrestricted()
         algorithm, ciphertext, parameters = self._encrypt(key.material(), key.id)
         return WrappedKey(self.provider, algorithm, key.id, key.bits, ciphertext, parameters)
 

@@ -460,6 +460,12 @@ def test_a_key_comes_from_a_descriptor(key, path):
         os.close(reader)
 
 
+@pytest.mark.parametrize("number", ["2147483647", "2147483648", "9" * 20, "9" * 4301])
+def test_a_descriptor_out_of_range_is_an_error_of_the_system(number):
+    with pytest.raises(OSError, match=r"Bad file descriptor|No such file|File name too long"):
+        KeyRing(f"fd:{number}")
+
+
 @pytest.mark.parametrize("content", [b"", b"fastrack-key-1:\n", b"x" * 10_000])
 def test_a_descriptor_without_a_key_is_refused(content):
     reader, writer = os.pipe()

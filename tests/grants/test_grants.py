@@ -17,6 +17,7 @@ from fastrack._crypto.signing import sign_envelope
 from fastrack.errors import ClosedError, FormatError, GrantError, SignatureError, UnknownKeyError
 from fastrack.grants import Grants, Identity, Recipient, Signer
 from fastrack.grants._grants import PAYLOAD_TYPE
+from fastrack.providers import VaultTransit
 
 NOW = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
 OWNER = Signer.generate(name="owner")
@@ -112,6 +113,20 @@ def test_a_grant_holds_for_its_files_only(sealed, tmp_path):
             with pytest.raises(GrantError, match=r"other\.safetensors: tensor 'x' .* granted for other files only"):
                 use(file)
         fastrack.unseal(file["x"], KEY)  # the owner's own key is not restricted
+
+
+def test_a_restricted_key_does_not_lose_its_restriction(sealed, tmp_path):
+    ring = Grants.issue(KEY, [ALICE.recipient], signer=OWNER, files=["ab" * 16]).unlock(ALICE)
+    with pytest.raises(GrantError, match="restricted to some"):
+        ring.first.save(tmp_path / "alice.key")
+    assert not (tmp_path / "alice.key").exists()
+    for files in (None, [sealed.file_id], ["ab" * 16, sealed.file_id]):
+        with pytest.raises(GrantError, match="expected files= among those"):
+            Grants.issue(ring.first, [BOB.recipient], signer=OWNER, files=files)
+    passed = Grants.issue(ring.first, [BOB.recipient], signer=OWNER, files=["ab" * 16]).unlock(BOB)
+    assert passed.first.files == {"ab" * 16}
+    with pytest.raises(GrantError, match="restricted to some"):
+        VaultTransit("owner").wrap(ring.first)
 
 
 def test_a_tensor_that_was_copied_counts_for_the_file_it_is_in(sealed, tmp_path):
