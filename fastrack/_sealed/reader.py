@@ -99,14 +99,21 @@ def load_file(
     >>> x
     array([0, 1, 2])
     """
+    anchor = resolve_anchor(anchor)
     if anchor is None:
         return SealedFile(path, file_id, mapped)
-    from fastrack._sealed.anchor import Anchor
-
-    anchor = Anchor.resolve(anchor)
     file = SealedFile(path, file_id, mapped, anchor.sealed_entry(path))
     anchor.advance()
     return file
+
+
+def resolve_anchor(anchor: Anchor | str | os.PathLike[str] | None) -> Anchor | None:
+    """Return one object for an ``anchor=`` argument, for files that have to be of one version."""
+    if anchor is None:
+        return None
+    from fastrack._sealed.anchor import Anchor
+
+    return Anchor.resolve(anchor)
 
 
 def opened_file(source: SealedFile | str | os.PathLike[str]) -> AbstractContextManager[SealedFile]:
