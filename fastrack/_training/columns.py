@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def list_shards(paths: PathLike | Sequence[PathLike], anchor: Anchor | None) -> PathLike | Sequence[PathLike]:
-    """Return the sealed files of a folder, and other paths as they are. An anchor demands all that its set has there."""
+    """Return the sealed files of a folder, and other paths as they are. With an anchor none may be missing."""
     if not isinstance(paths, (str, os.PathLike)):
         return paths
     folder = locate(paths)

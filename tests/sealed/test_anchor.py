@@ -546,7 +546,7 @@ def test_shown_as_text(anchor):
 
 
 @pytest.fixture
-def run(anchor):
+def run():
     """Return a folder as of a trainer: the same names in it and in a folder below it."""
     for folder, value in (("run", 1), ("run/step", 2)):
         Path(folder).mkdir()
@@ -586,5 +586,5 @@ def test_a_manifest_that_is_moved_does_not_make_one_folder_another(run, anchor):
     (run / "root.safetensors").rename(run / "step" / "root.safetensors")  # a name that is in the other folder alone
     for name in (NAME, "last.safetensors"):
         (run / "step" / name).unlink()
-    with pytest.raises(RollbackError, match="'step'.*it was moved"):
+    with pytest.raises(RollbackError, match=r"'step'.*it was moved"):
         fastrack.SealedDataset(run / "step", anchor=anchor)
