@@ -95,7 +95,7 @@ def collect(
         return
     ring = pending.unlock(read_document(grants, GRANTS_LIMIT, wait=seconds), owner=owners, now=read_clock())
     keys = list(ring)
-    if any(key.files is not None for key in keys):
+    if any(key.is_restricted for key in keys):
         raise GrantError(
             "storing a key failed: expected one for all files, got one that is restricted to some, which a key file "
             "cannot say. Use fastrack.attest in the program that opens them."

@@ -301,7 +301,7 @@ def sealing_key(key: KeyLike | None = None) -> Key:
 
 @dataclass(slots=True, eq=False)
 class _Default:
-    """What one call of `use_keys` set. A block of another thread may be about to begin while `owner` lives."""
+    """The default that one call of `use_keys` set. While `owner` lives, a block of its thread may be about to begin."""
 
     ring: KeyRing | None
     owner: Callable[[], use_keys | None]

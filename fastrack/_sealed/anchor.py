@@ -11,12 +11,13 @@ import re
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
 from fastrack._crypto.signing import Verifier
 from fastrack._crypto.tlog import TransparencyLog
+from fastrack._sealed.contexts import Edition
 from fastrack._sealed.entries import PlainEntry, SealedEntry
 from fastrack._sealed.manifest import HISTORY_LIMIT, Manifest, load_manifest
 from fastrack._util.atomic import is_trusted_owner, new_file
@@ -214,7 +215,12 @@ class Anchor:
                 "it with Anchor.read",
                 path=path,
             )
-        return entry
+        return replace(entry, edition=self.edition)
+
+    @property
+    def edition(self) -> Edition | None:
+        """Lineage and version of the manifest that this object stays at; None before one was read. Not public."""
+        return None if self._manifest is None else (self._manifest.lineage, self._manifest.version)
 
     def names_in(self, folder: Path) -> list[str]:
         """Return the paths, relative to a folder, of the files of the set that lie in it or below it."""

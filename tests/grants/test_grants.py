@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from helpers.grants_reader import read_grants, unwrap
 from hypothesis import given
 from hypothesis import strategies as st
@@ -145,6 +146,60 @@ def test_the_other_claims_are_kept(tmp_path):
     again = Grants.load(tmp_path / "a.grants", owner=[Signer.generate().verifier, OWNER.verifier])
     assert again == grants
     assert (again.lineage, again.least_version, again.key_id, again.bits) == ("ab" * 16, 7, KEY.id, 256)
+
+
+def test_a_grant_for_a_set_opens_its_files_by_an_anchor_alone(tmp_path):
+    path, anchor = tmp_path / "set" / "a.safetensors", tmp_path / "reader.anchor"
+    path.parent.mkdir()
+    fastrack.save_file({"x": np.arange(6).reshape(3, 2)}, path, KEY)
+    first = fastrack.publish(path.parent, signer=OWNER)
+    fastrack.publish(path.parent, signer=OWNER)
+    fastrack.Anchor.create(anchor, owner=OWNER.verifier)
+    for limits, opens in (
+        ({"lineage": first.lineage}, True),
+        ({"least_version": 2}, True),
+        ({"lineage": first.lineage, "least_version": 2}, True),
+        ({"lineage": "ff" * 16}, False),
+        ({"least_version": 3}, False),
+        ({"lineage": first.lineage, "least_version": 3}, False),
+        ({"lineage": first.lineage, "files": ["00" * 16]}, False),
+    ):
+        ring = Grants.issue(KEY, [ALICE.recipient], signer=OWNER, **limits).unlock(ALICE)
+        for anchored in (False, True):
+            with fastrack.load_file(path, anchor=anchor if anchored else None) as file:
+                for handle in (file["x"], file["x"][1:], file["x"][:, 1], pickle.loads(pickle.dumps(file["x"]))):
+                    if opens and anchored:
+                        assert fastrack.unseal(handle, ring).size
+                        assert fastrack.to_device(handle, keys=ring, framework="numpy").size
+                    else:
+                        with pytest.raises(GrantError):
+                            fastrack.unseal(handle, ring)
+                        with pytest.raises(GrantError):
+                            fastrack.to_device(handle, keys=ring, framework="numpy")
+            data = fastrack.SealedDataset(path.parent, anchor=anchor if anchored else None)
+            for each in (data, pickle.loads(pickle.dumps(data))):
+                if opens and anchored:
+                    assert fastrack.unseal(each[:2]["x"], ring).size
+                else:
+                    with pytest.raises(GrantError):
+                        fastrack.unseal(each[:2]["x"], ring)
+        with pytest.raises(GrantError):
+            fastrack.rekey_file(path, tmp_path / "other.safetensors", keys=ring, key=Key.generate())
+
+
+def test_a_grant_for_a_set_opens_a_sealed_folder_of_it(tmp_path):
+    (tmp_path / "model").mkdir()
+    safetensors.numpy.save_file({"x": np.arange(3)}, tmp_path / "model" / "model.safetensors")
+    fastrack.seal_folder(tmp_path / "model", tmp_path / "sealed", KEY)
+    lineage = fastrack.publish(tmp_path / "sealed", signer=OWNER).lineage
+    fastrack.Anchor.create(tmp_path / "reader.anchor", owner=OWNER.verifier)
+    ring = Grants.issue(KEY, [ALICE.recipient], signer=OWNER, lineage=lineage, least_version=1).unlock(ALICE)
+    weights = fastrack.load_folder(tmp_path / "sealed", ring, anchor=tmp_path / "reader.anchor").weights()
+    assert fastrack.unseal(weights["x"], ring, framework="numpy").tolist() == [0, 1, 2]
+    with pytest.raises(GrantError, match="got no anchor"):
+        fastrack.load_folder(tmp_path / "sealed", ring)
+    with pytest.raises(GrantError, match="got no anchor"):
+        fastrack.unseal(fastrack.load_folder(tmp_path / "sealed", KEY).weights()["x"], ring)
 
 
 # Forgeries
