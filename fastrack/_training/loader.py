@@ -7,9 +7,9 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 from fastrack._crypto.keyring import KeyRing, KeySource
 from fastrack._crypto.keys import Key
@@ -183,7 +183,7 @@ class WrappedLoader:
         """Make a new lock."""
         self._lock = threading.Lock()
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> _Iterator:
         _require_distributed(self._inner)  # the process group may have been initialised since
         # A ring remembers keys, and those of `use_keys` may be of the block in which this iteration begins.
         keys = KeyRing(partial(_get_default_key, self._keys)) if self._is_default else self._keys
@@ -279,7 +279,7 @@ class _Iterator:
         self._transform = transform
         self.progress = iteration.begin()
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
