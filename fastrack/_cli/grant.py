@@ -53,7 +53,7 @@ def grant(
         str | None, typer.Option(metavar="WHEN", help="The end of the grant: a date as 2027-01-31, or 12h, 30d, 8w.")
     ] = None,
     least_version: Annotated[
-        int, typer.Option(min=0, help="The least version of the data set that may be opened.")
+        int, typer.Option(min=0, help="The least version of a published set that may be opened, with an anchor.")
     ] = 0,
     key: Annotated[
         str | None, typer.Option("--key", metavar="KEY", help="The granted key, to add recipients to a .grants file.")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import typer
 
@@ -21,6 +21,9 @@ from fastrack._cli.streams import is_stream
 from fastrack._util.locations import Url
 from fastrack._util.units import format_size
 from fastrack.errors import FastrackError
+
+if TYPE_CHECKING:
+    from fastrack._sealed.anchor import Anchor
 
 SUFFIX = ".safetensors"
 FOLDER = "expected a file, got a folder; --recursive takes the files in it"
@@ -104,11 +107,19 @@ def refuse_options(given: Mapping[str, object]) -> None:
         raise typer.BadParameter(reason, param_hint=", ".join(wrong))
 
 
-def select(paths: Sequence[Path], *, recursive: bool, suffix: str = "", target: Path | None = None) -> Selection:
+def select(
+    paths: Sequence[Path],
+    *,
+    recursive: bool,
+    suffix: str = "",
+    target: Path | None = None,
+    anchor: "Anchor | None" = None,
+) -> Selection:
     """Return the files that paths, globs and, with `recursive`, folders name, each once; in folders those of `suffix`.
 
-    What does not exist is returned too, for its error to be reported with those of other files. A sealed folder is one
-    source, as its files belong together. Files in the folder `target` are left out, unless they are named.
+    What does not exist is returned too, for its error to be reported with those of other files, and with an anchor what
+    its set has in a folder. A sealed folder is one source, as its files belong together. Files in the folder `target`
+    are left out, unless they are named.
     """
     if any(map(is_stream, paths)):
         raise typer.BadParameter("expected - alone, got it with other files", param_hint="SOURCE")
@@ -123,6 +134,9 @@ def select(paths: Sequence[Path], *, recursive: bool, suffix: str = "", target: 
                 found.setdefault(path / name, Source(path / name, name, is_folder))
             else:
                 left_out += 1
+        for listed in map(Path, () if anchor is None else anchor.names_in(path)):
+            if listed.name.endswith(suffix) and not (path / listed).exists():
+                found.setdefault(path / listed, Source(path / listed, listed))
     return Selection(tuple(found.values()), left_out)
 
 

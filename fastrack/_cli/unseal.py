@@ -4,7 +4,7 @@ import errno
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
@@ -30,6 +30,7 @@ from fastrack.errors import FormatError
 
 if TYPE_CHECKING:
     from fastrack._crypto.keyring import KeyRing
+    from fastrack._sealed.anchor import Anchor
     from fastrack._sealed.reader import SealedFile
 
 
@@ -116,7 +117,7 @@ class _Options:
     allow_plain: bool
     expect: Sequence[str] | None
     file_id: str | None
-    anchor: Path | None
+    anchor: "Anchor | Path | None"
     force: bool
 
 
@@ -160,8 +161,12 @@ def _unseal_each(
     quiet: bool,
     as_json: bool,
 ) -> None:
+    from fastrack._sealed.reader import resolve_anchor
+
     require_local(target)
-    selection = many.select(paths, recursive=recursive, suffix=many.SUFFIX, target=target)
+    anchor = resolve_anchor(options.anchor)
+    options = replace(options, anchor=anchor)
+    selection = many.select(paths, recursive=recursive, suffix=many.SUFFIX, target=target, anchor=anchor)
     many.require_distinct(selection)
     many.make_folder(target)
     load_engine("open")

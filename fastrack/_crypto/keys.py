@@ -102,7 +102,7 @@ class Key:
     True
     """
 
-    __slots__ = ("_files", "_id", "_kept", "_secret", "_wiped")
+    __slots__ = ("_files", "_id", "_kept", "_least_version", "_lineage", "_secret", "_wiped")
 
     def __init__(self, secret: Bytes) -> None:
         if isinstance(secret, (str, os.PathLike)):
@@ -110,6 +110,8 @@ class Key:
         view = memoryview(secret).cast("B")
         self._wiped = False
         self._files: frozenset[str] | None = None
+        self._lineage: str | None = None
+        self._least_version = 0
         self._id = ""
         self._kept: KeptKeys | None = None
         self._secret = SecretBytes(len(view))
@@ -286,14 +288,34 @@ class Key:
         """The ids of the sealed files that the key may open, as a grant says; None if it is not restricted."""
         return self._files
 
-    def restrict(self, files: Iterable[str]) -> None:
-        """Restrict the key to sealed files with these ids. Not public: a grant does it. It cannot be undone."""
-        files = frozenset(files)
-        self._files = files if self._files is None else self._files & files
+    @property
+    def lineage(self) -> str | None:
+        """The lineage of the set whose files the key may open, as a grant says; None if it is not restricted."""
+        return self._lineage
+
+    @property
+    def least_version(self) -> int:
+        """The least version of a set whose files the key may open, as a grant says; 0 if it is not restricted."""
+        return self._least_version
+
+    @property
+    def is_restricted(self) -> bool:
+        """True if a grant says which files the key may open."""
+        return self._files is not None or self._lineage is not None or self._least_version > 0
+
+    def restrict(self, files: Iterable[str] | None = None, lineage: str | None = None, least_version: int = 0) -> None:
+        """Restrict the key to files with these ids or of a set. Not public: a grant does it. It cannot be undone."""
+        if lineage is not None:
+            files = files if self._lineage in {None, lineage} else ()
+            self._lineage = lineage
+        if files is not None:
+            files = frozenset(files)
+            self._files = files if self._files is None else self._files & files
+        self._least_version = max(least_version, self._least_version)
 
     def require_unrestricted(self) -> None:
-        """Raise GrantError if the key is restricted to files: where it goes, that would be lost. Not public."""
-        if self._files is not None:
+        """Raise GrantError if the key is restricted: where it goes, that would be lost. Not public."""
+        if self.is_restricted:
             raise GrantError(
                 f"storing key {self.id} failed: expected one for all files, got one that is restricted to some, which "
                 "a key file cannot say. Keep the grant itself, or use the key in the program that was given it"

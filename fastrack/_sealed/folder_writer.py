@@ -197,8 +197,9 @@ def unseal_folder(
     source : path, URL or SealedFolder
         The sealed folder, by its path, its URL, or opened by `load_folder`.
     target : path
-        The folder to make, which only you may open (mode 0700). It has that name when it is complete and on disk, and
-        replaces nothing. A process that is killed leaves what it had written in ``.fastrack-….part``, in plain.
+        The folder to make, which only you may open (mode 0700); those above it are made too. It has that name when it
+        is complete and on disk, and replaces nothing. A process that is killed leaves what it had written in
+        ``.fastrack-….part``, in plain.
     keys : KeySource, optional
         As for `unseal`.
     anchor : Anchor or path, optional
@@ -231,6 +232,7 @@ def unseal_folder(
     """
     ring, place = KeyRing.resolve(keys), locate_local(target)
     opened = open_folder(source, ring, anchor)
+    place.parent.mkdir(parents=True, exist_ok=True)  # as of a run that is resumed on another machine
     with new_folder(place, mode=_PRIVATE) as folder:
         for name, entry in opened.files.items():
             path = folder / name

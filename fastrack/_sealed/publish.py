@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fastrack._crypto.signing import Signer
-from fastrack._sealed.anchor import FOLDER_MANIFEST, PROOF_SUFFIX, SUFFIX, Anchor, name_in_set
+from fastrack._sealed.anchor import PROOF_SUFFIX, SUFFIX, Anchor, manifest_path, name_in_set
 from fastrack._sealed.entries import Entry, PlainEntry, SealedEntry
 from fastrack._sealed.manifest import HISTORY_LIMIT, Manifest, is_name, load_manifest, sign_manifest
 from fastrack._sealed.reader import SealedFile
@@ -129,11 +129,6 @@ def walk(folder: Path) -> dict[str, Path]:
 
 def _raise(error: OSError) -> None:
     raise error
-
-
-def manifest_path(path: Path) -> Path:
-    """Return the manifest of a folder or a file that has one of its own."""
-    return path / FOLDER_MANIFEST if path.is_dir() else path.with_name(path.name + SUFFIX)
 
 
 def _members(given: Iterable[Path], manifest: Path) -> dict[str, Path]:

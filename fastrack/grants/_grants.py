@@ -91,9 +91,9 @@ class Grants:
     files : tuple of str or None
         The ids of the sealed files that it may open; None for all.
     lineage : str or None
-        The lineage of the data set, as its manifest says.
+        The lineage of the set whose files it may open, as its manifest says; None for all.
     least_version : int
-        The least version of the data set that may be opened.
+        The least version of a set whose files it may open. Both take an anchor to open with.
     expires : datetime.datetime or None
         The end of the grant, in UTC.
     issued : datetime.datetime
@@ -154,9 +154,9 @@ class Grants:
         files : iterable of str, optional
             The ids of the sealed files that the key may open, as `SealedFile.file_id` has them. By default all.
         lineage : str, optional
-            The lineage of the data set.
+            The lineage of the set whose files the key may open, with an anchor. By default all.
         least_version : int
-            The least version of the data set.
+            The least version of a set whose files the key may open, with an anchor. By default all, without one too.
         expires : datetime.datetime, optional
             The end of the grant, with a time zone. By default never.
 
@@ -223,6 +223,11 @@ class Grants:
             raise GrantError(
                 f"granting key {key.id} failed: expected files= among those that the key is restricted to, got "
                 f"{'all' if self.files is None else 'others'}. Name them, or use the owner's key"
+            )
+        if key.lineage not in {None, self.lineage} or key.least_version > self.least_version:
+            raise GrantError(
+                f"granting key {key.id} failed: expected the lineage= that the key is restricted to, and a "
+                "least_version= not below its own, got others. Name them, or use the owner's key"
             )
         entries = {grant.id: grant for grant in self.recipients}
         for recipient in recipients:
@@ -333,7 +338,9 @@ class Grants:
     def unlock(
         self, identity: Identity | None = None, *, passphrase: str | None = None, now: datetime | None = None
     ) -> KeyRing:
-        """Return a ring with the granted key, restricted to the files that the grant names.
+        """Return a ring with the granted key, restricted to the files and the set that the grant names.
+
+        A key for a lineage, or for a least version, opens only what is opened with an anchor of such a set.
 
         Parameters
         ----------
@@ -372,8 +379,7 @@ class Grants:
         key = Key.from_bytes(secret)
         if key.id != self.key_id:
             raise GrantError(f"opening a grant failed: expected key {self.key_id}, got key {key.id}")
-        if self.files is not None:
-            key.restrict(self.files)
+        key.restrict(self.files, self.lineage, self.least_version)
         return KeyRing(key)
 
     def _constraints(self) -> dict[str, Any]:

@@ -450,13 +450,18 @@ def test_a_tensor_of_another_shape_is_refused(folder):
 
 
 def test_an_anchor_refuses_an_older_checkpoint(folder, tmp_path):
-    from fastrack.grants import Signer
+    from fastrack.grants import Grants, Identity, Signer
 
     owner = Signer.generate()
     fastrack.publish(folder, signer=owner)
     anchor = tmp_path / "anchor"
     fastrack.Anchor.create(anchor, owner=owner.verifier)
     assert bits(load(state(1), folder, anchor=anchor)) == bits(state())
+    alice = Identity.generate()
+    for version, opens in ((1, True), (2, False)):
+        grants = Grants.issue(KEY, [alice.recipient], signer=owner, least_version=version)
+        with contextlib.nullcontext() if opens else pytest.raises(CheckpointException, match="granted"):
+            assert bits(load(state(1), folder, keys=grants.unlock(alice), anchor=anchor)) == bits(state())
     shutil.copytree(folder, tmp_path / "old")
     save(state(2), folder)
     fastrack.publish(folder, signer=owner)

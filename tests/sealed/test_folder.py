@@ -470,3 +470,12 @@ def test_a_killed_process_leaves_no_half_of_a_folder(plain, tmp_path):
         for path in made.iterdir():
             if not path.name.startswith(".fastrack-"):
                 load_folder(path, KEY).verify(KEY)
+
+
+def test_a_folder_is_unsealed_below_folders_that_are_made(tmp_path):
+    key = Key.generate()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "optimizer.pt").write_text("1")
+    fastrack.seal_folder(tmp_path / "run", tmp_path / "sealed", key)
+    fastrack.unseal_folder(tmp_path / "sealed", tmp_path / "new" / "run" / "checkpoint-100", key)
+    assert (tmp_path / "new" / "run" / "checkpoint-100" / "optimizer.pt").read_text() == "1"
