@@ -35,10 +35,13 @@ _PREFIX = 8  # bytes at the start of a safetensors file: the size of the header,
 _HEADER_LIMIT = 100_000_000  # bytes; safetensors refuses to read more
 _BLOCK = 1 << 20
 _PRIVATE = 0o700  # the mode of a folder of plaintext
-# A folder of a model has one of these configurations, and in it or below it weights by the names that libraries give them.
-_CONFIGURATIONS = ("config.json", "adapter_config.json", "model_index.json")
+# The folder of a model has a configuration beside weights of the names that libraries give them; that of a pipeline an
+# index, and weights in the folders below it.
+_CONFIGURATIONS = ("config.json", "adapter_config.json")
+_PIPELINE = "model_index.json"
 _WEIGHTS = re.compile(
-    r"(model|adapter_model|diffusion_pytorch_model|pytorch_model|open_clip_model)([.-].*)?\.(safetensors|bin)", re.DOTALL
+    r"(model|adapter_model|diffusion_pytorch_model|pytorch_model|open_clip_model)([.-].*)?\.(safetensors|bin)",
+    re.DOTALL,
 )
 # Names of configuration, code, documentation and tokenizers, which stay plain in the folder of a model, and there alone.
 _PLAIN = re.compile(
@@ -62,8 +65,8 @@ def seal_folder(
     Files of tensors (``.safetensors``) are sealed tensor by tensor, and all others whole, whatever their suffix. Two
     kinds stay plain, for anyone to read: what `plain` names; and the configuration, code, documentation and tokenizer
     of a model (``.json``, ``.txt``, ``.md``, ``.py``, ``.jinja``, ``.yaml``, and names of tokenizers), in and below a
-    folder with a ``config.json``, ``adapter_config.json`` or ``model_index.json`` and weights, such as
-    ``model.safetensors`` or ``pytorch_model.bin``. An index, ``fastrack.folder``, lists all files and is sealed under
+    folder with a ``config.json`` or ``adapter_config.json`` beside weights, such as ``model.safetensors`` or
+    ``pytorch_model.bin``, or with a ``model_index.json`` above them. An index, ``fastrack.folder``, lists all files and is sealed under
     the same key. So a file of another seal in place of one of these is refused, as is a plain one that was altered.
 
     Parameters
@@ -140,10 +143,10 @@ def seal_folder(
 
 def require_inside(path: Path, folder: Path) -> None:
     """Refuse a link that leads out of a folder: what it leads to was never meant to be sealed with the folder."""
-    if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+    if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(folder.resolve()):
         raise FormatError(
-            f"{str(path)!r:.300}: expected a file of the folder, got a link that leads outside. Put a copy in its place, as "
-            "`cp -rL` does with all links of a folder"
+            f"{str(path)!r:.300}: expected a file of the folder, got a link that leads outside. Put a copy in its "
+            "place, as `cp -rL` does with all links of a folder"
         )
 
 
@@ -159,18 +162,19 @@ def _plain_files(found: Mapping[str, Path], source: Path, patterns: Iterable[str
     root = source.resolve()
     for name, path in found.items():
         # A link is what it leads to as well: it would make readable what is sealed by its own name.
-        names = {name, path.resolve().relative_to(root).as_posix()}
+        names = {name, Path(os.path.realpath(path)).relative_to(root).as_posix()}
         if all(_PLAIN.fullmatch(each.rpartition("/")[2]) and _is_below(each, models) for each in names):
             kept.add(name)
     return kept
 
 
 def _models_in(names: Iterable[str]) -> set[str]:
-    """Return the folders of models: those with a configuration, in or below which weights are."""
+    """Return the folders of models."""
     split = [name.rpartition("/") for name in names]
     weights = {folder for folder, _, last in split if _WEIGHTS.fullmatch(last)}
-    configured = {folder for folder, _, last in split if last in _CONFIGURATIONS}
-    return {folder for folder in configured if any(_is_below(f"{each}/", {folder}) for each in weights)}
+    models = weights & {folder for folder, _, last in split if last in _CONFIGURATIONS}
+    pipelines = {folder for folder, _, last in split if last == _PIPELINE}
+    return models | {folder for folder in pipelines if any(_is_below(f"{each}/", {folder}) for each in weights)}
 
 
 def _is_below(name: str, folders: Iterable[str]) -> bool:
