@@ -43,7 +43,7 @@ _WEIGHTS = re.compile(
     r"(model|adapter_model|diffusion_pytorch_model|pytorch_model|open_clip_model)([.-].*)?\.(safetensors|bin)",
     re.DOTALL,
 )
-# Names of configuration, code, documentation and tokenizers, which stay plain in the folder of a model, and there alone.
+# Names of configuration, code, documentation and tokenizers, which stay plain in the folder of a model alone.
 _PLAIN = re.compile(
     r".*\.(json|txt|md|py|jinja|ya?ml|tiktoken|spm|bpe)|(.*tokenizer.*|spiece|sentencepiece.*)\.model|"
     r"licen[cs]e|notice|readme",
@@ -63,11 +63,13 @@ def seal_folder(
     """Seal a folder, such as that of a model, into a new folder with files of the same names.
 
     Files of tensors (``.safetensors``) are sealed tensor by tensor, and all others whole, whatever their suffix. Two
-    kinds stay plain, for anyone to read: what `plain` names; and the configuration, code, documentation and tokenizer
-    of a model (``.json``, ``.txt``, ``.md``, ``.py``, ``.jinja``, ``.yaml``, and names of tokenizers), in and below a
-    folder with a ``config.json`` or ``adapter_config.json`` beside weights, such as ``model.safetensors`` or
-    ``pytorch_model.bin``, or with a ``model_index.json`` above them. An index, ``fastrack.folder``, lists all files and is sealed under
-    the same key. So a file of another seal in place of one of these is refused, as is a plain one that was altered.
+    kinds stay plain, for anyone to read: what `plain` names; and configuration, code, documentation and tokenizers of a
+    model (``.json``, ``.txt``, ``.md``, ``.py``, ``.jinja``, ``.yaml``, and names of tokenizers). These are in or below
+    a folder that has a ``config.json`` or ``adapter_config.json`` beside weights, such as ``model.safetensors`` or
+    ``pytorch_model.bin``, or a ``model_index.json`` above them.
+
+    An index, ``fastrack.folder``, lists all files and is sealed under the same key. So a file of another seal in place
+    of one of these is refused, as is a plain one that was altered.
 
     Parameters
     ----------

@@ -71,15 +71,7 @@ def new_file(
     `FileExistsError` is raised. A key, an anchor or grants are always kept, unless `succeeds` says of their content
     that the new file is the next version of it.
     """
-    require_local(path)
-    if path.is_dir():
-        message = "expected the path of a file, got a directory; name a file in it"
-        raise IsADirectoryError(errno.EISDIR, message, str(path))
-    path = path if _HELD.fullmatch(str(path.parent)) else path.parent.resolve() / path.name
-    if overwrite:
-        path = _follow(path)
-    elif os.path.lexists(path):
-        raise _exists(path)
+    path = _resolve(path, overwrite=overwrite)
     kept = _mode_to_keep(path)
     require_replaceable(path, succeeds)
     try:
@@ -108,6 +100,20 @@ def new_file(
             raise OSError(error.errno, advice, str(path)) from error
         raise
     sync_directory(path.parent)
+
+
+def _resolve(path: Path, *, overwrite: bool) -> Path:
+    """Return the path of a new file without links, or refuse it."""
+    require_local(path)
+    if path.is_dir():
+        message = "expected the path of a file, got a directory; name a file in it"
+        raise IsADirectoryError(errno.EISDIR, message, str(path))
+    path = path if _HELD.fullmatch(str(path.parent)) else path.parent.resolve() / path.name
+    if overwrite:
+        return _follow(path)
+    if os.path.lexists(path):
+        raise _exists(path)
+    return path
 
 
 def require_replaceable(path: Path, succeeds: Callable[[bytes], bool] | None = None) -> None:
@@ -145,14 +151,14 @@ def new_folder(path: Path, *, mode: int = 0o777) -> Iterator[Path]:
     with contextlib.ExitStack() as stack:
         with _errors_of(path):
             parent = _open_folder(path.parent, None, stack)
-            os.mkdir(name, mode, dir_fd=parent)  # noqa: PTH102 - in the folder that is held
+            os.mkdir(name, mode, dir_fd=parent)
         descriptor = None
         try:
             with _errors_of(path):
                 descriptor = _open_folder(name, parent, stack)
             status = os.fstat(descriptor)
             if status.st_uid != os.geteuid() or os.listdir(descriptor):  # noqa: PTH208 - of the folder that is held
-                raise _was_exchanged(path)
+                raise _was_exchanged(path)  # noqa: TRY301 - nothing is left of it below
             os.fchmod(descriptor, 0o700)
             held = Path(_DESCRIPTORS, str(descriptor)) if _HAS_DESCRIPTORS else path.parent / name
             with _name_in_errors(held, path):
@@ -165,7 +171,7 @@ def new_folder(path: Path, *, mode: int = 0o777) -> Iterator[Path]:
             if descriptor is not None:  # of the folder that is held, by whatever name
                 shutil.rmtree(".", ignore_errors=True, dir_fd=descriptor)
             with contextlib.suppress(OSError):
-                os.rmdir(name, dir_fd=parent)  # noqa: PTH106 - in the folder that is held
+                os.rmdir(name, dir_fd=parent)
             raise
         sync_directory(path.parent)
 
@@ -185,7 +191,7 @@ def _rename_folder(name: str, parent: int, held: os.stat_result, path: Path) -> 
     if os.path.lexists(path):
         raise _exists(path)
     try:
-        os.rename(name, path.name, src_dir_fd=parent, dst_dir_fd=parent)  # noqa: PTH104 - in the folder that is held
+        os.rename(name, path.name, src_dir_fd=parent, dst_dir_fd=parent)
     except OSError as error:
         if error.errno in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
             raise _exists(path) from None

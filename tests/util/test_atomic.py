@@ -303,9 +303,13 @@ def test_no_key_anchor_or_grants_is_ever_replaced(irreplaceable):
 
 @pytest.mark.usefixtures("system")
 def test_a_key_that_appears_meanwhile_is_not_replaced(tmp_path, irreplaceable):
-    with pytest.raises(FileExistsError, match="holds a key"), new_file(tmp_path / "file") as file:
-        file.write(b"new")
-        (irreplaceable / "key").rename(tmp_path / "file")
+    def write_late():
+        with new_file(tmp_path / "file") as file:
+            file.write(b"new")
+            (irreplaceable / "key").rename(tmp_path / "file")
+
+    with pytest.raises(FileExistsError, match="holds a key"):
+        write_late()
     assert (tmp_path / "file").read_bytes().startswith(b"# fastrack key")
     assert not list(tmp_path.glob(".fastrack-*"))
 
@@ -344,15 +348,20 @@ def test_grants_follow_those_of_the_same_key_alone(tmp_path):
 
 def test_a_folder_is_written_by_what_it_is_and_not_by_its_name(tmp_path):
     (tmp_path / "victim").mkdir(mode=0o700)
-    with pytest.raises(PermissionError, match="another in its place"), new_folder(tmp_path / "out") as folder:
-        (part,) = tmp_path.glob(".fastrack-*")
-        part.rename(tmp_path / "moved")
-        part.symlink_to("victim")
-        with new_file(folder / "file") as file:
-            file.write(b"plaintext")
-        (folder / "more").mkdir()
-        with new_file(folder / "more" / "file") as file:
-            file.write(b"plaintext")
+
+    def write_files():
+        with new_folder(tmp_path / "out") as folder:
+            (part,) = tmp_path.glob(".fastrack-*")
+            part.rename(tmp_path / "moved")
+            part.symlink_to("victim")
+            (folder / "more").mkdir()
+            for path in (folder / "file", folder / "more" / "file"):
+                with new_file(path) as file:
+                    file.write(b"plaintext")
+            assert len(list((tmp_path / "moved").rglob("file"))) == 2
+
+    with pytest.raises(PermissionError, match="another in its place"):
+        write_files()
     assert list((tmp_path / "victim").iterdir()) == []
     assert mode_of(tmp_path / "victim") == 0o700
     assert list((tmp_path / "moved").iterdir()) == []
