@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, Self
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import typer
 from rich.console import Console
@@ -56,6 +56,10 @@ def seal(
     drop_metadata: Annotated[
         bool, typer.Option("--drop-metadata", help="Leave out the metadata of SOURCE, which is stored unencrypted.")
     ] = False,
+    form: Annotated[
+        Literal["npy", "safetensors"] | None,
+        typer.Option("--format", help="Seal the tensors of standard input in this format. If absent, its bytes."),
+    ] = None,
     to: To = None,
     sign: Sign = None,
     recursive: Recursive = False,
@@ -73,8 +77,10 @@ def seal(
     require_one_stream(*sources, key)
     if to and key is not None:
         raise typer.BadParameter("expected --key or --to, got both; `fastrack grant` grants a key", param_hint="--to")
-    options = _Options(plain or [], name, drop_metadata, force)
+    options = _Options(plain or [], name, drop_metadata, force, form)
     source = sources[0]
+    if form is not None and not is_stream(source):
+        raise typer.BadParameter("expected - as SOURCE; of a file its suffix tells", param_hint="--format")
     is_folder = source.is_dir() and not recursive
     is_one = many.is_one(sources, recursive=recursive)
     if not is_one or (target.is_dir() and not is_folder):
@@ -115,6 +121,7 @@ class _Options:
     name: str | None
     drop_metadata: bool
     force: bool
+    form: Literal["npy", "safetensors"] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +265,7 @@ def _seal(
                 metadata={} if options.drop_metadata else None,
                 overwrite=options.force,
                 progress=advance,
+                form=options.form,
             )
     except TypeError as error:  # an error of the data, such as an array of text
         raise FormatError(f"{source}: {error}") from None
