@@ -38,7 +38,7 @@ COMMANDS = {
     "publish": "publish sealed.safetensors --sign owner.signer -o TARGET",
     "anchor": "anchor TARGET --owner owner.signer.pub",
     "grant": "grant owner.key --to reader.pub --sign owner.signer -o TARGET",
-    "grant, changed": f"grant owner.grants --to second.pub --sign owner.signer --key owner.key -o TARGET",
+    "grant, changed": "grant owner.grants --to second.pub --sign owner.signer --key owner.key -o TARGET",
     "bench": "bench --size 0.01 --repeat 1 --json TARGET",
 }
 AGAIN = {"import, resumed", "publish", "grant, changed", "bench", "seal file by file", "seal a glob"}
