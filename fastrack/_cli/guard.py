@@ -68,6 +68,7 @@ def _take_paths(command: Callable[..., None]) -> None:
     """Have a command refuse empty paths, and tell that a file cannot be read itself: Typer takes that for bad usage."""
     for annotation in command.__annotations__.values():
         for parameter in getattr(annotation, "__metadata__", ()):
+            parameter.readable = False
             kinds = get_args(annotation)[:1] + get_args(get_args(annotation)[0])
             if Path in kinds:
                 parameter.parser = path

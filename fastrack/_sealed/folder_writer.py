@@ -39,10 +39,10 @@ _PRIVATE = 0o700  # the mode of a folder of plaintext
 # index, and weights in the folders below it.
 _CONFIGURATIONS = ("config.json", "adapter_config.json")
 _PIPELINE = "model_index.json"
-_WEIGHTS = re.compile(
-    r"(model|adapter_model|diffusion_pytorch_model|pytorch_model|open_clip_model)([.-].*)?\.(safetensors|bin)",
-    re.DOTALL,
-)
+_STEMS = r"(model|adapter_model|diffusion_pytorch_model|pytorch_model|open_clip_model)"
+_WEIGHTS = re.compile(rf"{_STEMS}([.-].*)?\.(safetensors|bin)", re.DOTALL)
+# The index of shards says no more than they do by themselves, and stays plain beside them in any folder.
+_SHARDS = re.compile(rf"{_STEMS}\.(safetensors|bin)\.index(\.[^.]+)?\.json")
 # Names of configuration, code, documentation and tokenizers, which stay plain in the folder of a model alone.
 _PLAIN = re.compile(
     r".*\.(json|txt|md|py|jinja|ya?ml|tiktoken|spm|bpe)|(.*tokenizer.*|spiece|sentencepiece.*)\.model|"
@@ -66,7 +66,7 @@ def seal_folder(
     kinds stay plain, for anyone to read: what `plain` names; and configuration, code, documentation and tokenizers of a
     model (``.json``, ``.txt``, ``.md``, ``.py``, ``.jinja``, ``.yaml``, and names of tokenizers). These are in or below
     a folder that has a ``config.json`` or ``adapter_config.json`` beside weights, such as ``model.safetensors`` or
-    ``pytorch_model.bin``, or a ``model_index.json`` above them.
+    ``pytorch_model.bin``, or a ``model_index.json`` above them. The index of shards stays plain beside them anywhere.
 
     An index, ``fastrack.folder``, lists all files and is sealed under the same key. So a file of another seal in place
     of one of these is refused, as is a plain one that was altered.
@@ -160,23 +160,31 @@ def _plain_files(found: Mapping[str, Path], source: Path, patterns: Iterable[str
         if not matches:
             raise ValueError(f"plain=: expected a file of {source} or a glob of some, got {pattern!r:.200}. Correct it")
         kept |= matches
-    models = _models_in(found)
+    weights, models = _models_in(found)
     root = source.resolve()
     for name, path in found.items():
         # A link is what it leads to as well: it would make readable what is sealed by its own name.
         names = {name, Path(os.path.realpath(path)).relative_to(root).as_posix()}
-        if all(_PLAIN.fullmatch(each.rpartition("/")[2]) and _is_below(each, models) for each in names):
+        if all(_is_plain(each, weights, models) for each in names):
             kept.add(name)
     return kept
 
 
-def _models_in(names: Iterable[str]) -> set[str]:
-    """Return the folders of models."""
+def _is_plain(name: str, weights: set[str], models: set[str]) -> bool:
+    folder, _, last = name.rpartition("/")
+    if _SHARDS.fullmatch(last) and folder in weights:
+        return True
+    return _PLAIN.fullmatch(last) is not None and _is_below(name, models)
+
+
+def _models_in(names: Iterable[str]) -> tuple[set[str], set[str]]:
+    """Return the folders of weights, and those of models."""
     split = [name.rpartition("/") for name in names]
     weights = {folder for folder, _, last in split if _WEIGHTS.fullmatch(last)}
     models = weights & {folder for folder, _, last in split if last in _CONFIGURATIONS}
     pipelines = {folder for folder, _, last in split if last == _PIPELINE}
-    return models | {folder for folder in pipelines if any(_is_below(f"{each}/", {folder}) for each in weights)}
+    pipelines = {folder for folder in pipelines if any(_is_below(f"{each}/", {folder}) for each in weights)}
+    return weights, models | pipelines
 
 
 def _is_below(name: str, folders: Iterable[str]) -> bool:

@@ -453,6 +453,10 @@ def test_only_the_folder_of_a_model_keeps_files_readable(tmp_path, model):
     assert readable(configuration, *patients) == []
     assert readable(configuration, "scans.safetensors", "x.bin", *patients) == []
     assert readable(weights, *patients) == []
+    assert readable("model-1.safetensors", "model.safetensors.index.json", *patients) == [
+        "model.safetensors.index.json"
+    ]
+    assert readable("a.safetensors", "model.safetensors.index.json", "a.index.json") == []
     assert readable(configuration, weights, "notes.txt") == [configuration, "notes.txt"]
     inner = [f"sub/{configuration}", f"sub/{weights}", "sub/vocab.txt"]
     assert readable(*inner, *patients) == [inner[0], inner[2]]
