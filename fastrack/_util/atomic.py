@@ -185,7 +185,10 @@ def _open_folder(path: Path | str, parent: int | None, stack: contextlib.ExitSta
 
 def _rename_folder(name: str, parent: int, held: os.stat_result, path: Path) -> None:
     """Give a folder its name if it is the one that is held. A rename replaces an empty folder: that is refused, too."""
-    found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    try:
+        found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        raise _was_exchanged(path) from None
     if (found.st_dev, found.st_ino) != (held.st_dev, held.st_ino):
         raise _was_exchanged(path)
     if os.path.lexists(path):
