@@ -90,6 +90,7 @@ def test_a_command_whose_output_is_closed_does_nothing(folder, closed):
         assert sorted(folder.iterdir()) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", ["0<&-", "2>&-", "0<&- 2>&-"])
 @pytest.mark.usefixtures("folder")
 def test_what_is_closed_besides_does_no_harm(closed):
@@ -104,6 +105,7 @@ def test_what_is_closed_besides_does_no_harm(closed):
     assert run("verify", "nope", "-k", "owner.key").returncode == 1
 
 
+@pytest.mark.slow
 def test_a_file_goes_there_and_back(folder):
     (folder / "notes.txt").write_bytes(b"not for everyone" * 5000)
     environment = {**os.environ, "FASTRACK_KEY_FILE": "owner.key"}
