@@ -24,6 +24,7 @@ from fastrack._cli.files import (
 from fastrack._cli.folder import is_sealed_folder, refuse_options, unseal_one_folder
 from fastrack._cli.options import AnchorFile, Expect, FileId, Force, JsonLines, KeyFiles, Out, Quiet, Recursive
 from fastrack._cli.streams import is_stream, open_sealed, refuse_with_output, require_one_stream, standard_output
+from fastrack._util.atomic import made_parents
 from fastrack._util.locations import require_local
 from fastrack._util.units import format_size
 from fastrack.errors import FormatError
@@ -168,7 +169,7 @@ def _unseal_each(
     options = replace(options, anchor=anchor)
     selection = many.select(paths, recursive=recursive, suffix=many.SUFFIX, target=target, anchor=anchor)
     many.require_distinct(selection)
-    many.make_folder(target)
+    many.check_folder(target)
     load_engine("open")
 
     def work(source: many.Source, progress: Callable[[int], None]) -> Report:
@@ -212,11 +213,13 @@ def _unseal(
             target = _plain_path(target, file)
             if target.exists() and target.samefile(source):
                 raise FormatError(f"{source}: expected another folder than its own, where plaintext would replace it")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            check_target(target, force=options.force)
         start = time.perf_counter()
-        with progress_bar("unsealing", total) if progress is None else nullcontext(progress) as advance:
+        with (
+            progress_bar("unsealing", total) if progress is None else nullcontext(progress) as advance,
+            made_parents(target) if progress is not None and isinstance(target, Path) else nullcontext(),
+        ):
             if isinstance(target, Path):
+                check_target(target, force=options.force)
                 unseal_file(file, target, ring, names=names, plain=plain, overwrite=options.force, progress=advance)
             else:
                 unseal_to_stream(file, target, ring, names=names, plain=plain, progress=advance)

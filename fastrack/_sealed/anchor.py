@@ -254,7 +254,7 @@ class Anchor:
                 stored = self._reread()
                 if stored.version <= state.version:
                     stored.require_before(manifest, self.path, self.path)
-                    with new_file(self.path) as file:
+                    with new_file(self.path, succeeds=lambda old: _State.parse(old, self.path) == stored) as file:
                         file.write(state.encode())
         self._state = state
 

@@ -145,7 +145,7 @@ class SealedFolder:
     >>> with open("model/vocab.txt", "w") as file:
     ...     _ = file.write("a b c")
     >>> key = fastrack.Key.generate()
-    >>> fastrack.seal_folder("model", "sealed", key)
+    >>> fastrack.seal_folder("model", "sealed", key, plain=["vocab.txt"])
     >>> folder = fastrack.load_folder("sealed", key)
     >>> folder.read("vocab.txt")
     b'a b c'

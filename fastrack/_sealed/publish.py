@@ -13,6 +13,7 @@ from fastrack._sealed.entries import Entry, PlainEntry, SealedEntry
 from fastrack._sealed.manifest import HISTORY_LIMIT, Manifest, is_name, load_manifest, sign_manifest
 from fastrack._sealed.reader import SealedFile
 from fastrack._util.atomic import new_file
+from fastrack._util.locations import locate_local
 from fastrack._util.public import public
 from fastrack.errors import FormatError, RollbackError
 
@@ -79,10 +80,10 @@ def publish(
     >>> manifest.version
     2
     """
-    given = [Path(path) for path in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)]
+    given = [locate_local(path) for path in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)]
     if not given or (manifest is None and len(given) != 1):
         raise ValueError(f"publishing failed: expected one path, or manifest=, got {len(given)} paths")
-    target = manifest_path(given[0]) if manifest is None else Path(manifest)
+    target = manifest_path(given[0]) if manifest is None else locate_local(manifest)
     anchored = None if anchor is None else Anchor.resolve(anchor)
     previous = _previous(target, signer, anchored)
     files = {name: describe(path, digests=digests) for name, path in sorted(_members(given, target).items())}

@@ -28,7 +28,7 @@ from fastrack._training.checkpoint import save_checkpoint
 from fastrack._training.state import encode_state
 from fastrack._transfer.api import seal_message
 from fastrack._util.locations import locate_local
-from fastrack.distributed._description import NAME, Shard, describe, shard_file, shard_files
+from fastrack.distributed._description import NAME, Shard, describe, own_files, shard_file
 
 VALUES = "values"
 """The message of all values of a process that are no tensors: the skeleton of a dict. Its arrays have numbers."""
@@ -127,7 +127,7 @@ class SealedWriter(StorageWriter):
         shards = {result.index: result.storage_data for of_process in results for result in of_process}
         save_checkpoint(self._path / NAME, describe(metadata, shards, key.id), key=key)
         kept = {shard_file(self._path, shard.file_id) for shard in shards.values()}
-        for path in shard_files(self._path):
+        for path in own_files(self._path, key.id):
             if path not in kept:
                 with suppress(OSError):  # the checkpoint is complete without that
                     path.unlink()

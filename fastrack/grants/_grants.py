@@ -325,15 +325,23 @@ class Grants:
         return cls(**_parse(payload, source), envelope=content)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file, atomically. It replaces an existing one.
+        """Write the file, atomically. It replaces earlier grants of the same key, and no other key, grants or anchor.
 
         Raises
         ------
         OSError
             If it cannot be written.
         """
-        with new_file(Path(path)) as file:
+        with new_file(Path(path), succeeds=self._is_of_key) as file:
             file.write(self.envelope)
+
+    def _is_of_key(self, content: bytes) -> bool:
+        """Return True for other grants of this key."""
+        try:
+            payload = read_unverified_payload(content)
+            return bool(_parse(payload, "the grants")["key_id"] == self.key_id)
+        except FormatError:
+            return False
 
     def unlock(
         self, identity: Identity | None = None, *, passphrase: str | None = None, now: datetime | None = None
